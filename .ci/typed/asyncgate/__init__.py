@@ -1,0 +1,1 @@
+../../../asyncgate.py

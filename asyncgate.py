@@ -1,0 +1,2374 @@
+"""AsyncGate: a durable task gate for agents that forget.
+
+Hand over work, any worker leases it, nothing is lost when either side dies, and one call tells a principal what it is
+owed, with the proof.  This file is the gate; read it from top to bottom.  What can be swapped lives beside it:
+
+    backends/       databases, and the server program         the gate finds one by name and never imports it statically
+    clients/        programs that reach the gate over the wire
+    conformance/    the suite that every backend must pass
+
+A request walks down this page:
+
+    bytes           REST route or command line: one Operation, found by path or by name          REST, COMMAND LINE
+    caller          the credential says which tenant, principal, role and scopes                 IDENTITY
+    ask             msgspec decodes the body into the operation's request Struct                 VOCABULARY
+    admit           role, scope, ownership                                                       ENGINE
+    batch           a write joins the tenant's next batch, a read goes straight to the backend   BATCHES
+    decide          in one transaction: rows loaded, every operation decided in plain Python     ENGINE, LAW, WORK
+    save            all changes and receipts written in bulk, one commit                         backends/
+    after commit    waiting claims wake, waiting readers learn the outcome                       ENGINE
+    reply           a Struct, then bytes
+
+What holds at every moment (the conformance suite checks each; `asyncgate verify` checks a stored gate):
+
+    I1   an acknowledged task is never lost              I7   a terminal status never changes
+    I2   a task has at most one live lease               I8   each step of a task wrote exactly its receipts (EMISSION)
+    I3   fences rise by one with every lease             I9   open obligations = created - discharged
+    I4   only the holder of the live lease moves a task  I10  one task per (tenant, creator, idempotency key)
+    I5   an expired lease can do nothing                 I11  no tenant sees a byte of another
+    I6   attempts rise on failure only, never on expiry  I12  a reader that follows a cursor sees each receipt once
+
+Rules are pure: a write method of the Engine never awaits, never sees SQL and never reads a clock.  A backend knows no
+rule: it loads, locks, saves.  So each rule is written once and means the same on every database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import hmac
+import inspect
+import logging
+import os
+import sys
+import time
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from functools import cached_property, lru_cache, partial, wraps
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, get_type_hints
+
+import click
+import msgspec
+from msgspec import UNSET, Raw, Struct
+from msgspec.structs import replace
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+if "__path__" not in globals():  # a bare checkout: its folders are this module's parts, as they are in the wheel
+    __path__ = [os.path.dirname(os.path.abspath(__file__))]
+
+from asyncgate.parts.errors import *
+from asyncgate.parts.http import *
+from asyncgate.parts.ids import Ids as Ids
+from asyncgate.parts.settings import *
+from asyncgate.parts.views import *
+from asyncgate.parts.wire import *
+
+if TYPE_CHECKING:
+    from asyncgate.backends import Backend
+
+__version__ = "0.1.0"
+
+log = logging.getLogger("asyncgate")
+
+
+# VOCABULARY ###########################################################################################################
+
+# Stored Structs hold scalars in column order, so `Task(*row)` loads and `astuple(task)` saves on any database.  Times
+# are Unix seconds inside and RFC 3339 outside; JSON that the gate does not read stays the text it came as.
+
+
+class Caller(Struct, frozen=True):
+    """Who asks, as the credential says; `bound` when it names the principal, else the request may."""
+
+    tenant_id: str
+    principal: Principal
+    role: Role
+    scopes: frozenset[str]
+    bound: bool = True
+
+
+class Task(Struct, frozen=True):
+    """One piece of work, from its creation to its end."""
+
+    task_id: str
+    lane: int
+    type: str
+    payload: str
+    payload_pointer: str | None
+    requirements: str
+    terms: str                          # the rest of the contract, a Terms as JSON
+    owner_kind: str
+    owner_id: str
+    principal_ai: str
+    priority: int
+    max_attempts: int
+    retry_backoff_seconds: int
+    max_expiries: int
+    created_at: float
+    duty: str                           # the task.assigned receipt that the end of the task discharges
+    idempotency_key: str | None
+    fingerprint: str | None             # of the request that carried the key
+    asyncgate_instance: str             # from here on: what may change
+    updated_at: float
+    status: Status = "queued"
+    attempt: int = 0
+    fence: int = 0
+    expiries: int = 0
+    owed: bool = True                   # the duty is not discharged yet
+    held: str | None = None             # why a queued task is not offered
+    lost_to: str = "[]"                 # workers whose lease ran out, for the anomaly of a held task
+    next_eligible_at: float | None = None
+    deadline_at: float | None = None    # until it has been reported
+    started_at: float | None = None
+    completed_at: float | None = None
+    outcome: str | None = None          # the result or the error, as JSON
+    artifacts: str | None = None
+
+    @property
+    def owner(self) -> Principal:
+        """Return the principal that the task belongs to, for ever (H.1)."""
+        return Principal(self.owner_kind, self.owner_id)
+
+
+class Lease(Struct, frozen=True):
+    """The latest claim on a task; it stays after its end, so that replays and latecomers get a true answer."""
+
+    task_id: str
+    lease_id: str
+    worker_kind: str
+    worker_id: str
+    worker_instance: str | None
+    fence: int
+    acquired_at: float
+    expires_at: float
+    renewals: int
+    accepted: str                       # the task.accepted receipt
+    claim_id: str | None = None
+    ending: str = "live"                # or completed, failed, expired, released, canceled
+
+    @property
+    def worker(self) -> Principal:
+        """Return the principal that holds or held the lease."""
+        return Principal(self.worker_kind, self.worker_id, self.worker_instance)
+
+
+class Progress(Struct, frozen=True):
+    """The last progress of a task; the next worker is handed it as a checkpoint."""
+
+    task_id: str
+    progress: str
+    sequence: int
+    fence: int
+    updated_at: float
+
+
+class Receipt(Struct, frozen=True):
+    """One fact, never changed."""
+
+    receipt_id: str
+    receipt_key: str
+    receipt_type: str
+    created_at: float
+    from_kind: str
+    from_id: str
+    to_kind: str
+    to_id: str
+    task_id: str                        # empty when it belongs to no task
+    lease_id: str | None
+    schedule_id: str | None
+    asyncgate_instance: str
+    hash: str
+    body: str
+    parents: tuple[str, ...] = ()
+    delivered_at: float | None = None   # telemetry, kept elsewhere
+
+    @property
+    def sender(self) -> Principal:
+        """Return who states the fact."""
+        return Principal(self.from_kind, self.from_id)
+
+    @property
+    def to(self) -> Principal:
+        """Return whose inbox it lies in."""
+        return Principal(self.to_kind, self.to_id)
+
+
+class Event(Struct, frozen=True):
+    """Something that happened to a task and is no contract, so has no receipt (spec 3)."""
+
+    event_id: str
+    task_id: str
+    event_type: str
+    payload: str
+    created_at: float
+
+
+class Schedule(Struct, frozen=True):
+    """What a scheduler last said of one of its schedules."""
+
+    schedule_id: str
+    owner_kind: str
+    owner_id: str
+    scheduler_kind: str
+    scheduler_id: str
+    created: str                        # the schedule.created receipt
+    enabled: bool = False
+    next_run_at: float | None = None
+    interval_seconds: float | None = None
+    late_at: float | None = None        # when its silence becomes an anomaly, until that is reported
+
+    @property
+    def scheduler(self) -> Principal:
+        """Return who runs it."""
+        return Principal(self.scheduler_kind, self.scheduler_id)
+
+
+class Presence(Struct, frozen=True):
+    """Since when, and in how many sessions, a principal has been talking to the gate."""
+
+    kind: str
+    id: str
+    instance_id: str | None
+    first_seen_at: float
+    last_seen_at: float
+    sessions: int
+
+
+class Obligation(Struct, frozen=True):
+    """An open obligation: the index entry beside the receipt that opened it."""
+
+    receipt_id: str
+    to_kind: str
+    to_id: str
+
+
+class Needs(Struct):
+    """What a batch wants loaded and locked; each ask adds its own before the transaction begins."""
+
+    tasks: set[str] = set()                            # with lease and progress
+    leases: set[str] = set()                           # live lease ids, whose tasks are meant
+    keys: set[tuple[str, str, str]] = set()            # creator kind and id, idempotency key
+    repeats: set[tuple[str, str, str]] = set()         # worker kind and id, claim_id
+    claims: list[LeaseNext] = []
+    receipts: set[str] = set()                         # with their children
+    schedules: set[str] = set()
+    presences: set[tuple[str, str]] = set()
+
+
+class TaskFilter(Struct, frozen=True):
+    """Which tasks a list shows, newest first."""
+
+    owner: Principal | None
+    status: str | None
+    type: str | None
+    before: str | None          # a task_id
+    limit: int
+
+
+class ReceiptFilter(Struct, frozen=True):
+    """Which receipts a list shows, oldest first."""
+
+    to: Principal | None
+    task_id: str | None
+    receipt_type: str | None
+    after: str | None           # a receipt_id
+    limit: int
+
+
+class Sweep(Ask, kw_only=True):
+    """Upkeep's own request: look after these tasks and schedules."""
+
+    tasks: list[str] = []
+    schedules: list[str] = []
+
+
+class Seen(Ask, kw_only=True):
+    """Upkeep's own request: these principals have been here."""
+
+    sightings: list[tuple[Principal, float, float]] = []
+
+
+class Delivered(Ask, kw_only=True):
+    """The gate's own request: these receipts have been handed over."""
+
+    receipts: list[str] = []
+
+
+# LAW ##################################################################################################################
+
+
+class Step(Struct, frozen=True):
+    """One edge of the state machine (spec 5)."""
+
+    name: str
+    since: frozenset[str]
+    to: Status
+
+
+QUEUED, ACTIVE, TERMINAL = frozenset({"queued"}), frozenset({"leased", "running"}), frozenset(
+    {"succeeded", "failed", "canceled"})
+
+CLAIM = Step("claim", QUEUED, "leased")
+START = Step("start", ACTIVE, "running")
+SUCCEED = Step("succeed", ACTIVE, "succeeded")
+FAIL = Step("fail", ACTIVE, "failed")
+RETRY = Step("retry", ACTIVE, "queued")             # PH.4: costs an attempt
+EXPIRE = Step("expire", ACTIVE, "queued")           # PH.4: costs none
+CANCEL = Step("cancel", QUEUED | ACTIVE, "canceled")
+STEPS = (CLAIM, START, SUCCEED, FAIL, RETRY, EXPIRE, CANCEL)
+
+
+class Contract(Struct, frozen=True):
+    """One type of receipt: who states it to whom, and which receipt it answers."""
+
+    type: str
+    sender: Literal["owner", "worker", "caller", "asyncgate"]
+    to: Literal["owner", "asyncgate"]
+    answers: Literal["nothing", "duty", "accepted", "given"]
+    fresh: bool = True       # H.3: only one per task, sender and lease; other types are told apart by parents and mark
+
+
+ASSIGNED = Contract("task.assigned", "owner", "owner", "nothing")
+ACCEPTED = Contract("task.accepted", "worker", "asyncgate", "duty", fresh=False)
+PROGRESSED = Contract("task.progress", "worker", "asyncgate", "accepted")
+COMPLETED = Contract("task.completed", "worker", "asyncgate", "duty", fresh=False)
+FAILED = Contract("task.failed", "worker", "asyncgate", "duty", fresh=False)
+REQUEUED = Contract("task.failed", "worker", "asyncgate", "accepted", fresh=False)
+CANCELED = Contract("task.canceled", "caller", "asyncgate", "duty")
+RESULT_READY = Contract("task.result_ready", "asyncgate", "owner", "given")
+EXPIRED = Contract("lease.expired", "asyncgate", "owner", "accepted")
+ANOMALY = Contract("system.anomaly", "asyncgate", "owner", "given")
+ACKNOWLEDGED = Contract("receipt.acknowledged", "caller", "asyncgate", "given")
+SCHEDULED = Contract("schedule.created", "caller", "owner", "given")
+UNSCHEDULED = Contract("schedule.deleted", "caller", "owner", "given")
+
+# What a step writes; every terminal one is followed by RESULT_READY.
+EMISSION = {"create": ASSIGNED, CLAIM.name: ACCEPTED, SUCCEED.name: COMPLETED, FAIL.name: FAILED, RETRY.name: REQUEUED,
+            EXPIRE.name: EXPIRED, CANCEL.name: CANCELED}
+
+# Which receipts open an obligation, and which discharge it (PH.1.3).
+TERMINATES = {
+    "task.assigned": frozenset({"task.completed", "task.failed", "task.canceled"}),
+    "schedule.created": frozenset({"schedule.deleted"}),
+}
+DISCHARGING = frozenset().union(*TERMINATES.values())
+
+SCOPES = frozenset({"tasks:read", "tasks:write", "tasks:lease", "receipts:read", "receipts:ack",
+                    "admin:read", "admin:write"})
+SCHEMA_VERSION = "1"            # of receipt bodies (spec 19.9)
+STUCK_EXPIRIES = 3              # H.7.2: more requeues than this are an anomaly
+STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
+
+canonical = msgspec.json.Encoder(order="deterministic").encode
+encode = msgspec.json.Encoder().encode
+_any = msgspec.json.Decoder().decode
+_requirements = msgspec.json.Decoder(Requirements | None).decode
+
+
+def sha256(*parts: Any) -> str:
+    """Hash the canonical JSON of `parts`."""
+    return hashlib.sha256(canonical(parts)).hexdigest()
+
+
+def receipt_key(contract: Contract, task_id: str, sender: Principal, lease_id: str | None, parents: tuple[str, ...],
+                mark: str) -> str:
+    """Identify a logical receipt, so that its repetition writes nothing (H.3; DESIGN 6.3 for the other types)."""
+    told_apart = (parents, mark) if contract.fresh else (mark,)
+    return sha256(contract.type, task_id, sender.kind, sender.id, lease_id, told_apart)
+
+
+def receipt_hash(type: str, sender: Principal, to: Principal, task_id: str, lease_id: str | None,
+                 schedule_id: str | None, parents: tuple[str, ...], body: bytes) -> str:
+    """Hash what a receipt says, leaving out its id, its times, and which gate wrote it (Clarification B)."""
+    ends = [(end.kind, None if end.kind == "asyncgate" else end.id) for end in (sender, to)]
+    return sha256(type, *ends, task_id, lease_id, schedule_id, parents, Raw(body))
+
+
+@lru_cache(4096)
+def lane_of(type: str, capabilities: frozenset[str]) -> int:
+    """Number a (type, capability set) pair alike in every process, so that no database hands numbers out."""
+    digest = hashlib.sha256(canonical((type, sorted(capabilities)))).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def matches(type: str, needed: frozenset[str], ask: LeaseNext) -> bool:
+    """Whether a worker may be offered such a task: needed capabilities are a subset of its own (spec 7)."""
+    return (not ask.accept_types or type in ask.accept_types) and needed <= (ask.capabilities or frozenset())
+
+
+def backoff(base: int, attempt: int, limit: int) -> float:
+    """Seconds that a task waits after its failed attempt number `attempt`: base, 2·base, 4·base, … up to `limit`."""
+    return float(min(base * 2 ** min(attempt - 1, 64), limit))
+
+
+def jitter(lease_id: str, spread: float) -> float:
+    """Spread the requeueing of leases that expire together; derived from the id, so that rules stay pure."""
+    return hashlib.sha256(lease_id.encode()).digest()[0] / 256 * spread
+
+
+def pointers(artifacts: Any) -> list[Any]:
+    """Read artifacts as peers send them: a list, {"pointers": [...]}, one object, or nothing."""
+    if isinstance(artifacts, Mapping):
+        inner = artifacts.get("pointers", [artifacts] if artifacts else [])
+        artifacts = inner if isinstance(inner, list) else [inner]
+    if artifacts is None:
+        return []
+    if not isinstance(artifacts, list):
+        raise InvalidRequest("artifacts must be a list, an object or null")
+    return artifacts
+
+
+def alive(lease: Lease | None, now: float, grace: float) -> bool:
+    """Whether a lease still protects its task; it ends at its time, whether or not the sweep has seen it."""
+    return lease is not None and lease.ending == "live" and lease.expires_at + grace > now
+
+
+ENDINGS = {"completed": "completed", "failed": "completed", "canceled": "canceled"}
+
+
+def lost(lease: Lease | None, holder: Principal, ask: Held, now: float, grace: float) -> str | None:
+    """Say why `holder` does not hold the latest lease of a task, or None if it does."""
+    if lease is None:
+        return "unknown"
+    if lease.lease_id != ask.lease_id or ask.fence not in (None, lease.fence):
+        return "superseded" if lease.fence > (ask.fence or 1) else "unknown"
+    if not lease.worker.same(holder) or (
+            lease.worker_instance and holder.instance_id and lease.worker_instance != holder.instance_id):
+        return "unknown"
+    if lease.ending != "live":
+        return ENDINGS.get(lease.ending, "expired")
+    return None if alive(lease, now, grace) else "expired"
+
+
+def claimed(ask: Ask) -> Principal | None:
+    """Return the principal that a request says it comes from: a named creator, else a worker, else a principal."""
+    by = getattr(ask, "created_by", None)
+    if isinstance(by, CreatedBy) and (who := by.principal_id or by.id):
+        return Principal(by.principal_kind or by.kind or "agent", who, by.instance_id)
+    if who := getattr(ask, "worker_id", None):
+        return Principal(ask.worker_kind or "worker", who, ask.worker_instance_id)  # type: ignore[attr-defined]
+    if isinstance(ask, AsPrincipal) and (who := ask.principal_id or ask.agent_id):
+        return Principal(ask.principal_kind or "agent", who, ask.principal_instance_id or ask.agent_instance_id)
+    return None
+
+
+def speaker(caller: Caller, ask: Ask) -> Principal:
+    """Return who acts: the credential's principal, or the one that an unbound credential lets the request name."""
+    named = claimed(ask)
+    if named is None:
+        return caller.principal
+    if named.kind in ("system", "asyncgate") and ask.acts:
+        raise barred(caller, f"nobody acts as {named.kind} from outside")
+    if caller.bound and caller.role != "admin" and not named.same(caller.principal):
+        raise barred(caller, f"this credential belongs to {caller.principal}, not to {named}")
+    return named
+
+
+def barred(caller: Caller, why: str, required_role: str = "admin") -> Forbidden:
+    """Make the refusal of a caller that lacks the right (spec 21.5.3)."""
+    return Forbidden(why, required_role=required_role, your_role=caller.role)
+
+
+def creations(ask: CreateTasks) -> Iterator[CreateTask]:
+    """Yield the tasks of a batch, each with the creator of the whole where it names none."""
+    for item in ask.tasks:
+        if claimed(item) is None and (creator := claimed(ask)):
+            item.created_by = CreatedBy(principal_kind=creator.kind, principal_id=creator.id)  # type: ignore[arg-type]
+        yield item
+
+
+def completions(ask: CompleteTasks) -> Iterator[Complete]:
+    """Yield the completions of a batch, each with the worker of the whole where it names none."""
+    for item in ask.tasks:
+        if item.worker_id is None:
+            item.worker_kind, item.worker_id = ask.worker_kind, ask.worker_id
+            item.worker_instance_id = ask.worker_instance_id
+        yield item
+
+
+def checked(ask: Ask) -> None:
+    """Refuse a request that lacks what it is about."""
+    for name in ask.needed:
+        if not getattr(ask, name):
+            raise InvalidRequest(f"{name} is missing")
+
+
+class Lanes:
+    """The distinct (type, capabilities) pairs of one tenant: matching is done once per pair, never once per task."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[str, frozenset[str]]] = {}
+        self._eligible: dict[Any, tuple[frozenset[int], ...]] = {}
+
+    def learn(self, lane: int, type: str, capabilities: Iterable[str]) -> None:
+        """Remember a lane."""
+        if lane not in self.known:
+            self.known[lane] = (type, frozenset(capabilities))
+            self._eligible.clear()
+
+    def groups(self, claims: list[LeaseNext]) -> set[frozenset[int]]:
+        """Return sets of lanes; the best tasks of each set, enough for all `claims`, are all that these can get."""
+        return {group for ask in claims for group in self._groups(ask)}
+
+    def _groups(self, ask: LeaseNext) -> tuple[frozenset[int], ...]:
+        profile = (ask.capabilities, ask.accept_types, ask.preferred_kinds)
+        if profile not in self._eligible:
+            fit = {lane for lane, (type, needed) in self.known.items() if matches(type, needed, ask)}
+            first = {lane for lane in fit if self.known[lane][0] in (ask.preferred_kinds or ())}
+            if len(self._eligible) >= 1024:
+                self._eligible.clear()
+            self._eligible[profile] = tuple(frozenset(group) for group in (first, fit - first) if group)
+        return self._eligible[profile]
+
+
+# WORK #################################################################################################################
+
+
+class Work:
+    """The unit of work of one tenant's batch: rows loaded for it, one fixed `now`, and the changes made.
+
+    Every change goes through `_set`, which keeps a journal, and stored Structs are frozen: so an operation that fails
+    takes back its own changes and the rest of the batch never sees them.
+    """
+
+    def __init__(self, tenant_id: str, now: float, ids: Ids, known: Mapping[int, tuple[str, frozenset[str]]]) -> None:
+        self.tenant_id, self.now, self.ids, self.known = tenant_id, now, ids, known
+        # Loaded, and as changed so far:
+        self.tasks: dict[str, Task] = {}
+        self.leases: dict[str, Lease] = {}                              # by task
+        self.holders: dict[str, str] = {}                               # task by live lease id, as far as asked for
+        self.keys: dict[tuple[str, str, str], str] = {}                 # task by creator and idempotency key
+        self.repeats: dict[tuple[str, str, str], tuple[str, ...]] = {}  # tasks by worker and claim_id
+        self.progress: dict[str, Progress] = {}
+        self.ready: defaultdict[int, deque[str]] = defaultdict(deque)   # claimable by lane, best first
+        self.receipts: dict[str, Receipt] = {}
+        self.recorded: dict[tuple[str, str], str] = {}                  # receipt by task and key
+        self.schedules: dict[str, Schedule] = {}
+        self.presences: dict[tuple[str, str], Presence] = {}
+        # To be saved:
+        self.lanes: dict[int, tuple[str, frozenset[str]]] = {}
+        self.added: dict[str, Task] = {}
+        self.moved: dict[str, Task] = {}
+        self.leased: dict[str, Lease] = {}
+        self.progressed: dict[str, Progress] = {}
+        self.written: dict[str, Receipt] = {}
+        self.events: dict[str, Event] = {}
+        self.opened: dict[str, Principal] = {}                          # whose obligation, by receipt
+        self.closed: dict[str, Principal] = {}
+        self.scheduled: dict[str, Schedule | None] = {}                 # None: deleted
+        self.met: dict[tuple[str, str], Presence] = {}
+        self.delivered: dict[str, float] = {}
+        self._undo: list[tuple[dict[Any, Any], Any, Any]] = []
+
+    # What a backend calls.
+
+    def load(self, task: Task, lease: Lease | None = None, progress: Progress | None = None) -> None:
+        """Give a task that `Needs` names, with its latest lease and progress."""
+        self.tasks[task.task_id] = task
+        if task.idempotency_key is not None:
+            self.keys[task.owner_kind, task.owner_id, task.idempotency_key] = task.task_id
+        if progress is not None:
+            self.progress[task.task_id] = progress
+        if lease is not None:
+            self.leases[task.task_id] = lease
+            self.holders[lease.lease_id] = task.task_id
+            self._repeat(lease, self.repeats.__setitem__)
+
+    def offer(self, task: Task, progress: Progress | None = None) -> None:
+        """Give a claimable task; the best of a lane first."""
+        if task.task_id not in self.tasks:
+            self.load(task, progress=progress)
+        self.ready[task.lane].append(task.task_id)
+
+    def give(self, receipt: Receipt) -> None:
+        """Give a receipt that `Needs` names, or one of its children."""
+        self.receipts[receipt.receipt_id] = receipt
+        self.recorded[receipt.task_id, receipt.receipt_key] = receipt.receipt_id
+
+    # What the rules read.
+
+    def task(self, task_id: str) -> Task:
+        """Return a task of this tenant."""
+        if (task := self.tasks.get(task_id)) is None:
+            raise TaskNotFound(f"no task {task_id}; list_tasks shows the tasks there are")
+        return task
+
+    def best(self, ask: LeaseNext) -> Task | None:
+        """Return the claimable task that `ask` should get next: preferred types, then highest priority, then oldest."""
+        def rank(task: Task) -> tuple[bool, int, str]:
+            return task.type not in (ask.preferred_kinds or ()), -task.priority, task.task_id
+        heads = (self._head(queue) for lane, queue in self.ready.items() if matches(*self.known[lane], ask))
+        return min((head for head in heads if head is not None), key=rank, default=None)
+
+    def _head(self, queue: deque[str]) -> Task | None:
+        while queue and self.tasks[queue[0]].status != "queued":
+            queue.popleft()
+        return self.tasks[queue[0]] if queue else None
+
+    # What the rules change.
+
+    def add(self, task: Task, needed: frozenset[str]) -> None:
+        """Add a new task to its lane."""
+        if task.lane not in self.known:
+            self._set(self.lanes, task.lane, (task.type, needed))
+        if task.idempotency_key is not None:
+            self._set(self.keys, (task.owner_kind, task.owner_id, task.idempotency_key), task.task_id)
+        self._set(self.added, task.task_id, task)
+        self._set(self.tasks, task.task_id, task)
+
+    def move(self, task: Task, step: Step, **changes: Any) -> Task:
+        """Take one step of the state machine; a step that is not in the law is refused."""
+        if task.status not in step.since:
+            needs = " or ".join(sorted(step.since))
+            raise InvalidTransition(f"task {task.task_id} is {task.status}; {step.name} needs it {needs}",
+                                    status=task.status)
+        return self.change(task, status=step.to, **changes)
+
+    def change(self, task: Task, **changes: Any) -> Task:
+        """Change a task without moving it."""
+        task = replace(task, updated_at=self.now, **changes)
+        self._set(self.added if task.task_id in self.added else self.moved, task.task_id, task)
+        self._set(self.tasks, task.task_id, task)
+        return task
+
+    def hold(self, lease: Lease) -> None:
+        """Store the latest lease of a task, in whatever state."""
+        self._set(self.leased, lease.task_id, lease)
+        self._set(self.leases, lease.task_id, lease)
+        self._set(self.holders, lease.lease_id, lease.task_id)
+        self._repeat(lease, partial(self._set, self.repeats))
+
+    def _repeat(self, lease: Lease, put: Callable[[tuple[str, str, str], tuple[str, ...]], None]) -> None:
+        if lease.claim_id is not None:
+            key = (lease.worker_kind, lease.worker_id, lease.claim_id)
+            if lease.task_id not in (tasks := self.repeats.get(key, ())):
+                put(key, (*tasks, lease.task_id))
+
+    def note(self, task: Task, progress: str) -> Progress:
+        """Store the progress of a leased task."""
+        old = self.progress.get(task.task_id)
+        new = Progress(task.task_id, progress, old.sequence + 1 if old else 1, task.fence, self.now)
+        self._set(self.progress, task.task_id, new)
+        self._set(self.progressed, task.task_id, new)
+        return new
+
+    def record(self, receipt: Receipt) -> Receipt:
+        """Write a receipt once, and open or close the obligations that it stands for."""
+        mine = (receipt.task_id, receipt.receipt_key)
+        if first := self.recorded.get(mine):
+            return self.receipts[first]
+        self._set(self.recorded, mine, receipt.receipt_id)
+        self._set(self.written, receipt.receipt_id, receipt)
+        self._set(self.receipts, receipt.receipt_id, receipt)
+        if receipt.receipt_type in TERMINATES:
+            self._set(self.opened, receipt.receipt_id, receipt.to)
+        return receipt
+
+    def close(self, receipt_id: str, to: Principal) -> None:
+        """Close the obligation that `receipt_id` opened in the inbox of `to`."""
+        self._set(self.closed, receipt_id, to)
+
+    def tell(self, task_id: str, event_type: str, **payload: Any) -> None:
+        """Write an event for the task's history."""
+        event = Event(self.new_id(), task_id, event_type, canonical(payload).decode(), self.now)
+        self._set(self.events, event.event_id, event)
+
+    def schedule(self, schedule_id: str, schedule: Schedule | None) -> None:
+        """Store what is known of a schedule; None forgets it."""
+        self._set(self.scheduled, schedule_id, schedule)
+        if schedule is not None:
+            self._set(self.schedules, schedule_id, schedule)
+        elif schedule_id in self.schedules:
+            self._undo.append((self.schedules, schedule_id, self.schedules.pop(schedule_id)))
+
+    def meet(self, presence: Presence) -> None:
+        """Store when a principal was here."""
+        self._set(self.met, (presence.kind, presence.id), presence)
+        self._set(self.presences, (presence.kind, presence.id), presence)
+
+    def deliver(self, receipt_id: str) -> None:
+        """Stamp a receipt as handed over, for telemetry."""
+        self._set(self.delivered, receipt_id, self.now)
+
+    def new_id(self) -> str:
+        """Return an id younger than all before."""
+        return self.ids.new(self.now)
+
+    def _set(self, table: dict[Any, Any], key: Any, value: Any) -> None:
+        self._undo.append((table, key, table.get(key, UNSET)))
+        table[key] = value
+
+    # What the batch calls around each operation.
+
+    @contextlib.contextmanager
+    def part(self) -> Iterator[None]:
+        """Make what happens inside all or nothing."""
+        mark = len(self._undo)
+        try:
+            yield
+        except BaseException:
+            while len(self._undo) > mark:
+                table, key, old = self._undo.pop()
+                table.pop(key, None) if old is UNSET else table.__setitem__(key, old)
+            raise
+
+
+# ENGINE ###############################################################################################################
+
+
+class Engine:
+    """The operations: a write is a plain function over Work, a read is a coroutine over the backend."""
+
+    def __init__(self, backend: Backend, settings: Settings | None = None) -> None:
+        self.backend, self.settings = backend, settings or Settings()
+        self.instance = self.settings.instance_id or "asyncgate-1"
+        self.gate = Principal("asyncgate", self.instance)
+        self.born = time.monotonic()
+        self.batches = Batches(backend, self.settings.batch_size, self._after_commit)
+        self.waiting = Waiting(self)
+        self.outcomes: defaultdict[tuple[str, str], set[asyncio.Future[None]]] = defaultdict(set)
+        self.sightings: dict[tuple[str, str, str, str | None], tuple[float, float]] = {}
+        self.upkeep: Upkeep | None = None
+
+    async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
+        """Carry out one operation: the one way in, for every façade and every test (H.9)."""
+        checked(ask)
+        self._admit(op, caller, ask)
+        if not op.open:
+            self._see(caller, ask)
+        if op.direct:
+            return await op.run(self, caller, ask)
+        return await self.write(op.run, op.loads, caller, ask)
+
+    async def write(self, run: Callable[..., Any], loads: Loads | None, caller: Caller, ask: Ask) -> Any:
+        """Let a write method join the tenant's next batch; return its reply once it is durable."""
+        return await self.batches.join(caller.tenant_id, Job(partial(run, self), loads, caller, ask))
+
+    def _admit(self, op: Operation, caller: Caller, ask: Ask) -> None:
+        if ask.tenant_id not in (None, caller.tenant_id) and not (
+                ask.tenant_id == "default" and caller.tenant_id == self.settings.default_tenant_id):
+            raise TenantMismatch("this credential belongs to another tenant than tenant_id says")
+        if op.open:
+            return
+        if caller.role not in op.roles:
+            raise barred(caller, f"a credential with the role {caller.role} cannot {op.name}", " or ".join(op.roles))
+        if op.scopes and not caller.scopes & op.scopes:
+            raise barred(caller, f"{op.name} needs the scope {' or '.join(sorted(op.scopes))}", " or ".join(op.roles))
+
+    def _see(self, caller: Caller, ask: Ask) -> None:
+        """Note who was here; upkeep writes it down once a minute."""
+        who, now = speaker(caller, ask), self.backend.now()
+        key = (caller.tenant_id, who.kind, who.id, who.instance_id)
+        self.sightings[key] = (self.sightings.get(key, (now,))[0], now)
+
+    # Creating and watching tasks.
+
+    def create_task(self, work: Work, caller: Caller, ask: CreateTask) -> Created:
+        """Queue one task for any worker that has the capabilities it requires.
+
+        The same idempotency key from the same creator again returns the first task and writes nothing.  Next:
+        get_task with wait_seconds, or list_open_obligations later.  One transaction.  Spec 6.1, 14.1, PH.6.
+        """
+        task, needed, contract = self._draft(work, speaker(caller, ask), ask)
+        key = (task.owner_kind, task.owner_id, ask.idempotency_key or "")
+        if ask.idempotency_key is not None and (first := work.keys.get(key)):
+            return self._first(work.tasks[first], task)
+        duty = self._emit(work, EMISSION["create"], task, contract)
+        work.add(replace(task, duty=duty.receipt_id), needed)
+        return Created(task.task_id, "queued")
+
+    def _first(self, task: Task, again: Task) -> Created:
+        differs = task.fingerprint != again.fingerprint
+        if differs and self.settings.idempotency_mismatch == "refuse":
+            raise IdempotencyConflict(f"this idempotency key made task {task.task_id} from another body",
+                                      task_id=task.task_id)
+        return Created(task.task_id, task.status, payload_differs=differs)
+
+    def _draft(self, work: Work, creator: Principal, ask: CreateTask) -> tuple[Task, frozenset[str], dict[str, Any]]:
+        """Make a task of its contract, and the body of the receipt that states it."""
+        limits, payload = self.settings, bytes(ask.payload)
+        sized(payload, limits.max_payload_bytes, "payload")
+        value, needed = parsed(payload, "payload"), needs_of(ask.requirements)
+        terms = {name: held for name in Terms.__struct_fields__ if (held := getattr(ask, name)) is not None}
+        delay, deadline = ask.delay_seconds or 0.0, ask.timeouts.deadline if ask.timeouts else None
+        task = Task(
+            task_id=work.new_id(), lane=lane_of(ask.type, needed), type=ask.type, payload=payload.decode(),
+            payload_pointer=ask.payload_pointer, requirements=bytes(ask.requirements).decode(),
+            terms=canonical(terms).decode(), owner_kind=creator.kind, owner_id=creator.id,
+            principal_ai=ask.principal_ai or creator.id,
+            priority=limits.default_priority if ask.priority is None else ask.priority,
+            max_attempts=ask.max_attempts or limits.default_max_attempts,
+            retry_backoff_seconds=(limits.default_retry_backoff_seconds if ask.retry_backoff_seconds is None
+                                   else ask.retry_backoff_seconds),
+            max_expiries=limits.max_expiries if ask.max_expiries is None else ask.max_expiries,
+            created_at=work.now, duty="", idempotency_key=ask.idempotency_key, fingerprint=None,
+            asyncgate_instance=self.instance, updated_at=work.now,
+            next_eligible_at=work.now + delay if delay > 0 else None,
+            deadline_at=deadline.timestamp() if deadline else None)
+        digest = hashlib.sha256(canonical(value)).hexdigest()
+        wanted = parsed(bytes(ask.requirements), "requirements")
+        contract = {**terms, "type": task.type, "requirements": wanted, "payload_pointer": task.payload_pointer,
+                    "payload_sha256": digest, "payload_bytes": len(payload)}
+        if ask.idempotency_key is not None:
+            told = {**contract, "payload_bytes": 0}     # white space is no difference
+            task = replace(task, fingerprint=sha256(told, task.principal_ai, task.priority, task.max_attempts,
+                                                    task.retry_backoff_seconds, task.max_expiries, delay))
+        return task, needed, contract
+
+    def create_tasks(self, work: Work, caller: Caller, ask: CreateTasks) -> Items:
+        """Queue up to 500 tasks; each is created or refused by itself, and the answer says which.
+
+        One transaction: when the call answers, every task without an error is durable.
+        """
+        def create(item: CreateTask) -> Item:
+            made = self.create_task(work, caller, item)
+            return Item(made.task_id, made.status, made.payload_differs)
+        return Items([each(work, create, item) for item in creations(ask)])
+
+    async def run_task(self, caller: Caller, ask: RunTask) -> TaskRecord:
+        """Queue one task and wait up to wait_seconds (30 at most) for its outcome.
+
+        The answer is the task's record; when its status is not terminal yet, go on with get_task.
+        """
+        made = await self.write(Engine.create_task, its_key, caller, ask)
+        return await self.get_task(caller, GetTask(task_id=made.task_id, wait_seconds=ask.wait_seconds))
+
+    async def get_task(self, caller: Caller, ask: GetTask) -> TaskRecord:
+        """Return the full record of a task, with its result or error once it has ended.
+
+        With wait_seconds the answer comes when the task ends, or when the time is over, whichever is first.
+        """
+        key, until = (caller.tenant_id, ask.task_id), self._until(ask.wait_seconds)
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.outcomes[key].add(ended)   # before reading, or an end in between would be missed
+        try:
+            while True:
+                found = await self._readable(caller, ask.task_id)
+                if found[0].status in TERMINAL or self.waiting.closed or not await waited(ended, until):
+                    return record(caller.tenant_id, *found)
+        finally:
+            self.outcomes[key].discard(ended)
+            if not self.outcomes[key]:
+                del self.outcomes[key]
+
+    def _until(self, wait_seconds: float) -> float:
+        return asyncio.get_running_loop().time() + min(wait_seconds, self.settings.max_wait_seconds)
+
+    async def _readable(self, caller: Caller, task_id: str) -> tuple[Task, Lease | None, Progress | None]:
+        """Return a task that the caller may read: its own, the one it holds or held, or any for an admin."""
+        if (found := await self.backend.task(caller.tenant_id, task_id)) is None:
+            raise TaskNotFound(f"no task {task_id}; list_tasks shows the tasks there are")
+        task, lease, _ = found
+        if not (caller.role == "admin" or task.owner.same(caller.principal) or (
+                lease is not None and lease.worker.same(caller.principal))):
+            raise barred(caller, f"task {task_id} belongs to another principal")
+        return found
+
+    async def list_tasks(self, caller: Caller, ask: ListTasks) -> Tasks:
+        """List tasks, newest first: an agent's own, or any in the tenant for an admin."""
+        owner = Principal(ask.created_by_kind, ask.created_by) if ask.created_by else claimed(ask)
+        if caller.role != "admin":
+            owner = self._self_only(caller, owner)
+        limit, mark = self._limit(ask.limit), ("tasks", owner, ask.status, ask.type)
+        before = self._position(caller, ask.cursor, *mark)
+        rows = await self.backend.tasks(caller.tenant_id, TaskFilter(owner, ask.status, ask.type, before, limit + 1))
+        more = self._cursor(caller, rows[limit - 1][0].task_id, *mark) if len(rows) > limit else None
+        return Tasks([record(caller.tenant_id, *row) for row in rows[:limit]], more, more)
+
+    def _self_only(self, caller: Caller, named: Principal | None) -> Principal:
+        if named is not None and not named.same(caller.principal):
+            raise barred(caller, f"this credential sees what belongs to {caller.principal} only")
+        return caller.principal
+
+    async def get_task_history(self, caller: Caller, ask: GetTaskHistory) -> History:
+        """Return what happened to a task, oldest first: its receipts, and the events that have none."""
+        await self._readable(caller, ask.task_id)
+        tenant, limit, mark = caller.tenant_id, self._limit(ask.limit), ("history", ask.task_id)
+        after = self._position(caller, ask.cursor, *mark)
+        receipts = await self.backend.receipts(tenant, ReceiptFilter(None, ask.task_id, None, after, limit + 1))
+        events = [HistoryEvent(r.receipt_id, r.receipt_type, outside(r.created_at), receipt=shown(tenant, r))
+                  for r in receipts]
+        events += [HistoryEvent(e.event_id, e.event_type, outside(e.created_at), raw(e.payload))
+                   for e in await self.backend.events(tenant, ask.task_id, after, limit + 1)]
+        events.sort(key=lambda event: event.event_id)
+        more = self._cursor(caller, events[limit - 1].event_id, *mark) if len(events) > limit else None
+        return History(ask.task_id, events[:limit], more, more)
+
+    def cancel_task(self, work: Work, caller: Caller, ask: CancelTask) -> Ok:
+        """Cancel a task; its worker learns it from its next call.
+
+        A task that has ended already stays as it is: the answer is `ok: false` with its status.
+        """
+        task, by = self._own(work, caller, ask), speaker(caller, ask)
+        if task.status in TERMINAL:
+            return Ok(False, task.status)
+        if (lease := work.leases.get(task.task_id)) and lease.ending == "live":
+            work.hold(replace(lease, ending="canceled"))
+        body = {"canceled_by": {"kind": by.kind, "id": by.id}, "reason": ask.reason}
+        task = self._discharge(work, work.move(task, CANCEL, completed_at=work.now, held=None))
+        self._end(work, task, self._emit(work, EMISSION["cancel"], task, body, by=by), {})
+        return Ok(True, "canceled")
+
+    def _own(self, work: Work, caller: Caller, ask: TaskAsk) -> Task:
+        task = work.task(ask.task_id)
+        if caller.role != "admin" and not task.owner.same(speaker(caller, ask)):
+            raise barred(caller, f"task {task.task_id} belongs to another principal")
+        return task
+
+    def release_hold(self, work: Work, caller: Caller, ask: ReleaseHold) -> Ok:
+        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew."""
+        task = self._own(work, caller, ask)
+        if task.held is not None:
+            work.tell(task.task_id, "task.hold_released", held=task.held, expiries=task.expiries)
+            task = work.change(task, held=None, expiries=0, lost_to="[]", next_eligible_at=None)
+        return Ok(True, task.status)
+
+    def attach_artifacts(self, work: Work, caller: Caller, ask: AttachArtifacts) -> Ok:
+        """Say where the result of a succeeded task lies, which discharges its obligation (PH.3).
+
+        For the owner, the worker that completed it, or an admin.  Writes nothing when nothing is owed any more.
+        """
+        task, by = work.task(ask.task_id), speaker(caller, ask)
+        lease = work.leases.get(task.task_id)
+        if caller.role != "admin" and not task.owner.same(by) and not (lease and lease.worker.same(by)):
+            raise barred(caller, f"task {task.task_id} belongs to another principal")
+        if task.status != "succeeded":
+            raise InvalidTransition(f"task {task.task_id} is {task.status}; artifacts are attached to a succeeded one",
+                                    status=task.status)
+        artifacts = self._artifacts(ask.artifacts)
+        if not artifacts and not ask.delivery_proof:
+            raise NotLocatable("attach_artifacts needs artifacts or delivery_proof (PH.3)")
+        if task.owed:
+            proof = {"artifacts": artifacts or None, "delivery_proof": ask.delivery_proof}
+            self._locate(work, task, lease, by, proof)
+        return Ok(True, "succeeded")
+
+    # Leasing tasks and working on them.
+
+    async def lease_next(self, caller: Caller, ask: LeaseNext) -> Offers:
+        """Lease the next tasks that this worker can do: highest priority first, then oldest.
+
+        Always answers with a list, empty when there is nothing; wait_seconds keeps the call open until work arrives.
+        A lease runs out after lease_ttl_seconds: renew it every renew_every_seconds, then complete, fail or release it.
+        Each lease is exclusive and atomic.  Spec 6.2, 18.8.
+        """
+        ask.max_tasks = min(ask.max_tasks or 1, self.settings.max_claim_tasks)
+        if ask.wait_seconds <= 0:
+            return await self.write(Engine._claim, its_claim, caller, ask)  # type: ignore[no-any-return]
+        until = self._until(ask.wait_seconds)
+        with self.waiting.place(caller.tenant_id, ask) as place:
+            while True:     # the place is taken before the claim, or a task created in between would be missed
+                offers: Offers = await self.write(Engine._claim, its_claim, caller, ask)
+                if offers.tasks or self.waiting.closed or not await place.called(until):
+                    return offers
+
+    def _claim(self, work: Work, caller: Caller, ask: LeaseNext) -> Offers:
+        worker = speaker(caller, ask)
+        if ask.worker_id is None and not caller.bound:
+            raise InvalidRequest("lease_next needs worker_id: a name for the worker that stays across its restarts")
+        if ask.claim_id is not None and (again := self._again(work, worker, ask.claim_id)):
+            return Offers(again)
+        offers: list[Offer] = []
+        while len(offers) < (ask.max_tasks or 1) and (task := work.best(ask)):
+            offers.append(self._lease(work, worker, ask, task))
+        return Offers(offers)
+
+    def _again(self, work: Work, worker: Principal, claim_id: str) -> list[Offer]:
+        """Return the offers of an earlier claim whose reply was lost on the wire, as far as they live."""
+        found = work.repeats.get((worker.kind, worker.id, claim_id), ())
+        live = [lease for task_id in found
+                if alive(lease := work.leases[task_id], work.now, self.settings.lease_grace_seconds)]
+        return [self._offered(work, lease) for lease in live]
+
+    def _lease(self, work: Work, worker: Principal, ask: LeaseNext, task: Task) -> Offer:
+        timeouts = terms_of(task.terms).timeouts
+        ttl = self._ttl(ask.lease_ttl_seconds or (timeouts.lease_ttl_seconds if timeouts else None))
+        task, lease_id = work.move(task, CLAIM, fence=task.fence + 1), work.ids.lease()
+        body = {"worker_capabilities": sorted(ask.capabilities or ()), "attempt": task.attempt, "fence": task.fence}
+        accepted = self._emit(work, EMISSION["claim"], task, body, by=worker, lease_id=lease_id)
+        lease = Lease(task.task_id, lease_id, worker.kind, worker.id, worker.instance_id, task.fence, work.now,
+                      work.now + ttl, 0, accepted.receipt_id, ask.claim_id)
+        work.hold(lease)
+        return self._offered(work, lease)
+
+    def _offered(self, work: Work, lease: Lease) -> Offer:
+        return offer(work.tenant_id, work.tasks[lease.task_id], lease, work.progress.get(lease.task_id), work.now)
+
+    def renew_lease(self, work: Work, caller: Caller, ask: RenewLease) -> Renewed:
+        """Keep a lease that is still alive; it runs extend_by_seconds from now.
+
+        A lease that has run out cannot be renewed, even before the sweep has seen it (H.4).
+        """
+        ask.task_id = ask.task_id or work.holders.get(ask.lease_id, "")
+        if not ask.task_id:
+            raise LeaseInvalid(f"no live lease {ask.lease_id}; drop the work, lease_next gives more", reason="unknown")
+        task, lease = self._held(work, caller, ask)
+        self._may_renew(work, lease)
+        until = work.now + self._ttl(ask.extend_by_seconds)
+        if lifetime := self.settings.max_lease_lifetime_seconds:
+            until = min(until, lease.acquired_at + lifetime)
+        lease = replace(lease, expires_at=until, renewals=lease.renewals + 1)
+        work.hold(lease)
+        if lease.renewals == STUCK_RENEWALS + 1:
+            noted = work.progress.get(task.task_id)
+            self._anomaly(work, task, "lease_renewed_often", lease=lease, renewals=lease.renewals,
+                          progress_reported=bool(noted and noted.fence == lease.fence),
+                          recommended_action="ask the worker for progress, or cancel the task")
+        return Renewed(outside(until), (until - work.now) / 3)
+
+    def _may_renew(self, work: Work, lease: Lease) -> None:
+        often, long = self.settings.max_lease_renewals, self.settings.max_lease_lifetime_seconds
+        if often and lease.renewals >= often:
+            raise LeaseRenewalLimit(f"lease {lease.lease_id} was renewed {often} times, which is all it may be")
+        if long and work.now - lease.acquired_at >= long:
+            raise LeaseLifetimeLimit(f"lease {lease.lease_id} is older than {long} seconds, which is all it may be")
+
+    def release_lease(self, work: Work, caller: Caller, ask: ReleaseLease) -> Released:
+        """Give a task back unfinished: it is offered again at once and costs neither attempt nor expiry."""
+        if lease := self._repeated(work, caller, ask, "released"):
+            return Released(True, work.tasks[lease.task_id].status, True)
+        task, lease = self._held(work, caller, ask)
+        work.hold(replace(lease, ending="released"))
+        task = work.move(task, EXPIRE, next_eligible_at=None, started_at=None)
+        self._emit(work, EMISSION["expire"], task, self._expiry(task, lease, "released"), lease=lease)
+        return Released(True, "queued", True)
+
+    async def list_leases(self, caller: Caller, ask: ListLeases) -> Leases:
+        """List the live leases of a worker, so that it can go on after a restart."""
+        worker, grace = speaker(caller, ask), self.settings.lease_grace_seconds
+        now = self.backend.now()
+        rows = await self.backend.leases(caller.tenant_id, worker)
+        return Leases([holding(task, lease, now) for task, lease in rows if alive(lease, now, grace)])
+
+    def start_task(self, work: Work, caller: Caller, ask: StartTask) -> Ok:
+        """Say that work on a leased task has begun; optional."""
+        task, _ = self._held(work, caller, ask)
+        task = self._start(work, task)
+        return Ok(True, "running", maybe(task.started_at))
+
+    def _start(self, work: Work, task: Task) -> Task:
+        if task.status == "running":
+            return task
+        work.tell(task.task_id, "task.started", fence=task.fence)
+        return work.move(task, START, started_at=work.now)
+
+    def report_progress(self, work: Work, caller: Caller, ask: ReportProgress) -> Ok:
+        """Report progress; if this worker is lost, the next one is handed it as a checkpoint."""
+        sized(bytes(ask.progress), self.settings.max_progress_bytes, "progress")
+        told = parsed(bytes(ask.progress), "progress")
+        task, lease = self._held(work, caller, ask)
+        self._start(work, task)
+        noted = work.note(task, bytes(ask.progress).decode())
+        if self.settings.progress_receipts:
+            self._emit(work, PROGRESSED, task, {"progress": told, "sequence": noted.sequence}, by=lease.worker,
+                       lease=lease, mark=str(noted.sequence))
+        return Ok(True, "running")
+
+    def complete(self, work: Work, caller: Caller, ask: Complete) -> Ok:
+        """End a task well, with its result and where it can be found.
+
+        Give artifacts or delivery_proof (or create the task with result_delivery: inline): without them the task
+        succeeds but its obligation stays open, and strict gates refuse.  The same call again returns the same answer.
+        """
+        located, body = self._result(ask)
+        if lease := self._repeated(work, caller, ask, "completed"):
+            if located and (task := work.task(ask.task_id)).owed:
+                self._locate(work, task, lease, lease.worker, located)
+            return Ok(True, "succeeded")
+        task, lease = self._held(work, caller, ask)
+        located = located or self._inline(task, ask)
+        if not located and self.settings.locatability == "strict":
+            raise NotLocatable(f"task {task.task_id} needs artifacts or delivery_proof to succeed (PH.3); "
+                               "the lease lives on, complete it again with them")
+        where = located.get("artifacts")
+        work.hold(replace(lease, ending="completed"))
+        task = work.move(task, SUCCEED, completed_at=work.now, outcome=bytes(ask.result).decode(), held=None,
+                         artifacts=canonical(where).decode() if where else None)
+        task = self._discharge(work, task) if located else task
+        ended = self._emit(work, EMISSION["succeed"], task, {**body, **located}, by=lease.worker, lease=lease,
+                           parents=(task.duty,) if located else (), mark="located" if located else "")
+        self._end(work, task, ended, {"result": body, **located})
+        if not located:     # PH.3.3: the success stands, but it discharges nothing
+            self._anomaly(work, task, "success_without_locatability", lease=lease,
+                          recommended_action="complete again with artifacts, or attach_artifacts")
+        return Ok(True, "succeeded")
+
+    def _result(self, ask: Complete) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return where the result is, and what the receipt says of it."""
+        result = bytes(ask.result)
+        sized(result, self.settings.max_result_bytes, "result")
+        value = parsed(result, "result")
+        told = value.get("summary") if isinstance(value, dict) else None
+        summary = ask.result_summary or (told[:1000] if isinstance(told, str) else None)
+        located = {"artifacts": self._artifacts(ask.artifacts) or None, "delivery_proof": ask.delivery_proof or None}
+        body = {"result_summary": summary, "completion_metadata": ask.completion_metadata,
+                **self._enclosed("result", value, result, ask.task_id)}
+        return {name: said for name, said in located.items() if said}, body
+
+    def _artifacts(self, artifacts: Any) -> list[Any]:
+        found, most = pointers(artifacts), self.settings.receipts.max_artifacts
+        if len(found) > most:
+            raise TooManyArtifacts(f"{len(found)} artifacts; a receipt carries {most} at most (PH.5)")
+        return found
+
+    def _enclosed(self, name: str, value: Any, text: bytes, task_id: str) -> dict[str, Any]:
+        """Enclose a small result in a receipt; of a large one enclose its hash, size and how to fetch it."""
+        if value is None:
+            return {}
+        if len(text) <= self.settings.inline_result_bytes:
+            return {f"{name}_payload" if name == "result" else name: value}
+        return {f"{name}_sha256": hashlib.sha256(canonical(value)).hexdigest(), f"{name}_bytes": len(text),
+                "how_to_retrieve": {"operation": "get_task", "task_id": task_id}}
+
+    def _inline(self, task: Task, ask: Complete) -> dict[str, Any]:
+        """PH.3 way out (c): the creator asked for the result in the task record, and there it is."""
+        if terms_of(task.terms).result_delivery != "inline" or _any(ask.result) in (None, "", [], {}):
+            return {}
+        return {"artifacts": [{"type": "asyncgate", "uri": f"asyncgate://{self.instance}/tasks/{task.task_id}/result"}]}
+
+    def _locate(self, work: Work, task: Task, lease: Lease | None, by: Principal, located: dict[str, Any]) -> None:
+        """Discharge the duty of a task that succeeded without telling where (PH.3 ways out a and b)."""
+        where = located.get("artifacts")
+        task = self._discharge(work, work.change(task, artifacts=canonical(where).decode() if where else None))
+        ended = self._emit(work, COMPLETED, task, located, by=by, lease=lease, mark="located")
+        self._end(work, task, ended, located)
+
+    def complete_tasks(self, work: Work, caller: Caller, ask: CompleteTasks) -> Items:
+        """End up to 500 tasks well; each is completed or refused by itself, and the answer says which."""
+        def end(item: Complete) -> Item:
+            return Item(item.task_id, self.complete(work, caller, item).status)
+        return Items([each(work, end, item) for item in completions(ask)])
+
+    def fail(self, work: Work, caller: Caller, ask: Fail) -> Released:
+        """End an attempt badly: the task waits and is offered again if retryable and attempts remain, else it failed.
+
+        The first retry waits retry_backoff_seconds, each further one twice as long, up to 15 minutes.
+        """
+        error = bytes(ask.error)
+        sized(error, self.settings.max_result_bytes, "error")
+        value = parsed(error, "error")
+        if self._repeated(work, caller, ask, "failed"):
+            task = work.task(ask.task_id)
+            again = task.status == "queued"
+            return Released(True, task.status, again, maybe(task.next_eligible_at) if again else None)
+        task, lease = self._held(work, caller, ask)
+        again = bool(ask.retryable) and task.attempt + 1 < task.max_attempts
+        body = {**self._enclosed("error", value, error, task.task_id), "attempt": task.attempt, "requeued": again,
+                "retry_recommended": bool(ask.retryable), "retry_after_seconds": ask.retry_after_seconds}
+        work.hold(replace(lease, ending="failed"))
+        if again:
+            return self._retry(work, task, lease, ask.retry_after_seconds, body)
+        task = work.move(task, FAIL, completed_at=work.now, outcome=error.decode())
+        ended = self._emit(work, EMISSION["fail"], self._discharge(work, task), body, by=lease.worker, lease=lease)
+        self._end(work, work.tasks[task.task_id], ended, self._enclosed("error", value, error, task.task_id))
+        return Released(True, "failed", False)
+
+    def _retry(self, work: Work, task: Task, lease: Lease, wished: float | None, body: dict[str, Any]) -> Released:
+        attempt, most = task.attempt + 1, self.settings.max_retry_backoff_seconds
+        pause = backoff(task.retry_backoff_seconds, attempt, most) if wished is None else min(wished, float(most))
+        at = work.now + pause if pause > 0 else None
+        task = work.move(task, RETRY, attempt=attempt, next_eligible_at=at, started_at=None)
+        self._emit(work, EMISSION["retry"], task, body, by=lease.worker, lease=lease)
+        return Released(True, "queued", True, outside(work.now + pause))
+
+    # Who holds a lease, and how its end is told.
+
+    def _held(self, work: Work, caller: Caller, ask: Held) -> tuple[Task, Lease]:
+        """Return the task and its lease if the caller holds it, inside the transaction (spec 4.2)."""
+        task, lease = work.task(ask.task_id), work.leases.get(ask.task_id)
+        if reason := lost(lease, self._holder(caller, ask, lease), ask, work.now, self.settings.lease_grace_seconds):
+            raise LeaseInvalid(f"task {task.task_id} is not leased to this worker under {ask.lease_id} ({reason}); "
+                               "drop the work, lease_next gives more", reason=reason, status=task.status)
+        assert lease is not None
+        return task, lease
+
+    def _holder(self, caller: Caller, ask: Held, lease: Lease | None) -> Principal:
+        """Return the worker that asks; a heartbeat that names the lease only speaks for its holder."""
+        if ask.worker_id is None and not caller.bound and isinstance(ask, RenewLease) and lease is not None:
+            return lease.worker
+        return speaker(caller, ask)
+
+    def _repeated(self, work: Work, caller: Caller, ask: Held, ending: str) -> Lease | None:
+        """Return the lease if it ended by this very verb of this very worker: then the first outcome stands (H.3)."""
+        work.task(ask.task_id)
+        lease = work.leases.get(ask.task_id)
+        again = lease is not None and (lease.lease_id, lease.ending) == (ask.lease_id, ending)
+        return lease if lease and again and lease.worker.same(self._holder(caller, ask, lease)) else None
+
+    def _ttl(self, wished: int | None) -> int:
+        return min(wished or self.settings.default_lease_ttl_seconds, self.settings.max_lease_ttl_seconds)
+
+    def _discharge(self, work: Work, task: Task) -> Task:
+        work.close(task.duty, task.owner)
+        return work.change(task, owed=False)
+
+    def _end(self, work: Work, task: Task, ended: Receipt, news: dict[str, Any]) -> None:
+        """Tell the owner that the task has come to its end."""
+        result = news.pop("result", {})
+        body = {"status": task.status, **{name: said for name, said in result.items() if name != "completion_metadata"},
+                **news}
+        self._emit(work, RESULT_READY, task, body, parents=(ended.receipt_id,))
+
+    def _anomaly(self, work: Work, task: Task, kind: str, *, lease: Lease | None = None, mark: str = "",
+                 recommended_action: str, **details: Any) -> None:
+        """H.7: tell the owner that something looks wrong; changes nothing, and each cause is told once."""
+        body = {"kind": kind, "details": details, "recommended_action": recommended_action}
+        self._emit(work, ANOMALY, task, body, lease=lease, mark=f"{kind} {mark}")
+
+    def _emit(self, work: Work, contract: Contract, task: Task | None, body: Mapping[str, Any], *,
+              by: Principal | None = None, to: Principal | None = None, lease: Lease | None = None,
+              lease_id: str | None = None, schedule_id: str | None = None, task_id: str = "",
+              parents: tuple[str, ...] | None = None, mark: str = "") -> Receipt:
+        """Write the receipt that a contract calls for."""
+        owner = task.owner if task else to
+        ends = {"owner": owner, "asyncgate": self.gate, "worker": by, "caller": by}
+        sender, to = ends[contract.sender], ends[contract.to]
+        assert sender is not None
+        assert to is not None
+        if parents is None:
+            answers = {"duty": task.duty if task else "", "accepted": lease.accepted if lease else ""}
+            parents = (answers[contract.answers],) if contract.answers in answers else ()
+        lease_id = lease.lease_id if lease else lease_id
+        task_id = task.task_id if task else task_id
+        said = {name: value for name, value in body.items() if value is not None}
+        text = canonical({**said, "schema_version": SCHEMA_VERSION})
+        self._check(text, parents)
+        parents = tuple(sorted(parents))
+        return work.record(Receipt(
+            work.new_id(), receipt_key(contract, task_id, sender, lease_id, parents, mark), contract.type, work.now,
+            sender.kind, sender.id, to.kind, to.id, task_id, lease_id, schedule_id, self.instance,
+            receipt_hash(contract.type, sender, to, task_id, lease_id, schedule_id, parents, text),
+            text.decode(), parents))
+
+    def _check(self, body: bytes, parents: tuple[str, ...]) -> None:
+        """PH.5: a receipt is small, or it is refused before anything is written."""
+        limits = self.settings.receipts
+        if len(body) > limits.max_body_size_bytes:
+            raise ReceiptTooLarge(f"the receipt's body would be {len(body)} bytes, {limits.max_body_size_bytes} is the "
+                                  "most.  Receipt bodies are contracts, not chat messages.")
+        if len(parents) > limits.max_parents:
+            raise TooManyParents(f"{len(parents)} parents; a receipt has {limits.max_parents} at most (PH.5)")
+
+    # Receipts and obligations.
+
+    async def list_receipts(self, caller: Caller, ask: ListReceipts) -> Receipts:
+        """List receipts, oldest first: an inbox, or those of one task.
+
+        Without a recipient it is the caller's own inbox; an admin who names nobody sees the whole tenant's.  Follow
+        next_cursor, or since_receipt_id later on: every receipt comes exactly once.
+        """
+        to = Principal(ask.to_kind or "agent", ask.to_id) if ask.to_id else claimed(ask)
+        if ask.task_id is not None and to is None:
+            await self._readable(caller, ask.task_id)
+        elif caller.role != "admin":
+            to = self._self_only(caller, to)
+        mark = ("receipts", to, ask.task_id, ask.receipt_type)
+        after = await self._since(caller, ask.since_receipt_id or ask.cursor, *mark)
+        limit = self._limit(ask.limit)
+        rows = await self.backend.receipts(caller.tenant_id,
+                                           ReceiptFilter(to, ask.task_id, ask.receipt_type, after, limit + 1))
+        more = self._cursor(caller, rows[limit - 1].receipt_id, *mark) if len(rows) > limit else None
+        return Receipts([shown(caller.tenant_id, row) for row in rows[:limit]], more, more)
+
+    async def get_receipt(self, caller: Caller, ask: GetReceipt) -> ReceiptRecord:
+        """Return one receipt."""
+        if (receipt := await self.backend.receipt(caller.tenant_id, ask.receipt_id)) is None:
+            raise ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are")
+        self._party(caller, caller.principal, receipt)
+        return shown(caller.tenant_id, receipt)
+
+    def _party(self, caller: Caller, who: Principal, receipt: Receipt) -> None:
+        if caller.role != "admin" and not (receipt.to.same(who) or receipt.sender.same(who)):
+            raise barred(caller, f"receipt {receipt.receipt_id} is between others")
+
+    def ack_receipt(self, work: Work, caller: Caller, ask: AckReceipt) -> Ok:
+        """Acknowledge a receipt: writes a receipt.acknowledged, changes and discharges nothing (H.8)."""
+        if (receipt := work.receipts.get(ask.receipt_id)) is None:
+            raise ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are")
+        by = speaker(caller, ask)
+        if caller.role != "admin" and not receipt.to.same(by):
+            raise barred(caller, f"receipt {receipt.receipt_id} is addressed to another principal")
+        acked = self._emit(work, ACKNOWLEDGED, None, {"receipt_id": receipt.receipt_id}, by=by,
+                           parents=(receipt.receipt_id,), task_id=receipt.task_id)
+        return Ok(True, receipt_id=acked.receipt_id)
+
+    def emit_receipt(self, work: Work, caller: Caller, ask: EmitReceipt) -> Ok:
+        """Offer a receipt of one's own: a scheduler's schedule.created or schedule.deleted.
+
+        schedule.created needs the live lease of a schedule.create task and goes to that task's creator;
+        schedule.deleted names the schedule.created among its parents and discharges it.  Spec 8, PH.1.3, PH.2.
+        """
+        parents = self._parents(work, ask)
+        by = speaker(caller, ask)
+        if ask.receipt_type == SCHEDULED.type:
+            receipt_id = self._schedule(work, caller, ask, by, parents)
+        elif ask.receipt_type == UNSCHEDULED.type:
+            receipt_id = self._unschedule(work, caller, ask, by, parents)
+        else:
+            raise InvalidRequest(f"emit_receipt takes schedule.created and schedule.deleted; {ask.receipt_type} is "
+                                 "written by the step of the task that it proves (H.2)")
+        return Ok(True, receipt_id=receipt_id)
+
+    def _parents(self, work: Work, ask: EmitReceipt) -> tuple[str, ...]:
+        """PH.2: what discharges must say what, and only what this tenant has can be answered."""
+        parents = tuple(dict.fromkeys(ask.parents or ()))
+        if ask.receipt_type in DISCHARGING and not parents:
+            raise ParentsRequired(f"{ask.receipt_type} discharges an obligation and must name it among its parents; "
+                                  "without parents the obligation would stay open for ever (PH.2)")
+        if missing := [parent for parent in parents if parent not in work.receipts]:
+            raise ParentNotFound(f"no receipt {missing[0]}; parents must exist in the same tenant (PH.2)")
+        return parents
+
+    def _schedule(self, work: Work, caller: Caller, ask: EmitReceipt, by: Principal, parents: tuple[str, ...]) -> str:
+        if not (ask.schedule_id and ask.task_id and ask.lease_id):
+            raise InvalidRequest("schedule.created needs schedule_id, and the task_id and lease_id of schedule.create")
+        if (known := work.schedules.get(ask.schedule_id)) and known.scheduler.same(by):
+            return known.created
+        held = Held(worker_id=ask.worker_id, worker_kind=ask.worker_kind, task_id=ask.task_id, lease_id=ask.lease_id,
+                    worker_instance_id=ask.worker_instance_id, fence=ask.fence)
+        task, lease = self._held(work, caller, held)
+        if task.type != "schedule.create" or known is not None:
+            raise InvalidRequest(f"schedule.created belongs to a task of type schedule.create and a new schedule; "
+                                 f"task {task.task_id} is {task.type}")
+        receipt = self._emit(work, SCHEDULED, task, ask.body or {}, by=by, lease=lease, schedule_id=ask.schedule_id,
+                             parents=parents or (lease.accepted,), mark=ask.schedule_id)
+        work.schedule(ask.schedule_id, Schedule(ask.schedule_id, task.owner_kind, task.owner_id, by.kind, by.id,
+                                                receipt.receipt_id))
+        return receipt.receipt_id
+
+    def _unschedule(self, work: Work, caller: Caller, ask: EmitReceipt, by: Principal, parents: tuple[str, ...]) -> str:
+        created = next((work.receipts[parent] for parent in parents
+                        if work.receipts[parent].receipt_type == SCHEDULED.type), None)
+        if created is None or created.schedule_id is None or ask.schedule_id not in (None, created.schedule_id):
+            raise InvalidRequest("schedule.deleted must name the schedule.created of that schedule among its parents")
+        self._party(caller, by, created)
+        receipt = self._emit(work, UNSCHEDULED, None, ask.body or {}, by=by, to=created.to, parents=parents,
+                             task_id=ask.task_id or created.task_id, schedule_id=created.schedule_id,
+                             mark=created.schedule_id)
+        work.close(created.receipt_id, created.to)
+        work.schedule(created.schedule_id, None)
+        return receipt.receipt_id
+
+    def report_schedule(self, work: Work, caller: Caller, ask: ReportSchedule) -> Reported:
+        """Report when schedules run next, so that the gate notices when they do not (H.7.4)."""
+        by, unknown = speaker(caller, ask), []
+        for state in ask.schedules:
+            known = work.schedules.get(state.schedule_id)
+            if known is None or not known.scheduler.same(by):
+                unknown.append(state.schedule_id)
+                continue
+            due = state.next_run_at.timestamp() if state.next_run_at else None
+            watched = state.enabled and due is not None and state.interval_seconds is not None
+            known = replace(known, enabled=state.enabled, next_run_at=due, interval_seconds=state.interval_seconds,
+                            late_at=due + 2 * state.interval_seconds if watched else None)  # type: ignore[operator]
+            work.schedule(state.schedule_id, known)
+            self._late(work, known)
+        return Reported(True, unknown)
+
+    def _late(self, work: Work, schedule: Schedule) -> None:
+        """H.7.4: a schedule that has missed two of its times is told to its owner, once for each time."""
+        if schedule.late_at is None or schedule.late_at > work.now:
+            return
+        due = outside(schedule.next_run_at or 0).isoformat()
+        body = {"kind": "schedule_late", "recommended_action": "look whether the scheduler runs",
+                "details": {"schedule_id": schedule.schedule_id, "next_run_at": due,
+                            "interval_seconds": schedule.interval_seconds}}
+        self._emit(work, ANOMALY, None, body, to=Principal(schedule.owner_kind, schedule.owner_id),
+                   schedule_id=schedule.schedule_id, parents=(schedule.created,), mark=f"schedule_late {due}")
+        work.schedule(schedule.schedule_id, replace(schedule, late_at=None))
+
+    async def check_terminator(self, caller: Caller, ask: CheckTerminator) -> Terminator:
+        """Tell whether an obligation is discharged: by the evidence of the receipts, not by any state."""
+        parent = await self.backend.receipt(caller.tenant_id, ask.parent_receipt_id)
+        by = TERMINATES.get(parent.receipt_type) if parent else None
+        done = by is not None and await self.backend.terminated(caller.tenant_id, ask.parent_receipt_id, by)
+        return Terminator(ask.parent_receipt_id, done)
+
+    async def list_open_obligations(self, caller: Caller, ask: ListOpenObligations) -> Obligations:
+        """List what is still owed to a principal: obligations that no receipt has discharged, oldest first.
+
+        This is the call to begin with after forgetting everything.  Go on with cursor as since_receipt_id.  PH.6.
+        """
+        who = self._whose(caller, ask)
+        after = await self._since(caller, ask.since_receipt_id, "obligations", who)
+        rows = await self.backend.obligations(caller.tenant_id, who, after, self._limit(ask.limit))
+        return Obligations(self._server(), await self._relationship(caller, who),
+                           [shown(caller.tenant_id, row) for row in rows], rows[-1].receipt_id if rows else None)
+
+    def _whose(self, caller: Caller, ask: AsEither) -> Principal:
+        """Return the principal that is asked about; only an admin may ask about another."""
+        named = claimed(ask) or caller.principal
+        return named if caller.role == "admin" else self._self_only(caller, named)
+
+    async def bootstrap(self, caller: Caller, ask: Bootstrap) -> Welcome:
+        """Begin a session with the receipts in one's inbox; deprecated, call list_open_obligations instead (PH.6.3)."""
+        who, most = self._whose(caller, ask), self.settings.max_bootstrap_max_items
+        wished = ask.max_items or ask.limit or self.settings.default_bootstrap_max_items
+        after = await self._since(caller, ask.since_receipt_id, "bootstrap", who)
+        rows = await self.backend.receipts(caller.tenant_id, ReceiptFilter(who, None, None, after, min(wished, most)))
+        log.warning("deprecated: bootstrap was called by %s; list_open_obligations supersedes it", who)
+        if fresh := [row.receipt_id for row in rows if row.delivered_at is None]:
+            await self.write(Engine._deliver, None, caller, Delivered(receipts=fresh))
+        return Welcome(self._server(), await self._relationship(caller, who),
+                       Attention([shown(caller.tenant_id, row) for row in rows]),
+                       LatestReceipt(rows[-1].receipt_id if rows else None), self.settings.environment)
+
+    def _deliver(self, work: Work, caller: Caller, ask: Delivered) -> None:
+        for receipt_id in ask.receipts:
+            work.deliver(receipt_id)
+
+    def _server(self) -> Server:
+        return Server("AsyncGate", __version__, self.instance, self.settings.environment, self._uptime())
+
+    def _uptime(self) -> int:
+        return int(time.monotonic() - self.born)
+
+    async def _relationship(self, caller: Caller, who: Principal) -> Relationship:
+        now = self.backend.now()
+        known = await self.backend.presence(caller.tenant_id, who) or Presence(who.kind, who.id, None, now, now, 1)
+        return Relationship(who.kind, who.id, who.instance_id or known.instance_id, outside(known.first_seen_at),
+                            outside(max(known.last_seen_at, self._last_seen(caller.tenant_id, who))), known.sessions)
+
+    def _last_seen(self, tenant_id: str, who: Principal) -> float:
+        return max((last for (tenant, kind, id, _), (_, last) in self.sightings.items()
+                    if (tenant, kind, id) == (tenant_id, who.kind, who.id)), default=0.0)
+
+    # About the gate itself.
+
+    async def get_config(self, caller: Caller, ask: GetConfig) -> Configuration:
+        """Return how this gate is set up: receipt mode, instance, version and what it can do."""
+        url = self.settings.memorygate.url if self.settings.receipt_mode != "standalone" else None
+        return Configuration(self.settings.receipt_mode, url, self.instance,
+                             ["lease_based_execution", "receipt_emission", "open_obligations", "batch_operations"],
+                             __version__)
+
+    async def health(self, caller: Caller, ask: Health) -> Healthy:
+        """Tell whether the gate works: its database answers, and its upkeep jobs run."""
+        try:
+            await self.backend.tenants()
+            database: Literal["ok", "unavailable"] = "ok"
+        except Exception:
+            log.exception("the database does not answer")
+            database = "unavailable"
+        return Healthy("healthy" if database == "ok" else "unhealthy", "AsyncGate", __version__, self.instance,
+                       self._uptime(), database, self.upkeep.report() if self.upkeep else {})
+
+    # Upkeep's own writes.
+
+    def sweep(self, work: Work, caller: Caller, ask: Sweep) -> None:
+        """Take back tasks whose lease ran out; report deadlines, spent attempts and late schedules (H.7)."""
+        for task_id in ask.tasks:
+            with contextlib.suppress(TaskNotFound), work.part():
+                self._look_after(work, work.task(task_id))
+        for schedule_id in ask.schedules:
+            if schedule := work.schedules.get(schedule_id):
+                self._late(work, schedule)
+
+    def _look_after(self, work: Work, task: Task) -> None:
+        lease = work.leases.get(task.task_id)
+        if task.status in ACTIVE and lease and not alive(lease, work.now, self.settings.lease_grace_seconds):
+            task = self._expire(work, task, lease)
+        if task.deadline_at is not None and task.deadline_at <= work.now and task.status not in TERMINAL:
+            task = work.change(task, deadline_at=None)
+            self._anomaly(work, task, "deadline_passed", status=task.status,
+                          recommended_action="wait for the result, or cancel the task")
+        if task.status == "queued" and task.attempt >= task.max_attempts:
+            self._anomaly(work, task, "attempts_spent_but_queued", attempt=task.attempt,
+                          recommended_action="cancel the task, or report this as a defect of the gate")
+
+    def _expire(self, work: Work, task: Task, lease: Lease) -> Task:
+        """PH.4: a lost lease is not a failure.  But a task that keeps killing its workers is held at last."""
+        lost_to = [*_any(task.lost_to), lease.worker_id][-10:]
+        losses, most = task.expiries + 1, task.max_expiries
+        held = "lease_expiries" if most and losses >= most else None
+        pause = jitter(lease.lease_id, self.settings.expiry_jitter_seconds)
+        work.hold(replace(lease, ending="expired"))
+        # Clarification C: only a task's own instance sweeps it, and here it is adopted first (DESIGN 5.10).
+        task = work.move(task, EXPIRE, expiries=losses, held=held, started_at=None, asyncgate_instance=self.instance,
+                         next_eligible_at=work.now + pause if pause else None, lost_to=canonical(lost_to).decode())
+        self._emit(work, EMISSION["expire"], task, self._expiry(task, lease, "expired"), lease=lease)
+        if losses == STUCK_EXPIRIES + 1:
+            self._anomaly(work, task, "lease_expired_often", expiries=losses,
+                          recommended_action="look at the workers of this type")
+        if held:
+            work.tell(task.task_id, "task.held", held=held, expiries=losses)
+            progress = work.progress.get(task.task_id)
+            self._anomaly(work, task, "task_held", lease=lease, expiries=losses, workers=sorted(set(lost_to)),
+                          last_progress=_any(progress.progress) if progress else None,
+                          recommended_action="release_hold to offer it again, or cancel_task")
+        return task
+
+    def _expiry(self, task: Task, lease: Lease, reason: str) -> dict[str, Any]:
+        return {"task_id": task.task_id, "previous_worker_id": lease.worker_id, "attempt": task.attempt,
+                "requeued": task.held is None, "reason": reason}
+
+    def seen(self, work: Work, caller: Caller, ask: Seen) -> None:
+        """Write down who was here; a session begins with a new instance or after 30 silent minutes."""
+        for who, first, last in ask.sightings:
+            known = work.presences.get((who.kind, who.id)) or Presence(who.kind, who.id, None, first, 0.0, 0)
+            begins = first - known.last_seen_at > 1800 or who.instance_id not in (None, known.instance_id)
+            work.meet(replace(known, instance_id=who.instance_id or known.instance_id,
+                              last_seen_at=max(last, known.last_seen_at), sessions=known.sessions + begins))
+
+    # What happens after a commit, and small things.
+
+    def _after_commit(self, work: Work) -> None:
+        """Wake who waits for what this batch has changed; only now may anybody learn of it."""
+        for task in (*work.added.values(), *work.moved.values()):
+            if task.status == "queued":
+                self.waiting.offered(work.tenant_id, task, work.now)
+            elif task.status in TERMINAL:
+                for ended in self.outcomes.get((work.tenant_id, task.task_id), ()):
+                    resolve(ended)
+
+    def drain(self) -> None:
+        """Answer every waiting call now, with what there is; the server is about to stop."""
+        self.waiting.close()
+        for ended in [future for futures in self.outcomes.values() for future in futures]:
+            resolve(ended)
+
+    def _limit(self, wished: int | None) -> int:
+        return min(wished or self.settings.default_list_limit, self.settings.max_list_limit)
+
+    def _cursor(self, caller: Caller, position: str, *query: Any) -> str:
+        """Seal a position for this tenant and this query, so that nobody can make one up."""
+        seal = hmac.digest(self.backend.secret, canonical((caller.tenant_id, query, position)), "sha256")[:12]
+        return base64.urlsafe_b64encode(seal + position.encode()).decode().rstrip("=")
+
+    def _position(self, caller: Caller, cursor: str | None, *query: Any) -> str | None:
+        """Open a cursor that `_cursor` made for the same tenant and query."""
+        if cursor is None:
+            return None
+        with contextlib.suppress(ValueError):
+            position = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))[12:].decode()
+            if hmac.compare_digest(cursor.encode(), self._cursor(caller, position, *query).encode()):
+                return position
+        raise InvalidCursor("this cursor was not given for this list; begin again without one")
+
+    async def _since(self, caller: Caller, cursor: str | None, *query: Any) -> str | None:
+        """Open a cursor, or take a receipt of this tenant for one."""
+        if cursor and await self.backend.receipt(caller.tenant_id, cursor):
+            return cursor
+        return self._position(caller, cursor, *query)
+
+def sized(text: bytes, most: int, what: str) -> None:
+    """Refuse what is too large to be stored."""
+    if len(text) > most:
+        raise PayloadTooLarge(f"{what} is {len(text)} bytes, {most} is the most; store it elsewhere and send a pointer")
+
+
+def parsed(text: bytes, what: str) -> Any:
+    """Read JSON that the gate stores verbatim, so that what cannot be read later is refused now."""
+    try:
+        return _any(text)
+    except (msgspec.DecodeError, ValueError, RecursionError) as wrong:
+        raise InvalidRequest(f"{what}: {wrong}") from None
+
+
+def needs_of(requirements: Raw) -> frozenset[str]:
+    """Return the capabilities that a task requires."""
+    try:
+        asked = _requirements(requirements)
+    except msgspec.DecodeError as wrong:
+        raise InvalidRequest(f"requirements: {wrong}") from None
+    return (asked.capabilities if asked else None) or frozenset()
+
+
+T = TypeVar("T", bound=Ask)
+
+
+def each(work: Work, run: Callable[[T], Item], item: T) -> Item:
+    """Carry out one item of a batch by itself; its refusal is its answer."""
+    try:
+        with work.part():
+            checked(item)
+            return run(item)
+    except GateError as no:
+        return Item(task_id=getattr(item, "task_id", None),
+                    error=Problem(no.code, str(no), reason=no.more.get("reason")))
+
+
+def resolve(future: asyncio.Future[None]) -> None:
+    """Tell whoever waits, unless that has happened already."""
+    if not future.done():
+        future.set_result(None)
+
+
+async def waited(future: asyncio.Future[Any], until: float) -> bool:
+    """Wait for a future until a time of the loop's clock; tell whether it came."""
+    left = until - asyncio.get_running_loop().time()
+    return bool(left > 0 and (await asyncio.wait([future], timeout=left))[0])
+
+
+# BATCHES ##############################################################################################################
+
+
+class Job:
+    """One write on its way through a batch."""
+
+    def __init__(self, run: Callable[[Work, Caller, Any], Any], loads: Loads | None, caller: Caller, ask: Ask) -> None:
+        self.run, self.loads, self.caller, self.ask = run, loads, caller, ask
+        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.reply: Any = None
+        self.error: Exception | None = None
+
+    def decide(self, work: Work) -> None:
+        """Run the operation; if it fails, leave `work` as if it had never been asked."""
+        if self.answer.cancelled():
+            return  # the client has gone: what nobody waits for is not started
+        try:
+            with work.part():
+                self.reply, self.error = self.run(work, self.caller, self.ask), None
+        except GateError as no:
+            self.error = no
+        except Exception as bug:  # a bug in one operation must spare the others too
+            self.error = fault(type(self.ask).__name__, bug)
+
+    def settle(self, error: Exception | None = None) -> None:
+        """Answer whoever waits, if anybody still does."""
+        if self.answer.done():
+            return
+        if problem := error or self.error:
+            self.answer.set_exception(problem)
+        else:
+            self.answer.set_result(self.reply)
+
+
+class Batches:
+    """The writes under way: one queue per tenant, tenants take turns, one list per event-loop tick."""
+
+    def __init__(self, backend: Backend, size: int, after_commit: Callable[[Work], None]) -> None:
+        self.backend, self.size, self.after_commit = backend, size, after_commit
+        self.waiting: dict[str, list[Job]] = {}         # in the order of the tenants' turns
+        self.under_way: defaultdict[str, list[int]] = defaultdict(list)     # sizes
+        self.flights: set[asyncio.Task[None]] = set()
+        self.called = False
+
+    async def join(self, tenant_id: str, job: Job) -> Any:
+        """Put a job into the tenant's next batch and wait until it is durable."""
+        self.waiting.setdefault(tenant_id, []).append(job)
+        self._call()
+        return await job.answer
+
+    async def landed(self) -> None:
+        """Wait until nothing is under way."""
+        while self.flights or self.waiting:
+            await asyncio.sleep(0) if not self.flights else await asyncio.wait(self.flights)
+
+    def _call(self) -> None:
+        if not self.called:     # not at once: what else arrives in this tick shall share the commit
+            self.called = True
+            asyncio.get_running_loop().call_soon(self._depart)
+
+    def _depart(self) -> None:
+        self.called = False
+        for tenant_id in list(self.waiting):
+            if len(self.flights) >= self.backend.parallel:
+                return
+            if self._worth_it(tenant_id):
+                self._launch(tenant_id, self.waiting.pop(tenant_id))
+
+    def _worth_it(self, tenant_id: str) -> bool:
+        """Whether another batch may leave: beside others only if it is as large, or all would shrink."""
+        sizes = self.under_way[tenant_id]
+        return len(sizes) < self.backend.parallel_per_tenant and len(self.waiting[tenant_id]) >= sum(sizes)
+
+    def _launch(self, tenant_id: str, jobs: list[Job]) -> None:
+        jobs, later = jobs[:self.size], jobs[self.size:]
+        if later:
+            self.waiting[tenant_id] = later             # at the end: the others' turn comes first
+        self.under_way[tenant_id].append(len(jobs))
+        flight = asyncio.get_running_loop().create_task(self._fly(tenant_id, jobs))
+        self.flights.add(flight)
+        flight.add_done_callback(partial(self._land, tenant_id, len(jobs)))
+
+    def _land(self, tenant_id: str, size: int, flight: asyncio.Task[None]) -> None:
+        self.flights.discard(flight)
+        self.under_way[tenant_id].remove(size)
+        if not self.under_way[tenant_id]:
+            del self.under_way[tenant_id]
+        self._call()
+
+    async def _fly(self, tenant_id: str, jobs: list[Job]) -> None:
+        decided: list[Work] = []
+        try:
+            await self.backend.transact(tenant_id, named(jobs), partial(decide, jobs, decided))
+            error: Exception | None = None
+        except Refused as refused:
+            if len(jobs) > 1:
+                return await self._fly_alone(tenant_id, jobs)
+            error = fault(type(jobs[0].ask).__name__, refused)
+        except Exception as broken:
+            log.error("a batch of %d did not reach the database", len(jobs), exc_info=broken)
+            error = DatabaseUnavailable("the database did not take this; try again", retry_after=1)
+        if error is None:
+            self.after_commit(*decided)
+        for job in jobs:
+            job.settle(error)
+
+    async def _fly_alone(self, tenant_id: str, jobs: list[Job]) -> None:
+        """One of the jobs is guilty of what the database refused: each by itself, only that one fails."""
+        for job in jobs:
+            await self._fly(tenant_id, [job])
+
+
+def named(jobs: list[Job]) -> Needs:
+    """Gather what the jobs of a batch need loaded; an ask that cannot say so is refused when it is decided."""
+    needs = Needs()
+    for job in jobs:
+        with contextlib.suppress(GateError):
+            if job.loads is not None:
+                job.loads(needs, job.caller, job.ask)
+    return needs
+
+
+def decide(jobs: list[Job], decided: list[Work], work: Work) -> None:
+    """Decide a batch, one operation after another."""
+    for job in jobs:
+        job.decide(work)
+    decided.append(work)
+
+
+class Place:
+    """A waiting claim's place in the queue of its tenant."""
+
+    def __init__(self, ask: LeaseNext) -> None:
+        self.ask = ask
+        self.call: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.calls: list[Task | None] = []      # for what it was called
+        self.spent: list[Task | None] = []      # and for what it has set out, and may leave untouched
+
+    async def called(self, until: float) -> bool:
+        """Wait to be called; tell whether that happened in time."""
+        if not await waited(self.call, until):
+            return False
+        self.call, self.spent, self.calls = asyncio.get_running_loop().create_future(), self.calls, []
+        return True
+
+    def wake(self, task: Task | None) -> None:
+        """Call this place for a task, or for whatever there may be."""
+        self.calls.append(task)
+        resolve(self.call)
+
+
+class Waiting:
+    """The claims that wait for work; a waiting claim costs no database connection."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.closed = engine, False
+        self.places: defaultdict[str, dict[Place, None]] = defaultdict(dict)    # first come, first served
+        self.timers: dict[str, tuple[float, asyncio.TimerHandle]] = {}
+        self.checks: set[asyncio.Task[None]] = set()
+        self.count = 0
+
+    @contextlib.contextmanager
+    def place(self, tenant_id: str, ask: LeaseNext) -> Iterator[Place]:
+        """Take a place in the tenant's queue; when it is left, its unused calls go to the next that match."""
+        if self.count >= self.engine.settings.max_waiting_claims:
+            raise TooManyWaiting(f"{self.count} claims are waiting already; claim without wait_seconds", retry_after=1)
+        place, queue = Place(ask), self.places[tenant_id]
+        queue[place] = None
+        self.count += 1
+        self._check(tenant_id)
+        try:
+            yield place
+        except BaseException:       # it was called and could not come
+            place.calls += place.spent
+            raise
+        finally:
+            self.count -= 1
+            del queue[place]
+            for task in place.calls:
+                self._wake(tenant_id, task)
+            if not queue:
+                self._forget(tenant_id)
+
+    def offered(self, tenant_id: str, task: Task, now: float) -> None:
+        """Call the first waiting claim that a queued task fits, now or when its time comes."""
+        if not self.places.get(tenant_id) or task.held:
+            return
+        if task.next_eligible_at is None or task.next_eligible_at <= now:
+            self._wake(tenant_id, task)
+        else:
+            self._at(tenant_id, task.next_eligible_at, now)
+
+    def _wake(self, tenant_id: str, task: Task | None) -> None:
+        needed = needs_of(raw(task.requirements)) if task else frozenset()
+        for place in self.places.get(tenant_id, ()):
+            if task is None:
+                place.wake(task)
+            elif not place.calls and matches(task.type, needed, place.ask):
+                return place.wake(task)
+
+    def _at(self, tenant_id: str, due: float, now: float) -> None:
+        """Call everybody of a tenant when its next delayed task is due; one timer a tenant, the earliest counts."""
+        if tenant_id in self.timers:
+            if self.timers[tenant_id][0] <= due:
+                return
+            self.timers[tenant_id][1].cancel()
+        loop = asyncio.get_running_loop()
+        self.timers[tenant_id] = due, loop.call_later(max(due - now, 0.0) + 0.002, self._due, tenant_id)
+
+    def _due(self, tenant_id: str) -> None:
+        self.timers.pop(tenant_id, None)
+        self._wake(tenant_id, None)
+        self._check(tenant_id)
+
+    def _check(self, tenant_id: str) -> None:
+        """Find out when the tenant's next delayed task is due, unless that is known."""
+        if tenant_id not in self.timers and self.places.get(tenant_id) and not self.closed:
+            check = asyncio.get_running_loop().create_task(self._look(tenant_id))
+            self.checks.add(check)
+            check.add_done_callback(self.checks.discard)
+
+    async def _look(self, tenant_id: str) -> None:
+        try:
+            due = await self.engine.backend.next_due(tenant_id)
+        except Exception:
+            return log.exception("cannot tell when the next delayed task is due")
+        if due is not None and self.places.get(tenant_id):
+            self._at(tenant_id, due, self.engine.backend.now())
+
+    def _forget(self, tenant_id: str) -> None:
+        del self.places[tenant_id]
+        if timer := self.timers.pop(tenant_id, None):
+            timer[1].cancel()
+
+    def close(self) -> None:
+        """Call everybody for the last time."""
+        self.closed = True
+        for tenant_id in list(self.places):
+            self._wake(tenant_id, None)
+
+
+# OPERATIONS ###########################################################################################################
+
+# What an ask wants loaded, said before the transaction begins.
+
+Loads = Callable[[Needs, Caller, Any], None]
+
+
+def its_task(needs: Needs, caller: Caller, ask: Any) -> None:
+    """Load the task that the ask names, with its lease and progress."""
+    needs.tasks.add(ask.task_id)
+
+
+def its_lease(needs: Needs, caller: Caller, ask: RenewLease) -> None:
+    """Load the task that the ask names, or the one behind the lease."""
+    (needs.tasks if ask.task_id else needs.leases).add(ask.task_id or ask.lease_id)
+
+
+def its_key(needs: Needs, caller: Caller, ask: CreateTask) -> None:
+    """Load the task that the same creator made under the same idempotency key."""
+    if ask.idempotency_key is not None:
+        creator = speaker(caller, ask)
+        needs.keys.add((creator.kind, creator.id, ask.idempotency_key))
+
+
+def its_claim(needs: Needs, caller: Caller, ask: LeaseNext) -> None:
+    """Load claimable tasks, and what the same claim got before."""
+    needs.claims.append(ask)
+    if ask.claim_id is not None:
+        worker = speaker(caller, ask)
+        needs.repeats.add((worker.kind, worker.id, ask.claim_id))
+
+
+def its_receipt(needs: Needs, caller: Caller, ask: AckReceipt) -> None:
+    """Load the receipt, with its children."""
+    needs.receipts.add(ask.receipt_id)
+
+
+def its_schedule(needs: Needs, caller: Caller, ask: EmitReceipt) -> None:
+    """Load the parents, the task and the schedule of an offered receipt."""
+    needs.receipts.update(ask.parents or ())
+    needs.tasks.update({ask.task_id} if ask.task_id else ())
+    needs.schedules.update({ask.schedule_id} if ask.schedule_id else ())
+
+
+def its_schedules(needs: Needs, caller: Caller, ask: ReportSchedule) -> None:
+    """Load the schedules that are reported."""
+    needs.schedules.update(state.schedule_id for state in ask.schedules)
+
+
+def of_each(loads: Loads, items: Callable[[Any], Iterable[Any]]) -> Loads:
+    """Load what every item of a batch needs."""
+    def load(needs: Needs, caller: Caller, ask: Any) -> None:
+        for item in items(ask):
+            loads(needs, caller, item)
+    return load
+
+
+class Operation:
+    """One thing the gate can do: an Engine method, what it loads, and where the world finds it."""
+
+    ROLES: ClassVar[dict[str, Role]] = {"a": "agent", "w": "worker", "A": "admin"}
+
+    def __init__(self, run: Callable[..., Any], rest: str, roles: str, scopes: str, kind: Literal["W", "R", "B"],
+                 loads: Loads | None = None) -> None:
+        hints = get_type_hints(run)
+        self.run, self.name, self.kind, self.loads = run, run.__name__, kind, loads
+        self.rest = [(way.split()[0], way.split()[1]) for way in rest.split(", ")]
+        self.roles = tuple(self.ROLES[letter] for letter in roles.split())
+        self.scopes = frozenset(scopes.split()) | ({"admin:write"} | ({"admin:read"} if kind == "R" else set()))
+        self.open = not roles           # no credential needed
+        self.takes: type[Ask] = hints["ask"]
+        self.gives: type[Struct] = hints["return"]
+        self.direct = inspect.iscoroutinefunction(run)
+        self.decode: Callable[[bytes], Ask] = msgspec.json.Decoder(self.takes).decode
+        self.summary, _, self.text = (inspect.getdoc(run) or "").partition("\n")
+
+
+EVERYONE = "a w A"
+OPERATIONS = {op.name: op for op in (
+    Operation(Engine.lease_next, "POST /v1/leases/claim", "w A", "tasks:lease", "W", its_claim),
+    Operation(Engine.create_task, "POST /v1/tasks", "a A", "tasks:write", "W", its_key),
+    Operation(Engine.complete, "POST /v1/tasks/{task_id}/complete", "w A", "tasks:lease", "W", its_task),
+    Operation(Engine.get_task, "GET /v1/tasks/{task_id}", EVERYONE, "tasks:read tasks:lease", "R"),
+    Operation(Engine.renew_lease, "POST /v1/leases/renew, POST /v1/leases/{lease_id}/extend", "w A", "tasks:lease", "W",
+              its_lease),
+    Operation(Engine.report_progress, "POST /v1/tasks/{task_id}/progress", "w A", "tasks:lease", "W", its_task),
+    Operation(Engine.fail, "POST /v1/tasks/{task_id}/fail", "w A", "tasks:lease", "W", its_task),
+    Operation(Engine.create_tasks, "POST /v1/tasks/batch", "a A", "tasks:write", "W", of_each(its_key, creations)),
+    Operation(Engine.complete_tasks, "POST /v1/tasks/complete-batch", "w A", "tasks:lease", "W",
+              of_each(its_task, completions)),
+    Operation(Engine.run_task, "POST /v1/tasks/run", "a A", "tasks:write", "W", its_key),
+    Operation(Engine.list_tasks, "GET /v1/tasks", "a A", "tasks:read", "R"),
+    Operation(Engine.get_task_history, "GET /v1/tasks/{task_id}/history", EVERYONE, "tasks:read tasks:lease", "R"),
+    Operation(Engine.cancel_task, "POST /v1/tasks/{task_id}/cancel", "a A", "tasks:write", "W", its_task),
+    Operation(Engine.attach_artifacts, "POST /v1/tasks/{task_id}/artifacts", EVERYONE, "tasks:write tasks:lease", "W",
+              its_task),
+    Operation(Engine.release_hold, "POST /v1/tasks/{task_id}/release", "a A", "tasks:write", "W", its_task),
+    Operation(Engine.start_task, "POST /v1/tasks/{task_id}/running", "w A", "tasks:lease", "W", its_task),
+    Operation(Engine.release_lease, "POST /v1/leases/release", "w A", "tasks:lease", "W", its_task),
+    Operation(Engine.list_leases, "GET /v1/leases", "w A", "tasks:lease", "R"),
+    Operation(Engine.list_receipts, "GET /v1/receipts", EVERYONE, "receipts:read", "R"),
+    Operation(Engine.get_receipt, "GET /v1/receipts/{receipt_id}", EVERYONE, "receipts:read", "R"),
+    Operation(Engine.ack_receipt, "POST /v1/receipts/{receipt_id}/ack", EVERYONE, "receipts:ack", "W", its_receipt),
+    Operation(Engine.emit_receipt, "POST /v1/receipts", EVERYONE, "receipts:ack tasks:lease", "W", its_schedule),
+    Operation(Engine.report_schedule, "POST /v1/schedules/report", "w A", "tasks:lease", "W", its_schedules),
+    Operation(Engine.check_terminator, "POST /v1/receipts/check-terminator", EVERYONE, "receipts:read", "R"),
+    Operation(Engine.list_open_obligations, "GET /v1/obligations/open", EVERYONE, "receipts:read", "R"),
+    Operation(Engine.bootstrap, "GET /v1/bootstrap", EVERYONE, "receipts:read", "W"),
+    Operation(Engine.get_config, "GET /v1/config", EVERYONE, "", "B"),
+    Operation(Engine.health, "GET /v1/health, GET /health", "", "", "B"),
+)}
+
+
+# IDENTITY #############################################################################################################
+
+NOBODY = Caller("", Principal("system", "nobody"), "agent", frozenset(), bound=False)      # may ask for health
+
+
+class WayIn(Protocol):
+    """One kind of credential; issued keys and OAuth tokens are further ones."""
+
+    async def caller(self, token: str | None) -> Caller | None:
+        """Return who shows this token, or None if it is not of this kind or not good."""
+
+
+class Identity:
+    """Turns credentials into callers, the same way for every façade."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.ways: list[WayIn] = import_module("asyncgate.backends.identity_token").ways(settings)
+
+    async def caller(self, headers: Headers) -> Caller:
+        """Return who a request comes from."""
+        token = presented(headers)
+        for way in self.ways:
+            if (caller := await way.caller(token)) is not None:
+                return caller
+        raise Unauthenticated("this credential is not known here" if token else
+                              "a credential is needed: Authorization: Bearer <token>, or X-API-Key: <token>")
+
+
+def presented(headers: Headers) -> str | None:
+    """Return the one token that a request shows; two different ones are nobody's."""
+    tokens = set()
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, token = value.decode("latin-1").partition(" ")
+            tokens.add(token.strip() if scheme.lower() == "bearer" else "")
+        elif name == b"x-api-key":
+            tokens.add(value.decode("latin-1").strip())
+    if len(tokens) > 1 or "" in tokens:
+        raise Unauthenticated("show one credential: Authorization: Bearer <token>, or X-API-Key: <token>")
+    return tokens.pop() if tokens else None
+
+
+def guard_start(settings: Settings) -> None:
+    """Refuse to start what would be open to the world, or promise what this release cannot do."""
+    if settings.allow_insecure_dev and not loopback(settings.host):
+        raise StartupError(f"allow_insecure_dev opens the gate to everybody who reaches it: it needs a loopback host, "
+                           f"not {settings.host}")
+    if not settings.api_key and not settings.allow_insecure_dev:
+        raise StartupError("no way in: set ASYNCGATE_API_KEY to a secret of your choice, or run `asyncgate dev`")
+    later = {"receipt_mode: " + settings.receipt_mode: settings.receipt_mode != "standalone",
+             "security.oauth.enabled": settings.security.oauth.enabled,
+             "security.rate_limiting.enabled": settings.security.rate_limiting.enabled}
+    if missing := [name for name, wanted in later.items() if wanted]:
+        raise StartupError(f"{missing[0]} is not part of this release; unset it")
+    if settings.allow_insecure_dev:
+        log.warning("INSECURE: allow_insecure_dev is on, whoever reaches %s is admin", settings.host)
+
+
+# REST #################################################################################################################
+
+JSON_TYPE = (b"content-type", b"application/json")
+SAFETY = [(b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"default-src 'none'; "
+          b"frame-ancestors 'none'"), (b"referrer-policy", b"no-referrer"), (b"cache-control", b"no-store")]
+STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000; includeSubDomains")
+DEPRECATED = [(b"deprecation", b"true"), (b"x-asyncgate-deprecated", b"true"),
+              (b"link", b"</v1/obligations/open>; rel=\"successor-version\"")]
+
+
+class Gate:
+    """The server over one backend: the engine, who may come in, and the application that speaks REST."""
+
+    def __init__(self, settings: Settings, backend: Backend | None = None) -> None:
+        self.settings, self.backend, self.identity = settings, backend, Identity(settings)
+        self.headers = [*SAFETY, *([(b"x-asyncgate-insecure", b"true")] if settings.allow_insecure_dev else [])]
+        self.app = Starlette(routes=self._routes(), lifespan=self._life, exception_handlers={
+            HTTPException: self._lost, Exception: self._broken})  # type: ignore[dict-item]
+        self.app.router.redirect_slashes = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Guard the door against other sites' pages (DNS rebinding, CSRF), then let the application answer."""
+        if scope["type"] == "http" and (no := self._foreign(scope["headers"])):
+            return await self.send(send, scope, no.status, encode(no.body()))
+        await self.app(scope, receive, send)
+
+    @contextlib.asynccontextmanager
+    async def _life(self, app: Starlette) -> AsyncIterator[None]:
+        opener = import_module("asyncgate.backends").open_backend
+        backend = self.backend or await opener(self.settings.database.url, serving=True)
+        self.engine = Engine(backend, self.settings)
+        self.engine.upkeep = Upkeep(self.engine)
+        try:
+            async with self.engine.upkeep:
+                yield
+        finally:
+            await self.engine.batches.landed()
+            await backend.close()
+
+    def drain(self) -> None:
+        """Answer the waiting calls; the server is about to stop."""
+        if hasattr(self, "engine"):
+            self.engine.drain()
+
+    def _routes(self) -> list[Route]:
+        paths: dict[str, dict[str, Operation]] = {}
+        for op in OPERATIONS.values():
+            for verb, path in op.rest:
+                paths.setdefault(path, {})[verb] = op
+        fixed_first = sorted(paths, key=lambda path: "{" in path)
+        described = import_module("asyncgate.parts.openapi").routes(OPERATIONS.values(), __version__, self.send)
+        return [*(Route(path, Endpoint(self, paths[path])) for path in fixed_first), *described]
+
+    @cached_property
+    def _doors(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The Host and Origin names that are served; on loopback only its own unless told otherwise."""
+        own = {"localhost", "127.0.0.1", "::1", self.settings.host} if loopback(self.settings.host) else set()
+        return frozenset(self.settings.allowed_hosts or own), frozenset(self.settings.allowed_origins or own)
+
+    def _foreign(self, headers: Headers) -> GateError | None:
+        hosts, origins = self._doors
+        for name, value in headers:
+            if name == b"host" and hosts and not named_in(value, hosts):
+                return Misdirected("this gate does not answer for that Host; see the setting allowed_hosts")
+            if name == b"origin" and origins and not named_in(value, origins):
+                return Forbidden("pages of that Origin may not call this gate; see the setting allowed_origins")
+        return None
+
+    async def send(self, send: Send, scope: Scope, status: int, body: bytes, more: Iterable[tuple[bytes, bytes]] = (),
+                   type: tuple[bytes, bytes] = JSON_TYPE) -> None:
+        """Send one complete answer with the headers that every answer carries; `more` replaces what it names."""
+        own = {name for name, _ in more}
+        safety = [header for header in self.headers if header[0] not in own] if own else self.headers
+        headers = [type, (b"content-length", b"%d" % len(body)), *safety, *more]
+        if scope.get("scheme") == "https":
+            headers.append(STRICT_TRANSPORT)
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    async def _lost(self, request: Any, error: HTTPException) -> Any:
+        return self._plain(NotFound("there is nothing here; /openapi.json lists what there is"))
+
+    async def _broken(self, request: Any, error: Exception) -> Any:
+        return self._plain(fault(request.url.path, error))
+
+    def _plain(self, no: GateError) -> Any:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            await self.send(send, scope, no.status, encode(no.body()))
+        return answer
+
+
+class Endpoint:
+    """All operations of one path, as an ASGI application: a route that names one pays for nothing else."""
+
+    def __init__(self, gate: Gate, operations: dict[str, Operation]) -> None:
+        self.gate, self.operations = gate, operations
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        more: list[tuple[bytes, bytes]] = []
+        try:
+            status, body = 200, encode(await self._perform(scope, receive, more))
+        except GateError as no:
+            status, body = no.status, encode(no.body())
+            more += refusal_headers(no)
+        except asyncio.CancelledError:
+            return      # the client has gone
+        except Exception as bug:
+            status, body = 500, encode(fault(scope["path"], bug).body())
+        await self.gate.send(send, scope, status, body, more)
+
+    async def _perform(self, scope: Scope, receive: Receive, more: list[tuple[bytes, bytes]]) -> Any:
+        verb = "GET" if scope["method"] == "HEAD" else scope["method"]
+        if (op := self.operations.get(verb)) is None:
+            raise MethodNotAllowed(f"{scope['method']} is not for {scope['path']}", allow=sorted(self.operations))
+        caller = NOBODY if op.open else await self.gate.identity.caller(scope["headers"])
+        ask = await self._ask(op, scope, receive)
+        if op.name == "bootstrap" and self.gate.settings.bootstrap.deprecate_legacy_endpoint:
+            more += DEPRECATED
+        if getattr(ask, "wait_seconds", 0) > 0:
+            return await while_connected(self.gate.engine.perform(op, caller, ask), receive)
+        reply = await self.gate.engine.perform(op, caller, ask)
+        if op.name == "health" and reply.status != "healthy":
+            raise DatabaseUnavailable("the database does not answer", retry_after=1, **msgspec.to_builtins(reply))
+        return reply
+
+    async def _ask(self, op: Operation, scope: Scope, receive: Receive) -> Ask:
+        """Make the ask of a request: a GET from its query, others from their body, and the path has the last word."""
+        try:
+            query = asked(scope["query_string"])
+            if scope["method"] in ("GET", "HEAD"):
+                ask = msgspec.convert(query, op.takes, strict=False)
+            else:
+                body = await read_body(scope, receive, self.gate.settings)
+                screen(body)
+                ask = op.decode(body or b"{}")
+                fill(ask, query)
+            for name, value in scope["path_params"].items():
+                setattr(ask, name, msgspec.convert(value, Name))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
+            raise InvalidRequest(f"{op.name}: {wrong}") from None
+        claimed_tenant(ask, scope["headers"])
+        return ask
+
+
+# UPKEEP ###############################################################################################################
+
+
+class Duty(Struct):
+    """A job that runs every so often, and how it has fared."""
+
+    every_seconds: float
+    run: Callable[[], Awaitable[int]]
+    runs: int = 0
+    failures: int = 0
+    last_run_at: datetime | None = None
+    last_done: int = 0
+    last_error: str | None = None
+
+
+class Upkeep:
+    """The gate's own work: loops over stored state, never over workers (spec 15).  One failing job stops no other."""
+
+    SLICE = 100     # leases that one transaction takes back
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.loops: list[asyncio.Task[None]] = []
+        self.duties = {"sweep": Duty(engine.settings.lease_sweep_interval_seconds, self.sweep),
+                       "presence": Duty(60.0, self.remember)}
+
+    async def __aenter__(self) -> Upkeep:
+        self.loops = [asyncio.create_task(self._loop(name, duty)) for name, duty in self.duties.items()]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for loop in self.loops:
+            loop.cancel()
+        await asyncio.gather(*self.loops, return_exceptions=True)
+        with contextlib.suppress(Exception):    # who was here in the last minute is not worth a failing stop
+            await self.remember()
+
+    async def _loop(self, name: str, duty: Duty) -> None:
+        while True:
+            await self.once(name)
+            await asyncio.sleep(duty.every_seconds)
+
+    async def once(self, name: str) -> None:
+        """Run one job now; its failure is logged and counted, and that is all."""
+        duty = self.duties[name]
+        duty.runs, duty.last_run_at = duty.runs + 1, datetime.now(UTC)
+        try:
+            duty.last_done, duty.last_error = await duty.run(), None
+        except Exception as error:
+            duty.failures, duty.last_error = duty.failures + 1, type(error).__name__
+            log.exception("upkeep: %s failed; it is tried again in %s s", name, duty.every_seconds)
+
+    def report(self) -> dict[str, Any]:
+        """Tell how every job fares."""
+        return {name: {"runs": duty.runs, "failures": duty.failures, "last_run_at": duty.last_run_at,
+                       "last_done": duty.last_done, "last_error": duty.last_error}
+                for name, duty in self.duties.items()}
+
+    async def sweep(self) -> int:
+        """Take back what lost leases hold, in small transactions, until nothing is overdue."""
+        done, bad, grace = 0, 0, self.engine.settings.lease_grace_seconds
+        while True:
+            now = self.engine.backend.now()
+            found = await self.engine.backend.overdue(now, grace, self.SLICE + bad)
+            swept = [await self._sweep(tenant, tasks, schedules) for tenant, tasks, schedules in found]
+            bad = sum(failed for _, failed in swept)
+            done += sum(well for well, _ in swept)
+            if not any(well for well, _ in swept):
+                return done
+
+    async def _sweep(self, tenant_id: str, tasks: list[str], schedules: list[str]) -> tuple[int, int]:
+        """Sweep together; if that fails, one by one, so that one bad row never stops the others."""
+        try:
+            await self._write(tenant_id, Sweep(tasks=tasks, schedules=schedules))
+            return len(tasks) + len(schedules), 0
+        except GateError:
+            if len(tasks) + len(schedules) == 1:
+                log.exception("upkeep: cannot sweep %s", (tasks or schedules)[0])
+                return 0, 1
+        alone = [await self._sweep(tenant_id, [task], []) for task in tasks]
+        alone += [await self._sweep(tenant_id, [], [schedule]) for schedule in schedules]
+        return sum(well for well, _ in alone), sum(failed for _, failed in alone)
+
+    async def remember(self) -> int:
+        """Write down who was here since the last time."""
+        seen, self.engine.sightings = self.engine.sightings, {}
+        by_tenant: defaultdict[str, list[tuple[Principal, float, float]]] = defaultdict(list)
+        for (tenant_id, kind, id, instance_id), (first, last) in seen.items():
+            by_tenant[tenant_id].append((Principal(kind, id, instance_id), first, last))
+        for tenant_id, sightings in by_tenant.items():
+            await self._write(tenant_id, Seen(sightings=sightings))
+        return len(seen)
+
+    async def _write(self, tenant_id: str, ask: Sweep | Seen) -> None:
+        caller = Caller(tenant_id, self.engine.gate, "system", frozenset())
+        run, loads = (Engine.sweep, overdue) if isinstance(ask, Sweep) else (Engine.seen, sighted)
+        await self.engine.write(run, loads, caller, ask)
+
+
+def overdue(needs: Needs, caller: Caller, ask: Sweep) -> None:
+    """Load what is to be swept."""
+    needs.tasks.update(ask.tasks)
+    needs.schedules.update(ask.schedules)
+
+
+def sighted(needs: Needs, caller: Caller, ask: Seen) -> None:
+    """Load what is known of those who were here."""
+    needs.presences.update((who.kind, who.id) for who, _, _ in ask.sightings)
+
+
+# COMMAND LINE #########################################################################################################
+
+
+class Commands(click.Group):
+    """The commands of this page, and those of the clients, which are loaded when somebody asks for them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Name every command."""
+        return sorted({*super().list_commands(ctx), *self._clients().commands})
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Find a command by its name."""
+        return super().get_command(ctx, name) or self._clients().get_command(ctx, name)
+
+    def _clients(self) -> click.Group:
+        group: click.Group = import_module("asyncgate.clients.cli").commands
+        return group
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="asyncgate")
+def main() -> None:
+    """A durable task gate for agents that forget.
+
+    Begin with `asyncgate demo` (watch it work) or `asyncgate dev` (a gate to try things on).
+    """
+
+
+def configured(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that every command over settings has, and hand it what they add up to."""
+    @click.option("--config", metavar="FILE", help="YAML file with settings.")
+    @click.option("--database", metavar="URL", help="Where to store everything, such as sqlite:///gate.db.")
+    @click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Any setting that `config` lists.")
+    @wraps(command)
+    def run(config: str | None, database: str | None, sets: tuple[str, ...], **options: Any) -> Any:
+        flags = {name.strip(): value for name, _, value in (one.partition("=") for one in sets)}
+        flags |= {"database.url": database} if database else {}
+        flags |= {name: str(options.pop(name)) for name in ("host", "port") if options.get(name) is not None}
+        try:
+            return command(load_settings(config, flags=flags), **{name: value for name, value in options.items()
+                                                                  if name not in ("host", "port")})
+        except (SettingsError, StartupError) as wrong:
+            raise click.ClickException(str(wrong)) from None
+    return run
+
+
+@main.command()
+@click.option("--host", metavar="ADDRESS", help="Address to listen on; default 127.0.0.1.")
+@click.option("--port", metavar="NUMBER", help="Port to listen on; default 8080, 0 takes any free one.")
+@configured
+def serve(configured: Configured) -> None:
+    """Serve the gate until it is told to stop (SIGTERM): what runs is committed, waiting polls are answered."""
+    import_module("asyncgate.parts.logs").start_logging(configured.settings)
+    guard_start(configured.settings)
+    sys.exit(serve_forever(configured.settings))
+
+
+def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None) -> int:
+    """Serve until a signal comes; return the exit status."""
+    gate = Gate(settings)
+    said = ready or (lambda url: log.info("asyncgate %s serves %s", __version__, url))
+    status: int = import_module("asyncgate.backends.server_uvicorn").run(gate, settings, drain=gate.drain, ready=said)
+    return status
+
+
+@main.command()
+@configured
+def migrate(configured: Configured) -> None:
+    """Create the database or bring its schema up to date; `serve` does it too."""
+    async def run() -> None:
+        backend = await import_module("asyncgate.backends").open_backend(configured.settings.database.url)
+        await backend.close()
+    asyncio.run(run())
+    click.echo("the schema is up to date")
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@configured
+def config(configured: Configured, as_json: bool) -> None:
+    """Print every setting with its value, secrets masked, and where it came from."""
+    rows = effective(configured)
+    if as_json:
+        return click.echo(encode([{"name": name, "value": value, "from": origin} for name, value, origin in rows]))
+    wide = max(len(name) for name, _, _ in rows)
+    for name, value, origin in rows:
+        click.echo(f"{name:{wide}}  {value}  ({origin})")
+
+
+@main.command()
+def openapi() -> None:
+    """Print the OpenAPI document of the REST interface."""
+    click.echo(import_module("asyncgate.parts.openapi").document(OPERATIONS.values(), __version__))
+
+
+if __name__ == "__main__":
+    from asyncgate import main as only  # one copy of every class: the parts import `asyncgate`, not `__main__`
+
+    sys.exit(only())

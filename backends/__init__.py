@@ -1,0 +1,119 @@
+"""Everything that can be swapped: databases, and the program that serves.  The gate imports none of it statically.
+
+How to write a backend.  Make a module with `async def open_backend(url, *, serving=False)` that returns an object of
+the shape of `Backend` below, and register it in your package under the entry-point group `asyncgate.backends`, named
+like the scheme of its URLs.  It decides nothing: `transact` loads what `Needs` names into a `Work`, calls `decide`, and
+saves what `Work` then holds; everything else is a plain read.  `memory.py` is the shortest complete one, `sqlite.py` the
+one to read for a real database.  Then run the suite against it: `asyncgate conformance yours://...`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from asyncgate import (
+        Event,
+        Ids,
+        Lease,
+        Needs,
+        Presence,
+        Principal,
+        Progress,
+        Receipt,
+        ReceiptFilter,
+        Task,
+        TaskFilter,
+        Work,
+    )
+
+
+class Backend(Protocol):
+    """What a database must give.  It knows no rule, retries nothing, and keeps nothing of a batch that it refused."""
+
+    ids: Ids
+    skew: float                 # seconds that tests add to the clock
+    secret: bytes               # signs cursors; as durable as the data
+    parallel: int               # batches that may be under way at once
+    parallel_per_tenant: int
+
+    def now(self) -> float:
+        """Return the database's time, or the best guess at it."""
+
+    async def transact(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
+        """In one transaction load and lock what `needs` names, call `decide` once, save what it changed, commit.
+
+        A claimable task that another transaction has locked is left out; every other row is waited for.  `decide` may
+        run on any thread.  Raises Refused when the database would not take the batch and nothing of it was kept; any
+        other exception means that the outcome may be unknown.  Never calls `decide` twice.
+        """
+
+    async def task(self, tenant_id: str, task_id: str) -> tuple[Task, Lease | None, Progress | None] | None:
+        """Return a task with its latest lease and progress."""
+
+    async def tasks(self, tenant_id: str, of: TaskFilter) -> list[tuple[Task, Lease | None, Progress | None]]:
+        """Return a page of tasks; filters apply before the limit."""
+
+    async def leases(self, tenant_id: str, worker: Principal) -> list[tuple[Task, Lease]]:
+        """Return the live leases of a worker (of one instance, if it names one), oldest first."""
+
+    async def receipt(self, tenant_id: str, receipt_id: str) -> Receipt | None:
+        """Return one receipt with its parents."""
+
+    async def receipts(self, tenant_id: str, of: ReceiptFilter) -> list[Receipt]:
+        """Return a page of receipts that no later commit can add to; filters apply before the limit."""
+
+    async def events(self, tenant_id: str, task_id: str, after: str | None, limit: int) -> list[Event]:
+        """Return a page of a task's events, oldest first."""
+
+    async def obligations(self, tenant_id: str, to: Principal, after: str | None, limit: int) -> list[Receipt]:
+        """Return a page of the open obligations addressed to `to`, oldest first, in time independent of history."""
+
+    async def terminated(self, tenant_id: str, receipt_id: str, by: frozenset[str]) -> bool:
+        """Whether a receipt of a type in `by` has `receipt_id` among its parents: evidence, not the index (PH.1.4)."""
+
+    async def presence(self, tenant_id: str, who: Principal) -> Presence | None:
+        """Return since when a principal has been here."""
+
+    async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
+        """Return tenants with ids of tasks and schedules that upkeep must look at: at most `limit` of each kind."""
+
+    async def next_due(self, tenant_id: str) -> float | None:
+        """Return when the next delayed task of a tenant may be leased."""
+
+    async def export(self, table: type[Struct], tenant_id: str, after: str) -> list[Any]:
+        """Return up to 1,000 stored Structs of a tenant in the order of their first field, from behind `after`."""
+
+    async def tenants(self) -> list[str]:
+        """Return every tenant that has stored anything."""
+
+    async def close(self) -> None:
+        """Finish what is under way and let go of the database."""
+
+
+async def open_backend(url: str, *, serving: bool = False) -> Backend:
+    """Open the backend that the scheme of `url` names; `serving` claims the database where only one server may."""
+    scheme = url.partition(":")[0].replace("postgresql", "postgres")
+    backend: Backend = await _opener(scheme)(url, serving=serving)
+    return backend
+
+
+def _opener(scheme: str) -> Callable[..., Awaitable[Backend]]:
+    from asyncgate import StartupError
+    if not re.fullmatch("[a-z][a-z0-9_]*", scheme):
+        raise StartupError(f"database.url must begin with a scheme such as sqlite:///gate.db, not {scheme!r}")
+    for point in entry_points(group="asyncgate.backends", name=scheme):
+        return point.load().open_backend  # type: ignore[no-any-return]
+    try:
+        return import_module(f"asyncgate.backends.{scheme}").open_backend  # type: ignore[no-any-return]
+    except ModuleNotFoundError as missing:
+        if missing.name != f"asyncgate.backends.{scheme}":
+            raise
+        raise StartupError(f"no backend for {scheme}:; sqlite: and memory: come with the gate, others register under "
+                           "the entry-point group asyncgate.backends") from None

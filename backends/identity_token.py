@@ -1,0 +1,41 @@
+"""The shared token, and no token at all: the two ways in that need no administration (spec 19.2)."""
+
+from __future__ import annotations
+
+import hmac
+
+from asyncgate import SCOPES, Caller, Principal, Settings, WayIn
+
+
+def ways(settings: Settings) -> list[WayIn]:
+    """Return the ways in that the settings open."""
+    found: list[WayIn] = [SharedToken(settings)] if settings.api_key else []
+    return [*found, InsecureDev(settings)] if settings.allow_insecure_dev else found
+
+
+class SharedToken:
+    """One secret for everybody (spec 19.2 mode A): admin of the default tenant, the principal is whom requests name."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.secret, self.known = settings.api_key.encode(), everybody(settings)
+
+    async def caller(self, token: str | None) -> Caller | None:
+        """Compare in constant time."""
+        return self.known if token and hmac.compare_digest(token.encode(), self.secret) else None
+
+
+class InsecureDev:
+    """No secret at all (spec 19.2 mode B); the gate opens it on loopback only."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.known = everybody(settings)
+
+    async def caller(self, token: str | None) -> Caller | None:
+        """Let everybody in who shows no token."""
+        return None if token else self.known
+
+
+def everybody(settings: Settings) -> Caller:
+    """Return the caller that an unbound credential stands for until the request says who it is."""
+    fallback = Principal(settings.default_fallback_owner_kind, settings.default_fallback_owner_id)
+    return Caller(settings.default_tenant_id, fallback, "admin", SCOPES, bound=False)

@@ -1,0 +1,247 @@
+"""Memory: the smallest complete backend, and the one to read before you write your own.
+
+Everything lives in dictionaries, one set a tenant, and nothing survives the process.  It shows what a backend owes the
+gate: load what `Needs` names, call `decide` once, save what `Work` holds; and a dozen plain reads.  No rule is here.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncgate import (
+    TERMINAL,
+    Event,
+    Ids,
+    Lanes,
+    Lease,
+    Needs,
+    Obligation,
+    Presence,
+    Principal,
+    Progress,
+    Receipt,
+    ReceiptFilter,
+    Refused,
+    Schedule,
+    Task,
+    TaskFilter,
+    Work,
+)
+
+if TYPE_CHECKING:
+    from asyncgate.backends import Backend
+
+Row = tuple[Task, Lease | None, Progress | None]
+
+
+class Tenant:
+    """The rows of one tenant."""
+
+    def __init__(self) -> None:
+        self.lanes = Lanes()
+        self.tasks: dict[str, Task] = {}
+        self.leases: dict[str, Lease] = {}
+        self.progress: dict[str, Progress] = {}
+        self.receipts: dict[str, Receipt] = {}
+        self.recorded: set[tuple[str, str]] = set()
+        self.events: dict[str, Event] = {}
+        self.open: dict[str, Principal] = {}
+        self.schedules: dict[str, Schedule] = {}
+        self.presences: dict[tuple[str, str], Presence] = {}
+        self.delivered: dict[str, float] = {}
+
+    def row(self, task_id: str) -> Row:
+        """Return a task with its latest lease and progress."""
+        return self.tasks[task_id], self.leases.get(task_id), self.progress.get(task_id)
+
+    def live(self) -> Iterator[Lease]:
+        """Yield the leases that have not ended."""
+        return (lease for lease in self.leases.values() if lease.ending == "live")
+
+    def shown(self, receipt: Receipt) -> Receipt:
+        """Return a receipt with its telemetry."""
+        return replace(receipt, delivered_at=self.delivered.get(receipt.receipt_id))
+
+
+class Memory:
+    """Dictionaries; a batch is a function call, so it is alone by nature."""
+
+    parallel = parallel_per_tenant = 1
+
+    def __init__(self) -> None:
+        self.ids, self.skew, self.secret = Ids(), 0.0, secrets.token_bytes(32)
+        self.all: defaultdict[str, Tenant] = defaultdict(Tenant)
+
+    def now(self) -> float:
+        """Return the time of this process."""
+        return time.time() + self.skew
+
+    async def close(self) -> None:
+        """Forget everything."""
+        self.all.clear()
+
+    # Writing: load, decide, save.
+
+    async def transact(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
+        """Carry out one batch."""
+        tenant = self.all[tenant_id]
+        work = Work(tenant_id, self.now(), self.ids, tenant.lanes.known)
+        self._load(tenant, work, needs)
+        decide(work)
+        if set(work.added) & set(tenant.tasks):
+            raise Refused("a new task has the id of another")     # what a database's unique key would say
+        self._save(tenant, work)
+
+    def _load(self, tenant: Tenant, work: Work, needs: Needs) -> None:
+        ids = needs.tasks & tenant.tasks.keys()
+        ids |= {task.task_id for task in tenant.tasks.values() if needs.keys
+                and (task.owner_kind, task.owner_id, task.idempotency_key) in needs.keys}
+        ids |= {lease.task_id for lease in tenant.live() if lease.lease_id in needs.leases
+                or (lease.worker_kind, lease.worker_id, lease.claim_id) in needs.repeats}
+        for task_id in ids:
+            work.load(*tenant.row(task_id))
+        enough = sum(ask.max_tasks or 1 for ask in needs.claims)
+        for group in tenant.lanes.groups(needs.claims):
+            for task in islice(self._claimable(tenant, group, work.now), enough):
+                work.offer(task, tenant.progress.get(task.task_id))
+        for receipt in tenant.receipts.values() if needs.receipts else ():
+            if receipt.receipt_id in needs.receipts or needs.receipts & set(receipt.parents):
+                work.give(receipt)
+        work.schedules.update({id: tenant.schedules[id] for id in needs.schedules & tenant.schedules.keys()})
+        work.presences.update({who: tenant.presences[who] for who in needs.presences & tenant.presences.keys()})
+
+    def _claimable(self, tenant: Tenant, lanes: frozenset[int], now: float) -> Iterator[Task]:
+        """Yield what may be leased now from some lanes, in the order of the queue."""
+        fit = (task for task in tenant.tasks.values() if task.lane in lanes and task.status == "queued"
+               and task.held is None and (task.next_eligible_at or 0) <= now)
+        return iter(sorted(fit, key=lambda task: (-task.priority, task.task_id)))
+
+    def _save(self, tenant: Tenant, work: Work) -> None:
+        for lane, (type, needed) in work.lanes.items():
+            tenant.lanes.learn(lane, type, needed)
+        tenant.tasks.update(work.added | work.moved)
+        tenant.leases.update(work.leased)
+        tenant.progress.update(work.progressed)
+        for receipt in work.written.values():
+            if (key := (receipt.task_id, receipt.receipt_key)) not in tenant.recorded:
+                tenant.recorded.add(key)
+                tenant.receipts[receipt.receipt_id] = receipt
+        tenant.events.update(work.events)
+        tenant.open.update(work.opened)
+        for receipt_id in work.closed:
+            tenant.open.pop(receipt_id, None)
+        for schedule_id, schedule in work.scheduled.items():
+            tenant.schedules.pop(schedule_id, None)
+            tenant.schedules.update({schedule_id: schedule} if schedule else {})
+        tenant.presences.update(work.met)
+        tenant.delivered.update(work.delivered)
+
+    # Reading.
+
+    async def task(self, tenant_id: str, task_id: str) -> Row | None:
+        """Return a task with its latest lease and progress."""
+        tenant = self.all[tenant_id]
+        return tenant.row(task_id) if task_id in tenant.tasks else None
+
+    async def tasks(self, tenant_id: str, of: TaskFilter) -> list[Row]:
+        """Return a page of tasks, newest first."""
+        tenant = self.all[tenant_id]
+        found = (id for id, task in sorted(tenant.tasks.items(), reverse=True)
+                 if (of.owner is None or task.owner.same(of.owner)) and of.status in (None, task.status)
+                 and of.type in (None, task.type) and (of.before is None or id < of.before))
+        return [tenant.row(id) for id in islice(found, of.limit)]
+
+    async def leases(self, tenant_id: str, worker: Principal) -> list[tuple[Task, Lease]]:
+        """Return the live leases of a worker."""
+        tenant = self.all[tenant_id]
+        held = [lease for lease in tenant.live() if lease.worker.same(worker)
+                and worker.instance_id in (None, lease.worker_instance)]
+        return [(tenant.tasks[lease.task_id], lease) for lease in sorted(held, key=lambda lease: lease.acquired_at)]
+
+    async def receipt(self, tenant_id: str, receipt_id: str) -> Receipt | None:
+        """Return one receipt."""
+        tenant = self.all[tenant_id]
+        return tenant.shown(tenant.receipts[receipt_id]) if receipt_id in tenant.receipts else None
+
+    async def receipts(self, tenant_id: str, of: ReceiptFilter) -> list[Receipt]:
+        """Return a page of receipts, oldest first."""
+        tenant = self.all[tenant_id]
+        found = (r for r in after(tenant.receipts, of.after) if (of.to is None or r.to.same(of.to))
+                 and of.task_id in (None, r.task_id) and of.receipt_type in (None, r.receipt_type))
+        return [tenant.shown(receipt) for receipt in islice(found, of.limit)]
+
+    async def events(self, tenant_id: str, task_id: str, since: str | None, limit: int) -> list[Event]:
+        """Return a page of a task's events."""
+        found = (event for event in after(self.all[tenant_id].events, since) if event.task_id == task_id)
+        return list(islice(found, limit))
+
+    async def obligations(self, tenant_id: str, to: Principal, since: str | None, limit: int) -> list[Receipt]:
+        """Return a page of open obligations."""
+        tenant = self.all[tenant_id]
+        mine = {id: tenant.receipts[id] for id, owner in tenant.open.items() if owner.same(to)}
+        return [tenant.shown(receipt) for receipt in islice(after(mine, since), limit)]
+
+    async def terminated(self, tenant_id: str, receipt_id: str, by: frozenset[str]) -> bool:
+        """Whether a child of the receipt has one of the types."""
+        return any(receipt.receipt_type in by and receipt_id in receipt.parents
+                   for receipt in self.all[tenant_id].receipts.values())
+
+    async def presence(self, tenant_id: str, who: Principal) -> Presence | None:
+        """Return since when a principal has been here."""
+        return self.all[tenant_id].presences.get((who.kind, who.id))
+
+    async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
+        """Return what upkeep must look at, tenant by tenant."""
+        found = []
+        for tenant_id, tenant in self.all.items():
+            tasks = {lease.task_id for lease in tenant.live() if lease.expires_at + grace <= now}
+            tasks |= {task.task_id for task in tenant.tasks.values() if task.status not in TERMINAL
+                      and (task.deadline_at or now + 1) <= now}
+            tasks |= {task.task_id for task in tenant.tasks.values() if task.status == "queued"
+                      and task.attempt >= task.max_attempts}
+            late = [id for id, schedule in tenant.schedules.items() if (schedule.late_at or now + 1) <= now]
+            if tasks or late:
+                found.append((tenant_id, sorted(tasks)[:limit], late[:limit]))
+        return found
+
+    async def next_due(self, tenant_id: str) -> float | None:
+        """Return when the next delayed task may be leased."""
+        now = self.now()
+        return min((task.next_eligible_at for task in self.all[tenant_id].tasks.values() if task.status == "queued"
+                    and task.held is None and task.next_eligible_at and task.next_eligible_at > now), default=None)
+
+    async def export(self, table: type[Struct], tenant_id: str, since: str) -> list[Any]:
+        """Return the next 1,000 rows of a table."""
+        tenant = self.all[tenant_id]
+        rows: dict[type[Struct], dict[Any, Any]] = {
+            Task: tenant.tasks, Lease: tenant.leases, Progress: tenant.progress, Receipt: tenant.receipts,
+            Event: tenant.events, Schedule: tenant.schedules,
+            Presence: {presence.kind: presence for presence in tenant.presences.values()},
+            Obligation: {id: Obligation(id, to.kind, to.id) for id, to in tenant.open.items()}}
+        return list(islice(after(rows[table], since), 1000))
+
+    async def tenants(self) -> list[str]:
+        """Return every tenant that has stored anything."""
+        return sorted(id for id, tenant in self.all.items() if tenant.tasks or tenant.receipts)
+
+
+def after(rows: dict[str, Any], since: str | None) -> Iterable[Any]:
+    """Yield rows in the order of their ids, from behind one."""
+    return (row for id, row in sorted(rows.items()) if since is None or id > since)
+
+
+async def open_backend(url: str, *, serving: bool = False) -> Memory:
+    """Open a new, empty memory."""
+    return Memory()
+
+
+if TYPE_CHECKING:
+    _: type[Backend] = Memory

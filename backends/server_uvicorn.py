@@ -1,0 +1,500 @@
+"""Serve an ASGI app with uvicorn, hardened against slow, oversized and ambiguous requests.
+
+uvicorn reads HTTP with httptools, which has no clock and no limits of its own. `Http` adds both for about
+two microseconds a request: it sets no timer and counts no header unless a message spans several reads.
+`Server` adds an orderly end: waiting polls are drained first, running requests finish, then the app's lifespan closes.
+
+The app's bodies are not timed here: it reads them, so it knows how long one may take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import math
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable
+from http import HTTPStatus
+from types import FrameType
+from typing import Any, NoReturn, Protocol, cast
+
+import httptools
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+MAX_HEAD_BYTES = 32 * 1024
+# A client that polls comes back within 30 seconds, and common proxies keep a connection for 60. Whoever closes first
+# can cut a request that is already on the wire, so the server waits longer than both.
+KEEP_ALIVE_SECONDS = 75
+# An answer that nobody reads is kept this long before its connection is cut.
+STALL_SECONDS = 60.0
+
+log = logging.getLogger("asyncgate.server")
+
+
+class Transport(Protocol):
+    """The settings that the server reads."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def header_timeout_seconds(self) -> float: ...
+    @property
+    def shutdown_seconds(self) -> float: ...
+    @property
+    def limit_concurrency(self) -> int | None: ...
+    @property
+    def log_level(self) -> str: ...
+
+
+def _ignore(url: str) -> None:
+    """Take the address and do nothing."""
+
+
+def run(app: Any, settings: Transport, *, drain: Callable[[], None], ready: Callable[[str], None] = _ignore) -> int:
+    """Serve the app until SIGTERM or SIGINT and return the exit status.
+
+    `ready(url)` is called once the socket listens; with port 0 the url carries the port that the system chose.
+    `drain()` is called in the event loop when the end begins: it answers waiting polls and must keep later ones from
+    waiting. A second signal cuts whatever still runs and makes the status 1.
+    """
+    try:
+        sockets = bind(settings.host, settings.port)
+    except OSError as error:
+        return _cannot_listen(settings.host, settings.port, error)
+    server = Server(configure(app, settings), drain=drain, ready=ready)
+    try:
+        server.run(sockets)
+    finally:
+        for sock in sockets:
+            sock.close()
+    return server.status
+
+
+def bind(host: str, port: int) -> list[socket.socket]:
+    """Bind every address of the host, before the app starts, so that a taken port costs no start of the app."""
+    sockets: list[socket.socket] = []
+    skipped: list[OSError] = []
+    for family, kind, proto, _, address in _addresses(host, port):
+        # Port 0 means one free port, not one for each address.
+        where = (address[0], sockets[0].getsockname()[1] if sockets else port, *address[2:])
+        try:
+            sockets.append(_bound(family, kind, proto, where))
+        except OSError as error:
+            # `localhost` names ::1 even on machines without IPv6; any other failure is the caller's to hear.
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                for sock in sockets:
+                    sock.close()
+                raise
+            skipped.append(error)
+    if not sockets:
+        raise skipped[0]
+    return sockets
+
+
+def _addresses(host: str, port: int) -> list[Any]:
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys(found))
+
+
+def _bound(family: int, kind: int, proto: int, address: Any) -> socket.socket:
+    sock = socket.socket(family, kind, proto)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> int:
+    print(f"asyncgate: cannot listen on {host}:{port}: {error.strerror or error}", file=sys.stderr)
+    return 1
+
+
+def configure(app: Any, settings: Transport) -> uvicorn.Config:
+    """Return uvicorn's configuration for an app and these settings; logging stays the caller's."""
+
+    class Timed(Http):
+        header_timeout_seconds = settings.header_timeout_seconds
+
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        loop="auto",
+        http=Timed,
+        ws="none",
+        interface="asgi3",
+        log_config=None,
+        log_level=settings.log_level.lower(),
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=settings.limit_concurrency,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
+    )
+    config.load()
+    config.lifespan_class = Lifespan
+    return config
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server with an orderly end and an exit status in place of `sys.exit`.
+
+    In a running loop: `await Server(configure(app, settings), drain=…).serve(bind(host, port))`.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, *, drain: Callable[[], None], ready: Callable[[str], None] = _ignore
+    ) -> None:
+        super().__init__(config)
+        self.drain = drain
+        self.ready = ready
+        self.status = 0
+        self.loop: asyncio.AbstractEventLoop
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve on sockets from `bind` until told to stop."""
+        self.loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        except SystemExit:
+            # So uvicorn says that the lifespan did not start. A signal in the meantime is not a failure.
+            self.status = 0 if self.should_exit else 1
+            self.should_exit = True
+            self.lifespan.explain()
+        except OSError as error:
+            self.status = _cannot_listen(self.config.host, self.config.port, error)
+            self.should_exit = True
+            await self.lifespan.shutdown()
+        else:
+            self.ready(self.url())
+
+    def url(self) -> str:
+        """Return the address that the server answers on."""
+        host = self.config.host or "0.0.0.0"
+        port = self.servers[0].sockets[0].getsockname()[1]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Waiting polls are running requests too: uvicorn would wait for them, so they are answered first.
+        try:
+            self.drain()
+        finally:
+            await self._finish(sockets)
+
+    async def _finish(self, sockets: list[socket.socket] | None) -> None:
+        grace = cast(int, self.config.timeout_graceful_shutdown)
+        try:
+            # uvicorn bounds the running requests but not the lifespan; the whole takes less than a second more.
+            async with asyncio.timeout(grace + 0.8):
+                await super().shutdown(sockets)
+        except TimeoutError:
+            log.error("the app did not close within %s seconds", grace)
+            self.status = 1
+        if self.force_exit or self.lifespan.should_exit:
+            self.status = 1
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # The signal is not kept for uvicorn to raise again: that would turn an orderly end into a death by signal.
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self.loop.call_soon_threadsafe(self._interrupt)
+
+    def _interrupt(self) -> None:
+        if self.force_exit or not self.started:
+            self.lifespan.cancel()
+        if self.force_exit:
+            for connection in list(self.server_state.connections):
+                cast(Http, connection).transport.abort()
+
+
+class Lifespan:
+    """The app's lifespan as one task that keeps its exception, so that a refusal to start can be told in one line."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        self.app = config.loaded_app
+        self.state: dict[str, Any] = {}
+        self.should_exit = False
+        self.inbox: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+        self.reply: asyncio.Future[dict[str, str]]
+        self.task: asyncio.Task[None]
+
+    async def startup(self) -> None:
+        """Start the app and note whether it refused."""
+        scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": self.state}
+        self.task = asyncio.create_task(self.app(scope, self.inbox.get, self.send))
+        await self._tell("startup")
+
+    async def shutdown(self) -> None:
+        """Close the app, unless it has ended by itself."""
+        if self.task.done():
+            return
+        await self._tell("shutdown")
+        if self.should_exit:
+            self.explain()
+
+    async def _tell(self, phase: str) -> None:
+        self.reply = asyncio.get_running_loop().create_future()
+        self.inbox.put_nowait({"type": f"lifespan.{phase}"})
+        await asyncio.wait((self.task, self.reply), return_when=asyncio.FIRST_COMPLETED)
+        self.should_exit = not self.reply.done() or self.reply.result()["type"] != f"lifespan.{phase}.complete"
+        if self.should_exit:
+            # A framework reports the failure first and raises it afterwards; its exception says more.
+            await asyncio.wait((self.task,), timeout=1)
+
+    async def send(self, message: dict[str, str]) -> None:
+        """Take the app's answer."""
+        if not self.reply.done():
+            self.reply.set_result(message)
+
+    def cancel(self) -> None:
+        """Stop an app that is still starting or closing."""
+        self.task.cancel()
+
+    def explain(self) -> None:
+        """Say why the app failed: in its own words when the exception has some, else in the log."""
+        if self.task.cancelled():
+            return
+        failure = self.task.exception() if self.task.done() else None
+        own_words = getattr(failure, "startup_message", None)
+        if own_words is not None:
+            print(own_words, file=sys.stderr)
+            return
+        told = self.reply.result().get("message", "") if self.reply.done() else "it has no lifespan"
+        log.error("the app failed: %s", failure or told, exc_info=failure)
+
+
+SAFE_HEADERS = [
+    (b"content-type", b"application/json"),
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"connection", b"close"),
+]
+
+
+def _error(code: str, message: str, detail: str) -> bytes:
+    return json.dumps({"error": code, "message": message, "detail": detail}).encode()
+
+
+class Refusal(Exception):
+    """An answer that the connection gives by itself, and the last one on it."""
+
+    def __init__(self, status: HTTPStatus, message: str, detail: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = _error("invalid_request", message, detail)
+
+    def encode(self, default_headers: list[tuple[bytes, bytes]]) -> bytes:
+        """Return the whole response as it goes over the wire."""
+        length = (b"content-length", b"%d" % len(self.body))
+        lines = [b"%s: %s\r\n" % pair for pair in (*default_headers, *SAFE_HEADERS, length)]
+        return b"".join([STATUS_LINE[self.status], *lines, b"\r\n", self.body])
+
+
+MALFORMED = Refusal(
+    HTTPStatus.BAD_REQUEST,
+    "The request is not valid HTTP/1.1.",
+    "Send one well-formed message; Content-Length and Transfer-Encoding exclude each other (RFC 9112 6.1).",
+)
+ONE_HOST = Refusal(
+    HTTPStatus.BAD_REQUEST,
+    "The request needs exactly one Host header.",
+    "None, or more than one, leaves open whom the request is for (RFC 9112 3.2).",
+)
+LARGE_HEAD = Refusal(
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    f"The request's headers exceed {MAX_HEAD_BYTES} bytes.",
+    "The limit covers the path, all names and all values. Send large values in the body.",
+)
+OVERLOADED = _error(
+    "overloaded", "The server is at its limit of connections.", "Repeat the request after the time in Retry-After."
+)
+# A list without room. Trailers are dropped: they would join the headers of a request that the app already judged.
+TRAILERS = cast("list[tuple[bytes, bytes]]", deque[tuple[bytes, bytes]](maxlen=0))
+
+
+async def _overloaded(scope: Any, receive: Any, send: Any) -> None:
+    """Answer 503 in place of the app when `limit_concurrency` is reached."""
+    headers = [*SAFE_HEADERS, (b"retry-after", b"1"), (b"content-length", b"%d" % len(OVERLOADED))]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": OVERLOADED})
+
+
+class Http(HttpToolsProtocol):
+    """One client's connection, with a clock on headers, a limit on their size and no doubt about their framing."""
+
+    header_timeout_seconds = 10.0
+
+    # uvicorn's type does not say that there is none before the first request.
+    cycle: Any
+    refused = False
+    resuming = False
+    # Bytes read since something came of them: a complete head, or a piece of a body that is still wanted.
+    idle_bytes = 0
+    refusal: Refusal | None = None
+    clock: asyncio.TimerHandle | None = None
+    stall: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.headers = TRAILERS
+        self._start_clock()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_clock()
+        self._stop_stall()
+
+    def data_received(self, data: bytes) -> None:
+        if self.refused:
+            return
+        self._unset_keepalive_if_required()
+        self.idle_bytes += len(data)
+        before = self.cycle
+        held = 0 if before is None else len(before.body)
+        try:
+            self.parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as stop:
+            self._parse_on(data, stop)
+        if self.cycle is not before and self.headers is TRAILERS:
+            self.idle_bytes = 0
+        else:
+            self._judge_piece(before, held)
+
+    def _parse_on(self, data: bytes | memoryview, stop: Exception) -> None:
+        while isinstance(stop, httptools.HttpParserUpgrade):
+            data = memoryview(data)[stop.args[0] :]
+            try:
+                self._ignore_upgrade()
+                return self.parser.feed_data(data)
+            except (httptools.HttpParserError, httptools.HttpParserUpgrade) as next_stop:
+                stop = next_stop
+        self._refuse(self.refusal or MALFORMED)
+
+    def _judge_piece(self, before: Any, held: int) -> None:
+        """Count and time a read that did not end with a whole head."""
+        if self.refused:
+            return
+        cycle = self.cycle
+        in_head = self._is_in_head()
+        if cycle is not before or (cycle is not None and len(cycle.body) > held):
+            self.idle_bytes = 0
+        elif self.idle_bytes > MAX_HEAD_BYTES:
+            return self._refuse(LARGE_HEAD if in_head else MALFORMED)
+        # Between requests too: stray line ends have stopped the keep-alive clock and begin no message.
+        if self.clock is None and (in_head or cycle is None or cycle.response_complete):
+            self._start_clock()
+
+    def _is_in_head(self) -> bool:
+        return self.headers is not TRAILERS
+
+    def _ignore_upgrade(self) -> None:
+        """Go on in HTTP/1.1 after a request that offers another protocol.
+
+        The parser takes such a request for the last one and its body for the other protocol; read afresh, that body
+        would be a request nobody sent. So a new parser is told the framing and continues where the old one stopped.
+        Clients that offer h2c with every request are common.
+        """
+        framing = [pair for pair in self.scope["headers"] if pair[0] in (b"content-length", b"transfer-encoding")]
+        head = b"".join([b"POST / HTTP/1.1\r\n", *(b"%s: %s\r\n" % pair for pair in framing), b"\r\n"])
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.cycle.more_body = True
+        self.cycle.message_event.clear()
+        self.resuming = True
+        self.parser.feed_data(head)
+        self.resuming = False
+
+    def on_headers_complete(self) -> None:
+        if self.resuming:
+            self.headers = TRAILERS
+            return
+        if self.idle_bytes > MAX_HEAD_BYTES and self._head_bytes() > MAX_HEAD_BYTES:
+            self._reject(LARGE_HEAD)
+        hosts = [name for name, _ in self.headers].count(b"host")
+        if hosts != 1 and (hosts or self.parser.get_http_version() != "1.0"):
+            self._reject(ONE_HOST)
+        super().on_headers_complete()
+        self.headers = TRAILERS
+        if self.clock is not None:
+            self._stop_clock()
+
+    def _head_bytes(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
+    def _reject(self, refusal: Refusal) -> NoReturn:
+        # Raised through the parser, which then takes no further message from the same read.
+        self.refusal = refusal
+        raise refusal
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer with the refusal, if it can only be taken for the answer to its own request, and close."""
+        self.refused = True
+        cycle = self.cycle
+        in_head = self._is_in_head()
+        if cycle is not None and not cycle.response_complete:
+            if in_head or self.pipeline or cycle.response_started or not cycle.more_body:
+                return self.transport.abort()
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if in_head or cycle is None or not cycle.response_complete:
+            self.transport.write(refusal.encode(self.server_state.default_headers))
+        # Closing under a client that still sends would make its system discard the answer unread, so what follows
+        # is read and dropped until the client is done or the clock runs out.
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._start_clock()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        super()._start_asgi_task(cycle, app if app is self.app else _overloaded)
+
+    def _start_clock(self) -> None:
+        self._stop_clock()
+        self.clock = self.loop.call_later(self.header_timeout_seconds, self._time_out)
+
+    def _stop_clock(self) -> None:
+        if self.clock is not None:
+            self.clock.cancel()
+            self.clock = None
+
+    def _time_out(self) -> None:
+        self.clock = None
+        if self.refused or self.cycle is None or self.cycle.response_complete:
+            self.transport.abort()
+        else:
+            # A client that sent a piece of its next request early still waits for us.
+            self._start_clock()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.stall = self.loop.call_later(STALL_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_stall()
+
+    def _stop_stall(self) -> None:
+        if self.stall is not None:
+            self.stall.cancel()
+            self.stall = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        # A plain close waits for a client that never reads its answer.
+        self.transport.abort()

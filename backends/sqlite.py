@@ -1,0 +1,622 @@
+"""SQLite: one writer thread that takes whole batches, readers beside it on the write-ahead log.
+
+A batch crosses to the writer once, as what it needs and how to decide it, and comes back committed: a hop costs more
+than ten statements.  Batches of all tenants that wait meanwhile share one commit, and so one fsync.  `BEGIN IMMEDIATE`
+takes the write lock before the first read, so nothing that a batch loaded can move.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import json
+import os
+import queue
+import re
+import secrets
+import sqlite3
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import aiosqlite
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from asyncgate import (
+    Event,
+    Ids,
+    Lanes,
+    Lease,
+    LeaseNext,
+    Needs,
+    Obligation,
+    Presence,
+    Principal,
+    Progress,
+    Receipt,
+    ReceiptFilter,
+    Refused,
+    Schedule,
+    StartupError,
+    Task,
+    TaskFilter,
+    Work,
+)
+
+if TYPE_CHECKING:
+    from asyncgate.backends import Backend
+
+SCHEMA = Path(__file__).parent / "schema" / "sqlite"
+PRAGMAS = """
+    PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 4000; PRAGMA cache_size = -65536;
+    PRAGMA mmap_size = 1073741824; PRAGMA temp_store = MEMORY; PRAGMA foreign_keys = OFF;
+"""
+SHARE = 64          # batches that may share one commit
+PROMOTED = 1000     # delayed tasks whose time has come that one batch takes in
+
+# The columns of a table are the fields of its Struct, behind tenant_id; what is kept elsewhere is left out.
+
+
+def fields(kind: type[Struct]) -> list[str]:
+    """Return the columns that a Struct is stored in."""
+    return [name for name in kind.__struct_fields__ if name not in ("parents", "delivered_at")]
+
+
+def listed(kind: type[Struct], prefix: str = "") -> str:
+    """Return the columns of a Struct as a SELECT names them."""
+    return ", ".join(f"{prefix}{name}" for name in fields(kind))
+
+
+def insert(table: str, columns: Iterable[str], or_else: str = "") -> str:
+    """Return an INSERT of whole rows."""
+    names = ["tenant_id", *columns]
+    return f"INSERT {or_else} INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+
+
+TASK, LEASE, PROGRESS, RECEIPT = (len(fields(kind)) for kind in (Task, Lease, Progress, Receipt))
+MUTABLE = fields(Task)[fields(Task).index("asyncgate_instance"):]
+
+NAMED = f"""
+    SELECT {listed(Task, 't.')}, {listed(Lease, 'l.')}, {listed(Progress, 'p.')}
+    FROM tasks AS t LEFT JOIN leases AS l USING (tenant_id, task_id) LEFT JOIN progress AS p USING (tenant_id, task_id)
+    WHERE t.tenant_id = ?1 """
+BY_ID = NAMED + "AND t.task_id IN (SELECT value FROM json_each(?2))"
+KEYED = "SELECT task_id FROM tasks WHERE tenant_id = ? AND owner_kind = ? AND owner_id = ? AND idempotency_key = ?"
+LEASED = "SELECT task_id FROM leases WHERE tenant_id = ? AND ending = 'live' AND lease_id = ?"
+CLAIMED = """
+    SELECT task_id FROM leases
+    WHERE tenant_id = ? AND ending = 'live' AND worker_kind = ? AND worker_id = ? AND claim_id = ?"""
+PROMOTE = """
+    UPDATE tasks SET ready = 1
+    WHERE tenant_id = ?1 AND task_id IN (
+        SELECT task_id FROM tasks
+        WHERE tenant_id = ?1 AND status = 'queued' AND ready = 0 AND held IS NULL AND next_eligible_at <= ?2
+        ORDER BY next_eligible_at LIMIT ?3)"""
+HEADS = """
+    SELECT -priority, task_id FROM tasks
+    WHERE tenant_id = ? AND lane = ? AND status = 'queued' AND ready = 1 ORDER BY priority DESC, task_id"""
+MOVE = f"""
+    UPDATE tasks SET {', '.join(f'{name} = ?' for name in MUTABLE)}, ready = ?
+    WHERE tenant_id = ? AND task_id = ?"""
+DISCHARGE = "DELETE FROM obligations WHERE tenant_id = ? AND to_kind = ? AND to_id = ? AND receipt_id = ?"
+FORGET = "DELETE FROM schedules WHERE tenant_id = ? AND schedule_id = ?"
+SCHEDULED = f"SELECT {listed(Schedule)} FROM schedules WHERE tenant_id = ? AND schedule_id = ?"
+PRESENT = f"SELECT {listed(Presence)} FROM presences WHERE tenant_id = ? AND kind = ? AND id = ?"
+ONCE = "OR REPLACE"
+TENANT = "INSERT INTO tenants (tenant_id, since) VALUES (?, ?) ON CONFLICT DO NOTHING"
+ADD_RECEIPT = insert("receipts", [*fields(Receipt), "parent_id"]) + (
+    " ON CONFLICT (tenant_id, task_id, receipt_key) DO NOTHING")
+
+RECEIPTS = f"""
+    SELECT {listed(Receipt, 'r.')}, r.parent_id, d.delivered_at,
+           (SELECT group_concat(e.parent_id, ' ') FROM edges AS e
+            WHERE e.tenant_id = r.tenant_id AND e.child_id = r.receipt_id)
+    FROM receipts AS r LEFT JOIN deliveries AS d USING (tenant_id, receipt_id)
+    WHERE r.tenant_id = ?1 """
+FAMILY = RECEIPTS + """
+    AND r.receipt_id IN (
+        SELECT value FROM json_each(?2)
+        UNION SELECT receipt_id FROM receipts WHERE tenant_id = ?1 AND parent_id IN (SELECT value FROM json_each(?2))
+        UNION SELECT child_id FROM edges WHERE tenant_id = ?1 AND parent_id IN (SELECT value FROM json_each(?2)))"""
+TERMINATED = """
+    SELECT EXISTS (SELECT 1 FROM receipts WHERE tenant_id = ?1 AND parent_id = ?2
+                   AND receipt_type IN (SELECT value FROM json_each(?3)))
+        OR EXISTS (SELECT 1 FROM edges AS e JOIN receipts AS r ON r.tenant_id = ?1 AND r.receipt_id = e.child_id
+                   WHERE e.tenant_id = ?1 AND e.parent_id = ?2
+                   AND r.receipt_type IN (SELECT value FROM json_each(?3)))"""
+OPEN = RECEIPTS + """
+    AND r.receipt_id IN (
+        SELECT receipt_id FROM obligations
+        WHERE tenant_id = ?1 AND to_kind = ?2 AND to_id = ?3 AND receipt_id > ?4 ORDER BY receipt_id LIMIT ?5)
+    ORDER BY r.receipt_id"""
+LOST = """
+    SELECT task_id FROM (SELECT task_id FROM leases WHERE tenant_id = ?1 AND ending = 'live' AND expires_at <= ?3
+                         ORDER BY expires_at LIMIT ?4)
+    UNION SELECT task_id FROM (
+        SELECT task_id FROM tasks WHERE tenant_id = ?1 AND deadline_at IS NOT NULL AND deadline_at <= ?2
+        AND status IN ('queued', 'leased', 'running') ORDER BY deadline_at LIMIT ?4)
+    UNION SELECT task_id FROM (
+        SELECT task_id FROM tasks WHERE tenant_id = ?1 AND status = 'queued' AND attempt >= max_attempts LIMIT ?4)"""
+LATE = "SELECT schedule_id FROM schedules WHERE tenant_id = ? AND late_at <= ? ORDER BY late_at LIMIT ?"
+DUE = """
+    SELECT min(next_eligible_at) FROM tasks
+    WHERE tenant_id = ? AND status = 'queued' AND ready = 0 AND held IS NULL AND next_eligible_at > ?"""
+EXPORTS = {Task: "tasks", Lease: "leases", Progress: "progress", Event: "events", Schedule: "schedules",
+           Presence: "presences", Obligation: "obligations"}
+
+
+def named_row(row: tuple[Any, ...]) -> tuple[Task, Lease | None, Progress | None]:
+    """Make a task, its lease and its progress of one row of NAMED."""
+    lease, progress = row[TASK:TASK + LEASE], row[TASK + LEASE:]
+    return (Task(*row[:TASK]), Lease(*lease) if lease[0] is not None else None,
+            Progress(*progress) if progress[0] is not None else None)
+
+
+def receipt_row(row: tuple[Any, ...]) -> Receipt:
+    """Make a receipt of one row of RECEIPTS."""
+    first, delivered_at, further = row[RECEIPT:]
+    parents = tuple(sorted([*([first] if first else ()), *(further.split() if further else ())]))
+    return Receipt(*row[:RECEIPT], parents, delivered_at)  # type: ignore[call-arg]  # mypy cannot count a slice
+
+
+class Call(NamedTuple):
+    """Something else for the writer's thread to do."""
+
+    run: Callable[[], Any]
+    answer: asyncio.Future[Any]
+
+
+class Flight(NamedTuple):
+    """A batch on its way to the writer."""
+
+    tenant_id: str
+    needs: Needs
+    decide: Callable[[Work], None]
+    landed: asyncio.Future[None]
+
+
+class Sqlite:
+    """A file, one writer, a few readers."""
+
+    parallel, parallel_per_tenant = SHARE, 1
+
+    def __init__(self, path: str, *, serving: bool = False) -> None:
+        self.path, self.serving = path, serving
+        self.skew, self.ids = 0.0, Ids()
+        self.tenant_id: str | None = None                   # of the running transaction, for the triggers
+        self.lanes: defaultdict[str, Lanes] = defaultdict(Lanes)
+        self.known: set[str] = set()
+        self.queue: queue.SimpleQueue[Flight | Call | None] = queue.SimpleQueue()
+        self.readers: list[aiosqlite.Connection] = []
+        self.turn = 0
+        self.lock = Serving(path) if serving and path != ":memory:" else None
+
+    async def open(self) -> Sqlite:
+        """Migrate, start the writer, open the readers."""
+        try:
+            self.db = connect(self.path)
+            self.db.create_function("current_tenant", 0, lambda: self.tenant_id)
+            self.db.executescript(PRAGMAS)
+            migrate_file(self.db)
+            self._learn()
+        except sqlite3.Error as error:
+            raise StartupError(f"cannot use {self.path} as a database: {error}") from error
+        self.files = inodes(self.path)
+        self.loop = asyncio.get_running_loop()
+        self.writer = threading.Thread(target=self._write, name="sqlite-writer", daemon=True)
+        self.writer.start()
+        for _ in range(0 if self.path == ":memory:" else 2):
+            reader = await aiosqlite.connect(self.path, isolation_level=None, timeout=30)
+            await reader.execute("PRAGMA query_only = 1")
+            self.readers.append(reader)
+        return self
+
+    def _learn(self) -> None:
+        """Know lanes and tenants, and give no id that an earlier process has given."""
+        for tenant_id, lane, type, capabilities in self.db.execute("SELECT * FROM lanes"):
+            self.lanes[tenant_id].learn(lane, type, json.loads(capabilities))
+        for (tenant_id,) in self.db.execute("SELECT tenant_id FROM tenants").fetchall():
+            self.known.add(tenant_id)
+            newest = "SELECT max(receipt_id) FROM receipts WHERE tenant_id = ?"
+            self.ids.after(self.db.execute(newest, (tenant_id,)).fetchone()[0])
+        key = self.db.execute("SELECT value FROM meta WHERE name = 'cursor_key'").fetchone()
+        self.secret = bytes.fromhex(key[0])
+
+    def now(self) -> float:
+        """Return this process's time: one process owns the file."""
+        return time.time() + self.skew
+
+    async def close(self) -> None:
+        """Commit what is under way, close everything, let another server have the file."""
+        self.queue.put(None)
+        await asyncio.get_running_loop().run_in_executor(None, self.writer.join)
+        for reader in self.readers:
+            await reader.close()
+        self.db.close()
+        if self.lock:
+            self.lock.release()
+
+    # Writing.
+
+    async def transact(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
+        """Hand a batch to the writer and wait until it is durable."""
+        landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.queue.put(Flight(tenant_id, needs, decide, landed))
+        await landed
+
+    def _write(self) -> None:
+        """Take all batches that wait, commit them together, and again; this is the writer's thread."""
+        while (first := self.queue.get()) is not None:
+            flights, last = [first], False
+            while len(flights) < SHARE and not self.queue.empty():
+                if (following := self.queue.get()) is None:
+                    last = True
+                    break
+                flights.append(following)
+            for call in [item for item in flights if isinstance(item, Call)]:
+                self._answer([(call.answer, *attempt(call.run))])
+            if batches := [item for item in flights if isinstance(item, Flight)]:
+                self._answer(self._commit(batches))
+            if last:
+                return
+
+    def _answer(self, outcomes: list[tuple[asyncio.Future[Any], Any, BaseException | None]]) -> None:
+        def settle() -> None:
+            for future, value, error in outcomes:
+                if not future.done():
+                    future.set_exception(error) if error else future.set_result(value)
+        with contextlib.suppress(RuntimeError):     # the loop is gone, and with it everybody who waits
+            self.loop.call_soon_threadsafe(settle)
+
+    def _commit(self, flights: list[Flight]) -> list[tuple[asyncio.Future[Any], Any, BaseException | None]]:
+        """Carry out batches in one transaction; a refused one is taken back alone."""
+        refused: dict[int, BaseException] = {}
+        learned: list[Work] = []
+        try:
+            self.db.execute("BEGIN IMMEDIATE")
+            for at, flight in enumerate(flights):
+                try:
+                    learned.append(self._carry_out(flight))
+                except Refused as no:
+                    refused[at] = no
+            self._still_there()
+            self.db.execute("COMMIT")
+        except BaseException as error:
+            self._roll_back()
+            return [(flight.landed, None, error) for flight in flights]
+        for work in learned:
+            self.known.add(work.tenant_id)
+            for lane, (type, capabilities) in work.lanes.items():
+                self.lanes[work.tenant_id].learn(lane, type, capabilities)
+        return [(flight.landed, None, refused.get(at)) for at, flight in enumerate(flights)]
+
+    def _carry_out(self, flight: Flight) -> Work:
+        self.tenant_id = flight.tenant_id
+        self.db.execute("SAVEPOINT batch")
+        try:
+            work = Work(flight.tenant_id, self.now(), self.ids, self.lanes[flight.tenant_id].known)
+            self._load(work, flight.needs)
+            flight.decide(work)
+            self._save(work)
+        except (sqlite3.IntegrityError, sqlite3.DataError, OverflowError) as error:
+            self.db.execute("ROLLBACK TO batch")
+            raise Refused(str(error)) from error
+        self.db.execute("RELEASE batch")
+        return work
+
+    def _roll_back(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            self.db.execute("ROLLBACK")
+
+    def _still_there(self) -> None:
+        """Refuse to commit to a file that nobody will find again: it was deleted or replaced under us."""
+        for name, inode in self.files.items():
+            if os.stat(name).st_ino != inode:
+                raise OSError(f"{name} was replaced while the gate was using it")
+
+    def _load(self, work: Work, needs: Needs) -> None:
+        tenant_id, ids = work.tenant_id, set(needs.tasks)
+        for sql, keys in ((KEYED, needs.keys), (CLAIMED, needs.repeats), (LEASED, ((id,) for id in needs.leases))):
+            for key in keys:
+                ids.update(task_id for (task_id,) in self.db.execute(sql, (tenant_id, *key)))
+        if ids:
+            for row in self.db.execute(BY_ID, (tenant_id, json.dumps(list(ids)))):
+                work.load(*named_row(row))
+        if needs.claims:
+            self._offer(work, needs.claims)
+        if needs.receipts:
+            for row in self.db.execute(FAMILY, (tenant_id, json.dumps(list(needs.receipts)))):
+                work.give(receipt_row(row))
+        for schedule_id in needs.schedules:
+            for row in self.db.execute(SCHEDULED, (tenant_id, schedule_id)):
+                work.schedules[schedule_id] = Schedule(*row)
+        for who in needs.presences:
+            for row in self.db.execute(PRESENT, (tenant_id, *who)):
+                work.presences[who] = Presence(*row)
+
+    def _offer(self, work: Work, claims: list[LeaseNext]) -> None:
+        """Load the best claimable tasks: enough for every claim of the batch, whatever the others take."""
+        self.db.execute(PROMOTE, (work.tenant_id, work.now, PROMOTED))
+        enough = sum(ask.max_tasks or 1 for ask in claims)
+        best = [task_id for group in self.lanes[work.tenant_id].groups(claims)
+                for task_id in self._heads(work.tenant_id, group, enough)]
+        if best:
+            rows = map(named_row, self.db.execute(BY_ID, (work.tenant_id, json.dumps(best))))
+            found = {task.task_id: (task, progress) for task, _, progress in rows}
+            for task_id in best:
+                work.offer(*found[task_id])
+
+    def _heads(self, tenant_id: str, lanes: frozenset[int], enough: int) -> list[str]:
+        """Merge the queues of some lanes, reading no further than needed."""
+        with contextlib.ExitStack() as stack:
+            found = (self.db.execute(HEADS, (tenant_id, lane)) for lane in lanes)
+            queues = [stack.enter_context(contextlib.closing(rows)) for rows in found]
+            return [task_id for _, task_id in islice(heapq.merge(*queues), enough)]
+
+    def _save(self, work: Work) -> None:
+        tenant_id, receipts = work.tenant_id, work.written.values()
+
+        def many(sql: str, rows: Iterable[tuple[Any, ...]]) -> None:
+            if given := [(tenant_id, *row) for row in rows]:
+                self.db.executemany(sql, given)
+
+        if tenant_id not in self.known:
+            self.db.execute(TENANT, (tenant_id, work.now))
+        many(insert("lanes", ["lane", "type", "capabilities"]),
+             ((lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in work.lanes.items()))
+        many(ADD_TASK, ((*astuple(task), offered(task, work.now)) for task in work.added.values()))
+        if moved := [(*astuple(task)[-len(MUTABLE):], offered(task, work.now), tenant_id, task.task_id)
+                     for task in work.moved.values()]:
+            self.db.executemany(MOVE, moved)
+        many(ADD_LEASE, map(astuple, work.leased.values()))
+        many(ADD_PROGRESS, map(astuple, work.progressed.values()))
+        many(ADD_RECEIPT, ((*astuple(r)[:RECEIPT], r.parents[0] if r.parents else None) for r in receipts))
+        many(ADD_EDGE, ((r.receipt_id, parent) for r in receipts for parent in r.parents[1:]))
+        many(ADD_OBLIGATION, ((id, to.kind, to.id) for id, to in work.opened.items()))
+        many(DISCHARGE, ((to.kind, to.id, id) for id, to in work.closed.items()))
+        many(ADD_EVENT, map(astuple, work.events.values()))
+        many(ADD_SCHEDULE, (astuple(schedule) for schedule in work.scheduled.values() if schedule))
+        many(FORGET, ((id,) for id, schedule in work.scheduled.items() if schedule is None))
+        many(ADD_PRESENCE, map(astuple, work.met.values()))
+        many(ADD_DELIVERY, work.delivered.items())
+
+    # Reading.
+
+    async def _rows(self, sql: str, *given: Any) -> list[tuple[Any, ...]]:
+        """Run one query on a reader; a database in memory has one connection, so there the writer reads."""
+        if not self.readers:
+            answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            self.queue.put(Call(lambda: self.db.execute(sql, given).fetchall(), answer))
+            return await answer  # type: ignore[no-any-return]
+        self.turn = (self.turn + 1) % len(self.readers)
+        return await self.readers[self.turn].execute_fetchall(sql, given)  # type: ignore[return-value]
+
+    async def task(self, tenant_id: str, task_id: str) -> tuple[Task, Lease | None, Progress | None] | None:
+        """Return a task with its latest lease and progress."""
+        rows = await self._rows(NAMED + "AND t.task_id = ?2", tenant_id, task_id)
+        return named_row(rows[0]) if rows else None
+
+    async def tasks(self, tenant_id: str, of: TaskFilter) -> list[tuple[Task, Lease | None, Progress | None]]:
+        """Return a page of tasks, newest first."""
+        sql, given = NAMED, [tenant_id]
+        owner = of.owner
+        for column, value in (("owner_kind", owner.kind if owner else None), ("owner_id", owner.id if owner else None),
+                              ("status", of.status), ("type", of.type)):
+            if value is not None:
+                given.append(value)
+                sql += f" AND t.{column} = ?{len(given)}"
+        if of.before is not None:
+            given.append(of.before)
+            sql += f" AND t.task_id < ?{len(given)}"
+        rows = await self._rows(f"{sql} ORDER BY t.task_id DESC LIMIT {int(of.limit)}", *given)
+        return [named_row(row) for row in rows]
+
+    async def leases(self, tenant_id: str, worker: Principal) -> list[tuple[Task, Lease]]:
+        """Return the live leases of a worker."""
+        sql = NAMED + "AND l.ending = 'live' AND l.worker_kind = ?2 AND l.worker_id = ?3 ORDER BY l.acquired_at"
+        found = [named_row(row) for row in await self._rows(sql, tenant_id, worker.kind, worker.id)]
+        return [(task, lease) for task, lease, _ in found
+                if lease and worker.instance_id in (None, lease.worker_instance)]
+
+    async def receipt(self, tenant_id: str, receipt_id: str) -> Receipt | None:
+        """Return one receipt."""
+        rows = await self._rows(RECEIPTS + "AND r.receipt_id = ?2", tenant_id, receipt_id)
+        return receipt_row(rows[0]) if rows else None
+
+    async def receipts(self, tenant_id: str, of: ReceiptFilter) -> list[Receipt]:
+        """Return a page of receipts, oldest first; one writer gives ids in the order of commits."""
+        sql, given = RECEIPTS, [tenant_id]
+        for column, value in (("to_kind", of.to.kind if of.to else None), ("to_id", of.to.id if of.to else None),
+                              ("task_id", of.task_id), ("receipt_type", of.receipt_type)):
+            if value is not None:
+                given.append(value)
+                sql += f" AND r.{column} = ?{len(given)}"
+        given.append(of.after or "")
+        sql += f" AND r.receipt_id > ?{len(given)} ORDER BY r.receipt_id LIMIT {int(of.limit)}"
+        return [receipt_row(row) for row in await self._rows(sql, *given)]
+
+    async def events(self, tenant_id: str, task_id: str, after: str | None, limit: int) -> list[Event]:
+        """Return a page of a task's events."""
+        sql = (f"SELECT {listed(Event)} FROM events WHERE tenant_id = ? AND task_id = ? AND event_id > ? "
+               "ORDER BY event_id LIMIT ?")
+        return [Event(*row) for row in await self._rows(sql, tenant_id, task_id, after or "", limit)]
+
+    async def obligations(self, tenant_id: str, to: Principal, after: str | None, limit: int) -> list[Receipt]:
+        """Return a page of open obligations from their index."""
+        return [receipt_row(row) for row in await self._rows(OPEN, tenant_id, to.kind, to.id, after or "", limit)]
+
+    async def terminated(self, tenant_id: str, receipt_id: str, by: frozenset[str]) -> bool:
+        """Whether a child of the receipt has one of the types."""
+        return bool((await self._rows(TERMINATED, tenant_id, receipt_id, json.dumps(sorted(by))))[0][0])
+
+    async def presence(self, tenant_id: str, who: Principal) -> Presence | None:
+        """Return since when a principal has been here."""
+        rows = await self._rows(PRESENT, tenant_id, who.kind, who.id)
+        return Presence(*rows[0]) if rows else None
+
+    async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
+        """Return what upkeep must look at, tenant by tenant."""
+        found = []
+        for tenant_id in await self.tenants():
+            tasks = [row[0] for row in await self._rows(LOST, tenant_id, now, now - grace, limit)]
+            schedules = [row[0] for row in await self._rows(LATE, tenant_id, now, limit)]
+            if tasks or schedules:
+                found.append((tenant_id, tasks, schedules))
+        return found
+
+    async def next_due(self, tenant_id: str) -> float | None:
+        """Return when the next delayed task may be leased."""
+        due: float | None = (await self._rows(DUE, tenant_id, self.now()))[0][0]
+        return due
+
+    async def export(self, table: type[Struct], tenant_id: str, after: str) -> list[Any]:
+        """Return the next 1,000 rows of a table, in the order of their first field."""
+        if table is Receipt:
+            return await self.receipts(tenant_id, ReceiptFilter(None, None, None, after, 1000))
+        first = fields(table)[0]
+        sql = (f"SELECT {listed(table)} FROM {EXPORTS[table]} WHERE tenant_id = ? AND {first} > ? "
+               f"ORDER BY {first} LIMIT 1000")
+        return [table(*row) for row in await self._rows(sql, tenant_id, after)]
+
+    async def tenants(self) -> list[str]:
+        """Return every tenant that has stored anything."""
+        self._still_there()
+        return [row[0] for row in await self._rows("SELECT tenant_id FROM tenants ORDER BY tenant_id")]
+
+    async def backup(self, target: str) -> None:
+        """Copy the whole database, as of one moment, to a new file; the gate goes on meanwhile."""
+        await asyncio.get_running_loop().run_in_executor(None, copy_file, self.path, target)
+
+
+ADD_TASK = insert("tasks", [*fields(Task), "ready"])
+ADD_LEASE = insert("leases", fields(Lease), ONCE)
+ADD_PROGRESS = insert("progress", fields(Progress), ONCE)
+ADD_EDGE = insert("edges", ["child_id", "parent_id"])
+ADD_OBLIGATION = insert("obligations", fields(Obligation))
+ADD_EVENT = insert("events", fields(Event))
+ADD_SCHEDULE = insert("schedules", fields(Schedule), ONCE)
+ADD_PRESENCE = insert("presences", fields(Presence), ONCE)
+ADD_DELIVERY = insert("deliveries", ["receipt_id", "delivered_at"], ONCE)
+
+
+def offered(task: Task, now: float) -> bool:
+    """Whether the queue may offer a task that is saved now."""
+    return task.held is None and (task.next_eligible_at is None or task.next_eligible_at <= now)
+
+
+def inodes(path: str) -> dict[str, int]:
+    """Return which files a database consists of now."""
+    return {name: os.stat(name).st_ino for name in (path, f"{path}-wal") if os.path.exists(name)}
+
+
+def attempt(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """Call, and return what came of it."""
+    try:
+        return call(), None
+    except BaseException as error:
+        return None, error
+
+
+def connect(path: str) -> sqlite3.Connection:
+    """Open a connection that leaves transactions to us, on a file that only its owner may read."""
+    if path != ":memory:":
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    return sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=512, timeout=30)
+
+
+def migrate_file(db: sqlite3.Connection) -> list[str]:
+    """Apply the numbered files that the database has not seen, each in one transaction; return their names."""
+    files = sorted(SCHEMA.glob("[0-9]*.sql"))
+    applied = []
+    with transaction(db):
+        has = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()
+        row = db.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone() if has else None
+        version = int(row[0]) if row else 0
+        if version > len(files):
+            raise StartupError(f"this database has schema {version}, which is newer than this release knows "
+                               f"({len(files)}); run the newer release")
+        for number, file in enumerate(files[version:], version + 1):
+            for statement in statements(file.read_text()):
+                db.execute(statement)
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", (str(number),))
+            applied.append(file.name)
+        db.execute("INSERT OR IGNORE INTO meta VALUES ('cursor_key', ?)", (secrets.token_hex(32),))
+    return applied
+
+
+@contextlib.contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Run a block in one transaction that holds the write lock from its first line."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
+    db.execute("COMMIT")
+
+
+def statements(script: str) -> Iterator[str]:
+    """Split a script into statements; executescript would commit behind our back."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+class Serving:
+    """The right to serve a file: one process has it, and the system takes it back when that process dies."""
+
+    def __init__(self, path: str) -> None:
+        import fcntl
+        self.file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self.file)
+            raise StartupError(f"another asyncgate is serving {path}; one process serves a SQLite file, use Postgres "
+                               "for several") from None
+
+    def release(self) -> None:
+        """Let another process serve the file."""
+        os.close(self.file)
+
+
+def copy_file(source: str, target: str) -> None:
+    """Copy a live database page by page and check the copy."""
+    with (contextlib.closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as old,
+          contextlib.closing(sqlite3.connect(target)) as new):
+        old.backup(new, pages=4096)
+        verdict = new.execute("PRAGMA integrity_check").fetchone()[0]
+    os.chmod(target, 0o600)
+    if verdict != "ok":
+        raise OSError(f"the copy at {target} is damaged: {verdict}")
+
+
+def path_of(url: str) -> str:
+    """Return the file that a URL names: sqlite:///relative.db, sqlite:////absolute.db or sqlite:///:memory:."""
+    if not (found := re.fullmatch(r"sqlite:///([^?#]+)", url)):
+        raise StartupError("the URL of a SQLite database is sqlite:///relative.db or sqlite:////absolute.db, "
+                           f"not {url}")
+    return found[1]
+
+
+async def open_backend(url: str, *, serving: bool = False) -> Sqlite:
+    """Open the database that a URL names; `serving` makes sure that nobody else serves it."""
+    path = path_of(url)
+    try:
+        return await Sqlite(path, serving=serving).open()
+    except OSError as error:
+        raise StartupError(f"cannot open {path}: {error.strerror or error}") from error
+
+
+if TYPE_CHECKING:
+    _: type[Backend] = Sqlite

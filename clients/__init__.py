@@ -1,0 +1,1 @@
+"""Programs that reach the gate over the wire: Python client, worker, scheduler, benchmark and web pages."""

@@ -1,0 +1,269 @@
+"""A gate to test with: an engine over one backend, callers of every role, and a clock that the test moves.
+
+Nothing sleeps: `await gate.wait(300)` puts the backend's clock forward and lets upkeep sweep.  Every operation is a method,
+and what it is given goes through the same decoder as a request: `await gate.as_agent("ada").create_task(type="demo")`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+from asyncgate import (
+    OPERATIONS,
+    SCOPES,
+    Ask,
+    Caller,
+    Engine,
+    Event,
+    GateError,
+    Ids,
+    InvalidRequest,
+    Lease,
+    Obligation,
+    Offer,
+    Operation,
+    Principal,
+    Progress,
+    Receipt,
+    ReceiptRecord,
+    Schedule,
+    Settings,
+    Task,
+    TaskRecord,
+    Upkeep,
+)
+
+STORED = (Task, Lease, Progress, Receipt, Event, Schedule, Obligation)
+
+
+def ask_of(op: Operation, fields: dict[str, Any]) -> Ask:
+    """Make a request as it would come over the wire; msgspec.Raw goes in verbatim."""
+    try:
+        return op.decode(msgspec.json.encode(fields))
+    except msgspec.DecodeError as wrong:
+        raise InvalidRequest(f"{op.name}: {wrong}") from None
+
+
+def under(offer: Offer, **more: Any) -> dict[str, Any]:
+    """Return the fields that say which lease a worker acts under."""
+    return {"task_id": offer.task_id, "lease_id": offer.lease_id, **more}
+
+
+def body(receipt: ReceiptRecord) -> dict[str, Any]:
+    """Read the body of a receipt."""
+    read: dict[str, Any] = msgspec.json.decode(receipt.body)
+    return read
+
+
+@contextlib.contextmanager
+def refused(code: str, **more: Any) -> Iterator[None]:
+    """Expect a refusal with this code, and with this much more in its answer."""
+    with pytest.raises(GateError) as caught:
+        yield
+    assert caught.value.code == code, str(caught.value)
+    assert {name: caught.value.more.get(name) for name in more} == more, str(caught.value)
+
+
+class Numbered(Ids):
+    """Ids that count, so that equal programs get equal ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given = 0
+
+    def new(self, now: float) -> str:
+        """Return the next id."""
+        self.given += 1
+        return f"00000000-0000-7000-8000-{self.given:012x}"
+
+    def lease(self) -> str:
+        """Return the next lease id."""
+        return self.new(0)
+
+
+class OwnTenants:
+    """A backend whose upkeep sees the tenants of this test only: others may test on the same database meanwhile."""
+
+    def __init__(self, backend: Any) -> None:
+        self.backend, self.own = backend, set[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+    async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
+        """Return what upkeep must look at among this test's own."""
+        return [found for found in await self.backend.overdue(now, grace, limit) if found[0] in self.own]
+
+    async def aclose(self) -> None:
+        """Close the backend."""
+        await self.backend.close()
+
+
+class View:
+    """The gate as one caller sees it."""
+
+    def __init__(self, engine: Engine, caller: Caller) -> None:
+        self.engine, self.caller = engine, caller
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        if name not in OPERATIONS:
+            raise AttributeError(name)
+        return partial(self.perform, OPERATIONS[name])
+
+    async def perform(self, op: Operation, /, **fields: Any) -> Any:
+        """Carry out one operation as this caller."""
+        return await self.engine.perform(op, self.caller, ask_of(op, fields))
+
+
+class Gate(View):
+    """One tenant's gate; by itself it speaks as the shared token does: admin, and the request names who acts."""
+
+    def __init__(self, engine: Engine, tenant_id: str) -> None:
+        super().__init__(engine, Caller(tenant_id, Principal("agent", "ada"), "admin", SCOPES, bound=False))
+        self.tenant_id, self.backend = tenant_id, engine.backend
+        self.own = getattr(self.backend, "own", set())
+        self.own.add(tenant_id)
+
+    # Callers.
+
+    def as_caller(self, kind: str, id: str, role: str, *, instance: str | None = None,
+                  scopes: frozenset[str] = SCOPES) -> View:
+        """Return the gate as one credential sees it."""
+        who = Principal(kind, id, instance)
+        return View(self.engine, Caller(self.tenant_id, who, role, scopes))     # type: ignore[arg-type]
+
+    def as_agent(self, id: str = "ada", instance: str | None = None) -> View:
+        """Return the gate as an agent sees it."""
+        return self.as_caller("agent", id, "agent", instance=instance)
+
+    def as_worker(self, id: str = "w1", instance: str | None = None) -> View:
+        """Return the gate as a worker sees it."""
+        return self.as_caller("worker", id, "worker", instance=instance)
+
+    def as_admin(self, id: str = "root") -> View:
+        """Return the gate as an admin sees it."""
+        return self.as_caller("human", id, "admin")
+
+    def stranger(self) -> Gate:
+        """Return another tenant's gate on the same engine."""
+        import uuid
+        return Gate(self.engine, str(uuid.uuid4()))
+
+    def beside(self, **settings: Any) -> Gate:
+        """Return this tenant's gate through another engine, as another process or after a restart."""
+        return Gate(Engine(self.backend, Settings(**settings)), self.tenant_id)
+
+    # The clock.
+
+    def now(self) -> float:
+        """Return the backend's time."""
+        return self.backend.now()
+
+    def skip(self, seconds: float) -> None:
+        """Put the clock forward; upkeep does not notice."""
+        real = getattr(self.backend, "backend", self.backend)
+        real.skew += seconds
+
+    async def sweep(self) -> None:
+        """Let upkeep sweep once, and say so if it could not."""
+        upkeep = Upkeep(self.engine)
+        await upkeep.once("sweep")
+        assert upkeep.duties["sweep"].failures == 0, upkeep.duties["sweep"].last_error
+
+    async def wait(self, seconds: float) -> None:
+        """Put the clock forward and let upkeep sweep."""
+        self.skip(seconds)
+        await self.sweep()
+
+    # What most tests do.
+
+    async def create(self, type: str = "demo", *, by: str = "ada", **fields: Any) -> str:
+        """Create a task as an agent; return its id."""
+        made = await self.as_agent(by).create_task(type=type, **fields)
+        return str(made.task_id)
+
+    async def claim(self, worker: str = "w1", **fields: Any) -> Offer | None:
+        """Claim one task as a worker; None when there is none."""
+        offers = await self.as_worker(worker).lease_next(**fields)
+        assert len(offers.tasks) <= 1
+        return offers.tasks[0] if offers.tasks else None
+
+    async def leased(self, worker: str = "w1", **fields: Any) -> Offer:
+        """Create a task as ada and claim it as a worker."""
+        task_id = await self.create(**fields)
+        offer = await self.claim(worker)
+        assert offer is not None
+        assert offer.task_id == task_id
+        return offer
+
+    async def finished(self, worker: str = "w1", **fields: Any) -> Offer:
+        """Create a task, claim it, and complete it with an artifact; return the offer it was done under."""
+        offer = await self.leased(worker, **fields)
+        await self.as_worker(worker).complete(**under(offer), result={"ok": True}, artifacts=[{"uri": "file:///out"}])
+        return offer
+
+    async def lose(self, offer: Offer) -> None:
+        """Let a lease run out, be swept, and the task be claimable again."""
+        await self.wait(offer.expires_at.timestamp() - self.now() + 0.001)
+        await self.wait(5.0)
+
+    # What is stored.
+
+    async def task(self, task_id: str) -> TaskRecord:
+        """Return a task."""
+        record: TaskRecord = await self.as_admin().get_task(task_id=task_id)
+        return record
+
+    async def receipts(self, task_id: str | None = None, type: str | None = None, **fields: Any) -> list[ReceiptRecord]:
+        """Return all receipts of a task, or of the tenant, oldest first."""
+        fields |= {"task_id": task_id, "receipt_type": type, "limit": 200}
+        found: list[ReceiptRecord] = []
+        while True:
+            page = await self.as_admin().list_receipts(**fields)
+            found += page.receipts
+            if page.next_cursor is None:
+                return found
+            fields["cursor"] = page.next_cursor
+
+    async def receipt(self, task_id: str | None, type: str) -> ReceiptRecord:
+        """Return the only receipt of a type that a task has."""
+        found = await self.receipts(task_id, type)
+        assert len(found) == 1, f"{len(found)} receipts of type {type}"
+        return found[0]
+
+    async def anomalies(self, task_id: str | None = None) -> list[dict[str, Any]]:
+        """Return the bodies of the anomalies told so far."""
+        return [body(receipt) for receipt in await self.receipts(task_id, "system.anomaly")]
+
+    async def owed(self, id: str = "ada", kind: str = "agent") -> list[ReceiptRecord]:
+        """Return what is owed to a principal."""
+        answer = await self.as_admin().list_open_obligations(principal_kind=kind, principal_id=id, limit=200)
+        return list(answer.open_obligations)
+
+    async def events(self, task_id: str) -> list[str]:
+        """Return the types of what happened to a task, in order."""
+        history = await self.as_admin().get_task_history(task_id=task_id, limit=200)
+        return [event.event_type for event in history.events]
+
+    async def everything(self) -> dict[str, list[Any]]:
+        """Return all that is stored for the tenant."""
+        return {table.__name__: [row async for row in self._rows(table)] for table in STORED}
+
+    async def _rows(self, table: type[msgspec.Struct]) -> AsyncIterator[Any]:
+        last = ""
+        while rows := await self.backend.export(table, self.tenant_id, last):
+            for row in rows:
+                yield row
+            last = getattr(rows[-1], table.__struct_fields__[0])
+
+    @contextlib.asynccontextmanager
+    async def unchanged(self) -> AsyncIterator[None]:
+        """Expect that nothing is written meanwhile."""
+        before = await self.everything()
+        yield
+        assert await self.everything() == before

@@ -1,0 +1,70 @@
+"""The refusals: one tree, whose codes are the same over REST, MCP and the command line."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+log = logging.getLogger("asyncgate")
+
+
+class GateError(Exception):
+    """A refusal; `code` is the same on every façade, `status` is what HTTP calls it."""
+
+    code, status = "internal_error", 500
+
+    def __init__(self, message: str, **more: Any) -> None:
+        super().__init__(message)
+        self.more = more
+
+    def body(self) -> dict[str, Any]:
+        """Return the answer that every façade gives; peers read `detail`, so it repeats the message."""
+        return {"error": self.code, "message": str(self), "detail": str(self), **self.more}
+
+
+class InvalidRequest(GateError): code, status = "invalid_request", 400
+class PayloadTooDeep(GateError): code, status = "payload_too_deep", 400
+class InvalidCursor(GateError): code, status = "invalid_cursor", 400
+class NotLocatable(GateError): code, status = "not_locatable", 400
+class ReceiptTooLarge(GateError): code, status = "receipt_too_large", 400
+class TooManyParents(GateError): code, status = "too_many_parents", 400
+class TooManyArtifacts(GateError): code, status = "too_many_artifacts", 400
+class ParentsRequired(GateError): code, status = "parents_required", 400
+class ParentNotFound(GateError): code, status = "parent_not_found", 400
+class Unauthenticated(GateError): code, status = "unauthenticated", 401
+class Forbidden(GateError): code, status = "forbidden", 403
+class TenantMismatch(GateError): code, status = "tenant_mismatch", 403
+class NotFound(GateError): code, status = "not_found", 404
+class TaskNotFound(GateError): code, status = "task_not_found", 404
+class ReceiptNotFound(GateError): code, status = "receipt_not_found", 404
+class MethodNotAllowed(GateError): code, status = "method_not_allowed", 405
+class RequestTimeout(GateError): code, status = "request_timeout", 408
+class LeaseInvalid(GateError): code, status = "lease_invalid_or_expired", 409
+class InvalidTransition(GateError): code, status = "invalid_state_transition", 409
+class IdempotencyConflict(GateError): code, status = "idempotency_conflict", 409
+class LeaseRenewalLimit(GateError): code, status = "lease_renewal_limit", 409
+class LeaseLifetimeLimit(GateError): code, status = "lease_lifetime_limit", 409
+class PayloadTooLarge(GateError): code, status = "payload_too_large", 413
+class UnsupportedMediaType(GateError): code, status = "unsupported_media_type", 415
+class Misdirected(GateError): code, status = "misdirected_request", 421
+class TooManyWaiting(GateError): code, status = "rate_limit_exceeded", 429
+class DatabaseUnavailable(GateError): code, status = "database_unavailable", 503
+
+
+class Refused(Exception):
+    """Raised by a backend when the database refused a batch of which nothing was kept."""
+
+
+class StartupError(Exception):
+    """The gate cannot start; the text is the one line that says why and what to do."""
+
+    @property
+    def startup_message(self) -> str:
+        """Return the line for the terminal."""
+        return str(self)
+
+
+def fault(where: str, error: BaseException) -> GateError:
+    """Tell the log what went wrong, and the caller only that it did."""
+    log.error("%s failed", where, exc_info=error)
+    return GateError(f"{where} failed inside the gate; the log says why")

@@ -1,0 +1,155 @@
+"""The troubles of HTTP: bodies, queries, hosts; refused here before the gate sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from asyncgate.parts.errors import (
+    GateError,
+    InvalidRequest,
+    PayloadTooDeep,
+    PayloadTooLarge,
+    RequestTimeout,
+    TenantMismatch,
+    Unauthenticated,
+    UnsupportedMediaType,
+)
+from asyncgate.parts.settings import Settings
+from asyncgate.parts.wire import Ask, Kind, Name
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+MAX_DEPTH = 64      # of a request's JSON
+_any = msgspec.json.Decoder().decode
+
+
+def screen(body: bytes) -> None:
+    """Refuse JSON that some database or reader would choke on: NUL characters, and nesting deeper than 64."""
+    if body.count(b"{") + body.count(b"[") > MAX_DEPTH or b"\\u0000" in body:
+        for depth, node in _walk(_any(body)):
+            if depth > MAX_DEPTH:
+                raise PayloadTooDeep(f"JSON may be nested {MAX_DEPTH} deep at most")
+            if isinstance(node, str) and "\0" in node:
+                raise InvalidRequest("strings may not contain the NUL character")
+
+
+def _walk(root: Any) -> Iterator[tuple[int, Any]]:
+    """Yield every node of a JSON value with its depth; iterative, for the depth is what is in doubt."""
+    stack = [(1, root)]
+    while stack:
+        depth, node = stack.pop()
+        yield depth, node
+        if isinstance(node, dict):
+            stack += [(depth, key) for key in node]
+            stack += [(depth + 1, child) for child in node.values()]
+        elif isinstance(node, list):
+            stack += [(depth + 1, child) for child in node]
+
+
+def named_in(value: bytes, names: frozenset[str]) -> bool:
+    """Whether a Host or Origin header names one of `names`; scheme and port do not matter unless they are listed."""
+    text = value.decode("latin-1").lower()
+    host = re.sub(r":\d*$", "", text.partition("://")[2] or text).strip("[]")
+    return bool(names & {text, host, "*"})
+
+
+def asked(query: bytes) -> dict[str, str]:
+    """Decode a query; of a name given twice the last counts."""
+    if not query:
+        return {}
+    pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
+    if any("\0" in text for pair in pairs for text in pair):
+        raise InvalidRequest("the query may not contain the NUL character")
+    return dict(pairs)
+
+
+def fill(ask: Ask, query: dict[str, str]) -> None:
+    """Let the query say who asks where the body does not; real peers put it there."""
+    for name in ("principal_kind", "principal_id", "principal_instance_id", "tenant_id"):
+        if name in query and getattr(ask, name, "") is None:
+            setattr(ask, name, msgspec.convert(query[name], Kind if name == "principal_kind" else Name))
+
+
+def claimed_tenant(ask: Ask, headers: Headers) -> None:
+    """Treat X-Tenant-ID like the field: tolerated when equal, refused when not."""
+    for name, value in headers:
+        if name == b"x-tenant-id":
+            said = value.decode("latin-1")
+            if ask.tenant_id not in (None, said):
+                raise TenantMismatch("tenant_id and X-Tenant-ID differ")
+            ask.tenant_id = said
+
+
+async def read_body(scope: Scope, receive: Receive, settings: Settings) -> bytes:
+    """Read a JSON body within its limits of size and time."""
+    for name, value in scope["headers"]:
+        if name == b"content-encoding" and value.lower() != b"identity":
+            raise UnsupportedMediaType("send the body without content-encoding")
+        if name == b"content-type" and not JSON_LIKE.match(value):
+            raise UnsupportedMediaType("send the body as content-type: application/json")
+        if name == b"content-length" and int(value) > settings.max_request_bytes:
+            raise PayloadTooLarge(f"the request is {int(value)} bytes, {settings.max_request_bytes} is the most")
+    try:
+        async with asyncio.timeout(settings.body_timeout_seconds):
+            return await _received(receive, settings.max_request_bytes)
+    except TimeoutError:
+        raise RequestTimeout("the body did not come in time") from None
+
+
+JSON_LIKE = re.compile(rb"\s*(application/([a-z0-9.+-]+\+)?json|\*/\*)\s*(;.*)?$", re.IGNORECASE)
+
+
+async def _received(receive: Receive, most: int) -> bytes:
+    body, more = b"", True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise asyncio.CancelledError
+        body, more = body + message.get("body", b""), message.get("more_body", False)
+        if len(body) > most:
+            raise PayloadTooLarge(f"the request is larger than {most} bytes")
+    return body
+
+
+async def while_connected(work: Awaitable[Any], receive: Receive) -> Any:
+    """Wait for a reply that may take long, and give up when the client goes: its place is free at once."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+        return await task
+    finally:
+        gone.cancel()
+        task.cancel()
+
+
+def refusal_headers(no: GateError) -> list[tuple[bytes, bytes]]:
+    """Say in headers what HTTP has headers for."""
+    more = []
+    if isinstance(no, Unauthenticated):
+        more.append((b"www-authenticate", b"Bearer"))
+    if "allow" in no.more:
+        more.append((b"allow", ", ".join(no.more["allow"]).encode()))
+    if "retry_after" in no.more:
+        more.append((b"retry-after", b"%d" % no.more["retry_after"]))
+    return more
+
+
+def loopback(host: str) -> bool:
+    """Whether an address to listen on is reached from this machine only."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,430 @@
+"""The settings: what an operator may turn, and where each value comes from."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from functools import cache
+from itertools import chain
+from operator import attrgetter
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import msgspec
+from msgspec import Meta, Struct, convert
+
+__all__ = ["Configured", "Settings", "SettingsError", "effective", "leaves", "load_settings"]
+
+
+def says(text: str, *, secret: bool = False) -> Meta:
+    """Describe a setting in one sentence; the value of a secret one is never shown."""
+    return Meta(description=text, extra={"secret": secret})
+
+
+def span(low: float, high: float, what: str = "a whole number") -> Meta:
+    return Meta(ge=low, le=high, title=f"{what} from {low} to {high}")
+
+
+Positive = Annotated[int, span(1, 2**31 - 1)]
+Count = Annotated[int, span(0, 2**31 - 1)]
+Size = Annotated[int, span(1, 2**30)]
+PageSize = Annotated[int, span(1, 10_000)]
+Days = Annotated[int, span(1, 36_500)]
+Ttl = Annotated[int, span(1, 604_800)]
+Quota = Annotated[int, span(-1, 2**53 - 1)]
+Seconds = Annotated[float, span(0, 86_400, "a number")]
+Timer = Annotated[float, span(0.01, 86_400, "a number")]
+Url = Annotated[str, Meta(pattern=r"\A([a-z][a-z0-9+.-]*://.*)?\Z", title="a URL, as scheme://rest")]
+Uuid = Annotated[str, Meta(pattern=r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", title="a UUID in lower case")]
+Label = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,100}\Z", title="up to 100 letters, digits, dots, - and _")]
+Name = Annotated[str, Meta(min_length=1, title="text that is not empty")]
+Texts = Annotated[tuple[str, ...], Meta(title="a list of text, split by commas or in JSON")]
+OwnerKind = Literal["agent", "worker", "service", "system", "human", "asyncgate"]
+ReceiptMode = Literal["standalone", "memorygate_integrated", "receiptgate_integrated"]
+Locatability = Literal["lenient", "strict"]
+Mismatch = Literal["return", "refuse"]
+Consistency = Literal["eventual", "strict"]
+LogLevel = Literal["debug", "info", "warning", "error", "critical"]
+
+
+class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A set of settings that belong together, as one mapping of the YAML file."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"  # values stay out of logs and tracebacks: some are secret
+
+
+class DatabaseSettings(Group, frozen=True):
+    url: Annotated[Url, Meta(min_length=1), says("Where all is stored; the scheme picks the backend")] = "sqlite:///asyncgate.db"
+    tasks: Annotated[str, says("Name of the task store, as a note (spec 20.2); database.url decides")] = ""
+    leases: Annotated[str, says("Name of the lease store, as a note (spec 20.2); database.url decides")] = ""
+    receipts: Annotated[str, says("Name of the receipt store, as a note (spec 20.2); receipt_mode decides")] = ""
+    pool_size: Annotated[int, span(1, 1000), says("Most database connections held at once")] = 10
+    pgbouncer: Annotated[bool, says("Whether database.url leads to a transaction-pooling PgBouncer")] = False
+
+class EmissionRetry(Group, frozen=True):
+    buffer_size: Annotated[Positive, says("Receipts waiting for the ledger before an anomaly is raised")] = 10000
+    retry_interval_seconds: Annotated[Timer, says("Seconds between attempts to deliver a waiting receipt")] = 30.0
+    max_retries: Annotated[Count, says("Quick attempts before a waiting receipt moves to the slow lane")] = 10
+
+class MemoryGate(Group, frozen=True):
+    url: Annotated[Url, says("Address of the receipt ledger in integrated mode")] = ""
+    auth_token_env: Annotated[str, says("Name of the environment variable that holds the ledger's token")] = ""
+    tenant_id: Annotated[str, says("Tenant under which the ledger files our receipts")] = ""
+    timeout_ms: Annotated[Positive, says("Longest wait for the ledger's answer, in milliseconds")] = 500
+    emission_timeout_ms: Annotated[Positive, says("Another name of memorygate.timeout_ms")] = 500
+    failure_mode: Annotated[Consistency, says("Another name of receipt_consistency_mode")] = "eventual"
+    emission_retry: EmissionRetry = EmissionRetry()
+
+class WorkerBootstrap(Group, frozen=True):
+    include_memorygate_routing: Annotated[bool, says("Whether bootstrap tells workers where the ledger is")] = True
+
+class Jwt(Group, frozen=True):
+    algorithm: Annotated[Literal["RS256"], says("How access tokens are signed")] = "RS256"
+    private_key_path: Annotated[str, says("PEM file of the key that signs access tokens")] = ""
+    public_key_path: Annotated[str, says("PEM file of the key that checks access tokens")] = ""
+    access_token_ttl_days: Annotated[int, span(5, 90), says("Days an access token is valid")] = 30
+    refresh_token_ttl_days: Annotated[Days, says("Days a refresh token is valid")] = 90
+
+class IdentityProvider(Group, frozen=True):
+    name: Annotated[str, says("Name of the identity provider, as in google")]
+    client_id: Annotated[str, says("The gate's client id at the provider")]
+    client_secret: Annotated[str, says("The gate's client secret at the provider", secret=True)] = ""
+    discovery_url: Annotated[Url, says("The provider's OpenID Connect discovery document")] = ""
+
+class OAuth(Group, frozen=True):
+    enabled: Annotated[bool, says("Whether people may sign in through an identity provider")] = False
+    providers: Annotated[tuple[IdentityProvider, ...], says("Identity providers; JSON outside the file")] = ()
+
+class ApiKeys(Group, frozen=True):
+    hash_algorithm: Annotated[Literal["argon2id"], says("How issued API keys are hashed at rest")] = "argon2id"
+    hash_time_cost: Annotated[int, span(1, 100), says("Argon2id passes over memory")] = 2
+    hash_memory_cost: Annotated[int, span(8, 2**22), says("Argon2id memory, in KiB")] = 65536
+    hash_parallelism: Annotated[int, span(1, 64), says("Argon2id lanes")] = 1
+
+class RateLimiting(Group, frozen=True):
+    enabled: Annotated[bool, says("Whether rate limits and quotas are enforced")] = False
+    storage: Annotated[Literal["memory", "redis"], says("Where rate-limit counters live")] = "memory"
+    redis_url: Annotated[Url, says("Redis that holds the counters when several gates share them")] = ""
+    default_tier: Annotated[Literal["free", "paid", "enterprise"], says("Tier of a tenant that has none")] = "free"
+
+class AuditLogging(Group, frozen=True):
+    enabled: Annotated[bool, says("Whether security events are kept in the audit log")] = True
+    retention_days: Annotated[int, span(90, 36500), says("Days an audit event is kept")] = 90
+    sensitive_fields: Annotated[Texts, says("Fields whose values are never logged")] = ("password", "token", "api_key")
+
+class SecuritySettings(Group, frozen=True):
+    jwt: Jwt = Jwt()
+    oauth: OAuth = OAuth()
+    api_keys: ApiKeys = ApiKeys()
+    rate_limiting: RateLimiting = RateLimiting()
+    audit_logging: AuditLogging = AuditLogging()
+
+class Tier(Group, frozen=True):
+    tasks_per_hour: Annotated[Quota, says("Tasks a tenant may create an hour; -1 is unlimited")] = -1
+    concurrent_leases: Annotated[Quota, says("Leases a tenant may hold at once; -1 is unlimited")] = -1
+    api_calls_per_hour: Annotated[Quota, says("Calls a tenant may make an hour; -1 is unlimited")] = -1
+    receipt_storage_gb: Annotated[Quota, says("Gigabytes of receipts a tenant may keep; -1 is unlimited")] = -1
+
+class RateLimits(Group, frozen=True):
+    free_tier: Tier = Tier(tasks_per_hour=100, concurrent_leases=10, api_calls_per_hour=1_000, receipt_storage_gb=1)
+    paid_tier: Tier = Tier(
+        tasks_per_hour=10_000, concurrent_leases=100, api_calls_per_hour=100_000, receipt_storage_gb=10)
+    enterprise_tier: Tier = Tier()
+
+class BootstrapSettings(Group, frozen=True):
+    use_obligations_endpoint: Annotated[bool, says("Whether bootstrap answers point to open obligations")] = True
+    deprecate_legacy_endpoint: Annotated[bool, says("Whether bootstrap answers carry deprecation headers")] = True
+
+class ReceiptSettings(Group, frozen=True):
+    max_body_size_bytes: Annotated[Size, says("Largest receipt body, in bytes of JSON")] = 65536
+    max_parents: Annotated[int, span(1, 1000), says("Most parents of a receipt")] = 10
+    max_artifacts: Annotated[PageSize, says("Most artifacts of a receipt")] = 100
+
+class LeaseSettings(Group, frozen=True):
+    requeue_on_expiry_no_increment: Annotated[bool, says("Always true: a lost lease spends no attempt (PH.4)")] = True
+
+class LedgerSettings(Group, frozen=True):
+    profile: Annotated[Literal["memorygate", "receiptgate"], says("Which protocol the ledger speaks")] = "memorygate"
+
+
+class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Hold everything an operator may turn; the names of spec 19 are in lower case."""
+
+    instance_id: Annotated[Label, says("Name of this gate in receipts; empty is automatic")] = ""
+    environment: Annotated[str, says("What this deployment is called in answers and logs")] = "development"
+    host: Annotated[Name, says("Address to listen on")] = "127.0.0.1"
+    port: Annotated[int, span(0, 65535), says("Port to listen on; 0 takes any free one")] = 8080
+    log_level: Annotated[LogLevel, says("Least severity that is logged")] = "info"
+    log_format: Annotated[Literal["console", "json"], says("How a log line is written")] = "console"
+    api_key: Annotated[str, says("Shared token, admin of the default tenant; empty is none", secret=True)] = ""
+    allow_insecure_dev: Annotated[bool, says("Whether callers on loopback need no credential")] = False
+    allowed_hosts: Annotated[Texts, says("Host headers that are answered; empty is automatic")] = ()
+    allowed_origins: Annotated[Texts, says("Origin headers that are answered; empty is automatic")] = ()
+    default_tenant_id: Annotated[Uuid, says("Tenant of the shared token")] = "00000000-0000-0000-0000-000000000000"
+    default_fallback_owner_kind: Annotated[OwnerKind, says("Kind of the owner of tasks that name nobody")] = "system"
+    default_fallback_owner_id: Annotated[Name, says("Id of the owner of tasks that name nobody")] = "asyncgate"
+    default_lease_ttl_seconds: Annotated[Ttl, says("Seconds a lease lives when a claim names none")] = 300
+    max_lease_ttl_seconds: Annotated[Ttl, says("Longest lease in seconds; longer requests are clamped")] = 1800
+    lease_sweep_interval_seconds: Annotated[Timer, says("Seconds between sweeps for lost leases")] = 10.0
+    lease_grace_seconds: Annotated[Seconds, says("Seconds a lease outlives its expiry")] = 0.0
+    max_lease_renewals: Annotated[Count, says("Renewals a lease may have; 0 is no limit")] = 0
+    max_lease_lifetime_seconds: Annotated[Count, says("Seconds a lease may live over all renewals; 0 is no limit")] = 0
+    max_expiries: Annotated[Count, says("Lost leases after which a task is held; 0 is never")] = 10
+    expiry_jitter_seconds: Annotated[Seconds, says("Longest random delay before a lost task is offered again")] = 5.0
+    max_claim_tasks: Annotated[int, span(1, 1000), says("Most tasks one claim may lease")] = 100
+    max_wait_seconds: Annotated[float, span(0, 60, "a number"), says("Longest a claim or read may wait")] = 30.0
+    max_waiting_claims: Annotated[Count, says("Most claims that may wait at once")] = 4096
+    default_max_attempts: Annotated[int, span(1, 1000), says("Attempts of a task that names none")] = 3
+    default_retry_backoff_seconds: Annotated[Count, says("Seconds before the first retry; each next one doubles")] = 30
+    max_retry_backoff_seconds: Annotated[Ttl, says("Longest delay before a retry, in seconds")] = 900
+    default_priority: Annotated[int, span(1 - 2**31, 2**31 - 1), says("Priority of a task that names none")] = 0
+    idempotency_mismatch: Annotated[Mismatch, says("What a used idempotency key with another body gets")] = "return"
+    locatability: Annotated[Locatability, says("Whether success without artifact or proof is refused")] = "lenient"
+    progress_receipts: Annotated[bool, says("Whether each progress report writes a receipt")] = False
+    default_list_limit: Annotated[PageSize, says("Items on a page that names no limit")] = 50
+    max_list_limit: Annotated[PageSize, says("Most items on a page")] = 200
+    default_bootstrap_max_items: Annotated[PageSize, says("Items in a bootstrap by default")] = 50
+    max_bootstrap_max_items: Annotated[PageSize, says("Most items in a bootstrap")] = 200
+    receipt_retention_days: Annotated[Days, says("Days a receipt is active before it may be archived")] = 30
+    task_retention_days: Annotated[Days, says("Days a finished task is kept before it may be pruned")] = 7
+    max_request_bytes: Annotated[Size, says("Largest request body, in bytes")] = 16 * 2**20
+    max_payload_bytes: Annotated[Size, says("Largest task payload, in bytes of JSON")] = 2**20
+    max_result_bytes: Annotated[Size, says("Largest result, in bytes of JSON")] = 2**20
+    max_progress_bytes: Annotated[Size, says("Largest progress report, in bytes of JSON")] = 64 * 2**10
+    inline_result_bytes: Annotated[Count, says("Largest result copied into its receipt, in bytes of JSON")] = 16384
+    batch_size: Annotated[PageSize, says("Most writes that share one transaction")] = 256
+    limit_concurrency: Annotated[Positive, says("Most connections served at once; more are answered 503")] = 4096
+    header_timeout_seconds: Annotated[Timer, says("Seconds a client has to send its headers")] = 10.0
+    body_timeout_seconds: Annotated[Timer, says("Seconds a client has to send its body")] = 30.0
+    shutdown_seconds: Annotated[Seconds, says("Seconds open requests have to finish at shutdown")] = 4.0
+    receipt_mode: Annotated[ReceiptMode, says("Whether receipts are kept here or sent to a ledger")] = "standalone"
+    receipt_consistency_mode: Annotated[Consistency, says("Whether a change waits for the ledger")] = "eventual"
+    database: DatabaseSettings = DatabaseSettings()
+    memorygate: MemoryGate = MemoryGate()
+    ledger: LedgerSettings = LedgerSettings()
+    worker_bootstrap: WorkerBootstrap = WorkerBootstrap()
+    bootstrap: BootstrapSettings = BootstrapSettings()
+    receipts: ReceiptSettings = ReceiptSettings()
+    leases: LeaseSettings = LeaseSettings()
+    security: SecuritySettings = SecuritySettings()
+    rate_limits: RateLimits = RateLimits()
+
+
+class SettingsError(Exception):
+    """Says in one line which setting is wrong, why, and where it came from; the gate does not start."""
+
+
+class Configured(Struct, frozen=True):
+    """The settings in force, and where each one came from, by dotted name."""
+
+    settings: Settings
+    origins: dict[str, str]
+
+
+class Setting(Struct, frozen=True):
+    """One setting, as `asyncgate config` and the README show it; `form` is its type."""
+
+    name: str
+    kind: str
+    default: Any
+    says: str
+    secret: bool
+    environment: str
+    form: Any
+
+
+PREFIX, TEST_PREFIX, KEY_FILE = "ASYNCGATE_", "ASYNCGATE_TEST_", "ASYNCGATE_API_KEY_FILE"
+NOT_SETTINGS = {"ASYNCGATE_CONFIG", "ASYNCGATE_URL", KEY_FILE}
+UNPREFIXED = {  # spec 19.2 and 19.8
+    "ALLOW_INSECURE_DEV", "DEFAULT_LEASE_TTL_SECONDS", "LEASE_SWEEP_INTERVAL_SECONDS", "DEFAULT_MAX_ATTEMPTS",
+    "DEFAULT_RETRY_BACKOFF_SECONDS", "DEFAULT_BOOTSTRAP_MAX_ITEMS"}
+PAIRS = [  # the spec has two names for each of these (20.12, 20.14, H.6); giving one gives both
+    ("receipt_consistency_mode", "memorygate.failure_mode"),
+    ("memorygate.timeout_ms", "memorygate.emission_timeout_ms")]
+PLAIN_KINDS = {"boolean": "true or false", "string": "text", "array": "a list of objects"}
+VARIABLE = re.compile(r"\$\{([^}]*)\}")
+CREDENTIAL = re.compile(  # in a URL, with or without its scheme; in a query or key=value list; a pasted PEM file
+    r"(https?://|(?:^|://)[^/?#:@]*:(?!//)).*(?=@)|((?:password|token|secret|key)=)[^&#\s]*|(-----BEGIN )[\s\S]*", re.I)
+
+
+def load_settings(
+    config: str | None = None, environ: Mapping[str, str] = os.environ, flags: Mapping[str, str] = {}
+) -> Configured:
+    """Read the settings: defaults, then the YAML file, then the environment, then flags; the last one wins."""
+    known = {setting.name: setting for setting in leaves(Settings)}
+    values, origins = {name: known[name].default for name in known}, dict.fromkeys(known, "default")
+    path, flagged = config or environ.get("ASYNCGATE_CONFIG"), ((name, flags[name], f"flag --{name}") for name in flags)
+    for name, said, origin in chain(from_file(path, environ) if path else (), from_environment(environ), flagged):
+        if name not in known:
+            raise unknown(name, origin)
+        value = settle(known[name], said, origin)
+        for one in next((pair for pair in PAIRS if name in pair), (name,)):
+            if origins[one].split()[0] == origin.split()[0] and values[one] != value:
+                raise SettingsError(f"{one}: given twice, and differently ({origins[one]}; {origin})")
+            values[one], origins[one] = value, origin
+    compare(values, origins)
+    return Configured(assemble(Settings, values), origins)
+
+
+def effective(configured: Configured) -> list[tuple[str, str, str]]:
+    """List every setting with its value, secrets masked, and its origin."""
+    value = {setting.name: attrgetter(setting.name)(configured.settings) for setting in leaves(Settings)}
+    return [(one.name, shown(one, value[one.name]), configured.origins[one.name]) for one in leaves(Settings)]
+
+
+def shown(setting: Setting, value: Any) -> str:
+    """Write a value as the environment would take it back, except for what is secret."""
+    value = masked(setting, value)
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def masked(setting: Setting, value: Any) -> Any:
+    if setting.secret and value:
+        return "***"
+    if isinstance(value, str):
+        return CREDENTIAL.sub(lambda match: f"{match[match.lastindex or 0]}***", value)
+    if isinstance(value, Struct):
+        return {part.name: masked(part, getattr(value, part.name)) for part in leaves(type(value))}
+    return [masked(setting, item) for item in value] if isinstance(value, tuple) else value
+
+
+@cache
+def leaves(group: type[Struct], prefix: str = "", preset: Struct | None = None) -> list[Setting]:
+    """List the settings of a group, and of the groups in it, by dotted name."""
+    found: list[Setting] = []
+    for field in msgspec.structs.fields(group):
+        name, default = f"{prefix}{field.name}", getattr(preset, field.name) if preset else field.default
+        found += leaves(field.type, f"{name}.", default) if is_group(field.type) else [describe(name, field, default)]
+    return found
+
+
+def is_group(form: Any) -> bool:
+    return isinstance(form, type) and issubclass(form, Group)
+
+
+def describe(name: str, field: msgspec.structs.FieldInfo, default: Any) -> Setting:
+    schema = msgspec.json.schema(field.type)
+    choice = f"one of {', '.join(schema['enum'])}" if "enum" in schema else ""
+    kind = schema.get("title") or choice or PLAIN_KINDS[schema["type"]]
+    secret = any((meta.extra or {}).get("secret") for meta in get_args(field.type)[1:])
+    variable = PREFIX + name.upper().replace(".", "_")
+    return Setting(name, kind, default, schema["description"], secret, variable, field.type)
+
+
+def assemble(group: type[Struct], values: Mapping[str, Any], prefix: str = "") -> Any:
+    fields = {field.name: field.type for field in msgspec.structs.fields(group)}
+    return group(**{
+        name: assemble(form, values, f"{prefix}{name}.") if is_group(form) else values[prefix + name]
+        for name, form in fields.items()
+    })
+
+
+def settle(setting: Setting, said: Any, origin: str) -> Any:
+    """Turn what one layer says into a value of the setting, or refuse it."""
+    try:
+        return convert(understood(setting, said), setting.form, strict=not isinstance(said, str))
+    except ValueError as error:  # msgspec's errors are ValueErrors
+        listed = isinstance(setting.default, tuple) or isinstance(said, list | dict)
+        wrong = f"{error}; it takes" if listed else f"{masked(setting, said)!r:.80} is not"
+        raise SettingsError(f"{setting.name}: {wrong} {setting.kind} ({origin})") from None
+
+
+def understood(setting: Setting, said: Any) -> Any:
+    """Split text into the list, or find in it the choice whatever its case, that the setting takes."""
+    form = get_args(setting.form)[0]
+    if isinstance(said, str) and get_origin(form) is tuple:
+        parts = [part.strip() for part in said.split(",")]
+        return msgspec.json.decode(said) if parts[0].startswith("[") else [part for part in parts if part]
+    if isinstance(said, str) and get_origin(form) is Literal:
+        return next((choice for choice in get_args(form) if choice.lower() == said.lower()), said)
+    return said
+
+
+def compare(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    for low in values:
+        high = low.replace("default_", "max_", 1)
+        if low.startswith("default_") and high in values and values[low] > values[high]:
+            wrong = f"{values[low]} is more than {high}, which is {values[high]}"
+            raise SettingsError(f"{low}: {wrong} ({origins[low]}; {origins[high]})")
+    if not values[name := "leases.requeue_on_expiry_no_increment"]:
+        raise SettingsError(f"{name}: must be true, a lost lease spends no attempt (PH.4) ({origins[name]})")
+
+
+def from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    names = {setting.environment: setting.name for setting in leaves(Settings)}
+    for variable in sorted(environ):
+        full = PREFIX + variable if variable in UNPREFIXED and PREFIX + variable not in environ else variable
+        if full.startswith(PREFIX) and not full.startswith(TEST_PREFIX) and full not in NOT_SETTINGS:
+            yield names.get(full, variable), environ[variable], f"environment {variable}"
+    if KEY_FILE in environ:
+        yield "api_key", read_text(environ[KEY_FILE], f"environment {KEY_FILE}").strip(), f"environment {KEY_FILE}"
+
+
+def from_file(path: str, environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    origin, tree = f"file {path}", read_yaml(path)
+    if isinstance(tree, dict) and list(tree) == ["asyncgate"]:  # 20.14
+        tree = tree["asyncgate"]
+    if not isinstance(tree, dict | None):
+        raise SettingsError(f"the settings must be names with values ({origin})")
+    for name, said in flatten(tree or {}):
+        yield name, expand(said, name, environ, origin), origin
+
+
+def flatten(tree: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, said in tree.items():
+        name = f"{prefix}{key}"
+        if said and isinstance(said, dict):
+            yield from flatten(said, f"{name}.")
+        elif said not in (None, {}) or not any(setting.name.startswith(f"{name}.") for setting in leaves(Settings)):
+            yield name, said
+
+
+def expand(said: Any, name: str, environ: Mapping[str, str], origin: str) -> Any:
+    if isinstance(said, list):
+        return [expand(item, name, environ, origin) for item in said]
+    if isinstance(said, dict):
+        return {key: expand(item, name, environ, origin) for key, item in said.items()}
+    if not isinstance(said, str):
+        return said
+    for variable in VARIABLE.findall(said):
+        if variable not in environ:
+            raise SettingsError(f"{name}: the environment variable {variable!r} is not set ({origin})")
+    return VARIABLE.sub(lambda match: environ[match[1]], said)
+
+
+def unknown(name: str, origin: str) -> SettingsError:
+    prefix = PREFIX if name.startswith(PREFIX) else ""
+    known = [(setting.environment if prefix else setting.name).removeprefix(prefix) for setting in leaves(Settings)]
+    near = get_close_matches(name.removeprefix(prefix), known, 1)
+    hint = f"; did you mean {prefix}{near[0]}?" if near else ""
+    return SettingsError(f"{name!r} is not a setting ({origin}){hint}")
+
+
+def read_text(path: str, origin: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{path!r} cannot be read: {getattr(error, 'strerror', error)} ({origin})") from None
+
+
+def read_yaml(path: str) -> Any:
+    import yaml  # most gates run without a file
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            keys = [key.value for key, _ in node.value]
+            for key, _ in node.value:
+                if keys.count(key.value) > 1:  # YAML alone would let the last one win in silence
+                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is set twice", key.start_mark)
+            return super().construct_mapping(node, deep)
+
+    text = read_text(path, f"file {path}")
+    try:
+        return yaml.load(text, Loader)  # noqa: S506  # a SafeLoader that also refuses duplicate keys
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # A problem and its line, but never the text around it, which may be a secret.
+        problem, mark = getattr(error, "problem", None) or "not valid YAML", getattr(error, "problem_mark", None)
+        raise SettingsError(f"{problem} (file {path}{f', line {mark.line + 1}' if mark else ''})") from None

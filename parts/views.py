@@ -1,0 +1,86 @@
+"""What the world sees of what is stored."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Raw
+
+from asyncgate.parts.wire import NOTHING, LeaseRecord, Offer, Outcome, ReceiptRecord, TaskRecord, Terms
+
+if TYPE_CHECKING:
+    from asyncgate import Lease, Progress, Receipt, Task
+
+terms_of = msgspec.json.Decoder(Terms).decode
+
+
+def outside(moment: float) -> datetime:
+    """Return a stored time as the world sees it: UTC, RFC 3339."""
+    return datetime.fromtimestamp(moment, UTC)
+
+
+def maybe(moment: float | None) -> datetime | None:
+    """Return a stored time that may be absent as the world sees it."""
+    return None if moment is None else datetime.fromtimestamp(moment, UTC)
+
+
+def raw(text: str | None) -> Raw:
+    """Return stored JSON as it is."""
+    return NOTHING if text is None else Raw(text.encode())
+
+
+
+
+def record(tenant_id: str, task: Task, lease: Lease | None, progress: Progress | None) -> TaskRecord:
+    """Show a task."""
+    live = lease if lease and lease.ending == "live" else None
+    return TaskRecord(
+        task_id=task.task_id, tenant_id=tenant_id, type=task.type, status=task.status, created_by=task.owner,
+        principal_ai=task.principal_ai, payload=raw(task.payload), payload_pointer=task.payload_pointer,
+        requirements=raw(task.requirements), priority=task.priority, attempt=task.attempt,
+        max_attempts=task.max_attempts, retry_backoff_seconds=task.retry_backoff_seconds, fence=task.fence,
+        expiries=task.expiries, max_expiries=task.max_expiries, held=task.held, idempotency_key=task.idempotency_key,
+        asyncgate_instance=task.asyncgate_instance, obligation_receipt_id=task.duty, obligation_open=bool(task.owed),
+        created_at=outside(task.created_at), updated_at=outside(task.updated_at),
+        next_eligible_at=maybe(task.next_eligible_at) if task.status == "queued" else None,
+        started_at=maybe(task.started_at), **msgspec.structs.asdict(terms_of(task.terms)),
+        leased_to=live.worker if live else None, lease_expires_at=maybe(live.expires_at) if live else None,
+        progress=raw(progress.progress if progress else None),
+        progress_at=maybe(progress.updated_at if progress else None), result=ending(task))
+
+
+def ending(task: Task) -> Outcome | None:
+    """Show how a task ended, if it has."""
+    if task.completed_at is None:
+        return None
+    result, error = (task.outcome, None) if task.status == "succeeded" else (None, task.outcome)
+    return Outcome(task.status, raw(result), raw(error), raw(task.artifacts), outside(task.completed_at))
+
+
+def offer(tenant_id: str, task: Task, lease: Lease, progress: Progress | None, now: float) -> Offer:
+    """Show a leased task to the worker that is to do it."""
+    terms = terms_of(task.terms)
+    return Offer(
+        task_id=task.task_id, lease_id=lease.lease_id, fence=lease.fence, type=task.type, payload=raw(task.payload),
+        payload_pointer=task.payload_pointer, requirements=raw(task.requirements), principal_ai=task.principal_ai,
+        created_by=task.owner, tenant_id=tenant_id, attempt=task.attempt, expires_at=outside(lease.expires_at),
+        renew_every_seconds=(lease.expires_at - now) / 3, **msgspec.structs.asdict(terms),
+        obligation_receipt_id=task.duty, caused_by_receipt_id=task.duty,
+        progress=raw(progress.progress if progress else None))
+
+
+def holding(task: Task, lease: Lease, now: float) -> LeaseRecord:
+    """Show a lease to its holder."""
+    return LeaseRecord(
+        task.task_id, lease.lease_id, lease.fence, task.type, lease.worker, outside(lease.acquired_at),
+        outside(lease.expires_at), lease.renewals, (lease.expires_at - now) / 3)
+
+
+def shown(tenant_id: str, receipt: Receipt) -> ReceiptRecord:
+    """Show a receipt."""
+    return ReceiptRecord(
+        receipt.receipt_id, tenant_id, receipt.receipt_type, outside(receipt.created_at), receipt.sender, receipt.to,
+        receipt.task_id or None, receipt.lease_id, receipt.schedule_id, list(receipt.parents),
+        receipt.asyncgate_instance, raw(receipt.body), receipt.hash, maybe(receipt.delivered_at))

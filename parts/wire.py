@@ -1,0 +1,686 @@
+"""What goes over the wire: the request and the reply of every operation, for the gate and for those who call it.
+
+Plain data, decoded and encoded by msgspec; what a field means is said beside it, and the OpenAPI document, the MCP
+tools and the command line are made from that.  Times are RFC 3339, durations are seconds, ids are opaque strings.
+Unknown fields are ignored and an explicit null means absent, because real peers send both.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta, Raw, Struct, field
+
+Status = Literal["queued", "leased", "running", "succeeded", "failed", "canceled"]
+Kind = Literal["agent", "worker", "service", "system", "human", "asyncgate"]
+Delivery = Literal["inline", "artifact"]
+
+Role = Literal["agent", "worker", "admin", "system"]
+
+
+class Principal(Struct, frozen=True, omit_defaults=True):
+    """Somebody who acts: an agent, a worker, a service, a human, the system, or a gate itself."""
+
+    kind: str
+    id: str
+    instance_id: str | None = None
+
+    def same(self, other: Principal) -> bool:
+        """Whether both name one principal; an instance is a session, not an identity."""
+        return self.kind == other.kind and self.id == other.id
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.id}"
+
+
+# What requests are made of.
+
+
+def says(text: str, **more: Any) -> Meta:
+    """Describe a field for the people who read the OpenAPI document or the MCP tool."""
+    return Meta(description=text, extra_json_schema=more or None)
+
+
+WIDEST = 2**53 - 1          # the largest integer that every JSON reader keeps exact
+LONGEST = 315_360_000       # ten years of seconds: later than that, nobody waits
+# No control character, no invisible or direction-changing one, no leading blank: ids end up in logs and on terminals.
+PLAIN = "^(?! )[^\\x00-\\x1f\\x7f-\\x9f\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\ufeff]+$(?!\\n)"
+
+Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=PLAIN)]
+Text = Annotated[str, Meta(max_length=16_384)]
+Integer = Annotated[int, Meta(ge=-WIDEST, le=WIDEST)]
+Whole = Annotated[int, Meta(ge=1, le=WIDEST)]
+Seconds = Annotated[int, Meta(ge=1, le=WIDEST), says("seconds; more than the maximum is clamped")]
+Pause = Annotated[float, Meta(ge=0, le=LONGEST)]
+Wait = Annotated[float, Meta(ge=0, le=WIDEST), says("seconds to wait for an answer; clamped to 30")]
+Moment = Annotated[datetime, Meta(tz=True)]
+Capabilities = Annotated[frozenset[Annotated[str, Meta(min_length=1, max_length=100)]], Meta(max_length=64)]
+Types = Annotated[frozenset[Name], Meta(max_length=64)]
+Batch = Meta(min_length=1, max_length=500)
+ANY_JSON = {"type": ["object", "array", "string", "number", "boolean", "null"]}
+Json = Annotated[Raw, Meta(extra_json_schema=ANY_JSON)]
+NOTHING = Raw(b"null")
+
+
+def nothing() -> Raw:
+    """Return JSON's null, the default of fields that hold any JSON."""
+    return NOTHING
+
+
+Artifacts = Annotated[Any, says("pointers to the result: a list, one object, or {\"pointers\": [...]}; at most 100",
+                                type=["array", "object", "null"])]
+
+
+class Ask(Struct, kw_only=True):
+    """A request."""
+
+    needed: ClassVar[tuple[str, ...]] = ()      # fields that a REST path may carry, so the body need not
+    acts: ClassVar[bool] = True                 # whether who it names is who does it, and not who is asked about
+    tenant_id: Annotated[str | None, says("tolerated when it is the credential's own tenant, else refused")] = None
+
+
+class AsPrincipal(Ask, kw_only=True):
+    """A request that may say who makes it, for credentials that do not."""
+
+    principal_kind: Kind | None = None
+    principal_id: Name | None = None
+    principal_instance_id: Name | None = None
+    agent_id: Annotated[Name | None, says("the same as principal_id of kind agent")] = None
+    agent_instance_id: Name | None = None
+
+
+class AsWorker(Ask, kw_only=True):
+    """A request by a worker."""
+
+    worker_id: Annotated[Name | None, says("the worker; stable across its restarts")] = None
+    worker_kind: Kind | None = None
+    worker_instance_id: Name | None = None
+
+
+class AsEither(AsPrincipal, kw_only=True):
+    """A request by a principal or by a worker."""
+
+    worker_id: Name | None = None
+    worker_kind: Kind | None = None
+    worker_instance_id: Name | None = None
+
+
+class Timeouts(Struct, omit_defaults=True):
+    """How long the creator of a task wants to wait."""
+
+    lease_ttl_seconds: Seconds | None = None
+    deadline: Annotated[Moment | None, says("passing it writes one anomaly, nothing else")] = None
+
+
+class Terms(Struct, omit_defaults=True):
+    """The part of a task's contract that the gate keeps and hands on."""
+
+    task_summary: Text | None = None
+    instructions: Text | None = None
+    success_criteria: Any = None
+    expected_outcome_kind: Name | None = None
+    expected_artifact_mime: Name | None = None
+    result_delivery: Delivery | None = None
+    timeouts: Timeouts | None = None
+
+
+class Requirements(Struct):
+    """What of a task's requirements the gate matches; all other members are kept and returned."""
+
+    capabilities: Capabilities | None = None
+
+
+class CreatedBy(Struct):
+    """A task's creator as peers spell it."""
+
+    kind: Kind | None = None
+    id: Name | None = None
+    principal_kind: Kind | None = None
+    principal_id: Name | None = None
+    instance_id: Name | None = None
+
+
+class CreateTask(AsPrincipal, kw_only=True):
+    """Create one task."""
+
+    type: Name
+    payload: Annotated[Json, says("what the worker needs, up to 1 MB")] = field(default_factory=nothing)
+    payload_pointer: Annotated[str, Meta(max_length=2000)] | None = None
+    principal_ai: Annotated[Name | None, says("a label for peers; decides nothing")] = None
+    requirements: Annotated[Raw, says("{\"capabilities\": [...]}: a worker needs all of them",
+                                      type=["object", "null"])] = field(default_factory=nothing)
+    priority: Annotated[Integer | None, says("higher comes first; default 0")] = None
+    idempotency_key: Annotated[Name | None, says("the same key again returns the first task")] = None
+    max_attempts: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    retry_backoff_seconds: Annotated[int, Meta(ge=0, le=LONGEST)] | None = None
+    delay_seconds: Annotated[Pause | None, says("seconds before the task may be leased")] = None
+    max_expiries: Annotated[int, Meta(ge=0, le=WIDEST), says("leases lost before it is held; 0: never")] | None = None
+    task_summary: Text | None = None
+    instructions: Text | None = None
+    success_criteria: Any = None
+    expected_outcome_kind: Name | None = None
+    expected_artifact_mime: Name | None = None
+    result_delivery: Annotated[Delivery | None, says("inline: a result in the task record discharges the task")] = None
+    timeouts: Timeouts | None = None
+    created_by: CreatedBy | None = None
+
+
+class CreateTasks(AsPrincipal, kw_only=True):
+    """Create up to 500 tasks."""
+
+    tasks: Annotated[list[CreateTask], Batch]
+
+
+class RunTask(CreateTask, kw_only=True):
+    """Create one task and wait for its end."""
+
+    wait_seconds: Wait = 30.0
+
+
+class TaskAsk(AsEither, kw_only=True):
+    """A request about one task."""
+
+    needed: ClassVar[tuple[str, ...]] = ("task_id",)
+    task_id: Name = ""
+
+
+class GetTask(TaskAsk, kw_only=True):
+    """Read one task."""
+
+    wait_seconds: Annotated[Wait, says("wait until the task has ended, at most so long")] = 0.0
+
+
+class Page(AsEither, kw_only=True):
+    """A request for one page of a list."""
+
+    acts: ClassVar[bool] = False
+    limit: Annotated[Whole | None, says("rows per page; default 50, clamped to 200")] = None
+    cursor: Annotated[str | None, says("next_cursor of the page before")] = None
+
+
+class GetTaskHistory(Page, kw_only=True):
+    """Read what happened to one task."""
+
+    needed: ClassVar[tuple[str, ...]] = ("task_id",)
+    task_id: Name = ""
+
+
+class ListTasks(Page, kw_only=True):
+    """List tasks."""
+
+    status: Status | None = None
+    type: Name | None = None
+    created_by: Annotated[Name | None, says("the id of the creator; an admin sees all when it is absent")] = None
+    created_by_kind: Kind = "agent"
+
+
+class CancelTask(TaskAsk, kw_only=True):
+    """Cancel one task."""
+
+    reason: Text | None = None
+
+
+class ReleaseHold(TaskAsk, kw_only=True):
+    """Offer a held task again."""
+
+
+class AttachArtifacts(TaskAsk, kw_only=True):
+    """Say where the result of a finished task lies."""
+
+    artifacts: Artifacts = None
+    delivery_proof: dict[str, Any] | None = None
+
+
+class LeaseNext(AsWorker, kw_only=True):
+    """Lease the next tasks."""
+
+    capabilities: Capabilities | None = None
+    accept_types: Types | None = None
+    preferred_kinds: Annotated[Types | None, says("types that come first; the rest still comes")] = None
+    max_tasks: Annotated[Whole | None, says("default 1, clamped to 100")] = None
+    lease_ttl_seconds: Seconds | None = None
+    wait_seconds: Annotated[Wait, says("keep an empty claim open until work arrives")] = 0.0
+    claim_id: Annotated[Name | None, says("the same claim again returns the same leases while they live")] = None
+
+
+class Held(AsWorker, kw_only=True):
+    """A request that only the holder of a lease may make."""
+
+    needed: ClassVar[tuple[str, ...]] = ("task_id", "lease_id")
+    task_id: Name = ""
+    lease_id: Name = ""
+    fence: Annotated[Integer | None, says("checked when it is sent")] = None
+
+
+class RenewLease(Held, kw_only=True):
+    """Keep a lease."""
+
+    needed: ClassVar[tuple[str, ...]] = ("lease_id",)    # heartbeats of real workers name nothing else
+    extend_by_seconds: Seconds | None = None
+
+
+class ReleaseLease(Held, kw_only=True):
+    """Give a lease back."""
+
+
+class ListLeases(AsWorker, kw_only=True):
+    """List the leases that a worker holds."""
+
+
+class StartTask(Held, kw_only=True):
+    """Say that work has begun."""
+
+
+class ReportProgress(Held, kw_only=True):
+    """Report progress."""
+
+    progress: Annotated[Json, says("handed to the next worker if this one is lost; up to 64 KB")] = field(
+        default_factory=nothing)
+
+
+class Complete(Held, kw_only=True):
+    """End a task well."""
+
+    result: Annotated[Json, says("the outcome, up to 1 MB")] = field(default_factory=nothing)
+    result_summary: Text | None = None
+    artifacts: Artifacts = None
+    delivery_proof: Annotated[dict[str, Any] | None, says("proof that the result was delivered elsewhere")] = None
+    completion_metadata: dict[str, Any] | None = None
+
+
+class CompleteTasks(AsWorker, kw_only=True):
+    """End up to 500 tasks well."""
+
+    tasks: Annotated[list[Complete], Batch]
+
+
+class Fail(Held, kw_only=True):
+    """End an attempt badly."""
+
+    error: Annotated[Json, says("what went wrong, up to 1 MB")] = field(default_factory=nothing)
+    retryable: Annotated[bool | None, says("whether another attempt may succeed; default false")] = None
+    retry_after_seconds: Pause | None = None
+
+
+class ListReceipts(Page, kw_only=True):
+    """List receipts."""
+
+    to_kind: Kind | None = None
+    to_id: Name | None = None
+    task_id: Name | None = None
+    receipt_type: Name | None = None
+    since_receipt_id: Annotated[str | None, says("a cursor, or the id of the last receipt already seen")] = None
+
+
+class ReceiptAsk(AsEither, kw_only=True):
+    """A request about one receipt."""
+
+    needed: ClassVar[tuple[str, ...]] = ("receipt_id",)
+    receipt_id: Name = ""
+
+
+class GetReceipt(ReceiptAsk, kw_only=True):
+    """Read one receipt."""
+
+
+class AckReceipt(ReceiptAsk, kw_only=True):
+    """Acknowledge one receipt."""
+
+
+class EmitReceipt(AsWorker, kw_only=True):
+    """Offer a receipt."""
+
+    receipt_type: Name
+    task_id: Name | None = None
+    lease_id: Name | None = None
+    fence: Integer | None = None
+    schedule_id: Name | None = None
+    parents: list[Name] | None = None
+    body: Annotated[dict[str, Any] | None, says("the facts, up to 64 KB")] = None
+
+
+class ScheduleState(Struct):
+    """What a scheduler says of one schedule."""
+
+    schedule_id: Name
+    enabled: bool = True
+    next_run_at: Moment | None = None
+    interval_seconds: Annotated[float, Meta(gt=0, le=LONGEST)] | None = None
+
+
+class ReportSchedule(AsWorker, kw_only=True):
+    """Report the state of schedules."""
+
+    schedules: Annotated[list[ScheduleState], Batch]
+
+
+class CheckTerminator(Ask, kw_only=True):
+    """Ask whether an obligation is discharged."""
+
+    needed: ClassVar[tuple[str, ...]] = ("parent_receipt_id",)
+    parent_receipt_id: Name = ""
+
+
+class ListOpenObligations(AsEither, kw_only=True):
+    """List open obligations."""
+
+    acts: ClassVar[bool] = False
+    since_receipt_id: Annotated[str | None, says("the cursor of the page before, or a receipt id")] = None
+    limit: Annotated[Whole | None, says("default 50, clamped to 200")] = None
+
+
+class Bootstrap(ListOpenObligations, kw_only=True):
+    """Begin a session."""
+
+    agent_version: Text | None = None
+    client_capabilities: Any = None
+    max_items: Annotated[Whole | None, says("default 50, clamped to 200")] = None
+
+
+class GetConfig(Ask, kw_only=True):
+    """Read the gate's configuration."""
+
+
+class Health(Ask, kw_only=True):
+    """Ask whether the gate works."""
+
+
+# What replies are made of.
+
+
+class Created(Struct, omit_defaults=True):
+    """A task that is in the gate now, or was already."""
+
+    task_id: str
+    status: Status
+    payload_differs: bool = False
+
+
+class Problem(Struct, omit_defaults=True):
+    """A refusal: a stable code, a sentence for people, and what the code adds."""
+
+    error: str
+    message: str
+    detail: str = ""
+    reason: str | None = None
+
+
+class Item(Struct, omit_defaults=True):
+    """What became of one item of a batch: the task, or the problem."""
+
+    task_id: str | None = None
+    status: Status | None = None
+    payload_differs: bool = False
+    error: Problem | None = None
+
+
+class Items(Struct):
+    """What became of each item, in the order they were sent."""
+
+    results: list[Item]
+
+
+class Outcome(Struct):
+    """How a task ended."""
+
+    outcome: Status
+    result: Json
+    error: Json
+    artifacts: Json
+    completed_at: datetime
+
+
+class TaskRecord(Terms, kw_only=True, omit_defaults=False):
+    """Everything that the gate knows of a task."""
+
+    task_id: str
+    tenant_id: str
+    type: str
+    status: Status
+    created_by: Principal
+    principal_ai: str
+    payload: Json
+    payload_pointer: str | None
+    requirements: Json
+    priority: int
+    attempt: int
+    max_attempts: int
+    retry_backoff_seconds: int
+    fence: int
+    expiries: int
+    max_expiries: int
+    held: str | None
+    idempotency_key: str | None
+    asyncgate_instance: str
+    obligation_receipt_id: str
+    obligation_open: bool
+    created_at: datetime
+    updated_at: datetime
+    next_eligible_at: datetime | None
+    started_at: datetime | None
+    leased_to: Principal | None = None
+    lease_expires_at: datetime | None = None
+    progress: Json = field(default_factory=nothing)
+    progress_at: datetime | None = None
+    result: Outcome | None = None
+
+
+class Tasks(Struct):
+    """A page of tasks, newest first."""
+
+    tasks: list[TaskRecord]
+    next_cursor: str | None = None
+    cursor: str | None = None
+
+
+class Offer(Terms, kw_only=True, omit_defaults=False):
+    """A task on lease: do it, renew in time, then complete, fail or release it."""
+
+    task_id: str
+    lease_id: str
+    fence: int
+    type: str
+    payload: Json
+    payload_pointer: str | None
+    requirements: Json
+    principal_ai: str
+    created_by: Principal
+    tenant_id: str
+    attempt: int
+    expires_at: datetime
+    renew_every_seconds: float
+    obligation_receipt_id: str
+    caused_by_receipt_id: str
+    progress: Annotated[Json, says("the last progress of an earlier lease: go on from there")] = field(
+        default_factory=nothing)
+
+
+class Offers(Struct):
+    """The tasks that this claim got; an empty list when there are none."""
+
+    tasks: list[Offer]
+
+
+class Renewed(Struct):
+    """A lease that lives on."""
+
+    expires_at: datetime
+    renew_every_seconds: float
+    ok: bool = True
+
+
+class Ok(Struct, omit_defaults=True):
+    """The operation was carried out; `status` is the task's now."""
+
+    ok: bool
+    status: Status | None = None
+    started_at: datetime | None = None
+    receipt_id: str | None = None
+
+
+class Released(Struct, omit_defaults=True):
+    """What became of the task after a failure or a release."""
+
+    ok: bool
+    status: Status
+    requeued: bool | None = None
+    next_eligible_at: datetime | None = None
+
+
+class LeaseRecord(Struct):
+    """A lease that its worker holds."""
+
+    task_id: str
+    lease_id: str
+    fence: int
+    type: str
+    worker: Principal
+    acquired_at: datetime
+    expires_at: datetime
+    renewals: int
+    renew_every_seconds: float
+
+
+class Leases(Struct):
+    """The live leases of one worker."""
+
+    leases: list[LeaseRecord]
+
+
+class ReceiptRecord(Struct, omit_defaults=True):
+    """An immutable fact: who said what to whom, and what it answers."""
+
+    receipt_id: str
+    tenant_id: str
+    receipt_type: str
+    created_at: datetime
+    sender: Principal = field(name="from")
+    to: Principal
+    task_id: str | None
+    lease_id: str | None
+    schedule_id: str | None
+    parents: list[str]
+    asyncgate_instance: str
+    body: Json
+    hash: str
+    delivered_at: datetime | None = None
+
+
+class Receipts(Struct):
+    """A page of receipts, oldest first."""
+
+    receipts: list[ReceiptRecord]
+    next_cursor: str | None = None
+    cursor: str | None = None
+
+
+class HistoryEvent(Struct, omit_defaults=True):
+    """One thing that happened to a task; with its receipt when it was a contract."""
+
+    event_id: str
+    event_type: str
+    created_at: datetime
+    payload: Json = field(default_factory=nothing)
+    receipt: ReceiptRecord | None = None
+
+
+class History(Struct):
+    """A page of what happened to a task, oldest first."""
+
+    task_id: str
+    events: list[HistoryEvent]
+    next_cursor: str | None = None
+    cursor: str | None = None
+
+
+class Terminator(Struct):
+    """Whether a receipt that discharges the obligation exists."""
+
+    parent_receipt_id: str
+    has_terminator: bool
+
+
+class Reported(Struct):
+    """Which schedules the gate keeps watch over, and which it does not know."""
+
+    ok: bool
+    unknown: list[str]
+
+
+class Server(Struct):
+    """The gate that answers."""
+
+    name: str
+    version: str
+    instance_id: str
+    environment: str
+    uptime: int
+
+
+class Relationship(Struct):
+    """How the gate knows a principal."""
+
+    principal_kind: str
+    principal_id: str
+    principal_instance_id: str | None
+    first_seen_at: datetime
+    last_seen_at: datetime
+    sessions_count: int
+
+
+class Obligations(Struct, forbid_unknown_fields=True):
+    """What is still owed to a principal: the receipts, oldest first, and nothing else (PH.6.2)."""
+
+    server: Server
+    relationship: Relationship
+    open_obligations: list[ReceiptRecord]
+    cursor: str | None
+
+
+class Attention(Struct):
+    """The buckets of the first bootstrap; all but the inbox stay empty (PH.6.3)."""
+
+    inbox_receipts: list[ReceiptRecord]
+    assigned_tasks: list[TaskRecord] = []
+    waiting_results: list[TaskRecord] = []
+    running_or_scheduled: list[TaskRecord] = []
+    anomalies: list[ReceiptRecord] = []
+
+
+class LatestReceipt(Struct):
+    """How far the inbox was read."""
+
+    latest_receipt_id: str | None
+
+
+class Welcome(Struct):
+    """The bootstrap packet."""
+
+    server: Server
+    relationship: Relationship
+    attention: Attention
+    cursor: LatestReceipt
+    environment: str
+
+
+class Configuration(Struct):
+    """How this gate is set up."""
+
+    receipt_mode: str
+    memorygate_url: str | None
+    instance_id: str
+    capabilities: list[str]
+    version: str
+
+
+class Healthy(Struct):
+    """Whether the gate works, and its upkeep with it."""
+
+    status: Literal["healthy", "unhealthy"]
+    service: str
+    version: str
+    instance_id: str
+    uptime: int
+    database: Literal["ok", "unavailable"]
+    upkeep: dict[str, Any]

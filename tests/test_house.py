@@ -1,0 +1,238 @@
+"""The rules of the house (DESIGN §1): sizes, order, directions of import, words that may not appear."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+GATE = ROOT / "asyncgate.py"
+PARTS = ("backends", "clients", "conformance")
+BESIDE = (
+    ".ci/run",
+    ".dockerignore",
+    ".gitignore",
+    "CHANGELOG.md",
+    "Dockerfile",
+    "LICENSE",
+    "README.md",
+    "fly.toml",
+    "hatch_build.py",
+    "pyproject.toml",
+)
+TEXT = {".css", ".html", ".js", ".json", ".md", ".py", ".sql", ".yaml"}
+
+BANNERS = [
+    "SETTINGS",
+    "ERRORS",
+    "VOCABULARY",
+    "LAW",
+    "WORK",
+    "BACKEND",
+    "ENGINE",
+    "BATCHES",
+    "OPERATIONS",
+    "IDENTITY",
+    "REST",
+    "OPENAPI",
+    "UPKEEP",
+    "COMMAND LINE",
+]
+# What costs start-up time or is optional is imported at its point of use.
+HEAVY = ["argon2", "asyncpg", "cronsim", "httpx2", "joserfc", "mcp", "redis", "uvicorn", "yaml"]
+
+SQL = re.compile(r"\b(SELECT\s.*\sFROM|INSERT\s(OR\s\w+\s)?INTO|UPDATE\s\w+\sSET|DELETE\sFROM|CREATE\sTABLE)\b", re.S)
+# A class in brackets keeps these patterns from finding themselves.
+MACHINE_PATH = re.compile(r"(?<![\w.:}-])/(?:work|root|home|Users)[/]\w|[A-Z]:\\\\[U]sers")
+UNFINISHED = re.compile(r"\b(?:TO[D]O|FIX[M]E|XX[X])\b")
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def modules(*parts: str) -> list[Path]:
+    return sorted(path for part in parts for path in (ROOT / part).rglob("*.py"))
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def lengths(path: Path) -> dict[str, int]:
+    """The lines of each function of a file, its docstring among them."""
+    found = (node for node in ast.walk(tree(path)) if isinstance(node, Function))
+    return {f"{name_of(path)}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1 for node in found}
+
+
+def imported(nodes: Iterator[ast.AST]) -> set[str]:
+    """The dotted names that import statements ask for; `from a import b` asks for `a` and `a.b`."""
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """What runs when a module is imported: all but the bodies of functions."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, Function | ast.Lambda):
+            yield from at_import(child)
+
+
+def under(names: set[str], *prefixes: str) -> set[str]:
+    return {name for name in names for prefix in prefixes if name == prefix or name.startswith(f"{prefix}.")}
+
+
+def strings(path: Path) -> Iterator[str]:
+    """Every text in the code; the holes of an f-string are closed with a word."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "hole" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+# What counts as public: anything without an underscore that a reader of the module can reach by name.
+
+
+def definitions(node: ast.Module | ast.ClassDef, within: str = "") -> Iterator[tuple[str, ast.ClassDef | Function]]:
+    """Every public class, function and method with its dotted name; what is local to a function is not public."""
+    for child in node.body:
+        if isinstance(child, ast.ClassDef | Function) and not child.name.startswith("_"):
+            yield within + child.name, child
+            if isinstance(child, ast.ClassDef):
+                yield from definitions(child, f"{within}{child.name}.")
+
+
+def speaks_for_itself(node: ast.ClassDef | Function) -> bool:
+    """Whether the text is at most three lines, such as an error class, or a test, whose name is the rule."""
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return (node.end_lineno or 0) - first < 3 or node.name.startswith("test_")
+
+
+def documented_methods(paths: list[Path]) -> set[str]:
+    """Names of methods that some class documents: others with that name implement or override it."""
+    pairs = chain.from_iterable(definitions(tree(path)) for path in paths)
+    return {name.rsplit(".", 1)[1] for name, node in pairs if "." in name and ast.get_docstring(node)}
+
+
+def undocumented(path: Path, overridden: set[str]) -> list[str]:
+    found = []
+    for name, node in definitions(tree(path)):
+        override = "." in name and name.rsplit(".", 1)[1] in overridden
+        if not (ast.get_docstring(node) or override or speaks_for_itself(node)):
+            found.append(f"{name_of(path)}:{node.lineno} {name}")
+    return found
+
+
+def house() -> list[Path]:
+    """All text of the house."""
+    parts = (path for part in (*PARTS, "tests") for path in (ROOT / part).rglob("*"))
+    return [GATE, *(ROOT / name for name in BESIDE), *sorted(path for path in parts if path.suffix in TEXT)]
+
+
+def lines_with(pattern: re.Pattern[str]) -> list[str]:
+    numbered = ((path, enumerate(path.read_text(encoding="utf-8").splitlines(), 1)) for path in house())
+    return [f"{name_of(path)}:{at} {line}" for path, lines in numbered for at, line in lines if pattern.search(line)]
+
+
+def test_the_gate_stays_within_its_wall() -> None:
+    assert len(GATE.read_text(encoding="utf-8").splitlines()) <= 2600
+
+
+def test_the_median_function_of_the_gate_has_at_most_8_lines() -> None:
+    assert median(lengths(GATE).values()) <= 8
+
+
+def test_no_function_is_longer_than_60_lines() -> None:
+    sizes = [lengths(path) for path in (GATE, ROOT / "hatch_build.py", *modules(*PARTS, "tests"))]
+
+    assert {name: size for found in sizes for name, size in found.items() if size > 60} == {}
+
+
+def test_the_banners_of_the_gate_stand_in_the_promised_order() -> None:
+    lines = GATE.read_text(encoding="utf-8").splitlines()
+
+    banners = [line for line in lines if re.fullmatch(r"# [A-Z][A-Z ]+ #{3,}", line)]
+
+    assert [line.strip("# ") for line in banners] == BANNERS
+    assert {len(line) for line in banners} == {120}
+
+
+def test_the_gate_names_no_backend_in_an_import() -> None:
+    backends = {f"asyncgate.backends.{path.stem}" for path in modules("backends")}
+
+    names = imported(ast.walk(tree(GATE)))
+
+    assert under(names, *backends, "backends", "clients", "conformance") == set()
+
+
+def test_the_gate_imports_its_parts_only_at_the_point_of_use() -> None:
+    names = imported(at_import(tree(GATE)))
+
+    assert under(names, *(f"asyncgate.{part}" for part in PARTS)) == set()
+
+
+def test_a_backend_imports_nothing_of_clients_or_conformance() -> None:
+    found = {name_of(path): imported(ast.walk(tree(path))) for path in modules("backends")}
+
+    wrong = {path: under(names, "asyncgate.clients", "asyncgate.conformance") for path, names in found.items()}
+    assert {path: names for path, names in wrong.items() if names} == {}
+
+
+def test_a_client_reaches_the_gate_over_the_wire_and_never_a_backend() -> None:
+    found = {name_of(path): imported(ast.walk(tree(path))) for path in modules("clients")}
+
+    wrong = {path: under(names, "asyncgate.backends", "asyncgate.conformance") for path, names in found.items()}
+    assert {path: names for path, names in wrong.items() if names} == {}
+
+
+def test_there_is_no_sql_in_the_gate() -> None:
+    assert [text for text in strings(GATE) if SQL.search(text)] == []
+
+
+def test_the_search_for_sql_finds_that_of_the_sqlite_backend() -> None:
+    assert any(SQL.search(text) for text in strings(ROOT / "backends" / "sqlite.py"))
+
+
+def test_importing_the_gate_imports_nothing_heavy() -> None:
+    ask = "import asyncgate, json, sys; print(json.dumps(sorted(sys.modules)))"
+
+    told = subprocess.run([sys.executable, "-c", ask], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+    assert "asyncgate" in json.loads(told)
+    assert under(set(json.loads(told)), *HEAVY) == set()
+
+
+def test_everything_public_says_what_it_is_for() -> None:
+    paths = [GATE, *modules(*PARTS)]
+    overridden = documented_methods(paths)
+
+    assert [path for path in paths if not ast.get_docstring(tree(path))] == []
+    assert [name for path in paths for name in undocumented(path, overridden)] == []
+
+
+@pytest.mark.parametrize("pattern", [MACHINE_PATH, UNFINISHED], ids=["machine path", "unfinished"])
+def test_no_file_names_a_machine_or_leaves_work_open(pattern: re.Pattern[str]) -> None:
+    assert lines_with(pattern) == []
+
+
+def test_the_search_for_machine_paths_and_open_work_finds_them() -> None:
+    assert MACHINE_PATH.search("see " + "/".join(["", "home", "ada", "gate.db"]))
+    assert UNFINISHED.search("# " + "TO" + "DO: later")

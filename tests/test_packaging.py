@@ -1,0 +1,221 @@
+"""One package, however it arrives: wheel, sdist, editable install and bare checkout (DESIGN §1)."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from collections.abc import Callable
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import asyncgate
+
+ROOT = Path(__file__).parents[1]
+PARTS = ("backends", "clients", "conformance", "parts")
+FACTS = f"asyncgate-{asyncgate.__version__}.dist-info"
+
+# Prints where the gate and its backends were found.
+WHERE = "import asyncgate, asyncgate.backends as b; print(asyncgate.__file__, b.__file__, sep='\\n')"
+
+# Makes a click group tell which module it belongs to: `__main__` would mean that every class exists twice.
+WHOSE_MAIN = """
+import runpy, click
+click.Group.main = lambda self, *args, **kwargs: print(self.callback.__module__)
+"""
+
+Shared = Callable[[str, Callable[[Path], None]], Path]
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Run a command as a stranger would, without this process's import path, and return what it printed."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    done = subprocess.run(command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def build(source: Path, folder: Path, *what: str) -> None:
+    """Build without a network; the default is a wheel by way of an sdist."""
+    run(sys.executable, "-m", "build", "--no-isolation", *what, "--outdir", folder, source, cwd=folder.parent)
+
+
+def install(wheel: Path, folder: Path) -> None:
+    """Install the wheel in a new environment that borrows this one's dependencies."""
+    venv.EnvBuilder(symlinks=True).create(folder)
+    python = folder / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=folder)
+    # Written last, so that pip sees no other asyncgate; and the .pth files of a borrowed folder, such as that of an
+    # editable install, are not obeyed.
+    packages = next(folder.glob("lib/python*/site-packages"))
+    borrowed = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    (packages / "borrowed.pth").write_text("\n".join(borrowed))
+
+
+def copied_into_the_image() -> list[str]:
+    lines = [line.split() for line in (ROOT / "Dockerfile").read_text().splitlines()]
+    return [name for line in lines if line[:1] == ["COPY"] and "--from" not in line[1] for name in line[1:-1]]
+
+
+def copy_sources(folder: Path) -> None:
+    folder.mkdir()
+    for name in copied_into_the_image():
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, folder / name)
+
+
+def files_of_wheel(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def files_of_parts() -> set[str]:
+    found = (path for part in PARTS for path in (ROOT / part).rglob("*") if path.is_file())
+    return {path.relative_to(ROOT).as_posix() for path in found if "__pycache__" not in path.parts}
+
+
+def places(checkout: Path) -> list[str]:
+    return [str(checkout / "asyncgate.py"), str(checkout / "backends" / "__init__.py")]
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
+    """Fill a folder once for the whole run, also when its tests are spread over processes."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def make(name: str, fill: Callable[[Path], None]) -> Path:
+        folder, done = base / name, base / f"{name}.done"
+        with (base / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                fill(folder)
+                done.touch()
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def checkout(shared: Shared) -> Path:
+    """What the Dockerfile copies of the checkout: nothing that is installed points here."""
+    return shared("checkout", copy_sources)
+
+
+@pytest.fixture(scope="session")
+def wheel(shared: Shared) -> Path:
+    """The wheel that is built from the sdist."""
+    return next(shared("built", lambda folder: build(ROOT, folder)).glob("*.whl"))
+
+
+@pytest.fixture(scope="session")
+def installed(shared: Shared, wheel: Path) -> Path:
+    """The bin folder of a new environment that holds the wheel."""
+    return shared("installed", lambda folder: install(wheel, folder)) / "bin"
+
+
+def test_the_wheel_holds_the_gate_its_parts_and_nothing_else(wheel: Path) -> None:
+    package = {name for name in files_of_wheel(wheel) if not name.startswith(f"{FACTS}/")}
+
+    gate = {"asyncgate/__init__.py", "asyncgate/__main__.py", "asyncgate/py.typed"}
+    assert package == gate | {f"asyncgate/{name}" for name in files_of_parts()}
+
+
+def test_the_wheel_brings_the_schema_and_the_conformance_suite(wheel: Path) -> None:
+    names = files_of_wheel(wheel)
+
+    assert "asyncgate/backends/schema/sqlite/0001_initial.sql" in names
+    assert "asyncgate/conformance/plugin.py" in names
+
+
+def test_the_package_is_the_module_of_the_checkout_to_the_byte(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        packed = archive.read("asyncgate/__init__.py")
+
+    assert packed == (ROOT / "asyncgate.py").read_bytes()
+
+
+def test_a_wheel_built_in_the_image_equals_the_one_built_from_the_sdist(
+    checkout: Path, wheel: Path, tmp_path: Path
+) -> None:
+    build(checkout, tmp_path / "direct", "--wheel")
+
+    direct = next((tmp_path / "direct").glob("*.whl"))
+    assert direct.name == wheel.name
+    assert files_of_wheel(direct) == files_of_wheel(wheel)
+
+
+def test_the_version_is_that_of_the_gate_and_the_licence_is_mit(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = Parser().parsestr(archive.read(f"{FACTS}/METADATA").decode())
+        licence = archive.read(f"{FACTS}/licenses/LICENSE").decode()
+
+    assert metadata["Version"] == asyncgate.__version__
+    assert metadata["License-Expression"] == "MIT"
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert licence.startswith("MIT License")
+
+
+def test_dependencies_state_a_lowest_version_and_no_highest() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    bounds = [line.split(";")[0] for lines in lists for line in lines]
+    assert [bound for bound in bounds if bound.count(">=") != 1 or any(sign in bound for sign in "<,~!")] == []
+
+
+def test_a_new_environment_imports_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
+    gate, backends = map(Path, run(installed / "python", "-c", WHERE, cwd=tmp_path).split())
+
+    assert gate.is_relative_to(installed.parent)
+    assert gate.parts[-2:] == ("asyncgate", "__init__.py")
+    assert backends == gate.parent / "backends" / "__init__.py"
+
+
+def test_the_installed_command_and_module_tell_the_version(installed: Path, tmp_path: Path) -> None:
+    assert asyncgate.__version__ in run(installed / "asyncgate", "--version", cwd=tmp_path)
+    assert asyncgate.__version__ in run(installed / "python", "-m", "asyncgate", "--version", cwd=tmp_path)
+
+
+def test_the_demo_runs_to_its_end_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    told = run(installed / "asyncgate", "demo", cwd=tmp_path)
+
+    assert "0 open obligations" in told
+
+
+def test_a_bare_checkout_runs_and_finds_its_parts(checkout: Path) -> None:
+    assert asyncgate.__version__ in run(sys.executable, "asyncgate.py", "--version", cwd=checkout)
+    assert run(sys.executable, "-c", WHERE, cwd=checkout).split() == places(checkout)
+
+
+def test_an_editable_install_imports_the_checkout(checkout: Path, tmp_path: Path) -> None:
+    editable = "import sys, hatchling.build as backend; print(backend.build_editable(sys.argv[1]))"
+    name = run(sys.executable, "-c", editable, tmp_path, cwd=checkout).split()[-1]
+
+    install(tmp_path / name, tmp_path / "editable")
+
+    scripts = tmp_path / "editable" / "bin"
+    assert asyncgate.__version__ in run(scripts / "asyncgate", "--version", cwd=tmp_path)
+    assert run(scripts / "python", "-c", WHERE, cwd=tmp_path).split() == places(checkout)
+
+
+def test_a_gate_run_as_a_script_has_one_copy_of_every_class(checkout: Path) -> None:
+    script = WHOSE_MAIN + "runpy.run_path('asyncgate.py', run_name='__main__')"
+
+    assert run(sys.executable, "-c", script, cwd=checkout).split() == ["asyncgate"]
+
+
+def test_a_gate_run_as_a_module_has_one_copy_of_every_class(installed: Path, checkout: Path, tmp_path: Path) -> None:
+    script = WHOSE_MAIN + "runpy.run_module('asyncgate', run_name='__main__', alter_sys=True)"
+
+    assert run(sys.executable, "-c", script, cwd=checkout).split() == ["asyncgate"]
+    assert run(installed / "python", "-c", script, cwd=tmp_path).split() == ["asyncgate"]
