@@ -3,7 +3,8 @@
 Hand over work, any worker leases it, nothing is lost when either side dies, and one call tells a principal what it is
 owed, with the proof.  This file is the gate; read it from top to bottom.  What can be swapped lives beside it:
 
-    backends/       databases, and the server program         the gate finds one by name and never imports it statically
+    parts/          what it is made of and holds no rule: settings, the words of the wire, errors, HTTP, OpenAPI
+    backends/       databases, credentials, the server program: found by name, never imported statically
     clients/        programs that reach the gate over the wire
     conformance/    the suite that every backend must pass
 
@@ -11,13 +12,13 @@ A request walks down this page:
 
     bytes           REST route or command line: one Operation, found by path or by name          REST, COMMAND LINE
     caller          the credential says which tenant, principal, role and scopes                 IDENTITY
-    ask             msgspec decodes the body into the operation's request Struct                 VOCABULARY
+    ask             msgspec decodes the body into the operation's request Struct                 parts/wire.py
     admit           role, scope, ownership                                                       ENGINE
     batch           a write joins the tenant's next batch, a read goes straight to the backend   BATCHES
-    decide          in one transaction: rows loaded, every operation decided in plain Python     ENGINE, LAW, WORK
+    decide          in one transaction: rows loaded, every operation decided in plain Python     LAW, WORK, ENGINE
     save            all changes and receipts written in bulk, one commit                         backends/
-    after commit    waiting claims wake, waiting readers learn the outcome                       ENGINE
-    reply           a Struct, then bytes
+    after commit    waiting claims wake, waiting readers learn the outcome                       BATCHES
+    reply           a Struct, shown as the world sees it, then bytes                             parts/views.py
 
 What holds at every moment (the conformance suite checks each; `asyncgate verify` checks a stored gate):
 
@@ -91,6 +92,11 @@ class Caller(Struct, frozen=True):
     role: Role
     scopes: frozenset[str]
     bound: bool = True
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether it may touch what belongs to others in its tenant (spec 21.5.2)."""
+        return self.role in ("admin", "system")
 
 
 class Task(Struct, frozen=True):
@@ -257,6 +263,7 @@ class Needs(Struct):
     repeats: set[tuple[str, str, str]] = set()         # worker kind and id, claim_id
     claims: list[LeaseNext] = []
     receipts: set[str] = set()                         # with their children
+    endings: set[tuple[str, str]] = set()              # task_id, lease_id: the receipts under that lease
     schedules: set[str] = set()
     presences: set[tuple[str, str]] = set()
 
@@ -331,15 +338,15 @@ class Contract(Struct, frozen=True):
     sender: Literal["owner", "worker", "caller", "asyncgate"]
     to: Literal["owner", "asyncgate"]
     answers: Literal["nothing", "duty", "accepted", "given"]
-    fresh: bool = True       # H.3: only one per task, sender and lease; other types are told apart by parents and mark
+    once: bool = False      # H.3: one per task, sender and lease; other types are told apart by parents and mark too
 
 
 ASSIGNED = Contract("task.assigned", "owner", "owner", "nothing")
-ACCEPTED = Contract("task.accepted", "worker", "asyncgate", "duty", fresh=False)
+ACCEPTED = Contract("task.accepted", "worker", "asyncgate", "duty", once=True)
 PROGRESSED = Contract("task.progress", "worker", "asyncgate", "accepted")
-COMPLETED = Contract("task.completed", "worker", "asyncgate", "duty", fresh=False)
-FAILED = Contract("task.failed", "worker", "asyncgate", "duty", fresh=False)
-REQUEUED = Contract("task.failed", "worker", "asyncgate", "accepted", fresh=False)
+COMPLETED = Contract("task.completed", "worker", "asyncgate", "duty", once=True)
+FAILED = Contract("task.failed", "worker", "asyncgate", "duty", once=True)
+REQUEUED = Contract("task.failed", "worker", "asyncgate", "accepted", once=True)
 CANCELED = Contract("task.canceled", "caller", "asyncgate", "duty")
 RESULT_READY = Contract("task.result_ready", "asyncgate", "owner", "given")
 EXPIRED = Contract("lease.expired", "asyncgate", "owner", "accepted")
@@ -361,11 +368,12 @@ DISCHARGING = frozenset().union(*TERMINATES.values())
 
 SCOPES = frozenset({"tasks:read", "tasks:write", "tasks:lease", "receipts:read", "receipts:ack",
                     "admin:read", "admin:write"})
+LAST_MOMENT = 253_402_214_400   # 9999-12-31
 SCHEMA_VERSION = "1"            # of receipt bodies (spec 19.9)
 STUCK_EXPIRIES = 3              # H.7.2: more requeues than this are an anomaly
 STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
 
-canonical = msgspec.json.Encoder(order="deterministic").encode
+canonical = msgspec.json.Encoder(order="sorted").encode
 encode = msgspec.json.Encoder().encode
 _any = msgspec.json.Decoder().decode
 _requirements = msgspec.json.Decoder(Requirements | None).decode
@@ -379,7 +387,7 @@ def sha256(*parts: Any) -> str:
 def receipt_key(contract: Contract, task_id: str, sender: Principal, lease_id: str | None, parents: tuple[str, ...],
                 mark: str) -> str:
     """Identify a logical receipt, so that its repetition writes nothing (H.3; DESIGN 6.3 for the other types)."""
-    told_apart = (parents, mark) if contract.fresh else (mark,)
+    told_apart = (mark,) if contract.once else (parents, mark)
     return sha256(contract.type, task_id, sender.kind, sender.id, lease_id, told_apart)
 
 
@@ -402,9 +410,23 @@ def matches(type: str, needed: frozenset[str], ask: LeaseNext) -> bool:
     return (not ask.accept_types or type in ask.accept_types) and needed <= (ask.capabilities or frozenset())
 
 
+def rank(ask: LeaseNext, task: Task) -> tuple[bool, int, str]:
+    """The order in which a claim gets tasks: preferred types, then highest priority, then oldest."""
+    return task.type not in (ask.preferred_kinds or ()), -task.priority, task.task_id
+
+
 def backoff(base: int, attempt: int, limit: int) -> float:
     """Seconds that a task waits after its failed attempt number `attempt`: base, 2·base, 4·base, … up to `limit`."""
     return float(min(base * 2 ** min(attempt - 1, 64), limit))
+
+
+def instant(moment: datetime | None) -> float | None:
+    """Return a time of the world as it is stored; it must lie between 1970 and 9999 to be shown again anywhere."""
+    if moment is None:
+        return None
+    if not 0 <= (stored := moment.timestamp()) < LAST_MOMENT:
+        raise InvalidRequest(f"{moment.isoformat()} is not a time between 1970 and 9999")
+    return stored
 
 
 def jitter(lease_id: str, spread: float) -> float:
@@ -465,7 +487,7 @@ def speaker(caller: Caller, ask: Ask) -> Principal:
         return caller.principal
     if named.kind in ("system", "asyncgate") and ask.acts:
         raise barred(caller, f"nobody acts as {named.kind} from outside")
-    if caller.bound and caller.role != "admin" and not named.same(caller.principal):
+    if caller.bound and not caller.unlimited and not named.same(caller.principal):
         raise barred(caller, f"this credential belongs to {caller.principal}, not to {named}")
     return named
 
@@ -600,11 +622,9 @@ class Work:
         return task
 
     def best(self, ask: LeaseNext) -> Task | None:
-        """Return the claimable task that `ask` should get next: preferred types, then highest priority, then oldest."""
-        def rank(task: Task) -> tuple[bool, int, str]:
-            return task.type not in (ask.preferred_kinds or ()), -task.priority, task.task_id
+        """Return the claimable task that `ask` should get next."""
         heads = (self._head(queue) for lane, queue in self.ready.items() if matches(*self.known[lane], ask))
-        return min((head for head in heads if head is not None), key=rank, default=None)
+        return min((head for head in heads if head is not None), key=partial(rank, ask), default=None)
 
     def _head(self, queue: deque[str]) -> Task | None:
         while queue and self.tasks[queue[0]].status != "queued":
@@ -722,6 +742,9 @@ class Work:
 # ENGINE ###############################################################################################################
 
 
+T = TypeVar("T", bound=Ask)
+
+
 class Engine:
     """The operations: a write is a plain function over Work, a read is a coroutine over the backend."""
 
@@ -739,8 +762,8 @@ class Engine:
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation: the one way in, for every façade and every test (H.9)."""
         checked(ask)
-        self._admit(op, caller, ask)
         if not op.open:
+            self._admit(op, caller, ask)
             self._see(caller, ask)
         if op.direct:
             return await op.run(self, caller, ask)
@@ -751,15 +774,18 @@ class Engine:
         return await self.batches.join(caller.tenant_id, Job(partial(run, self), loads, caller, ask))
 
     def _admit(self, op: Operation, caller: Caller, ask: Ask) -> None:
-        if ask.tenant_id not in (None, caller.tenant_id) and not (
-                ask.tenant_id == "default" and caller.tenant_id == self.settings.default_tenant_id):
-            raise TenantMismatch("this credential belongs to another tenant than tenant_id says")
-        if op.open:
-            return
+        if ask.tenant_id is not None:
+            self.at_home(caller, ask.tenant_id)
         if caller.role not in op.roles:
             raise barred(caller, f"a credential with the role {caller.role} cannot {op.name}", " or ".join(op.roles))
         if op.scopes and not caller.scopes & op.scopes:
             raise barred(caller, f"{op.name} needs the scope {' or '.join(sorted(op.scopes))}", " or ".join(op.roles))
+
+    def at_home(self, caller: Caller, tenant_id: str) -> None:
+        """Tolerate a tenant that a request names when it is the credential's own, refuse any other (21.3.1)."""
+        own = {caller.tenant_id, "default" if caller.tenant_id == self.settings.default_tenant_id else ""}
+        if caller is not NOBODY and tenant_id not in own:
+            raise TenantMismatch("this credential belongs to another tenant than the request says")
 
     def _see(self, caller: Caller, ask: Ask) -> None:
         """Note who was here; upkeep writes it down once a minute."""
@@ -796,7 +822,7 @@ class Engine:
         sized(payload, limits.max_payload_bytes, "payload")
         value, needed = parsed(payload, "payload"), needs_of(ask.requirements)
         terms = {name: held for name in Terms.__struct_fields__ if (held := getattr(ask, name)) is not None}
-        delay, deadline = ask.delay_seconds or 0.0, ask.timeouts.deadline if ask.timeouts else None
+        delay, deadline = ask.delay_seconds or 0.0, instant(ask.timeouts.deadline if ask.timeouts else None)
         task = Task(
             task_id=work.new_id(), lane=lane_of(ask.type, needed), type=ask.type, payload=payload.decode(),
             payload_pointer=ask.payload_pointer, requirements=bytes(ask.requirements).decode(),
@@ -810,7 +836,7 @@ class Engine:
             created_at=work.now, duty="", idempotency_key=ask.idempotency_key, fingerprint=None,
             asyncgate_instance=self.instance, updated_at=work.now,
             next_eligible_at=work.now + delay if delay > 0 else None,
-            deadline_at=deadline.timestamp() if deadline else None)
+            deadline_at=deadline)
         digest = hashlib.sha256(canonical(value)).hexdigest()
         wanted = parsed(bytes(ask.requirements), "requirements")
         contract = {**terms, "type": task.type, "requirements": wanted, "payload_pointer": task.payload_pointer,
@@ -829,7 +855,18 @@ class Engine:
         def create(item: CreateTask) -> Item:
             made = self.create_task(work, caller, item)
             return Item(made.task_id, made.status, made.payload_differs)
-        return Items([each(work, create, item) for item in creations(ask)])
+        return Items([self._each(work, caller, create, item) for item in creations(ask)])
+
+    def _each(self, work: Work, caller: Caller, run: Callable[[T], Item], item: T) -> Item:
+        """Carry out one item of a batch by itself; its refusal is its answer."""
+        try:
+            with work.part():
+                checked(item)
+                self.at_home(caller, item.tenant_id or caller.tenant_id)
+                return run(item)
+        except GateError as no:
+            return Item(task_id=getattr(item, "task_id", None),
+                        error=Problem(no.code, str(no), str(no), no.more.get("reason")))
 
     async def run_task(self, caller: Caller, ask: RunTask) -> TaskRecord:
         """Queue one task and wait up to wait_seconds (30 at most) for its outcome.
@@ -865,7 +902,7 @@ class Engine:
         if (found := await self.backend.task(caller.tenant_id, task_id)) is None:
             raise TaskNotFound(f"no task {task_id}; list_tasks shows the tasks there are")
         task, lease, _ = found
-        if not (caller.role == "admin" or task.owner.same(caller.principal) or (
+        if not (caller.unlimited or task.owner.same(caller.principal) or (
                 lease is not None and lease.worker.same(caller.principal))):
             raise barred(caller, f"task {task_id} belongs to another principal")
         return found
@@ -873,7 +910,7 @@ class Engine:
     async def list_tasks(self, caller: Caller, ask: ListTasks) -> Tasks:
         """List tasks, newest first: an agent's own, or any in the tenant for an admin."""
         owner = Principal(ask.created_by_kind, ask.created_by) if ask.created_by else claimed(ask)
-        if caller.role != "admin":
+        if not caller.unlimited:
             owner = self._self_only(caller, owner)
         limit, mark = self._limit(ask.limit), ("tasks", owner, ask.status, ask.type)
         before = self._position(caller, ask.cursor, *mark)
@@ -917,7 +954,7 @@ class Engine:
 
     def _own(self, work: Work, caller: Caller, ask: TaskAsk) -> Task:
         task = work.task(ask.task_id)
-        if caller.role != "admin" and not task.owner.same(speaker(caller, ask)):
+        if not caller.unlimited and not task.owner.same(speaker(caller, ask)):
             raise barred(caller, f"task {task.task_id} belongs to another principal")
         return task
 
@@ -936,7 +973,7 @@ class Engine:
         """
         task, by = work.task(ask.task_id), speaker(caller, ask)
         lease = work.leases.get(task.task_id)
-        if caller.role != "admin" and not task.owner.same(by) and not (lease and lease.worker.same(by)):
+        if not caller.unlimited and not task.owner.same(by) and not (lease and lease.worker.same(by)):
             raise barred(caller, f"task {task.task_id} belongs to another principal")
         if task.status != "succeeded":
             raise InvalidTransition(f"task {task.task_id} is {task.status}; artifacts are attached to a succeeded one",
@@ -972,19 +1009,19 @@ class Engine:
         worker = speaker(caller, ask)
         if ask.worker_id is None and not caller.bound:
             raise InvalidRequest("lease_next needs worker_id: a name for the worker that stays across its restarts")
-        if ask.claim_id is not None and (again := self._again(work, worker, ask.claim_id)):
+        if ask.claim_id is not None and (again := self._again(work, worker, ask)):
             return Offers(again)
         offers: list[Offer] = []
         while len(offers) < (ask.max_tasks or 1) and (task := work.best(ask)):
             offers.append(self._lease(work, worker, ask, task))
         return Offers(offers)
 
-    def _again(self, work: Work, worker: Principal, claim_id: str) -> list[Offer]:
+    def _again(self, work: Work, worker: Principal, ask: LeaseNext) -> list[Offer]:
         """Return the offers of an earlier claim whose reply was lost on the wire, as far as they live."""
-        found = work.repeats.get((worker.kind, worker.id, claim_id), ())
-        live = [lease for task_id in found
-                if alive(lease := work.leases[task_id], work.now, self.settings.lease_grace_seconds)]
-        return [self._offered(work, lease) for lease in live]
+        found = work.repeats.get((worker.kind, worker.id, ask.claim_id or ""), ())
+        live = [work.tasks[task_id] for task_id in found
+                if alive(work.leases[task_id], work.now, self.settings.lease_grace_seconds)]
+        return [self._offered(work, work.leases[task.task_id]) for task in sorted(live, key=partial(rank, ask))]
 
     def _lease(self, work: Work, worker: Principal, ask: LeaseNext, task: Task) -> Offer:
         timeouts = terms_of(task.terms).timeouts
@@ -1031,8 +1068,8 @@ class Engine:
 
     def release_lease(self, work: Work, caller: Caller, ask: ReleaseLease) -> Released:
         """Give a task back unfinished: it is offered again at once and costs neither attempt nor expiry."""
-        if lease := self._repeated(work, caller, ask, "released"):
-            return Released(True, work.tasks[lease.task_id].status, True)
+        if self._repeated(work, caller, ask, "released") or self._told(work, caller, ask, EXPIRED):
+            return Released(True, "queued", True)
         task, lease = self._held(work, caller, ask)
         work.hold(replace(lease, ending="released"))
         task = work.move(task, EXPIRE, next_eligible_at=None, started_at=None)
@@ -1143,7 +1180,7 @@ class Engine:
         """End up to 500 tasks well; each is completed or refused by itself, and the answer says which."""
         def end(item: Complete) -> Item:
             return Item(item.task_id, self.complete(work, caller, item).status)
-        return Items([each(work, end, item) for item in completions(ask)])
+        return Items([self._each(work, caller, end, item) for item in completions(ask)])
 
     def fail(self, work: Work, caller: Caller, ask: Fail) -> Released:
         """End an attempt badly: the task waits and is offered again if retryable and attempts remain, else it failed.
@@ -1155,8 +1192,11 @@ class Engine:
         value = parsed(error, "error")
         if self._repeated(work, caller, ask, "failed"):
             task = work.task(ask.task_id)
-            again = task.status == "queued"
-            return Released(True, task.status, again, maybe(task.next_eligible_at) if again else None)
+            if task.status == "failed":
+                return Released(True, "failed", False)
+            return Released(True, "queued", True, maybe(task.next_eligible_at))
+        if self._told(work, caller, ask, FAILED):   # and leased again since, so it was requeued
+            return Released(True, "queued", True)
         task, lease = self._held(work, caller, ask)
         again = bool(ask.retryable) and task.attempt + 1 < task.max_attempts
         body = {**self._enclosed("error", value, error, task.task_id), "attempt": task.attempt, "requeued": again,
@@ -1172,8 +1212,7 @@ class Engine:
     def _retry(self, work: Work, task: Task, lease: Lease, wished: float | None, body: dict[str, Any]) -> Released:
         attempt, most = task.attempt + 1, self.settings.max_retry_backoff_seconds
         pause = backoff(task.retry_backoff_seconds, attempt, most) if wished is None else min(wished, float(most))
-        at = work.now + pause if pause > 0 else None
-        task = work.move(task, RETRY, attempt=attempt, next_eligible_at=at, started_at=None)
+        task = work.move(task, RETRY, attempt=attempt, next_eligible_at=work.now + pause, started_at=None)
         self._emit(work, EMISSION["retry"], task, body, by=lease.worker, lease=lease)
         return Released(True, "queued", True, outside(work.now + pause))
 
@@ -1200,6 +1239,17 @@ class Engine:
         lease = work.leases.get(ask.task_id)
         again = lease is not None and (lease.lease_id, lease.ending) == (ask.lease_id, ending)
         return lease if lease and again and lease.worker.same(self._holder(caller, ask, lease)) else None
+
+    def _told(self, work: Work, caller: Caller, ask: Held, contract: Contract) -> bool:
+        """Whether the end of an earlier lease of this worker has its receipt; the lease itself is overwritten."""
+        lease = work.leases.get(ask.task_id)
+        under = [one for one in work.receipts.values() if (one.task_id, one.lease_id) == (ask.task_id, ask.lease_id)]
+        mine = any(one.receipt_type == ACCEPTED.type and one.sender.same(speaker(caller, ask)) for one in under)
+        over = lease is not None and lease.lease_id != ask.lease_id
+        return over and mine and any(one.receipt_type == contract.type and self._by_worker(one) for one in under)
+
+    def _by_worker(self, ended: Receipt) -> bool:
+        return ended.receipt_type != EXPIRED.type or _any(ended.body)["reason"] == "released"
 
     def _ttl(self, wished: int | None) -> int:
         return min(wished or self.settings.default_lease_ttl_seconds, self.settings.max_lease_ttl_seconds)
@@ -1266,7 +1316,7 @@ class Engine:
         to = Principal(ask.to_kind or "agent", ask.to_id) if ask.to_id else claimed(ask)
         if ask.task_id is not None and to is None:
             await self._readable(caller, ask.task_id)
-        elif caller.role != "admin":
+        elif not caller.unlimited:
             to = self._self_only(caller, to)
         mark = ("receipts", to, ask.task_id, ask.receipt_type)
         after = await self._since(caller, ask.since_receipt_id or ask.cursor, *mark)
@@ -1284,7 +1334,7 @@ class Engine:
         return shown(caller.tenant_id, receipt)
 
     def _party(self, caller: Caller, who: Principal, receipt: Receipt) -> None:
-        if caller.role != "admin" and not (receipt.to.same(who) or receipt.sender.same(who)):
+        if not caller.unlimited and not (receipt.to.same(who) or receipt.sender.same(who)):
             raise barred(caller, f"receipt {receipt.receipt_id} is between others")
 
     def ack_receipt(self, work: Work, caller: Caller, ask: AckReceipt) -> Ok:
@@ -1292,7 +1342,7 @@ class Engine:
         if (receipt := work.receipts.get(ask.receipt_id)) is None:
             raise ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are")
         by = speaker(caller, ask)
-        if caller.role != "admin" and not receipt.to.same(by):
+        if not caller.unlimited and not receipt.to.same(by):
             raise barred(caller, f"receipt {receipt.receipt_id} is addressed to another principal")
         acked = self._emit(work, ACKNOWLEDGED, None, {"receipt_id": receipt.receipt_id}, by=by,
                            parents=(receipt.receipt_id,), task_id=receipt.task_id)
@@ -1363,9 +1413,10 @@ class Engine:
             if known is None or not known.scheduler.same(by):
                 unknown.append(state.schedule_id)
                 continue
-            due = state.next_run_at.timestamp() if state.next_run_at else None
-            watched = state.enabled and due is not None and state.interval_seconds is not None
-            known = replace(known, enabled=state.enabled, next_run_at=due, interval_seconds=state.interval_seconds,
+            due = instant(state.next_run_at)
+            enabled = state.enabled is not False
+            watched = enabled and due is not None and state.interval_seconds is not None
+            known = replace(known, enabled=enabled, next_run_at=due, interval_seconds=state.interval_seconds,
                             late_at=due + 2 * state.interval_seconds if watched else None)  # type: ignore[operator]
             work.schedule(state.schedule_id, known)
             self._late(work, known)
@@ -1404,7 +1455,7 @@ class Engine:
     def _whose(self, caller: Caller, ask: AsEither) -> Principal:
         """Return the principal that is asked about; only an admin may ask about another."""
         named = claimed(ask) or caller.principal
-        return named if caller.role == "admin" else self._self_only(caller, named)
+        return named if caller.unlimited else self._self_only(caller, named)
 
     async def bootstrap(self, caller: Caller, ask: Bootstrap) -> Welcome:
         """Begin a session with the receipts in one's inbox; deprecated, call list_open_obligations instead (PH.6.3)."""
@@ -1578,20 +1629,6 @@ def needs_of(requirements: Raw) -> frozenset[str]:
     except msgspec.DecodeError as wrong:
         raise InvalidRequest(f"requirements: {wrong}") from None
     return (asked.capabilities if asked else None) or frozenset()
-
-
-T = TypeVar("T", bound=Ask)
-
-
-def each(work: Work, run: Callable[[T], Item], item: T) -> Item:
-    """Carry out one item of a batch by itself; its refusal is its answer."""
-    try:
-        with work.part():
-            checked(item)
-            return run(item)
-    except GateError as no:
-        return Item(task_id=getattr(item, "task_id", None),
-                    error=Problem(no.code, str(no), reason=no.more.get("reason")))
 
 
 def resolve(future: asyncio.Future[None]) -> None:
@@ -1859,6 +1896,12 @@ def its_task(needs: Needs, caller: Caller, ask: Any) -> None:
     needs.tasks.add(ask.task_id)
 
 
+def its_end(needs: Needs, caller: Caller, ask: Held) -> None:
+    """Load the task, and what was told under the lease: an ending may be repeated when its lease is overwritten."""
+    needs.tasks.add(ask.task_id)
+    needs.endings.add((ask.task_id, ask.lease_id))
+
+
 def its_lease(needs: Needs, caller: Caller, ask: RenewLease) -> None:
     """Load the task that the ask names, or the one behind the lease."""
     (needs.tasks if ask.task_id else needs.leases).add(ask.task_id or ask.lease_id)
@@ -1900,14 +1943,18 @@ def of_each(loads: Loads, items: Callable[[Any], Iterable[Any]]) -> Loads:
     """Load what every item of a batch needs."""
     def load(needs: Needs, caller: Caller, ask: Any) -> None:
         for item in items(ask):
-            loads(needs, caller, item)
+            with contextlib.suppress(GateError):    # it is refused when it is decided, the others are not
+                loads(needs, caller, item)
     return load
+
+
+ADMIN_SCOPES = {"W": ["admin:write"], "R": ["admin:read", "admin:write"], "B": []}      # spec 21.8.3
 
 
 class Operation:
     """One thing the gate can do: an Engine method, what it loads, and where the world finds it."""
 
-    ROLES: ClassVar[dict[str, Role]] = {"a": "agent", "w": "worker", "A": "admin"}
+    ROLES: ClassVar[dict[str, Role]] = {"a": "agent", "w": "worker", "A": "admin", "s": "system"}
 
     def __init__(self, run: Callable[..., Any], rest: str, roles: str, scopes: str, kind: Literal["W", "R", "B"],
                  loads: Loads | None = None) -> None:
@@ -1915,7 +1962,7 @@ class Operation:
         self.run, self.name, self.kind, self.loads = run, run.__name__, kind, loads
         self.rest = [(way.split()[0], way.split()[1]) for way in rest.split(", ")]
         self.roles = tuple(self.ROLES[letter] for letter in roles.split())
-        self.scopes = frozenset(scopes.split()) | ({"admin:write"} | ({"admin:read"} if kind == "R" else set()))
+        self.scopes = frozenset(scopes.split() + (ADMIN_SCOPES[kind] if scopes else []))
         self.open = not roles           # no credential needed
         self.takes: type[Ask] = hints["ask"]
         self.gives: type[Struct] = hints["return"]
@@ -1927,27 +1974,27 @@ class Operation:
 EVERYONE = "a w A"
 OPERATIONS = {op.name: op for op in (
     Operation(Engine.lease_next, "POST /v1/leases/claim", "w A", "tasks:lease", "W", its_claim),
-    Operation(Engine.create_task, "POST /v1/tasks", "a A", "tasks:write", "W", its_key),
+    Operation(Engine.create_task, "POST /v1/tasks", "a A s", "tasks:write", "W", its_key),
     Operation(Engine.complete, "POST /v1/tasks/{task_id}/complete", "w A", "tasks:lease", "W", its_task),
-    Operation(Engine.get_task, "GET /v1/tasks/{task_id}", EVERYONE, "tasks:read tasks:lease", "R"),
+    Operation(Engine.get_task, "GET /v1/tasks/{task_id}", "a w A s", "tasks:read tasks:lease", "R"),
     Operation(Engine.renew_lease, "POST /v1/leases/renew, POST /v1/leases/{lease_id}/extend", "w A", "tasks:lease", "W",
               its_lease),
     Operation(Engine.report_progress, "POST /v1/tasks/{task_id}/progress", "w A", "tasks:lease", "W", its_task),
-    Operation(Engine.fail, "POST /v1/tasks/{task_id}/fail", "w A", "tasks:lease", "W", its_task),
+    Operation(Engine.fail, "POST /v1/tasks/{task_id}/fail", "w A", "tasks:lease", "W", its_end),
     Operation(Engine.create_tasks, "POST /v1/tasks/batch", "a A", "tasks:write", "W", of_each(its_key, creations)),
     Operation(Engine.complete_tasks, "POST /v1/tasks/complete-batch", "w A", "tasks:lease", "W",
               of_each(its_task, completions)),
     Operation(Engine.run_task, "POST /v1/tasks/run", "a A", "tasks:write", "W", its_key),
-    Operation(Engine.list_tasks, "GET /v1/tasks", "a A", "tasks:read", "R"),
+    Operation(Engine.list_tasks, "GET /v1/tasks", "a A s", "tasks:read", "R"),
     Operation(Engine.get_task_history, "GET /v1/tasks/{task_id}/history", EVERYONE, "tasks:read tasks:lease", "R"),
-    Operation(Engine.cancel_task, "POST /v1/tasks/{task_id}/cancel", "a A", "tasks:write", "W", its_task),
+    Operation(Engine.cancel_task, "POST /v1/tasks/{task_id}/cancel", "a A s", "tasks:write", "W", its_task),
     Operation(Engine.attach_artifacts, "POST /v1/tasks/{task_id}/artifacts", EVERYONE, "tasks:write tasks:lease", "W",
               its_task),
     Operation(Engine.release_hold, "POST /v1/tasks/{task_id}/release", "a A", "tasks:write", "W", its_task),
     Operation(Engine.start_task, "POST /v1/tasks/{task_id}/running", "w A", "tasks:lease", "W", its_task),
-    Operation(Engine.release_lease, "POST /v1/leases/release", "w A", "tasks:lease", "W", its_task),
+    Operation(Engine.release_lease, "POST /v1/leases/release", "w A", "tasks:lease", "W", its_end),
     Operation(Engine.list_leases, "GET /v1/leases", "w A", "tasks:lease", "R"),
-    Operation(Engine.list_receipts, "GET /v1/receipts", EVERYONE, "receipts:read", "R"),
+    Operation(Engine.list_receipts, "GET /v1/receipts", "a w A s", "receipts:read", "R"),
     Operation(Engine.get_receipt, "GET /v1/receipts/{receipt_id}", EVERYONE, "receipts:read", "R"),
     Operation(Engine.ack_receipt, "POST /v1/receipts/{receipt_id}/ack", EVERYONE, "receipts:ack", "W", its_receipt),
     Operation(Engine.emit_receipt, "POST /v1/receipts", EVERYONE, "receipts:ack tasks:lease", "W", its_schedule),
@@ -1990,14 +2037,10 @@ class Identity:
 
 def presented(headers: Headers) -> str | None:
     """Return the one token that a request shows; two different ones are nobody's."""
-    tokens = set()
-    for name, value in headers:
-        if name == b"authorization":
-            scheme, _, token = value.decode("latin-1").partition(" ")
-            tokens.add(token.strip() if scheme.lower() == "bearer" else "")
-        elif name == b"x-api-key":
-            tokens.add(value.decode("latin-1").strip())
-    if len(tokens) > 1 or "" in tokens:
+    bearers = [value.decode("latin-1").partition(" ") for name, value in headers if name == b"authorization"]
+    tokens = {token.strip() if scheme.lower() == "bearer" else "" for scheme, _, token in bearers}
+    tokens |= {value.decode("latin-1").strip() for name, value in headers if name == b"x-api-key"}
+    if len(tokens) > 1 or len(bearers) > 1 or "" in tokens:
         raise Unauthenticated("show one credential: Authorization: Bearer <token>, or X-API-Key: <token>")
     return tokens.pop() if tokens else None
 
@@ -2132,9 +2175,10 @@ class Endpoint:
     async def _perform(self, scope: Scope, receive: Receive, more: list[tuple[bytes, bytes]]) -> Any:
         verb = "GET" if scope["method"] == "HEAD" else scope["method"]
         if (op := self.operations.get(verb)) is None:
-            raise MethodNotAllowed(f"{scope['method']} is not for {scope['path']}", allow=sorted(self.operations))
+            allow = sorted({*self.operations, *({"HEAD"} if "GET" in self.operations else ())})
+            raise MethodNotAllowed(f"{scope['method']} is not for {scope['path']}", allow=allow)
         caller = NOBODY if op.open else await self.gate.identity.caller(scope["headers"])
-        ask = await self._ask(op, scope, receive)
+        ask = await self._ask(op, caller, scope, receive)
         if op.name == "bootstrap" and self.gate.settings.bootstrap.deprecate_legacy_endpoint:
             more += DEPRECATED
         if getattr(ask, "wait_seconds", 0) > 0:
@@ -2144,7 +2188,7 @@ class Endpoint:
             raise DatabaseUnavailable("the database does not answer", retry_after=1, **msgspec.to_builtins(reply))
         return reply
 
-    async def _ask(self, op: Operation, scope: Scope, receive: Receive) -> Ask:
+    async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> Ask:
         """Make the ask of a request: a GET from its query, others from their body, and the path has the last word."""
         try:
             query = asked(scope["query_string"])
@@ -2153,13 +2197,14 @@ class Endpoint:
             else:
                 body = await read_body(scope, receive, self.gate.settings)
                 screen(body)
-                ask = op.decode(body or b"{}")
+                ask = op.decode(without_nulls(body) if body else b"{}")
                 fill(ask, query)
             for name, value in scope["path_params"].items():
                 setattr(ask, name, msgspec.convert(value, Name))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
             raise InvalidRequest(f"{op.name}: {wrong}") from None
-        claimed_tenant(ask, scope["headers"])
+        for named in claimed_tenants(query, scope["headers"]):
+            self.gate.engine.at_home(caller, named)
         return ask
 
 
@@ -2222,29 +2267,34 @@ class Upkeep:
                 for name, duty in self.duties.items()}
 
     async def sweep(self) -> int:
-        """Take back what lost leases hold, in small transactions, until nothing is overdue."""
-        done, bad, grace = 0, 0, self.engine.settings.lease_grace_seconds
+        """Take back what lost leases hold, in small transactions, until nothing new is overdue."""
+        done, stuck, seen = 0, 0, set[tuple[str, str]]()
         while True:
-            now = self.engine.backend.now()
-            found = await self.engine.backend.overdue(now, grace, self.SLICE + bad)
-            swept = [await self._sweep(tenant, tasks, schedules) for tenant, tasks, schedules in found]
-            bad = sum(failed for _, failed in swept)
-            done += sum(well for well, _ in swept)
-            if not any(well for well, _ in swept):
+            limit, now = self.SLICE + stuck, self.engine.backend.now()
+            found = await self.engine.backend.overdue(now, self.engine.settings.lease_grace_seconds, limit)
+            fresh = {(tenant, id) for tenant, tasks, schedules in found for id in (*tasks, *schedules)} - seen
+            for tenant, tasks, schedules in found:
+                done += await self._sweep(tenant, [id for id in tasks if (tenant, id) in fresh],
+                                          [id for id in schedules if (tenant, id) in fresh])
+            sizes = [len(ids) for _, *both in found for ids in both]
+            if not fresh and max(sizes, default=0) < limit:
                 return done
+            # What comes back again is an anomaly that stays, or a row that cannot be swept: look past it.
+            stuck, seen = sum(sizes) - len(fresh) if fresh else stuck + self.SLICE, seen | fresh
 
-    async def _sweep(self, tenant_id: str, tasks: list[str], schedules: list[str]) -> tuple[int, int]:
+    async def _sweep(self, tenant_id: str, tasks: list[str], schedules: list[str]) -> int:
         """Sweep together; if that fails, one by one, so that one bad row never stops the others."""
+        size = len(tasks) + len(schedules)
         try:
-            await self._write(tenant_id, Sweep(tasks=tasks, schedules=schedules))
-            return len(tasks) + len(schedules), 0
+            if size:
+                await self._write(tenant_id, Sweep(tasks=tasks, schedules=schedules))
+            return size
         except GateError:
-            if len(tasks) + len(schedules) == 1:
+            if size == 1:
                 log.exception("upkeep: cannot sweep %s", (tasks or schedules)[0])
-                return 0, 1
+                return 0
         alone = [await self._sweep(tenant_id, [task], []) for task in tasks]
-        alone += [await self._sweep(tenant_id, [], [schedule]) for schedule in schedules]
-        return sum(well for well, _ in alone), sum(failed for _, failed in alone)
+        return sum(alone) + sum([await self._sweep(tenant_id, [], [schedule]) for schedule in schedules])
 
     async def remember(self) -> int:
         """Write down who was here since the last time."""
@@ -2287,6 +2337,10 @@ class Commands(click.Group):
         """Find a command by its name."""
         return super().get_command(ctx, name) or self._clients().get_command(ctx, name)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Show the commands in sections."""
+        import_module("asyncgate.clients.cli").sections(self, ctx, formatter)
+
     def _clients(self) -> click.Group:
         group: click.Group = import_module("asyncgate.clients.cli").commands
         return group
@@ -2321,7 +2375,7 @@ def configured(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @main.command()
 @click.option("--host", metavar="ADDRESS", help="Address to listen on; default 127.0.0.1.")
-@click.option("--port", metavar="NUMBER", help="Port to listen on; default 8080, 0 takes any free one.")
+@click.option("--port", type=int, metavar="NUMBER", help="Port to listen on; default 8080, 0 takes any free one.")
 @configured
 def serve(configured: Configured) -> None:
     """Serve the gate until it is told to stop (SIGTERM): what runs is committed, waiting polls are answered."""

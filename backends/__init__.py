@@ -3,8 +3,8 @@
 How to write a backend.  Make a module with `async def open_backend(url, *, serving=False)` that returns an object of
 the shape of `Backend` below, and register it in your package under the entry-point group `asyncgate.backends`, named
 like the scheme of its URLs.  It decides nothing: `transact` loads what `Needs` names into a `Work`, calls `decide`, and
-saves what `Work` then holds; everything else is a plain read.  `memory.py` is the shortest complete one, `sqlite.py` the
-one to read for a real database.  Then run the suite against it: `asyncgate conformance yours://...`.
+saves what `Work` then holds; everything else is a plain read.  `memory.py` is the shortest complete one, `sqlite.py`
+the one to read for a real database.  Then run the suite against it: `asyncgate conformance yours://...`.
 """
 
 from __future__ import annotations

@@ -112,8 +112,9 @@ class Memory:
         for group in tenant.lanes.groups(needs.claims):
             for task in islice(self._claimable(tenant, group, work.now), enough):
                 work.offer(task, tenant.progress.get(task.task_id))
-        for receipt in tenant.receipts.values() if needs.receipts else ():
-            if receipt.receipt_id in needs.receipts or needs.receipts & set(receipt.parents):
+        for receipt in tenant.receipts.values() if needs.receipts or needs.endings else ():
+            if (receipt.receipt_id in needs.receipts or needs.receipts & set(receipt.parents)
+                    or (receipt.task_id, receipt.lease_id) in needs.endings):
                 work.give(receipt)
         work.schedules.update({id: tenant.schedules[id] for id in needs.schedules & tenant.schedules.keys()})
         work.presences.update({who: tenant.presences[who] for who in needs.presences & tenant.presences.keys()})

@@ -210,6 +210,7 @@ class Server(uvicorn.Server):
             self.status = 1
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop in order on the first signal, at once on the second."""
         # The signal is not kept for uvicorn to raise again: that would turn an orderly end into a death by signal.
         self.force_exit = self.should_exit
         self.should_exit = True
@@ -353,16 +354,19 @@ class Http(HttpToolsProtocol):
     stall: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Give the client so long to send its headers."""
         super().connection_made(transport)
         self.headers = TRAILERS
         self._start_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Stop every clock of the connection."""
         super().connection_lost(exc)
         self._stop_clock()
         self._stop_stall()
 
     def data_received(self, data: bytes) -> None:
+        """Parse what came, and judge it before the application sees it."""
         if self.refused:
             return
         self._unset_keepalive_if_required()
@@ -423,6 +427,7 @@ class Http(HttpToolsProtocol):
         self.resuming = False
 
     def on_headers_complete(self) -> None:
+        """Judge the head of a request once it is whole."""
         if self.resuming:
             self.headers = TRAILERS
             return

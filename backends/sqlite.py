@@ -100,7 +100,8 @@ PROMOTE = """
         ORDER BY next_eligible_at LIMIT ?3)"""
 HEADS = """
     SELECT -priority, task_id FROM tasks
-    WHERE tenant_id = ? AND lane = ? AND status = 'queued' AND ready = 1 ORDER BY priority DESC, task_id"""
+    WHERE tenant_id = ? AND lane = ? AND status = 'queued' AND ready = 1 ORDER BY priority DESC, task_id
+    LIMIT ? OFFSET ?"""
 MOVE = f"""
     UPDATE tasks SET {', '.join(f'{name} = ?' for name in MUTABLE)}, ready = ?
     WHERE tenant_id = ? AND task_id = ?"""
@@ -124,6 +125,7 @@ FAMILY = RECEIPTS + """
         SELECT value FROM json_each(?2)
         UNION SELECT receipt_id FROM receipts WHERE tenant_id = ?1 AND parent_id IN (SELECT value FROM json_each(?2))
         UNION SELECT child_id FROM edges WHERE tenant_id = ?1 AND parent_id IN (SELECT value FROM json_each(?2)))"""
+ENDINGS = RECEIPTS + "AND r.task_id = ?2 AND r.lease_id = ?3"
 TERMINATED = """
     SELECT EXISTS (SELECT 1 FROM receipts WHERE tenant_id = ?1 AND parent_id = ?2
                    AND receipt_type IN (SELECT value FROM json_each(?3)))
@@ -333,6 +335,9 @@ class Sqlite:
         if needs.receipts:
             for row in self.db.execute(FAMILY, (tenant_id, json.dumps(list(needs.receipts)))):
                 work.give(receipt_row(row))
+        for task_id, lease_id in needs.endings:
+            for row in self.db.execute(ENDINGS, (tenant_id, task_id, lease_id)):
+                work.give(receipt_row(row))
         for schedule_id in needs.schedules:
             for row in self.db.execute(SCHEDULED, (tenant_id, schedule_id)):
                 work.schedules[schedule_id] = Schedule(*row)
@@ -353,11 +358,16 @@ class Sqlite:
                 work.offer(*found[task_id])
 
     def _heads(self, tenant_id: str, lanes: frozenset[int], enough: int) -> list[str]:
-        """Merge the queues of some lanes, reading no further than needed."""
-        with contextlib.ExitStack() as stack:
-            found = (self.db.execute(HEADS, (tenant_id, lane)) for lane in lanes)
-            queues = [stack.enter_context(contextlib.closing(rows)) for rows in found]
-            return [task_id for _, task_id in islice(heapq.merge(*queues), enough)]
+        """Merge the queues of some lanes, reading little more of each than is needed."""
+        queues = (self._queue(tenant_id, lane, min(enough, 8)) for lane in lanes)
+        return [task_id for _, task_id in islice(heapq.merge(*queues), enough)]
+
+    def _queue(self, tenant_id: str, lane: int, size: int) -> Iterator[tuple[int, str]]:
+        """Yield the claimable tasks of one lane in order, in pieces that grow."""
+        start = 0
+        while rows := self.db.execute(HEADS, (tenant_id, lane, size, start)).fetchall():
+            yield from rows
+            start, size = start + len(rows), size * 2
 
     def _save(self, work: Work) -> None:
         tenant_id, receipts = work.tenant_id, work.written.values()
@@ -488,6 +498,10 @@ class Sqlite:
         """Return every tenant that has stored anything."""
         self._still_there()
         return [row[0] for row in await self._rows("SELECT tenant_id FROM tenants ORDER BY tenant_id")]
+
+    async def check(self) -> list[str]:
+        """Return what SQLite finds wrong with its own file; nothing when it is sound."""
+        return [row[0] for row in await self._rows("PRAGMA integrity_check") if row[0] != "ok"]
 
     async def backup(self, target: str) -> None:
         """Copy the whole database, as of one moment, to a new file; the gate goes on meanwhile."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import re
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
@@ -17,7 +18,6 @@ from asyncgate.parts.errors import (
     PayloadTooDeep,
     PayloadTooLarge,
     RequestTimeout,
-    TenantMismatch,
     Unauthenticated,
     UnsupportedMediaType,
 )
@@ -32,16 +32,38 @@ Headers = list[tuple[bytes, bytes]]
 
 MAX_DEPTH = 64      # of a request's JSON
 _any = msgspec.json.Decoder().decode
+ITEMS = {"tasks", "schedules"}      # members of a batch that hold requests of their own
+_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def screen(body: bytes) -> None:
-    """Refuse JSON that some database or reader would choke on: NUL characters, and nesting deeper than 64."""
-    if body.count(b"{") + body.count(b"[") > MAX_DEPTH or b"\\u0000" in body:
-        for depth, node in _walk(_any(body)):
-            if depth > MAX_DEPTH:
-                raise PayloadTooDeep(f"JSON may be nested {MAX_DEPTH} deep at most")
-            if isinstance(node, str) and "\0" in node:
-                raise InvalidRequest("strings may not contain the NUL character")
+    """Refuse JSON that some database or reader would choke on: no UTF-8, NUL characters, nesting deeper than 64."""
+    if not body.isascii():
+        body.decode()       # msgspec does not look into what it keeps raw or skips
+    if body.count(b"{") + body.count(b"[") <= MAX_DEPTH and b"\\u0000" not in body:
+        return
+    try:
+        nodes = _walk(_any(body))
+    except RecursionError:
+        raise PayloadTooDeep(f"JSON may be nested {MAX_DEPTH} deep at most") from None
+    for depth, node in nodes:
+        if depth > MAX_DEPTH and isinstance(node, dict | list):
+            raise PayloadTooDeep(f"JSON may be nested {MAX_DEPTH} deep at most")
+        if isinstance(node, str) and "\0" in node:
+            raise InvalidRequest("strings may not contain the NUL character")
+
+
+def without_nulls(body: bytes | msgspec.Raw) -> bytes:
+    """Drop the members of an object that are null: real peers send null for what they leave out."""
+    if b"null" not in bytes(body):
+        return bytes(body)
+    held = {name: value for name, value in _members(body).items() if bytes(value).strip() != b"null"}
+    for name in ITEMS & held.keys():
+        with contextlib.suppress(msgspec.DecodeError):      # what is no list of objects is refused when it is decoded
+            items = [without_nulls(item) for item in _items(held[name])]
+            held[name] = msgspec.Raw(b"[" + b",".join(items) + b"]")
+    return msgspec.json.encode(held)
 
 
 def _walk(root: Any) -> Iterator[tuple[int, Any]]:
@@ -76,19 +98,15 @@ def asked(query: bytes) -> dict[str, str]:
 
 def fill(ask: Ask, query: dict[str, str]) -> None:
     """Let the query say who asks where the body does not; real peers put it there."""
-    for name in ("principal_kind", "principal_id", "principal_instance_id", "tenant_id"):
+    for name in ("principal_kind", "principal_id", "principal_instance_id"):
         if name in query and getattr(ask, name, "") is None:
             setattr(ask, name, msgspec.convert(query[name], Kind if name == "principal_kind" else Name))
 
 
-def claimed_tenant(ask: Ask, headers: Headers) -> None:
-    """Treat X-Tenant-ID like the field: tolerated when equal, refused when not."""
-    for name, value in headers:
-        if name == b"x-tenant-id":
-            said = value.decode("latin-1")
-            if ask.tenant_id not in (None, said):
-                raise TenantMismatch("tenant_id and X-Tenant-ID differ")
-            ask.tenant_id = said
+def claimed_tenants(query: dict[str, str], headers: Headers) -> list[str]:
+    """Return every tenant that a request names beside its body."""
+    named = [value.decode("latin-1") for name, value in headers if name == b"x-tenant-id"]
+    return [*named, query["tenant_id"]] if "tenant_id" in query else named
 
 
 async def read_body(scope: Scope, receive: Receive, settings: Settings) -> bytes:
@@ -124,7 +142,7 @@ async def _received(receive: Receive, most: int) -> bytes:
 
 async def while_connected(work: Awaitable[Any], receive: Receive) -> Any:
     """Wait for a reply that may take long, and give up when the client goes: its place is free at once."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(receive())
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
     try:
         await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -133,6 +151,12 @@ async def while_connected(work: Awaitable[Any], receive: Receive) -> Any:
     finally:
         gone.cancel()
         task.cancel()
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has gone; what it sends meanwhile does not matter."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def refusal_headers(no: GateError) -> list[tuple[bytes, bytes]]:

@@ -344,7 +344,7 @@ class ScheduleState(Struct):
     """What a scheduler says of one schedule."""
 
     schedule_id: Name
-    enabled: bool = True
+    enabled: bool | None = None
     next_run_at: Moment | None = None
     interval_seconds: Annotated[float, Meta(gt=0, le=LONGEST)] | None = None
 

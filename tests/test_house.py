@@ -32,18 +32,14 @@ BESIDE = (
 TEXT = {".css", ".html", ".js", ".json", ".md", ".py", ".sql", ".yaml"}
 
 BANNERS = [
-    "SETTINGS",
-    "ERRORS",
     "VOCABULARY",
     "LAW",
     "WORK",
-    "BACKEND",
     "ENGINE",
     "BATCHES",
     "OPERATIONS",
     "IDENTITY",
     "REST",
-    "OPENAPI",
     "UPKEEP",
     "COMMAND LINE",
 ]
@@ -88,8 +84,10 @@ def imported(nodes: Iterator[ast.AST]) -> set[str]:
 
 
 def at_import(node: ast.AST) -> Iterator[ast.AST]:
-    """What runs when a module is imported: all but the bodies of functions."""
+    """What runs when a module is imported: all but the bodies of functions, and what only a type checker reads."""
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
+            continue
         yield child
         if not isinstance(child, Function | ast.Lambda):
             yield from at_import(child)

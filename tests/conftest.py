@@ -1,0 +1,209 @@
+"""A gate to speak REST with: without a socket, as an ASGI server would call it, or in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from asyncgate import Event, Gate, Lease, Obligation, Progress, Receipt, Schedule, Settings, Task
+from asyncgate.backends import open_backend
+
+TOKEN = "a-token-for-tests"
+PATIENCE_SECONDS = 30.0
+STORED = (Task, Lease, Progress, Receipt, Event, Schedule, Obligation)
+
+
+class Answer:
+    """One complete answer."""
+
+    def __init__(self, messages: list[dict[str, Any]]) -> None:
+        assert [message["type"] for message in messages] == ["http.response.start", "http.response.body"], messages
+        self.status: int = messages[0]["status"]
+        self.pairs = [(name.decode(), value.decode()) for name, value in messages[0]["headers"]]
+        self.headers = dict(self.pairs)
+        self.content: bytes = messages[1]["body"]
+
+    def json(self) -> Any:
+        """Read the body."""
+        return json.loads(self.content)
+
+    def __repr__(self) -> str:
+        return f"<{self.status} {self.content[:300]!r}>"
+
+
+class Served:
+    """A running gate and a client of it."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate, self.engine, self.backend = gate, gate.engine, gate.engine.backend
+        self.tenant_id = gate.settings.default_tenant_id
+
+    async def send(self, method: str, target: str, body: bytes | Iterable[bytes] | None = None, *,
+                   headers: Iterable[tuple[str, str]] = (), scheme: str = "http", gone: asyncio.Event | None = None,
+                   ) -> Answer | None:
+        """Send one request as it is and return the answer, or None if the gate left without one."""
+        path, _, query = target.partition("?")
+        pieces = [body] if isinstance(body, bytes) else list(body or ())
+        given = [(b"host", b"localhost"), *((n.lower().encode("latin-1"), v.encode("latin-1")) for n, v in headers)]
+        if any(name == b"host" for name, _ in given[1:]):
+            del given[0]
+        scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": scheme,
+                 "path": unquote(path), "raw_path": path.encode(), "query_string": query.encode("latin-1"),
+                 "headers": given, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "root_path": ""}
+        waiting = [{"type": "http.request", "body": piece, "more_body": at < len(pieces)}
+                   for at, piece in enumerate(pieces or [b""], 1)]
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            if waiting:
+                return waiting.pop(0)
+            await (gone or asyncio.Event()).wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await self.gate(scope, receive, send)
+        return Answer(sent) if sent else None
+
+    async def call(self, method: str, target: str, body: Any = None, *, headers: Iterable[tuple[str, str]] = (),
+                   token: str | None = TOKEN, **more: Any) -> Answer:
+        """Send one request with a credential, its body as JSON unless it is bytes, and insist on an answer."""
+        given = [*headers, *([("authorization", f"Bearer {token}")] if token is not None else [])]
+        if not isinstance(body, bytes | list | None):
+            body = json.dumps(body).encode()
+        answer = await self.send(method, target, body, headers=given, **more)
+        assert answer is not None, f"no answer to {method} {target}"
+        return answer
+
+    async def get(self, target: str, **more: Any) -> Any:
+        """Return what a good GET answers."""
+        return good(await self.call("GET", target, **more))
+
+    async def post(self, target: str, body: Any = None, **more: Any) -> Any:
+        """Return what a good POST answers."""
+        return good(await self.call("POST", target, {} if body is None else body, **more))
+
+    async def leased(self, worker_id: str = "w1", **task: Any) -> dict[str, Any]:
+        """Create a task and lease it; return the offer."""
+        made = await self.post("/v1/tasks", {"type": "demo", "agent_id": "ada", **task})
+        offers = await self.post("/v1/leases/claim", {"worker_id": worker_id})
+        assert [offer["task_id"] for offer in offers["tasks"]] == [made["task_id"]]
+        offer: dict[str, Any] = offers["tasks"][0]
+        return offer
+
+    async def stored(self) -> dict[str, list[Any]]:
+        """Return everything that is stored for the tenant."""
+        return {kind.__name__: [row async for row in self._rows(kind)] for kind in STORED}
+
+    async def _rows(self, kind: Any) -> AsyncIterator[Any]:
+        last = ""
+        while rows := await self.backend.export(kind, self.tenant_id, last):
+            for row in rows:
+                yield row
+            last = getattr(rows[-1], kind.__struct_fields__[0])
+
+    @contextlib.asynccontextmanager
+    async def unchanged(self) -> AsyncIterator[None]:
+        """Expect that nothing is written meanwhile."""
+        before = await self.stored()
+        yield
+        assert await self.stored() == before
+
+
+def good(answer: Answer) -> Any:
+    """Return the body of a good answer."""
+    assert answer.status == 200, answer
+    return answer.json()
+
+
+Serve = Callable[..., Any]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Run coroutines on what the gate runs on."""
+    return "asyncio"
+
+
+@pytest.fixture
+def url() -> str:
+    """Name the database of a test; a test parametrizes it to run on others."""
+    return "memory:"
+
+
+@pytest.fixture
+async def serve(url: str) -> AsyncIterator[Serve]:
+    """Return what starts a gate with these settings, over an empty database."""
+    async with contextlib.AsyncExitStack() as running:
+        async def serve(**settings: Any) -> Served:
+            settings = {"api_key": TOKEN, "lease_sweep_interval_seconds": 3600.0, **settings}
+            gate = Gate(Settings(**settings), await open_backend(url))
+            await running.enter_async_context(gate.app.router.lifespan_context(gate.app))
+            return Served(gate)
+
+        yield serve
+
+
+@pytest.fixture
+async def served(serve: Serve) -> Served:
+    """Return a gate with the default settings and a token."""
+    running: Served = await serve()
+    return running
+
+
+class Live:
+    """A gate in a process of its own, on a port that the system chose."""
+
+    SETTINGS = ("shutdown_seconds=10", "max_request_bytes=100000", "body_timeout_seconds=1")
+
+    def __init__(self, *settings: str) -> None:
+        sets = [part for setting in (*self.SETTINGS, *settings) for part in ("--set", setting)]
+        command = [sys.executable, "-m", "asyncgate", "serve", "--port", "0", "--database", "memory://", *sets]
+        surroundings = {**os.environ, "ASYNCGATE_API_KEY": TOKEN}
+        self.process = subprocess.Popen(command, env=surroundings, stderr=subprocess.PIPE, text=True, bufsize=1)
+        self.url = self._address()
+        self.port = int(self.url.rpartition(":")[2])
+
+    def _address(self) -> str:
+        assert self.process.stderr
+        deadline, text = time.monotonic() + PATIENCE_SECONDS, ""
+        while not (found := re.search(r"http://\S+:\d+", text)):
+            assert select.select([self.process.stderr], [], [], max(deadline - time.monotonic(), 0.0))[0], text
+            line = self.process.stderr.readline()
+            assert line, f"the server ended: {text}"
+            text += line
+        return found[0]
+
+    def kill(self) -> str:
+        """End the process if it still runs; return what it logged since it began to serve."""
+        self.process.kill()
+        return self.process.communicate()[1]
+
+
+@pytest.fixture
+def live() -> Iterator[Live]:
+    """Return a gate in a process of its own."""
+    running = Live()
+    yield running
+    running.kill()
+
+
+@pytest.fixture(scope="module")
+def live_for_all() -> Iterator[Live]:
+    """Return a gate in a process of its own that serves all tests of a module, and waits for nothing."""
+    running = Live("max_wait_seconds=0.01")
+    yield running
+    running.kill()

@@ -1,0 +1,91 @@
+"""Schemathesis reads the OpenAPI document and holds a serving gate to it: no 5xx, no answer that is not documented."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import hypothesis
+import pytest
+import requests
+import schemathesis
+from schemathesis import GenerationMode
+from schemathesis.checks import CHECKS
+from schemathesis.core.failures import FailureGroup
+
+from asyncgate import OPERATIONS, __version__
+from asyncgate.parts import openapi
+
+TOKEN = "a-token-for-tests"
+ALWAYS = ["not_a_server_error", "status_code_conformance", "content_type_conformance", "response_headers_conformance",
+          "response_schema_conformance"]
+FEW = hypothesis.settings(max_examples=5, deadline=None, derandomize=True, database=None,
+                          suppress_health_check=list(hypothesis.HealthCheck))
+DOCUMENT = json.loads(openapi.document(OPERATIONS.values(), __version__))
+# What a schema cannot say: a cursor comes from the gate, parents exist, a shared token needs a worker's name.
+BEYOND_SCHEMAS = {"invalid_cursor", "parents_required", "parent_not_found", "not_locatable"}
+NEEDS_MORE = {"POST /v1/receipts", "POST /v1/leases/claim"}
+# Each item of a batch is answered by itself, so the whole is 200.
+BATCHES = {"POST /v1/tasks/batch", "POST /v1/tasks/complete-batch"}
+
+Call = Callable[[Any, list[str]], Any]
+
+
+def described(mode: GenerationMode, document: Any = DOCUMENT) -> Any:
+    """Return the document, to make requests of it that fit it, or that do not."""
+    schema = schemathesis.openapi.from_dict(document)
+    schema.config.generation.update(modes=[mode], deterministic=True, allow_x00=mode is GenerationMode.NEGATIVE)
+    refusing = schema.config.checks.negative_data_rejection
+    refusing.expected_statuses = [*refusing.expected_statuses, "431"]
+    return schema
+
+
+fitting, unfitting = described(GenerationMode.POSITIVE), described(GenerationMode.NEGATIVE)
+
+
+@pytest.fixture(scope="module")
+def call(live_for_all: Any) -> Iterator[Call]:
+    """Return what carries a request to a serving gate and checks its answer."""
+    credential = {"Authorization": f"Bearer {TOKEN}"}
+    with requests.Session() as session:
+        def call(case: Any, checks: list[str]) -> Any:
+            return case.call_and_validate(base_url=live_for_all.url, session=session, headers=credential,
+                                          checks=CHECKS.get_by_names(checks))
+
+        yield call
+
+
+def test_the_document_under_test_is_the_one_that_is_served(live_for_all: Any) -> None:
+    assert requests.get(f"{live_for_all.url}/openapi.json", timeout=30).json() == DOCUMENT
+
+
+@fitting.parametrize()  # type: ignore[untyped-decorator]
+@FEW
+def test_a_request_that_fits_the_document_is_carried_out_or_refused_as_documented(case: Any, call: Call) -> None:
+    answer = call(case, ALWAYS)
+
+    if answer.status_code == 400 and case.operation.label not in NEEDS_MORE:
+        no = answer.json()
+        # JSON Schema takes 1.0 for an integer, the gate does not.
+        assert no["error"] in BEYOND_SCHEMAS or "got `float`" in no["message"], no
+
+
+@unfitting.parametrize()  # type: ignore[untyped-decorator]
+@FEW
+def test_a_request_that_does_not_fit_the_document_is_refused_as_documented(case: Any, call: Call) -> None:
+    # In a query, where there is no null, the word stands for it.
+    free = "null" in json.dumps(case.query) or case.operation.label in BATCHES
+
+    call(case, ALWAYS if free else [*ALWAYS, "negative_data_rejection"])
+
+
+def test_an_answer_that_is_not_documented_would_be_noticed(call: Call) -> None:
+    document = json.loads(json.dumps(DOCUMENT))
+    del document["paths"]["/v1/tasks/{task_id}"]["get"]["responses"]["404"]
+    operation = described(GenerationMode.POSITIVE, document)["/v1/tasks/{task_id}"]["GET"]
+
+    with pytest.raises(FailureGroup) as caught:
+        call(operation.Case(path_parameters={"task_id": "unknown"}), ALWAYS)
+
+    assert "404" in str(caught.value.exceptions[0])
