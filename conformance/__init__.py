@@ -1,1 +1,28 @@
-"""The suite that every backend must pass."""
+"""The suite that every backend must pass, for the gate's own and for yours.
+
+    asyncgate conformance yours://…                                     or, with every option of pytest:
+    python -m pytest --pyargs asyncgate.conformance -p asyncgate.conformance.plugin --backend yours://…
+
+`--backend` may be repeated; `{tmp}` in a URL is a fresh folder for each test.  Every test has a tenant of its own, so
+one shared database will do, and `-n auto` is safe.  Nothing sleeps: the suite moves the backend's `skew`.  `--rounds N`
+crashes more often.  plugin.py holds the fixtures (`gate`, `make_gate`, `backend_url`), harness.py the gate that tests
+speak to.
+
+What must hold at every moment, and where it is checked:
+
+    I1   an acknowledged task is never lost                     test_crash, test_batches, test_races
+    I2   a task has at most one live lease                      test_races, test_claim
+    I3   fences rise by one with every lease                    test_leases, test_races
+    I4   only the holder of the live lease moves a task         test_leases, test_fail, test_permissions
+    I5   an expired lease can do nothing                        test_leases, test_expiry, test_races
+    I6   attempts rise on failure only, never on expiry         test_fail, test_expiry
+    I7   a terminal status never changes                        test_cancel, test_complete, test_races
+    I8   each step of a task wrote exactly its receipts         test_receipts, test_complete, test_schedules
+    I9   open obligations = created - discharged                test_obligations, test_complete
+    I10  one task per (tenant, creator, idempotency key)        test_create, test_batches, test_races
+    I11  no tenant sees a byte of another                       test_tenants, test_lists
+    I12  a reader that follows a cursor sees each receipt once  test_lists
+
+Beside these: test_permissions (roles and scopes), test_limits, test_waiting (long polls), test_progress, test_sessions;
+and test_programs, which runs random programs here and on the oracle of model.py and wants equal answers.
+"""

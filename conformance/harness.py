@@ -1,18 +1,22 @@
 """A gate to test with: an engine over one backend, callers of every role, and a clock that the test moves.
 
-Nothing sleeps: `await gate.wait(300)` puts the backend's clock forward and lets upkeep sweep.  Every operation is a method,
-and what it is given goes through the same decoder as a request: `await gate.as_agent("ada").create_task(type="demo")`.
+Nothing sleeps: `await gate.wait(300)` puts the backend's clock forward and lets upkeep sweep.  Every operation is a
+method, and what it is given goes through the same decoder as a request:
+`await gate.as_agent("ada").create_task(type="demo")`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
+
 from asyncgate import (
     OPERATIONS,
     SCOPES,
@@ -38,6 +42,7 @@ from asyncgate import (
     Upkeep,
 )
 
+PATIENCE = 10       # seconds after which what should have happened will not
 STORED = (Task, Lease, Progress, Receipt, Event, Schedule, Obligation)
 
 
@@ -110,7 +115,7 @@ class View:
     def __init__(self, engine: Engine, caller: Caller) -> None:
         self.engine, self.caller = engine, caller
 
-    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+    def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
         if name not in OPERATIONS:
             raise AttributeError(name)
         return partial(self.perform, OPERATIONS[name])
@@ -126,7 +131,7 @@ class Gate(View):
     def __init__(self, engine: Engine, tenant_id: str) -> None:
         super().__init__(engine, Caller(tenant_id, Principal("agent", "ada"), "admin", SCOPES, bound=False))
         self.tenant_id, self.backend = tenant_id, engine.backend
-        self.own = getattr(self.backend, "own", set())
+        self.own: set[str] = getattr(self.backend, "own", set())
         self.own.add(tenant_id)
 
     # Callers.
@@ -151,7 +156,6 @@ class Gate(View):
 
     def stranger(self) -> Gate:
         """Return another tenant's gate on the same engine."""
-        import uuid
         return Gate(self.engine, str(uuid.uuid4()))
 
     def beside(self, **settings: Any) -> Gate:
@@ -172,7 +176,8 @@ class Gate(View):
     async def sweep(self) -> None:
         """Let upkeep sweep once, and say so if it could not."""
         upkeep = Upkeep(self.engine)
-        await upkeep.once("sweep")
+        async with asyncio.timeout(PATIENCE):
+            await upkeep.once("sweep")
         assert upkeep.duties["sweep"].failures == 0, upkeep.duties["sweep"].last_error
 
     async def wait(self, seconds: float) -> None:

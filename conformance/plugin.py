@@ -1,7 +1,7 @@
 """The pytest plugin of the conformance suite: which backends to run on, and a gate over each.
 
-Load it with `-p asyncgate.conformance.plugin`.  A test that asks for `gate` (or `make_gate`, or `backend_url`) runs once
-per backend; a coroutine needs the mark `anyio` and runs on asyncio.
+Load it with `-p asyncgate.conformance.plugin`.  A test that asks for `gate` (or `make_gate`, or `backend_url`) runs
+once per backend; a coroutine needs the mark `anyio` and runs on asyncio.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from asyncgate import Engine, Settings
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import Gate, OwnTenants
@@ -42,6 +43,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     return "asyncgate backends: " + ", ".join(re.sub(r"//[^@/]*@", "//***@", url) for url in urls(config))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run each test on every backend, and coroutines on asyncio only, which is what the gate runs on."""
     if "backend_url" in metafunc.fixturenames:
@@ -50,7 +52,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         ids = names if len(set(names)) == len(names) else [f"{name}{at}" for at, name in enumerate(names)]
         metafunc.parametrize("backend_url", given, ids=ids, indirect=True)
         if "anyio_backend" in metafunc.fixturenames:
-            metafunc.parametrize("anyio_backend", [pytest.param("asyncio", id=pytest.HIDDEN_PARAM)])
+            # As a mark, because only that keeps pytest from adding what anyio's own fixture would run on.
+            only = pytest.param("asyncio", id=pytest.HIDDEN_PARAM)
+            metafunc.definition.add_marker(pytest.mark.parametrize("anyio_backend", [only]))
 
 
 @pytest.fixture
@@ -69,10 +73,11 @@ def rounds(pytestconfig: pytest.Config) -> int:
 @pytest.fixture
 async def make_gate(backend_url: str) -> AsyncIterator[Callable[..., Gate]]:
     """Return what makes gates over one backend, each a new engine with these settings and a tenant of its own."""
-    backend, engines = OwnTenants(await open_backend(backend_url)), []
+    backend: Any = OwnTenants(await open_backend(backend_url))     # Any: it forwards all that a Backend has
+    engines: list[Engine] = []
 
     def make(**settings: Any) -> Gate:
-        engines.append(Engine(backend, Settings(**settings)))   # type: ignore[arg-type]  # it forwards what it lacks
+        engines.append(Engine(backend, Settings(**settings)))
         return Gate(engines[-1], str(uuid.uuid4()))
 
     async with contextlib.aclosing(backend):

@@ -22,4 +22,4 @@ def run(urls: Sequence[str], args: Sequence[str] = ()) -> int:
     chosen = [option for url in urls for option in ("--backend", url)]
     return int(pytest.main(["--pyargs", "asyncgate.conformance", "-c", os.devnull, "--rootdir",
                             str(Path(__file__).parent), "-p", "asyncgate.conformance.plugin", "-p", "no:cacheprovider",
-                            "--import-mode=importlib", *chosen, *args]))
+                            "--import-mode=importlib", "-W", "ignore:Module already imported", *chosen, *args]))

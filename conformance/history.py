@@ -1,0 +1,367 @@
+"""The history checker: what clients saw and what is stored in the end must fit the invariants I1 to I12 of the gate.
+
+A client writes down each call with the instants between which it ran, and what came back: a reply, a refusal, or
+nothing it could read.  An unanswered call may have been carried out or not; either is allowed, never half of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+from msgspec import Struct, field
+
+from asyncgate import Event, Lease, Obligation, Receipt, Task
+
+TERMINAL = {"succeeded": "task.completed", "failed": "task.failed", "canceled": "task.canceled"}
+UNDER_LEASE = ("renew_lease", "start_task", "report_progress", "complete", "fail", "release_lease")
+ENDS_LEASE = {"complete", "fail", "release_lease"}
+STORED: tuple[type[Struct], ...] = (Task, Lease, Receipt, Event, Obligation)
+
+
+class Call(Struct, kw_only=True):
+    """One request as its client saw it; `reply` and `error` are both None when nothing came back."""
+
+    tenant: str
+    operation: str
+    ask: dict[str, Any]
+    started: float
+    ended: float
+    by: str = ""                            # the id of the worker or agent
+    reply: dict[str, Any] | None = None
+    error: str | None = None                # the code of a refusal
+
+    @property
+    def unknown(self) -> bool:
+        """Whether nobody knows what became of it."""
+        return self.reply is None and self.error in (None, "database_unavailable", "internal_error")
+
+
+class Stored(Struct):
+    """All that is stored for a tenant in the end."""
+
+    tasks: dict[str, Task] = field(default_factory=dict)
+    leases: dict[str, Lease] = field(default_factory=dict)          # by task
+    receipts: dict[str, Receipt] = field(default_factory=dict)      # oldest first
+    events: list[Event] = field(default_factory=list)
+    obligations: set[str] = field(default_factory=set)
+
+    def of(self, task_id: str, type: str) -> list[Receipt]:
+        """The receipts of a task that have a type, oldest first."""
+        return [receipt for receipt in self.chains.get(task_id, ()) if receipt.receipt_type == type]
+
+    @property
+    def chains(self) -> dict[str, list[Receipt]]:
+        """The receipts by task."""
+        if not self._chains:
+            for receipt in self.receipts.values():
+                self._chains.setdefault(receipt.task_id, []).append(receipt)
+        return self._chains
+
+    _chains: dict[str, list[Receipt]] = field(default_factory=dict)
+
+
+async def stored(backend: Any) -> dict[str, Stored]:
+    """Read everything that a backend holds, by tenant."""
+    found = {}
+    for tenant_id in await backend.tenants():
+        rows = {table: [row async for row in _rows(backend, table, tenant_id)] for table in STORED}
+        found[tenant_id] = Stored(
+            {row.task_id: row for row in rows[Task]}, {row.task_id: row for row in rows[Lease]},
+            {row.receipt_id: row for row in rows[Receipt]}, rows[Event], {row.receipt_id for row in rows[Obligation]})
+    return found
+
+
+async def _rows(backend: Any, table: type[Struct], tenant_id: str) -> Any:
+    after, key = "", table.__struct_fields__[0]
+    while page := await backend.export(table, tenant_id, after):
+        for row in page:
+            yield row
+        after = getattr(page[-1], key)
+
+
+def violations(calls: list[Call], final: dict[str, Stored]) -> list[str]:
+    """Say in words where a history breaks an invariant; nothing when it breaks none."""
+    calls = sorted(calls, key=lambda call: call.ended)
+    checks: tuple[Callable[[History], Iterator[str]], ...] = (
+        History.i1_kept, History.i2_one_lease, History.i3_fences, History.i4_holders, History.i5_expired,
+        History.i6_attempts, History.i7_terminal, History.i8_receipts, History.i9_obligations, History.i10_keys,
+        History.i11_tenants, History.i12_readers, History.order_of_claims)
+    histories = [History(calls, final, tenant) for tenant in sorted({call.tenant for call in calls} | set(final))]
+    return [f"{check.__name__.partition('_')[0].upper()}: {wrong}"
+            for history in histories for check in checks for wrong in check(history)]
+
+
+class Held(Struct):
+    """One lease as clients saw it."""
+
+    task_id: str
+    lease_id: str
+    worker: str
+    fence: int
+    granted: Call
+    until: float                # as it was granted
+    surely_until: float         # by the last answer, or if the unanswered renewals after it went through
+    renewals: list[tuple[Call, float]]      # that may have gone through, and until when
+    ended: float                # when a call that may have ended it began
+
+    def maybe_until(self, call: Call) -> float:
+        """How long it may have lived as far as others than this very call are concerned."""
+        latest = self.until
+        for other, until in self.renewals:
+            if other is not call and other.started < call.ended:    # a renewal counts from now: it may shorten too
+                surely = other.reply is not None and other.ended < call.started
+                latest = until if surely else max(latest, until)
+        return latest
+
+
+class History:
+    """What one tenant's clients saw, and what is stored for it."""
+
+    def __init__(self, calls: list[Call], final: dict[str, Stored], tenant: str) -> None:
+        self.calls = [call for call in calls if call.tenant == tenant]
+        self.end, self.final, self.tenant = final.get(tenant, Stored()), final, tenant
+        self.held: dict[str, Held] = {}
+        self.by_task: defaultdict[str, list[Held]] = defaultdict(list)
+        self.tried: defaultdict[tuple[str, str], list[float]] = defaultdict(list)   # when, by verb and lease
+        for held in self._grants():
+            if self.held.setdefault(held.lease_id, held) is held:
+                self.by_task[held.task_id].append(held)
+        for call in self.calls:
+            if call.reply is not None or call.unknown:
+                self._ends(call)
+
+    def _grants(self) -> Iterator[Held]:
+        for call, offer in self.offers():
+            until = seconds(offer["expires_at"])
+            yield Held(offer["task_id"], offer["lease_id"], call.by, offer["fence"], call, until, until, [],
+                       float("inf"))
+
+    def _ends(self, call: Call) -> None:
+        lease_id = call.ask.get("lease_id", "")
+        self.tried[call.operation, lease_id].append(call.started)
+        over = self.by_task[call.ask["task_id"]] if call.operation == "cancel_task" else []
+        if held := self.held.get(lease_id):
+            over = [held] if call.operation in ENDS_LEASE else []
+            if call.operation == "renew_lease":
+                until = seconds(call.reply["expires_at"]) if call.reply else call.ended + call.ask["extend_by_seconds"]
+                least = call.started + call.ask["extend_by_seconds"]
+                held.surely_until = until if call.reply else min(held.surely_until, least)
+                held.renewals.append((call, until))
+        for lease in over:
+            lease.ended = min(lease.ended, call.started)
+
+    def offers(self) -> Iterator[tuple[Call, dict[str, Any]]]:
+        """Every task that a claim was answered with."""
+        return ((call, offer) for call in self.done("lease_next") for offer in said(call)["tasks"])
+
+    def done(self, *operations: str) -> Iterator[Call]:
+        """The calls of some operations that were answered and not refused."""
+        return (call for call in self.calls if call.operation in operations and call.reply is not None)
+
+    # The invariants, in their order.
+
+    def i1_kept(self) -> Iterator[str]:
+        """I1: what was acknowledged is there."""
+        for call in self.done("create_task"):
+            task_id = said(call)["task_id"]
+            if task_id not in self.end.tasks:
+                yield f"task {task_id} was acknowledged and is lost"
+            elif not self.end.of(task_id, "task.assigned"):
+                yield f"task {task_id} was acknowledged, but has no task.assigned"
+        for call in self.done("complete", "fail", "cancel_task"):
+            yield from self._kept(call)
+
+    def _kept(self, call: Call) -> Iterator[str]:
+        task, reply = self.end.tasks.get(call.ask["task_id"]), said(call)
+        wanted = reply.get("status")
+        if task is None:
+            yield f"{call.operation} of task {call.ask['task_id']} was acknowledged, and the task is lost"
+        elif wanted in TERMINAL and reply.get("ok") and task.status != wanted:
+            yield f"task {task.task_id} was acknowledged as {wanted} and is {task.status}"
+        elif reply.get("requeued") and not any(r.lease_id == call.ask["lease_id"]
+                                               for r in self.end.of(task.task_id, "task.failed")):
+            yield f"a failure of task {task.task_id} was acknowledged and left no receipt"
+
+    def i2_one_lease(self) -> Iterator[str]:
+        """I2: a lease is granted only when the one before is over."""
+        for task_id, leases in self.by_task.items():
+            for old, new in pairwise(sorted(leases, key=lambda held: held.fence)):
+                if new.granted.ended < min(old.surely_until, old.ended):
+                    yield f"task {task_id} was leased to {new.worker} while {old.worker} held it"
+        for task in self.end.tasks.values():
+            lease = self.end.leases.get(task.task_id)
+            live = lease is not None and lease.ending == "live"
+            if live != (task.status in ("leased", "running")):
+                yield f"task {task.task_id} is {task.status} and its lease is {'live' if live else 'not live'}"
+
+    def i3_fences(self) -> Iterator[str]:
+        """I3: each lease has the next fence."""
+        fences: dict[tuple[str, int], str] = {}
+        for _, offer in self.offers():
+            first = fences.setdefault((offer["task_id"], offer["fence"]), offer["lease_id"])
+            if first != offer["lease_id"]:
+                yield f"two leases of task {offer['task_id']} have fence {offer['fence']}"
+        for task in self.end.tasks.values():
+            granted = [body(receipt)["fence"] for receipt in self.end.of(task.task_id, "task.accepted")]
+            if granted != list(range(1, task.fence + 1)):
+                yield f"task {task.task_id} has fence {task.fence}, but its leases had {granted}"
+
+    def i4_holders(self) -> Iterator[str]:
+        """I4: only who holds the lease was let through."""
+        owners = {receipt.lease_id: (receipt.from_id, receipt.task_id)
+                  for receipt in self.end.receipts.values() if receipt.receipt_type == "task.accepted"}
+        for call in self.done(*UNDER_LEASE):
+            if owners.get(call.ask["lease_id"]) != (call.by, call.ask["task_id"]):
+                yield f"{call.operation} of task {call.ask['task_id']} was granted to {call.by}, who did not hold it"
+        for task_id in self.end.tasks:
+            for receipt in self.end.of(task_id, "task.completed")[:1] + self.end.of(task_id, "task.failed"):
+                if owners.get(receipt.lease_id) != (receipt.from_id, task_id):
+                    yield f"task {task_id} has a {receipt.receipt_type} by {receipt.from_id}, who did not hold it"
+
+    def i5_expired(self) -> Iterator[str]:
+        """I5: a lease that had run out before a call began could do nothing; nor one whose end is on record."""
+        for call in self.done(*UNDER_LEASE):
+            held = self.held.get(call.ask["lease_id"])
+            before = self.tried[call.operation, call.ask["lease_id"]]
+            if call.operation in ENDS_LEASE and min(before) < call.started:
+                continue        # it repeats what may have been done in time, and may be told so at any time
+            if held is not None and call.started > held.maybe_until(call):
+                yield f"{call.operation} of task {held.task_id} was granted to {call.by} after its lease had run out"
+        for task_id in self.end.tasks:
+            over = {receipt.lease_id: receipt.receipt_id for receipt in self.end.of(task_id, "lease.expired")}
+            for receipt in self.end.of(task_id, "task.completed") + self.end.of(task_id, "task.failed"):
+                if over.get(receipt.lease_id, receipt.receipt_id) < receipt.receipt_id:
+                    yield f"task {task_id} was ended under lease {receipt.lease_id}, which had expired"
+
+    def i6_attempts(self) -> Iterator[str]:
+        """I6: attempts are the failures that were retried."""
+        for task in self.end.tasks.values():
+            retried = sum(body(receipt)["requeued"] for receipt in self.end.of(task.task_id, "task.failed"))
+            if task.attempt != retried:
+                yield f"task {task.task_id} has attempt {task.attempt} after {retried} retried failures"
+
+    def i7_terminal(self) -> Iterator[str]:
+        """I7: who has once seen the end sees it for ever."""
+        ended: dict[str, tuple[float, str]] = {}
+        for call in self.done("get_task", "complete", "fail", "cancel_task"):
+            task_id, status = call.ask["task_id"], said(call).get("status")
+            first = ended.get(task_id)
+            if first and first[0] < call.started and call.operation == "get_task" and status != first[1]:
+                yield f"task {task_id} was {first[1]} and later {status}"
+            if status in TERMINAL:
+                ended.setdefault(task_id, (call.ended, status))
+        for task_id, (_, status) in ended.items():
+            if task_id in self.end.tasks and self.end.tasks[task_id].status != status:
+                yield f"task {task_id} was {status} and is {self.end.tasks[task_id].status}"
+
+    def i8_receipts(self) -> Iterator[str]:
+        """I8: each step wrote its receipts, and each receipt had its step."""
+        for task in self.end.tasks.values():
+            for what, found, wanted in self._steps(task):
+                if found != wanted:
+                    yield f"task {task.task_id} ({task.status}) has {found} {what}, not {wanted}"
+
+    def _steps(self, task: Task) -> Iterator[tuple[str, int, int]]:
+        count = Counter(receipt.receipt_type for receipt in self.end.chains.get(task.task_id, ()))
+        lease = self.end.leases.get(task.task_id)
+        completed, failed = self.end.of(task.task_id, "task.completed"), self.end.of(task.task_id, "task.failed")
+        located_later = len(completed) == 2 and not completed[0].parents and completed[1].parents == (task.duty,)
+        final = sum(not body(receipt)["requeued"] for receipt in failed)
+        yield "task.assigned", count["task.assigned"], 1
+        yield "task.accepted", count["task.accepted"], task.fence
+        yield "task.completed", len(completed) - located_later, int(task.status == "succeeded")
+        yield "terminal task.failed", final, int(task.status == "failed")
+        yield "task.canceled", count["task.canceled"], int(task.status == "canceled")
+        yield "task.result_ready", count["task.result_ready"], len(completed) + final + count["task.canceled"]
+        open_ended = lease is not None and lease.ending in ("live", "canceled")
+        ends = len(completed) - located_later + len(failed) + count["lease.expired"] + open_ended
+        yield "ends of leases", ends, task.fence
+
+    def i9_obligations(self) -> Iterator[str]:
+        """I9: what is open is what was created and not discharged."""
+        created = {receipt.receipt_id for receipt in self.end.receipts.values()
+                   if receipt.receipt_type == "task.assigned"}
+        discharged = {parent for receipt in self.end.receipts.values() if receipt.receipt_type in TERMINAL.values()
+                      for parent in receipt.parents} & created
+        if self.end.obligations != created - discharged:
+            yield (f"{len(created)} obligations were created and {len(discharged)} discharged, "
+                   f"but {len(self.end.obligations)} are open")
+        for task in self.end.tasks.values():
+            if bool(task.owed) != (task.duty in self.end.obligations):
+                yield f"task {task.task_id} says owed: {bool(task.owed)}, and the index says otherwise"
+
+    def i10_keys(self) -> Iterator[str]:
+        """I10: one task for each creator and key."""
+        made: dict[tuple[str, str], str] = {}
+        for call in self.done("create_task"):
+            if key := call.ask.get("idempotency_key"):
+                first = made.setdefault((call.by, key), said(call)["task_id"])
+                if first != said(call)["task_id"]:
+                    yield f"key {key} of {call.by} made tasks {first} and {said(call)['task_id']}"
+        keys = Counter((task.owner_kind, task.owner_id, task.idempotency_key)
+                       for task in self.end.tasks.values() if task.idempotency_key)
+        yield from (f"{count} tasks of {key[1]} have the key {key[2]}" for key, count in keys.items() if count > 1)
+
+    def i11_tenants(self) -> Iterator[str]:
+        """I11: nothing of another tenant was shown or is referred to."""
+        foreign = {id: name for name, other in self.final.items() if name != self.tenant
+                   for id in (*other.tasks, *other.receipts)}
+        for call in self.calls:
+            for id in named(call.reply):
+                if id in foreign:
+                    yield f"{call.operation} showed {id}, which belongs to tenant {foreign[id]}"
+        for receipt in self.end.receipts.values():
+            for id in (receipt.task_id, *receipt.parents):
+                if id in foreign:
+                    yield f"receipt {receipt.receipt_id} names {id}, which belongs to tenant {foreign[id]}"
+
+    def i12_readers(self) -> Iterator[str]:
+        """I12: a reader that follows the cursor misses nothing and sees nothing twice."""
+        seen: defaultdict[str, list[str]] = defaultdict(list)
+        for call in self.done("list_receipts"):
+            seen[call.by] += [receipt["receipt_id"] for receipt in said(call)["receipts"]]
+        for reader, ids in seen.items():
+            inbox = [id for id, receipt in self.end.receipts.items() if receipt.to_id == reader]
+            if twice := [id for id, count in Counter(ids).items() if count > 1]:
+                yield f"{reader} saw receipt {twice[0]} more than once"
+            elif ids and ids != inbox[:len(ids)]:
+                missed = set(inbox[:inbox.index(ids[-1])] if ids[-1] in inbox else inbox) - set(ids)
+                yield f"{reader} missed {len(missed)} receipts, or saw them out of order"
+
+    def order_of_claims(self) -> Iterator[str]:
+        """§11: a claim gets its tasks by priority, then by age."""
+        for call in self.done("lease_next"):
+            known = [self.end.tasks[offer["task_id"]] for offer in said(call)["tasks"]
+                     if offer["task_id"] in self.end.tasks]
+            if known != sorted(known, key=lambda task: (-task.priority, task.task_id)):
+                yield f"a claim of {call.by} got its tasks out of order"
+
+
+def said(call: Call) -> dict[str, Any]:
+    """The reply of a call that has one."""
+    assert call.reply is not None
+    return call.reply
+
+
+def body(receipt: Receipt) -> dict[str, Any]:
+    """What a receipt says."""
+    read: dict[str, Any] = json.loads(receipt.body)
+    return read
+
+
+def seconds(moment: str) -> float:
+    """A time of an answer in Unix seconds."""
+    return datetime.fromisoformat(moment).timestamp()
+
+
+def named(value: Any) -> Iterator[str]:
+    """Every text in an answer."""
+    if isinstance(value, str):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from named(inner)

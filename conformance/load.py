@@ -1,0 +1,272 @@
+"""A real server, and clients that load it and write down what they saw."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from asyncgate.conformance.history import Call
+
+KEY = "a-secret-of-the-crash-tests"
+TENANT = "00000000-0000-0000-0000-000000000000"
+SERVE = "from asyncgate import main; main()"
+PATIENCE = 60.0
+ARTIFACTS = [{"uri": "file:///out"}]
+REST = {
+    "create_task": "POST /v1/tasks", "lease_next": "POST /v1/leases/claim", "get_task": "GET /v1/tasks/{task_id}",
+    "renew_lease": "POST /v1/leases/renew", "release_lease": "POST /v1/leases/release",
+    "start_task": "POST /v1/tasks/{task_id}/running", "report_progress": "POST /v1/tasks/{task_id}/progress",
+    "complete": "POST /v1/tasks/{task_id}/complete", "fail": "POST /v1/tasks/{task_id}/fail",
+    "cancel_task": "POST /v1/tasks/{task_id}/cancel", "list_receipts": "GET /v1/receipts", "health": "GET /v1/health"}
+
+
+class Server:
+    """A gate in a process of its own, that can be killed and started again on the same database."""
+
+    def __init__(self, database: str, *, first: str = "", **settings: Any) -> None:
+        self.database, self.settings = database, settings
+        self.script = f"{first}\n{SERVE}"       # `first` is Python that handicaps the process
+        self.lines: list[str] = []
+        self.port = 0
+        self.up = asyncio.Event()
+
+    async def start(self) -> None:
+        """Start the process and wait until it serves."""
+        flags = [part for name, value in self.settings.items() for part in ("--set", f"{name}={value}")]
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", self.script, "serve", "--port", "0", "--database", self.database, *flags,
+            env={**os.environ, "ASYNCGATE_API_KEY": KEY}, stderr=asyncio.subprocess.PIPE, start_new_session=True)
+        async with asyncio.timeout(PATIENCE):
+            while not (found := re.search(r" serves http://[^ ]*:(\d+)", await self._line())):
+                pass
+        self.port = int(found[1])
+        self.reading = asyncio.create_task(self._read())
+        self.up.set()
+
+    async def _line(self) -> str:
+        assert self.process.stderr is not None
+        if not (line := await self.process.stderr.readline()):
+            raise RuntimeError("the server did not start:\n" + "\n".join(self.lines))
+        self.lines.append(line.decode().rstrip())
+        return self.lines[-1]
+
+    async def _read(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            while True:
+                await self._line()
+
+    async def stop(self, how: signal.Signals) -> int:
+        """End the process with a signal; return its exit status."""
+        self.up.clear()
+        if self.process.returncode is None:
+            self.process.send_signal(how)
+        async with asyncio.timeout(PATIENCE):
+            status = await self.process.wait()
+            await self.reading
+        return status
+
+
+@contextlib.asynccontextmanager
+async def serving(database: str, *, first: str = "", **settings: Any) -> AsyncIterator[Server]:
+    """Serve a database for the time of a block; afterwards no process is left."""
+    server = Server(database, first=first, **settings)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop(signal.SIGKILL)
+
+
+class Client:
+    """One connection's worth of a client, which writes down all it asks."""
+
+    def __init__(self, server: Server, by: str, write: Callable[[Call], None] = lambda call: None) -> None:
+        self.server, self.by, self.write = server, by, write
+        self.wire: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self.closed: list[asyncio.StreamWriter] = []
+        self.head = ""      # of the last answer, in lower case
+
+    async def ask(self, operation: str, **ask: Any) -> Call:
+        """Carry out one request; a broken connection is an answer too: nobody knows."""
+        call = Call(tenant=TENANT, operation=operation, ask=ask, by=self.by, started=time.time(), ended=0.0)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                status, answer = await self.http(*self.request(operation, ask))
+            call.reply, call.error = (answer, None) if status == 200 else (None, answer["error"])
+        except (OSError, EOFError, ValueError):
+            self.close()
+        call.ended = time.time()
+        self.write(call)
+        return call
+
+    async def insist(self, operation: str, **ask: Any) -> Call:
+        """Ask until there is an answer, over as many lives of the server as it takes."""
+        while (call := await self.ask(operation, **ask)).unknown:
+            await self.server.up.wait()
+            await asyncio.sleep(0.002)
+        return call
+
+    def request(self, operation: str, ask: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+        """Where an operation is found, and what goes there."""
+        verb, path = REST[operation].split()
+        who = {"worker_id": self.by} if self.by.startswith("w") else {"agent_id": self.by}
+        return verb, path.format(**ask), {**who, **ask}
+
+    async def http(self, verb: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        """Send one request on the kept connection and read its answer."""
+        if self.wire is None:
+            self.wire = await asyncio.open_connection("127.0.0.1", self.server.port)
+        reader, writer = self.wire
+        text = b""
+        if verb == "GET":
+            path += "?" + "&".join(f"{name}={value}" for name, value in body.items() if name != "task_id" and value)
+        else:
+            text = json.dumps(body).encode()
+        writer.write(f"{verb} {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEY}\r\n"
+                     f"content-type: application/json\r\ncontent-length: {len(text)}\r\n\r\n".encode() + text)
+        self.head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+        length = re.search(r"content-length: (\d+)", self.head)
+        answer = await reader.readexactly(int(length[1]) if length else 0)
+        if "connection: close" in self.head:
+            self.close()
+        return int(self.head.split()[1]), json.loads(answer)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        if self.wire is not None:
+            self.wire[1].close()
+            self.closed.append(self.wire[1])
+            self.wire = None
+
+    async def aclose(self) -> None:
+        """Let go of the connection, and of all before it, and wait until they are gone."""
+        self.close()
+        for writer in self.closed:
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+class Load:
+    """Agents, workers and a reader who use a server until they are told to stop."""
+
+    def __init__(self, server: Server, seed: int, agents: int = 3, workers: int = 6) -> None:
+        self.server, self.random, self.calls = server, random.Random(seed), list[Call]()
+        self.agents, self.workers = [f"a{n}" for n in range(agents)], [f"w{n}" for n in range(workers)]
+        self.number = 0
+        self.stopping = False
+        self.made: list[str] = []
+        self.clients: list[Client] = []
+        self.goal, self.reached = 0, asyncio.Event()
+
+    async def aclose(self) -> None:
+        """Let go of all connections."""
+        for client in self.clients:
+            await client.aclose()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Use the server for the time of a block; then let everybody finish what they began."""
+        everybody = [*map(self.agent, self.agents), *map(self.worker, self.workers), self.reader(self.agents[0])]
+        under_way = [asyncio.create_task(one) for one in everybody]
+        try:
+            yield
+            self.stopping = True
+            await asyncio.gather(*under_way)
+        finally:
+            for task in under_way:
+                task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
+
+    def client(self, by: str) -> Client:
+        """A client that writes into this load's history."""
+        self.clients.append(Client(self.server, by, self.write))
+        return self.clients[-1]
+
+    def write(self, call: Call) -> None:
+        """Add a call to the history."""
+        self.calls.append(call)
+        if len(self.calls) >= self.goal:
+            self.reached.set()
+
+    async def grown(self, by: int) -> None:
+        """Wait until the history has so many more calls."""
+        self.goal = len(self.calls) + by
+        self.reached.clear()
+        async with asyncio.timeout(PATIENCE):
+            await self.reached.wait()
+
+    def next(self) -> int:
+        """A number that was not used before."""
+        self.number += 1
+        return self.number
+
+    async def agent(self, name: str) -> None:
+        """Create tasks under keys, now and then look at one or cancel one."""
+        client, mine, draw = self.client(name), list[str](), self.random
+        while not self.stopping:
+            asks = {"type": "demo", "payload": {"by": name}, "idempotency_key": f"{name}-{self.next()}",
+                    "priority": draw.randint(0, 3), "max_attempts": 3, "retry_backoff_seconds": 0,
+                    "max_expiries": draw.choice([0, 2])}
+            made = await client.insist("create_task", **asks)
+            if draw.random() < 0.05:
+                await client.insist("create_task", **asks)
+            if made.reply:
+                mine.append(made.reply["task_id"])
+                self.made.append(mine[-1])
+            if mine and draw.random() < 0.5:
+                await client.ask("get_task", task_id=draw.choice(mine[-50:]))
+            if mine and draw.random() < 0.05:
+                await client.insist("cancel_task", task_id=draw.choice(mine[-20:]))
+
+    async def worker(self, name: str) -> None:
+        """Claim tasks and bring them to some end, or walk away from them."""
+        client = self.client(name)
+        while not self.stopping:
+            claim = await client.insist("lease_next", claim_id=f"{name}-{self.next()}",
+                                        max_tasks=self.random.randint(1, 3),
+                                        lease_ttl_seconds=self.random.choice([1, 1, 60]))
+            for offer in claim.reply["tasks"] if claim.reply else ():
+                await self.work(client, {"task_id": offer["task_id"], "lease_id": offer["lease_id"],
+                                         "fence": offer["fence"]})
+            if claim.reply and not claim.reply["tasks"]:
+                await asyncio.sleep(0.01)
+
+    async def work(self, client: Client, under: dict[str, Any]) -> None:
+        """Do one task, well or badly."""
+        draw = self.random.random()
+        if draw < 0.10:
+            await client.ask("renew_lease", **under, extend_by_seconds=1)
+        elif draw < 0.20:
+            await client.ask("start_task", **under)
+        elif draw < 0.30:
+            await client.ask("report_progress", **under, progress={"half": "done"})
+        draw = self.random.random()
+        if draw < 0.60:
+            await client.insist("complete", **under, result={"n": 1}, artifacts=ARTIFACTS)
+        elif draw < 0.70:
+            await client.insist("complete", **under, result={"n": 1})
+            await client.insist("complete", **under, result={"n": 1}, artifacts=ARTIFACTS)
+        elif draw < 0.85:
+            await client.insist("fail", **under, error="no luck", retryable=draw < 0.80)
+        elif draw < 0.92:
+            await client.insist("release_lease", **under)
+
+    async def reader(self, name: str) -> None:
+        """Follow the inbox of an agent with the cursor."""
+        client, after = self.client(name), ""
+        while not self.stopping:
+            page = await client.ask("list_receipts", to_kind="agent", to_id=name, since_receipt_id=after, limit=100)
+            if page.reply and page.reply["receipts"]:
+                after = page.reply["receipts"][-1]["receipt_id"]
+            else:
+                await self.server.up.wait()
+                await asyncio.sleep(0.01)

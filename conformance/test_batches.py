@@ -1,0 +1,186 @@
+"""Batches: many items in one call, many callers in one transaction, and the one that fails alone (DESIGN 2, 4)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from asyncgate import Caller, Created, CreateTask, Engine, GateError, Work
+from asyncgate.conformance.harness import Gate, Numbered, refused, under
+
+pytestmark = pytest.mark.anyio
+
+BAD = {"type": "bad", "requirements": {"capabilities": "not a list"}}
+
+
+async def test_a_batch_creates_its_tasks_in_the_order_they_were_sent(gate: Gate) -> None:
+    answer = await gate.as_agent().create_tasks(tasks=[{"type": f"t{n}"} for n in range(5)])
+
+    listed = (await gate.as_agent().list_tasks()).tasks
+    assert [item.task_id for item in answer.results] == [task.task_id for task in reversed(listed)]
+    assert [(item.status, item.error) for item in answer.results] == [("queued", None)] * 5
+    assert [task.type for task in reversed(listed)] == [f"t{n}" for n in range(5)]
+
+
+async def test_one_refused_item_spares_the_others(gate: Gate) -> None:
+    answer = await gate.as_agent().create_tasks(tasks=[{"type": "a"}, BAD, {"type": "c"}])
+
+    good, bad, last = answer.results
+    assert (bad.task_id, bad.error.error) == (None, "invalid_request")
+    assert [good.error, last.error] == [None, None]
+    assert {task.type for task in (await gate.as_agent().list_tasks()).tasks} == {"a", "c"}
+    assert len(await gate.owed()) == 2
+
+
+async def test_one_key_twice_in_a_batch_is_one_task(gate: Gate) -> None:
+    item = {"type": "demo", "idempotency_key": "k"}
+
+    first, again, differs = (await gate.as_agent().create_tasks(tasks=[item, item, item | {"payload": 1}])).results
+
+    assert first.task_id == again.task_id == differs.task_id
+    assert [item.payload_differs for item in (first, again, differs)] == [False, False, True]
+    assert len((await gate.as_agent().list_tasks()).tasks) == 1
+
+
+async def test_the_creator_of_a_batch_is_the_creator_of_its_items(gate: Gate) -> None:
+    answer = await gate.create_tasks(principal_kind="service", principal_id="cron", tasks=[
+        {"type": "a"}, {"type": "b", "principal_id": "eve"}])
+
+    owners = [str((await gate.task(item.task_id)).created_by) for item in answer.results]
+    assert owners == ["service cron", "agent eve"]
+
+
+async def test_an_agent_cannot_create_for_another_within_a_batch(gate: Gate) -> None:
+    answer = await gate.as_agent("ada").create_tasks(tasks=[{"type": "a", "principal_id": "eve"}, {"type": "b"}])
+
+    assert answer.results[0].error.error == "forbidden"
+    assert answer.results[1].error is None
+    assert await gate.owed("eve") == []
+
+
+@pytest.mark.parametrize("count", [0, 501])
+@pytest.mark.parametrize("operation", ["create_tasks", "complete_tasks"])
+async def test_a_batch_has_1_to_500_items(gate: Gate, operation: str, count: int) -> None:
+    item = {"type": "demo"} if operation == "create_tasks" else {"task_id": "t", "lease_id": "l"}
+
+    async with gate.unchanged():
+        with refused("invalid_request"):
+            await getattr(gate.as_admin(), operation)(tasks=[item] * count)
+
+
+async def test_each_completion_of_a_batch_stands_for_itself(gate: Gate) -> None:
+    await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 4)
+    offers = (await gate.as_worker().lease_next(max_tasks=4)).tasks
+    await gate.as_agent().cancel_task(task_id=offers[1].task_id)
+    items = [under(offer, artifacts=[{"uri": "x"}]) for offer in offers] + [{"task_id": "none", "lease_id": "x"}]
+
+    results = (await gate.as_worker().complete_tasks(tasks=items)).results
+
+    assert [(item.status, item.error and (item.error.error, item.error.reason)) for item in results] == [
+        ("succeeded", None), (None, ("lease_invalid_or_expired", "canceled")), ("succeeded", None), ("succeeded", None),
+        (None, ("task_not_found", None))]
+    assert [item.task_id for item in results] == [item["task_id"] for item in items]
+    assert await gate.owed() == []
+
+
+async def test_a_repeated_batch_of_completions_writes_nothing(gate: Gate) -> None:
+    offer = await gate.leased()
+    item = under(offer, artifacts=[{"uri": "x"}])
+    first = await gate.as_worker().complete_tasks(tasks=[item, item])
+
+    async with gate.unchanged():
+        assert await gate.as_worker().complete_tasks(tasks=[item, item]) == first
+
+
+async def test_the_worker_of_a_batch_is_the_worker_of_its_items(gate: Gate) -> None:
+    offer = await gate.leased("w1")
+
+    wrong = await gate.complete_tasks(worker_id="w2", tasks=[under(offer)])
+    right = await gate.complete_tasks(worker_id="w1", tasks=[under(offer)])
+
+    assert wrong.results[0].error.error == "lease_invalid_or_expired"
+    assert right.results[0].status == "succeeded"
+
+
+async def together(gate: Gate, *asks: Any) -> list[Any]:
+    """Carry out operations in one tick of the loop, so that they share a batch."""
+    return list(await asyncio.gather(*asks, return_exceptions=True))
+
+
+async def test_an_operation_that_raises_fails_alone(gate: Gate) -> None:
+    def broken(engine: Engine, work: Work, caller: Caller, ask: CreateTask) -> Created:
+        engine.create_task(work, caller, ask)
+        raise RuntimeError("a bug, on purpose")
+    ada = gate.as_agent()
+
+    before, bug, after = await together(
+        gate, ada.create_task(type="a"), gate.engine.write(broken, None, ada.caller, CreateTask(type="bug")),
+        ada.create_task(type="b"))
+
+    assert isinstance(bug, GateError)
+    assert (bug.code, "on purpose" in str(bug)) == ("internal_error", False), "a bug's text stays inside"
+    assert {task.type for task in (await ada.list_tasks()).tasks} == {"a", "b"}
+    assert len(await gate.receipts()) == len(await gate.owed()) == 2
+    assert (before.status, after.status) == ("queued", "queued")
+
+
+class Once(Numbered):
+    """Ids that repeat the first one when told to."""
+
+    again = 0
+
+    def new(self, now: float) -> str:
+        """Return the next id, or the first."""
+        self.again -= 1
+        return f"00000000-0000-7000-8000-{1:012x}" if self.again == 0 else super().new(now)
+
+
+async def test_an_operation_that_the_database_refuses_fails_alone(gate: Gate) -> None:
+    ids = gate.backend.backend.ids = Once()     # type: ignore[attr-defined]
+    ada, first = gate.as_agent(), await gate.create(type="first")
+    assert first == f"00000000-0000-7000-8000-{1:012x}"
+
+    def clash(engine: Engine, work: Work, caller: Caller, ask: CreateTask) -> Created:
+        ids.again = 1
+        return engine.create_task(work, caller, ask)
+    answers = await together(
+        gate, ada.create_task(type="a"), gate.engine.write(clash, None, ada.caller, CreateTask(type="clash")),
+        ada.create_task(type="b"))
+
+    assert isinstance(answers[1], GateError)
+    assert answers[1].code == "internal_error"
+    assert [task.type for task in (await ada.list_tasks()).tasks] in (["b", "a", "first"], ["a", "b", "first"])
+    assert (await gate.task(first)).type == "first"
+    assert len(await gate.owed()) == 3
+
+
+async def test_an_operation_whose_client_has_gone_is_not_started(gate: Gate) -> None:
+    ada = gate.as_agent()
+    gone = asyncio.ensure_future(ada.create_task(type="gone"))
+    stays = asyncio.ensure_future(ada.create_task(type="stays"))
+    await asyncio.sleep(0)
+
+    gone.cancel()
+    await together(gate, gone, stays)
+    await gate.engine.batches.landed()
+
+    assert [task.type for task in (await ada.list_tasks()).tasks] == ["stays"]
+
+
+async def test_a_batch_sees_what_earlier_operations_of_it_did(gate: Gate) -> None:
+    made, offers = await together(gate, gate.as_agent().create_task(type="demo"), gate.as_worker().lease_next())
+
+    assert [offer.task_id for offer in offers.tasks] in ([], [made.task_id])
+    assert (await gate.task(made.task_id)).status == ("leased" if offers.tasks else "queued")
+
+
+async def test_more_operations_than_a_batch_holds_are_all_carried_out(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(batch_size=7)
+
+    made = await together(gate, *(gate.as_agent().create_task(type="demo") for _ in range(50)))
+
+    assert len({one.task_id for one in made}) == 50
+    assert len(await gate.owed()) == 50

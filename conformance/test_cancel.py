@@ -1,0 +1,84 @@
+"""Canceling (spec 6.1; DESIGN 5.13)."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncgate.conformance.harness import Gate, body, refused, under
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("state", ["queued", "delayed", "leased", "running", "held"])
+async def test_whatever_has_not_ended_can_be_canceled(gate: Gate, state: str) -> None:
+    task_id = await gate.create(delay_seconds=50 if state == "delayed" else 0, max_expiries=1)
+    if state in ("leased", "running", "held"):
+        offer = await gate.claim()
+        assert offer is not None
+        if state == "running":
+            await gate.as_worker().start_task(**under(offer))
+        if state == "held":
+            await gate.lose(offer)
+
+    answer = await gate.as_agent().cancel_task(task_id=task_id, reason="no need")
+
+    task = await gate.task(task_id)
+    assert (answer.ok, answer.status, task.status) == (True, "canceled", "canceled")
+    assert (task.held, task.leased_to, task.next_eligible_at) == (None, None, None)
+    assert task.result is not None
+    assert task.result.outcome == "canceled"
+    assert await gate.owed() == []
+
+
+async def test_a_cancellation_says_who_did_it_and_why(gate: Gate) -> None:
+    task_id = await gate.create(by="ada")
+
+    await gate.as_admin("root").cancel_task(task_id=task_id, reason="too dear")
+
+    told = await gate.receipt(task_id, "task.canceled")
+    assert (str(told.sender), told.to.kind) == ("human root", "asyncgate")
+    assert told.parents == [(await gate.task(task_id)).obligation_receipt_id]
+    assert (body(told)["canceled_by"], body(told)["reason"]) == ({"kind": "human", "id": "root"}, "too dear")
+
+
+@pytest.mark.parametrize("end", ["complete", "fail", "cancel"])
+async def test_a_task_that_has_ended_stays_as_it_is(gate: Gate, end: str) -> None:
+    offer = await gate.leased()
+    if end == "cancel":
+        await gate.as_agent().cancel_task(task_id=offer.task_id)
+    else:
+        await getattr(gate.as_worker(), end)(**under(offer))
+    status = {"complete": "succeeded", "fail": "failed", "cancel": "canceled"}[end]
+
+    async with gate.unchanged():
+        answer = await gate.as_agent().cancel_task(task_id=offer.task_id)
+
+    assert (answer.ok, answer.status) == (False, status)
+
+
+async def test_another_agent_cannot_cancel(gate: Gate) -> None:
+    task_id = await gate.create(by="ada")
+
+    async with gate.unchanged():
+        with refused("forbidden", required_role="admin", your_role="agent"):
+            await gate.as_agent("bob").cancel_task(task_id=task_id)
+
+
+async def test_an_unknown_task_cannot_be_canceled(gate: Gate) -> None:
+    with refused("task_not_found"):
+        await gate.as_agent().cancel_task(task_id="none")
+
+
+async def test_a_canceled_lease_is_not_swept(gate: Gate) -> None:
+    offer = await gate.leased()
+    await gate.as_agent().cancel_task(task_id=offer.task_id)
+
+    async with gate.unchanged():
+        await gate.wait(1000)
+
+
+async def test_the_worker_of_a_canceled_task_no_longer_holds_a_lease(gate: Gate) -> None:
+    offer = await gate.leased()
+    await gate.as_agent().cancel_task(task_id=offer.task_id)
+
+    assert (await gate.as_worker().list_leases()).leases == []

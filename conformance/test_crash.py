@@ -1,0 +1,102 @@
+"""Crash tests: a real server under load is killed, again and again, and its clients compare notes with the database."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncgate.backends import open_backend
+from asyncgate.conformance.history import stored, violations
+from asyncgate.conformance.load import Load, serving
+from asyncgate.conformance.plugin import urls
+from asyncgate.conformance.verify import verify
+
+pytestmark = pytest.mark.anyio
+HASTY: dict[str, Any] = {"lease_sweep_interval_seconds": 0.2, "expiry_jitter_seconds": 0.1}
+RACERS, RACES_PER_ROUND = 64, 3
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run on the backends that outlive a process."""
+    if "database" in metafunc.fixturenames:
+        lasting = [url for url in urls(metafunc.config) if not url.startswith("memory:")]
+        metafunc.parametrize("database", lasting, ids=[url.partition(":")[0] for url in lasting], indirect=True)
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of the database of this test."""
+    url = "sqlite:///{tmp}/gate.db" if request.param == "sqlite:" else request.param
+    return str(url.replace("{tmp}", str(tmp_path)))
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """What the gate runs on."""
+    return "asyncio"
+
+
+async def wrong_with(database: str, load: Load) -> list[str]:
+    """What the history checker and verify have to say when all is over."""
+    backend = await open_backend(database)
+    try:
+        return violations(load.calls, await stored(backend)) + (await verify(backend)).problems
+    finally:
+        await backend.close()
+
+
+async def test_a_server_that_is_killed_at_any_moment_loses_and_repeats_nothing(
+        database: str, rounds: int, record_property: Any) -> None:
+    seed = random.randrange(2**32)
+    async with serving(database, **HASTY) as server, aclosing(Load(server, seed)) as load:
+        async with load.running():
+            for _ in range(rounds):
+                await load.grown(load.random.randint(100, 700))
+                assert await server.stop(signal.SIGKILL) == -signal.SIGKILL
+                await server.start()
+        status = await server.stop(signal.SIGTERM)
+
+    unanswered = sum(call.unknown for call in load.calls)
+    numbers = f"{rounds} rounds, {len(load.calls)} operations, {unanswered} unanswered, {len(load.made)} tasks"
+    record_property("crashes", numbers)
+    print(numbers)
+    assert await wrong_with(database, load) == [], f"seed {seed}"
+    assert status == 0
+    assert unanswered > 0
+
+
+async def test_of_64_clients_that_race_for_one_task_exactly_one_gets_it(database: str, rounds: int) -> None:
+    async with serving(database) as server, aclosing(Load(server, 0)) as load:
+        racers, agent = [load.client(f"w{n}") for n in range(RACERS)], load.client("a1")
+        for _ in range(rounds * RACES_PER_ROUND):
+            await agent.ask("create_task", type="demo")
+            claims = await asyncio.gather(*(racer.ask("lease_next", max_tasks=2) for racer in racers))
+
+            assert [claim.error for claim in claims if claim.reply is None] == []
+            assert sum(len(claim.reply["tasks"]) for claim in claims if claim.reply) == 1
+        await server.stop(signal.SIGTERM)
+        assert await wrong_with(database, load) == []
+
+
+async def test_sigterm_under_load_answers_the_waiting_keeps_the_acknowledged_and_exits_with_0(database: str) -> None:
+    async with serving(database, **HASTY) as server, aclosing(Load(server, 1)) as load:
+        idle = [load.client(f"w-idle{n}") for n in range(10)]
+        async with load.running():
+            polls = [asyncio.create_task(one.ask("lease_next", wait_seconds=30, accept_types=["none of these"]))
+                     for one in idle]
+            await load.grown(500)
+            load.stopping = True
+            status = await server.stop(signal.SIGTERM)
+            answers = await asyncio.gather(*polls)
+            await server.start()    # for those who insist on an answer
+
+        assert status == 0
+        assert [answer.reply for answer in answers] == [{"tasks": []}] * len(idle)
+        assert await server.stop(signal.SIGTERM) == 0
+        assert await wrong_with(database, load) == []

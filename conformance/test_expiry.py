@@ -1,0 +1,278 @@
+"""Losing a lease: the sweep, holds, adoption, and the anomalies of H.7 (spec 15, PH.4; DESIGN 5.8, 5.10)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from asyncgate import Needs, Work
+from asyncgate.conformance.harness import Gate, body, refused, under
+
+pytestmark = pytest.mark.anyio
+
+
+async def lose_often(gate: Gate, times: int, **task: Any) -> str:
+    """Create a task and lose its lease so often, each time with another worker."""
+    task_id = await gate.create(**task)
+    for number in range(times):
+        offer = await gate.claim(f"w{number}")
+        assert offer is not None, f"not offered after {number} losses"
+        await gate.lose(offer)
+    return task_id
+
+
+async def kinds(gate: Gate, task_id: str | None = None) -> list[str]:
+    """Return the kinds of the anomalies told so far."""
+    return [anomaly["kind"] for anomaly in await gate.anomalies(task_id)]
+
+
+async def test_a_lost_lease_costs_no_attempt(gate: Gate) -> None:
+    task_id = await lose_often(gate, 2)
+
+    task = await gate.task(task_id)
+    assert (task.status, task.attempt, task.expiries, task.leased_to) == ("queued", 0, 2, None)
+
+
+async def test_a_loss_after_a_failure_keeps_the_attempt(gate: Gate) -> None:
+    offer = await gate.leased(retry_backoff_seconds=0)
+    await gate.as_worker().fail(**under(offer, retryable=True))
+    again = await gate.claim()
+    assert again is not None
+
+    await gate.lose(again)
+
+    assert (await gate.task(offer.task_id)).attempt == 1
+
+
+async def test_a_lost_task_is_offered_again_within_five_seconds(gate: Gate) -> None:
+    offers = [await gate.leased() for _ in range(20)]
+    await gate.wait(301)
+
+    waits = []
+    for offer in offers:
+        task = await gate.task(offer.task_id)
+        waits.append((task.next_eligible_at - task.updated_at).total_seconds() if task.next_eligible_at else 0)
+    assert all(0 <= wait <= 5 for wait in waits)
+    assert len(set(waits)) > 5, "leases that run out together must not all come back together"
+    gate.skip(5)
+    assert len((await gate.as_worker().lease_next(max_tasks=100)).tasks) == 20
+
+
+async def test_a_lost_lease_is_told_to_the_owner(gate: Gate) -> None:
+    offer = await gate.leased("w1")
+    accepted = await gate.receipt(offer.task_id, "task.accepted")
+
+    await gate.wait(301)
+
+    told = await gate.receipt(offer.task_id, "lease.expired")
+    assert (told.sender.kind, str(told.to), told.lease_id) == ("asyncgate", "agent ada", offer.lease_id)
+    assert told.parents == [accepted.receipt_id]
+    said = {"task_id": offer.task_id, "previous_worker_id": "w1", "attempt": 0, "requeued": True, "reason": "expired"}
+    assert said.items() <= body(told).items()
+    assert len(await gate.owed()) == 1
+
+
+async def test_a_sweep_takes_only_what_is_overdue(gate: Gate) -> None:
+    offer = await gate.leased()
+
+    async with gate.unchanged():
+        await gate.wait(299)
+
+    await gate.wait(1.001)
+    assert (await gate.task(offer.task_id)).status == "queued"
+
+
+async def test_a_second_sweep_finds_nothing(gate: Gate) -> None:
+    await gate.leased()
+    await gate.wait(301)
+
+    async with gate.unchanged():
+        await gate.sweep()
+
+
+async def test_a_sweep_takes_any_number_of_leases(gate: Gate) -> None:
+    await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 250)
+    for _ in range(3):
+        await gate.as_worker().lease_next(max_tasks=100)
+
+    await gate.wait(301)
+
+    assert len(await gate.receipts(type="lease.expired")) == 250
+    assert (await gate.as_worker().list_leases()).leases == []
+
+
+async def test_a_task_that_keeps_losing_its_workers_is_held(gate: Gate) -> None:
+    task_id = await lose_often(gate, 3, max_expiries=3)
+
+    task = await gate.task(task_id)
+    assert (task.status, task.held, task.expiries) == ("queued", "lease_expiries", 3)
+    assert task.obligation_open
+    await gate.wait(10_000)
+    assert await gate.claim() is None
+
+
+async def test_a_task_is_held_after_ten_losses_by_default(gate: Gate) -> None:
+    task_id = await lose_often(gate, 10)
+
+    assert (await gate.task(task_id)).held == "lease_expiries"
+
+
+async def test_zero_expiries_means_never_held(gate: Gate) -> None:
+    task_id = await lose_often(gate, 12, max_expiries=0)
+
+    assert (await gate.task(task_id)).held is None
+
+
+async def test_the_anomaly_of_a_held_task_names_its_workers_and_the_last_progress(gate: Gate) -> None:
+    offer = await gate.leased("w1", max_expiries=2)
+    await gate.as_worker("w1").report_progress(**under(offer, progress={"page": 7}))
+    await gate.lose(offer)
+    again = await gate.claim("w2")
+    assert again is not None
+    await gate.lose(again)
+
+    held = [anomaly for anomaly in await gate.anomalies(offer.task_id) if anomaly["kind"] == "task_held"]
+    assert len(held) == 1
+    assert (held[0]["details"]["workers"], held[0]["details"]["last_progress"]) == (["w1", "w2"], {"page": 7})
+    assert body((await gate.receipts(offer.task_id, "lease.expired"))[-1])["requeued"] is False
+
+
+async def test_a_released_hold_offers_the_task_at_once_and_counts_anew(gate: Gate) -> None:
+    task_id = await lose_often(gate, 2, max_expiries=2)
+
+    answer = await gate.as_agent().release_hold(task_id=task_id)
+
+    assert (answer.ok, answer.status) == (True, "queued")
+    task = await gate.task(task_id)
+    assert (task.held, task.expiries) == (None, 0)
+    for _ in range(2):
+        offer = await gate.claim()
+        assert offer is not None
+        await gate.lose(offer)
+    assert (await gate.task(task_id)).held == "lease_expiries"
+    assert (await kinds(gate, task_id)).count("task_held") == 2
+
+
+async def test_releasing_what_is_not_held_changes_nothing(gate: Gate) -> None:
+    task_id = await gate.create()
+
+    async with gate.unchanged():
+        assert (await gate.as_agent().release_hold(task_id=task_id)).status == "queued"
+
+
+async def test_only_owner_or_admin_releases_a_hold(gate: Gate) -> None:
+    task_id = await lose_often(gate, 1, max_expiries=1)
+
+    with refused("forbidden"):
+        await gate.as_agent("bob").release_hold(task_id=task_id)
+
+    assert (await gate.as_admin().release_hold(task_id=task_id)).ok
+
+
+async def test_a_fourth_loss_is_an_anomaly_told_once(gate: Gate) -> None:
+    task_id = await lose_often(gate, 3)
+    assert await kinds(gate) == []
+
+    for _ in range(4):
+        offer = await gate.claim()
+        assert offer is not None
+        await gate.lose(offer)
+
+    assert await kinds(gate, task_id) == ["lease_expired_often"]
+    anomaly = await gate.receipt(task_id, "system.anomaly")
+    assert (anomaly.sender.kind, str(anomaly.to)) == ("asyncgate", "agent ada")
+    assert body(anomaly)["details"]["expiries"] == 4
+
+
+@pytest.mark.parametrize("reported", [True, False])
+async def test_an_eleventh_renewal_is_an_anomaly_told_once_and_says_whether_progress_came(
+        gate: Gate, reported: bool) -> None:
+    offer = await gate.leased()
+    if reported:
+        await gate.as_worker().report_progress(**under(offer, progress=1))
+    for _ in range(10):
+        await gate.as_worker().renew_lease(**under(offer))
+    assert await kinds(gate) == []
+
+    for _ in range(5):
+        await gate.as_worker().renew_lease(**under(offer))
+
+    told = await gate.anomalies(offer.task_id)
+    assert [anomaly["kind"] for anomaly in told] == ["lease_renewed_often"]
+    assert told[0]["details"] == {"renewals": 11, "progress_reported": reported}
+
+
+async def test_each_lease_that_is_renewed_too_often_is_told(gate: Gate) -> None:
+    offer = await gate.leased()
+    for _ in range(2):
+        for _ in range(11):
+            await gate.as_worker().renew_lease(**under(offer))
+        await gate.as_worker().release_lease(**under(offer))
+        again = await gate.claim()
+        assert again is not None
+        offer = again
+
+    assert await kinds(gate, offer.task_id) == ["lease_renewed_often"] * 2
+
+
+async def test_a_queued_task_with_no_attempts_left_is_an_anomaly_told_once(gate: Gate) -> None:
+    task_id = await gate.create(max_attempts=2)
+
+    def spoil(work: Work) -> None:      # no operation leads there
+        work.change(work.task(task_id), attempt=2)
+    await gate.backend.transact(gate.tenant_id, Needs(tasks={task_id}), spoil)
+    for _ in range(3):
+        await gate.wait(10)
+
+    assert await kinds(gate, task_id) == ["attempts_spent_but_queued"]
+    assert (await gate.task(task_id)).status == "queued", "an anomaly changes nothing (H.7)"
+
+
+async def test_a_passed_deadline_is_an_anomaly_told_once_and_nothing_else(gate: Gate) -> None:
+    deadline = datetime.fromtimestamp(gate.now(), UTC) + timedelta(seconds=60)
+    task_id = await gate.create(timeouts={"deadline": deadline})
+    await gate.wait(50)
+    assert await kinds(gate) == []
+
+    for _ in range(3):
+        await gate.wait(20)
+
+    assert await kinds(gate, task_id) == ["deadline_passed"]
+    assert (await gate.task(task_id)).status == "queued"
+    assert await gate.claim() is not None
+
+
+async def test_a_deadline_that_passes_after_the_end_is_no_anomaly(gate: Gate) -> None:
+    deadline = datetime.fromtimestamp(gate.now(), UTC) + timedelta(seconds=60)
+    await gate.finished(timeouts={"deadline": deadline})
+
+    await gate.wait(100)
+
+    assert await kinds(gate) == []
+
+
+async def test_a_task_of_an_instance_that_is_gone_is_adopted_and_swept(make_gate: Callable[..., Gate]) -> None:
+    gone = make_gate(instance_id="gone")
+    offer = await gone.leased()
+    assert (await gone.task(offer.task_id)).asyncgate_instance == "gone"
+
+    here = gone.beside(instance_id="here")
+    await here.wait(301)
+
+    task = await here.task(offer.task_id)
+    assert (task.status, task.asyncgate_instance) == ("queued", "here")
+    told = await here.receipt(offer.task_id, "lease.expired")
+    assert (told.asyncgate_instance, told.sender.id) == ("here", "here")
+
+
+async def test_a_tasks_work_goes_on_under_another_instance(make_gate: Callable[..., Gate]) -> None:
+    gone = make_gate(instance_id="gone")
+    offer = await gone.leased()
+
+    here = gone.beside(instance_id="here")
+
+    assert (await here.as_worker().complete(**under(offer, artifacts=[{"uri": "x"}]))).ok
+    assert await here.owed() == []

@@ -1,0 +1,329 @@
+"""Holding a lease: fences, renewal, release, and what a worker without one is told (spec 4.2, H.4; DESIGN 5.5, 5.9)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from asyncgate import Offer
+from asyncgate.conformance.harness import Gate, body, refused, under
+
+pytestmark = pytest.mark.anyio
+
+VERBS = ["renew_lease", "start_task", "report_progress", "complete", "fail", "release_lease"]
+
+
+async def expect(gate: Gate, verb: str, offer: Offer, reason: str, worker: str = "w1", **more: Any) -> None:
+    """Expect that a verb under this lease is refused for this reason and changes nothing."""
+    async with gate.unchanged():
+        with refused("lease_invalid_or_expired", reason=reason):
+            await getattr(gate.as_worker(worker), verb)(**under(offer, **more))
+
+
+async def test_the_fence_rises_by_one_with_every_lease(gate: Gate) -> None:
+    offer = await gate.leased()
+    for fence in (1, 2, 3):
+        assert offer.fence == fence == (await gate.task(offer.task_id)).fence
+        await gate.lose(offer)
+        again = await gate.claim()
+        assert again is not None
+        offer = again
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_lease_id_that_nobody_has_is_unknown(gate: Gate, verb: str) -> None:
+    offer = await gate.leased()
+
+    async with gate.unchanged():
+        with refused("lease_invalid_or_expired", reason="unknown"):
+            await getattr(gate.as_worker(), verb)(task_id=offer.task_id, lease_id="11111111-1111-4111-8111-111111111")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_task_that_was_never_leased_has_an_unknown_lease(gate: Gate, verb: str) -> None:
+    task_id = await gate.create()
+
+    async with gate.unchanged():
+        with refused("lease_invalid_or_expired", reason="unknown"):
+            await getattr(gate.as_worker(), verb)(task_id=task_id, lease_id="none")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_another_worker_cannot_act_under_a_lease_it_does_not_hold(gate: Gate, verb: str) -> None:
+    offer = await gate.leased("w1")
+
+    await expect(gate, verb, offer, "unknown", worker="w2")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_lease_that_has_run_out_can_do_nothing_before_the_sweep(gate: Gate, verb: str) -> None:
+    offer = await gate.leased()
+    gate.skip(300)
+
+    await expect(gate, verb, offer, "expired")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_lease_that_has_run_out_can_do_nothing_after_the_sweep(gate: Gate, verb: str) -> None:
+    offer = await gate.leased()
+    await gate.wait(301)
+
+    await expect(gate, verb, offer, "expired")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_superseded_lease_can_do_nothing(gate: Gate, verb: str) -> None:
+    offer = await gate.leased("w1")
+    await gate.lose(offer)
+    assert await gate.claim("w2") is not None
+
+    await expect(gate, verb, offer, "superseded")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_worker_whose_task_was_canceled_is_told_so(gate: Gate, verb: str) -> None:
+    offer = await gate.leased()
+    await gate.as_agent().cancel_task(task_id=offer.task_id)
+
+    await expect(gate, verb, offer, "canceled")
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "complete"])
+async def test_another_verb_after_the_end_is_told_completed(gate: Gate, verb: str) -> None:
+    offer = await gate.finished()
+
+    await expect(gate, verb, offer, "completed")
+
+
+@pytest.mark.parametrize("retryable", [True, False])
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "fail"])
+async def test_another_verb_after_a_failure_is_told_completed(gate: Gate, verb: str, retryable: bool) -> None:
+    offer = await gate.leased()
+    await gate.as_worker().fail(**under(offer, error="x", retryable=retryable))
+
+    await expect(gate, verb, offer, "completed")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_wrong_fence_is_refused(gate: Gate, verb: str) -> None:
+    offer = await gate.leased()
+
+    async with gate.unchanged():
+        with refused("lease_invalid_or_expired"):
+            await getattr(gate.as_worker(), verb)(**under(offer, fence=offer.fence + 1))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_the_right_fence_is_accepted(gate: Gate, verb: str) -> None:
+    offer = await gate.leased()
+
+    assert (await getattr(gate.as_worker(), verb)(**under(offer, fence=offer.fence))).ok
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_another_instance_of_the_worker_does_not_hold_the_lease(gate: Gate, verb: str) -> None:
+    await gate.create()
+    offer = (await gate.as_worker("w1", instance="one").lease_next()).tasks[0]
+
+    async with gate.unchanged():
+        with refused("lease_invalid_or_expired", reason="unknown"):
+            await getattr(gate.as_worker("w1", instance="two"), verb)(**under(offer))
+
+    assert (await getattr(gate.as_worker("w1", instance="one"), verb)(**under(offer))).ok
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_a_task_that_does_not_exist_is_not_found(gate: Gate, verb: str) -> None:
+    with refused("task_not_found"):
+        await getattr(gate.as_worker(), verb)(task_id="no-such-task", lease_id="l")
+
+
+async def test_a_renewal_runs_from_now(gate: Gate) -> None:
+    offer = await gate.leased()
+    gate.skip(200)
+
+    renewed = await gate.as_worker().renew_lease(**under(offer))
+
+    assert renewed.ok
+    assert renewed.renew_every_seconds == pytest.approx(100)
+    assert 299 < renewed.expires_at.timestamp() - gate.now() <= 300
+    assert (await gate.task(offer.task_id)).lease_expires_at == renewed.expires_at
+    gate.skip(200)
+    assert (await gate.as_worker().complete(**under(offer))).ok
+
+
+@pytest.mark.parametrize(("asked", "given"), [(1, 1), (1800, 1800), (99999, 1800)])
+async def test_a_renewal_is_clamped(gate: Gate, asked: int, given: int) -> None:
+    offer = await gate.leased()
+
+    renewed = await gate.as_worker().renew_lease(**under(offer, extend_by_seconds=asked))
+
+    assert renewed.renew_every_seconds == pytest.approx(given / 3)
+
+
+@pytest.mark.parametrize("seconds", [0, -5, 1.5, "60"])
+async def test_a_renewal_by_nonsense_is_refused(gate: Gate, seconds: Any) -> None:
+    offer = await gate.leased()
+
+    with refused("invalid_request"):
+        await gate.as_worker().renew_lease(**under(offer, extend_by_seconds=seconds))
+
+
+async def test_a_renewed_lease_survives_the_sweep_at_its_old_end(gate: Gate) -> None:
+    offer = await gate.leased()
+    gate.skip(299)
+    await gate.as_worker().renew_lease(**under(offer))
+
+    await gate.wait(200)
+
+    assert (await gate.task(offer.task_id)).status == "leased"
+    assert await gate.receipts(offer.task_id, "lease.expired") == []
+
+
+async def test_a_renewal_may_shorten_a_lease(gate: Gate) -> None:
+    offer = await gate.leased()
+    await gate.as_worker().renew_lease(**under(offer, extend_by_seconds=10))
+
+    await gate.wait(11)
+
+    assert (await gate.task(offer.task_id)).status == "queued"
+
+
+async def test_a_renewal_that_names_the_lease_only_finds_its_task(gate: Gate) -> None:
+    offer = await gate.leased()
+
+    assert (await gate.as_worker().renew_lease(lease_id=offer.lease_id)).ok
+    assert (await gate.renew_lease(lease_id=offer.lease_id)).ok
+    with refused("lease_invalid_or_expired", reason="unknown"):
+        await gate.as_worker().renew_lease(lease_id="nobody-has-this")
+
+
+async def test_a_limit_of_renewals_has_its_own_code(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(max_lease_renewals=2)
+    offer = await gate.leased()
+    for _ in range(2):
+        await gate.as_worker().renew_lease(**under(offer))
+
+    async with gate.unchanged():
+        with refused("lease_renewal_limit"):
+            await gate.as_worker().renew_lease(**under(offer))
+
+    assert (await gate.as_worker().complete(**under(offer))).ok
+
+
+async def test_a_lifetime_of_leases_has_its_own_code_and_clamps_before(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(max_lease_lifetime_seconds=400)
+    offer = await gate.leased()
+    gate.skip(200)
+
+    renewed = await gate.as_worker().renew_lease(**under(offer))
+
+    acquired = offer.expires_at - timedelta(seconds=300)
+    assert (renewed.expires_at - acquired).total_seconds() == pytest.approx(400, abs=1e-3)
+
+
+async def test_a_grace_lets_a_late_worker_finish(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(lease_grace_seconds=30)
+    offer = await gate.leased()
+
+    await gate.wait(310)
+
+    assert (await gate.as_worker().complete(**under(offer))).ok
+
+
+async def test_a_released_task_is_offered_again_at_once_and_costs_nothing(gate: Gate) -> None:
+    offer = await gate.leased("w1")
+
+    released = await gate.as_worker("w1").release_lease(**under(offer))
+
+    assert (released.ok, released.status, released.requeued) == (True, "queued", True)
+    task = await gate.task(offer.task_id)
+    assert (task.attempt, task.expiries, task.next_eligible_at, task.leased_to) == (0, 0, None, None)
+    again = await gate.claim("w2")
+    assert again is not None
+    assert (again.task_id, again.fence) == (offer.task_id, 2)
+
+
+async def test_a_release_is_told_to_the_owner_with_its_reason(gate: Gate) -> None:
+    offer = await gate.leased()
+    accepted = await gate.receipt(offer.task_id, "task.accepted")
+
+    await gate.as_worker().release_lease(**under(offer))
+
+    told = await gate.receipt(offer.task_id, "lease.expired")
+    assert body(told)["reason"] == "released"
+    assert told.parents == [accepted.receipt_id]
+    assert (told.to.kind, told.to.id) == ("agent", "ada")
+
+
+async def test_a_repeated_release_returns_its_first_outcome_and_writes_nothing(gate: Gate) -> None:
+    offer = await gate.leased()
+    first = await gate.as_worker().release_lease(**under(offer))
+
+    async with gate.unchanged():
+        assert await gate.as_worker().release_lease(**under(offer)) == first
+
+
+async def test_a_release_may_be_repeated_by_its_worker_only(gate: Gate) -> None:
+    offer = await gate.leased("w1")
+    await gate.as_worker("w1").release_lease(**under(offer))
+
+    await expect(gate, "release_lease", offer, "unknown", worker="w2")
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "release_lease"])
+async def test_a_released_lease_can_do_nothing(gate: Gate, verb: str) -> None:
+    offer = await gate.leased()
+    await gate.as_worker().release_lease(**under(offer))
+
+    await expect(gate, verb, offer, "expired")
+
+
+async def test_a_worker_finds_its_leases_after_a_restart(gate: Gate) -> None:
+    await gate.create(type="a")
+    await gate.create(type="b")
+    first, second = (await gate.as_worker().lease_next(max_tasks=2)).tasks
+    await gate.as_worker().renew_lease(**under(second))
+
+    leases = (await gate.as_worker().list_leases()).leases
+
+    assert {(lease.task_id, lease.lease_id, lease.fence, lease.type) for lease in leases} == {
+        (offer.task_id, offer.lease_id, offer.fence, offer.type) for offer in (first, second)}
+    assert {lease.task_id: lease.renewals for lease in leases} == {first.task_id: 0, second.task_id: 1}
+    assert {lease.task_id: lease.expires_at for lease in leases}[first.task_id] == first.expires_at
+
+
+async def test_only_live_leases_of_this_worker_are_listed(gate: Gate) -> None:
+    await gate.leased("w2")
+    over, lost = await gate.leased("w1"), await gate.leased("w1")
+    await gate.as_worker("w1").complete(**under(over))
+    await gate.as_worker("w1").renew_lease(**under(lost, extend_by_seconds=5))
+    gate.skip(6)
+    alive = await gate.leased("w1")
+
+    leases = (await gate.as_worker("w1").list_leases()).leases
+
+    assert [lease.task_id for lease in leases] == [alive.task_id]
+
+
+async def test_leases_are_listed_by_instance_when_it_is_named(gate: Gate) -> None:
+    await gate.create()
+    offer = (await gate.as_worker("w1", instance="one").lease_next()).tasks[0]
+
+    listed = {instance: [lease.task_id for lease in (await gate.as_worker("w1", instance).list_leases()).leases]
+              for instance in ("one", "two", None)}
+
+    assert listed == {"one": [offer.task_id], "two": [], None: [offer.task_id]}
+
+
+async def test_two_leases_of_one_task_never_share_an_id(gate: Gate) -> None:
+    offer = await gate.leased()
+    await gate.as_worker().release_lease(**under(offer))
+
+    again = await gate.claim()
+
+    assert again is not None
+    assert again.lease_id != offer.lease_id

@@ -1,0 +1,234 @@
+"""Lists and cursors: pages, filters, and a reader that sees every receipt once (spec 17; DESIGN 4, 6.7)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import pytest
+
+from asyncgate.conformance.harness import PATIENCE, Gate, View, refused, under
+
+pytestmark = pytest.mark.anyio
+
+LISTS = ["list_tasks", "list_receipts", "get_task_history", "list_open_obligations", "bootstrap"]
+
+
+async def paged(view: View, operation: str, rows: str, **ask: Any) -> list[Any]:
+    """Follow next_cursor to the end."""
+    found: list[Any] = []
+    while True:
+        page = await getattr(view, operation)(**ask)
+        assert page.next_cursor == page.cursor, "spec 17 calls it cursor"
+        found += getattr(page, rows)
+        if page.next_cursor is None:
+            return found
+        assert len(getattr(page, rows)) == ask["limit"], "a page is full while more remains"
+        ask["cursor"] = page.next_cursor
+
+
+async def test_tasks_are_listed_newest_first(gate: Gate) -> None:
+    tasks = [await gate.create() for _ in range(5)]
+
+    assert [task.task_id for task in (await gate.as_agent().list_tasks()).tasks] == tasks[::-1]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7, 8])
+async def test_tasks_are_listed_page_by_page(gate: Gate, limit: int) -> None:
+    tasks = [await gate.create() for _ in range(7)]
+
+    assert [task.task_id for task in await paged(gate.as_agent(), "list_tasks", "tasks", limit=limit)] == tasks[::-1]
+
+
+async def test_filters_apply_before_the_limit(gate: Gate) -> None:
+    wanted = [await gate.create(type="a") for _ in range(2)]
+    for _ in range(5):
+        await gate.create(type="b")
+    await gate.as_agent().cancel_task(task_id=wanted[0])
+
+    by_type = await paged(gate.as_agent(), "list_tasks", "tasks", limit=1, type="a")
+    by_both = await paged(gate.as_agent(), "list_tasks", "tasks", limit=1, type="a", status="canceled")
+
+    assert [task.task_id for task in by_type] == wanted[::-1]
+    assert [task.task_id for task in by_both] == wanted[:1]
+
+
+async def test_a_page_has_fifty_rows_and_two_hundred_at_most(gate: Gate) -> None:
+    await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 210)
+    ada = gate.as_agent()
+
+    assert len((await ada.list_tasks()).tasks) == len((await ada.list_receipts()).receipts) == 50
+    assert len((await ada.list_tasks(limit=9999)).tasks) == len((await ada.list_receipts(limit=9999)).receipts) == 200
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, "3"])
+@pytest.mark.parametrize("operation", LISTS)
+async def test_a_limit_below_one_or_not_an_integer_is_refused(gate: Gate, operation: str, limit: Any) -> None:
+    task_id = await gate.create()
+
+    with refused("invalid_request"):
+        await getattr(gate.as_agent(), operation)(limit=limit, task_id=task_id)
+
+
+async def test_receipts_are_listed_oldest_first(gate: Gate) -> None:
+    offer = await gate.finished()
+
+    receipts = (await gate.as_admin().list_receipts(task_id=offer.task_id)).receipts
+    assert [receipt.receipt_type for receipt in receipts] == [
+        "task.assigned", "task.accepted", "task.completed", "task.result_ready"]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 50])
+async def test_receipts_are_listed_page_by_page(gate: Gate, limit: int) -> None:
+    for _ in range(3):
+        await gate.finished()
+    everything = await gate.receipts()
+
+    assert await paged(gate.as_admin(), "list_receipts", "receipts", limit=limit) == everything
+    assert len(everything) == 12
+
+
+async def test_receipts_are_filtered_by_inbox_task_and_type(gate: Gate) -> None:
+    offer = await gate.finished()
+    await gate.finished()
+    admin = gate.as_admin()
+
+    async def types(**ask: Any) -> list[str]:
+        return [receipt.receipt_type for receipt in (await admin.list_receipts(**ask)).receipts]
+
+    assert await types(to_kind="agent", to_id="ada") == ["task.assigned", "task.result_ready"] * 2
+    assert await types(task_id=offer.task_id, receipt_type="task.completed") == ["task.completed"]
+    assert await types(receipt_type="task.completed") == ["task.completed"] * 2
+    assert await types(to_id="nobody") == []
+
+
+async def test_a_page_of_receipts_is_full_while_more_remains(gate: Gate) -> None:
+    for _ in range(4):
+        await gate.finished()
+
+    found = await paged(gate.as_admin(), "list_receipts", "receipts", limit=2, receipt_type="task.completed")
+    inbox = await paged(gate.as_agent("ada"), "list_receipts", "receipts", limit=3)
+
+    assert (len(found), len(inbox)) == (4, 8)
+
+
+async def test_an_agent_lists_its_inbox(gate: Gate) -> None:
+    await gate.finished()
+    await gate.create(by="bob")
+
+    receipts = (await gate.as_agent("ada").list_receipts()).receipts
+
+    assert [receipt.receipt_type for receipt in receipts] == ["task.assigned", "task.result_ready"]
+
+
+async def test_the_id_of_a_receipt_is_a_cursor(gate: Gate) -> None:
+    for _ in range(3):
+        await gate.finished()
+    everything = await gate.receipts()
+
+    for at in (0, 5, 11):
+        page = await gate.as_admin().list_receipts(since_receipt_id=everything[at].receipt_id)
+        assert page.receipts == everything[at + 1:]
+
+
+async def test_a_cursor_is_accepted_as_since_receipt_id(gate: Gate) -> None:
+    await gate.finished()
+    first = await gate.as_admin().list_receipts(limit=2)
+
+    rest = await gate.as_admin().list_receipts(limit=2, since_receipt_id=first.next_cursor)
+
+    assert first.receipts + rest.receipts == await gate.receipts()
+
+
+async def cursor_of(gate: Gate, operation: str) -> tuple[str, dict[str, Any]]:
+    """Return a cursor of a list, and the query that it is for."""
+    for _ in range(2):
+        offer = await gate.finished()
+    ask = {"limit": 1, **({"task_id": offer.task_id} if operation == "get_task_history" else {})}
+    cursor: str = (await getattr(gate.as_agent(), operation)(**ask)).next_cursor
+    return cursor, ask
+
+
+@pytest.mark.parametrize("operation", LISTS[:3])
+async def test_a_cursor_that_was_tampered_with_is_refused(gate: Gate, operation: str) -> None:
+    cursor, ask = await cursor_of(gate, operation)
+    flipped = bytearray(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+    flipped[-1] ^= 1
+    forged = base64.urlsafe_b64encode(bytes(flipped)).decode().rstrip("=")
+
+    for wrong in (forged, cursor[:-4], cursor + "AAAA", "", "x", "é", "!!!", cursor[1:], "0" * 40):
+        with refused("invalid_cursor"):
+            await getattr(gate.as_agent(), operation)(**ask, cursor=wrong)
+
+
+async def test_a_cursor_of_another_query_is_refused(gate: Gate) -> None:
+    tasks, _ = await cursor_of(gate, "list_tasks")
+    receipts, _ = await cursor_of(gate, "list_receipts")
+    ada = gate.as_agent()
+
+    for operation, ask in (("list_tasks", {"cursor": tasks, "type": "demo"}), ("list_tasks", {"cursor": receipts}),
+                           ("list_receipts", {"cursor": tasks}), ("list_open_obligations", {"since_receipt_id": tasks}),
+                           ("list_receipts", {"cursor": receipts, "receipt_type": "task.assigned"})):
+        with refused("invalid_cursor"):
+            await getattr(ada, operation)(**ask)
+
+
+async def test_a_cursor_of_another_inbox_is_refused(gate: Gate) -> None:
+    cursor, _ = await cursor_of(gate, "list_receipts")
+
+    with refused("invalid_cursor"):
+        await gate.as_agent("bob").list_receipts(cursor=cursor)
+
+
+async def test_a_cursor_or_receipt_of_another_tenant_is_refused(gate: Gate) -> None:
+    cursor, _ = await cursor_of(gate, "list_receipts")
+    receipt_id = (await gate.receipts())[0].receipt_id
+    there = gate.stranger()
+    await cursor_of(there, "list_receipts")
+
+    for operation in ("list_receipts", "list_open_obligations", "bootstrap"):
+        for wrong in (cursor, receipt_id):
+            with refused("invalid_cursor"):
+                await getattr(there.as_agent(), operation)(since_receipt_id=wrong)
+
+
+async def test_new_tasks_do_not_disturb_a_reader_of_tasks(gate: Gate) -> None:
+    tasks = [await gate.create() for _ in range(4)]
+    first = await gate.as_agent().list_tasks(limit=2)
+    await gate.create()
+
+    second = await gate.as_agent().list_tasks(limit=2, cursor=first.next_cursor)
+
+    assert [task.task_id for task in first.tasks + second.tasks] == tasks[::-1]
+
+
+async def test_a_reader_sees_every_receipt_exactly_once_while_writers_commit(gate: Gate) -> None:
+    seen: list[str] = []
+    done = asyncio.Event()
+
+    async def follow() -> None:
+        last = None
+        while True:
+            over = done.is_set()
+            page = await gate.as_admin().list_receipts(since_receipt_id=last, limit=3)
+            seen.extend(receipt.receipt_id for receipt in page.receipts)
+            last = page.receipts[-1].receipt_id if page.receipts else last
+            if over and not page.receipts:
+                return
+            await asyncio.sleep(0)
+
+    async def write(worker: str) -> None:
+        for _ in range(5):
+            await gate.create()
+            if offer := await gate.claim(worker):
+                await gate.as_worker(worker).complete(**under(offer, artifacts=[{"uri": "x"}]))
+
+    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as readers:
+        for _ in range(2):
+            readers.create_task(follow())
+        await asyncio.gather(*(write(f"w{n}") for n in range(8)))
+        done.set()
+    written = [receipt.receipt_id for receipt in await gate.receipts()]
+    assert sorted(seen) == sorted(written * 2)
+    assert len(written) == len(set(written)) >= 40

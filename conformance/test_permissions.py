@@ -1,0 +1,214 @@
+"""Who may do what: roles, scopes, ownership, and in whose name (spec 21.5.2; DESIGN 3, 4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asyncgate import OPERATIONS, SCOPES, Caller, GateError, Principal
+from asyncgate.conformance.harness import Gate, View, refused, under
+
+pytestmark = pytest.mark.anyio
+
+# DESIGN 4, where spec 21.5.2 has the same rows: the roles and the scopes of each operation; one scope is enough.
+MATRIX: dict[str, tuple[str, str]] = {
+    "create_task": ("agent admin", "tasks:write"), "create_tasks": ("agent admin", "tasks:write"),
+    "run_task": ("agent admin", "tasks:write"), "cancel_task": ("agent admin", "tasks:write"),
+    "release_hold": ("agent admin", "tasks:write"), "list_tasks": ("agent admin", "tasks:read"),
+    "get_task": ("agent worker admin", "tasks:read tasks:lease"),
+    "get_task_history": ("agent worker admin", "tasks:read tasks:lease"),
+    "attach_artifacts": ("agent worker admin", "tasks:write tasks:lease"),
+    "lease_next": ("worker admin", "tasks:lease"), "renew_lease": ("worker admin", "tasks:lease"),
+    "release_lease": ("worker admin", "tasks:lease"), "list_leases": ("worker admin", "tasks:lease"),
+    "start_task": ("worker admin", "tasks:lease"), "report_progress": ("worker admin", "tasks:lease"),
+    "complete": ("worker admin", "tasks:lease"), "complete_tasks": ("worker admin", "tasks:lease"),
+    "fail": ("worker admin", "tasks:lease"), "report_schedule": ("worker admin", "tasks:lease"),
+    "list_receipts": ("agent worker admin", "receipts:read"), "get_receipt": ("agent worker admin", "receipts:read"),
+    "ack_receipt": ("agent worker admin", "receipts:ack"),
+    "emit_receipt": ("agent worker admin", "receipts:ack tasks:lease"),
+    "check_terminator": ("agent worker admin", "receipts:read"),
+    "list_open_obligations": ("agent worker admin", "receipts:read"),
+    "bootstrap": ("agent worker admin", "receipts:read"),
+}
+FILLED = {"type": "demo", "task_id": "none", "lease_id": "none", "receipt_id": "none", "parent_receipt_id": "none",
+          "receipt_type": "x", "schedules": [{"schedule_id": "s"}], "worker_id": None,
+          "tasks": [{"type": "demo", "task_id": "none", "lease_id": "none"}]}
+# spec 21.5.2: what the role `system` may and may not.
+SYSTEM = {"create_task": True, "get_task": True, "list_tasks": True, "cancel_task": True, "list_receipts": True,
+          "lease_next": False, "renew_lease": False, "complete": False, "fail": False}
+
+
+async def admitted(view: View, operation: str) -> bool:
+    """Whether an operation gets past role and scope; what it says then does not matter."""
+    more = {"wait_seconds": 0} if operation == "run_task" else {}
+    try:
+        await getattr(view, operation)(**FILLED, **more)
+    except GateError as no:
+        return no.code != "forbidden"
+    return True
+
+
+def test_every_operation_is_in_the_matrix() -> None:
+    assert MATRIX.keys() | {"get_config", "health"} == OPERATIONS.keys()
+
+
+@pytest.mark.parametrize("role", ["agent", "worker", "admin"])
+@pytest.mark.parametrize("operation", MATRIX)
+async def test_an_operation_is_for_its_roles(gate: Gate, operation: str, role: str) -> None:
+    view = gate.as_caller("agent" if role == "agent" else "worker", "x", role)
+
+    assert await admitted(view, operation) is (role in MATRIX[operation][0].split())
+
+
+@pytest.mark.parametrize("operation", SYSTEM)
+async def test_the_role_system_may_what_spec_21_5_2_says(gate: Gate, operation: str) -> None:
+    assert await admitted(gate.as_caller("service", "x", "system"), operation) is SYSTEM[operation]
+
+
+@pytest.mark.parametrize("operation", MATRIX)
+async def test_an_operation_needs_one_of_its_scopes(gate: Gate, operation: str) -> None:
+    needed = frozenset(MATRIX[operation][1].split())
+
+    for scope in needed:
+        assert await admitted(gate.as_caller("human", "x", "admin", scopes=frozenset({scope})), operation)
+    others = SCOPES - needed - {"admin:read", "admin:write"}
+    assert not await admitted(gate.as_caller("human", "x", "admin", scopes=others), operation)
+    assert not await admitted(gate.as_caller("human", "x", "admin", scopes=frozenset()), operation)
+
+
+async def test_health_needs_no_role_and_config_no_scope(gate: Gate) -> None:
+    nobody = gate.as_caller("system", "nobody", "agent", scopes=frozenset())
+
+    assert (await nobody.health()).status == "healthy"
+    assert (await nobody.get_config()).receipt_mode == "standalone"
+
+
+@pytest.mark.parametrize("operation", [name for name, (roles, _) in MATRIX.items() if "agent" not in roles.split()])
+async def test_a_refusal_names_the_role_that_is_needed(gate: Gate, operation: str) -> None:
+    with refused("forbidden", your_role="agent", required_role="worker or admin"):
+        await getattr(gate.as_agent(), operation)(**FILLED)
+
+
+@pytest.mark.parametrize("operation", [
+    "get_task", "get_task_history", "cancel_task", "release_hold", "attach_artifacts"])
+async def test_an_agent_touches_its_own_tasks_only(gate: Gate, operation: str) -> None:
+    task_id = await gate.create(by="ada")
+
+    async with gate.unchanged():
+        with refused("forbidden"):
+            await getattr(gate.as_agent("bob"), operation)(task_id=task_id, artifacts=[{"uri": "x"}])
+
+
+async def test_an_owner_is_kind_and_id(gate: Gate) -> None:
+    task_id = await gate.create(by="ada")
+
+    with refused("forbidden"):
+        await gate.as_caller("human", "ada", "agent").get_task(task_id=task_id)
+
+
+async def test_a_worker_reads_the_task_that_it_holds_or_held(gate: Gate) -> None:
+    offer = await gate.leased("w1")
+    with refused("forbidden"):
+        await gate.as_worker("w2").get_task(task_id=offer.task_id)
+    assert (await gate.as_worker("w1").get_task(task_id=offer.task_id)).status == "leased"
+
+    await gate.as_worker("w1").complete(**under(offer))
+
+    assert (await gate.as_worker("w1").get_task(task_id=offer.task_id)).status == "succeeded"
+    assert (await gate.as_worker("w1").get_task_history(task_id=offer.task_id)).events
+
+
+async def test_an_agent_lists_its_own_tasks_and_an_admin_all(gate: Gate) -> None:
+    mine, theirs = await gate.create(by="ada"), await gate.create(by="bob")
+
+    async def listed(view: View, **ask: Any) -> list[str]:
+        return [task.task_id for task in (await view.list_tasks(**ask)).tasks]
+
+    assert await listed(gate.as_agent("ada")) == [mine]
+    assert await listed(gate.as_admin()) == [theirs, mine]
+    assert await listed(gate.as_admin(), created_by="bob") == [theirs]
+    with refused("forbidden"):
+        await listed(gate.as_agent("ada"), created_by="bob")
+
+
+@pytest.mark.parametrize("operation", ["list_receipts", "list_open_obligations", "bootstrap"])
+async def test_only_an_admin_asks_about_another_principal(gate: Gate, operation: str) -> None:
+    with refused("forbidden"):
+        await getattr(gate.as_agent("ada"), operation)(principal_kind="agent", principal_id="bob")
+
+    assert await getattr(gate.as_admin(), operation)(principal_kind="agent", principal_id="bob")
+
+
+async def test_receipts_are_for_their_two_parties_and_admins(gate: Gate) -> None:
+    offer = await gate.leased("w1")
+    accepted = await gate.receipt(offer.task_id, "task.accepted")
+
+    assert await gate.as_worker("w1").get_receipt(receipt_id=accepted.receipt_id) == accepted
+    for view in (gate.as_worker("w2"), gate.as_agent("bob")):
+        with refused("forbidden"):
+            await view.get_receipt(receipt_id=accepted.receipt_id)
+
+
+async def test_an_agent_reads_all_receipts_of_its_own_task(gate: Gate) -> None:
+    offer = await gate.finished()
+
+    assert len((await gate.as_agent("ada").list_receipts(task_id=offer.task_id)).receipts) == 4
+    with refused("forbidden"):
+        await gate.as_agent("bob").list_receipts(task_id=offer.task_id)
+
+
+@pytest.mark.parametrize("claim", [
+    {"principal_id": "bob"}, {"agent_id": "bob"}, {"principal_kind": "human", "principal_id": "ada"},
+    {"created_by": {"id": "bob"}}, {"created_by": {"principal_kind": "agent", "principal_id": "bob"}}], ids=range(5))
+async def test_a_bound_credential_creates_in_its_own_name_only(gate: Gate, claim: dict[str, Any]) -> None:
+    async with gate.unchanged():
+        with refused("forbidden"):
+            await gate.as_agent("ada").create_task(type="demo", **claim)
+
+
+async def test_a_bound_worker_claims_in_its_own_name_only(gate: Gate) -> None:
+    await gate.create()
+
+    async with gate.unchanged():
+        with refused("forbidden"):
+            await gate.as_worker("w1").lease_next(worker_id="w2")
+
+    assert (await gate.as_worker("w1").lease_next(worker_id="w1")).tasks
+
+
+async def test_a_bound_worker_acts_in_its_own_name_only(gate: Gate) -> None:
+    offer = await gate.leased("w1")
+
+    for verb in ("renew_lease", "start_task", "report_progress", "complete", "fail", "release_lease"):
+        async with gate.unchanged():
+            with refused("forbidden"):
+                await getattr(gate.as_worker("w2"), verb)(**under(offer, worker_id="w1"))
+
+
+async def test_an_admin_may_act_for_another(gate: Gate) -> None:
+    offer = await gate.leased("w1")
+
+    assert (await gate.as_admin().complete(**under(offer, worker_id="w1", artifacts=[{"uri": "x"}]))).ok
+    assert str((await gate.receipt(offer.task_id, "task.completed")).sender) == "worker w1"
+
+
+@pytest.mark.parametrize("kind", ["system", "asyncgate"])
+async def test_nobody_acts_as_the_system_or_the_gate_from_outside(gate: Gate, kind: str) -> None:
+    await gate.create()
+
+    async with gate.unchanged():
+        for view in (gate, gate.as_admin(), gate.as_agent(), gate.as_worker()):
+            creator = {"principal_kind": kind, "principal_id": "asyncgate-1"}
+            for operation, ask in (("create_task", {"type": "x", **creator}),
+                                   ("lease_next", {"worker_kind": kind, "worker_id": "asyncgate-1"})):
+                with refused("forbidden"):
+                    await getattr(view, operation)(**ask)
+
+
+async def test_an_unbound_credential_stands_for_its_fallback_until_the_request_says_who_it_is(gate: Gate) -> None:
+    shared = View(gate.engine, Caller(gate.tenant_id, Principal("system", "asyncgate"), "admin", SCOPES, bound=False))
+
+    made = await shared.create_task(type="demo")
+
+    assert str((await gate.task(made.task_id)).created_by) == "system asyncgate"

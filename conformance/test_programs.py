@@ -1,0 +1,495 @@
+"""Random programs on a real backend and on the oracle: every answer, every receipt and every state must be equal.
+
+All durations in a program are whole half minutes (the first retry waits 30 seconds), and so are the steps of its clock:
+the moments that it takes itself decide nothing, and times are compared by the half minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterator
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from asyncgate import OPERATIONS, Engine, GateError, ReceiptFilter, Settings
+from asyncgate.backends import open_backend
+from asyncgate.conformance.harness import Gate, Numbered, OwnTenants, ask_of
+from asyncgate.conformance.model import PROSE, Model, Refusal, Rules
+from asyncgate.parts.wire import Principal
+
+EXAMPLES_PER_ROUND, STEPS = 60, 35
+MINUTE, TICK = 60, 30
+T = TypeVar("T")
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+Who = tuple[int, str, str, str | None]      # tenant, kind, id, instance
+
+AGENTS: list[Who] = [(0, "agent", "ada", None), (0, "agent", "bob", None), (1, "agent", "ada", None)]
+WORKERS: list[Who] = [(0, "worker", "w1", None), (0, "worker", "w2", "here"), (0, "worker", "w2", "there"),
+                      (1, "worker", "w1", None)]
+ADMINS: list[Who] = [(0, "human", "root", None)]
+TYPES, SKILLS = ["demo", "test"], ["cpu", "gpu"]
+LARGE = "large"             # stands for what is longer than a receipt takes along, so that reports stay short
+JSON: list[Any] = [None, {"n": 1, "a": [1.5, "ü"]}, {"summary": "done"}, [], LARGE]
+ARTIFACTS: list[Any] = [None, None, [], {}, {"pointers": []}, [{"uri": "file:///out"}], {"uri": "s3://one"},
+                        {"pointers": [{"uri": "a"}, {"uri": "b"}]}]
+PROOFS = [None, None, None, {}, {"mode": "push", "status": "succeeded"}]
+VERBS = ["renew_lease", "start_task", "report_progress", "release_lease", "complete", "fail"]
+NOBODY = "00000000-0000-4000-8000-000000000000"
+
+agents, workers, admins = (st.sampled_from(some) for some in (AGENTS, WORKERS, ADMINS))
+any_owner = st.sampled_from([*AGENTS, *ADMINS])
+anybody = st.sampled_from([*AGENTS, *WORKERS, *ADMINS])
+picks = st.integers(0, 11)
+skills = st.sets(st.sampled_from(SKILLS)).map(sorted)
+
+
+def maybe(strategy: st.SearchStrategy[T]) -> st.SearchStrategy[T | None]:
+    """Something, or nothing said."""
+    return st.none() | strategy
+
+
+def rarely(strategy: st.SearchStrategy[T]) -> st.SearchStrategy[T | None]:
+    """Something, but mostly nothing: what narrows too often leaves nothing to do."""
+    return st.none() | st.none() | st.none() | strategy
+
+
+def minutes(*choice: int) -> st.SearchStrategy[int]:
+    """So many minutes, in seconds."""
+    return st.sampled_from([minute * MINUTE for minute in choice])
+
+
+creations = st.fixed_dictionaries({
+    "type": st.sampled_from(TYPES), "payload": st.sampled_from(JSON), "requirements": rarely(
+        st.builds(lambda named: {"capabilities": named, "tags": ["x"]}, skills)),
+    "priority": maybe(st.integers(-1, 1)), "idempotency_key": st.sampled_from([None, None, "k1", "k2"]),
+    "max_attempts": maybe(st.integers(1, 3)), "retry_backoff_seconds": maybe(minutes(0, 1, 4)),
+    "delay_seconds": rarely(minutes(0, 1, 10)), "max_expiries": st.sampled_from([None, 0, 1, 2, 4]),
+    "result_delivery": st.sampled_from([None, "inline", "artifact"]),
+    "success_criteria": st.sampled_from([None, ["ok"]]),
+    "instructions": st.sampled_from([None, "build it"]), "payload_pointer": st.sampled_from([None, "s3://in"]),
+    "lease_minutes": st.sampled_from([None, None, 2]), "deadline_minutes": st.sampled_from([None, None, 1, 30])})
+claims = st.fixed_dictionaries({
+    "capabilities": st.just(SKILLS) | skills, "accept_types": rarely(st.sets(st.sampled_from(TYPES)).map(sorted)),
+    "preferred_kinds": rarely(st.sets(st.sampled_from(TYPES)).map(sorted)), "max_tasks": maybe(st.integers(1, 3)),
+    "lease_ttl_seconds": maybe(minutes(1, 5, 90)), "claim_id": st.sampled_from([None, None, "c1", "c2"])})
+turned = st.builds(Rules, strict=st.booleans(), progress_receipts=st.booleans(), refuse_mismatch=st.booleans(),
+                   max_lease_renewals=st.sampled_from([0, 0, 2]),
+                   max_lease_lifetime=st.sampled_from([0, 0, 10 * MINUTE]))
+# How a request under a lease may be wrong; mostly nothing is.
+lies = st.sampled_from(["none"] * 12 + ["worker", "lease", "older fence", "newer fence", "task"])
+
+
+def has_worked(program: Any) -> bool:
+    """Whether any lease was ever granted; before that there is nothing to do under one."""
+    return bool(program.offers)
+
+
+class Programs(RuleBasedStateMachine):
+    """What a program may do; where it runs is for others to say."""
+
+    epoch = 0       # when the program began, in Unix seconds
+
+    def perform(self, who: Who, name: str, **fields: Any) -> Any:
+        """Carry out one operation everywhere and compare; return the reply, None when it was refused."""
+        raise NotImplementedError
+
+    def pass_time(self, seconds: int) -> None:
+        """Put every clock forward."""
+        raise NotImplementedError
+
+    def sweep(self) -> None:
+        """Let every gate look after its leases."""
+        raise NotImplementedError
+
+    def begin(self, rules: Rules) -> None:
+        """Set everything up."""
+        raise NotImplementedError
+
+    @initialize(rules=turned)
+    def start(self, rules: Rules) -> None:
+        self.tasks, self.receipts = [NOBODY], [NOBODY]
+        self.offers: list[tuple[Who, dict[str, Any]]] = []
+        self.begin(rules)
+
+    # Agents.
+
+    @rule(who=agents, fields=creations)
+    def create(self, who: Who, fields: dict[str, Any]) -> None:
+        fields = {**fields, "timeouts": self.timeouts(fields["lease_minutes"], fields["deadline_minutes"])}
+        if made := self.perform(who, "create_task", **fields):
+            self.tasks.append(made["task_id"])
+
+    @rule(who=agents, fields=creations, pick=picks)
+    def create_again(self, who: Who, fields: dict[str, Any], pick: int) -> None:
+        self.create(who, {**fields, "idempotency_key": "k1"})
+        self.create(who, {**fields, "idempotency_key": "k1", "priority": (fields["priority"] or 0) + pick % 2})
+
+    def timeouts(self, lease: int | None, deadline: int | None) -> dict[str, Any] | None:
+        """The timeouts of a task; a deadline counts from the beginning of the program."""
+        if lease is None and deadline is None:
+            return None
+        at = None if deadline is None else datetime.fromtimestamp(self.epoch + deadline * MINUTE, UTC)
+        return {"lease_ttl_seconds": lease and lease * MINUTE, "deadline": at}
+
+    @rule(who=any_owner, pick=picks, reason=st.sampled_from([None, "no longer needed"]))
+    def cancel(self, who: Who, pick: int, reason: str | None) -> None:
+        self.perform(who, "cancel_task", task_id=self.some_task(pick), reason=reason)
+
+    @rule(who=any_owner, pick=picks)
+    def release_hold(self, who: Who, pick: int) -> None:
+        self.perform(who, "release_hold", task_id=self.some_task(pick))
+
+    @rule(who=anybody, pick=picks, artifacts=st.sampled_from(ARTIFACTS), proof=st.sampled_from(PROOFS))
+    def attach(self, who: Who, pick: int, artifacts: Any, proof: Any) -> None:
+        self.perform(who, "attach_artifacts", task_id=self.some_task(pick), artifacts=artifacts, delivery_proof=proof)
+
+    @rule(who=anybody, pick=picks)
+    def look(self, who: Who, pick: int) -> None:
+        self.perform(who, "get_task", task_id=self.some_task(pick))
+
+    @rule(who=anybody, pick=st.integers(0, 100), again=st.booleans())
+    def acknowledge(self, who: Who, pick: int, again: bool) -> None:
+        for _ in range(1 + again):
+            self.perform(who, "ack_receipt", receipt_id=self.receipts[-1 - pick % len(self.receipts)])
+
+    @rule(who=agents, pick=st.integers(0, 100))
+    def what_is_owed(self, who: Who, pick: int) -> None:
+        self.perform(who, "list_open_obligations", limit=200)
+        self.perform(who, "check_terminator", parent_receipt_id=self.receipts[pick % len(self.receipts)])
+
+    # Workers.
+
+    @rule(who=workers, fields=claims, again=st.booleans())
+    def claim(self, who: Who, fields: dict[str, Any], again: bool) -> None:
+        for _ in range(1 + (again and fields["claim_id"] is not None)):
+            reply = self.perform(who, "lease_next", **fields)
+            self.offers += [(who, offer) for offer in reply["tasks"] if (who, offer) not in self.offers]
+        self.perform(who, "list_leases")
+
+    @precondition(has_worked)
+    @rule(pick=picks, lie=lies, times=st.sampled_from([1, 1, 1, 12]), by=maybe(minutes(1, 5, 90)), named=st.booleans())
+    def renew(self, pick: int, lie: str, times: int, by: int | None, named: bool) -> None:
+        for _ in range(times):
+            self.hold("renew_lease", pick, lie, extend_by_seconds=by, named=named)
+
+    @precondition(has_worked)
+    @rule(pick=picks, lie=lies)
+    def begin_work(self, pick: int, lie: str) -> None:
+        self.hold("start_task", pick, lie)
+
+    @precondition(has_worked)
+    @rule(pick=picks, lie=lies, progress=st.sampled_from(JSON))
+    def progress(self, pick: int, lie: str, progress: Any) -> None:
+        self.hold("report_progress", pick, lie, progress=progress)
+
+    @precondition(has_worked)
+    @rule(pick=picks, lie=lies)
+    def release(self, pick: int, lie: str) -> None:
+        self.hold("release_lease", pick, lie)
+
+    @precondition(has_worked)
+    @rule(pick=picks, lie=lies, result=st.sampled_from(JSON), artifacts=st.sampled_from(ARTIFACTS),
+          proof=st.sampled_from(PROOFS), said=st.sampled_from([None, "all done"]),
+          meta=st.sampled_from([None, {"ms": 5}]))
+    def complete(self, pick: int, lie: str, result: Any, artifacts: Any, proof: Any, said: Any, meta: Any) -> None:
+        self.hold("complete", pick, lie, result=result, artifacts=artifacts, delivery_proof=proof, result_summary=said,
+                  completion_metadata=meta)
+
+    @precondition(has_worked)
+    @rule(pick=picks, lie=lies, error=st.sampled_from(JSON), retryable=st.sampled_from([None, False, True, True]),
+          after=maybe(minutes(0, 1, 90)))
+    def fail(self, pick: int, lie: str, error: Any, retryable: bool | None, after: int | None) -> None:
+        self.hold("fail", pick, lie, error=error, retryable=retryable, retry_after_seconds=after)
+
+    def hold(self, verb: str, pick: int, lie: str, named: bool = True, **fields: Any) -> None:
+        """Ask something under a lease that was granted at some time, or nearly so."""
+        if not self.offers:
+            return
+        (tenant, kind, id, instance), offer = self.offers[-1 - pick % len(self.offers)]
+        under = {"task_id": offer["task_id"], "lease_id": offer["lease_id"]}
+        under["fence"] = offer["fence"] if pick % 2 else None
+        if lie == "worker":
+            id = "w2" if id == "w1" else "w1"
+        elif lie == "lease":
+            under["lease_id"] = NOBODY
+        elif lie == "task":
+            under["task_id"] = self.some_task(pick)
+        elif lie != "none":
+            under["fence"] = offer["fence"] + (1 if lie == "newer fence" else -1)
+        if not named:
+            del under["task_id"]
+        self.perform((tenant, kind, id, instance), verb, **under, **fields)
+
+    @rule(who=agents, fields=creations, seconds=minutes(1, 1, 5), swept=st.booleans(), verb=st.sampled_from(VERBS))
+    def come_late(self, who: Who, fields: dict[str, Any], seconds: int, swept: bool, verb: str) -> None:
+        self.create(who, {**fields, "requirements": None, "delay_seconds": None})
+        worker = next(worker for worker in WORKERS if worker[0] == who[0])
+        self.claim(worker, {"lease_ttl_seconds": MINUTE, "max_tasks": 3, "claim_id": None}, again=False)
+        self.wait(seconds, swept)
+        self.hold(verb, 0, "none")
+
+    # The world.
+
+    @rule(seconds=minutes(1, 5, 5, 15, 40), swept=st.booleans())
+    def wait(self, seconds: int, swept: bool) -> None:
+        self.pass_time(seconds)
+        if swept:
+            self.sweep()
+
+    def some_task(self, pick: int) -> str:
+        """A task made so far, rather a young one; sometimes one that never was."""
+        return self.tasks[-1 - pick % len(self.tasks)]
+
+
+def settings_of(rules: Rules) -> dict[str, Any]:
+    """The same rules as settings of a gate."""
+    return {"locatability": "strict" if rules.strict else "lenient", "progress_receipts": rules.progress_receipts,
+            "idempotency_mismatch": "refuse" if rules.refuse_mismatch else "return", "instance_id": "asyncgate-1",
+            "max_lease_renewals": rules.max_lease_renewals, "max_lease_lifetime_seconds": rules.max_lease_lifetime,
+            "expiry_jitter_seconds": 0.0}       # a random moment is nothing that an oracle can foretell
+
+
+class Side:
+    """One gate that a program runs on."""
+
+    def __init__(self, run: Run, backend: OwnTenants, rules: Rules, tenants: list[str]) -> None:
+        self.run, self.backend = run, backend
+        backend.backend.ids = Numbered()        # so that a program that failed fails again, and twins are equal
+        engine = Engine(backend, Settings(**settings_of(rules)))
+        backend.own.clear()
+        self.gates = [Gate(engine, tenant) for tenant in tenants]
+        self.seen = [""] * len(tenants)
+        self.epoch = math.floor(self.gates[0].now())
+
+    def perform(self, who: Who, name: str, fields: dict[str, Any]) -> tuple[Any, ...]:
+        """Carry out an operation; return the reply or the refusal as plain data."""
+        tenant, kind, id, instance = who
+        role = {"agent": "agent", "worker": "worker"}.get(kind, "admin")
+        view = self.gates[tenant].as_caller(kind, id, role, instance=instance)
+        try:
+            reply = plain(self.run(getattr(view, name)(**written_out(fields))))
+        except GateError as no:
+            return "no", no.code, no.more.get("reason")
+        reply.get("leases", []).sort(key=lambda held: held["lease_id"])     # those of one moment come in any order
+        return "yes", reply
+
+    def news(self, tenant: int) -> list[Any]:
+        """The receipts written since the last look."""
+        of = ReceiptFilter(None, None, None, self.seen[tenant] or None, 1000)
+        rows = self.run(self.backend.receipts(self.gates[tenant].tenant_id, of))
+        self.seen[tenant] = rows[-1].receipt_id if rows else self.seen[tenant]
+        return list(rows)
+
+    def tick(self, moment: str | None) -> int | None:
+        """A time of an answer in the program's time, rounded down to its half minute."""
+        if moment is None:
+            return None
+        return math.floor((datetime.fromisoformat(moment).timestamp() - self.epoch + 0.01) / TICK) * TICK
+
+    def timed(self, value: Any, name: str = "") -> Any:
+        """An answer with its times in the program's time."""
+        if isinstance(value, dict):
+            return {name: self.timed(held, name) for name, held in value.items()}
+        if isinstance(value, list):
+            return [self.timed(held) for held in value]
+        return self.tick(value) if name.endswith("_at") else value
+
+
+def plain(reply: Any) -> dict[str, Any]:
+    """A reply as a client reads it, with what it leaves out because it is the default."""
+    held = msgspec.structs.asdict(reply)
+    return {name: msgspec.json.decode(msgspec.json.encode(value)) for name, value in held.items()}
+
+
+def like(said: Any, got: Any) -> Any:
+    """As much of an answer as the oracle has an opinion on."""
+    if isinstance(said, dict) and isinstance(got, dict):
+        return {name: like(value, got.get(name)) for name, value in said.items()}
+    if isinstance(said, list) and isinstance(got, list) and len(said) == len(got):
+        return [like(one, other) for one, other in zip(said, got, strict=True)]
+    return got
+
+
+class AgainstTheOracle(Programs):
+    """A gate beside the oracle."""
+
+    def __init__(self, run: Run, backend: OwnTenants) -> None:
+        super().__init__()
+        self.run, self.backend = run, backend
+
+    def begin(self, rules: Rules) -> None:
+        self.side = Side(self.run, self.backend, rules, [str(uuid.uuid4()), str(uuid.uuid4())])
+        self.epoch, self.clock = self.side.epoch, 0
+        self.models = [Model(rules, self.epoch) for _ in self.side.gates]
+
+    def perform(self, who: Who, name: str, **fields: Any) -> Any:
+        reply = self.side.perform(who, name, fields)
+        said = self.expect(who, name, ask_of(OPERATIONS[name], written_out(fields)))
+        got = like(said, self.side.timed(list(reply)))
+
+        assert got == said, f"{name}: the gate says {got}, the oracle {said}"
+        return reply[1] if reply[0] == "yes" else None
+
+    def expect(self, who: Who, name: str, ask: Any) -> list[Any]:
+        """Let the oracle do the same under the ids that the gate has given, and compare the receipts of both."""
+        tenant, kind, id, instance = who
+        model, written = self.models[tenant], self.side.news(tenant)
+        before = len(model.receipts)
+        self.receipts += [row.receipt_id for row in written]
+        try:
+            reply = model.perform(name, Principal(kind, id, instance), ask, self.clock, ids_of(written),
+                                  admin=kind == "human")
+            said: list[Any] = ["yes", reply]
+        except Refusal as no:
+            said = ["no", no.code, no.reason]
+        facts = sorted(model.receipts[before:], key=lambda fact: fact.receipt_id)
+
+        steps = [(row.receipt_type, row.task_id) for row in written]
+        assert [(fact.type, fact.task_id) for fact in facts] == steps, name
+        for fact, row in zip(facts, written, strict=True):
+            self.equal(fact, row)
+        return said
+
+    def equal(self, fact: Any, row: Any) -> None:
+        """Compare one receipt of the oracle with the gate's."""
+        body = msgspec.json.decode(row.body)
+        prose = {PROSE: body[PROSE]} if PROSE in body else {}
+
+        assert {**fact.body, **prose} == body, fact.type
+        assert (fact.receipt_id, fact.sender, fact.to, fact.lease_id, tuple(sorted(fact.parents))) == (
+            row.receipt_id, row.sender, row.to, row.lease_id, row.parents), fact.type
+        assert fact.hash(body) == row.hash, row.body
+
+    def pass_time(self, seconds: int) -> None:
+        self.side.gates[0].skip(seconds)
+        self.clock += seconds
+
+    def sweep(self) -> None:
+        self.run(self.side.gates[0].sweep())
+        for tenant in range(len(self.models)):
+            self.expect((tenant, "asyncgate", "asyncgate-1", None), "sweep", None)
+
+    def teardown(self) -> None:
+        """Compare what is left at the end: every task, and every open obligation in the index."""
+        for tenant, model in enumerate(getattr(self, "models", ())):
+            for task_id in model.tasks:
+                self.perform((tenant, "human", "root", None), "get_task", task_id=task_id)
+            stored = self.run(self.side.gates[tenant].everything())
+            assert sorted(task.task_id for task in stored["Task"]) == sorted(model.tasks)
+            assert sorted(row.receipt_id for row in stored["Obligation"]) == sorted(
+                task.duty for task in model.tasks.values() if task.owed)
+            assert [row.receipt_id for row in stored["Receipt"]] == sorted(
+                fact.receipt_id for fact in model.receipts)
+
+
+def written_out(fields: dict[str, Any]) -> dict[str, Any]:
+    """A request with what it abbreviates."""
+    return {name: "x" * 16_400 if value == LARGE else value for name, value in fields.items()}
+
+
+def ids_of(written: list[Any]) -> Callable[[str, str, str], str]:
+    """Hand the gate's ids to the oracle, as far as it writes the same."""
+    stock: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for row in written:
+        stock["receipt", row.task_id, row.receipt_type].append(row.receipt_id)
+        if row.receipt_type == "task.assigned":
+            stock["task", "", ""].append(row.task_id)
+        if row.receipt_type == "task.accepted":
+            stock["lease", row.task_id, ""].append(row.lease_id)
+
+    def new_id(what: str, task_id: str, type: str) -> str:
+        left = stock[what, task_id, type]
+        return left.pop(0) if left else f"a {what} that the gate does not have"
+    return new_id
+
+
+class OnTwoBackends(Programs):
+    """The same program on two backends that give the same ids."""
+
+    def __init__(self, run: Run, backends: list[OwnTenants]) -> None:
+        super().__init__()
+        self.run, self.backends = run, backends
+
+    def begin(self, rules: Rules) -> None:
+        tenants = [str(uuid.uuid4()), str(uuid.uuid4())]
+        self.sides = [Side(self.run, backend, rules, tenants) for backend in self.backends]
+        self.epoch = self.sides[0].epoch
+
+    def perform(self, who: Who, name: str, **fields: Any) -> Any:
+        one, other = [side.perform(who, name, fields) for side in self.sides]
+
+        assert self.sides[0].timed(list(one)) == self.sides[1].timed(list(other)), name
+        self.receipts += [row.receipt_id for row in self.sides[0].news(who[0])]
+        return one[1] if one[0] == "yes" else None
+
+    def pass_time(self, seconds: int) -> None:
+        for side in self.sides:
+            side.gates[0].skip(seconds)
+
+    def sweep(self) -> None:
+        for side in self.sides:
+            self.run(side.gates[0].sweep())
+
+    def teardown(self) -> None:
+        """Compare what is stored in the end, but for the times."""
+        stored = [[self.run(gate.everything()) for gate in side.gates] for side in getattr(self, "sides", ())]
+        for one, other in zip(*stored, strict=True):
+            assert facts(one) == facts(other)
+
+
+def facts(stored: dict[str, list[Any]]) -> list[Any]:
+    """Everything of a tenant that does not depend on when it was stored."""
+    return [*((row.receipt_id, row.receipt_key, row.hash, row.body, row.parents) for row in stored["Receipt"]),
+            *((row.task_id, row.status, row.attempt, row.fence, row.expiries, row.held, row.owed, row.duty,
+               row.outcome, row.artifacts, row.lost_to) for row in stored["Task"]),
+            *((row.lease_id, row.ending, row.renewals) for row in stored["Lease"]),
+            *((row.task_id, row.progress, row.sequence) for row in stored["Progress"]),
+            *((row.event_id, row.event_type, row.payload) for row in stored["Event"]),
+            *((row.receipt_id, row.to_kind, row.to_id) for row in stored["Obligation"])]
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    """A loop that lives as long as the test: a program is no coroutine."""
+    with asyncio.Runner() as runner:
+        yield runner.run
+
+
+def run_programs(machine: Callable[[], Programs], settings: settings) -> None:
+    """Try programs; Hypothesis asks for a class, but all that it does is call it."""
+    run_state_machine_as_test(machine, settings=settings)  # type: ignore[arg-type]
+
+
+def budget(rounds: int) -> settings:
+    """How much to try: the same programs in every run of a CI, others on each run at home."""
+    return settings(max_examples=EXAMPLES_PER_ROUND * rounds, stateful_step_count=STEPS, print_blob=True,
+                    derandomize="CI" in os.environ, database=None, deadline=None)   # a busy machine is no finding
+
+
+def test_random_programs_have_the_answers_states_and_receipts_of_the_oracle(
+        backend_url: str, run: Run, rounds: int) -> None:
+    backend = OwnTenants(run(open_backend(backend_url)))
+    try:
+        run_programs(partial(AgainstTheOracle, run, backend), settings=budget(rounds))
+    finally:
+        run(backend.aclose())
+
+
+def test_the_same_program_has_the_same_receipt_hashes_in_memory(backend_url: str, run: Run, rounds: int) -> None:
+    backends = [OwnTenants(run(open_backend(url))) for url in ("memory:", backend_url)]
+    try:
+        run_programs(partial(OnTwoBackends, run, backends), settings=budget(rounds))
+    finally:
+        for backend in backends:
+            run(backend.aclose())

@@ -1,0 +1,229 @@
+"""Verify a stored gate: what its tasks, leases and obligations say must follow from its receipts, the evidence.
+
+It reads every row once, a page at a time, keeps ids and a few small facts of each task, and works beside a running
+server: what looks wrong only because it was changed between two pages does not look wrong a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from asyncgate import ACTIVE, DISCHARGING, TERMINAL, TERMINATES, Lease, Obligation, Receipt, Task, receipt_hash
+from asyncgate.parts.wire import Principal
+
+ENDINGS = {"succeeded": "task.completed", "failed": "task.failed", "canceled": "task.canceled"}
+MOST = 1000     # problems that are worth telling
+
+Row = TypeVar("Row", bound=Struct)
+Told = Callable[[int], None]
+
+
+class Verdict(Struct):
+    """What was found: how much there is, and what is wrong with it."""
+
+    tasks: int = 0
+    receipts: int = 0
+    created: int = 0            # obligations ever opened
+    open: int = 0
+    discharged: int = 0
+    problems: list[str] = []
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+class Facts(Struct, gc=False):
+    """What is remembered of a task until all its receipts have been seen."""
+
+    status: str
+    duty: str
+    fence: int
+    owed: bool
+    leased: bool = False
+    assigned: int = 0
+    accepted: int = 0
+    result_ready: bool = False
+    ended_by: str = ""          # types of its terminal receipts
+    linked: bool = False        # one of them names the duty
+
+
+async def verify(backend: Any, *, progress: Told | None = None) -> Verdict:
+    """Check everything in a database; `progress` is told how many rows have been read so far."""
+    verdict = await _once(backend, progress)
+    if verdict.problems:
+        again = await _once(backend, progress)
+        again.problems = [problem for problem in again.problems if problem in set(verdict.problems)]
+        return again
+    return verdict
+
+
+async def _once(backend: Any, progress: Told | None) -> Verdict:
+    verdict = Verdict()
+    if check := getattr(backend, "check", None):
+        verdict.problems += [f"the database file: {problem}" for problem in await check()]
+    read = 0
+    for tenant_id in await backend.tenants():
+        tenant = Tenant(backend, tenant_id, verdict)
+        try:
+            async for count in tenant.checked():
+                read += count
+                if progress is not None:
+                    progress(read)
+        except Exception as unreadable:     # a damaged file must not hide what was found before
+            verdict.problems.append(f"tenant {tenant_id} cannot be read to its end: {unreadable}")
+    del verdict.problems[MOST:]
+    return verdict
+
+
+class Tenant:
+    """One tenant's rows, and what is known of them so far."""
+
+    def __init__(self, backend: Any, tenant_id: str, verdict: Verdict) -> None:
+        self.backend, self.tenant_id, self.verdict = backend, tenant_id, verdict
+        self.tasks: dict[str, Facts] = {}
+        self.receipts: set[str] = set()
+        self.open: dict[str, tuple[str, Principal]] = {}    # type and recipient of what nothing has discharged
+        self.early: set[tuple[str, str]] = set()            # parents not seen yet, and the type of their child
+        self.created = 0
+
+    async def checked(self) -> AsyncIterator[int]:
+        """Check everything of the tenant; yield how many rows each page had."""
+        index: dict[str, Principal] = {}
+        looks: tuple[tuple[type[Struct], Callable[[Any], None]], ...] = (
+            (Task, self._task), (Lease, self._lease), (Receipt, self._receipt))
+        for table, look in looks:
+            async for page in self._pages(table):
+                for row in page:
+                    look(row)
+                yield len(page)
+        async for obligations in self._pages(Obligation):
+            index.update({row.receipt_id: Principal(row.to_kind, row.to_id) for row in obligations})
+            yield len(obligations)
+        self._parents()
+        self._obligations(index)
+        for task_id, facts in self.tasks.items():
+            self._ended(task_id, facts)
+        self._count(len(index))
+
+    async def _pages(self, table: type[Row]) -> AsyncIterator[list[Row]]:
+        after, key = "", table.__struct_fields__[0]
+        while page := await self.backend.export(table, self.tenant_id, after):
+            yield page
+            after = getattr(page[-1], key)
+
+    def _wrong(self, problem: str) -> None:
+        self.verdict.problems.append(problem)
+
+    # Row by row.
+
+    def _task(self, task: Task) -> None:
+        self.tasks[task.task_id] = Facts(task.status, task.duty, task.fence, bool(task.owed))
+
+    def _lease(self, lease: Lease) -> None:
+        if (facts := self.tasks.get(lease.task_id)) is None:
+            return self._wrong(f"lease {lease.lease_id} is on task {lease.task_id}, which does not exist")
+        facts.leased = True
+        live = lease.ending == "live"
+        if live != (facts.status in ACTIVE):
+            self._wrong(f"task {lease.task_id} is {facts.status}, but its lease {lease.lease_id} is "
+                        f"{'live' if live else lease.ending}")
+        if lease.fence != facts.fence:
+            self._wrong(f"task {lease.task_id} has fence {facts.fence}, "
+                        f"but its lease {lease.lease_id} has {lease.fence}")
+
+    def _receipt(self, receipt: Receipt) -> None:
+        self.receipts.add(receipt.receipt_id)
+        said = receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
+                            receipt.schedule_id, receipt.parents, receipt.body.encode())
+        if said != receipt.hash:
+            self._wrong(f"receipt {receipt.receipt_id} ({receipt.receipt_type}) does not have the hash of what it says")
+        self.early.update((parent, receipt.receipt_type) for parent in receipt.parents if parent not in self.receipts)
+        if receipt.receipt_type in TERMINATES:
+            self._opens(receipt)
+        if receipt.receipt_type in DISCHARGING:
+            for parent in receipt.parents:
+                self._discharges(parent, receipt.receipt_type)
+        if facts := self.tasks.get(receipt.task_id):
+            self._of_task(facts, receipt)
+
+    def _opens(self, receipt: Receipt) -> None:
+        self.created += 1
+        if not any((receipt.receipt_id, type) in self.early for type in TERMINATES[receipt.receipt_type]):
+            self.open[receipt.receipt_id] = receipt.receipt_type, receipt.to
+
+    def _discharges(self, parent: str, type: str) -> None:
+        opened = self.open.get(parent)
+        if opened and type in TERMINATES[opened[0]]:
+            del self.open[parent]
+
+    def _of_task(self, facts: Facts, receipt: Receipt) -> None:
+        type = receipt.receipt_type
+        facts.assigned += type == "task.assigned"
+        facts.accepted += type == "task.accepted"
+        facts.result_ready |= type == "task.result_ready"
+        linked = facts.duty in receipt.parents
+        if type == "task.completed" or (type in ENDINGS.values() and linked):   # a requeued failure ends nothing
+            facts.ended_by += f" {type}"
+            facts.linked |= linked
+        if type == "task.assigned" and receipt.receipt_id != facts.duty:
+            self._wrong(f"task {receipt.task_id} names {facts.duty} as its duty, but its task.assigned is "
+                        f"{receipt.receipt_id}")
+
+    # When all rows have been seen.
+
+    def _parents(self) -> None:
+        missing = {parent for parent, _ in self.early} - self.receipts
+        for parent in sorted(missing):
+            self._wrong(f"receipt {parent} does not exist, but another names it as its parent")
+
+    def _obligations(self, index: dict[str, Principal]) -> None:
+        for receipt_id, (type, to) in self.open.items():
+            if receipt_id not in index:
+                self._wrong(f"obligation {receipt_id} ({type}) is open by the evidence, but the index does not have it")
+            elif not index[receipt_id].same(to):
+                self._wrong(f"obligation {receipt_id} is owed to {to}, but the index says {index[receipt_id]}")
+        for receipt_id in index.keys() - self.open.keys():
+            known = receipt_id in self.receipts
+            why = "it is discharged by the evidence or never was one" if known else "there is no such receipt"
+            self._wrong(f"obligation {receipt_id} is in the index, but {why}")
+
+    def _ended(self, task_id: str, facts: Facts) -> None:
+        if facts.assigned != 1:
+            self._wrong(f"task {task_id} has {facts.assigned} receipts task.assigned instead of one")
+        if facts.accepted != facts.fence:
+            self._wrong(f"task {task_id} was leased {facts.fence} times, "
+                        f"but has {facts.accepted} receipts task.accepted")
+        if facts.status in ACTIVE and not facts.leased:
+            self._wrong(f"task {task_id} is {facts.status}, but has no lease")
+        if facts.owed != (facts.duty in self.open):
+            says = "still owed" if facts.owed else "discharged"
+            self._wrong(f"task {task_id} says that its duty is {says}, but the evidence says otherwise")
+        if facts.status in TERMINAL:
+            self._terminal(task_id, facts)
+        elif facts.ended_by:
+            self._wrong(f"task {task_id} is {facts.status}, but has a receipt{facts.ended_by}")
+
+    def _terminal(self, task_id: str, facts: Facts) -> None:
+        ended_by = set(facts.ended_by.split())
+        if ended_by != {ENDINGS[facts.status]}:
+            has = " and ".join(sorted(ended_by)) or "no terminal receipt"
+            self._wrong(f"task {task_id} is {facts.status}, but has {has}")
+        if not facts.result_ready:
+            self._wrong(f"task {task_id} is {facts.status}, but has no receipt task.result_ready")
+        if not facts.owed and not facts.linked:
+            self._wrong(f"task {task_id} owes nothing any more, but no terminal receipt names its duty as a parent")
+
+    def _count(self, indexed: int) -> None:
+        discharged = self.created - len(self.open)
+        total = self.verdict
+        total.tasks, total.receipts = total.tasks + len(self.tasks), total.receipts + len(self.receipts)
+        total.created, total.open, total.discharged = (
+            total.created + self.created, total.open + indexed, total.discharged + discharged)
+        if self.created != indexed + discharged:
+            self._wrong(f"tenant {self.tenant_id}: {self.created} obligations were created, but {indexed} open and "
+                        f"{discharged} discharged ones are {indexed + discharged}")

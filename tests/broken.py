@@ -1,0 +1,136 @@
+"""Backends that break one rule each, on purpose: `broken:NAME` is Memory with the fault NAME."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from msgspec.structs import replace
+
+from asyncgate import Needs, Principal, Receipt, ReceiptFilter, Task, Work
+from asyncgate.backends.memory import Memory, Row, Tenant
+
+
+class DropsParents(Memory):
+    """Stores receipts without what they answer."""
+
+    def _save(self, tenant: Tenant, work: Work) -> None:
+        work.written = {id: replace(receipt, parents=()) for id, receipt in work.written.items()}
+        super()._save(tenant, work)
+
+
+class OffersDelayedTasks(Memory):
+    """Does not look at the time."""
+
+    def _claimable(self, tenant: Tenant, lanes: frozenset[int], now: float) -> Iterator[Task]:
+        return super()._claimable(tenant, lanes, now + 1e9)
+
+
+class ForgetsPriority(Memory):
+    """Offers the oldest task, whatever its priority."""
+
+    def _claimable(self, tenant: Tenant, lanes: frozenset[int], now: float) -> Iterator[Task]:
+        return iter(sorted(super()._claimable(tenant, lanes, now), key=lambda task: task.task_id))
+
+
+class LosesRenewals(Memory):
+    """Stores the first state of a lease and none that follows."""
+
+    def _save(self, tenant: Tenant, work: Work) -> None:
+        work.leased = {id: lease for id, lease in work.leased.items() if lease.ending != "live" or not lease.renewals}
+        super()._save(tenant, work)
+
+
+class LosesCommits(Memory):
+    """Acknowledges every fourth batch and keeps nothing of it."""
+
+    saved = 0
+
+    def _save(self, tenant: Tenant, work: Work) -> None:
+        self.saved += 1
+        if self.saved % 4:
+            super()._save(tenant, work)
+
+
+class ShowsOthersObligations(Memory):
+    """Answers with the obligations of every tenant."""
+
+    async def obligations(self, tenant_id: str, to: Principal, since: str | None, limit: int) -> list[Receipt]:
+        """Return a page of anybody's open obligations."""
+        return [receipt for other in list(self.all) for receipt in await super().obligations(other, to, since, limit)]
+
+
+class ForgetsDischarge(Memory):
+    """Never takes an obligation off its index."""
+
+    def _save(self, tenant: Tenant, work: Work) -> None:
+        work.closed = {}
+        super()._save(tenant, work)
+
+
+class ReadsStale(Memory):
+    """Shows a task as it was when it was first read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[tuple[str, str], Row | None] = {}
+
+    async def task(self, tenant_id: str, task_id: str) -> Row | None:
+        """Return a task as it once was."""
+        if (tenant_id, task_id) not in self.seen:
+            self.seen[tenant_id, task_id] = await super().task(tenant_id, task_id)
+        return self.seen[tenant_id, task_id]
+
+
+class FiltersAfterTheLimit(Memory):
+    """Cuts a page of receipts before it looks at what was asked for."""
+
+    async def receipts(self, tenant_id: str, of: ReceiptFilter) -> list[Receipt]:
+        """Return what happens to fit of the next rows."""
+        rows = await super().receipts(tenant_id, ReceiptFilter(None, None, None, of.after, of.limit))
+        return [row for row in rows if (of.to is None or row.to.same(of.to)) and of.task_id in (None, row.task_id)
+                and of.receipt_type in (None, row.receipt_type)]
+
+
+class ForgetsKeys(Memory):
+    """Does not find a task by its idempotency key."""
+
+    def _load(self, tenant: Tenant, work: Work, needs: Needs) -> None:
+        needs.keys = set()
+        super()._load(tenant, work, needs)
+
+
+class IgnoresLanes(Memory):
+    """Takes every lane for every other one."""
+
+    def _load(self, tenant: Tenant, work: Work, needs: Needs) -> None:
+        super()._load(tenant, work, needs)
+        work.known = {lane: (type, frozenset()) for lane, (type, _) in tenant.lanes.known.items()}
+        for group in [frozenset(tenant.lanes.known)] if needs.claims else []:
+            for task in self._claimable(tenant, group, work.now):
+                work.offer(task)
+
+
+class KeepsRefusedBatches(Memory):
+    """Stores a batch before it finds out that it must refuse it."""
+
+    async def transact(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
+        """Carry out a batch, too early."""
+        def eager(work: Work) -> None:
+            decide(work)
+            self._save(self.all[tenant_id], work)
+            work.opened = {}
+        await super().transact(tenant_id, needs, eager)
+
+
+FAULTS: dict[str, Any] = {
+    "drops_parents": DropsParents, "offers_delayed_tasks": OffersDelayedTasks, "forgets_priority": ForgetsPriority,
+    "loses_renewals": LosesRenewals, "loses_commits": LosesCommits, "shows_others_obligations": ShowsOthersObligations,
+    "forgets_discharge": ForgetsDischarge, "reads_stale": ReadsStale, "filters_after_the_limit": FiltersAfterTheLimit,
+    "forgets_keys": ForgetsKeys, "ignores_lanes": IgnoresLanes, "keeps_refused_batches": KeepsRefusedBatches}
+
+
+async def open_backend(url: str, *, serving: bool = False) -> Memory:
+    """Open a new memory with the fault that the URL names."""
+    backend: Memory = FAULTS[url.partition(":")[2]]()
+    return backend

@@ -1,0 +1,262 @@
+"""The history checker passes a true history and catches, for every invariant, one that breaks exactly that one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from asyncgate import Lease, Receipt, Task
+from asyncgate.conformance.history import Call, Stored, violations
+
+HERE, THERE = "tenant here", "tenant there"
+
+
+class Forgery:
+    """A small history of one tenant that is true until somebody meddles with it."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.final = {HERE: Stored(), THERE: Stored()}
+        self.clock = 1000.0
+
+    @property
+    def end(self) -> Stored:
+        return self.final[HERE]
+
+    def call(self, operation: str, by: str, reply: Any = None, error: str | None = None, **ask: Any) -> Call:
+        self.clock += 1
+        self.calls.append(Call(tenant=HERE, operation=operation, ask=ask, by=by, reply=reply, error=error,
+                               started=self.clock, ended=self.clock + 0.5))
+        return self.calls[-1]
+
+    def receipt(self, name: str, type: str, task_id: str, by: str, to: str = "asyncgate", lease: str | None = None,
+                parents: tuple[str, ...] = (), **body: Any) -> None:
+        self.end.receipts[name] = Receipt(name, name, type, self.clock, "worker", by, "agent", to, task_id, lease, None,
+                                          "asyncgate-1", "", msgspec.json.encode(body).decode(), parents)
+
+    def task(self, task_id: str, **fields: Any) -> None:
+        self.end.tasks[task_id] = msgspec.convert(
+            {"task_id": task_id, "lane": 0, "type": "demo", "payload": "", "payload_pointer": None, "requirements": "",
+             "terms": "", "owner_kind": "agent", "owner_id": "ada", "principal_ai": "", "priority": 0,
+             "max_attempts": 3, "retry_backoff_seconds": 0, "max_expiries": 0, "created_at": 0.0, "duty": f"{task_id}-1",
+             "idempotency_key": None, "fingerprint": None, "asyncgate_instance": "", "updated_at": 0.0, **fields}, Task)
+
+    def lease(self, task_id: str, lease_id: str, fence: int, ending: str) -> None:
+        self.end.leases[task_id] = Lease(task_id, lease_id, "worker", "w1", None, fence, 0.0, 0.0, 0, "", None, ending)
+
+    def change(self, task_id: str, **fields: Any) -> None:
+        self.end.tasks[task_id] = replace(self.end.tasks[task_id], **fields)
+
+
+def offer(task_id: str, lease_id: str, fence: int, until: float) -> dict[str, Any]:
+    return {"task_id": task_id, "lease_id": lease_id, "fence": fence,
+            "expires_at": datetime.fromtimestamp(until, UTC).isoformat()}
+
+
+def truth() -> Forgery:
+    """Task t: lost by w2, done by w1.  Task u: failed once, then canceled.  Task v: leased.  A reader saw all."""
+    f = Forgery()
+    f.call("create_task", "ada", {"task_id": "t", "status": "queued"}, idempotency_key="k")
+    f.receipt("t-1", "task.assigned", "t", "ada", "ada")
+    f.call("create_task", "ada", None, idempotency_key="nobody knows")
+    f.call("lease_next", "w2", {"tasks": [offer("t", "t-a", 1, f.clock + 2)]})
+    f.receipt("t-2", "task.accepted", "t", "w2", lease="t-a", parents=("t-1",), fence=1)
+    f.clock += 5
+    f.call("renew_lease", "w2", error="lease_invalid_or_expired", task_id="t", lease_id="t-a", extend_by_seconds=60)
+    f.receipt("t-3", "lease.expired", "t", "asyncgate", "ada", lease="t-a", parents=("t-2",))
+    f.call("lease_next", "w1", {"tasks": [offer("t", "t-b", 2, f.clock + 60)]})
+    f.receipt("t-4", "task.accepted", "t", "w1", lease="t-b", parents=("t-1",), fence=2)
+    f.call("complete", "w1", task_id="t", lease_id="t-b")
+    f.call("complete", "w1", {"ok": True, "status": "succeeded"}, task_id="t", lease_id="t-b")
+    f.receipt("t-5", "task.completed", "t", "w1", lease="t-b", parents=("t-1",))
+    f.receipt("t-6", "task.result_ready", "t", "asyncgate", "ada", parents=("t-5",))
+    f.task("t", status="succeeded", fence=2, expiries=1, owed=False, idempotency_key="k")
+    f.lease("t", "t-b", 2, "completed")
+    f.call("get_task", "ada", {"task_id": "t", "status": "succeeded"}, task_id="t")
+
+    f.call("create_task", "ada", {"task_id": "u", "status": "queued"})
+    f.receipt("u-1", "task.assigned", "u", "ada", "ada")
+    f.call("lease_next", "w1", {"tasks": [offer("u", "u-a", 1, f.clock + 60)]})
+    f.receipt("u-2", "task.accepted", "u", "w1", lease="u-a", parents=("u-1",), fence=1)
+    f.call("fail", "w1", {"ok": True, "status": "queued", "requeued": True}, task_id="u", lease_id="u-a")
+    f.receipt("u-3", "task.failed", "u", "w1", lease="u-a", parents=("u-2",), requeued=True)
+    f.call("cancel_task", "ada", {"ok": True, "status": "canceled"}, task_id="u")
+    f.receipt("u-4", "task.canceled", "u", "ada", parents=("u-1",))
+    f.receipt("u-5", "task.result_ready", "u", "asyncgate", "ada", parents=("u-4",))
+    f.task("u", status="canceled", fence=1, attempt=1, owed=False)
+    f.lease("u", "u-a", 1, "failed")
+
+    f.call("create_task", "ada", {"task_id": "v", "status": "queued"})
+    f.receipt("v-1", "task.assigned", "v", "ada", "ada")
+    f.call("lease_next", "w1", {"tasks": [offer("v", "v-a", 1, f.clock + 60)]})
+    f.receipt("v-2", "task.accepted", "v", "w1", lease="v-a", parents=("v-1",), fence=1)
+    f.task("v", status="leased", fence=1)
+    f.lease("v", "v-a", 1, "live")
+    f.end.obligations.add("v-1")
+    for page in (["t-1", "t-3"], [], ["t-6", "u-1"]):
+        f.call("list_receipts", "ada", {"receipts": [{"receipt_id": name} for name in page]})
+    return f
+
+
+def loses_a_task(f: Forgery) -> None:
+    f.call("create_task", "ada", {"task_id": "x", "status": "queued"})
+
+
+def forgets_a_retried_failure(f: Forgery) -> None:
+    f.call("fail", "w1", {"ok": True, "status": "queued", "requeued": True}, task_id="v", lease_id="v-a")
+
+
+def leases_twice(f: Forgery) -> None:
+    f.call("lease_next", "w2", {"tasks": [offer("v", "v-b", 2, f.clock + 60)]})
+    f.receipt("v-3", "lease.expired", "v", "asyncgate", "eve", lease="v-a", parents=("v-2",))
+    f.receipt("v-4", "task.accepted", "v", "w2", lease="v-b", parents=("v-1",), fence=2)
+    f.change("v", fence=2)
+    f.lease("v", "v-b", 2, "live")
+
+
+def keeps_a_lease_of_a_finished_task(f: Forgery) -> None:
+    f.end.leases["t"] = replace(f.end.leases["t"], lease_id="t-b", ending="live")
+    f.change("t", fence=2)
+    f.end.receipts["t-3"] = replace(f.end.receipts["t-3"], receipt_type="system.anomaly")
+
+
+def skips_a_fence(f: Forgery) -> None:
+    f.end.receipts["v-2"] = replace(f.end.receipts["v-2"], body='{"fence":2}')
+
+
+def gives_a_fence_twice(f: Forgery) -> None:
+    f.calls[2] = replace(f.calls[2], reply={"tasks": [offer("t", "t-a", 2, f.calls[2].ended)]})
+
+
+def lets_a_stranger_start(f: Forgery) -> None:
+    f.call("start_task", "w2", {"ok": True}, task_id="v", lease_id="v-a")
+
+
+def takes_a_stranger_s_completion(f: Forgery) -> None:
+    f.end.receipts["t-5"] = replace(f.end.receipts["t-5"], from_id="w2")
+
+
+def renews_an_expired_lease(f: Forgery) -> None:
+    f.clock += 100
+    f.call("renew_lease", "w1", {"expires_at": offer("", "", 0, f.clock + 9)["expires_at"]}, task_id="v",
+           lease_id="v-a", extend_by_seconds=9)
+    f.call("renew_lease", "w2", None, task_id="t", lease_id="t-a", extend_by_seconds=9)
+
+
+def completes_under_an_expired_lease(f: Forgery) -> None:
+    f.end.receipts["t-5"] = replace(f.end.receipts["t-5"], lease_id="t-a", from_id="w2")
+    f.end.receipts["t-3"] = replace(f.end.receipts["t-3"], lease_id="t-a")
+
+
+def spends_an_attempt_on_an_expiry(f: Forgery) -> None:
+    f.change("t", attempt=1)
+
+
+def forgets_the_end(f: Forgery) -> None:
+    f.call("get_task", "ada", {"task_id": "t", "status": "queued"}, task_id="t")
+
+
+def writes_a_receipt_too_many(f: Forgery) -> None:
+    f.receipt("t-7", "task.result_ready", "t", "asyncgate", "eve", parents=("t-5",))
+
+
+def writes_a_receipt_too_few(f: Forgery) -> None:
+    del f.end.receipts["u-5"]
+
+
+def leaves_an_obligation_open(f: Forgery) -> None:
+    f.end.obligations.add("u-1")
+    f.change("u", owed=True)
+
+
+def denies_what_it_owes(f: Forgery) -> None:
+    f.change("v", owed=False)
+
+
+def makes_two_tasks_of_one_key(f: Forgery) -> None:
+    f.call("create_task", "ada", {"task_id": "v", "status": "queued"}, idempotency_key="k")
+
+
+def stores_one_key_twice(f: Forgery) -> None:
+    f.change("v", idempotency_key="k")
+
+
+def shows_another_tenant_s_task(f: Forgery) -> None:
+    f.final[THERE].tasks["foreign"] = f.end.tasks["v"]
+    f.final[THERE] = Stored(receipts={"foreign": replace(f.end.receipts["t-2"], receipt_id="foreign", task_id="")})
+    f.call("lease_next", "w2", {"tasks": [], "seen": "foreign"})
+
+
+def links_to_another_tenant_s_receipt(f: Forgery) -> None:
+    f.final[THERE] = Stored(receipts={"foreign": replace(f.end.receipts["t-2"], receipt_id="foreign", task_id="")})
+    f.end.receipts["v-2"] = replace(f.end.receipts["v-2"], parents=("foreign", "v-1"))
+
+
+def shows_a_receipt_twice(f: Forgery) -> None:
+    f.call("list_receipts", "ada", {"receipts": [{"receipt_id": "u-1"}]})
+
+
+def skips_a_receipt(f: Forgery) -> None:
+    f.call("list_receipts", "ada", {"receipts": [{"receipt_id": "v-1"}]})
+
+
+def turns_a_claim_around(f: Forgery) -> None:
+    f.call("lease_next", "w1", {"tasks": [offer("v", "v-a", 1, f.clock + 60), offer("t", "t-b", 2, f.clock + 60)]},
+           claim_id="again")
+
+
+FORGERIES: list[tuple[str, Callable[[Forgery], None]]] = [
+    ("I1", loses_a_task), ("I1", forgets_a_retried_failure), ("I2", leases_twice), ("I3", skips_a_fence),
+    ("I3", gives_a_fence_twice), ("I4", lets_a_stranger_start), ("I4", takes_a_stranger_s_completion),
+    ("I5", renews_an_expired_lease), ("I5", completes_under_an_expired_lease), ("I6", spends_an_attempt_on_an_expiry),
+    ("I2", keeps_a_lease_of_a_finished_task), ("I7", forgets_the_end), ("I8", writes_a_receipt_too_many),
+    ("I8", writes_a_receipt_too_few), ("I9", leaves_an_obligation_open), ("I9", denies_what_it_owes),
+    ("I10", makes_two_tasks_of_one_key), ("I10", stores_one_key_twice), ("I11", shows_another_tenant_s_task),
+    ("I11", links_to_another_tenant_s_receipt), ("I12", shows_a_receipt_twice), ("I12", skips_a_receipt),
+    ("ORDER", turns_a_claim_around)]
+
+
+def test_a_true_history_passes() -> None:
+    f = truth()
+
+    assert violations(f.calls, f.final) == []
+
+
+@pytest.mark.parametrize(("broken", "forge"), FORGERIES, ids=[forge.__name__ for _, forge in FORGERIES])
+def test_each_broken_invariant_is_found_and_no_other(broken: str, forge: Callable[[Forgery], None]) -> None:
+    f = truth()
+    forge(f)
+
+    found = violations(f.calls, f.final)
+
+    assert found != []
+    assert {violation.partition(":")[0] for violation in found} == {broken}, found
+
+
+@pytest.mark.parametrize("done", [True, False], ids=["carried out", "lost"])
+def test_an_unanswered_completion_may_have_been_carried_out_or_not(done: bool) -> None:
+    f = truth()
+    answered = next(call for call in f.calls if call.operation == "complete" and call.reply)
+    f.calls = [call for call in f.calls if call is not answered and call.operation not in ("get_task", "list_receipts")]
+    if not done:
+        del f.end.receipts["t-5"], f.end.receipts["t-6"]
+        f.change("t", status="leased", owed=True)
+        f.lease("t", "t-b", 2, "live")
+        f.end.obligations.add("t-1")
+
+    assert violations(f.calls, f.final) == []
+
+
+def test_the_checker_does_not_change_what_it_checks() -> None:
+    f = truth()
+    before = deepcopy(f.calls)
+
+    violations(f.calls, f.final)
+
+    assert f.calls == before

@@ -1,0 +1,164 @@
+"""`verify` finds each kind of damage and names it, and finds nothing wrong with a gate that is merely busy."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncgate import Engine, Settings
+from asyncgate.backends import open_backend
+from asyncgate.conformance.harness import Gate, under
+from asyncgate.conformance.verify import Verdict, verify
+
+pytestmark = pytest.mark.anyio
+TENANT = "00000000-0000-0000-0000-000000000000"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "gate.db"
+
+
+@pytest.fixture
+async def gate(path: Path) -> AsyncIterator[Gate]:
+    backend = await open_backend(f"sqlite:///{path}")
+    yield Gate(Engine(backend, Settings(expiry_jitter_seconds=0.0)), TENANT)
+    await backend.close()
+
+
+@pytest.fixture
+async def story(gate: Gate) -> dict[str, str]:
+    """A gate in which everything has happened once; the tasks by what became of them."""
+    tasks = {"succeeded": (await gate.finished()).task_id}
+    unlocated = await gate.leased()
+    await gate.as_worker().complete(**under(unlocated), result={"n": 1})
+    located = await gate.leased()
+    await gate.as_worker().complete(**under(located), result={"n": 1})
+    await gate.as_agent().attach_artifacts(task_id=located.task_id, artifacts=[{"uri": "file:///out"}])
+    failed = await gate.leased()
+    await gate.as_worker().fail(**under(failed), error="broken", retryable=False)
+    canceled = await gate.create()
+    await gate.as_agent().cancel_task(task_id=canceled)
+    leased = await gate.leased()
+    retried = await gate.leased()
+    await gate.as_worker().fail(**under(retried), error="once more", retryable=True)
+    lost = await gate.leased(timeouts={"lease_ttl_seconds": 1})
+    await gate.wait(2)
+    return tasks | {"unlocated": unlocated.task_id, "located": located.task_id, "failed": failed.task_id,
+                    "canceled": canceled, "leased": leased.task_id, "retried": retried.task_id, "lost": lost.task_id}
+
+
+async def verified(path: Path) -> Verdict:
+    backend = await open_backend(f"sqlite:///{path}")
+    try:
+        return await verify(backend)
+    finally:
+        await backend.close()
+
+
+def damage(path: Path, sql: str, **given: Any) -> int:
+    """Change the file behind the gate's back; the triggers that would prevent it come off first."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            db.execute(f"DROP TRIGGER {name}")
+        changed = db.execute(sql, {"tenant": TENANT, **given}).rowcount
+        db.commit()
+    return changed
+
+
+async def test_a_gate_in_which_everything_has_happened_verifies(gate: Gate, story: dict[str, str]) -> None:
+    verdict = await verify(gate.backend)
+
+    assert verdict.problems == []
+    assert (verdict.tasks, verdict.created, verdict.open, verdict.discharged) == (8, 8, 4, 4)
+
+
+async def test_an_empty_gate_verifies(gate: Gate) -> None:
+    assert await verify(gate.backend) == Verdict()
+
+
+async def test_progress_is_told_up_to_the_last_row(gate: Gate, story: dict[str, str]) -> None:
+    told: list[int] = []
+
+    verdict = await verify(gate.backend, progress=told.append)
+
+    leases = 7      # all but the canceled task had one
+    assert told == sorted(told)
+    assert told[-1] == verdict.tasks + leases + verdict.receipts + verdict.open
+
+
+TASK = "task_id = :task_id AND tenant_id = :tenant"
+RECEIPT = f"{TASK} AND receipt_type"
+TWICE = f"""
+    INSERT INTO receipts SELECT tenant_id, 'ffffffff-ffff-7fff-bfff-ffffffffffff', 'twice', receipt_type, created_at,
+        from_kind, from_id, to_kind, to_id, task_id, lease_id, schedule_id, asyncgate_instance, hash, body, parent_id
+    FROM receipts WHERE {RECEIPT} = 'task.assigned'"""
+DAMAGES = [
+    ("succeeded", f"UPDATE receipts SET body = '{{}}' WHERE {RECEIPT} = 'task.accepted'", ["does not have the hash"]),
+    ("succeeded", f"UPDATE receipts SET to_id = 'eve' WHERE {RECEIPT} = 'task.result_ready'",
+     ["does not have the hash"]),
+    ("leased", f"DELETE FROM obligations WHERE receipt_id = (SELECT duty FROM tasks WHERE {TASK})",
+     ["the index does not have it", "obligations were created"]),
+    ("succeeded", f"INSERT INTO obligations SELECT tenant_id, owner_kind, owner_id, duty FROM tasks WHERE {TASK}",
+     ["is in the index, but it is discharged", "obligations were created"]),
+    ("leased", f"UPDATE obligations SET to_id = 'eve' WHERE receipt_id = (SELECT duty FROM tasks WHERE {TASK})",
+     ["the index says agent eve"]),
+    ("leased", f"UPDATE tasks SET owed = 0 WHERE {TASK}", ["says that its duty is discharged"]),
+    ("succeeded", f"UPDATE tasks SET owed = 1 WHERE {TASK}", ["says that its duty is still owed"]),
+    ("leased", f"UPDATE tasks SET fence = 7 WHERE {TASK}", ["has fence 7, but", "was leased 7 times"]),
+    ("leased", f"UPDATE leases SET fence = 7 WHERE {TASK}", ["its lease"]),
+    ("leased", f"UPDATE leases SET ending = 'expired' WHERE {TASK}", ["is leased, but its lease"]),
+    ("leased", f"DELETE FROM leases WHERE {TASK}", ["is leased, but has no lease"]),
+    ("leased", f"DELETE FROM tasks WHERE {TASK}", ["which does not exist"]),
+    ("lost", f"UPDATE leases SET ending = 'live' WHERE {TASK}", ["is queued, but its lease"]),
+    ("lost", f"UPDATE tasks SET status = 'canceled' WHERE {TASK}",
+     ["is canceled, but has no terminal receipt", "has no receipt task.result_ready"]),
+    ("failed", f"UPDATE tasks SET status = 'queued' WHERE {TASK}", ["is queued, but has a receipt task.failed"]),
+    ("failed", f"UPDATE tasks SET status = 'succeeded' WHERE {TASK}", ["is succeeded, but has task.failed"]),
+    ("unlocated", f"DELETE FROM receipts WHERE {RECEIPT} = 'task.result_ready'", ["has no receipt task.result_ready"]),
+    ("retried", f"DELETE FROM receipts WHERE {RECEIPT} = 'task.accepted'",
+     ["does not exist, but another names it", "has 0 receipts task.accepted"]),
+    ("canceled", f"DELETE FROM receipts WHERE {RECEIPT} = 'task.canceled'",
+     ["does not exist, but another names it", "the index does not have it", "says that its duty is discharged",
+      "has no terminal receipt", "no terminal receipt names its duty", "obligations were created"]),
+    ("leased", f"UPDATE tasks SET duty = 'nobody' WHERE {TASK}",
+     ["names nobody as its duty", "says that its duty is still owed"]),
+    ("leased", TWICE, ["but its task.assigned is ffffffff", "has 2 receipts task.assigned",
+                       "ffffffffffff (task.assigned) is open by the evidence", "obligations were created"]),
+]
+
+
+@pytest.mark.parametrize(("which", "sql", "named"), DAMAGES,
+                         ids=[f"{which}: {sql.partition(' WHERE')[0].strip()[:50]}" for which, sql, _ in DAMAGES])
+async def test_each_damage_is_named_and_nothing_else(
+        path: Path, gate: Gate, story: dict[str, str], which: str, sql: str, named: list[str]) -> None:
+    assert damage(path, sql, task_id=story[which]) >= 1
+
+    problems = (await verified(path)).problems
+
+    assert len(problems) == len(named), problems
+    assert [words for words in named if not any(words in problem for problem in problems)] == [], problems
+
+
+async def test_a_damaged_file_is_named(path: Path, gate: Gate, story: dict[str, str]) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        page_size = db.execute("PRAGMA page_size").fetchone()[0]
+        (root,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'tasks_owner'").fetchone()
+    with path.open("r+b") as file:
+        file.seek((root - 1) * page_size + page_size // 2)
+        file.write(b"\xff" * (page_size // 2))
+
+    problems = (await verified(path)).problems
+
+    assert any(problem.startswith("the database file: ") for problem in problems)
