@@ -1,0 +1,489 @@
+"""The commands that call a gate, one per operation, made from the table of operations; and the tools around a gate.
+
+The exit status tells what kind of answer it was: 0 done, 1 something broke, 2 the request is wrong, 3 not allowed,
+4 not there, 5 in conflict with the state of things, 6 too many requests, 7 no gate answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing, suppress
+from importlib import import_module
+from itertools import groupby
+from typing import Any
+
+import click
+import msgspec
+from msgspec import NODEFAULT, inspect
+
+from asyncgate import OPERATIONS, Operation, StartupError, configured
+from asyncgate.clients.http import DEFAULT_URL, Http, Refusal, Unreachable
+from asyncgate.parts.settings import Configured
+from asyncgate.parts.wire import AsEither, Ask
+
+SECTIONS = {
+    "Try it": ("demo", "dev"),
+    "Run a gate": ("serve", "migrate", "config", "openapi"),
+    "Look after it": ("verify", "backup", "conformance"),
+}
+STATUSES = {400: 2, 413: 2, 415: 2, 401: 3, 403: 3, 404: 4, 409: 5, 429: 6}
+BROKEN, WRONG, NO_GATE = 1, 2, 7
+EXIT_STATUS = ("Exit status: 0 done, 1 broken, 2 wrong request, 3 not allowed, 4 not found, 5 conflict, 6 too many, "
+               "7 no gate answers.")
+
+
+class Clients(click.Group):
+    """A group that also knows its commands by the names of the operations, with underscores."""
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Find a command by its name."""
+        return super().get_command(ctx, name.replace("_", "-"))
+
+
+commands = Clients("clients")
+
+
+def sections(group: click.Group, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write the list of commands in sections: the tools by what they are for, then the operations."""
+    tools = [name for names in SECTIONS.values() for name in names]
+    others = [name for name in group.list_commands(ctx) if name not in tools]
+    operations = [name for name in others if name.replace("-", "_") in OPERATIONS]
+    more = [name for name in others if name not in operations]
+    wide = max(map(len, [*tools, *others]))
+    asks = f"Operations (of the gate at --url, ASYNCGATE_URL or {DEFAULT_URL})"
+    for title, names in {**SECTIONS, "More": more, asks: operations}.items():
+        found = [(name, command) for name in names if (command := group.get_command(ctx, name))]
+        if found:
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{wide}}", brief(one, formatter.width - wide - 6)) for name, one in found])
+    formatter.write_paragraph()
+    formatter.write_text(EXIT_STATUS)
+
+
+def brief(command: click.Command, most: int) -> str:
+    """Say what a command is for in one line, without the finer points."""
+    text = re.split(r"[:;(.]", command.get_short_help_str(200))[0].strip()
+    return text if len(text) <= most else text.rpartition(", ")[0] or text
+
+
+# From the field of a request to an option.
+
+
+class Json(click.ParamType[msgspec.Raw]):
+    """A JSON value: as it stands, from a file as @file.json, or from standard input as -."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> msgspec.Raw:
+        """Read the text and see that it is JSON; it goes to the gate as it is."""
+        text = self._text(str(value), param, ctx)
+        try:
+            msgspec.json.decode(text)
+        except (ValueError, RecursionError) as wrong:
+            quoted = "" if value == "-" or value.startswith("@") else "; a text needs its quotes: '\"text\"'"
+            self.fail(f"this is not JSON: {wrong}{quoted if text.strip()[:1] not in b'{[' else ''}", param, ctx)
+        return msgspec.Raw(text)
+
+    def _text(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
+        if value == "-":
+            return sys.stdin.buffer.read()
+        if not value.startswith("@"):
+            return value.encode()
+        try:
+            with open(value[1:], "rb") as file:
+                return file.read()
+        except OSError as error:
+            return self.fail(f"{value[1:]!r} cannot be read: {error.strerror}", param, ctx)
+
+
+JSON = Json()
+
+
+class Form(msgspec.Struct):
+    """What the command line must know of a field: its type, whether it repeats, and what it says of itself."""
+
+    type: click.ParamType[Any] = JSON
+    repeats: bool = False
+    says: str = ""
+
+
+SCALARS: list[tuple[type[inspect.Type], click.ParamType[Any]]] = [
+    (inspect.IntType, click.INT), (inspect.FloatType, click.FLOAT), (inspect.BoolType, click.BOOL),
+    (inspect.StrType, click.STRING)]
+
+
+def form(kind: inspect.Type) -> Form:
+    """Find out how a field of this type is written on the command line."""
+    if isinstance(kind, inspect.Metadata):
+        inner = form(kind.type)
+        return Form(inner.type, inner.repeats, (kind.extra_json_schema or {}).get("description") or inner.says)
+    if isinstance(kind, inspect.UnionType):
+        return next(form(one) for one in kind.types if not isinstance(one, inspect.NoneType))
+    if isinstance(kind, inspect.LiteralType):
+        return Form(click.Choice([str(value) for value in kind.values]))
+    if isinstance(kind, inspect.FrozenSetType | inspect.ListType) and form(kind.item_type).type is click.STRING:
+        return Form(click.STRING, repeats=True, says="may be given several times")
+    if isinstance(kind, inspect.StructType):
+        return Form(says=f"an object of {', '.join(field.encode_name for field in kind.fields)}")
+    return Form(next((type for of, type in SCALARS if isinstance(kind, of)), JSON))
+
+
+def fields_of(takes: type[Ask]) -> dict[str, inspect.Field]:
+    """Return the fields of a request by name; what is particular to it before what all requests share."""
+    info = inspect.type_info(takes)
+    assert isinstance(info, inspect.StructType)
+    found = {field.name: field for field in info.fields}
+    return dict(sorted(found.items(), key=lambda item: (item[0] in CALLER, not is_needed(takes, item[1]))))
+
+
+CALLER = frozenset(AsEither.__struct_fields__)
+
+
+def is_needed(takes: type[Ask], field: inspect.Field) -> bool:
+    """Whether a request is nothing without this field."""
+    return field.required or field.name in takes.needed
+
+
+def option(op: Operation, field: inspect.Field) -> click.Parameter:
+    """Make the option of a field; the id that an operation is about is an argument."""
+    if field.name in op.takes.needed[:1]:
+        return click.Argument([field.name], required=False, metavar=field.name.upper())
+    name, known = "--" + field.name.replace("_", "-"), form(field.type)
+    says = [known.says, "required" if is_needed(op.takes, field) else "",
+            f"default {field.default}" if field.default not in (NODEFAULT, None, "", 0.0) else ""]
+    declared = f"{name}/--no-{name[2:]}" if known.type is click.BOOL else name
+    metavar = "JSON" if known.type is JSON else None
+    return click.Option([declared, field.name], type=None if known.type is click.BOOL else known.type, default=None,
+                        multiple=known.repeats, metavar=metavar, help="; ".join(filter(None, says)))
+
+
+CONNECTION = [
+    click.Option(["--data"], type=JSON, metavar="JSON", help="The whole request as one object; options win over it."),
+    click.Option(["--url"], help=f"Where the gate is; default ASYNCGATE_URL, else {DEFAULT_URL}."),
+    click.Option(["--token"], help="The credential; default ASYNCGATE_API_KEY."),
+    click.Option(["--json", "as_json"], is_flag=True, help="Print the reply as the gate sent it."),
+]
+
+
+class OperationCommand(click.Command):
+    """The command of one operation; its help tells the fields of the request from who asks and where."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options in sections."""
+        shown = [(self._section(param), record) for param in self.get_params(ctx)
+                 if isinstance(param, click.Option) and (record := param.get_help_record(ctx))]
+        for title, records in groupby(shown, lambda pair: pair[0]):
+            with formatter.section(title):
+                formatter.write_dl([record for _, record in records])
+        formatter.write_paragraph()
+        formatter.write_text("JSON is given as it stands, as @file.json, or as - for standard input.")
+
+    def _section(self, param: click.Parameter) -> str:
+        if param in CONNECTION or param.is_eager:
+            return "Options"
+        return "Who asks, where the credential does not say" if param.name in CALLER else "Fields"
+
+
+def command(op: Operation) -> click.Command:
+    """Make the command of an operation."""
+    fields = fields_of(op.takes)
+
+    def run(url: str | None, token: str | None, as_json: bool, data: msgspec.Raw | None, **given: Any) -> None:
+        said = {name: value for name, value in given.items() if value not in (None, (), "")}
+        body = {**members(op, fields, data), **said}
+        if missing := [name for name, field in fields.items() if is_needed(op.takes, field) and name not in body]:
+            spelled = missing[0].upper() if missing[0] in op.takes.needed[:1] else "--" + missing[0].replace("_", "-")
+            raise click.UsageError(f"{op.name} needs {spelled}")
+        reply = call(op, url, token, body)
+        click.echo(reply) if as_json else show(op, msgspec.json.decode(reply))
+
+    params = [*(option(op, field) for field in fields.values()), *CONNECTION]
+    return OperationCommand(op.name.replace("_", "-"), callback=run, params=params,
+                            help=f"{op.summary}\n\n{op.text.strip()}", short_help=op.summary.rstrip("."))
+
+
+def members(op: Operation, fields: Mapping[str, inspect.Field], data: msgspec.Raw | None) -> dict[str, Any]:
+    """Take apart the object of --data; JSON that the gate stores stays as it was written."""
+    if data is None:
+        return {}
+    try:
+        parts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError:
+        raise click.BadParameter("it must be a JSON object", param_hint="'--data'") from None
+    if unknown := [name for name in parts if name not in fields]:
+        raise click.BadParameter(f"{op.name} has no field {unknown[0]!r}", param_hint="'--data'")
+    return {name: part if form(fields[name].type).type is JSON else msgspec.json.decode(part)
+            for name, part in parts.items()}
+
+
+def call(op: Operation, url: str | None, token: str | None, body: Mapping[str, Any]) -> bytes:
+    """Call the gate; a refusal ends the program with its class as exit status."""
+    try:
+        with Http(url, token) as gate:
+            return gate.send(op.name, body)
+    except Refusal as no:
+        again = f" (try again in {no.retry_after:g} s)" if no.retry_after is not None else ""
+        raise ended(f"{no.code} ({no.status}): {plain(no.message)}{again}", STATUSES.get(no.status, BROKEN)) from None
+    except Unreachable as none:
+        raise ended(str(none), NO_GATE) from None
+    except ValueError as wrong:
+        raise ended(str(wrong), WRONG) from None
+
+
+def ended(message: str, status: int) -> click.exceptions.Exit:
+    """Print what went wrong; return what ends the program with this exit status."""
+    click.echo(f"Error: {message}", err=True)
+    return click.exceptions.Exit(status)
+
+
+# From a reply to what a person reads.
+
+TABLES = {
+    "list_tasks": "task_id type status priority attempt created_by created_at held",
+    "lease_next": "task_id lease_id fence type attempt expires_at payload",
+    "list_leases": "task_id lease_id fence type worker expires_at renewals",
+    "list_receipts": "receipt_id receipt_type from to task_id created_at",
+    "list_open_obligations": "receipt_id receipt_type task_id from created_at",
+    "get_task_history": "created_at event_type receipt.from receipt.to receipt.receipt_id payload",
+    "create_tasks": "task_id status payload_differs error",
+    "complete_tasks": "task_id status error",
+}
+OPENED = ("result", "server", "relationship", "upkeep")     # objects whose members get lines of their own
+IN_TABLE, IN_BLOCK = 40, 200
+UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|\+00:00)")
+
+
+def show(op: Operation, reply: dict[str, Any]) -> None:
+    """Print a reply: a list as a table, anything else as names and values."""
+    rows = next((value for value in reply.values() if isinstance(value, list)), None) if op.name in TABLES else None
+    if rows is None:
+        return block(reply)
+    for line in table(TABLES[op.name].split(), rows) if rows else ["nothing"]:
+        click.echo(line)
+    hint(op, reply)
+
+
+def hint(op: Operation, reply: dict[str, Any]) -> None:
+    """Say on stderr how to get the next page."""
+    if cursor := reply.get("next_cursor"):
+        click.echo(f"there is more: --cursor {cursor}", err=True)
+    elif op.name == "list_open_obligations" and (cursor := reply["cursor"]):
+        click.echo(f"from here on: --since-receipt-id {cursor}", err=True)
+
+
+def table(columns: list[str], rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Write rows under the names of their columns; a column with nothing in it is left out."""
+    cells = {column: [cell(reach(row, column), IN_TABLE) for row in rows] for column in columns}
+    wide = {name: max(len(name.split(".")[-1]), *map(len, held)) for name, held in cells.items() if any(held)}
+    yield "  ".join(f"{name.split('.')[-1].upper():{width}}" for name, width in wide.items()).rstrip()
+    for at in range(len(rows)):
+        yield "  ".join(f"{cells[name][at]:{width}}" for name, width in wide.items()).rstrip()
+
+
+def reach(row: Any, path: str) -> Any:
+    """Follow a dotted name into an object."""
+    for name in path.split("."):
+        row = row.get(name) if isinstance(row, dict) else None
+    return row
+
+
+def block(reply: dict[str, Any]) -> None:
+    """Print names and values; what is null is left out."""
+    rows = [(name, cell(value, IN_BLOCK)) for name, value in opened(reply) if value is not None]
+    wide = max((len(name) for name, _ in rows), default=0)
+    for name, value in rows:
+        click.echo(f"{name:{wide}}  {value}")
+
+
+def opened(reply: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """List the members of a reply, and those of its parts that deserve it."""
+    for name, value in reply.items():
+        if name in OPENED and isinstance(value, dict):
+            yield from ((f"{name}.{inner}", held) for inner, held in value.items())
+        else:
+            yield name, value
+
+
+def cell(value: Any, most: int) -> str:
+    """Write a value in one line: an id whole, a principal as its name, long JSON cut."""
+    if value is None or (value is False and most == IN_TABLE):
+        return ""
+    if isinstance(value, str):
+        moment = TIME.fullmatch(value)
+        return f"{moment[1]}Z" if moment else cut(plain(value), IN_BLOCK)
+    if isinstance(value, dict) and {"kind", "id"} <= value.keys() <= {"kind", "id", "instance_id"}:
+        return plain(f"{value['kind']} {value['id']}")
+    if isinstance(value, dict) and {"error", "message"} <= value.keys():
+        return plain(f"{value['error']}: {value['message']}")
+    return cut(plain(msgspec.json.encode(value).decode()), most)
+
+
+def cut(text: str, most: int) -> str:
+    """Leave the end of a long text away."""
+    return text if len(text) <= most else text[:most - 1] + "…"
+
+
+def plain(text: str) -> str:
+    """Spell out what would move the cursor, hide or turn text: others wrote it, and a terminal would obey."""
+    return UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+for _op in OPERATIONS.values():
+    commands.add_command(command(_op))
+
+
+# The tools around a gate.
+
+
+@commands.command()
+@click.option("--port", metavar="NUMBER", help="Port to listen on; default 8080, 0 takes any free one.")
+@click.option("--no-worker", is_flag=True, help="Run no echo worker.")
+@configured
+def dev(configured: Configured, no_worker: bool) -> None:
+    """Run a gate to try things on: no credential, this machine only, with a worker that echoes.
+
+    It keeps everything in ./asyncgate-dev.db unless --database says otherwise.  Ctrl-C stops it.
+    """
+    sys.exit(import_module("asyncgate.clients.dev").run(configured, worker=not no_worker))
+
+
+@commands.command()
+@click.option("--keep", is_flag=True, help="Keep the database and the server's log, and say where they are.")
+def demo(keep: bool) -> None:
+    """Watch the work of an agent survive a killed worker: real processes, a real database, about ten seconds."""
+    sys.exit(import_module("asyncgate.clients.demo").run(keep=keep))
+
+
+class Passing(click.Command):
+    """A command that hands on what stands behind --."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Part the arguments at --."""
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta["passed"] = args[at + 1:]
+        return super().parse_args(ctx, args[:at])
+
+
+@commands.command(cls=Passing, options_metavar="", epilog="Example: asyncgate conformance memory:// -- -k lease -x")
+@click.argument("urls", metavar="[URL]... [-- PYTEST ARGUMENTS]", nargs=-1)
+@click.pass_context
+def conformance(ctx: click.Context, urls: tuple[str, ...]) -> None:
+    """Run the suite that every backend must pass, on the backends that the URLs name."""
+    sys.exit(import_module("asyncgate.conformance.run").run(urls, ctx.meta["passed"]))
+
+
+@commands.command()
+@configured
+def verify(configured: Configured) -> None:
+    """Check that a stored gate is sound; the server may go on meanwhile.
+
+    Receipts match the states of their tasks, open obligations equal the evidence, created = discharged + open.
+    Exit status 1 if anything is wrong.
+    """
+    url = existing(configured.settings.database.url)
+    sys.exit(told(asyncio.run(checked(url)), url))
+
+
+async def checked(url: str) -> Any:
+    """Verify what is stored at a URL; return the verdict."""
+    backend = await import_module("asyncgate.backends").open_backend(url)
+    with closing(Counter()) as counter:
+        try:
+            return await import_module("asyncgate.conformance.verify").verify(backend, progress=counter.show)
+        finally:
+            await backend.close()
+
+
+class Counter:
+    """One line on a terminal that tells how far something is; silent elsewhere."""
+
+    def __init__(self) -> None:
+        self.drawn = False
+
+    def show(self, rows: int) -> None:
+        """Draw the line anew."""
+        if sys.stderr.isatty():
+            click.echo(f"\r\x1b[Kchecked {rows:,} rows", err=True, nl=False)
+            self.drawn = True
+
+    def close(self) -> None:
+        """Take the line away."""
+        if self.drawn:
+            click.echo("\r\x1b[K", err=True, nl=False)
+
+
+def counts(verdict: Any) -> str:
+    """Put the conservation law in one line."""
+    return (f"{verdict.tasks} tasks, {verdict.receipts} receipts; obligations: {verdict.created} created = "
+            f"{verdict.discharged} discharged + {verdict.open} open")
+
+
+def told(verdict: Any, what: str) -> int:
+    """Print a verdict; return the exit status."""
+    for problem in verdict.problems:
+        click.echo(plain(str(problem)))
+    click.echo(counts(verdict))
+    wrong = len(verdict.problems)
+    click.echo(f"{what}: {wrong} problem{'s' * (wrong > 1)}" if wrong else f"{what}: sound")
+    return BROKEN if wrong else 0
+
+
+def existing(url: str) -> str:
+    """Return the URL of a database that is there: opening one that is not would make it."""
+    path = url.removeprefix("sqlite:///")
+    if path != url and path != ":memory:" and not os.path.exists(path):
+        raise StartupError(f"there is no database at {path}; --database names another")
+    return url
+
+
+@commands.command()
+@click.argument("target", type=click.Path(dir_okay=False))
+@configured
+def backup(configured: Configured, target: str) -> None:
+    """Copy the database of a gate to a new file and verify the copy; the server may go on meanwhile."""
+    url = existing(configured.settings.database.url)
+    if os.path.lexists(target):
+        raise click.ClickException(f"{target} is there already, and a backup overwrites nothing")
+    verdict = copied(url, target, f"{os.path.abspath(target)}.partial")
+    sys.exit(told(verdict, f"{target} ({os.path.getsize(target):,} bytes)"))
+
+
+def copied(url: str, target: str, partial: str) -> Any:
+    """Copy to a file beside the target, check it, and give it its name: a target that is there is whole."""
+    try:
+        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except OSError as error:
+        raise click.ClickException(f"cannot write {partial}: {error.strerror}") from None
+    try:
+        click.echo(f"copying {url}", err=True)
+        asyncio.run(copy(url, partial))
+        verdict = asyncio.run(checked(f"sqlite:///{partial}"))
+        os.link(partial, target)
+        return verdict
+    except OSError as error:
+        raise click.ClickException(f"the backup failed, nothing was kept: {error.strerror or error}") from None
+    finally:
+        remove(partial, f"{partial}-wal", f"{partial}-shm")
+
+
+async def copy(url: str, target: str) -> None:
+    """Let the backend copy itself, if it can."""
+    backend = await import_module("asyncgate.backends").open_backend(url)
+    try:
+        if not hasattr(backend, "backup"):
+            raise click.ClickException(f"the backend of {url.partition(':')[0]}: makes no copies; use its own tools")
+        await backend.backup(target)
+    finally:
+        await backend.close()
+
+
+def remove(*paths: str) -> None:
+    """Remove files that may be there."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            os.remove(path)

@@ -1,0 +1,154 @@
+"""Calling a gate over HTTP: one small caller for every program here, for threads and for asyncio.
+
+    with Http() as gate:                                    # ASYNCGATE_URL, ASYNCGATE_API_KEY
+        made = gate.call("create_task", type="echo", payload={"hello": "world"})
+
+An operation is called by its name with the fields of its request, and answers with its reply as plain JSON values.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from asyncgate import OPERATIONS
+from asyncgate.parts.http import loopback
+
+if TYPE_CHECKING:
+    import httpx2
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+PATIENCE_SECONDS = 30.0     # for an answer, beyond what the request itself asks the gate to wait
+
+
+class Refusal(Exception):
+    """The gate said no; `code` is stable, `status` is HTTP's, `more` is whatever else the answer says."""
+
+    def __init__(self, status: int, body: Mapping[str, Any], retry_after: float | None = None) -> None:
+        super().__init__(str(body.get("message") or body.get("detail") or f"the answer has the status {status}"))
+        self.status, self.code, self.retry_after = status, str(body.get("error") or "unexpected_answer"), retry_after
+        self.more = {name: said for name, said in body.items() if name not in ("error", "message", "detail")}
+
+    @property
+    def message(self) -> str:
+        """Return the sentence for people."""
+        return str(self)
+
+
+class Unreachable(Exception):
+    """No gate answered: the text is one line that says which, and what to do."""
+
+
+class Exchange:
+    """What both callers share: which request an operation is, and what its answer means."""
+
+    def __init__(self, url: str | None = None, token: str | None = None) -> None:
+        self.url = (url or os.environ.get("ASYNCGATE_URL") or DEFAULT_URL).rstrip("/")
+        self.token = os.environ.get("ASYNCGATE_API_KEY", "") if token is None else token
+        where = urlsplit(self.url)
+        if where.scheme not in ("http", "https") or not where.hostname:
+            raise ValueError(f"a gate's URL is like {DEFAULT_URL}, not {self.url!r}")
+        self.settings: dict[str, Any] = {
+            "headers": {"authorization": f"Bearer {self.token}"} if self.token else {},
+            "verify": where.scheme == "https",          # loading certificates takes longer than a call
+            "trust_env": not loopback(where.hostname),  # no proxy leads to this machine
+        }
+
+    def request(self, operation: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the request that calls an operation: path from the ids, the rest as query or as JSON body."""
+        verb, path = OPERATIONS[operation].rest[0]
+        said = {name: value for name, value in fields.items() if value is not None}
+        for name in [name for name in said if f"{{{name}}}" in path]:
+            path = path.replace(f"{{{name}}}", quote(str(said.pop(name)), safe=""))
+        if "{" in path:
+            raise ValueError(f"{operation} needs {path.partition('{')[2].partition('}')[0]}")
+        wait = float(said.get("wait_seconds", 30.0 if operation == "run_task" else 0.0))
+        request = {"method": verb, "url": self.url + path, "timeout": PATIENCE_SECONDS + wait}
+        if verb == "GET":
+            return {**request, "params": {name: in_query(value) for name, value in said.items()}}
+        return {**request, "content": msgspec.json.encode(said), "headers": {"content-type": "application/json"}}
+
+    def reply(self, response: httpx2.Response) -> bytes:
+        """Return the JSON of an answer, or raise the refusal that it is."""
+        try:
+            body = msgspec.json.decode(response.content)
+        except ValueError:
+            body = None
+        if not isinstance(body, dict):
+            raise Refusal(response.status_code, {"message": f"{self.url} does not answer like a gate "
+                                                            f"(status {response.status_code}, no JSON object)"})
+        if response.is_success:
+            return response.content
+        after = str(body.get("retry_after", response.headers.get("retry-after")))
+        raise Refusal(response.status_code, body, float(after) if after.isdecimal() else None)
+
+    def unreachable(self, error: httpx2.TransportError) -> Unreachable:
+        """Say in one line why there was no answer."""
+        import httpx2
+
+        if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+            return Unreachable(f"no gate answers at {self.url}; start one with `asyncgate dev`")
+        if isinstance(error, httpx2.TimeoutException):
+            return Unreachable(f"the gate at {self.url} took the request but did not answer in time")
+        return Unreachable(f"the connection to {self.url} broke before the answer came: "
+                           f"{str(error) or type(error).__name__}")
+
+
+def in_query(value: Any) -> str:
+    """Write a value as a query takes it: text as it is, everything else as JSON."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+class Http(Exchange):
+    """Calls a gate and waits for the answer."""
+
+    def __enter__(self) -> Http:
+        import httpx2
+
+        self.client = httpx2.Client(**self.settings)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.client.close()
+
+    def call(self, operation: str, /, **fields: Any) -> Any:
+        """Call an operation; raise Refusal when the gate says no, Unreachable when there is none."""
+        return msgspec.json.decode(self.send(operation, fields))
+
+    def send(self, operation: str, fields: Mapping[str, Any]) -> bytes:
+        """Call an operation and return its reply as it came."""
+        import httpx2
+
+        try:
+            return self.reply(self.client.request(**self.request(operation, fields)))
+        except httpx2.TransportError as error:
+            raise self.unreachable(error) from error
+
+
+class AsyncHttp(Exchange):
+    """Calls a gate from asyncio."""
+
+    async def __aenter__(self) -> AsyncHttp:
+        import httpx2
+
+        self.client = httpx2.AsyncClient(**self.settings)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.client.aclose()
+
+    async def call(self, operation: str, /, **fields: Any) -> Any:
+        """Call an operation; raise Refusal when the gate says no, Unreachable when there is none."""
+        import httpx2
+
+        try:
+            return msgspec.json.decode(self.reply(await self.client.request(**self.request(operation, fields))))
+        except httpx2.TransportError as error:
+            raise self.unreachable(error) from error
