@@ -8,6 +8,7 @@ COPY pyproject.toml hatch_build.py README.md LICENSE asyncgate.py ./
 COPY backends backends
 COPY clients clients
 COPY conformance conformance
+COPY parts parts
 RUN python -m venv --without-pip /opt/asyncgate \
  && pip --python /opt/asyncgate/bin/python install --no-cache-dir .
 

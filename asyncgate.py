@@ -982,8 +982,8 @@ class Engine:
         if not artifacts and not ask.delivery_proof:
             raise NotLocatable("attach_artifacts needs artifacts or delivery_proof (PH.3)")
         if task.owed:
-            proof = {"artifacts": artifacts or None, "delivery_proof": ask.delivery_proof}
-            self._locate(work, task, lease, by, proof)
+            located = {"artifacts": artifacts or None, "delivery_proof": ask.delivery_proof or None}
+            self._locate(work, task, lease, by, located)
         return Ok(True, "succeeded")
 
     # Leasing tasks and working on them.

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import heapq
 import json
+import logging
 import os
 import queue
 import re
@@ -29,6 +30,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from asyncgate import (
+    DatabaseUnavailable,
     Event,
     Ids,
     Lanes,
@@ -52,6 +54,7 @@ from asyncgate import (
 if TYPE_CHECKING:
     from asyncgate.backends import Backend
 
+log = logging.getLogger("asyncgate.sqlite")
 SCHEMA = Path(__file__).parent / "schema" / "sqlite"
 PRAGMAS = """
     PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 4000; PRAGMA cache_size = -65536;
@@ -145,6 +148,13 @@ LOST = """
         AND status IN ('queued', 'leased', 'running') ORDER BY deadline_at LIMIT ?4)
     UNION SELECT task_id FROM (
         SELECT task_id FROM tasks WHERE tenant_id = ?1 AND status = 'queued' AND attempt >= max_attempts LIMIT ?4)"""
+LATE_TENANTS = """
+    SELECT tenant_id FROM tenants AS t
+    WHERE EXISTS (SELECT 1 FROM leases WHERE tenant_id = t.tenant_id AND ending = 'live' AND expires_at <= ?2)
+        OR EXISTS (SELECT 1 FROM tasks WHERE tenant_id = t.tenant_id AND deadline_at IS NOT NULL AND deadline_at <= ?1
+                   AND status IN ('queued', 'leased', 'running'))
+        OR EXISTS (SELECT 1 FROM tasks WHERE tenant_id = t.tenant_id AND status = 'queued' AND attempt >= max_attempts)
+        OR EXISTS (SELECT 1 FROM schedules WHERE tenant_id = t.tenant_id AND late_at <= ?1)"""
 LATE = "SELECT schedule_id FROM schedules WHERE tenant_id = ? AND late_at <= ? ORDER BY late_at LIMIT ?"
 DUE = """
     SELECT min(next_eligible_at) FROM tasks
@@ -188,8 +198,8 @@ class Sqlite:
 
     parallel, parallel_per_tenant = SHARE, 1
 
-    def __init__(self, path: str, *, serving: bool = False) -> None:
-        self.path, self.serving = path, serving
+    def __init__(self, path: str, lock: Serving | None = None) -> None:
+        self.path, self.lock = path, lock
         self.skew, self.ids = 0.0, Ids()
         self.tenant_id: str | None = None                   # of the running transaction, for the triggers
         self.lanes: defaultdict[str, Lanes] = defaultdict(Lanes)
@@ -197,7 +207,6 @@ class Sqlite:
         self.queue: queue.SimpleQueue[Flight | Call | None] = queue.SimpleQueue()
         self.readers: list[aiosqlite.Connection] = []
         self.turn = 0
-        self.lock = Serving(path) if serving and path != ":memory:" else None
 
     async def open(self) -> Sqlite:
         """Migrate, start the writer, open the readers."""
@@ -399,7 +408,15 @@ class Sqlite:
     # Reading.
 
     async def _rows(self, sql: str, *given: Any) -> list[tuple[Any, ...]]:
-        """Run one query on a reader; a database in memory has one connection, so there the writer reads."""
+        """Run one query; what keeps the database from answering is not the caller's fault."""
+        try:
+            return await self._read(sql, given)
+        except (sqlite3.OperationalError, OSError) as error:
+            log.error("the database cannot be read", exc_info=error)
+            raise DatabaseUnavailable("the database does not answer; try again", retry_after=1) from error
+
+    async def _read(self, sql: str, given: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """Read on a reader; a database in memory has one connection, so there the writer reads."""
         if not self.readers:
             answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             self.queue.put(Call(lambda: self.db.execute(sql, given).fetchall(), answer))
@@ -473,11 +490,10 @@ class Sqlite:
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
         """Return what upkeep must look at, tenant by tenant."""
         found = []
-        for tenant_id in await self.tenants():
+        for (tenant_id,) in await self._rows(LATE_TENANTS, now, now - grace):
             tasks = [row[0] for row in await self._rows(LOST, tenant_id, now, now - grace, limit)]
             schedules = [row[0] for row in await self._rows(LATE, tenant_id, now, limit)]
-            if tasks or schedules:
-                found.append((tenant_id, tasks, schedules))
+            found.append((tenant_id, tasks, schedules))
         return found
 
     async def next_due(self, tenant_id: str) -> float | None:
@@ -501,7 +517,10 @@ class Sqlite:
 
     async def check(self) -> list[str]:
         """Return what SQLite finds wrong with its own file; nothing when it is sound."""
-        return [row[0] for row in await self._rows("PRAGMA integrity_check") if row[0] != "ok"]
+        try:
+            return [row[0] for row in await self._rows("PRAGMA integrity_check") if row[0] != "ok"]
+        except sqlite3.DatabaseError as error:
+            return [str(error)]
 
     async def backup(self, target: str) -> None:
         """Copy the whole database, as of one moment, to a new file; the gate goes on meanwhile."""
@@ -539,8 +558,8 @@ def attempt(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
 
 def connect(path: str) -> sqlite3.Connection:
     """Open a connection that leaves transactions to us, on a file that only its owner may read."""
-    if path != ":memory:":
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    if path != ":memory:" and not os.path.exists(path):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))      # closing an older one would drop SQLite's locks
     return sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=512, timeout=30)
 
 
@@ -591,7 +610,10 @@ class Serving:
 
     def __init__(self, path: str) -> None:
         import fcntl
-        self.file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            self.file = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise StartupError(f"cannot open {path}: {error.strerror}") from error
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -626,10 +648,15 @@ def path_of(url: str) -> str:
 async def open_backend(url: str, *, serving: bool = False) -> Sqlite:
     """Open the database that a URL names; `serving` makes sure that nobody else serves it."""
     path = path_of(url)
+    lock = Serving(path) if serving and path != ":memory:" else None
     try:
-        return await Sqlite(path, serving=serving).open()
-    except OSError as error:
-        raise StartupError(f"cannot open {path}: {error.strerror or error}") from error
+        return await Sqlite(path, lock).open()
+    except BaseException as error:
+        if lock:
+            lock.release()
+        if isinstance(error, OSError):
+            raise StartupError(f"cannot open {path}: {error.strerror or error}") from error
+        raise
 
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from asyncgate import OPERATIONS, Engine, GateError, ReceiptFilter, Settings
 from asyncgate.backends import open_backend
@@ -28,7 +28,7 @@ from asyncgate.conformance.harness import Gate, Numbered, OwnTenants, ask_of
 from asyncgate.conformance.model import PROSE, Model, Refusal, Rules
 from asyncgate.parts.wire import Principal
 
-EXAMPLES_PER_ROUND, STEPS = 60, 35
+EXAMPLES_PER_ROUND, STEPS = 40, 35
 MINUTE, TICK = 60, 30
 T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -44,13 +44,17 @@ JSON: list[Any] = [None, {"n": 1, "a": [1.5, "ü"]}, {"summary": "done"}, [], LA
 ARTIFACTS: list[Any] = [None, None, [], {}, {"pointers": []}, [{"uri": "file:///out"}], {"uri": "s3://one"},
                         {"pointers": [{"uri": "a"}, {"uri": "b"}]}]
 PROOFS = [None, None, None, {}, {"mode": "push", "status": "succeeded"}]
+ORDINARY: dict[str, Any] = {"type": "demo", "lease_minutes": None, "deadline_minutes": None}
 VERBS = ["renew_lease", "start_task", "report_progress", "release_lease", "complete", "fail"]
+ENDINGS = ["release_lease", "complete", "fail"]
+PAST = 5        # a pick that means a lease of the past
 NOBODY = "00000000-0000-4000-8000-000000000000"
+NO_OFFER = {"task_id": NOBODY, "lease_id": NOBODY, "fence": 1}
 
 agents, workers, admins = (st.sampled_from(some) for some in (AGENTS, WORKERS, ADMINS))
 any_owner = st.sampled_from([*AGENTS, *ADMINS])
 anybody = st.sampled_from([*AGENTS, *WORKERS, *ADMINS])
-picks = st.integers(0, 11)
+picks = st.sampled_from([*range(24)])
 skills = st.sets(st.sampled_from(SKILLS)).map(sorted)
 
 
@@ -82,23 +86,18 @@ creations = st.fixed_dictionaries({
 claims = st.fixed_dictionaries({
     "capabilities": st.just(SKILLS) | skills, "accept_types": rarely(st.sets(st.sampled_from(TYPES)).map(sorted)),
     "preferred_kinds": rarely(st.sets(st.sampled_from(TYPES)).map(sorted)), "max_tasks": maybe(st.integers(1, 3)),
-    "lease_ttl_seconds": maybe(minutes(1, 5, 90)), "claim_id": st.sampled_from([None, None, "c1", "c2"])})
+    "lease_ttl_seconds": maybe(minutes(1, 90, 90)), "claim_id": st.sampled_from([None, None, "c1", "c2"])})
 turned = st.builds(Rules, strict=st.booleans(), progress_receipts=st.booleans(), refuse_mismatch=st.booleans(),
                    max_lease_renewals=st.sampled_from([0, 0, 2]),
                    max_lease_lifetime=st.sampled_from([0, 0, 10 * MINUTE]))
 # How a request under a lease may be wrong; mostly nothing is.
-lies = st.sampled_from(["none"] * 12 + ["worker", "lease", "older fence", "newer fence", "task"])
-
-
-def has_worked(program: Any) -> bool:
-    """Whether any lease was ever granted; before that there is nothing to do under one."""
-    return bool(program.offers)
+lies = st.sampled_from(["none"] * 12 + ["worker", "lease", "instance", "older fence", "newer fence", "task"])
 
 
 class Programs(RuleBasedStateMachine):
     """What a program may do; where it runs is for others to say."""
 
-    epoch = 0       # when the program began, in Unix seconds
+    epoch, clock = 0, 0     # when the program began, in Unix seconds, and how far it has got
 
     def perform(self, who: Who, name: str, **fields: Any) -> Any:
         """Carry out one operation everywhere and compare; return the reply, None when it was refused."""
@@ -118,17 +117,23 @@ class Programs(RuleBasedStateMachine):
 
     @initialize(rules=turned)
     def start(self, rules: Rules) -> None:
-        self.tasks, self.receipts = [NOBODY], [NOBODY]
-        self.offers: list[tuple[Who, dict[str, Any]]] = []
+        self.tasks, self.receipts = [NOBODY], [(NOBODY, AGENTS[0])]
+        self.owners: dict[str, Who] = {}
+        self.live: list[tuple[Who, dict[str, Any]]] = []    # leases that may still be held
+        self.past: list[tuple[Who, dict[str, Any]]] = []
+        self.done: list[str] = [NOBODY]                     # tasks that were completed
+        self.fields = ORDINARY
         self.begin(rules)
 
     # Agents.
 
     @rule(who=agents, fields=creations)
     def create(self, who: Who, fields: dict[str, Any]) -> None:
+        self.fields = fields
         fields = {**fields, "timeouts": self.timeouts(fields["lease_minutes"], fields["deadline_minutes"])}
         if made := self.perform(who, "create_task", **fields):
             self.tasks.append(made["task_id"])
+            self.owners.setdefault(made["task_id"], who)
 
     @rule(who=agents, fields=creations, pick=picks)
     def create_again(self, who: Who, fields: dict[str, Any], pick: int) -> None:
@@ -142,31 +147,45 @@ class Programs(RuleBasedStateMachine):
         at = None if deadline is None else datetime.fromtimestamp(self.epoch + deadline * MINUTE, UTC)
         return {"lease_ttl_seconds": lease and lease * MINUTE, "deadline": at}
 
-    @rule(who=any_owner, pick=picks, reason=st.sampled_from([None, "no longer needed"]))
-    def cancel(self, who: Who, pick: int, reason: str | None) -> None:
-        self.perform(who, "cancel_task", task_id=self.some_task(pick), reason=reason)
+    @rule(who=rarely(any_owner), pick=picks, reason=st.sampled_from([None, "no longer needed"]))
+    def cancel(self, who: Who | None, pick: int, reason: str | None) -> None:
+        task_id = self.some_task(pick)
+        self.perform(who or self.owner_of(task_id), "cancel_task", task_id=task_id, reason=reason)
 
-    @rule(who=any_owner, pick=picks)
-    def release_hold(self, who: Who, pick: int) -> None:
-        self.perform(who, "release_hold", task_id=self.some_task(pick))
+    @rule(who=rarely(any_owner), pick=picks)
+    def release_hold(self, who: Who | None, pick: int) -> None:
+        task_id = self.some_task(pick)
+        self.perform(who or self.owner_of(task_id), "release_hold", task_id=task_id)
 
-    @rule(who=anybody, pick=picks, artifacts=st.sampled_from(ARTIFACTS), proof=st.sampled_from(PROOFS))
-    def attach(self, who: Who, pick: int, artifacts: Any, proof: Any) -> None:
-        self.perform(who, "attach_artifacts", task_id=self.some_task(pick), artifacts=artifacts, delivery_proof=proof)
+    @rule(who=rarely(anybody), pick=picks, done=st.booleans(), artifacts=st.sampled_from(ARTIFACTS),
+          proof=st.sampled_from(PROOFS))
+    def attach(self, who: Who | None, pick: int, done: bool, artifacts: Any, proof: Any) -> None:
+        task_id = self.done[-1 - pick % len(self.done)] if done else self.some_task(pick)
+        self.perform(who or self.owner_of(task_id), "attach_artifacts", task_id=task_id, artifacts=artifacts,
+                     delivery_proof=proof)
+
+    def owner_of(self, task_id: str) -> Who:
+        """The principal that may do with a task what it likes."""
+        return self.owners.get(task_id, AGENTS[0])
 
     @rule(who=anybody, pick=picks)
     def look(self, who: Who, pick: int) -> None:
         self.perform(who, "get_task", task_id=self.some_task(pick))
 
-    @rule(who=anybody, pick=st.integers(0, 100), again=st.booleans())
-    def acknowledge(self, who: Who, pick: int, again: bool) -> None:
+    @rule(who=rarely(anybody), pick=picks, again=st.booleans())
+    def acknowledge(self, who: Who | None, pick: int, again: bool) -> None:
+        receipt_id, to = self.receipts[-1 - pick % len(self.receipts)]
         for _ in range(1 + again):
-            self.perform(who, "ack_receipt", receipt_id=self.receipts[-1 - pick % len(self.receipts)])
+            self.perform(who or to, "ack_receipt", receipt_id=receipt_id)
+
+    def wrote(self, tenant: int, rows: list[Any]) -> None:
+        """Remember receipts, with who may acknowledge them."""
+        self.receipts += [(row.receipt_id, (tenant, "agent", row.to_id, None)) for row in rows]
 
     @rule(who=agents, pick=st.integers(0, 100))
     def what_is_owed(self, who: Who, pick: int) -> None:
         self.perform(who, "list_open_obligations", limit=200)
-        self.perform(who, "check_terminator", parent_receipt_id=self.receipts[pick % len(self.receipts)])
+        self.perform(who, "check_terminator", parent_receipt_id=self.receipts[pick % len(self.receipts)][0])
 
     # Workers.
 
@@ -174,31 +193,26 @@ class Programs(RuleBasedStateMachine):
     def claim(self, who: Who, fields: dict[str, Any], again: bool) -> None:
         for _ in range(1 + (again and fields["claim_id"] is not None)):
             reply = self.perform(who, "lease_next", **fields)
-            self.offers += [(who, offer) for offer in reply["tasks"] if (who, offer) not in self.offers]
+            self.live += [(who, offer) for offer in reply["tasks"] if (who, offer) not in self.live]
         self.perform(who, "list_leases")
 
-    @precondition(has_worked)
     @rule(pick=picks, lie=lies, times=st.sampled_from([1, 1, 1, 12]), by=maybe(minutes(1, 5, 90)), named=st.booleans())
     def renew(self, pick: int, lie: str, times: int, by: int | None, named: bool) -> None:
         for _ in range(times):
             self.hold("renew_lease", pick, lie, extend_by_seconds=by, named=named)
 
-    @precondition(has_worked)
     @rule(pick=picks, lie=lies)
     def begin_work(self, pick: int, lie: str) -> None:
         self.hold("start_task", pick, lie)
 
-    @precondition(has_worked)
     @rule(pick=picks, lie=lies, progress=st.sampled_from(JSON))
     def progress(self, pick: int, lie: str, progress: Any) -> None:
         self.hold("report_progress", pick, lie, progress=progress)
 
-    @precondition(has_worked)
     @rule(pick=picks, lie=lies)
     def release(self, pick: int, lie: str) -> None:
         self.hold("release_lease", pick, lie)
 
-    @precondition(has_worked)
     @rule(pick=picks, lie=lies, result=st.sampled_from(JSON), artifacts=st.sampled_from(ARTIFACTS),
           proof=st.sampled_from(PROOFS), said=st.sampled_from([None, "all done"]),
           meta=st.sampled_from([None, {"ms": 5}]))
@@ -206,7 +220,6 @@ class Programs(RuleBasedStateMachine):
         self.hold("complete", pick, lie, result=result, artifacts=artifacts, delivery_proof=proof, result_summary=said,
                   completion_metadata=meta)
 
-    @precondition(has_worked)
     @rule(pick=picks, lie=lies, error=st.sampled_from(JSON), retryable=st.sampled_from([None, False, True, True]),
           after=maybe(minutes(0, 1, 90)))
     def fail(self, pick: int, lie: str, error: Any, retryable: bool | None, after: int | None) -> None:
@@ -214,13 +227,14 @@ class Programs(RuleBasedStateMachine):
 
     def hold(self, verb: str, pick: int, lie: str, named: bool = True, **fields: Any) -> None:
         """Ask something under a lease that was granted at some time, or nearly so."""
-        if not self.offers:
-            return
-        (tenant, kind, id, instance), offer = self.offers[-1 - pick % len(self.offers)]
+        held = self.some_lease(pick)
+        (tenant, kind, id, instance), offer = held
         under = {"task_id": offer["task_id"], "lease_id": offer["lease_id"]}
         under["fence"] = offer["fence"] if pick % 2 else None
         if lie == "worker":
             id = "w2" if id == "w1" else "w1"
+        elif lie == "instance":
+            instance = "elsewhere"
         elif lie == "lease":
             under["lease_id"] = NOBODY
         elif lie == "task":
@@ -229,19 +243,65 @@ class Programs(RuleBasedStateMachine):
             under["fence"] = offer["fence"] + (1 if lie == "newer fence" else -1)
         if not named:
             del under["task_id"]
-        self.perform((tenant, kind, id, instance), verb, **under, **fields)
+        reply = self.perform((tenant, kind, id, instance), verb, **under, **fields)
+        if held in self.live and lie == "none" and (reply is None or verb in ENDINGS):
+            self.past.append(held)
+            self.live.remove(held)
+        if reply is not None and verb == "complete":
+            self.done.append(offer["task_id"])
 
-    @rule(who=agents, fields=creations, seconds=minutes(1, 1, 5), swept=st.booleans(), verb=st.sampled_from(VERBS))
-    def come_late(self, who: Who, fields: dict[str, Any], seconds: int, swept: bool, verb: str) -> None:
+    def some_lease(self, pick: int) -> tuple[Who, dict[str, Any]]:
+        """A lease that should be alive, or sometimes one of the past."""
+        now = self.epoch + self.clock + TICK
+        dead = [held for held in self.live if datetime.fromisoformat(held[1]["expires_at"]).timestamp() < now]
+        self.past += dead
+        self.live = [held for held in self.live if held not in dead]
+        if not self.live and pick % 6 != PAST:
+            self.take_up(AGENTS[0], self.fields, 90 * MINUTE)
+        some = self.past if self.past and (pick % 6 == PAST or not self.live) else self.live
+        return some[-1 - pick // 6 % len(some)] if some else (WORKERS[0], NO_OFFER)
+
+    def take_up(self, who: Who, fields: dict[str, Any], lease_ttl_seconds: int | None) -> None:
+        """Create a task and lease what there is to lease, so that there is something to work on."""
         self.create(who, {**fields, "requirements": None, "delay_seconds": None})
-        worker = next(worker for worker in WORKERS if worker[0] == who[0])
-        self.claim(worker, {"lease_ttl_seconds": MINUTE, "max_tasks": 3, "claim_id": None}, again=False)
-        self.wait(seconds, swept)
-        self.hold(verb, 0, "none")
+        worker = [worker for worker in WORKERS if worker[0] == who[0]][len(self.tasks) % 3 if who[0] == 0 else 0]
+        self.claim(worker, {"lease_ttl_seconds": lease_ttl_seconds, "max_tasks": 3, "claim_id": None}, again=False)
+
+    @rule(who=agents, fields=creations)
+    def begin_task(self, who: Who, fields: dict[str, Any]) -> None:
+        self.take_up(who, fields, 90 * MINUTE)
+
+    @rule(who=agents, fields=creations, swept=st.booleans(), verb=st.sampled_from(VERBS))
+    def come_late(self, who: Who, fields: dict[str, Any], swept: bool, verb: str) -> None:
+        self.take_up(who, fields, MINUTE)
+        self.wait(MINUTE, swept)
+        self.hold(verb, PAST, "none")
+
+    @rule(who=agents, fields=creations, times=st.integers(1, 5), verb=maybe(st.sampled_from(VERBS)))
+    def lose_again_and_again(self, who: Who, fields: dict[str, Any], times: int, verb: str | None) -> None:
+        self.take_up(who, fields, MINUTE)
+        for _ in range(times):
+            if verb in ("start_task", "report_progress"):
+                self.hold(verb, 0, "none")
+            self.wait(MINUTE, swept=True)
+            self.claim((who[0], "worker", "w1", None), {"lease_ttl_seconds": MINUTE, "max_tasks": 3, "claim_id": None},
+                       again=False)
+
+    @rule(pick=picks, attached=st.booleans(), result=st.sampled_from(JSON), artifacts=st.sampled_from(ARTIFACTS),
+          proof=st.sampled_from(PROOFS))
+    def locate_later(self, pick: int, attached: bool, result: Any, artifacts: Any, proof: Any) -> None:
+        self.fields = {**self.fields, "result_delivery": None}
+        held = self.some_lease(pick)
+        self.hold("complete", pick, "none", result=result)
+        where = {"task_id": held[1]["task_id"], "artifacts": artifacts, "delivery_proof": proof}
+        if attached:
+            self.perform(self.owner_of(held[1]["task_id"]), "attach_artifacts", **where)
+        else:
+            self.perform(held[0], "complete", lease_id=held[1]["lease_id"], **where)
 
     # The world.
 
-    @rule(seconds=minutes(1, 5, 5, 15, 40), swept=st.booleans())
+    @rule(seconds=minutes(1, 1, 1, 5, 40), swept=st.booleans())
     def wait(self, seconds: int, swept: bool) -> None:
         self.pass_time(seconds)
         if swept:
@@ -249,7 +309,7 @@ class Programs(RuleBasedStateMachine):
 
     def some_task(self, pick: int) -> str:
         """A task made so far, rather a young one; sometimes one that never was."""
-        return self.tasks[-1 - pick % len(self.tasks)]
+        return self.tasks[-1 - pick // 2 % len(self.tasks)]
 
 
 def settings_of(rules: Rules) -> dict[str, Any]:
@@ -330,7 +390,7 @@ class AgainstTheOracle(Programs):
 
     def begin(self, rules: Rules) -> None:
         self.side = Side(self.run, self.backend, rules, [str(uuid.uuid4()), str(uuid.uuid4())])
-        self.epoch, self.clock = self.side.epoch, 0
+        self.epoch = self.side.epoch
         self.models = [Model(rules, self.epoch) for _ in self.side.gates]
 
     def perform(self, who: Who, name: str, **fields: Any) -> Any:
@@ -346,7 +406,7 @@ class AgainstTheOracle(Programs):
         tenant, kind, id, instance = who
         model, written = self.models[tenant], self.side.news(tenant)
         before = len(model.receipts)
-        self.receipts += [row.receipt_id for row in written]
+        self.wrote(tenant, written)
         try:
             reply = model.perform(name, Principal(kind, id, instance), ask, self.clock, ids_of(written),
                                   admin=kind == "human")
@@ -430,10 +490,11 @@ class OnTwoBackends(Programs):
         one, other = [side.perform(who, name, fields) for side in self.sides]
 
         assert self.sides[0].timed(list(one)) == self.sides[1].timed(list(other)), name
-        self.receipts += [row.receipt_id for row in self.sides[0].news(who[0])]
+        self.wrote(who[0], self.sides[0].news(who[0]))
         return one[1] if one[0] == "yes" else None
 
     def pass_time(self, seconds: int) -> None:
+        self.clock += seconds
         for side in self.sides:
             side.gates[0].skip(seconds)
 

@@ -56,6 +56,8 @@ class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class DatabaseSettings(Group, frozen=True):
+    """Where everything is stored."""
+
     url: Annotated[Url, Meta(min_length=1), says("Where all is stored; the scheme picks the backend")] = "sqlite:///asyncgate.db"
     tasks: Annotated[str, says("Name of the task store, as a note (spec 20.2); database.url decides")] = ""
     leases: Annotated[str, says("Name of the lease store, as a note (spec 20.2); database.url decides")] = ""
@@ -64,11 +66,15 @@ class DatabaseSettings(Group, frozen=True):
     pgbouncer: Annotated[bool, says("Whether database.url leads to a transaction-pooling PgBouncer")] = False
 
 class EmissionRetry(Group, frozen=True):
+    """What becomes of receipts that the ledger has not taken yet."""
+
     buffer_size: Annotated[Positive, says("Receipts waiting for the ledger before an anomaly is raised")] = 10000
     retry_interval_seconds: Annotated[Timer, says("Seconds between attempts to deliver a waiting receipt")] = 30.0
     max_retries: Annotated[Count, says("Quick attempts before a waiting receipt moves to the slow lane")] = 10
 
 class MemoryGate(Group, frozen=True):
+    """The receipt ledger of integrated mode."""
+
     url: Annotated[Url, says("Address of the receipt ledger in integrated mode")] = ""
     auth_token_env: Annotated[str, says("Name of the environment variable that holds the ledger's token")] = ""
     tenant_id: Annotated[str, says("Tenant under which the ledger files our receipts")] = ""
@@ -81,6 +87,8 @@ class WorkerBootstrap(Group, frozen=True):
     include_memorygate_routing: Annotated[bool, says("Whether bootstrap tells workers where the ledger is")] = True
 
 class Jwt(Group, frozen=True):
+    """How access tokens are signed and for how long they are good."""
+
     algorithm: Annotated[Literal["RS256"], says("How access tokens are signed")] = "RS256"
     private_key_path: Annotated[str, says("PEM file of the key that signs access tokens")] = ""
     public_key_path: Annotated[str, says("PEM file of the key that checks access tokens")] = ""
@@ -88,6 +96,8 @@ class Jwt(Group, frozen=True):
     refresh_token_ttl_days: Annotated[Days, says("Days a refresh token is valid")] = 90
 
 class IdentityProvider(Group, frozen=True):
+    """Who vouches for people that sign in."""
+
     name: Annotated[str, says("Name of the identity provider, as in google")]
     client_id: Annotated[str, says("The gate's client id at the provider")]
     client_secret: Annotated[str, says("The gate's client secret at the provider", secret=True)] = ""
@@ -98,23 +108,31 @@ class OAuth(Group, frozen=True):
     providers: Annotated[tuple[IdentityProvider, ...], says("Identity providers; JSON outside the file")] = ()
 
 class ApiKeys(Group, frozen=True):
+    """How issued keys are kept."""
+
     hash_algorithm: Annotated[Literal["argon2id"], says("How issued API keys are hashed at rest")] = "argon2id"
     hash_time_cost: Annotated[int, span(1, 100), says("Argon2id passes over memory")] = 2
     hash_memory_cost: Annotated[int, span(8, 2**22), says("Argon2id memory, in KiB")] = 65536
     hash_parallelism: Annotated[int, span(1, 64), says("Argon2id lanes")] = 1
 
 class RateLimiting(Group, frozen=True):
+    """Whether and where calls are counted."""
+
     enabled: Annotated[bool, says("Whether rate limits and quotas are enforced")] = False
     storage: Annotated[Literal["memory", "redis"], says("Where rate-limit counters live")] = "memory"
     redis_url: Annotated[Url, says("Redis that holds the counters when several gates share them")] = ""
     default_tier: Annotated[Literal["free", "paid", "enterprise"], says("Tier of a tenant that has none")] = "free"
 
 class AuditLogging(Group, frozen=True):
+    """What is kept of security events."""
+
     enabled: Annotated[bool, says("Whether security events are kept in the audit log")] = True
     retention_days: Annotated[int, span(90, 36500), says("Days an audit event is kept")] = 90
     sensitive_fields: Annotated[Texts, says("Fields whose values are never logged")] = ("password", "token", "api_key")
 
 class SecuritySettings(Group, frozen=True):
+    """Everything about credentials, limits and audit."""
+
     jwt: Jwt = Jwt()
     oauth: OAuth = OAuth()
     api_keys: ApiKeys = ApiKeys()
@@ -122,12 +140,16 @@ class SecuritySettings(Group, frozen=True):
     audit_logging: AuditLogging = AuditLogging()
 
 class Tier(Group, frozen=True):
+    """What a tenant of one tier may use."""
+
     tasks_per_hour: Annotated[Quota, says("Tasks a tenant may create an hour; -1 is unlimited")] = -1
     concurrent_leases: Annotated[Quota, says("Leases a tenant may hold at once; -1 is unlimited")] = -1
     api_calls_per_hour: Annotated[Quota, says("Calls a tenant may make an hour; -1 is unlimited")] = -1
     receipt_storage_gb: Annotated[Quota, says("Gigabytes of receipts a tenant may keep; -1 is unlimited")] = -1
 
 class RateLimits(Group, frozen=True):
+    """The tiers."""
+
     free_tier: Tier = Tier(tasks_per_hour=100, concurrent_leases=10, api_calls_per_hour=1_000, receipt_storage_gb=1)
     paid_tier: Tier = Tier(
         tasks_per_hour=10_000, concurrent_leases=100, api_calls_per_hour=100_000, receipt_storage_gb=10)
@@ -138,6 +160,8 @@ class BootstrapSettings(Group, frozen=True):
     deprecate_legacy_endpoint: Annotated[bool, says("Whether bootstrap answers carry deprecation headers")] = True
 
 class ReceiptSettings(Group, frozen=True):
+    """How large a receipt may be (PH.5)."""
+
     max_body_size_bytes: Annotated[Size, says("Largest receipt body, in bytes of JSON")] = 65536
     max_parents: Annotated[int, span(1, 1000), says("Most parents of a receipt")] = 10
     max_artifacts: Annotated[PageSize, says("Most artifacts of a receipt")] = 100
@@ -281,6 +305,7 @@ def shown(setting: Setting, value: Any) -> str:
 
 
 def masked(setting: Setting, value: Any) -> Any:
+    """Hide what is secret in a value."""
     if setting.secret and value:
         return "***"
     if isinstance(value, str):
@@ -305,6 +330,7 @@ def is_group(form: Any) -> bool:
 
 
 def describe(name: str, field: msgspec.structs.FieldInfo, default: Any) -> Setting:
+    """Describe one setting from its declaration."""
     schema = msgspec.json.schema(field.type)
     choice = f"one of {', '.join(schema['enum'])}" if "enum" in schema else ""
     kind = schema.get("title") or choice or PLAIN_KINDS[schema["type"]]
@@ -314,6 +340,7 @@ def describe(name: str, field: msgspec.structs.FieldInfo, default: Any) -> Setti
 
 
 def assemble(group: type[Struct], values: Mapping[str, Any], prefix: str = "") -> Any:
+    """Build a group of its values by dotted name."""
     fields = {field.name: field.type for field in msgspec.structs.fields(group)}
     return group(**{
         name: assemble(form, values, f"{prefix}{name}.") if is_group(form) else values[prefix + name]
@@ -343,6 +370,7 @@ def understood(setting: Setting, said: Any) -> Any:
 
 
 def compare(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    """Refuse values that contradict each other."""
     for low in values:
         high = low.replace("default_", "max_", 1)
         if low.startswith("default_") and high in values and values[low] > values[high]:
@@ -353,6 +381,7 @@ def compare(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
 
 
 def from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    """Yield what the environment says, and refuse what it cannot mean."""
     names = {setting.environment: setting.name for setting in leaves(Settings)}
     for variable in sorted(environ):
         full = PREFIX + variable if variable in UNPREFIXED and PREFIX + variable not in environ else variable
@@ -363,6 +392,7 @@ def from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str
 
 
 def from_file(path: str, environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    """Yield what a YAML file says."""
     origin, tree = f"file {path}", read_yaml(path)
     if isinstance(tree, dict) and list(tree) == ["asyncgate"]:  # 20.14
         tree = tree["asyncgate"]
@@ -373,6 +403,7 @@ def from_file(path: str, environ: Mapping[str, str]) -> Iterator[tuple[str, Any,
 
 
 def flatten(tree: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a mapping by dotted name."""
     for key, said in tree.items():
         name = f"{prefix}{key}"
         if said and isinstance(said, dict):
@@ -382,6 +413,7 @@ def flatten(tree: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def expand(said: Any, name: str, environ: Mapping[str, str], origin: str) -> Any:
+    """Put the variables of the environment into a text."""
     if isinstance(said, list):
         return [expand(item, name, environ, origin) for item in said]
     if isinstance(said, dict):
@@ -395,6 +427,7 @@ def expand(said: Any, name: str, environ: Mapping[str, str], origin: str) -> Any
 
 
 def unknown(name: str, origin: str) -> SettingsError:
+    """Make the refusal of a setting that does not exist, with the nearest name that does."""
     prefix = PREFIX if name.startswith(PREFIX) else ""
     known = [(setting.environment if prefix else setting.name).removeprefix(prefix) for setting in leaves(Settings)]
     near = get_close_matches(name.removeprefix(prefix), known, 1)
@@ -403,6 +436,7 @@ def unknown(name: str, origin: str) -> SettingsError:
 
 
 def read_text(path: str, origin: str) -> str:
+    """Read a file, or say why not."""
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
@@ -411,6 +445,7 @@ def read_text(path: str, origin: str) -> str:
 
 
 def read_yaml(path: str) -> Any:
+    """Read a YAML mapping, or say where it is none."""
     import yaml  # most gates run without a file
 
     class Loader(yaml.SafeLoader):

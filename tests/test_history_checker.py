@@ -44,8 +44,9 @@ class Forgery:
         self.end.tasks[task_id] = msgspec.convert(
             {"task_id": task_id, "lane": 0, "type": "demo", "payload": "", "payload_pointer": None, "requirements": "",
              "terms": "", "owner_kind": "agent", "owner_id": "ada", "principal_ai": "", "priority": 0,
-             "max_attempts": 3, "retry_backoff_seconds": 0, "max_expiries": 0, "created_at": 0.0, "duty": f"{task_id}-1",
-             "idempotency_key": None, "fingerprint": None, "asyncgate_instance": "", "updated_at": 0.0, **fields}, Task)
+             "max_attempts": 3, "retry_backoff_seconds": 0, "max_expiries": 0, "created_at": 0.0,
+             "duty": f"{task_id}-1", "idempotency_key": None, "fingerprint": None, "asyncgate_instance": "",
+             "updated_at": 0.0, **fields}, Task)
 
     def lease(self, task_id: str, lease_id: str, fence: int, ending: str) -> None:
         self.end.leases[task_id] = Lease(task_id, lease_id, "worker", "w1", None, fence, 0.0, 0.0, 0, "", None, ending)
