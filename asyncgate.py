@@ -322,7 +322,7 @@ QUEUED, ACTIVE, TERMINAL = frozenset({"queued"}), frozenset({"leased", "running"
     {"succeeded", "failed", "canceled"})
 
 CLAIM = Step("claim", QUEUED, "leased")
-START = Step("start", ACTIVE, "running")
+START = Step("start", frozenset({"leased"}), "running")
 SUCCEED = Step("succeed", ACTIVE, "succeeded")
 FAIL = Step("fail", ACTIVE, "failed")
 RETRY = Step("retry", ACTIVE, "queued")             # PH.4: costs an attempt
@@ -1025,12 +1025,12 @@ class Engine:
 
     def _lease(self, work: Work, worker: Principal, ask: LeaseNext, task: Task) -> Offer:
         timeouts = terms_of(task.terms).timeouts
-        ttl = self._ttl(ask.lease_ttl_seconds or (timeouts.lease_ttl_seconds if timeouts else None))
+        wished = ask.lease_ttl_seconds or (timeouts.lease_ttl_seconds if timeouts else None)
         task, lease_id = work.move(task, CLAIM, fence=task.fence + 1), work.ids.lease()
         body = {"worker_capabilities": sorted(ask.capabilities or ()), "attempt": task.attempt, "fence": task.fence}
         accepted = self._emit(work, EMISSION["claim"], task, body, by=worker, lease_id=lease_id)
         lease = Lease(task.task_id, lease_id, worker.kind, worker.id, worker.instance_id, task.fence, work.now,
-                      work.now + ttl, 0, accepted.receipt_id, ask.claim_id)
+                      self._until_when(work.now, work.now, wished), 0, accepted.receipt_id, ask.claim_id)
         work.hold(lease)
         return self._offered(work, lease)
 
@@ -1047,9 +1047,7 @@ class Engine:
             raise LeaseInvalid(f"no live lease {ask.lease_id}; drop the work, lease_next gives more", reason="unknown")
         task, lease = self._held(work, caller, ask)
         self._may_renew(work, lease)
-        until = work.now + self._ttl(ask.extend_by_seconds)
-        if lifetime := self.settings.max_lease_lifetime_seconds:
-            until = min(until, lease.acquired_at + lifetime)
+        until = self._until_when(lease.acquired_at, work.now, ask.extend_by_seconds)
         lease = replace(lease, expires_at=until, renewals=lease.renewals + 1)
         work.hold(lease)
         if lease.renewals == STUCK_RENEWALS + 1:
@@ -1063,8 +1061,8 @@ class Engine:
         often, long = self.settings.max_lease_renewals, self.settings.max_lease_lifetime_seconds
         if often and lease.renewals >= often:
             raise LeaseRenewalLimit(f"lease {lease.lease_id} was renewed {often} times, which is all it may be")
-        if long and work.now - lease.acquired_at >= long:
-            raise LeaseLifetimeLimit(f"lease {lease.lease_id} is older than {long} seconds, which is all it may be")
+        if long and lease.expires_at >= lease.acquired_at + long:
+            raise LeaseLifetimeLimit(f"lease {lease.lease_id} lives {long} seconds already, which is all it may")
 
     def release_lease(self, work: Work, caller: Caller, ask: ReleaseLease) -> Released:
         """Give a task back unfinished: it is offered again at once and costs neither attempt nor expiry."""
@@ -1251,8 +1249,11 @@ class Engine:
     def _by_worker(self, ended: Receipt) -> bool:
         return ended.receipt_type != EXPIRED.type or _any(ended.body)["reason"] == "released"
 
-    def _ttl(self, wished: int | None) -> int:
-        return min(wished or self.settings.default_lease_ttl_seconds, self.settings.max_lease_ttl_seconds)
+    def _until_when(self, acquired: float, now: float, wished: int | None) -> float:
+        """Return when a lease runs out: so long from now, but never past its lifetime."""
+        until = now + min(wished or self.settings.default_lease_ttl_seconds, self.settings.max_lease_ttl_seconds)
+        longest = self.settings.max_lease_lifetime_seconds
+        return min(until, acquired + longest) if longest else until
 
     def _discharge(self, work: Work, task: Task) -> Task:
         work.close(task.duty, task.owner)

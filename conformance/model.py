@@ -241,8 +241,9 @@ class Model:
         lease_id, fence = self.new_id("lease", task.task_id, ""), len(task.leases) + 1
         body = {"worker_capabilities": sorted(ask.capabilities or ()), "attempt": task.attempt, "fence": fence}
         accepted = self.emit("task.accepted", by, GATE, task, body, [task.duty], lease_id)
-        task.leases.append(Lease(lease_id, by, fence, self.now, self.now + ttl(wished), accepted.receipt_id,
-                                 ask.claim_id))
+        longest = self.rules.max_lease_lifetime or ttl(wished)
+        until = self.now + min(ttl(wished), longest)
+        task.leases.append(Lease(lease_id, by, fence, self.now, until, accepted.receipt_id, ask.claim_id))
         task.status = "leased"
         return self.offer(task)
 
@@ -266,7 +267,7 @@ class Model:
         if self.rules.max_lease_renewals and lease.renewals >= self.rules.max_lease_renewals:
             raise Refusal("lease_renewal_limit")
         longest = self.rules.max_lease_lifetime
-        if longest and self.now - lease.acquired_at >= longest:
+        if longest and lease.expires_at >= lease.acquired_at + longest:
             raise Refusal("lease_lifetime_limit")
         until = self.now + ttl(ask.extend_by_seconds)
         lease.expires_at = min(until, lease.acquired_at + longest) if longest else until

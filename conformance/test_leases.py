@@ -223,6 +223,18 @@ async def test_a_lifetime_of_leases_has_its_own_code_and_clamps_before(make_gate
 
     acquired = offer.expires_at - timedelta(seconds=300)
     assert (renewed.expires_at - acquired).total_seconds() == pytest.approx(400, abs=1e-3)
+    async with gate.unchanged():
+        with refused("lease_lifetime_limit"):
+            await gate.as_worker().renew_lease(**under(offer))
+    assert (await gate.as_worker().complete(**under(offer))).ok
+
+
+async def test_a_claim_gets_no_lease_longer_than_a_lifetime(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(max_lease_lifetime_seconds=100)
+
+    offer = await gate.leased()
+
+    assert offer.renew_every_seconds == pytest.approx(100 / 3)
 
 
 async def test_a_grace_lets_a_late_worker_finish(make_gate: Callable[..., Gate]) -> None:

@@ -1,0 +1,137 @@
+"""The law: pure functions and declared values that need no backend."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+
+import pytest
+
+from asyncgate import (
+    EMISSION,
+    STEPS,
+    TERMINAL,
+    TERMINATES,
+    Ids,
+    InvalidTransition,
+    Lanes,
+    LeaseNext,
+    Principal,
+    Step,
+    Task,
+    TaskNotFound,
+    Work,
+    backoff,
+    jitter,
+)
+
+# Spec 5, PH.4 and DESIGN 5.4, written out: which status may become which.
+ALLOWED = {
+    ("queued", "leased"), ("leased", "running"), ("leased", "succeeded"),
+    ("running", "succeeded"), ("leased", "failed"), ("running", "failed"), ("leased", "queued"), ("running", "queued"),
+    ("queued", "canceled"), ("leased", "canceled"), ("running", "canceled"),
+}
+STATUSES = ("queued", "leased", "running", "succeeded", "failed", "canceled")
+
+
+CASES = list(itertools.product(STATUSES, STEPS))
+
+
+def task(status: str) -> Task:
+    return Task("t", 0, "demo", "null", None, "null", "{}", "agent", "ada", "ada", 0, 3, 30, 10, 0.0, "duty", None,
+                None, "gate", 0.0, status)  # type: ignore[arg-type]
+
+
+def test_the_steps_are_the_edges_of_the_specified_state_machine() -> None:
+    assert {(since, step.to) for step in STEPS for since in step.since} == ALLOWED
+
+
+@pytest.mark.parametrize(("status", "step"), CASES, ids=[f"{status}-{step.name}" for status, step in CASES])
+def test_a_step_that_is_not_in_the_law_is_refused_and_changes_nothing(status: str, step: Step) -> None:
+    work = Work("tenant", 1.0, Ids(), {})
+    work.load(task(status))
+
+    if (status, step.to) in ALLOWED and status in step.since:
+        assert work.move(work.task("t"), step).status == step.to
+    else:
+        with pytest.raises(InvalidTransition):
+            work.move(work.task("t"), step)
+        assert work.task("t").status == status
+        assert not work.moved
+
+
+def test_no_step_leads_out_of_a_terminal_status() -> None:
+    assert not any(step.since & TERMINAL for step in STEPS)
+
+
+def test_every_step_but_start_writes_a_receipt() -> None:
+    assert {step.name for step in STEPS} - set(EMISSION) == {"start"}
+
+
+def test_only_assignments_and_schedules_open_obligations() -> None:
+    assert {opener: set(closers) for opener, closers in TERMINATES.items()} == {
+        "task.assigned": {"task.completed", "task.failed", "task.canceled"},
+        "schedule.created": {"schedule.deleted"},
+    }
+
+
+def test_backoff_doubles_up_to_its_limit_however_many_attempts() -> None:
+    assert [backoff(30, attempt, 900) for attempt in (1, 2, 3, 4, 5, 6, 1000)] == [30, 60, 120, 240, 480, 900, 900]
+    assert backoff(0, 5, 900) == 0
+
+
+def test_jitter_lies_between_nothing_and_its_spread_and_differs() -> None:
+    spread = [jitter(str(uuid.UUID(int=number)), 5.0) for number in range(200)]
+
+    assert min(spread) >= 0
+    assert max(spread) < 5
+    assert len(set(spread)) > 50
+
+
+def test_ids_never_run_backwards_whatever_the_clock_does() -> None:
+    ids = Ids()
+
+    made = [ids.new(now) for now in (1000.0, 1000.0, 999.0, 5.0, 1000.001, 2000.0)]
+
+    assert made == sorted(set(made))
+    assert {uuid.UUID(id).version for id in made} == {7}
+
+
+def test_ids_go_on_behind_those_of_an_earlier_process() -> None:
+    earlier, later = Ids(), Ids()
+    last = earlier.new(2_000_000_000.0)
+    later.after(last)
+    later.after(None)
+
+    assert later.new(1_000_000_000.0) > last
+
+
+def test_lanes_remember_what_fits_a_claim_and_forget_when_there_are_too_many_claims() -> None:
+    lanes = Lanes()
+    lanes.learn(1, "demo", ["gpu"])
+    lanes.learn(1, "demo", ["gpu"])
+    lanes.learn(2, "demo", [])
+
+    for number in range(1100):
+        ask = LeaseNext(worker_id="w", capabilities=frozenset({"gpu", f"c{number}"}))
+        assert lanes.groups([ask]) == {frozenset({1, 2})}
+    assert lanes.groups([LeaseNext(worker_id="w")]) == {frozenset({2})}
+
+
+def test_a_part_that_fails_takes_back_its_own_changes_and_no_others() -> None:
+    work = Work("tenant", 1.0, Ids(), {})
+    work.load(task("queued"))
+    work.close("r1", Principal("agent", "ada"))
+
+    def fail_half_way() -> None:
+        with work.part():
+            work.change(work.task("t"), priority=9)
+            work.close("r2", Principal("agent", "ada"))
+            work.task("unknown")
+
+    with pytest.raises(TaskNotFound):
+        fail_half_way()
+
+    assert work.task("t").priority == 0
+    assert set(work.closed) == {"r1"}
+    assert not work.moved
