@@ -2385,9 +2385,10 @@ def serve(configured: Configured) -> None:
     sys.exit(serve_forever(configured.settings))
 
 
-def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None) -> int:
-    """Serve until a signal comes; return the exit status."""
+def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None, beside: Iterable[Route] = ()) -> int:
+    """Serve until a signal comes, with further routes beside the gate's own; return the exit status."""
     gate = Gate(settings)
+    gate.app.router.routes.extend(beside)
     said = ready or (lambda url: log.info("asyncgate %s serves %s", __version__, url))
     status: int = import_module("asyncgate.backends.server_uvicorn").run(gate, settings, drain=gate.drain, ready=said)
     return status

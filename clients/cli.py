@@ -21,6 +21,7 @@ import msgspec
 from msgspec import NODEFAULT, inspect
 
 from asyncgate import OPERATIONS, Operation, StartupError, configured
+from asyncgate.clients.bench import bench, bench_server
 from asyncgate.clients.http import DEFAULT_URL, Http, Refusal, Unreachable
 from asyncgate.parts.settings import Configured
 from asyncgate.parts.wire import AsEither, Ask
@@ -28,7 +29,7 @@ from asyncgate.parts.wire import AsEither, Ask
 SECTIONS = {
     "Try it": ("demo", "dev"),
     "Run a gate": ("serve", "migrate", "config", "openapi"),
-    "Look after it": ("verify", "backup", "conformance"),
+    "Look after it": ("verify", "backup", "conformance", "bench", "bench-server"),
 }
 STATUSES = {400: 2, 413: 2, 415: 2, 401: 3, 403: 3, 404: 4, 409: 5, 429: 6}
 BROKEN, WRONG, NO_GATE = 1, 2, 7
@@ -44,7 +45,7 @@ class Clients(click.Group):
         return super().get_command(ctx, name.replace("_", "-"))
 
 
-commands = Clients("clients")
+commands = Clients("clients", commands=[bench, bench_server])
 
 
 def sections(group: click.Group, ctx: click.Context, formatter: click.HelpFormatter) -> None:
