@@ -2078,6 +2078,7 @@ class Gate:
     def __init__(self, settings: Settings, backend: Backend | None = None) -> None:
         self.settings, self.backend, self.identity = settings, backend, Identity(settings)
         self.headers = [*SAFETY, *([(b"x-asyncgate-insecure", b"true")] if settings.allow_insecure_dev else [])]
+        self.mcp = Door(self)
         self.app = Starlette(routes=self._routes(), lifespan=self._life, exception_handlers={
             HTTPException: self._lost, Exception: self._broken})  # type: ignore[dict-item]
         self.app.router.redirect_slashes = False
@@ -2098,6 +2099,7 @@ class Gate:
             async with self.engine.upkeep:
                 yield
         finally:
+            await self.mcp.close()
             await self.engine.batches.landed()
             await backend.close()
 
@@ -2113,7 +2115,15 @@ class Gate:
                 paths.setdefault(path, {})[verb] = op
         fixed_first = sorted(paths, key=lambda path: "{" in path)
         described = import_module("asyncgate.parts.openapi").routes(OPERATIONS.values(), __version__, self.send)
-        return [*(Route(path, Endpoint(self, paths[path])) for path in fixed_first), *described]
+        mcp = [Route(path, self.mcp) for path in ("/mcp", "/mcp/u")]
+        return [*(Route(path, Endpoint(self, paths[path])) for path in fixed_first), *mcp, *described]
+
+    async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
+        """Carry out one operation for a façade; that the gate is not well is no good answer."""
+        reply = await self.engine.perform(op, caller, ask)
+        if op.name == "health" and reply.status != "healthy":
+            raise DatabaseUnavailable("the database does not answer", retry_after=1, **msgspec.to_builtins(reply))
+        return reply
 
     @cached_property
     def _doors(self) -> tuple[frozenset[str], frozenset[str]]:
@@ -2182,12 +2192,8 @@ class Endpoint:
         ask = await self._ask(op, caller, scope, receive)
         if op.name == "bootstrap" and self.gate.settings.bootstrap.deprecate_legacy_endpoint:
             more += DEPRECATED
-        if getattr(ask, "wait_seconds", 0) > 0:
-            return await while_connected(self.gate.engine.perform(op, caller, ask), receive)
-        reply = await self.gate.engine.perform(op, caller, ask)
-        if op.name == "health" and reply.status != "healthy":
-            raise DatabaseUnavailable("the database does not answer", retry_after=1, **msgspec.to_builtins(reply))
-        return reply
+        work = self.gate.perform(op, caller, ask)
+        return await (while_connected(work, receive) if getattr(ask, "wait_seconds", 0) > 0 else work)
 
     async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> Ask:
         """Make the ask of a request: a GET from its query, others from their body, and the path has the last word."""
@@ -2207,6 +2213,27 @@ class Endpoint:
         for named in claimed_tenants(query, scope["headers"]):
             self.gate.engine.at_home(caller, named)
         return ask
+
+
+class Door:
+    """The way to the MCP façade, which is imported when somebody first comes: it takes 0.4 s and 55 MB."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate, self.opening = gate, asyncio.Lock()
+        self.facade: Any = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        async with self.opening:
+            if self.facade is None:
+                part = await asyncio.to_thread(import_module, "asyncgate.parts.mcp_facade")
+                self.facade = await part.Facade(self.gate).open()
+        await self.facade(scope, receive, send)
+
+    async def close(self) -> None:
+        """Let the façade go."""
+        if self.facade is not None:
+            await self.facade.close()
 
 
 # UPKEEP ###############################################################################################################

@@ -45,6 +45,7 @@ ReceiptMode = Literal["standalone", "memorygate_integrated", "receiptgate_integr
 Locatability = Literal["lenient", "strict"]
 Mismatch = Literal["return", "refuse"]
 Consistency = Literal["eventual", "strict"]
+ToolNames = Literal["dotted", "underscore"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
 
@@ -223,6 +224,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     header_timeout_seconds: Annotated[Timer, says("Seconds a client has to send its headers")] = 10.0
     body_timeout_seconds: Annotated[Timer, says("Seconds a client has to send its body")] = 30.0
     shutdown_seconds: Annotated[Seconds, says("Seconds open requests have to finish at shutdown")] = 4.0
+    mcp_tool_names: Annotated[ToolNames, says("How MCP tools are named in lists; both spellings work")] = "dotted"
     receipt_mode: Annotated[ReceiptMode, says("Whether receipts are kept here or sent to a ledger")] = "standalone"
     receipt_consistency_mode: Annotated[Consistency, says("Whether a change waits for the ledger")] = "eventual"
     database: DatabaseSettings = DatabaseSettings()

@@ -164,6 +164,27 @@ async def served(serve: Serve) -> Served:
     return running
 
 
+Connect = Callable[..., Any]
+
+
+@pytest.fixture
+def connect() -> Connect:
+    """Return what connects an MCP client of the official SDK to a gate in a process of its own."""
+    import httpx2
+    from mcp import Client
+    from mcp.client.streamable_http import streamable_http_client
+
+    @contextlib.asynccontextmanager
+    async def connect(live: Live, mode: str, path: str = "/mcp", **more: Any) -> AsyncIterator[Any]:
+        settings: dict[str, Any] = {"headers": {"authorization": f"Bearer {TOKEN}"}, "trust_env": False}
+        async with httpx2.AsyncClient(**settings, timeout=PATIENCE_SECONDS) as http:
+            transport = streamable_http_client(live.url + path, http_client=http)
+            async with Client(transport, mode=mode, **more) as client:
+                yield client
+
+    return connect
+
+
 class Live:
     """A gate in a process of its own, on a port that the system chose."""
 

@@ -1,0 +1,362 @@
+"""MCP at /mcp: the operations as tools of the official SDK, both eras of the protocol from one stateless endpoint.
+
+A request is read, authenticated and screened here, exactly as REST does it, before the SDK sees it.  The arguments of a
+tool call never pass through the SDK: they are cut out of the message and decoded by the operation itself, so that a
+payload is stored byte for byte as it came, whichever way it came.  What comes from no MCP client at all, but from the
+JSON-RPC peers of this family, is answered in their dialect (`_bare`).
+
+Imported when somebody first asks for /mcp: the SDK costs 0.4 s and 55 MB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import mcp_types as types
+import msgspec
+from mcp.server.caching import CacheHint
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.shared.exceptions import MCPError
+
+from asyncgate import NOBODY, OPERATIONS, STRICT_TRANSPORT, Caller, Operation, __version__, presented
+from asyncgate.parts.errors import GateError, InvalidRequest, MethodNotAllowed, PayloadTooDeep, Unauthenticated, fault
+from asyncgate.parts.http import (
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    asked,
+    claimed_tenants,
+    fill,
+    read_body,
+    refusal_headers,
+    screen,
+    while_connected,
+    without_nulls,
+)
+from asyncgate.parts.mcp_tools import ABOUT, DOTTED, UNDERSCORED, both_names, input_schema, strict, tools
+from asyncgate.parts.wire import Ask
+
+if TYPE_CHECKING:
+    from asyncgate import Gate
+
+Members = dict[str, msgspec.Raw]
+Context = ServerRequestContext[Any]
+
+HOUR_MS = 3_600_000
+NULL, NOTHING = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
+VISIT = "asyncgate.visit"       # where the ASGI scope carries a visit through the SDK
+COMPLETE = {"resultType": "complete"}       # what the newest revision wants to read, and older ones do not get
+HANDSHAKE = {"initialize", "ping", "server/discover"}
+TOOLS = {name: op for op in OPERATIONS.values() for name in both_names(op.name)}
+TAKES = {op.name: msgspec.json.Decoder(strict(op)).decode for op in OPERATIONS.values()}
+SCHEMAS = {name: input_schema(op) for name, op in TOOLS.items()}
+LISTED = {separator: tools(OPERATIONS.values(), separator) for separator in (DOTTED, UNDERSCORED)}
+MODELS = {separator: [types.Tool.model_validate(one) for one in listed] for separator, listed in LISTED.items()}
+# JSON-RPC wants integers; ours lie in the range that MCP leaves to servers.
+CODES = {400: -32602, 401: -32001, 403: -32003, 404: -32004, 405: -32601, 408: -32008, 409: -32009, 413: -32602,
+         415: -32602, 421: -32003, 429: -32010, 503: -32013}
+PARSE_ERROR, UNKNOWN_METHOD, WRONG_PARAMS, BROKEN = -32700, -32601, -32602, -32603
+
+logging.getLogger("mcp").setLevel(logging.WARNING)      # at info it tells of every request
+
+encode = msgspec.json.encode
+_any = msgspec.json.Decoder().decode
+_members = msgspec.json.Decoder(Members).decode
+_text = msgspec.json.Decoder(str).decode
+
+
+class Call(msgspec.Struct):
+    """A call of an operation: what it asks, or why it cannot be asked."""
+
+    op: Operation
+    ask: Ask | None = None
+    refusal: GateError | None = None
+
+
+class Visit(msgspec.Struct):
+    """A request on its way through the SDK: who makes it, and the call that was cut out of it."""
+
+    caller: Caller
+    query: dict[str, str]
+    call: Call | None = None
+
+
+class Asked(msgspec.Struct):
+    """A JSON-RPC message, taken apart only as far as it must be."""
+
+    members: Members
+    params: Members
+    method: str = ""
+    name: str = ""
+
+    @property
+    def operation(self) -> Operation | None:
+        """Return the operation that is called, if one is."""
+        return TOOLS.get(self.name) if self.method == "tools/call" else None
+
+    @property
+    def arguments_are_an_object(self) -> bool:
+        """Whether the arguments are what an operation can be asked with."""
+        return bytes(self.arguments).lstrip()[:1] == b"{"
+
+    @property
+    def arguments(self) -> msgspec.Raw:
+        """Return the arguments of a tool call as they came."""
+        given = self.params.get("arguments", NULL)
+        return NOTHING if bytes(given).strip() == b"null" else given
+
+    def emptied(self) -> bytes:
+        """Return the message without its arguments."""
+        if "arguments" not in self.params:
+            return encode(self.members)
+        return encode({**self.members, "params": {**self.params, "arguments": NOTHING}})
+
+
+class Facade:
+    """Answers what comes to /mcp."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate, self.settings = gate, gate.settings
+        self.manager = StreamableHTTPSessionManager(
+            self._server(), stateless=True, json_response=True, max_request_body_size=self.settings.max_request_bytes)
+        self.over = asyncio.Event()
+
+    def _server(self) -> Server[Any]:
+        server: Server[Any] = Server(
+            "asyncgate", version=__version__, title="AsyncGate", instructions=ABOUT,
+            get_tool_input_schema=SCHEMAS.get,      # or the SDK lists all tools again on every call
+            cache_hints={"tools/list": CacheHint(ttl_ms=HOUR_MS, scope="public")}, on_list_tools=self._list)
+        server.add_request_handler("tools/call", types.CallToolRequestParams, self._call)
+        return server
+
+    # From the first request to the last.
+
+    async def open(self) -> Facade:
+        """Start the SDK's manager in a task of its own, which must also end it."""
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.running = asyncio.create_task(self._run(ready))
+        await ready
+        return self
+
+    async def _run(self, ready: asyncio.Future[None]) -> None:
+        async with self.manager.run():
+            ready.set_result(None)
+            await self.over.wait()
+
+    async def close(self) -> None:
+        """Stop the manager."""
+        self.over.set()
+        await self.running
+
+    # One request.
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request: refuse it, or hand it to the SDK, or answer it in the dialect of peers."""
+        try:
+            await self._answer(scope, receive, send)
+        except GateError as no:
+            await self.gate.send(send, scope, no.status, encode(no.body()), refusal_headers(no))
+        except asyncio.CancelledError:
+            return      # the client has gone
+        except Exception as bug:
+            await self.gate.send(send, scope, 500, encode(fault(scope["path"], bug).body()))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":       # no stream to listen to, no session to delete: every POST stands alone
+            raise MethodNotAllowed(f"{scope['method']} is not for {scope['path']}; POST JSON-RPC", allow=["POST"])
+        headers: Headers = scope["headers"]
+        standard = marked(headers)
+        caller = await self.gate.identity.caller(headers) if standard else None
+        body = await read_body(scope, receive, self.settings)
+        try:
+            message: Asked | None = taken_apart(body)
+        except RecursionError:
+            raise PayloadTooDeep("the message is nested too deep") from None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            message = None
+        if not standard and not (message and in_era(message)):
+            return await self._bare(scope, receive, send, message)
+        caller = caller or await self.gate.identity.caller(headers)
+        await self._sdk(scope, receive, send, body, message, caller)
+
+    async def _sdk(self, scope: Scope, receive: Receive, send: Send, body: bytes, message: Asked | None,
+                   caller: Caller) -> None:
+        """Let the SDK answer, over the message without its arguments."""
+        visit = Visit(caller, asked(scope["query_string"]))
+        if message and (op := message.operation) and message.arguments_are_an_object:   # else the SDK refuses them
+            visit.call = self._read(scope, op, TAKES[op.name], message.arguments, caller)
+            body = message.emptied()
+        answer = self.manager.handle_request({**scope, VISIT: visit}, once(body), self._safe(scope, send))
+        if visit.call and getattr(visit.call.ask, "wait_seconds", 0) > 0:
+            return await while_connected(answer, receive)  # type: ignore[no-any-return]
+        await answer
+
+    def _safe(self, scope: Scope, send: Send) -> Send:
+        """Give the SDK's answers the headers that every answer carries."""
+        async def safe(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                own = {name for name, _ in message["headers"]}
+                more = [STRICT_TRANSPORT] if scope.get("scheme") == "https" else []
+                kept = [header for header in (*self.gate.headers, *more) if header[0] not in own]
+                message = {**message, "headers": [*message["headers"], *kept]}
+            await send(message)
+        return safe
+
+    def _read(self, scope: Scope, op: Operation, decode: Callable[[bytes], Ask], arguments: msgspec.Raw,
+              caller: Caller) -> Call:
+        """Make the ask of a call, or keep the refusal for whoever answers."""
+        query = asked(scope["query_string"])
+        try:
+            screen(bytes(arguments))
+            ask = decode(without_nulls(arguments))
+            fill(ask, query)
+            for tenant in claimed_tenants(query, scope["headers"]):
+                self.gate.engine.at_home(caller, tenant)
+        except GateError as no:
+            return Call(op, refusal=no)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
+            return Call(op, refusal=InvalidRequest(f"{op.name}: {wrong}"))
+        return Call(op, ask)
+
+    async def _perform(self, call: Call, caller: Caller) -> bytes:
+        """Carry out a call and return its reply as JSON; a defect becomes a refusal too."""
+        if call.refusal is not None:
+            raise call.refusal
+        assert call.ask is not None
+        try:
+            return encode(await self.gate.perform(call.op, caller, call.ask))
+        except GateError:
+            raise
+        except Exception as bug:
+            raise fault(call.op.name, bug) from bug
+
+    # What the SDK calls.
+
+    async def _list(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=MODELS[self._separator(ctx.request.url.path if ctx.request else "")])
+
+    def _separator(self, path: str) -> str:
+        underscored = path.endswith("/u") or self.settings.mcp_tool_names == "underscore"
+        return UNDERSCORED if underscored else DOTTED
+
+    async def _call(self, ctx: Context, params: types.CallToolRequestParams) -> dict[str, Any]:
+        visit = visit_of(ctx)
+        if visit.call is None:
+            raise MCPError(types.INVALID_PARAMS, f"no tool {params.name}; tools/list names them")
+        try:
+            return COMPLETE | found(await self._perform(visit.call, visit.caller))
+        except GateError as no:
+            return COMPLETE | refused(no)
+
+    # The dialect of peers: JSON-RPC without a handshake, whose result is the raw reply (DESIGN 8).
+
+    async def _bare(self, scope: Scope, receive: Receive, send: Send, message: Asked | None) -> None:
+        if message is None:
+            return await self._error(scope, send, NULL, PARSE_ERROR, InvalidRequest("the body is no JSON-RPC message"))
+        id = message.members.get("id", NULL)
+        try:
+            if message.method not in ("tools/list", "tools/call"):
+                no = InvalidRequest(f"no method {message.method!r}; there are tools/list and tools/call")
+                return await self._error(scope, send, id, UNKNOWN_METHOD, no)
+            result = await self._bare_result(scope, receive, message)
+        except GateError as no:
+            return await self._error(scope, send, id, CODES.get(no.status, BROKEN), no)
+        await self.gate.send(send, scope, 200, encode({"jsonrpc": "2.0", "id": id, "result": result}))
+
+    async def _bare_result(self, scope: Scope, receive: Receive, message: Asked) -> Any:
+        op = message.operation
+        caller = NOBODY if op and op.open else await self.gate.identity.caller(credentials(scope, message))
+        if message.method == "tools/list":
+            return {"tools": LISTED[self._separator(scope["path"])]}
+        if op is None:
+            raise InvalidRequest(f"no tool {message.name!r}; tools/list names them")
+        if not message.arguments_are_an_object:
+            raise InvalidRequest("arguments must be an object")
+        call = self._read(scope, op, op.decode, message.arguments, caller)
+        work: Awaitable[bytes] = self._perform(call, caller)
+        reply = await (while_connected(work, receive) if getattr(call.ask, "wait_seconds", 0) > 0 else work)
+        return {**_members(reply), **found(reply)}
+
+    async def _error(self, scope: Scope, send: Send, id: msgspec.Raw, code: int, no: GateError) -> None:
+        """Answer a failure: an integer for JSON-RPC, and in `data` the code that every façade gives."""
+        error = {"code": code, "message": str(no), "data": {"code": no.code, **no.body(), **about(no)}}
+        status = no.status if isinstance(no, Unauthenticated) else 200
+        await self.gate.send(send, scope, status, encode({"jsonrpc": "2.0", "id": id, "error": error}),
+                             refusal_headers(no))
+
+
+def taken_apart(body: bytes) -> Asked:
+    """Read the message as far as the arguments, which stay as they are."""
+    members = _members(body)
+    params = optional(_members, members.get("params", NOTHING)) or {}
+    method, name = (optional(_text, held.get(key, NULL)) or "" for held, key in ((members, "method"), (params, "name")))
+    return Asked(members, params, method, name)
+
+
+def optional(decode: Callable[[msgspec.Raw], Any], raw: msgspec.Raw) -> Any:
+    """Decode a part, or return None where it is something else."""
+    try:
+        return decode(raw)
+    except msgspec.DecodeError:
+        return None
+
+
+def marked(headers: Headers) -> bool:
+    """Whether the headers are those of an MCP client; each revision that has HTTP makes it accept event streams."""
+    return any(name.startswith(b"mcp-") or (name == b"accept" and b"text/event-stream" in value.lower())
+               for name, value in headers)
+
+
+def in_era(message: Asked) -> bool:
+    """Whether a message itself is one of MCP: of the handshake, or with a protocol version of its own."""
+    meta = optional(_members, message.params.get("_meta", NULL)) or {}
+    shakes = message.method in HANDSHAKE or message.method.startswith("notifications/")
+    return shakes or any(name.endswith("protocolVersion") for name in meta)
+
+
+def credentials(scope: Scope, message: Asked) -> Headers:
+    """Return the headers, and the token that peers may send as an argument instead."""
+    headers: Headers = scope["headers"]
+    held = optional(_members, message.arguments) or {}
+    token = optional(_text, held.get("auth_token", NULL))
+    if not token or presented(headers) == token:
+        return headers
+    return [*headers, (b"x-api-key", token.encode())]
+
+
+def visit_of(ctx: Context) -> Visit:
+    """Return the visit that a request of the SDK belongs to."""
+    assert ctx.request is not None
+    visit: Visit = ctx.request.scope[VISIT]
+    return visit
+
+
+def once(body: bytes) -> Receive:
+    """Return what hands out a body that has been read already, and then keeps quiet."""
+    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Any:
+        return waiting.pop() if waiting else await asyncio.Event().wait()
+    return receive
+
+
+def about(no: GateError) -> dict[str, Any]:
+    """Say whether the same call may succeed later."""
+    return {"retryable": no.status in (408, 429, 503)}
+
+
+def found(reply: bytes) -> dict[str, Any]:
+    """Wrap a reply as the result of a tool."""
+    return {"content": [{"type": "text", "text": reply.decode()}], "structuredContent": _any(reply), "isError": False}
+
+
+def refused(no: GateError) -> dict[str, Any]:
+    """Wrap a refusal; without structuredContent, which some clients would hold against the output schema."""
+    return {"content": [{"type": "text", "text": encode(no.body()).decode()}], "isError": True,
+            "_meta": {"asyncgate/error": {"code": no.code, **about(no)}}}
