@@ -28,7 +28,7 @@ from asyncgate.parts.wire import AsEither, Ask
 
 SECTIONS = {
     "Try it": ("demo", "dev"),
-    "Run a gate": ("serve", "migrate", "config", "openapi"),
+    "Run a gate": ("serve", "mcp", "migrate", "config", "openapi"),
     "Look after it": ("verify", "backup", "conformance", "bench", "bench-server"),
 }
 STATUSES = {400: 2, 413: 2, 415: 2, 401: 3, 403: 3, 404: 4, 409: 5, 429: 6}
@@ -351,6 +351,30 @@ def dev(configured: Configured, no_worker: bool) -> None:
     It keeps everything in ./asyncgate-dev.db unless --database says otherwise.  Ctrl-C stops it.
     """
     sys.exit(import_module("asyncgate.clients.dev").run(configured, worker=not no_worker))
+
+
+@commands.command()
+@click.option("--url", help=f"The gate to speak for; default ASYNCGATE_URL, else {DEFAULT_URL}.")
+@click.option("--token", help="The credential; default ASYNCGATE_API_KEY.")
+@click.option("--agent", metavar="ID", help="The agent that speaks where a call names nobody.")
+@click.option("--underscores", is_flag=True, help="Name tools with underscores, for hosts that take no dots.")
+@configured
+def mcp(configured: Configured, url: str | None, token: str | None, agent: str | None, underscores: bool) -> None:
+    """Speak MCP on standard input and output, for hosts that start a program: Claude Desktop and others.
+
+    With --url it speaks for a running gate; with --database it is a gate itself, for one host alone.
+    """
+    stdio, own = import_module("asyncgate.clients.mcp_stdio"), configured.origins["database.url"].startswith("flag")
+    if own and (url or token):
+        raise click.UsageError("give --url for a running gate, or --database for one of its own, not both")
+    import_module("asyncgate.parts.logs").start_logging(configured.settings)
+    path = stdio.path_of(agent, underscores)
+    try:
+        asyncio.run(stdio.embedded(configured.settings, path) if own else stdio.to_running(url, token, path))
+    except ValueError as wrong:
+        raise click.ClickException(str(wrong)) from None
+    except (BrokenPipeError, KeyboardInterrupt):
+        sys.exit(0)     # the host has gone
 
 
 @commands.command()

@@ -39,7 +39,19 @@ from asyncgate.parts.http import (
     while_connected,
     without_nulls,
 )
-from asyncgate.parts.mcp_tools import ABOUT, DOTTED, UNDERSCORED, both_names, input_schema, strict, tools
+from asyncgate.parts.mcp_tools import (
+    ABOUT,
+    BROKEN,
+    CODES,
+    DOTTED,
+    PARSE_ERROR,
+    UNDERSCORED,
+    UNKNOWN_METHOD,
+    both_names,
+    input_schema,
+    strict,
+    tools,
+)
 from asyncgate.parts.wire import Ask
 
 if TYPE_CHECKING:
@@ -58,10 +70,6 @@ TAKES = {op.name: msgspec.json.Decoder(strict(op)).decode for op in OPERATIONS.v
 SCHEMAS = {name: input_schema(op) for name, op in TOOLS.items()}
 LISTED = {separator: tools(OPERATIONS.values(), separator) for separator in (DOTTED, UNDERSCORED)}
 MODELS = {separator: [types.Tool.model_validate(one) for one in listed] for separator, listed in LISTED.items()}
-# JSON-RPC wants integers; ours lie in the range that MCP leaves to servers.
-CODES = {400: -32602, 401: -32001, 403: -32003, 404: -32004, 405: -32601, 408: -32008, 409: -32009, 413: -32602,
-         415: -32602, 421: -32003, 429: -32010, 503: -32013}
-PARSE_ERROR, UNKNOWN_METHOD, WRONG_PARAMS, BROKEN = -32700, -32601, -32602, -32603
 
 logging.getLogger("mcp").setLevel(logging.WARNING)      # at info it tells of every request
 

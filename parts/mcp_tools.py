@@ -16,6 +16,10 @@ from asyncgate.parts.wire import ANY_JSON, Ask
 Json = dict[str, Any]
 PREFIX = "asyncgate"
 DOTTED, UNDERSCORED = ".", "_"
+# JSON-RPC wants integers; ours lie in the range that MCP leaves to servers.
+CODES = {400: -32602, 401: -32001, 403: -32003, 404: -32004, 405: -32601, 408: -32008, 409: -32009, 413: -32602,
+         415: -32602, 421: -32003, 429: -32010, 503: -32013}
+PARSE_ERROR, UNKNOWN_METHOD, BROKEN = -32700, -32601, -32603
 
 # What may follow each operation; the rest of a tool's text is the Engine's docstring.
 NEXT = {

@@ -1,0 +1,157 @@
+"""MCP over standard input and output, for hosts that start a program instead of knowing an address.
+
+Each line is one message and becomes one POST to a gate's /mcp: to a running gate, with its credential, or to one inside
+this process.  The gate keeps nothing between messages, so all there is to remember here is the protocol version that an
+older client has agreed on.  Standard output carries messages and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import msgspec
+
+from asyncgate import Gate, Settings
+from asyncgate.clients.http import PATIENCE_SECONDS, Exchange
+from asyncgate.parts.mcp_tools import BROKEN, CODES, PARSE_ERROR
+
+if TYPE_CHECKING:
+    import httpx2
+
+Message = dict[str, Any]
+VERSION = "io.modelcontextprotocol/protocolVersion"
+NAMES = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}      # what Mcp-Name repeats
+ACCEPTED = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+LAST_SECONDS = 5.0              # for what is under way when the host closes its end
+LONGEST_WAIT_SECONDS = 60.0     # that a gate can be set to
+
+
+class Bridge:
+    """Carries messages from a host to a gate and the answers back."""
+
+    def __init__(
+        self, client: httpx2.AsyncClient, exchange: Exchange, path: str, write: Callable[[bytes], None]
+    ) -> None:
+        self.client, self.exchange, self.url, self.write = client, exchange, exchange.url + path, write
+        self.agreed = ""            # the version of the handshake, if there was one
+        self.under_way: dict[Any, asyncio.Task[None]] = {}
+
+    async def serve(self, read: Callable[[], bytes]) -> None:
+        """Carry messages until the host closes its end."""
+        while line := await asyncio.to_thread(read):
+            if line.strip():
+                self.take(line)
+        if left := list(self.under_way.values()):
+            await asyncio.wait(left, timeout=LAST_SECONDS)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    def take(self, line: bytes) -> None:
+        """Set out with one message; many may be under way at once."""
+        try:
+            message = msgspec.json.decode(line)
+        except (ValueError, RecursionError) as wrong:
+            return self.refuse(None, PARSE_ERROR, f"this line is not JSON: {wrong}")
+        if not isinstance(message, dict):
+            return self.refuse(None, PARSE_ERROR, "one message a line, please: an object")
+        id, method = message.get("id"), message.get("method")
+        if method == "notifications/cancelled":
+            self.cancel(params_of(message).get("requestId"))
+        elif isinstance(method, str) and isinstance(id, str | int):    # others want no answer
+            task = asyncio.get_running_loop().create_task(self.carry(line, message, method, id))
+            self.under_way[id] = task
+            task.add_done_callback(lambda _: self.under_way.pop(id, None))
+
+    def cancel(self, id: Any) -> None:
+        """Give a request up; the gate sees that nobody waits any more."""
+        if isinstance(id, str | int) and (task := self.under_way.get(id)):
+            task.cancel()
+
+    async def carry(self, line: bytes, message: Message, method: str, id: str | int) -> None:
+        """Send one request and write its answer."""
+        import httpx2
+
+        try:
+            answer = await self.client.post(self.url, content=line.strip(), headers=self.headers(message, method))
+        except httpx2.TransportError as error:
+            return self.refuse(id, BROKEN, str(self.exchange.unreachable(error)))
+        try:
+            told = msgspec.json.decode(answer.content)
+        except ValueError:
+            told = None
+        if not isinstance(told, dict):
+            return self.refuse(id, BROKEN, f"{self.exchange.url} does not answer like a gate ({answer.status_code})")
+        if "jsonrpc" not in told:
+            return self.refuse(id, CODES.get(answer.status_code, BROKEN), str(told.get("message")), told)
+        if method == "initialize" and isinstance(result := told.get("result"), dict):
+            self.agreed = str(result.get("protocolVersion", ""))
+        # Verbatim but for a missing id: what is a number stays as the gate wrote it.
+        self.write(answer.content if told.get("id") is not None else msgspec.json.encode({**told, "id": id}))
+
+    def headers(self, message: Message, method: str) -> dict[str, str]:
+        """Say in headers what HTTP wants there of a message."""
+        params = params_of(message)
+        meta = params.get("_meta")
+        version = meta.get(VERSION) if isinstance(meta, dict) else None
+        if not isinstance(version, str):
+            return {**ACCEPTED, "mcp-protocol-version": self.agreed} if self.agreed else ACCEPTED
+        name = params.get("taskId" if method.startswith("tasks/") else NAMES.get(method, ""))
+        named = {"mcp-name": in_header(name)} if isinstance(name, str) else {}
+        return {**ACCEPTED, "mcp-protocol-version": in_header(version), "mcp-method": in_header(method), **named}
+
+    def refuse(self, id: Any, code: int, text: str, data: Any = None) -> None:
+        """Write a failure of our own."""
+        error = {"code": code, "message": text, **({"data": data} if data is not None else {})}
+        self.write(msgspec.json.encode({"jsonrpc": "2.0", "id": id, "error": error}))
+
+
+def params_of(message: Message) -> dict[str, Any]:
+    """Return the parameters of a message."""
+    params = message.get("params")
+    return params if isinstance(params, dict) else {}
+
+
+def in_header(text: str) -> str:
+    """Write a text as a header takes it: as it is, or as MCP encodes what no header can hold."""
+    safe = text.isascii() and text.isprintable() and text == text.strip() and not text.startswith("=?base64?")
+    return text if safe else f"=?base64?{base64.b64encode(text.encode()).decode()}?="
+
+
+def written(line: bytes) -> None:
+    """Write one message to standard output."""
+    sys.stdout.buffer.write(line.replace(b"\n", b" ") + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def path_of(agent: str | None, underscored: bool) -> str:
+    """Return the path and query that say how tools are named and who speaks where a call names nobody."""
+    who = f"?{urlencode({'principal_kind': 'agent', 'principal_id': agent})}" if agent else ""
+    return f"/mcp{'/u' if underscored else ''}{who}"
+
+
+async def to_running(url: str | None, token: str | None, path: str) -> None:
+    """Serve standard input and output from a running gate."""
+    import httpx2
+
+    exchange = Exchange(url, token)
+    patience = PATIENCE_SECONDS + LONGEST_WAIT_SECONDS
+    async with httpx2.AsyncClient(**exchange.settings, timeout=patience) as client:
+        await Bridge(client, exchange, path, written).serve(sys.stdin.buffer.readline)
+
+
+async def embedded(settings: Settings, path: str) -> None:
+    """Serve standard input and output from a gate inside this process; whoever started it is let in."""
+    import httpx2
+
+    gate = Gate(msgspec.structs.replace(settings, host="127.0.0.1", api_key="", allow_insecure_dev=True))
+    async with gate.app.router.lifespan_context(gate.app):
+        transport: Any = httpx2.ASGITransport(app=gate)
+        async with httpx2.AsyncClient(transport=transport) as client:
+            await Bridge(client, Exchange("http://localhost", ""), path, written).serve(sys.stdin.buffer.readline)
+        gate.drain()
