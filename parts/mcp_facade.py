@@ -39,6 +39,7 @@ from asyncgate.parts.http import (
     while_connected,
     without_nulls,
 )
+from asyncgate.parts.mcp_tasks import Tasks, handle, wanted
 from asyncgate.parts.mcp_tools import (
     ABOUT,
     BROKEN,
@@ -48,11 +49,14 @@ from asyncgate.parts.mcp_tools import (
     UNDERSCORED,
     UNKNOWN_METHOD,
     both_names,
+    found,
     input_schema,
+    refused,
     strict,
+    told_refusal,
     tools,
 )
-from asyncgate.parts.wire import Ask
+from asyncgate.parts.wire import Ask, RunTask
 
 if TYPE_CHECKING:
     from asyncgate import Gate
@@ -74,7 +78,6 @@ MODELS = {separator: [types.Tool.model_validate(one) for one in listed] for sepa
 logging.getLogger("mcp").setLevel(logging.WARNING)      # at info it tells of every request
 
 encode = msgspec.json.encode
-_any = msgspec.json.Decoder().decode
 _members = msgspec.json.Decoder(Members).decode
 _text = msgspec.json.Decoder(str).decode
 
@@ -141,6 +144,7 @@ class Facade:
             get_tool_input_schema=SCHEMAS.get,      # or the SDK lists all tools again on every call
             cache_hints={"tools/list": CacheHint(ttl_ms=HOUR_MS, scope="public")}, on_list_tools=self._list)
         server.add_request_handler("tools/call", types.CallToolRequestParams, self._call)
+        Tasks(self._do).join(server)
         return server
 
     # From the first request to the last.
@@ -257,10 +261,21 @@ class Facade:
         visit = visit_of(ctx)
         if visit.call is None:
             raise MCPError(types.INVALID_PARAMS, f"no tool {params.name}; tools/list names them")
+        ask = visit.call.ask
+        if by_handle := isinstance(ask, RunTask) and wanted(ctx):
+            ask.wait_seconds = 0.0      # it is the client that waits
         try:
-            return COMPLETE | found(await self._perform(visit.call, visit.caller))
+            reply = await self._perform(visit.call, visit.caller)
         except GateError as no:
             return COMPLETE | refused(no)
+        return handle(reply) if by_handle else COMPLETE | found(reply)
+
+    async def _do(self, ctx: Context, operation: str, fields: dict[str, Any]) -> bytes:
+        """Carry out an operation that a request means without naming it."""
+        assert ctx.request is not None
+        op, visit = OPERATIONS[operation], visit_of(ctx)
+        return await self._perform(
+            self._read(ctx.request.scope, op, op.decode, msgspec.Raw(encode(fields)), visit.caller), visit.caller)
 
     # The dialect of peers: JSON-RPC without a handshake, whose result is the raw reply (DESIGN 8).
 
@@ -293,7 +308,7 @@ class Facade:
 
     async def _error(self, scope: Scope, send: Send, id: msgspec.Raw, code: int, no: GateError) -> None:
         """Answer a failure: an integer for JSON-RPC, and in `data` the code that every façade gives."""
-        error = {"code": code, "message": str(no), "data": {"code": no.code, **no.body(), **about(no)}}
+        error = {"code": code, "message": str(no), "data": told_refusal(no)}
         status = no.status if isinstance(no, Unauthenticated) else 200
         await self.gate.send(send, scope, status, encode({"jsonrpc": "2.0", "id": id, "error": error}),
                              refusal_headers(no))
@@ -352,19 +367,3 @@ def once(body: bytes) -> Receive:
     async def receive() -> Any:
         return waiting.pop() if waiting else await asyncio.Event().wait()
     return receive
-
-
-def about(no: GateError) -> dict[str, Any]:
-    """Say whether the same call may succeed later."""
-    return {"retryable": no.status in (408, 429, 503)}
-
-
-def found(reply: bytes) -> dict[str, Any]:
-    """Wrap a reply as the result of a tool."""
-    return {"content": [{"type": "text", "text": reply.decode()}], "structuredContent": _any(reply), "isError": False}
-
-
-def refused(no: GateError) -> dict[str, Any]:
-    """Wrap a refusal; without structuredContent, which some clients would hold against the output schema."""
-    return {"content": [{"type": "text", "text": encode(no.body()).decode()}], "isError": True,
-            "_meta": {"asyncgate/error": {"code": no.code, **about(no)}}}

@@ -11,9 +11,12 @@ from typing import Any
 
 import msgspec
 
+from asyncgate.parts.errors import GateError
 from asyncgate.parts.wire import ANY_JSON, Ask
 
 Json = dict[str, Any]
+encode = msgspec.json.encode
+_any = msgspec.json.Decoder().decode
 PREFIX = "asyncgate"
 DOTTED, UNDERSCORED = ".", "_"
 # JSON-RPC wants integers; ours lie in the range that MCP leaves to servers.
@@ -140,3 +143,27 @@ def nullable(schema: Json) -> Json:
     if kind is None or kind == "null" or (isinstance(kind, list) and "null" in kind):
         return schema
     return {**schema, "type": [*(kind if isinstance(kind, list) else [kind]), "null"]}
+
+
+# Answers.
+
+
+def about(no: GateError) -> Json:
+    """Name a refusal, and say whether the same call may succeed later."""
+    return {"code": no.code, "retryable": no.status in (408, 429, 503)}
+
+
+def told_refusal(no: GateError) -> Json:
+    """Return all there is to say of a refusal, for the data of a JSON-RPC error."""
+    return {**no.body(), **about(no)}
+
+
+def found(reply: bytes) -> Json:
+    """Wrap a reply as the result of a tool."""
+    return {"content": [{"type": "text", "text": reply.decode()}], "structuredContent": _any(reply), "isError": False}
+
+
+def refused(no: GateError) -> Json:
+    """Wrap a refusal; without structuredContent, which some clients would hold against the output schema."""
+    return {"content": [{"type": "text", "text": encode(no.body()).decode()}], "isError": True,
+            "_meta": {"asyncgate/error": about(no)}}

@@ -190,9 +190,9 @@ class Live:
 
     SETTINGS = ("shutdown_seconds=10", "max_request_bytes=100000", "body_timeout_seconds=1")
 
-    def __init__(self, *settings: str) -> None:
+    def __init__(self, *settings: str, database: str = "memory://") -> None:
         sets = [part for setting in (*self.SETTINGS, *settings) for part in ("--set", setting)]
-        command = [sys.executable, "-m", "asyncgate", "serve", "--port", "0", "--database", "memory://", *sets]
+        command = [sys.executable, "-m", "asyncgate", "serve", "--port", "0", "--database", database, *sets]
         surroundings = {**os.environ, "ASYNCGATE_API_KEY": TOKEN}
         self.process = subprocess.Popen(command, env=surroundings, stderr=subprocess.PIPE, text=True, bufsize=1)
         self.url = self._address()
@@ -212,6 +212,21 @@ class Live:
         """End the process if it still runs; return what it logged since it began to serve."""
         self.process.kill()
         return self.process.communicate()[1]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Live]]:
+    """Return what starts a gate in a process of its own."""
+    running: list[Live] = []
+
+    def start(*settings: str, **more: str) -> Live:
+        running.append(Live(*settings, **more))
+        return running[-1]
+
+    yield start
+    for one in running:
+        if one.process.returncode is None:
+            one.kill()
 
 
 @pytest.fixture

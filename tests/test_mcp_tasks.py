@@ -1,0 +1,243 @@
+"""MCP tasks: a handle from run_task that any connection, any process and any later day can ask by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import mcp_types as types
+import pytest
+from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
+from mcp.shared.exceptions import MCPError
+
+from asyncgate.clients.http import Http
+
+pytestmark = pytest.mark.anyio
+
+TOKEN = "a-token-for-tests"
+EXTENSION = "io.modelcontextprotocol/tasks"
+
+
+class Handle(types.Result):
+    """What run_task answers to a client that takes handles."""
+
+    result_type: Literal["task"] = "task"
+    task_id: str
+    status: str
+    status_message: str
+    created_at: str
+    last_updated_at: str
+    ttl_ms: int | None
+    poll_interval_ms: int | None = None
+
+
+class State(types.Result):
+    """What tasks/get answers."""
+
+    task_id: str
+    status: str
+    status_message: str
+    poll_interval_ms: int | None = None
+    result: dict[str, Any] | None = None
+
+
+class Params(types.RequestParams):
+    """What is said of a handle."""
+
+    task_id: str
+
+
+class Get(types.Request[Params, Literal["tasks/get"]]):
+    """Ask for the state of a task."""
+
+    method: Literal["tasks/get"] = "tasks/get"
+    name_param: ClassVar[str | None] = "taskId"
+    params: Params
+
+
+class Update(types.Request[Params, Literal["tasks/update"]]):
+    """Answer a task's questions."""
+
+    method: Literal["tasks/update"] = "tasks/update"
+    name_param: ClassVar[str | None] = "taskId"
+    params: Params
+
+
+class Cancel(types.Request[Params, Literal["tasks/cancel"]]):
+    """Cancel a task."""
+
+    method: Literal["tasks/cancel"] = "tasks/cancel"
+    name_param: ClassVar[str | None] = "taskId"
+    params: Params
+
+
+async def unresolved(handle: Handle, context: ClaimContext) -> types.CallToolResult:
+    raise AssertionError("the test wanted the handle itself")
+
+
+class TakesHandles(ClientExtension):
+    """The client's side of the extension, as far as these tests need it."""
+
+    identifier = EXTENSION
+
+    def claims(self) -> Sequence[ResultClaim[Any]]:
+        """Take the results that are handles."""
+        return [ResultClaim(result_type="task", model=Handle, resolve=unresolved)]
+
+
+async def run_task(client: Any, **fields: Any) -> Handle:
+    handle = await client.session.call_tool("asyncgate.run_task", {"type": "demo", **fields}, allow_claimed=True)
+    assert isinstance(handle, Handle), handle
+    return handle
+
+
+async def state(client: Any, task_id: str) -> State:
+    found = await client.session.send_request(Get(params=Params(task_id=task_id)), State)
+    assert isinstance(found, State)
+    return found
+
+
+def taking() -> dict[str, Any]:
+    return {"extensions": [TakesHandles()]}
+
+
+def lease(rest: Http) -> dict[str, Any]:
+    """Lease the one task there is, as a worker that knows nothing of MCP."""
+    (offer,) = rest.call("lease_next", worker_id="w1")["tasks"]
+    return {"task_id": offer["task_id"], "lease_id": offer["lease_id"], "worker_id": "w1"}
+
+
+async def test_a_handle_outlives_the_server_and_the_connection(start: Any, connect: Any, tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path}/gate.db"
+    first = start(database=database)
+    async with connect(first, "auto", **taking()) as client:
+        handle = await run_task(client, payload={"n": 1}, agent_id="ada")
+        assert (handle.status, handle.ttl_ms) == ("working", None)
+
+        first.kill()
+
+    second = start(database=database)
+    with Http(second.url, TOKEN) as rest:
+        held = lease(rest)
+        assert held["task_id"] == handle.task_id
+        async with connect(second, "auto", **taking()) as client:
+            assert (await state(client, handle.task_id)).status == "working"
+        rest.call("complete", **held, result={"answer": 42}, artifacts=[{"uri": "file:///x"}])
+
+    async with connect(second, "auto", **taking()) as client:
+        found = await state(client, handle.task_id)
+    assert found.status == "completed"
+    assert found.result
+    assert found.result["isError"] is False
+    assert found.result["structuredContent"]["result"]["result"] == {"answer": 42}
+    assert json.loads(found.result["content"][0]["text"])["status"] == "succeeded"
+
+
+async def test_a_client_that_takes_no_handles_gets_the_record(live_for_all: Any, connect: Any) -> None:
+    for mode in ("auto", "legacy"):
+        async with connect(live_for_all, mode) as client:
+            result = await client.call_tool("asyncgate.run_task", {"type": "record", "wait_seconds": 0})
+            assert result.structured_content["status"] == "queued"
+
+
+async def test_create_task_keeps_its_answer_for_everybody(live_for_all: Any, connect: Any) -> None:
+    async with connect(live_for_all, "auto", **taking()) as client:
+        result = await client.call_tool("asyncgate.create_task", {"type": "record"})
+
+    assert set(result.structured_content) == {"task_id", "status"}
+
+
+async def test_a_failed_task_is_completed_with_an_error_and_shows_its_progress_before(live: Any, connect: Any) -> None:
+    with Http(live.url, TOKEN) as rest:
+        async with connect(live, "auto", **taking()) as client:
+            handle = await run_task(client)
+            waiting = await state(client, handle.task_id)
+            held = lease(rest)
+            rest.call("report_progress", **held, progress={"page": 2})
+            working = await state(client, handle.task_id)
+            rest.call("fail", **held, error={"message": "no"})
+            failed = await state(client, handle.task_id)
+
+    assert (waiting.status, waiting.status_message, waiting.result) == ("working", "queued", None)
+    assert (working.status, working.status_message) == ("working", 'running: {"page":2}')
+    assert failed.status == "completed"
+    assert failed.result
+    assert failed.result["isError"] is True
+    assert "structuredContent" not in failed.result
+    assert json.loads(failed.result["content"][0]["text"])["result"]["error"] == {"message": "no"}
+
+
+async def test_a_handle_cancels_its_task_once_and_an_update_changes_nothing(live: Any, connect: Any) -> None:
+    async with connect(live, "auto", **taking()) as client:
+        handle = await run_task(client)
+        await client.session.send_request(Update(params=Params(task_id=handle.task_id)), types.EmptyResult)
+        assert (await state(client, handle.task_id)).status == "working"
+        for _ in range(2):
+            await client.session.send_request(Cancel(params=Params(task_id=handle.task_id)), types.EmptyResult)
+        assert (await state(client, handle.task_id)).status == "cancelled"
+
+    with Http(live.url, TOKEN) as rest:
+        assert rest.call("get_task", task_id=handle.task_id)["status"] == "canceled"
+
+
+@pytest.mark.parametrize("request_type", [Get, Update, Cancel])
+async def test_an_unknown_handle_and_a_client_that_takes_none_are_refused(
+        live_for_all: Any, connect: Any, request_type: Any) -> None:
+    request = request_type(params=Params(task_id="nobody"))
+    async with connect(live_for_all, "auto", **taking()) as client:
+        with pytest.raises(MCPError, match="no task nobody") as unknown:
+            await client.session.send_request(request, types.EmptyResult)
+    async with connect(live_for_all, "auto") as client:
+        with pytest.raises(MCPError) as undeclared:
+            await client.session.send_request(request, types.EmptyResult)
+
+    assert (unknown.value.error.code, undeclared.value.error.code) == (-32602, -32021)
+    assert undeclared.value.error.data == {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
+
+
+def message(method: str, task_id: str, name: str) -> dict[str, Any]:
+    """Return the body and headers of a request about a handle."""
+    meta = {"io.modelcontextprotocol/protocolVersion": "2026-07-28",
+            "io.modelcontextprotocol/clientCapabilities": {"extensions": {EXTENSION: {}}}}
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"taskId": task_id, "_meta": meta}}
+    return {"body": body, "headers": [
+        ("content-type", "application/json"), ("accept", "application/json, text/event-stream"),
+        ("mcp-protocol-version", "2026-07-28"), ("mcp-method", method), ("mcp-name", name)]}
+
+
+async def test_the_name_in_the_header_is_the_handle(served: Any) -> None:
+    made = await served.post("/v1/tasks", {"type": "demo"})
+
+    answer = await served.call("POST", "/mcp", **message("tasks/get", made["task_id"], "another"))
+
+    assert (answer.status, answer.json()["error"]["code"]) == (400, -32020)
+
+
+@pytest.mark.parametrize("method", ["tasks/list", "tasks/result"])
+async def test_the_methods_of_the_older_experiment_do_not_exist(served: Any, method: str) -> None:
+    answer = await served.call("POST", "/mcp", **message(method, "x", "x"))
+
+    assert answer.json()["error"]["code"] == -32601
+
+
+async def test_a_task_of_somebody_else_is_unknown(served: Any) -> None:
+    from asyncgate import SCOPES, Caller, Principal
+
+    class Bob:
+        """A way in for a credential of another agent."""
+
+        async def caller(self, token: str | None) -> Caller | None:
+            """Return whom the token names."""
+            bob = Principal("agent", "bob")
+            return Caller(served.tenant_id, bob, "agent", SCOPES) if token == "bob" else None
+
+    made = await served.post("/v1/tasks", {"type": "demo", "agent_id": "ada"})
+    served.gate.identity.ways.append(Bob())
+
+    for method in ("tasks/get", "tasks/update", "tasks/cancel"):
+        theirs, nobodys = [
+            (await served.call("POST", "/mcp", token="bob", **message(method, id, id))).json()["error"]
+            for id in (made["task_id"], "nobody")]
+        assert json.loads(json.dumps(theirs).replace(made["task_id"], "nobody")) == nobodys
