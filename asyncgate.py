@@ -758,6 +758,7 @@ class Engine:
         self.outcomes: defaultdict[tuple[str, str], set[asyncio.Future[None]]] = defaultdict(set)
         self.sightings: dict[tuple[str, str, str, str | None], tuple[float, float]] = {}
         self.upkeep: Upkeep | None = None
+        self.watchers: set[Callable[[Work], None]] = set()      # who is told of every commit
 
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation: the one way in, for every façade and every test (H.9)."""
@@ -1572,6 +1573,8 @@ class Engine:
 
     def _after_commit(self, work: Work) -> None:
         """Wake who waits for what this batch has changed; only now may anybody learn of it."""
+        for watcher in tuple(self.watchers):
+            watcher(work)
         for task in (*work.added.values(), *work.moved.values()):
             if task.status == "queued":
                 self.waiting.offered(work.tenant_id, task, work.now)
@@ -2107,6 +2110,7 @@ class Gate:
         """Answer the waiting calls; the server is about to stop."""
         if hasattr(self, "engine"):
             self.engine.drain()
+            self.mcp.drain()
 
     def _routes(self) -> list[Route]:
         paths: dict[str, dict[str, Operation]] = {}
@@ -2229,6 +2233,11 @@ class Door:
                 part = await asyncio.to_thread(import_module, "asyncgate.parts.mcp_facade")
                 self.facade = await part.Facade(self.gate).open()
         await self.facade(scope, receive, send)
+
+    def drain(self) -> None:
+        """End the subscriptions."""
+        if self.facade is not None:
+            self.facade.library.close()
 
     async def close(self) -> None:
         """Let the façade go."""

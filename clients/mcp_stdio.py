@@ -18,7 +18,7 @@ import msgspec
 
 from asyncgate import Gate, Settings
 from asyncgate.clients.http import PATIENCE_SECONDS, Exchange
-from asyncgate.parts.mcp_tools import BROKEN, CODES, PARSE_ERROR
+from asyncgate.parts.mcp_tools import BROKEN, CODES, PARSE_ERROR, UNKNOWN_METHOD
 
 if TYPE_CHECKING:
     import httpx2
@@ -77,6 +77,8 @@ class Bridge:
         """Send one request and write its answer."""
         import httpx2
 
+        if method == "subscriptions/listen":
+            return self.refuse(id, UNKNOWN_METHOD, "subscriptions are for clients that speak HTTP to the gate")
         try:
             answer = await self.client.post(self.url, content=line.strip(), headers=self.headers(message, method))
         except httpx2.TransportError as error:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import mcp_types as types
 import msgspec
-from mcp.server.caching import CacheHint
+from mcp.server.caching import CacheableMethod, CacheHint
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 
-from asyncgate import NOBODY, OPERATIONS, STRICT_TRANSPORT, Caller, Operation, __version__, presented
+from asyncgate import NOBODY, OPERATIONS, STRICT_TRANSPORT, Caller, Operation, __version__, presented, speaker
 from asyncgate.parts.errors import GateError, InvalidRequest, MethodNotAllowed, PayloadTooDeep, Unauthenticated, fault
 from asyncgate.parts.http import (
     Headers,
@@ -39,6 +39,7 @@ from asyncgate.parts.http import (
     while_connected,
     without_nulls,
 )
+from asyncgate.parts.mcp_context import Library
 from asyncgate.parts.mcp_tasks import Tasks, handle, wanted
 from asyncgate.parts.mcp_tools import (
     ABOUT,
@@ -56,7 +57,7 @@ from asyncgate.parts.mcp_tools import (
     told_refusal,
     tools,
 )
-from asyncgate.parts.wire import Ask, RunTask
+from asyncgate.parts.wire import Ask, ListOpenObligations, Principal, RunTask
 
 if TYPE_CHECKING:
     from asyncgate import Gate
@@ -65,6 +66,7 @@ Members = dict[str, msgspec.Raw]
 Context = ServerRequestContext[Any]
 
 HOUR_MS = 3_600_000
+SAME_FOR_ALL: tuple[CacheableMethod, ...] = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
 NULL, NOTHING = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
 VISIT = "asyncgate.visit"       # where the ASGI scope carries a visit through the SDK
 COMPLETE = {"resultType": "complete"}       # what the newest revision wants to read, and older ones do not get
@@ -134,6 +136,7 @@ class Facade:
 
     def __init__(self, gate: Gate) -> None:
         self.gate, self.settings = gate, gate.settings
+        self.library = Library(self._do, self._whose, lambda: gate.engine, self.settings.max_waiting_claims)
         self.manager = StreamableHTTPSessionManager(
             self._server(), stateless=True, json_response=True, max_request_body_size=self.settings.max_request_bytes)
         self.over = asyncio.Event()
@@ -142,9 +145,11 @@ class Facade:
         server: Server[Any] = Server(
             "asyncgate", version=__version__, title="AsyncGate", instructions=ABOUT,
             get_tool_input_schema=SCHEMAS.get,      # or the SDK lists all tools again on every call
-            cache_hints={"tools/list": CacheHint(ttl_ms=HOUR_MS, scope="public")}, on_list_tools=self._list)
+            cache_hints=dict.fromkeys(SAME_FOR_ALL, CacheHint(ttl_ms=HOUR_MS, scope="public")),
+            on_list_tools=self._list)
         server.add_request_handler("tools/call", types.CallToolRequestParams, self._call)
         Tasks(self._do).join(server)
+        self.library.join(server)
         return server
 
     # From the first request to the last.
@@ -204,8 +209,12 @@ class Facade:
         if message and (op := message.operation) and message.arguments_are_an_object:   # else the SDK refuses them
             visit.call = self._read(scope, op, TAKES[op.name], message.arguments, caller)
             body = message.emptied()
-        answer = self.manager.handle_request({**scope, VISIT: visit}, once(body), self._safe(scope, send))
-        if visit.call and getattr(visit.call.ask, "wait_seconds", 0) > 0:
+        # White space around a header's value is not part of it, and not every HTTP parser leaves it away.
+        stripped = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
+        answer = self.manager.handle_request(
+            {**scope, "headers": stripped, VISIT: visit}, once(body), self._safe(scope, send))
+        waits = visit.call is not None and getattr(visit.call.ask, "wait_seconds", 0) > 0
+        if waits or (message and message.method == "subscriptions/listen"):
             return await while_connected(answer, receive)  # type: ignore[no-any-return]
         await answer
 
@@ -276,6 +285,12 @@ class Facade:
         op, visit = OPERATIONS[operation], visit_of(ctx)
         return await self._perform(
             self._read(ctx.request.scope, op, op.decode, msgspec.Raw(encode(fields)), visit.caller), visit.caller)
+
+    def _whose(self, ctx: Context) -> tuple[str, Principal]:
+        """Return the tenant and the principal that a request without an operation comes from."""
+        visit, ask = visit_of(ctx), ListOpenObligations()
+        fill(ask, visit.query)
+        return visit.caller.tenant_id, speaker(visit.caller, ask)
 
     # The dialect of peers: JSON-RPC without a handshake, whose result is the raw reply (DESIGN 8).
 
