@@ -66,6 +66,7 @@ Members = dict[str, msgspec.Raw]
 Context = ServerRequestContext[Any]
 
 HOUR_MS = 3_600_000
+STRANGERS_BYTES = 256 * 2**10       # of a request whose token, if any, is inside
 SAME_FOR_ALL: tuple[CacheableMethod, ...] = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
 NULL, NOTHING = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
 VISIT = "asyncgate.visit"       # where the ASGI scope carries a visit through the SDK
@@ -136,6 +137,8 @@ class Facade:
 
     def __init__(self, gate: Gate) -> None:
         self.gate, self.settings = gate, gate.settings
+        self.stranger = msgspec.structs.replace(
+            gate.settings, max_request_bytes=min(STRANGERS_BYTES, gate.settings.max_request_bytes))
         self.library = Library(self._do, self._whose, lambda: gate.engine, self.settings.max_waiting_claims)
         self.manager = StreamableHTTPSessionManager(
             self._server(), stateless=True, json_response=True, max_request_body_size=self.settings.max_request_bytes)
@@ -189,8 +192,8 @@ class Facade:
             raise MethodNotAllowed(f"{scope['method']} is not for {scope['path']}; POST JSON-RPC", allow=["POST"])
         headers: Headers = scope["headers"]
         standard = marked(headers)
-        caller = await self.gate.identity.caller(headers) if standard else None
-        body = await read_body(scope, receive, self.settings)
+        caller = await self._known(headers, standard)
+        body = await read_body(scope, receive, self.settings if caller else self.stranger)
         try:
             message: Asked | None = taken_apart(body)
         except RecursionError:
@@ -201,6 +204,15 @@ class Facade:
             return await self._bare(scope, receive, send, message)
         caller = caller or await self.gate.identity.caller(headers)
         await self._sdk(scope, receive, send, body, message, caller)
+
+    async def _known(self, headers: Headers, standard: bool) -> Caller | None:
+        """Return who the headers say it is; only a peer may come without a token there, and only with little."""
+        try:
+            return await self.gate.identity.caller(headers)
+        except Unauthenticated:
+            if standard or presented(headers) is not None:
+                raise
+            return None
 
     async def _sdk(self, scope: Scope, receive: Receive, send: Send, body: bytes, message: Asked | None,
                    caller: Caller) -> None:

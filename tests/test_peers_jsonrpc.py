@@ -184,6 +184,16 @@ async def test_no_token_a_wrong_one_and_two_different_ones_are_nobodys(
     assert answer.json()["error"]["data"]["code"] == "unauthenticated"
 
 
+async def test_a_stranger_is_not_read_at_length_and_a_wrong_token_not_at_all(served: Any) -> None:
+    arguments = f'{{"type":"demo","payload":"{"x" * 300_000}","auth_token":"{TOKEN}"}}'
+
+    long = await say(served, "asyncgate.create_task", arguments, token=None)
+    wrong = await say(served, "asyncgate.create_task", arguments, token="wrong")
+
+    assert (long.status, wrong.status) == (413, 401)
+    await ok(served, "asyncgate.create_task", arguments)
+
+
 async def test_health_needs_no_credential(served: Any) -> None:
     assert (await ok(served, "asyncgate.health", "{}", token=None))["service"] == "AsyncGate"
 
