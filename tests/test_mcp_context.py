@@ -162,7 +162,8 @@ async def test_a_subscription_ends_with_its_client(served: Any) -> None:
         sent.append(event)
 
     scope = {"type": "http", "method": "POST", "path": "/mcp", "raw_path": b"/mcp", "query_string": b"",
-             "scheme": "http", "root_path": "", "headers": [(b"host", b"localhost"), *((n.encode(), v.encode()) for n, v in headers)]}
+             "scheme": "http", "root_path": "",
+             "headers": [(b"host", b"localhost"), *((name.encode(), value.encode()) for name, value in headers)]}
     listening = asyncio.create_task(served.gate(scope, receive, send))
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not served.engine.watchers:  # noqa: ASYNC110  # there is nothing to be told by

@@ -364,7 +364,7 @@ class WireSide(Side):
         outcome = self.run(self.tongue(self.http, name, said))
         if outcome[0] == "yes":
             outcome[1].get("leases", []).sort(key=lambda held: held["lease_id"])
-        return untimed(self.timed(list(outcome)))  # type: ignore[no-any-return]
+        return outcome
 
 
 class OnEveryTongue(Programs):
@@ -381,14 +381,16 @@ class OnEveryTongue(Programs):
         self.epoch = self.sides[0].epoch
 
     def perform(self, who: Who, name: str, **fields: Any) -> Any:
-        first, *others = [side.perform(who, name, fields) for side in self.sides]
+        outcomes = [side.perform(who, name, fields) for side in self.sides]
+        first, *others = [untimed(side.timed(list(one))) for side, one in zip(self.sides, outcomes, strict=True)]
 
         for tongue, other in zip(list(TONGUES)[1:], others, strict=True):
             assert other == first, f"{name} over {tongue}"
-        self.receipts += [row.receipt_id for row in self.sides[0].news(who[0])]
-        return first[1] if first[0] == "yes" else None
+        self.wrote(who[0], self.sides[0].news(who[0]))
+        return outcomes[0][1] if outcomes[0][0] == "yes" else None
 
     def pass_time(self, seconds: int) -> None:
+        self.clock += seconds
         for side in self.sides:
             side.gates[0].skip(seconds)
 
