@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 VERSION = "io.modelcontextprotocol/protocolVersion"
+LISTEN = "subscriptions/listen"
 NAMES = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}      # what Mcp-Name repeats
 ACCEPTED = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
 LAST_SECONDS = 5.0              # for what is under way when the host closes its end
@@ -34,10 +35,10 @@ LONGEST_WAIT_SECONDS = 60.0     # that a gate can be set to
 class Bridge:
     """Carries messages from a host to a gate and the answers back."""
 
-    def __init__(
-        self, client: httpx2.AsyncClient, exchange: Exchange, path: str, write: Callable[[bytes], None]
-    ) -> None:
+    def __init__(self, client: httpx2.AsyncClient, exchange: Exchange, path: str, write: Callable[[bytes], None],
+                 *, streams: bool) -> None:
         self.client, self.exchange, self.url, self.write = client, exchange, exchange.url + path, write
+        self.streams = streams      # whether answers can be read while they are written
         self.agreed = ""            # the version of the handshake, if there was one
         self.under_way: dict[Any, asyncio.Task[None]] = {}
 
@@ -46,8 +47,9 @@ class Bridge:
         while line := await asyncio.to_thread(read):
             if line.strip():
                 self.take(line)
-        if left := list(self.under_way.values()):
-            await asyncio.wait(left, timeout=LAST_SECONDS)
+        left = list(self.under_way.values())
+        if brief := [task for task in left if task.get_name() != LISTEN]:
+            await asyncio.wait(brief, timeout=LAST_SECONDS)
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
@@ -64,7 +66,7 @@ class Bridge:
         if method == "notifications/cancelled":
             self.cancel(params_of(message).get("requestId"))
         elif isinstance(method, str) and isinstance(id, str | int):    # others want no answer
-            task = asyncio.get_running_loop().create_task(self.carry(line, message, method, id))
+            task = asyncio.get_running_loop().create_task(self.carry(line.strip(), message, method, id), name=method)
             self.under_way[id] = task
             task.add_done_callback(lambda _: self.under_way.pop(id, None))
 
@@ -77,12 +79,28 @@ class Bridge:
         """Send one request and write its answer."""
         import httpx2
 
-        if method == "subscriptions/listen":
-            return self.refuse(id, UNKNOWN_METHOD, "subscriptions are for clients that speak HTTP to the gate")
+        if method == LISTEN and not self.streams:
+            return self.refuse(id, UNKNOWN_METHOD, "subscriptions need a running gate: --url")
+        headers = self.headers(message, method)
+        patience = httpx2.Timeout(PATIENCE_SECONDS, read=None) if method == LISTEN else self.client.timeout
         try:
-            answer = await self.client.post(self.url, content=line.strip(), headers=self.headers(message, method))
+            async with self.client.stream("POST", self.url, content=line, headers=headers,
+                                          timeout=patience) as answer:
+                if answer.headers.get("content-type", "").startswith("text/event-stream"):
+                    return await self.pass_on(answer)
+                await answer.aread()
         except httpx2.TransportError as error:
             return self.refuse(id, BROKEN, str(self.exchange.unreachable(error)))
+        self.answer(answer, method, id)
+
+    async def pass_on(self, answer: httpx2.Response) -> None:
+        """Write the messages of a subscription as they come."""
+        async for text in answer.aiter_lines():
+            if text.startswith("data:"):
+                self.write(text[5:].strip().encode())
+
+    def answer(self, answer: httpx2.Response, method: str, id: str | int) -> None:
+        """Write the answer to one request."""
         try:
             told = msgspec.json.decode(answer.content)
         except ValueError:
@@ -144,7 +162,7 @@ async def to_running(url: str | None, token: str | None, path: str) -> None:
     exchange = Exchange(url, token)
     patience = PATIENCE_SECONDS + LONGEST_WAIT_SECONDS
     async with httpx2.AsyncClient(**exchange.settings, timeout=patience) as client:
-        await Bridge(client, exchange, path, written).serve(sys.stdin.buffer.readline)
+        await Bridge(client, exchange, path, written, streams=True).serve(sys.stdin.buffer.readline)
 
 
 async def embedded(settings: Settings, path: str) -> None:
@@ -155,5 +173,6 @@ async def embedded(settings: Settings, path: str) -> None:
     async with gate.app.router.lifespan_context(gate.app):
         transport: Any = httpx2.ASGITransport(app=gate)
         async with httpx2.AsyncClient(transport=transport) as client:
-            await Bridge(client, Exchange("http://localhost", ""), path, written).serve(sys.stdin.buffer.readline)
+            bridge = Bridge(client, Exchange("http://localhost", ""), path, written, streams=False)
+            await bridge.serve(sys.stdin.buffer.readline)
         gate.drain()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -93,6 +94,20 @@ async def test_refusals_reach_the_host_as_they_are(mode: str) -> None:
 
     assert result.is_error
     assert result.meta["asyncgate/error"]["code"] == "task_not_found"
+
+
+async def test_a_host_may_subscribe_through_a_running_gate(live: Any) -> None:
+    options, watched = ("--url", live.url, "--agent", "ada"), ["asyncgate://obligations"]
+    async with (asyncio.timeout(60), host("auto", *options, ASYNCGATE_API_KEY=TOKEN) as client,
+                client.listen(resource_subscriptions=watched) as heard):
+        await client.call_tool("asyncgate.create_task", {"type": "demo"})
+        assert (await anext(heard)).uri == "asyncgate://obligations"
+
+
+def test_a_gate_of_its_own_offers_no_subscriptions() -> None:
+    (answer,) = said_to([{"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen"}], "--database", "memory://")
+
+    assert answer["error"]["code"] == -32601
 
 
 CALL = {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": {"name": "asyncgate.get_config", "arguments": {}}}
