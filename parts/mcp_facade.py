@@ -196,6 +196,7 @@ class Facade:
         body = await read_body(scope, receive, self.settings if caller else self.stranger)
         try:
             message: Asked | None = taken_apart(body)
+            body.decode()       # msgspec does not look into what it keeps raw
         except RecursionError:
             raise PayloadTooDeep("the message is nested too deep") from None
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -217,7 +218,7 @@ class Facade:
     async def _sdk(self, scope: Scope, receive: Receive, send: Send, body: bytes, message: Asked | None,
                    caller: Caller) -> None:
         """Let the SDK answer, over the message without its arguments."""
-        visit = Visit(caller, asked(scope["query_string"]))
+        visit = Visit(caller, query_of(scope))
         if message and (op := message.operation) and message.arguments_are_an_object:   # else the SDK refuses them
             visit.call = self._read(scope, op, TAKES[op.name], message.arguments, caller)
             body = message.emptied()
@@ -244,7 +245,7 @@ class Facade:
     def _read(self, scope: Scope, op: Operation, decode: Callable[[bytes], Ask], arguments: msgspec.Raw,
               caller: Caller) -> Call:
         """Make the ask of a call, or keep the refusal for whoever answers."""
-        query = asked(scope["query_string"])
+        query = query_of(scope)
         try:
             screen(bytes(arguments))
             ask = decode(without_nulls(arguments))
@@ -347,6 +348,14 @@ def taken_apart(body: bytes) -> Asked:
     params = optional(_members, members.get("params", NOTHING)) or {}
     method, name = (optional(_text, held.get(key, NULL)) or "" for held, key in ((members, "method"), (params, "name")))
     return Asked(members, params, method, name)
+
+
+def query_of(scope: Scope) -> dict[str, str]:
+    """Decode the query of a request."""
+    try:
+        return asked(scope["query_string"])
+    except ValueError as wrong:
+        raise InvalidRequest(f"the query: {wrong}") from None
 
 
 def optional(decode: Callable[[msgspec.Raw], Any], raw: msgspec.Raw) -> Any:

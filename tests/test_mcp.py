@@ -257,6 +257,7 @@ async def test_arguments_are_screened_by_the_rule_of_rest(served: Any, arguments
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"nonsense", b'{"jsonrpc":"2.0"}', b"[" * 100_000, b'"\xff"',
+                                  b'{"jsonrpc":"2.0","id":"\xff","method":"tools/list"}',
                                   b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":1}}',
                                   b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":' + b"[" * 50_000])
 async def test_what_is_no_message_is_refused_and_nothing_breaks(served: Any, body: bytes) -> None:
@@ -266,6 +267,19 @@ async def test_what_is_no_message_is_refused_and_nothing_breaks(served: Any, bod
         answer = await served.call("POST", "/mcp", body, headers=given)
         assert answer.status in (200, 400), answer
         assert "error" in answer.json()
+
+
+@pytest.mark.parametrize("query", [
+    "principal_id=%ff", "principal_id=\xff", "principal_id=%00", "principal_kind=nobody"])
+async def test_an_address_that_makes_no_sense_is_refused_and_nothing_breaks(served: Any, query: str) -> None:
+    body, headers = request("create_task", {"type": "demo"})
+
+    bare = json.dumps({"method": "tools/call", "params": {"name": "asyncgate.create_task", "arguments": {"type": "x"}}})
+    async with served.unchanged():
+        answers = [await served.call("POST", f"/mcp?{query}", sent, headers=given)
+                   for sent, given in ((body, headers), (bare.encode(), []))]
+
+    assert all(b"invalid_request" in answer.content for answer in answers), answers
 
 
 async def test_arguments_that_are_no_object_are_refused(served: Any) -> None:
