@@ -426,6 +426,10 @@ class Http(HttpToolsProtocol):
         self.parser.feed_data(head)
         self.resuming = False
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header without the blanks behind its value, which the parser leaves there (RFC 9110 5.5)."""
+        super().on_header(name, value.rstrip(b" \t"))
+
     def on_headers_complete(self) -> None:
         """Judge the head of a request once it is whole."""
         if self.resuming:

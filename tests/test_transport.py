@@ -94,6 +94,8 @@ async def app(scope, receive, send):
     if body is None:
         return say("disconnected")
     names = [name.decode() for name, _ in scope["headers"]]
+    if scope["path"] == "/values":
+        names = [value.decode() for _, value in scope["headers"]]
     answer = json.dumps({"path": scope["path"], "body": body.decode(), "headers": names}).encode()
     headers = [(b"content-length", str(len(answer)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -423,6 +425,12 @@ def test_a_refusal_never_passes_for_the_answer_to_an_earlier_request(server: Ser
     server.until("got /poll")
 
     assert client.say(b"GET / HTTP/1.1\r\n\r\n").rest() == b""
+
+
+def test_blanks_around_the_value_of_a_header_are_no_part_of_it(client: Client) -> None:
+    client.say(b"GET /values HTTP/1.1\r\nHost: a\r\nX-First: \t b c \t \r\nX-Second:d\r\nX-Third: \t \r\n\r\n")
+
+    assert client.answer()[2]["headers"] == ["a", "b c", "d", ""]
 
 
 def test_trailers_do_not_join_the_headers(client: Client) -> None:
