@@ -132,6 +132,18 @@ class Asked(msgspec.Struct):
         return encode({**self.members, "params": {**self.params, "arguments": NOTHING}})
 
 
+class FixedLists(Server[Any]):
+    """The SDK's server, which would promise news of its lists because there are subscriptions to resources."""
+
+    def get_capabilities(self, *given: Any, **named: Any) -> types.ServerCapabilities:
+        """Return what clients may count on: tools, prompts and resources are the same as long as a gate runs."""
+        can = super().get_capabilities(*given, **named)
+        for part in (can.tools, can.prompts, can.resources):
+            if part is not None:
+                part.list_changed = False
+        return can
+
+
 class Facade:
     """Answers what comes to /mcp."""
 
@@ -145,7 +157,7 @@ class Facade:
         self.over = asyncio.Event()
 
     def _server(self) -> Server[Any]:
-        server: Server[Any] = Server(
+        server: Server[Any] = FixedLists(
             "asyncgate", version=__version__, title="AsyncGate", instructions=ABOUT,
             get_tool_input_schema=SCHEMAS.get,      # or the SDK lists all tools again on every call
             cache_hints=dict.fromkeys(SAME_FOR_ALL, CacheHint(ttl_ms=HOUR_MS, scope="public")),

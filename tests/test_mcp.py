@@ -146,6 +146,15 @@ def test_tools_say_what_they_do_and_what_comes_next() -> None:
     assert all(tool["annotations"]["openWorldHint"] is False for tool in listed.values())
 
 
+@eras
+async def test_no_news_of_lists_that_never_change_is_promised(live_for_all: Any, connect: Any, mode: str) -> None:
+    async with connect(live_for_all, mode) as client:
+        can = client.server_capabilities
+
+    assert [part.list_changed for part in (can.tools, can.prompts, can.resources)] == [False] * 3
+    assert can.resources.subscribe is (mode == "auto")
+
+
 # What is called.
 
 
