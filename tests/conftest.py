@@ -195,9 +195,10 @@ class Live:
 
     SETTINGS = ("shutdown_seconds=10", "max_request_bytes=100000", "body_timeout_seconds=1")
 
-    def __init__(self, *settings: str, database: str = "memory://") -> None:
+    def __init__(self, *settings: str, database: str = "memory://", program: tuple[str, ...] = ("-m", "asyncgate"),
+                 ) -> None:
         sets = [part for setting in (*self.SETTINGS, *settings) for part in ("--set", setting)]
-        command = [sys.executable, "-m", "asyncgate", "serve", "--port", "0", "--database", database, *sets]
+        command = [sys.executable, *program, "serve", "--port", "0", "--database", database, *sets]
         surroundings = {**os.environ, "ASYNCGATE_API_KEY": TOKEN}
         self.process = subprocess.Popen(command, env=surroundings, stderr=subprocess.PIPE, text=True, bufsize=1)
         self.url = self._address()
@@ -224,7 +225,7 @@ def start() -> Iterator[Callable[..., Live]]:
     """Return what starts a gate in a process of its own."""
     running: list[Live] = []
 
-    def start(*settings: str, **more: str) -> Live:
+    def start(*settings: str, **more: Any) -> Live:
         running.append(Live(*settings, **more))
         return running[-1]
 
