@@ -38,4 +38,5 @@ def start_logging(settings: Settings) -> None:
     handler.setFormatter(JsonLines() if settings.log_format == "json" else
                          Lines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger("uvicorn").setLevel(logging.WARNING)      # the gate says itself when it begins to serve
+    logging.getLogger("httpx2").setLevel(logging.WARNING)       # at info it tells of every request
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)

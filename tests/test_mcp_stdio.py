@@ -120,6 +120,14 @@ def test_a_wrong_credential_is_an_error_that_says_so(live: Any) -> None:
     assert (answer["error"]["code"], answer["error"]["data"]["error"]) == (-32001, "unauthenticated")
 
 
+def test_a_good_call_leaves_nothing_in_the_log_of_the_host() -> None:
+    ran = subprocess.run([sys.executable, *RUN, "--database", "memory://"], input=json.dumps(CALL) + "\n",
+                         env=surroundings(), capture_output=True, text=True, timeout=60)
+
+    assert json.loads(ran.stdout)["id"] == 3
+    assert "INFO" not in ran.stderr
+
+
 def test_no_gate_is_an_error_that_says_what_to_do() -> None:
     (answer,) = said_to([CALL], "--url", "http://127.0.0.1:9")
 
