@@ -7,16 +7,20 @@ refusal in words that a model can act on.
 from __future__ import annotations
 
 import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from asyncgate import OPERATIONS
+from asyncgate.clients.http import Http
 
 pytestmark = pytest.mark.anyio
 
 TOKEN = "a-token-for-tests"
+ROOT = Path(__file__).parents[1]
 SCRIPT = Path(__file__).with_name("mcp_client.js")
 NAMES = sorted(f"asyncgate.{name}" for name in OPERATIONS)
 VERSIONS = {"legacy": "2025-11-25", "modern": "2026-07-28", "auto": "2026-07-28"}
@@ -90,6 +94,31 @@ def test_the_inspector_shows_a_refusal(inspector: Inspector) -> None:
 
     assert status == 5      # the tool said no; 1 would be an error of the protocol
     assert is_told(result, "task_not_found")
+
+
+def test_the_inspector_waits_for_the_end_of_a_task_by_its_handle(node: Any, live: Any) -> None:
+    inspector = Inspector(node, live.url, "modern")
+
+    with ThreadPoolExecutor(1) as aside, Http(live.url, TOKEN) as worker:
+        waiting = aside.submit(inspector.call, "run_task", **NEW, wait_seconds=0)
+        (offer,) = worker.call("lease_next", worker_id="w1", wait_seconds=20)["tasks"]
+        shown = worker.call("get_task", task_id=offer["task_id"])
+        assert (shown["status"], waiting.done()) == ("leased", False)
+        worker.call("complete", task_id=offer["task_id"], lease_id=offer["lease_id"], worker_id="w1", **OUTCOME)
+        status, result, complaint = waiting.result()
+
+    assert status == 0, complaint
+    assert is_the_outcome(result["structuredContent"])
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_the_inspector_works_over_standard_input_and_output(node: Any, live: Any, era: str) -> None:
+    bridge = [sys.executable, "-m", "asyncgate", "mcp", "--url", live.url, "--token", TOKEN]
+    ran = node.run("mcp-inspector", "--cli", "--protocol-era", era, "--method", "tools/list", "--format", "json",
+                   "-e", f"PYTHONPATH={ROOT}", "--", *bridge)
+
+    assert ran.returncode == 0, ran.stderr
+    assert [tool["name"] for tool in json.loads(ran.stdout)["result"]["tools"]] == NAMES
 
 
 @pytest.mark.parametrize(("generation", "era"), [("v1", "legacy"), ("v2", "legacy"), ("v2", "auto")])
