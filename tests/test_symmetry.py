@@ -361,7 +361,7 @@ class WireSide(Side):
         self.http.headers["authorization"] = f"Bearer {token_of(self.gates[tenant].tenant_id, kind, id, instance)}"
         known = OPERATIONS[name].takes.__struct_fields__    # a program says more, which MCP refuses and REST ignores
         said = {field: value for field, value in written_out(fields).items() if field in known}
-        outcome = self.run(self.tongue(self.http, name, said))
+        outcome: Outcome = self.run(self.tongue(self.http, name, said))
         if outcome[0] == "yes":
             outcome[1].get("leases", []).sort(key=lambda held: held["lease_id"])
         return outcome
