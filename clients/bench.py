@@ -237,19 +237,21 @@ def numbers(ctx: click.Context, param: click.Parameter, said: str) -> list[int]:
 @click.command()
 @click.option("--mode", "modes", multiple=True, type=click.Choice(sorted(MODES)), default=["cycle"], show_default=True,
               help="What to do again and again; several run in turns.")
+@click.option("--mcp", is_flag=True, help="MCP beside REST: the same as --mode create --mode mcp.")
 @click.option("--clients", default="1,8,32", show_default=True, callback=numbers, help="How many at once, as a list.")
 @click.option("--seconds", default=3.0, show_default=True, type=click.FloatRange(min=0.1), help="How long each lasts.")
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="Rounds; medians are printed.")
 @click.option("--url", envvar="ASYNCGATE_URL", default="http://127.0.0.1:8080", show_default=True, help="The gate.")
 @click.option("--token", envvar="ASYNCGATE_API_KEY", default="", help="Its credential.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def bench(modes: tuple[str, ...], clients: list[int], seconds: float, rounds: int, url: str, token: str,
+def bench(modes: tuple[str, ...], mcp: bool, clients: list[int], seconds: float, rounds: int, url: str, token: str,
           as_json: bool) -> None:
     """Measure a gate from outside: rates and latencies, medians of several rounds.
 
     The load creates tasks of the type bench.task and leaves what it does not complete: use a database of its own.
     The mode echo needs `asyncgate bench-server`; every other mode then shows its rate as a part of the echo's.
     """
+    modes = ("create", "mcp") if mcp else modes
     try:
         for mode in modes:      # warm up, and see whether it works at all
             run(load(url, token, mode, 1, 0.2))

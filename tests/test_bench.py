@@ -58,6 +58,12 @@ def test_the_table_shows_rates_as_a_part_of_the_echos(url: str) -> None:
     assert re.search(r"^echo +2 +echo +[\d,]+ +1\.00 ", done.stdout, re.M)
 
 
+def test_mcp_is_measured_beside_rest(url: str) -> None:
+    done = bench(url, "--mcp", "--clients", "1", "--seconds", "0.3", "--rounds", "1", "--json")
+
+    assert {row["operation"] for row in json.loads(done.stdout)} == {"create", "create over MCP"}
+
+
 def test_a_refusal_ends_the_benchmark_and_is_shown(url: str) -> None:
     done = bench(url, "--mode", "create", token="wrong")
 
