@@ -46,7 +46,7 @@ import os
 import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Set
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache, partial, wraps
 from importlib import import_module
@@ -1448,20 +1448,20 @@ class Engine:
 
         This is the call to begin with after forgetting everything.  Go on with cursor as since_receipt_id.  PH.6.
         """
-        who = self._whose(caller, ask)
+        who = self.whose(caller, ask)
         after = await self._since(caller, ask.since_receipt_id, "obligations", who)
         rows = await self.backend.obligations(caller.tenant_id, who, after, self._limit(ask.limit))
         return Obligations(self._server(), await self._relationship(caller, who),
                            [shown(caller.tenant_id, row) for row in rows], rows[-1].receipt_id if rows else None)
 
-    def _whose(self, caller: Caller, ask: AsEither) -> Principal:
+    def whose(self, caller: Caller, ask: AsEither) -> Principal:
         """Return the principal that is asked about; only an admin may ask about another."""
         named = claimed(ask) or caller.principal
         return named if caller.unlimited else self._self_only(caller, named)
 
     async def bootstrap(self, caller: Caller, ask: Bootstrap) -> Welcome:
         """Begin a session with the receipts in one's inbox; deprecated, call list_open_obligations instead (PH.6.3)."""
-        who, most = self._whose(caller, ask), self.settings.max_bootstrap_max_items
+        who, most = self.whose(caller, ask), self.settings.max_bootstrap_max_items
         wished = ask.max_items or ask.limit or self.settings.default_bootstrap_max_items
         after = await self._since(caller, ask.since_receipt_id, "bootstrap", who)
         rows = await self.backend.receipts(caller.tenant_id, ReceiptFilter(who, None, None, after, min(wished, most)))
@@ -2039,16 +2039,6 @@ class Identity:
                               "a credential is needed: Authorization: Bearer <token>, or X-API-Key: <token>")
 
 
-def presented(headers: Headers) -> str | None:
-    """Return the one token that a request shows; two different ones are nobody's."""
-    bearers = [value.decode("latin-1").partition(" ") for name, value in headers if name == b"authorization"]
-    tokens = {token.strip() if scheme.lower() == "bearer" else "" for scheme, _, token in bearers}
-    tokens |= {value.decode("latin-1").strip() for name, value in headers if name == b"x-api-key"}
-    if len(tokens) > 1 or len(bearers) > 1 or "" in tokens:
-        raise Unauthenticated("show one credential: Authorization: Bearer <token>, or X-API-Key: <token>")
-    return tokens.pop() if tokens else None
-
-
 def guard_start(settings: Settings) -> None:
     """Refuse to start what would be open to the world, or promise what this release cannot do."""
     if settings.allow_insecure_dev and not loopback(settings.host):
@@ -2122,6 +2112,10 @@ class Gate:
         mcp = [Route(path, self.mcp) for path in ("/mcp", "/mcp/u")]
         return [*(Route(path, Endpoint(self, paths[path])) for path in fixed_first), *mcp, *described]
 
+    async def admit(self, op: Operation, headers: Headers) -> Caller:
+        """Return who asks for an operation; some need no credential."""
+        return NOBODY if op.open else await self.identity.caller(headers)
+
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation for a façade; that the gate is not well is no good answer."""
         reply = await self.engine.perform(op, caller, ask)
@@ -2147,13 +2141,15 @@ class Gate:
     async def send(self, send: Send, scope: Scope, status: int, body: bytes, more: Iterable[tuple[bytes, bytes]] = (),
                    type: tuple[bytes, bytes] = JSON_TYPE) -> None:
         """Send one complete answer with the headers that every answer carries; `more` replaces what it names."""
-        own = {name for name, _ in more}
-        safety = [header for header in self.headers if header[0] not in own] if own else self.headers
+        safety = self.safety(scope, {name for name, _ in more})
         headers = [type, (b"content-length", b"%d" % len(body)), *safety, *more]
-        if scope.get("scheme") == "https":
-            headers.append(STRICT_TRANSPORT)
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    def safety(self, scope: Scope, own: Set[bytes]) -> Headers:
+        """Return the headers that every answer carries, but for those that it brings itself."""
+        headers = [header for header in self.headers if header[0] not in own] if own else self.headers
+        return [*headers, STRICT_TRANSPORT] if scope.get("scheme") == "https" else headers
 
     async def _lost(self, request: Any, error: HTTPException) -> Any:
         return self._plain(NotFound("there is nothing here; /openapi.json lists what there is"))
@@ -2192,7 +2188,7 @@ class Endpoint:
         if (op := self.operations.get(verb)) is None:
             allow = sorted({*self.operations, *({"HEAD"} if "GET" in self.operations else ())})
             raise MethodNotAllowed(f"{scope['method']} is not for {scope['path']}", allow=allow)
-        caller = NOBODY if op.open else await self.gate.identity.caller(scope["headers"])
+        caller = await self.gate.admit(op, scope["headers"])
         ask = await self._ask(op, caller, scope, receive)
         if op.name == "bootstrap" and self.gate.settings.bootstrap.deprecate_legacy_endpoint:
             more += DEPRECATED
@@ -2231,7 +2227,7 @@ class Door:
         async with self.opening:
             if self.facade is None:
                 part = await asyncio.to_thread(import_module, "asyncgate.parts.mcp_facade")
-                self.facade = await part.Facade(self.gate).open()
+                self.facade = await part.Facade(self.gate, OPERATIONS, __version__).open()
         await self.facade(scope, receive, send)
 
     def drain(self) -> None:

@@ -103,6 +103,16 @@ def fill(ask: Ask, query: dict[str, str]) -> None:
             setattr(ask, name, msgspec.convert(query[name], Kind if name == "principal_kind" else Name))
 
 
+def presented(headers: Headers) -> str | None:
+    """Return the one token that a request shows; two different ones are nobody's."""
+    bearers = [value.decode("latin-1").partition(" ") for name, value in headers if name == b"authorization"]
+    tokens = {token.strip() if scheme.lower() == "bearer" else "" for scheme, _, token in bearers}
+    tokens |= {value.decode("latin-1").strip() for name, value in headers if name == b"x-api-key"}
+    if len(tokens) > 1 or len(bearers) > 1 or "" in tokens:
+        raise Unauthenticated("show one credential: Authorization: Bearer <token>, or X-API-Key: <token>")
+    return tokens.pop() if tokens else None
+
+
 def claimed_tenants(query: dict[str, str], headers: Headers) -> list[str]:
     """Return every tenant that a request names beside its body."""
     named = [value.decode("latin-1") for name, value in headers if name == b"x-tenant-id"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import mcp_types as types
@@ -23,7 +24,6 @@ from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 
-from asyncgate import NOBODY, OPERATIONS, STRICT_TRANSPORT, Caller, Operation, __version__, presented, speaker
 from asyncgate.parts.errors import GateError, InvalidRequest, MethodNotAllowed, PayloadTooDeep, Unauthenticated, fault
 from asyncgate.parts.http import (
     Headers,
@@ -33,6 +33,7 @@ from asyncgate.parts.http import (
     asked,
     claimed_tenants,
     fill,
+    presented,
     read_body,
     refusal_headers,
     screen,
@@ -60,7 +61,7 @@ from asyncgate.parts.mcp_tools import (
 from asyncgate.parts.wire import Ask, ListOpenObligations, Principal, RunTask
 
 if TYPE_CHECKING:
-    from asyncgate import Gate
+    from asyncgate import Caller, Gate, Operation
 
 Members = dict[str, msgspec.Raw]
 Context = ServerRequestContext[Any]
@@ -72,17 +73,27 @@ NULL, NOTHING = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
 VISIT = "asyncgate.visit"       # where the ASGI scope carries a visit through the SDK
 COMPLETE = {"resultType": "complete"}       # what the newest revision wants to read, and older ones do not get
 HANDSHAKE = {"initialize", "ping", "server/discover"}
-TOOLS = {name: op for op in OPERATIONS.values() for name in both_names(op.name)}
-TAKES = {op.name: msgspec.json.Decoder(strict(op)).decode for op in OPERATIONS.values()}
-SCHEMAS = {name: input_schema(op) for name, op in TOOLS.items()}
-LISTED = {separator: tools(OPERATIONS.values(), separator) for separator in (DOTTED, UNDERSCORED)}
-MODELS = {separator: [types.Tool.model_validate(one) for one in listed] for separator, listed in LISTED.items()}
 
 logging.getLogger("mcp").setLevel(logging.WARNING)      # at info it tells of every request
 
 encode = msgspec.json.encode
 _members = msgspec.json.Decoder(Members).decode
 _text = msgspec.json.Decoder(str).decode
+
+
+class Catalog:
+    """All that is made of the operations once: the tools by either name, what they take, and their listings."""
+
+    def __init__(self, operations: tuple[Operation, ...]) -> None:
+        self.tools = {name: op for op in operations for name in both_names(op.name)}
+        self.takes = {op.name: msgspec.json.Decoder(strict(op)).decode for op in operations}
+        self.schemas = {name: input_schema(op) for name, op in self.tools.items()}
+        self.listed = {separator: tools(operations, separator) for separator in (DOTTED, UNDERSCORED)}
+        self.models = {separator: [types.Tool.model_validate(one) for one in listed]
+                       for separator, listed in self.listed.items()}
+
+
+catalog = cache(Catalog)
 
 
 class Call(msgspec.Struct):
@@ -108,11 +119,6 @@ class Asked(msgspec.Struct):
     params: Members
     method: str = ""
     name: str = ""
-
-    @property
-    def operation(self) -> Operation | None:
-        """Return the operation that is called, if one is."""
-        return TOOLS.get(self.name) if self.method == "tools/call" else None
 
     @property
     def arguments_are_an_object(self) -> bool:
@@ -147,8 +153,9 @@ class FixedLists(Server[Any]):
 class Facade:
     """Answers what comes to /mcp."""
 
-    def __init__(self, gate: Gate) -> None:
-        self.gate, self.settings = gate, gate.settings
+    def __init__(self, gate: Gate, operations: dict[str, Operation], version: str) -> None:
+        self.gate, self.settings, self.operations, self.version = gate, gate.settings, operations, version
+        self.catalog = catalog(tuple(operations.values()))
         self.stranger = msgspec.structs.replace(
             gate.settings, max_request_bytes=min(STRANGERS_BYTES, gate.settings.max_request_bytes))
         self.library = Library(self._do, self._whose, lambda: gate.engine, self.settings.max_waiting_claims)
@@ -158,8 +165,8 @@ class Facade:
 
     def _server(self) -> Server[Any]:
         server: Server[Any] = FixedLists(
-            "asyncgate", version=__version__, title="AsyncGate", instructions=ABOUT,
-            get_tool_input_schema=SCHEMAS.get,      # or the SDK lists all tools again on every call
+            "asyncgate", version=self.version, title="AsyncGate", instructions=ABOUT,
+            get_tool_input_schema=self.catalog.schemas.get,      # or the SDK lists all tools again on every call
             cache_hints=dict.fromkeys(SAME_FOR_ALL, CacheHint(ttl_ms=HOUR_MS, scope="public")),
             on_list_tools=self._list)
         server.add_request_handler("tools/call", types.CallToolRequestParams, self._call)
@@ -231,8 +238,8 @@ class Facade:
                    caller: Caller) -> None:
         """Let the SDK answer, over the message without its arguments."""
         visit = Visit(caller, query_of(scope))
-        if message and (op := message.operation) and message.arguments_are_an_object:   # else the SDK refuses them
-            visit.call = self._read(scope, op, TAKES[op.name], message.arguments, caller)
+        if message and (op := self._called(message)) and message.arguments_are_an_object:   # else the SDK refuses them
+            visit.call = self._read(scope, op, self.catalog.takes[op.name], message.arguments, caller)
             body = message.emptied()
         # White space around a header's value is not part of it, and not every HTTP parser leaves it away.
         stripped = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
@@ -248,9 +255,7 @@ class Facade:
         async def safe(message: Any) -> None:
             if message["type"] == "http.response.start":
                 own = {name for name, _ in message["headers"]}
-                more = [STRICT_TRANSPORT] if scope.get("scheme") == "https" else []
-                kept = [header for header in (*self.gate.headers, *more) if header[0] not in own]
-                message = {**message, "headers": [*message["headers"], *kept]}
+                message = {**message, "headers": [*message["headers"], *self.gate.safety(scope, own)]}
             await send(message)
         return safe
 
@@ -282,10 +287,15 @@ class Facade:
         except Exception as bug:
             raise fault(call.op.name, bug) from bug
 
+    def _called(self, message: Asked) -> Operation | None:
+        """Return the operation that a message calls, if it calls one."""
+        return self.catalog.tools.get(message.name) if message.method == "tools/call" else None
+
     # What the SDK calls.
 
     async def _list(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=MODELS[self._separator(ctx.request.url.path if ctx.request else "")])
+        path = ctx.request.url.path if ctx.request else ""
+        return types.ListToolsResult(tools=self.catalog.models[self._separator(path)])
 
     def _separator(self, path: str) -> str:
         underscored = path.endswith("/u") or self.settings.mcp_tool_names == "underscore"
@@ -307,7 +317,7 @@ class Facade:
     async def _do(self, ctx: Context, operation: str, fields: dict[str, Any]) -> bytes:
         """Carry out an operation that a request means without naming it."""
         assert ctx.request is not None
-        op, visit = OPERATIONS[operation], visit_of(ctx)
+        op, visit = self.operations[operation], visit_of(ctx)
         return await self._perform(
             self._read(ctx.request.scope, op, op.decode, msgspec.Raw(encode(fields)), visit.caller), visit.caller)
 
@@ -315,7 +325,7 @@ class Facade:
         """Return the tenant and the principal that a request without an operation comes from."""
         visit, ask = visit_of(ctx), ListOpenObligations()
         fill(ask, visit.query)
-        return visit.caller.tenant_id, speaker(visit.caller, ask)
+        return visit.caller.tenant_id, self.gate.engine.whose(visit.caller, ask)
 
     # The dialect of peers: JSON-RPC without a handshake, whose result is the raw reply (DESIGN 8).
 
@@ -333,10 +343,11 @@ class Facade:
         await self.gate.send(send, scope, 200, encode({"jsonrpc": "2.0", "id": id, "result": result}))
 
     async def _bare_result(self, scope: Scope, receive: Receive, message: Asked) -> Any:
-        op = message.operation
-        caller = NOBODY if op and op.open else await self.gate.identity.caller(credentials(scope, message))
+        op = self._called(message)
+        headers = credentials(scope, message)
+        caller = await (self.gate.admit(op, headers) if op else self.gate.identity.caller(headers))
         if message.method == "tools/list":
-            return {"tools": LISTED[self._separator(scope["path"])]}
+            return {"tools": self.catalog.listed[self._separator(scope["path"])]}
         if op is None:
             raise InvalidRequest(f"no tool {message.name!r}; tools/list names them")
         if not message.arguments_are_an_object:
