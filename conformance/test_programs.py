@@ -30,6 +30,7 @@ from asyncgate.parts.wire import Principal
 
 EXAMPLES_PER_ROUND, STEPS = 30, 35
 MINUTE, TICK = 60, 30
+MOMENTARY = {"renew_every_seconds", "uptime"}
 T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 Who = tuple[int, str, str, str | None]      # tenant, kind, id, instance
@@ -358,9 +359,9 @@ class Side:
         return math.floor((datetime.fromisoformat(moment).timestamp() - self.epoch + 0.01) / TICK) * TICK
 
     def timed(self, value: Any, name: str = "") -> Any:
-        """An answer with its times in the program's time; what is left of a lease differs by the moment."""
+        """An answer with its times in the program's time, without what differs by the moment it was made."""
         if isinstance(value, dict):
-            return {name: self.timed(held, name) for name, held in value.items() if name != "renew_every_seconds"}
+            return {name: self.timed(held, name) for name, held in value.items() if name not in MOMENTARY}
         if isinstance(value, list):
             return [self.timed(held) for held in value]
         return self.tick(value) if name.endswith("_at") else value

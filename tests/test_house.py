@@ -189,9 +189,7 @@ def test_the_gate_imports_its_parts_only_at_the_point_of_use() -> None:
 
 
 def test_a_part_imports_no_rule_and_nothing_that_can_be_swapped() -> None:
-    # The MCP façade is loaded on the first request to it, over a gate that is there by then.
-    plain = [path for path in modules("parts") if not path.name.startswith("mcp_")]
-    found = {name_of(path): imported(at_import(tree(path))) for path in plain}
+    found = {name_of(path): imported(at_import(tree(path))) for path in modules("parts")}
 
     wrong = {path: under(names, *(f"asyncgate.{part}" for part in SWAPPABLE)) | names & {"asyncgate"}
              for path, names in found.items()}
