@@ -28,11 +28,11 @@ class InsecureDev:
     """No secret at all (spec 19.2 mode B); the gate opens it on loopback only."""
 
     def __init__(self, settings: Settings) -> None:
-        self.known = everybody(settings)
+        self.known, self.guarded = everybody(settings), bool(settings.api_key)
 
     async def caller(self, token: str | None) -> Caller | None:
-        """Let everybody in who shows no token."""
-        return None if token else self.known
+        """Let everybody in, but a wrong token only where there is no right one."""
+        return None if token and self.guarded else self.known
 
 
 def everybody(settings: Settings) -> Caller:

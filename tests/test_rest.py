@@ -456,11 +456,21 @@ async def test_insecure_dev_lets_everybody_in_and_marks_every_answer(serve: Any)
 
     answers = [await served.call("GET", path, token=None) for path in ("/v1/tasks", "/nothing", "/health", "/docs")]
     answers.append(await served.call("GET", "/health", token=None, headers=[("host", "evil.example")]))
-    refused_one = await served.call("GET", "/v1/tasks", token="some token")
+    answers.append(await served.call("GET", "/v1/tasks", token="a token of no meaning"))
 
-    assert [answer.status for answer in answers] == [200, 404, 200, 200, 421]
-    assert {answer.headers["x-asyncgate-insecure"] for answer in [*answers, refused_one]} == {"true"}
-    refused(refused_one, 401, "unauthenticated")
+    assert [answer.status for answer in answers] == [200, 404, 200, 200, 421, 200]
+    assert {answer.headers["x-asyncgate-insecure"] for answer in answers} == {"true"}
+
+
+async def test_insecure_dev_beside_a_token_refuses_a_wrong_one(serve: Any) -> None:
+    served = await serve(allow_insecure_dev=True)
+
+    answers = [await served.call("GET", "/v1/tasks", token=None), await served.call("GET", "/v1/tasks")]
+    wrong = await served.call("GET", "/v1/tasks", token="wrong")
+
+    assert [answer.status for answer in answers] == [200, 200]
+    refused(wrong, 401, "unauthenticated")
+    assert wrong.headers["x-asyncgate-insecure"] == "true"
 
 
 async def test_a_gate_with_a_token_does_not_mark_its_answers(served: Any) -> None:
