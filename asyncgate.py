@@ -1242,10 +1242,11 @@ class Engine:
     def _told(self, work: Work, caller: Caller, ask: Held, contract: Contract) -> bool:
         """Whether the end of an earlier lease of this worker has its receipt; the lease itself is overwritten."""
         lease = work.leases.get(ask.task_id)
+        if lease is None or lease.lease_id == ask.lease_id:
+            return False
         under = [one for one in work.receipts.values() if (one.task_id, one.lease_id) == (ask.task_id, ask.lease_id)]
         mine = any(one.receipt_type == ACCEPTED.type and one.sender.same(speaker(caller, ask)) for one in under)
-        over = lease is not None and lease.lease_id != ask.lease_id
-        return over and mine and any(one.receipt_type == contract.type and self._by_worker(one) for one in under)
+        return mine and any(one.receipt_type == contract.type and self._by_worker(one) for one in under)
 
     def _by_worker(self, ended: Receipt) -> bool:
         return ended.receipt_type != EXPIRED.type or _any(ended.body)["reason"] == "released"
@@ -1902,7 +1903,7 @@ def its_task(needs: Needs, caller: Caller, ask: Any) -> None:
 
 def its_end(needs: Needs, caller: Caller, ask: Held) -> None:
     """Load the task, and what was told under the lease: an ending may be repeated when its lease is overwritten."""
-    needs.tasks.add(ask.task_id)
+    its_task(needs, caller, ask)
     needs.endings.add((ask.task_id, ask.lease_id))
 
 
@@ -2224,11 +2225,15 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        if self.facade is None:
+            await self._open()
+        await self.facade(scope, receive, send)
+
+    async def _open(self) -> None:
         async with self.opening:
-            if self.facade is None:
+            if self.facade is None:     # else another request opened it while this one waited
                 part = await asyncio.to_thread(import_module, "asyncgate.parts.mcp_facade")
                 self.facade = await part.Facade(self.gate, OPERATIONS, __version__).open()
-        await self.facade(scope, receive, send)
 
     def drain(self) -> None:
         """End the subscriptions."""

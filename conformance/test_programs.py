@@ -11,7 +11,7 @@ import math
 import os
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -483,7 +483,29 @@ class InOrder(OwnTenants):
         return sorted((tenant, sorted(tasks), sorted(schedules)) for tenant, tasks, schedules in found)
 
 
-class OnTwoBackends(Programs):
+class OnSides(Programs):
+    """The same program on several sides, whose clocks and sweeps go together."""
+
+    run: Run
+    sides: Sequence[Side]
+
+    def pass_time(self, seconds: int) -> None:
+        self.clock += seconds
+        for side in self.sides:
+            side.gates[0].skip(seconds)
+
+    def sweep(self) -> None:
+        for side in self.sides:
+            self.run(side.gates[0].sweep())
+
+    def teardown(self) -> None:
+        """Compare what is stored in the end, but for the times."""
+        left = [[facts(self.run(gate.everything())) for gate in side.gates] for side in getattr(self, "sides", ())]
+        for other in left[1:]:
+            assert other == left[0]
+
+
+class OnTwoBackends(OnSides):
     """The same program on two backends that give the same ids."""
 
     def __init__(self, run: Run, backends: list[OwnTenants]) -> None:
@@ -501,21 +523,6 @@ class OnTwoBackends(Programs):
         assert self.sides[0].timed(list(one)) == self.sides[1].timed(list(other)), name
         self.wrote(who[0], self.sides[0].news(who[0]))
         return one[1] if one[0] == "yes" else None
-
-    def pass_time(self, seconds: int) -> None:
-        self.clock += seconds
-        for side in self.sides:
-            side.gates[0].skip(seconds)
-
-    def sweep(self) -> None:
-        for side in self.sides:
-            self.run(side.gates[0].sweep())
-
-    def teardown(self) -> None:
-        """Compare what is stored in the end, but for the times."""
-        stored = [[self.run(gate.everything()) for gate in side.gates] for side in getattr(self, "sides", ())]
-        for one, other in zip(*stored, strict=True):
-            assert facts(one) == facts(other)
 
 
 def facts(stored: dict[str, list[Any]]) -> list[Any]:

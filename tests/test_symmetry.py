@@ -23,7 +23,7 @@ from asyncgate.backends import open_backend
 from asyncgate.clients.http import Exchange
 from asyncgate.conformance.harness import Numbered, OwnTenants
 from asyncgate.conformance.model import Rules
-from asyncgate.conformance.test_programs import Programs, Run, Side, Who, facts, run_programs, written_out
+from asyncgate.conformance.test_programs import OnSides, Run, Side, Who, facts, run_programs, written_out
 from asyncgate.parts.openapi import EXAMPLES
 
 pytestmark = pytest.mark.anyio
@@ -367,7 +367,7 @@ class WireSide(Side):
         return outcome
 
 
-class OnEveryTongue(Programs):
+class OnEveryTongue(OnSides):
     """The same program in all four tongues."""
 
     def __init__(self, run: Run, gates: dict[str, tuple[Gate, OwnTenants]]) -> None:
@@ -388,21 +388,6 @@ class OnEveryTongue(Programs):
             assert other == first, f"{name} over {tongue}"
         self.wrote(who[0], self.sides[0].news(who[0]))
         return outcomes[0][1] if outcomes[0][0] == "yes" else None
-
-    def pass_time(self, seconds: int) -> None:
-        self.clock += seconds
-        for side in self.sides:
-            side.gates[0].skip(seconds)
-
-    def sweep(self) -> None:
-        for side in self.sides:
-            self.run(side.gates[0].sweep())
-
-    def teardown(self) -> None:
-        """Compare what is stored in the end, but for the times."""
-        left = [[facts(self.run(gate.everything())) for gate in side.gates] for side in getattr(self, "sides", ())]
-        for other in left[1:]:
-            assert other == left[0]
 
 
 @pytest.fixture
