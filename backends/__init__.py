@@ -88,7 +88,10 @@ class Backend(Protocol):
         """Return when the next delayed task of a tenant may be leased."""
 
     async def export(self, table: type[Struct], tenant_id: str, after: str) -> list[Any]:
-        """Return up to 1,000 stored Structs of a tenant in the order of their first field, from behind `after`."""
+        """Return up to 1,000 stored Structs of a tenant, from behind `after`: the `export_key` of the last one, or "".
+
+        They come in the order of their `export_order`, byte by byte; receipts with their parents and telemetry.
+        """
 
     async def tenants(self) -> list[str]:
         """Return every tenant that has stored anything."""

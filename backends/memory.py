@@ -34,6 +34,7 @@ from asyncgate import (
     Task,
     TaskFilter,
     Work,
+    export_key,
 )
 
 if TYPE_CHECKING:
@@ -222,16 +223,16 @@ class Memory:
     async def export(self, table: type[Struct], tenant_id: str, since: str) -> list[Any]:
         """Return the next 1,000 rows of a table."""
         tenant = self.all[tenant_id]
-        rows: dict[type[Struct], dict[Any, Any]] = {
-            Task: tenant.tasks, Lease: tenant.leases, Progress: tenant.progress, Receipt: tenant.receipts,
-            Event: tenant.events, Schedule: tenant.schedules,
-            Presence: {presence.kind: presence for presence in tenant.presences.values()},
-            Obligation: {id: Obligation(id, to.kind, to.id) for id, to in tenant.open.items()}}
-        return list(islice(after(rows[table], since), 1000))
+        rows: dict[type[Struct], Iterable[Any]] = {
+            Task: tenant.tasks.values(), Lease: tenant.leases.values(), Progress: tenant.progress.values(),
+            Receipt: map(tenant.shown, tenant.receipts.values()), Event: tenant.events.values(),
+            Schedule: tenant.schedules.values(), Presence: tenant.presences.values(),
+            Obligation: (Obligation(id, to.kind, to.id) for id, to in tenant.open.items())}
+        return list(islice(after({export_key(row): row for row in rows[table]}, since), 1000))
 
     async def tenants(self) -> list[str]:
         """Return every tenant that has stored anything."""
-        return sorted(id for id, tenant in self.all.items() if tenant.tasks or tenant.receipts)
+        return sorted(id for id, tenant in self.all.items() if tenant.tasks or tenant.receipts or tenant.presences)
 
 
 def after(rows: dict[str, Any], since: str | None) -> Iterable[Any]:

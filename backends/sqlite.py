@@ -49,6 +49,7 @@ from asyncgate import (
     Task,
     TaskFilter,
     Work,
+    export_order,
 )
 
 if TYPE_CHECKING:
@@ -502,13 +503,15 @@ class Sqlite:
         return due
 
     async def export(self, table: type[Struct], tenant_id: str, after: str) -> list[Any]:
-        """Return the next 1,000 rows of a table, in the order of their first field."""
+        """Return the next 1,000 rows of a table, in the order of its primary key."""
         if table is Receipt:
             return await self.receipts(tenant_id, ReceiptFilter(None, None, None, after, 1000))
-        first = fields(table)[0]
-        sql = (f"SELECT {listed(table)} FROM {EXPORTS[table]} WHERE tenant_id = ? AND {first} > ? "
-               f"ORDER BY {first} LIMIT 1000")
-        return [table(*row) for row in await self._rows(sql, tenant_id, after)]
+        order = export_order(table)
+        names, marks = ", ".join(order), ", ".join("?" * len(order))
+        sql = (f"SELECT {listed(table)} FROM {EXPORTS[table]} WHERE tenant_id = ? AND ({names}) > ({marks}) "
+               f"ORDER BY {names} LIMIT 1000")
+        behind = after.split("\0") if after else [""] * len(order)
+        return [table(*row) for row in await self._rows(sql, tenant_id, *behind)]
 
     async def tenants(self) -> list[str]:
         """Return every tenant that has stored anything."""

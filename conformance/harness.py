@@ -40,6 +40,7 @@ from asyncgate import (
     Task,
     TaskRecord,
     Upkeep,
+    export_key,
 )
 
 PATIENCE = 10       # seconds after which what should have happened will not
@@ -264,7 +265,7 @@ class Gate(View):
         while rows := await self.backend.export(table, self.tenant_id, last):
             for row in rows:
                 yield row
-            last = getattr(rows[-1], table.__struct_fields__[0])
+            last = export_key(rows[-1])
 
     @contextlib.asynccontextmanager
     async def unchanged(self) -> AsyncIterator[None]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from asyncgate import Event, Lease, Obligation, Receipt, Task
+from asyncgate import Event, Lease, Obligation, Receipt, Task, export_key
 
 TERMINAL = {"succeeded": "task.completed", "failed": "task.failed", "canceled": "task.canceled"}
 UNDER_LEASE = ("renew_lease", "start_task", "report_progress", "complete", "fail", "release_lease")
@@ -77,11 +77,11 @@ async def stored(backend: Any) -> dict[str, Stored]:
 
 
 async def _rows(backend: Any, table: type[Struct], tenant_id: str) -> Any:
-    after, key = "", table.__struct_fields__[0]
+    after = ""
     while page := await backend.export(table, tenant_id, after):
         for row in page:
             yield row
-        after = getattr(page[-1], key)
+        after = export_key(page[-1])
 
 
 def violations(calls: list[Call], final: dict[str, Stored]) -> list[str]:

@@ -11,7 +11,18 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from asyncgate import ACTIVE, DISCHARGING, TERMINAL, TERMINATES, Lease, Obligation, Receipt, Task, receipt_hash
+from asyncgate import (
+    ACTIVE,
+    DISCHARGING,
+    TERMINAL,
+    TERMINATES,
+    Lease,
+    Obligation,
+    Receipt,
+    Task,
+    export_key,
+    receipt_hash,
+)
 from asyncgate.parts.wire import Principal
 
 ENDINGS = {"succeeded": "task.completed", "failed": "task.failed", "canceled": "task.canceled"}
@@ -111,10 +122,10 @@ class Tenant:
         self._count(len(index))
 
     async def _pages(self, table: type[Row]) -> AsyncIterator[list[Row]]:
-        after, key = "", table.__struct_fields__[0]
+        after = ""
         while page := await self.backend.export(table, self.tenant_id, after):
             yield page
-            after = getattr(page[-1], key)
+            after = export_key(page[-1])
 
     def _wrong(self, problem: str) -> None:
         self.verdict.problems.append(problem)

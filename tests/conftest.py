@@ -22,7 +22,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from asyncgate import Event, Gate, Lease, Obligation, Progress, Receipt, Schedule, Settings, Task
+from asyncgate import Event, Gate, Lease, Obligation, Progress, Receipt, Schedule, Settings, Task, export_key
 from asyncgate.backends import open_backend
 
 TOKEN = "a-token-for-tests"
@@ -118,7 +118,7 @@ class Served:
         while rows := await self.backend.export(kind, self.tenant_id, last):
             for row in rows:
                 yield row
-            last = getattr(rows[-1], kind.__struct_fields__[0])
+            last = export_key(rows[-1])
 
     @contextlib.asynccontextmanager
     async def unchanged(self) -> AsyncIterator[None]:
