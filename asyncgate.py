@@ -1058,10 +1058,9 @@ class Engine:
 
         A lease that has run out cannot be renewed, even before the sweep has seen it (H.4).
         """
-        ask.task_id = ask.task_id or work.holders.get(ask.lease_id, "")
-        if not ask.task_id:
+        if not (task_id := ask.task_id or work.holders.get(ask.lease_id, "")):
             raise LeaseInvalid(f"no live lease {ask.lease_id}; drop the work, lease_next gives more", reason="unknown")
-        task, lease = self._held(work, caller, ask)
+        task, lease = self._held(work, caller, replace(ask, task_id=task_id))   # the ask may be decided once more
         self._may_renew(work, lease)
         until = self._until_when(lease.acquired_at, work.now, ask.extend_by_seconds)
         lease = replace(lease, expires_at=until, renewals=lease.renewals + 1)
@@ -1786,10 +1785,10 @@ def named(jobs: list[Job]) -> Needs:
 
 
 def decide(jobs: list[Job], decided: list[Work], work: Work) -> None:
-    """Decide a batch, one operation after another."""
+    """Decide a batch, one operation after another; what an earlier attempt decided was taken back."""
     for job in jobs:
         job.decide(work)
-    decided.append(work)
+    decided[:] = [work]
 
 
 class Place:

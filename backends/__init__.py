@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Backend(Protocol):
-    """What a database must give.  It knows no rule, retries nothing, and keeps nothing of a batch that it refused."""
+    """What a database must give.  It knows no rule, and keeps nothing of a batch that it refused."""
 
     ids: Ids
     skew: float                 # seconds that tests add to the clock
@@ -47,11 +47,13 @@ class Backend(Protocol):
         """Return the database's time, or the best guess at it."""
 
     async def transact(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
-        """In one transaction load and lock what `needs` names, call `decide` once, save what it changed, commit.
+        """In one transaction load and lock what `needs` names, call `decide`, save what it changed, commit.
 
-        A claimable task that another transaction has locked is left out; every other row is waited for.  `decide` may
-        run on any thread.  Raises Refused when the database would not take the batch and nothing of it was kept; any
-        other exception means that the outcome may be unknown.  Never calls `decide` twice.
+        Calls `decide` once for each attempt: after the database took the whole transaction back (a deadlock, a lost
+        race for a key) it may begin again with a fresh Work, and the last attempt counts.  A claimable task that
+        another transaction has locked is left out; every other row is waited for.  `decide` may run on any thread.
+        Raises Refused when the database would not take the batch and nothing of it was kept; any other exception
+        means that the outcome may be unknown.
         """
 
     async def task(self, tenant_id: str, task_id: str) -> tuple[Task, Lease | None, Progress | None] | None:
