@@ -97,6 +97,32 @@ def test_ids_never_run_backwards_whatever_the_clock_does() -> None:
     assert {uuid.UUID(id).version for id in made} == {7}
 
 
+def test_ids_of_two_processes_on_one_clock_order_by_age_to_half_a_microsecond() -> None:
+    one, other = Ids(), Ids()
+    moments = [1_700_000_000.0 + tick / 2_000_000 for tick in range(1000)]
+
+    made = [(one, other)[number % 2].new(now) for number, now in enumerate(moments)]
+
+    assert made == sorted(made)
+
+
+def test_an_id_begins_with_its_millisecond() -> None:
+    made = uuid.UUID(Ids().new(1_700_000_000.123))
+
+    assert made.int >> 80 == 1_700_000_000_123
+    assert (made.int >> 64) & 0xFFF == 0
+
+
+def test_ids_of_one_moment_lie_far_apart() -> None:
+    ids = Ids()
+
+    made = [uuid.UUID(ids.new(1.0)).int & (1 << 62) - 1 for _ in range(100)]
+
+    gaps = {(later - earlier) % (1 << 62) for earlier, later in itertools.pairwise(made)}
+    assert len(gaps) == 99
+    assert max(gaps) > 1 << 40
+
+
 def test_ids_go_on_behind_those_of_an_earlier_process() -> None:
     earlier, later = Ids(), Ids()
     last = earlier.new(2_000_000_000.0)
