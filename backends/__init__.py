@@ -101,6 +101,9 @@ class Backend(Protocol):
     async def close(self) -> None:
         """Finish what is under way and let go of the database."""
 
+    async def alive(self) -> None:
+        """Return when the database has answered; raise if it does not."""
+
 
 async def open_backend(url: str, *, serving: bool = False) -> Backend:
     """Open the backend that the scheme of `url` names; `serving` claims the database where only one server may."""

@@ -86,6 +86,9 @@ class Memory:
         return time.time() + self.skew
 
     async def close(self) -> None:
+    async def alive(self) -> None:
+        """Answer at once."""
+
         """Forget everything."""
         self.all.clear()
 
