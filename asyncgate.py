@@ -2099,8 +2099,8 @@ class Gate:
 
     @contextlib.asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
-        opener = import_module("asyncgate.backends").open_backend
-        backend = self.backend or await opener(self.settings.database.url, serving=True)
+        opener, database = import_module("asyncgate.backends").open_backend, self.settings.database
+        backend = self.backend or await opener(database.url, serving=True, settings=database)
         self.engine = Engine(backend, self.settings)
         self.engine.upkeep = Upkeep(self.engine)
         try:
@@ -2450,7 +2450,8 @@ def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None
 def migrate(configured: Configured) -> None:
     """Create the database or bring its schema up to date; `serve` does it too."""
     async def run() -> None:
-        backend = await import_module("asyncgate.backends").open_backend(configured.settings.database.url)
+        database = configured.settings.database
+        backend = await import_module("asyncgate.backends").open_backend(database.url, settings=database)
         await backend.close()
     asyncio.run(run())
     click.echo("the schema is up to date")

@@ -1,10 +1,12 @@
 """Everything that can be swapped: databases, and the program that serves.  The gate imports none of it statically.
 
-How to write a backend.  Make a module with `async def open_backend(url, *, serving=False)` that returns an object of
-the shape of `Backend` below, and register it in your package under the entry-point group `asyncgate.backends`, named
-like the scheme of its URLs.  It decides nothing: `transact` loads what `Needs` names into a `Work`, calls `decide`, and
-saves what `Work` then holds; everything else is a plain read.  `memory.py` is the shortest complete one, `sqlite.py`
-the one to read for a real database.  Then run the suite against it: `asyncgate conformance yours://...`.
+How to write a backend.  Make a module with `async def open_backend(url, *, serving=False, settings=None)` that returns
+an object of the shape of `Backend` below, and register it in your package under the entry-point group
+`asyncgate.backends`, named like the scheme of its URLs.  `settings` is the group `database` of the settings (pool size,
+time limits); without it the defaults hold.  It decides nothing: `transact` loads what `Needs` names into a `Work`,
+calls `decide`, and saves what `Work` then holds; everything else is a plain read.  `memory.py` is the shortest complete
+one, `sqlite.py` the one to read for a real database.  Then run the suite against it:
+`asyncgate conformance yours://...`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from asyncgate import (
+        DatabaseSettings,
         Event,
         Ids,
         Lease,
@@ -98,17 +101,17 @@ class Backend(Protocol):
     async def tenants(self) -> list[str]:
         """Return every tenant that has stored anything."""
 
-    async def close(self) -> None:
-        """Finish what is under way and let go of the database."""
-
     async def alive(self) -> None:
         """Return when the database has answered; raise if it does not."""
 
+    async def close(self) -> None:
+        """Finish what is under way and let go of the database."""
 
-async def open_backend(url: str, *, serving: bool = False) -> Backend:
+
+async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSettings | None = None) -> Backend:
     """Open the backend that the scheme of `url` names; `serving` claims the database where only one server may."""
     scheme = url.partition(":")[0].replace("postgresql", "postgres")
-    backend: Backend = await _opener(scheme)(url, serving=serving)
+    backend: Backend = await _opener(scheme)(url, serving=serving, settings=settings)
     return backend
 
 

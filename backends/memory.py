@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from asyncgate import (
     TERMINAL,
+    DatabaseSettings,
     Event,
     Ids,
     Lanes,
@@ -85,10 +86,10 @@ class Memory:
         """Return the time of this process."""
         return time.time() + self.skew
 
-    async def close(self) -> None:
     async def alive(self) -> None:
         """Answer at once."""
 
+    async def close(self) -> None:
         """Forget everything."""
         self.all.clear()
 
@@ -243,7 +244,7 @@ def after(rows: dict[str, Any], since: str | None) -> Iterable[Any]:
     return (row for id, row in sorted(rows.items()) if since is None or id > since)
 
 
-async def open_backend(url: str, *, serving: bool = False) -> Memory:
+async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSettings | None = None) -> Memory:
     """Open a new, empty memory."""
     return Memory()
 

@@ -30,6 +30,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from asyncgate import (
+    DatabaseSettings,
     DatabaseUnavailable,
     Event,
     Ids,
@@ -244,12 +245,12 @@ class Sqlite:
         """Return this process's time: one process owns the file."""
         return time.time() + self.skew
 
-    async def close(self) -> None:
     async def alive(self) -> None:
         """Read one row, of the file that everybody finds under its name."""
         self._still_there()
         await self._rows("SELECT value FROM meta WHERE name = 'schema_version'")
 
+    async def close(self) -> None:
         """Commit what is under way, close everything, let another server have the file."""
         self.queue.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self.writer.join)
@@ -652,7 +653,7 @@ def path_of(url: str) -> str:
     return found[1]
 
 
-async def open_backend(url: str, *, serving: bool = False) -> Sqlite:
+async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSettings | None = None) -> Sqlite:
     """Open the database that a URL names; `serving` makes sure that nobody else serves it."""
     path = path_of(url)
     lock = Serving(path) if serving and path != ":memory:" else None

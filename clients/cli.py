@@ -411,12 +411,12 @@ def verify(configured: Configured) -> None:
     Exit status 1 if anything is wrong.
     """
     url = existing(configured.settings.database.url)
-    sys.exit(told(asyncio.run(checked(url)), url))
+    sys.exit(told(asyncio.run(checked(url, configured.settings.database)), url))
 
 
-async def checked(url: str) -> Any:
+async def checked(url: str, database: Any = None) -> Any:
     """Verify what is stored at a URL; return the verdict."""
-    backend = await import_module("asyncgate.backends").open_backend(url)
+    backend = await import_module("asyncgate.backends").open_backend(url, settings=database)
     with closing(Counter()) as counter:
         try:
             return await import_module("asyncgate.conformance.verify").verify(backend, progress=counter.show)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct, convert
 
-__all__ = ["Configured", "Settings", "SettingsError", "effective", "leaves", "load_settings"]
+__all__ = ["Configured", "DatabaseSettings", "Settings", "SettingsError", "effective", "leaves", "load_settings"]
 
 
 def says(text: str, *, secret: bool = False) -> Meta:
@@ -65,6 +65,11 @@ class DatabaseSettings(Group, frozen=True):
     receipts: Annotated[str, says("Name of the receipt store, as a note (spec 20.2); receipt_mode decides")] = ""
     pool_size: Annotated[int, span(1, 1000), says("Most database connections held at once")] = 10
     pgbouncer: Annotated[bool, says("Whether database.url leads to a transaction-pooling PgBouncer")] = False
+    direct_url: Annotated[Url, says("Postgres address beside PgBouncer, for locks and notifications")] = ""
+    timeout_seconds: Annotated[Timer, says("Longest wait for the database before a call is answered with 503")] = 10.0
+    notify: Annotated[bool, says("Whether processes that share the database wake each other")] = True
+    poll_seconds: Annotated[Timer, says("Seconds between looks of a call that waits on a shared database")] = 1.0
+    trusted_role: Annotated[bool, says("Whether a superuser, owner or BYPASSRLS role will do; for trials")] = False
 
 class EmissionRetry(Group, frozen=True):
     """What becomes of receipts that the ledger has not taken yet."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from asyncgate import Needs, Principal, Receipt, ReceiptFilter, Task, Work
+from asyncgate import DatabaseSettings, Needs, Principal, Receipt, ReceiptFilter, Task, Work
 from asyncgate.backends.memory import Memory, Row, Tenant
 
 
@@ -130,7 +130,7 @@ FAULTS: dict[str, Any] = {
     "forgets_keys": ForgetsKeys, "ignores_lanes": IgnoresLanes, "keeps_refused_batches": KeepsRefusedBatches}
 
 
-async def open_backend(url: str, *, serving: bool = False) -> Memory:
+async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSettings | None = None) -> Memory:
     """Open a new memory with the fault that the URL names."""
     backend: Memory = FAULTS[url.partition(":")[2]]()
     return backend

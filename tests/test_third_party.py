@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 URL = "third://{tmp}/receipts.jsonl"
 SOURCE = HERE / "third_party_backend.py"
@@ -46,6 +48,40 @@ def test_a_backend_of_another_package_passes_the_suite(tmp_path: Path) -> None:
     assert int(passed[1]) > 100
     written = [file.read_text().splitlines() for file in tmp_path.rglob("receipts.jsonl")]
     assert any(json.loads(line)["receipt_type"] == "task.completed" for lines in written for line in lines)
+
+
+TALKATIVE = """
+from asyncgate.backends.memory import Memory
+
+async def open_backend(url, *, serving=False, settings=None):
+    print(serving, settings.pool_size)
+    return Memory()
+"""
+SERVE = """
+import asyncio
+from asyncgate import Gate, load_settings
+
+async def live(gate):
+    async with gate.app.router.lifespan_context(gate.app):
+        pass
+
+asyncio.run(live(Gate(load_settings(flags={"database.url": "third://", "database.pool_size": "3"}).settings)))
+"""
+
+
+@pytest.mark.parametrize(("arguments", "told"), [
+    (["-c", SERVE], "True 3"),
+    (["-m", "asyncgate", "migrate", "--database", "third://", "--set", "database.pool_size=4"], "False 4"),
+    (["-m", "asyncgate", "verify", "--database", "third://", "--set", "database.pool_size=5"], "False 5")],
+    ids=["serve", "migrate", "verify"])
+def test_who_opens_a_database_is_told_its_settings(tmp_path: Path, arguments: list[str], told: str) -> None:
+    environment = installed(tmp_path)
+    (tmp_path / SOURCE.name).write_text(TALKATIVE)
+
+    run = subprocess.run([sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines()[0] == told
 
 
 def test_the_suite_runs_from_the_package_by_one_call(tmp_path: Path) -> None:

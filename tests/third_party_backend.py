@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from asyncgate import Needs, Work
+from asyncgate import DatabaseSettings, Needs, Work
 from asyncgate.backends.memory import Memory
 
 
@@ -33,6 +33,6 @@ class Followed(Memory):
             file.writelines(msgspec.json.encode(receipt) + b"\n" for receipt in self.batch.written.values())
 
 
-async def open_backend(url: str, *, serving: bool = False) -> Followed:
+async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSettings | None = None) -> Followed:
     """Open the file that the URL names."""
     return Followed(Path(url.removeprefix("third://")))
