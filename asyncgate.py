@@ -322,6 +322,16 @@ class Delivered(Ask, kw_only=True):
     receipts: list[str] = []
 
 
+class News(Struct, frozen=True):
+    """What the processes that share a database tell each other of a batch that one of them has committed."""
+
+    tenant_id: str
+    queued: tuple[tuple[str, tuple[str, ...]], ...] = ()    # type and needed capabilities of each task, claimable now
+    ended: tuple[str, ...] = ()                             # tasks
+    due: float | None = None                                # when the first of the delayed tasks may be leased
+    many: bool = False                                      # more than is listed: look for whatever there may be
+
+
 # LAW ##################################################################################################################
 
 
@@ -758,6 +768,8 @@ class Work:
 
 
 T = TypeVar("T", bound=Ask)
+Wanted = tuple[str, frozenset[str]]     # the type of a task, and the capabilities that it needs
+MOST_QUEUED, MOST_ENDED = 50, 100       # tasks that one News lists: it must fit into what a database passes on
 
 
 class Engine:
@@ -765,7 +777,7 @@ class Engine:
 
     def __init__(self, backend: Backend, settings: Settings | None = None) -> None:
         self.backend, self.settings = backend, settings or Settings()
-        self.instance = self.settings.instance_id or "asyncgate-1"
+        self.instance = self.settings.instance_id or backend.instance
         self.gate = Principal("asyncgate", self.instance)
         self.born = time.monotonic()
         self.batches = Batches(backend, self.settings.batch_size, self._after_commit)
@@ -774,6 +786,7 @@ class Engine:
         self.sightings: dict[tuple[str, str, str, str | None], tuple[float, float]] = {}
         self.upkeep: Upkeep | None = None
         self.watchers: set[Callable[[Work], None]] = set()      # who is told of every commit
+        self.listeners: set[Callable[[News], None]] = set()     # and of those of other processes
 
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation: the one way in, for every façade and every test (H.9)."""
@@ -897,18 +910,34 @@ class Engine:
 
         With wait_seconds the answer comes when the task ends, or when the time is over, whichever is first.
         """
-        key, until = (caller.tenant_id, ask.task_id), self._until(ask.wait_seconds)
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.outcomes[key].add(ended)   # before reading, or an end in between would be missed
-        try:
-            while True:
+        until = self._until(ask.wait_seconds)
+        while True:
+            with self._outcome((caller.tenant_id, ask.task_id)) as ended:   # before reading, or it might be missed
                 found = await self._readable(caller, ask.task_id)
-                if found[0].status in TERMINAL or self.waiting.closed or not await waited(ended, until):
+                if found[0].status in TERMINAL or self.waiting.closed or not await self.called(ended, until):
                     return record(caller.tenant_id, *found)
+
+    @contextlib.contextmanager
+    def _outcome(self, key: tuple[str, str]) -> Iterator[asyncio.Future[None]]:
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.outcomes[key].add(ended)
+        try:
+            yield ended
         finally:
             self.outcomes[key].discard(ended)
             if not self.outcomes[key]:
                 del self.outcomes[key]
+
+    async def called(self, call: asyncio.Future[None], until: float) -> bool:
+        """Wait to be called until a time of the loop's clock; tell whether to look again before that time is over.
+
+        News of other processes may be lost, so beside others everybody looks now and then without being called.
+        """
+        poll = asyncio.get_running_loop().time() + self.settings.database.poll_seconds
+        if self.backend.alone or until <= poll:
+            return await waited(call, until)
+        await waited(call, poll)
+        return True
 
     def _until(self, wait_seconds: float) -> float:
         return asyncio.get_running_loop().time() + min(wait_seconds, self.settings.max_wait_seconds)
@@ -1594,8 +1623,23 @@ class Engine:
             if task.status == "queued":
                 self.waiting.offered(work.tenant_id, task, work.now)
             elif task.status in TERMINAL:
-                for ended in self.outcomes.get((work.tenant_id, task.task_id), ()):
-                    resolve(ended)
+                self._ended((work.tenant_id, task.task_id))
+        if not self.backend.alone and (news := news_of(work)):
+            self.backend.tell(news)
+
+    def _ended(self, key: tuple[str, str]) -> None:
+        for ended in self.outcomes.get(key, ()):
+            resolve(ended)
+
+    def hear(self, news: News) -> None:
+        """Wake who waits for what another process has changed."""
+        for listener in tuple(self.listeners):
+            listener(news)
+        self.waiting.heard(news)
+        ended = [key for key in self.outcomes if key[0] == news.tenant_id] if news.many else [
+            (news.tenant_id, task_id) for task_id in news.ended]
+        for key in ended:
+            self._ended(key)
 
     def drain(self) -> None:
         """Answer every waiting call now, with what there is; the server is about to stop."""
@@ -1626,6 +1670,21 @@ class Engine:
         if cursor and await self.backend.receipt(caller.tenant_id, cursor):
             return cursor
         return self._position(caller, cursor, *query)
+
+
+def news_of(work: Work) -> News | None:
+    """Return what other processes should hear of a batch, if anything."""
+    changed = (*work.added.values(), *work.moved.values())
+    queued = [task for task in changed if task.status == "queued" and task.held is None]
+    later = [due for task in queued if (due := task.next_eligible_at or 0.0) > work.now]
+    now = [task for task in queued if (task.next_eligible_at or 0.0) <= work.now]
+    ended = [task.task_id for task in changed if task.status in TERMINAL]
+    if not queued and not ended:
+        return None
+    kinds = tuple((task.type, tuple(sorted(needs_of(raw(task.requirements))))) for task in now[:MOST_QUEUED])
+    return News(work.tenant_id, kinds, tuple(ended[:MOST_ENDED]), min(later, default=None),
+                len(now) > MOST_QUEUED or len(ended) > MOST_ENDED)
+
 
 def sized(text: bytes, most: int, what: str) -> None:
     """Refuse what is too large to be stored."""
@@ -1794,22 +1853,22 @@ def decide(jobs: list[Job], decided: list[Work], work: Work) -> None:
 class Place:
     """A waiting claim's place in the queue of its tenant."""
 
-    def __init__(self, ask: LeaseNext) -> None:
-        self.ask = ask
+    def __init__(self, engine: Engine, ask: LeaseNext) -> None:
+        self.engine, self.ask = engine, ask
         self.call: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.calls: list[Task | None] = []      # for what it was called
-        self.spent: list[Task | None] = []      # and for what it has set out, and may leave untouched
+        self.calls: list[Wanted | None] = []      # for what it was called
+        self.spent: list[Wanted | None] = []      # and for what it has set out, and may leave untouched
 
     async def called(self, until: float) -> bool:
         """Wait to be called; tell whether that happened in time."""
-        if not await waited(self.call, until):
+        if not await self.engine.called(self.call, until):
             return False
         self.call, self.spent, self.calls = asyncio.get_running_loop().create_future(), self.calls, []
         return True
 
-    def wake(self, task: Task | None) -> None:
-        """Call this place for a task, or for whatever there may be."""
-        self.calls.append(task)
+    def wake(self, kind: Wanted | None) -> None:
+        """Call this place for a task of a kind, or for whatever there may be."""
+        self.calls.append(kind)
         resolve(self.call)
 
 
@@ -1828,7 +1887,7 @@ class Waiting:
         """Take a place in the tenant's queue; when it is left, its unused calls go to the next that match."""
         if self.count >= self.engine.settings.max_waiting_claims:
             raise TooManyWaiting(f"{self.count} claims are waiting already; claim without wait_seconds", retry_after=1)
-        place, queue = Place(ask), self.places[tenant_id]
+        place, queue = Place(self.engine, ask), self.places[tenant_id]
         queue[place] = None
         self.count += 1
         self._check(tenant_id)
@@ -1840,8 +1899,8 @@ class Waiting:
         finally:
             self.count -= 1
             del queue[place]
-            for task in place.calls:
-                self._wake(tenant_id, task)
+            for kind in place.calls:
+                self._wake(tenant_id, kind)
             if not queue:
                 self._forget(tenant_id)
 
@@ -1850,17 +1909,27 @@ class Waiting:
         if not self.places.get(tenant_id) or task.held:
             return
         if task.next_eligible_at is None or task.next_eligible_at <= now:
-            self._wake(tenant_id, task)
+            self._wake(tenant_id, (task.type, needs_of(raw(task.requirements))))
         else:
             self._at(tenant_id, task.next_eligible_at, now)
 
-    def _wake(self, tenant_id: str, task: Task | None) -> None:
-        needed = needs_of(raw(task.requirements)) if task else frozenset()
+    def heard(self, news: News) -> None:
+        """Call waiting claims for what another process has queued."""
+        if not self.places.get(news.tenant_id):
+            return
+        for type, needed in news.queued if not news.many else ():
+            self._wake(news.tenant_id, (type, frozenset(needed)))
+        if news.many:
+            self._wake(news.tenant_id, None)
+        if news.due is not None:
+            self._at(news.tenant_id, news.due, self.engine.backend.now())
+
+    def _wake(self, tenant_id: str, kind: Wanted | None) -> None:
         for place in self.places.get(tenant_id, ()):
-            if task is None:
-                place.wake(task)
-            elif not place.calls and matches(task.type, needed, place.ask):
-                return place.wake(task)
+            if kind is None:
+                place.wake(kind)
+            elif not place.calls and matches(*kind, place.ask):
+                return place.wake(kind)
 
     def _at(self, tenant_id: str, due: float, now: float) -> None:
         """Call everybody of a tenant when its next delayed task is due; one timer a tenant, the earliest counts."""
@@ -2104,6 +2173,7 @@ class Gate:
         self.engine = Engine(backend, self.settings)
         self.engine.upkeep = Upkeep(self.engine)
         try:
+            await backend.join(self.engine.instance, self.settings.lease_sweep_interval_seconds, self.engine.hear)
             async with self.engine.upkeep:
                 yield
         finally:
@@ -2283,7 +2353,8 @@ class Upkeep:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.loops: list[asyncio.Task[None]] = []
-        self.duties = {"sweep": Duty(engine.settings.lease_sweep_interval_seconds, self.sweep),
+        interval = engine.settings.lease_sweep_interval_seconds
+        self.duties = {"sweep": Duty(interval, self.sweep), "beat": Duty(interval, self.beat),
                        "presence": Duty(60.0, self.remember)}
 
     async def __aenter__(self) -> Upkeep:
@@ -2347,6 +2418,11 @@ class Upkeep:
                 return 0
         alone = [await self._sweep(tenant_id, [task], []) for task in tasks]
         return sum(alone) + sum([await self._sweep(tenant_id, [], [schedule]) for schedule in schedules])
+
+    async def beat(self) -> int:
+        """Say that this process lives, or others would take over its tasks."""
+        await self.engine.backend.beat()
+        return 1
 
     async def remember(self) -> int:
         """Write down who was here since the last time."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Ids,
         Lease,
         Needs,
+        News,
         Presence,
         Principal,
         Progress,
@@ -41,10 +42,27 @@ class Backend(Protocol):
     """What a database must give.  It knows no rule, and keeps nothing of a batch that it refused."""
 
     ids: Ids
+    instance: str               # how a process calls itself that was given no name
     skew: float                 # seconds that tests add to the clock
     secret: bytes               # signs cursors; as durable as the data
     parallel: int               # batches that may be under way at once
     parallel_per_tenant: int
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other process can be writing to the database."""
+
+    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> None:
+        """Take part under a name; raises StartupError when a living process has it.
+
+        `hear` is told, on the event loop, what other processes have committed.  `close` leaves again.
+        """
+
+    async def beat(self) -> None:
+        """Say that this process lives; upkeep does so every `beat_seconds`."""
+
+    def tell(self, news: News) -> None:
+        """Let other processes know, soon and at most once; it may be lost."""
 
     def now(self) -> float:
         """Return the database's time, or the best guess at it."""
@@ -87,7 +105,10 @@ class Backend(Protocol):
         """Return since when a principal has been here."""
 
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
-        """Return tenants with ids of tasks and schedules that upkeep must look at: at most `limit` of each kind."""
+        """Return tenants with ids of tasks and schedules that upkeep must look at: at most `limit` of each kind.
+
+        On a database that several processes share it leaves out the tasks of other instances that live.
+        """
 
     async def next_due(self, tenant_id: str) -> float | None:
         """Return when the next delayed task of a tenant may be leased."""

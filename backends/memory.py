@@ -24,6 +24,7 @@ from asyncgate import (
     Lanes,
     Lease,
     Needs,
+    News,
     Obligation,
     Presence,
     Principal,
@@ -77,6 +78,7 @@ class Memory:
     """Dictionaries; a batch is a function call, so it is alone by nature."""
 
     parallel = parallel_per_tenant = 1
+    instance, alone = "asyncgate-1", True
 
     def __init__(self) -> None:
         self.ids, self.skew, self.secret = Ids(), 0.0, secrets.token_bytes(32)
@@ -85,6 +87,15 @@ class Memory:
     def now(self) -> float:
         """Return the time of this process."""
         return time.time() + self.skew
+
+    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> None:
+        """Have nobody to meet."""
+
+    async def beat(self) -> None:
+        """Have nobody to show it to."""
+
+    def tell(self, news: News) -> None:
+        """Have nobody to tell."""
 
     async def alive(self) -> None:
         """Answer at once."""

@@ -38,6 +38,7 @@ from asyncgate import (
     Lease,
     LeaseNext,
     Needs,
+    News,
     Obligation,
     Presence,
     Principal,
@@ -199,6 +200,7 @@ class Sqlite:
     """A file, one writer, a few readers."""
 
     parallel, parallel_per_tenant = SHARE, 1
+    instance, alone = "asyncgate-1", True               # one process serves a file
 
     def __init__(self, path: str, lock: Serving | None = None) -> None:
         self.path, self.lock = path, lock
@@ -244,6 +246,15 @@ class Sqlite:
     def now(self) -> float:
         """Return this process's time: one process owns the file."""
         return time.time() + self.skew
+
+    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> None:
+        """Do nothing: the lock on the file has kept others out."""
+
+    async def beat(self) -> None:
+        """Do nothing: the lock on the file tells that this process lives."""
+
+    def tell(self, news: News) -> None:
+        """Do nothing: nobody else works on the file."""
 
     async def alive(self) -> None:
         """Read one row, of the file that everybody finds under its name."""

@@ -77,7 +77,7 @@ async def make_gate(backend_url: str) -> AsyncIterator[Callable[..., Gate]]:
     engines: list[Engine] = []
 
     def make(**settings: Any) -> Gate:
-        engines.append(Engine(backend, Settings(**settings)))
+        engines.append(Engine(backend, Settings(**{"instance_id": "asyncgate-1", **settings})))
         return Gate(engines[-1], str(uuid.uuid4()))
 
     async with contextlib.aclosing(backend):

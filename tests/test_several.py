@@ -1,0 +1,363 @@
+"""Several processes on one database: they wake each other, and look for themselves where news may be lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+
+from asyncgate import DatabaseSettings, Engine, Gate, Needs, News, Principal, Settings, StartupError, Task, Work
+from asyncgate.backends.memory import Memory
+from asyncgate.conformance import harness
+from asyncgate.conformance.harness import PATIENCE, under
+from asyncgate.parts.mcp_context import Feed
+
+pytestmark = pytest.mark.anyio
+TENANT = "t"
+
+
+class Process:
+    """What one of several processes sees of a memory that they share."""
+
+    alone, instance = False, "asyncgate-7"
+
+    def __init__(self, memory: Memory, others: list[Process] | None = None) -> None:
+        self.backend, self.others = memory, others
+        self.told: list[News] = []
+        self.steps: list[str] = []
+        self.batches = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> None:
+        """Listen to the others."""
+        self.steps.append(f"join as {instance_id}, {beat_seconds} s")
+        self.hear = hear
+        if self.others is not None:
+            self.others.append(self)
+
+    async def beat(self) -> None:
+        """Note it."""
+        self.steps.append("beat")
+
+    async def close(self) -> None:
+        """Note it."""
+        self.steps.append("close")
+
+    def tell(self, news: News) -> None:
+        """Tell those that have joined, as bytes."""
+        self.told.append(news)
+        sent = msgspec.json.encode(news)
+        for other in self.others or ():
+            if other is not self:
+                asyncio.get_running_loop().call_soon(other.hear, msgspec.json.decode(sent, type=News))
+
+    async def transact(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
+        """Count the batches."""
+        self.batches += 1
+        await self.backend.transact(tenant_id, needs, decide)
+
+
+async def gates(*, poll_seconds: float, listening: bool) -> list[harness.Gate]:
+    """Return the gates of two processes on one memory."""
+    memory, others = Memory(), list[Process]() if listening else None
+    settings = Settings(database=DatabaseSettings(poll_seconds=poll_seconds))
+    made = []
+    for _ in range(2):
+        process: Any = Process(memory, others)
+        engine = Engine(process, settings)
+        await process.join(engine.instance, 10.0, engine.hear)
+        made.append(harness.Gate(engine, TENANT))
+    return made
+
+
+# Either no news arrives and everybody looks often, or news arrive and nobody looks within a test.
+told_or_looking = pytest.mark.parametrize("way", [{"poll_seconds": 0.01, "listening": False},
+                                                  {"poll_seconds": 60.0, "listening": True}], ids=["looking", "told"])
+
+
+def start(call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """Let a call begin."""
+    return asyncio.ensure_future(call)
+
+
+async def waiting(gate: harness.Gate, claims: int) -> None:
+    """Wait until so many claims wait, and have looked."""
+    async with asyncio.timeout(PATIENCE):
+        while gate.engine.waiting.count != claims or gate.engine.batches.flights:  # noqa: ASYNC110  # nothing tells it
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+async def reading(gate: harness.Gate) -> None:
+    """Wait until somebody waits for an outcome, and has looked."""
+    async with asyncio.timeout(PATIENCE):
+        while not gate.engine.outcomes:  # noqa: ASYNC110  # nothing tells it
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+async def finish(call: asyncio.Task[Any]) -> Any:
+    """Return what a call answers at last."""
+    async with asyncio.timeout(PATIENCE):
+        return await call
+
+
+async def claimed(call: asyncio.Task[Any]) -> list[str]:
+    """Return the ids of the tasks that a claim gets at last."""
+    return [offer.task_id for offer in (await finish(call)).tasks]
+
+
+@told_or_looking
+async def test_a_waiting_claim_gets_the_task_that_another_process_creates(way: dict[str, Any]) -> None:
+    here, there = await gates(**way)
+    claim = start(here.as_worker().lease_next(wait_seconds=30))
+    await waiting(here, 1)
+
+    task_id = await there.create()
+
+    assert await claimed(claim) == [task_id]
+
+
+@told_or_looking
+async def test_a_waiting_claim_gets_a_delayed_task_of_another_process_when_its_time_comes(way: dict[str, Any]) -> None:
+    here, there = await gates(**way)
+    claim = start(here.as_worker().lease_next(wait_seconds=30))
+    await waiting(here, 1)
+
+    task_id = await there.create(delay_seconds=0.05)
+
+    assert await claimed(claim) == [task_id]
+
+
+@told_or_looking
+async def test_a_waiting_reader_learns_the_outcome_that_another_process_stores(way: dict[str, Any]) -> None:
+    here, there = await gates(**way)
+    offer = await there.leased()
+    read = start(here.as_agent().get_task(task_id=offer.task_id, wait_seconds=30))
+    await reading(here)
+
+    await there.as_worker().complete(**under(offer), result={"ok": True}, artifacts=[{"uri": "file:///out"}])
+
+    assert (await finish(read)).status == "succeeded"
+    assert not here.engine.outcomes
+
+
+async def test_tasks_of_another_process_wake_as_many_claims_as_they_fit() -> None:
+    here, there = await gates(poll_seconds=60.0, listening=True)
+    plain = [start(here.as_worker(f"w{n}").lease_next(wait_seconds=30)) for n in range(3)]
+    await waiting(here, 3)
+    gpu = start(here.as_worker("w9").lease_next(wait_seconds=30, capabilities=["gpu"], accept_types=["draw"]))
+    await waiting(here, 4)
+    process: Any = here.engine.backend
+    before = process.batches
+
+    needed = {"capabilities": ["gpu"]}
+    drawn = await there.create(type="draw", requirements=needed)
+    assert await claimed(gpu) == [drawn]
+    assert process.batches == before + 1, "nobody else has looked"
+
+    made = await there.as_agent().create_tasks(tasks=[{"type": "demo"}] * 3)
+    assert sorted([task for claim in plain for task in await claimed(claim)]) == [one.task_id for one in made.results]
+
+
+async def test_more_than_news_can_list_wake_everybody() -> None:
+    here, there = await gates(poll_seconds=60.0, listening=True)
+    claims = [start(here.as_worker(f"w{n}").lease_next(wait_seconds=30)) for n in range(60)]
+    await waiting(here, 60)
+
+    await there.as_agent().create_tasks(tasks=[{"type": "demo"}] * 60)
+
+    assert len({task for claim in claims for task in await claimed(claim)}) == 60
+
+
+async def test_news_that_list_not_every_end_wake_every_reader_of_the_tenant() -> None:
+    here, there = await gates(poll_seconds=60.0, listening=True)
+    await there.as_agent().create_tasks(tasks=[{"type": "demo"}] * 101)
+    offers = [offer for _ in range(2) for offer in (await there.as_worker().lease_next(max_tasks=100)).tasks]
+    reads = [start(here.as_agent().get_task(task_id=offer.task_id, wait_seconds=30)) for offer in offers]
+    await reading(here)
+
+    await there.complete_tasks(worker_id="w1", tasks=[under(offer) for offer in offers])
+
+    assert [(await finish(read)).status for read in reads] == ["succeeded"] * 101
+
+
+async def test_a_reader_that_is_woken_too_early_goes_on_waiting() -> None:
+    here, there = await gates(poll_seconds=60.0, listening=True)
+    offer = await there.leased()
+    read = start(here.as_agent().get_task(task_id=offer.task_id, wait_seconds=30))
+    await reading(here)
+
+    here.engine.hear(News(TENANT, ended=(offer.task_id,)))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not read.done()
+
+    await there.as_agent().cancel_task(task_id=offer.task_id)
+    assert (await finish(read)).status == "canceled"
+
+
+async def test_news_of_another_tenant_wake_nobody() -> None:
+    here, _ = await gates(poll_seconds=60.0, listening=True)
+    task_id = await here.create(delay_seconds=3000)
+    calls = [start(here.as_worker().lease_next(wait_seconds=30)),
+             start(here.as_agent().get_task(task_id=task_id, wait_seconds=30))]
+    await waiting(here, 1)
+    await reading(here)
+    process: Any = here.engine.backend
+    before = process.batches
+
+    here.engine.hear(News("another", queued=(("demo", ()),), ended=(task_id,), due=0.0, many=True))
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+    assert process.batches == before
+    assert not any(call.done() for call in calls)
+    here.engine.drain()
+    await asyncio.gather(*calls)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+async def test_nobody_looks_without_being_called_where_no_other_process_writes(alone: bool) -> None:
+    here, _ = await gates(poll_seconds=0.01, listening=False)
+    process: Any = here.engine.backend
+    process.alone = alone
+
+    assert await claimed(start(here.as_worker().lease_next(wait_seconds=0.2))) == []
+
+    assert (process.batches == 1) is alone
+
+
+# What is told.
+
+
+async def told(gate: harness.Gate) -> list[News]:
+    """Return what a process has told the others since the last time."""
+    process: Any = gate.engine.backend
+    news, process.told = process.told, []
+    return list(news)
+
+
+async def test_a_batch_tells_what_can_be_claimed_what_ended_and_when_more_is_due() -> None:
+    gate, _ = await gates(poll_seconds=60.0, listening=False)
+    needed = {"requirements": {"capabilities": ["b", "a"]}}
+
+    await gate.as_agent().create_tasks(tasks=[
+        {"type": "x", **needed}, {"type": "x", **needed}, {"type": "y"}, {"type": "z", "delay_seconds": 100},
+        {"type": "z", "delay_seconds": 50}])
+    (news,) = await told(gate)
+
+    assert news.queued == (("x", ("a", "b")), ("x", ("a", "b")), ("y", ()))
+    assert news.due == pytest.approx(gate.now() + 50, abs=5)
+    assert (news.tenant_id, news.ended, news.many) == (TENANT, (), False)
+
+    offer = await gate.claim(accept_types=["y"])
+    assert offer is not None
+    assert await told(gate) == [], "a lease is nothing that anybody waits for"
+
+    await gate.as_worker().renew_lease(**under(offer))
+    assert await told(gate) == []
+
+    await gate.as_agent().cancel_task(task_id=offer.task_id)
+    assert await told(gate) == [News(TENANT, ended=(offer.task_id,))]
+
+
+async def test_news_stay_short_whatever_a_batch_does() -> None:
+    gate, _ = await gates(poll_seconds=60.0, listening=False)
+
+    made = await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 101)
+    (created,) = await told(gate)
+    await asyncio.gather(*(gate.as_agent().cancel_task(task_id=one.task_id) for one in made.results))
+    (canceled,) = await told(gate)
+
+    assert (len(created.queued), len(created.ended), created.many) == (50, 0, True)
+    assert (len(canceled.queued), len(canceled.ended), canceled.many) == (0, 100, True)
+
+
+async def test_a_held_task_is_no_news() -> None:
+    gate, _ = await gates(poll_seconds=60.0, listening=False)
+    offer = await gate.leased(max_expiries=1)
+    await told(gate)
+
+    await gate.lose(offer)
+
+    assert (await gate.task(offer.task_id)).held == "lease_expiries"
+    assert await told(gate) == []
+
+
+async def test_a_gate_that_is_alone_tells_nobody() -> None:
+    gate, _ = await gates(poll_seconds=60.0, listening=False)
+    process: Any = gate.engine.backend
+    process.alone = True
+
+    await gate.finished()
+
+    assert process.told == []
+
+
+async def test_a_subscriber_learns_that_a_task_ended_in_another_process() -> None:
+    here, there = await gates(poll_seconds=60.0, listening=True)
+    heard, task_id = list[Any](), await there.create()
+    end = Feed(here.engine, TENANT, Principal("agent", "ada")).subscribe(heard.append)
+
+    here.engine.hear(News("another", ended=("x",)))
+    await there.as_agent().cancel_task(task_id=task_id)
+    await asyncio.sleep(0)
+    end()
+
+    assert [event.uri for event in heard] == [f"asyncgate://tasks/{task_id}"]
+    assert not here.engine.listeners
+
+
+# Taking part.
+
+
+async def test_a_gate_takes_part_before_its_upkeep_begins_and_leaves_last() -> None:
+    process: Any = Process(Memory())
+    gate = Gate(Settings(api_key="x", lease_sweep_interval_seconds=3600.0), process)
+
+    async with gate.app.router.lifespan_context(gate.app):
+        async with asyncio.timeout(PATIENCE):
+            while "beat" not in process.steps:  # noqa: ASYNC110  # nothing tells it
+                await asyncio.sleep(0)
+        report = gate.engine.upkeep.report() if gate.engine.upkeep else {}
+
+    assert process.steps == ["join as asyncgate-7, 3600.0 s", "beat", "close"]
+    assert (report["beat"]["runs"], report["beat"]["failures"]) == (1, 0)
+
+
+async def test_a_gate_whose_name_is_taken_does_not_start() -> None:
+    class Taken(Process):
+        async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> None:
+            raise StartupError(f"{instance_id} lives")
+    process: Any = Taken(Memory())
+    gate = Gate(Settings(api_key="x"), process)
+
+    with pytest.raises(StartupError, match="asyncgate-7 lives"):
+        async with gate.app.router.lifespan_context(gate.app):
+            raise AssertionError("it started")
+
+    assert process.steps == ["close"], "no upkeep, and nothing is left open"
+
+
+async def test_a_given_name_counts_more_than_the_backends() -> None:
+    process: Any = Process(Memory())
+
+    assert Engine(process, Settings(instance_id="mine")).instance == "mine"
+    assert Engine(process).instance == "asyncgate-7"
+    assert Engine(Memory()).instance == "asyncgate-1"
+
+
+async def test_tasks_carry_the_name_of_the_instance_that_made_them() -> None:
+    gate, _ = await gates(poll_seconds=60.0, listening=False)
+    await gate.create()
+
+    tasks: list[Task] = (await gate.everything())["Task"]
+    assert [task.asyncgate_instance for task in tasks] == ["asyncgate-7"]
