@@ -27,7 +27,7 @@ from asyncgate.parts.mcp_tools import told_refusal
 from asyncgate.parts.wire import Principal
 
 if TYPE_CHECKING:
-    from asyncgate import Engine, Work
+    from asyncgate import Engine, News, Work
     from asyncgate.parts.mcp_tasks import Perform
 
 Context = ServerRequestContext[Any]
@@ -199,7 +199,10 @@ class Feed:
         raise NotImplementedError
 
     def subscribe(self, listener: Callable[[ServerEvent], None]) -> Callable[[], None]:
-        """Tell the listener of every commit that concerns the caller, until the returned function is called."""
+        """Tell the listener of every commit that concerns the caller, until the returned function is called.
+
+        Of what other processes commit it learns the ends of tasks.
+        """
         def told(work: Work) -> None:
             if work.tenant_id != self.tenant_id:
                 return
@@ -207,8 +210,17 @@ class Feed:
                 listener(ResourceUpdated(uri=TASK + task_id))
             if any(owner.same(self.who) for owner in (*work.opened.values(), *work.closed.values())):
                 listener(ResourceUpdated(uri=OBLIGATIONS))
+
+        def heard(news: News) -> None:
+            for task_id in news.ended if news.tenant_id == self.tenant_id else ():
+                listener(ResourceUpdated(uri=TASK + task_id))
+
+        def end() -> None:
+            self.engine.watchers.discard(told)
+            self.engine.listeners.discard(heard)
         self.engine.watchers.add(told)
-        return lambda: self.engine.watchers.discard(told)
+        self.engine.listeners.add(heard)
+        return end
 
 
 def waiting(task: Json) -> str:
