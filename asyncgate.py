@@ -141,6 +141,10 @@ class Task(Struct, frozen=True):
         """Return the principal that the task belongs to, for ever (H.1)."""
         return Principal(self.owner_kind, self.owner_id)
 
+    def offerable(self, now: float) -> bool:
+        """Whether the queue may offer it, if it is queued."""
+        return self.held is None and (self.next_eligible_at is None or self.next_eligible_at <= now)
+
 
 class Lease(Struct, frozen=True):
     """The latest claim on a task; it stays after its end, so that replays and latecomers get a true answer."""
@@ -2522,14 +2526,20 @@ def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None
 
 
 @main.command()
+@click.option("--print-sql", is_flag=True, help="Print the SQL instead of running it; needs no connection.")
+@click.option("--after", type=int, default=0, metavar="NUMBER", help="With --print-sql: what this schema lacks.")
 @configured
-def migrate(configured: Configured) -> None:
-    """Create the database or bring its schema up to date; `serve` does it too."""
-    async def run() -> None:
-        database = configured.settings.database
-        backend = await import_module("asyncgate.backends").open_backend(database.url, settings=database)
-        await backend.close()
-    asyncio.run(run())
+def migrate(configured: Configured, print_sql: bool, after: int) -> None:
+    """Create the database or bring its schema up to date.
+
+    On SQLite `serve` does it too.  On Postgres run it as a superuser, or as the database's owner with CREATEROLE,
+    before new servers start; those of the release before go on meanwhile.
+    """
+    database, backends = configured.settings.database, import_module("asyncgate.backends")
+    if print_sql:
+        return click.echo(backends.migration_sql(database.url, after), nl=False)
+    for name in asyncio.run(backends.migrate(database.url, database)):
+        click.echo(f"applied {name}")
     click.echo("the schema is up to date")
 
 

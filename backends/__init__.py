@@ -12,7 +12,7 @@ one, `sqlite.py` the one to read for a real database.  Then run the suite agains
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Protocol
@@ -131,21 +131,42 @@ class Backend(Protocol):
 
 async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSettings | None = None) -> Backend:
     """Open the backend that the scheme of `url` names; `serving` claims the database where only one server may."""
-    scheme = url.partition(":")[0].replace("postgresql", "postgres")
-    backend: Backend = await _opener(scheme)(url, serving=serving, settings=settings)
+    backend: Backend = await _module(url).open_backend(url, serving=serving, settings=settings)
     return backend
 
 
-def _opener(scheme: str) -> Callable[..., Awaitable[Backend]]:
+async def migrate(url: str, settings: DatabaseSettings | None = None) -> list[str]:
+    """Create a database or bring its schema up to date; return what was applied, where the backend says so."""
+    if migrate_database := getattr(_module(url), "migrate_database", None):
+        applied: list[str] = await migrate_database(url)
+        return applied
+    await (await open_backend(url, settings=settings)).close()      # it migrates whenever it is opened
+    return []
+
+
+def migration_sql(url: str, after: int) -> str:
+    """Return the SQL that `migrate` would run behind schema number `after`, for people who run it themselves."""
     from asyncgate import StartupError
+    if script := getattr(_module(url), "migration_sql", None):
+        return str(script(after))
+    raise StartupError("this backend migrates whenever it is opened; there is nothing to run by hand")
+
+
+def _module(url: str) -> Any:
+    """Find the module of a backend: another package's under its entry point, or one of ours."""
+    from asyncgate import StartupError
+    scheme = url.partition(":")[0].replace("postgresql", "postgres")
     if not re.fullmatch("[a-z][a-z0-9_]*", scheme):
         raise StartupError(f"database.url must begin with a scheme such as sqlite:///gate.db, not {scheme!r}")
     for point in entry_points(group="asyncgate.backends", name=scheme):
-        return point.load().open_backend  # type: ignore[no-any-return]
+        return point.load()
     try:
-        return import_module(f"asyncgate.backends.{scheme}").open_backend  # type: ignore[no-any-return]
+        module = import_module(f"asyncgate.backends.{scheme}")
     except ModuleNotFoundError as missing:
         if missing.name != f"asyncgate.backends.{scheme}":
             raise
-        raise StartupError(f"no backend for {scheme}:; sqlite: and memory: come with the gate, others register under "
-                           "the entry-point group asyncgate.backends") from None
+    else:
+        if hasattr(module, "open_backend"):
+            return module
+    raise StartupError(f"no backend for {scheme}:; sqlite:, postgresql: and memory: come with the gate, others "
+                       "register under the entry-point group asyncgate.backends")

