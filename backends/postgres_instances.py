@@ -124,7 +124,12 @@ class Membership:
 
     async def beat(self) -> None:
         """Give a sign of life, and see who else does."""
-        await self._run("execute", SIGN, self.instance_id, self.beat_seconds)
+        try:
+            await self._run("execute", SIGN, self.instance_id, self.beat_seconds)
+        except asyncpg.ReadOnlySQLTransactionError:
+            if self.db is not None:
+                self.db.terminate()     # a session may stay read-only when the database is so no more
+            raise
         await self._run("execute", FORGET)
         self.others = {row[0] for row in await self._run("fetch", LIVING)} - {self.instance_id}
 

@@ -134,17 +134,17 @@ groups AS (SELECT * FROM unnest(:groups::bigint[], :wanted::bigint[]) AS g (numb
 candidates AS MATERIALIZED (
     SELECT g.number, c.* FROM groups AS g, LATERAL (
         SELECT c.* FROM unnest(:lane_groups::bigint[], :lanes::bigint[]) AS w (number, lane), LATERAL (
-            SELECT task_id, priority FROM asyncgate.states
+            SELECT lane, priority, task_id FROM asyncgate.states
             WHERE tenant_id = :tenant AND lane = w.lane AND status = 'queued' AND ready
             ORDER BY priority DESC, task_id LIMIT g.most + :slack::bigint) AS c
         WHERE w.number = g.number ORDER BY c.priority DESC, c.task_id LIMIT g.most + :slack::bigint) AS c),
 offered AS MATERIALIZED (
     SELECT s.* FROM groups AS g, LATERAL (
         SELECT g.number, s.* FROM (
-            SELECT task_id FROM candidates WHERE number = g.number ORDER BY priority DESC, task_id) AS c, LATERAL (
+            SELECT * FROM candidates WHERE number = g.number ORDER BY priority DESC, task_id) AS c, LATERAL (
             SELECT {listed(STATE)} FROM asyncgate.states
-            WHERE tenant_id = :tenant AND task_id = c.task_id AND status = 'queued' AND ready
-            FOR UPDATE SKIP LOCKED) AS s
+            WHERE tenant_id = :tenant AND lane = c.lane AND priority = c.priority AND task_id = c.task_id
+            AND status = 'queued' AND ready FOR UPDATE SKIP LOCKED) AS s
         LIMIT g.most) AS s)"""
 FULL = """EXISTS (SELECT FROM groups AS g WHERE (SELECT count(*) FROM candidates AS c WHERE c.number = g.number)
                     = g.most + :slack::bigint)"""
@@ -218,27 +218,24 @@ def offered(wanted: dict[frozenset[int], int], slack: int) -> dict[str, Any]:
 
 LANES = "SELECT lane, type, capabilities FROM asyncgate.lanes WHERE tenant_id = $1"
 PROMOTE = """
-UPDATE asyncgate.states AS s SET ready = true
-FROM (SELECT task_id FROM asyncgate.states
-      WHERE tenant_id = $1 AND status = 'queued' AND NOT ready AND held IS NULL AND next_eligible_at <= $2
-      ORDER BY next_eligible_at LIMIT $3 FOR UPDATE SKIP LOCKED) AS due
-WHERE s.tenant_id = $1 AND s.task_id = due.task_id"""
+UPDATE asyncgate.states SET ready = true
+WHERE tenant_id = $1 AND task_id = ANY (ARRAY(
+    SELECT task_id FROM asyncgate.states
+    WHERE tenant_id = $1 AND status = 'queued' AND NOT ready AND held IS NULL AND next_eligible_at <= $2
+    ORDER BY next_eligible_at LIMIT $3 FOR UPDATE SKIP LOCKED))"""
 
-# Saving: what may change → the columns that carry it → the statement over their rows.
+# Saving: what may change → the columns that carry it → the statement over their rows.  A row that is known to be there
+# is changed by an INSERT that meets it: that goes to the row by its key, while an UPDATE joined to the new values may
+# be planned as a walk over all rows of the tenant.  For the same reason rows go away by `= ANY`.
 
 
-def insert(table: str, names: Iterable[str], conflict: str = "") -> str:
-    """Return an INSERT of whole rows; `conflict` names the key under which an older row is replaced."""
+def insert(table: str, names: Iterable[str], key: str = "", changed: Iterable[str] = (), also: str = "") -> str:
+    """Return an INSERT of whole rows; where the row of a key is there already, `changed` is what it takes over."""
     names = list(names)
-    changed = ", ".join(f"{name} = excluded.{name}" for name in names if name not in conflict.split(", "))
-    upsert = f" ON CONFLICT (tenant_id, {conflict}) DO UPDATE SET {changed}" if conflict else ""
-    return f"INSERT INTO asyncgate.{table} (tenant_id, {listed(names)}) SELECT :tenant::uuid, r.* FROM {{rows}}{upsert}"
-
-
-def update(columns: Iterable[str], also: str = "") -> str:
-    """Return an UPDATE of the states of tasks."""
-    return (f"UPDATE asyncgate.states AS s SET {', '.join(f'{name} = r.{name}' for name in columns)}{also} "
-            "FROM {rows} WHERE s.tenant_id = :tenant AND s.task_id = r.task_id")
+    sets = ", ".join(f"{name} = excluded.{name}" for name in changed) + also
+    upsert = f" ON CONFLICT (tenant_id, {key}) DO UPDATE SET {sets}" if key else ""
+    return (f"INSERT INTO asyncgate.{table} AS old (tenant_id, {listed(names)}) "
+            f"SELECT :tenant::uuid, r.* FROM {{rows}}{upsert}")
 
 
 NOTHING = " ON CONFLICT DO NOTHING"
@@ -247,27 +244,27 @@ TO = {"to_kind": "text[]", "to_id": "text[]", "receipt_id": "text[]"}
 EDGE = {"child_id": "text[]", "parent_id": "text[]"}
 DELIVERY = {"receipt_id": "text[]", "delivered_at": "float8[]"}
 STATED = {**RECEIPT, "parent_id": "text[]"}
-KEPT, MOVED = ({"task_id": "text[]", **columns} for columns in (HELD, CHANGING))
 EVENT, SCHEDULE, PRESENCE = typed(Event), typed(Schedule), typed(Presence)
 SAVES: dict[str, tuple[dict[str, str], str]] = {
     "tenants": ({"since": "float8[]"}, insert("tenants", ["since"]) + NOTHING),
     "lanes": (LANE, insert("lanes", LANE) + NOTHING),
     "contracts": (CONTRACT, insert("tasks", CONTRACT)),
     "states": (STATE, insert("states", STATE)),
-    "moved": (MOVED, update(CHANGING)),
-    "kept": (KEPT, update(HELD, ", check_at = least(s.check_at, r.expires_at)")),      # a renewal may shorten a lease
-    "progress": (PROGRESS, insert("progress", PROGRESS, "task_id")),
+    "moved": (STATE, insert("states", STATE, "task_id", CHANGING)),
+    # Of what only its lease has changed; a renewal may also shorten one.
+    "kept": (STATE, insert("states", STATE, "task_id", HELD, ", check_at = least(old.check_at, excluded.expires_at)")),
+    "progress": (PROGRESS, insert("progress", PROGRESS, "task_id", PROGRESS)),
     "receipts": (STATED, insert("receipts", STATED) + " ON CONFLICT (tenant_id, task_id, receipt_key) DO NOTHING"),
     "edges": (EDGE, insert("edges", EDGE)),
     "opened": (TO, insert("obligations", TO)),
-    "closed": (TO, "DELETE FROM asyncgate.obligations AS o USING {rows} WHERE o.tenant_id = :tenant "
-                   "AND o.to_kind = r.to_kind AND o.to_id = r.to_id AND o.receipt_id = r.receipt_id"),
+    "closed": (TO, "DELETE FROM asyncgate.obligations WHERE tenant_id = :tenant AND to_kind = ANY (:closed_to_kind) "
+                   "AND to_id = ANY (:closed_to_id) AND receipt_id = ANY (:closed_receipt_id)"),
     "events": (EVENT, insert("events", EVENT)),
-    "schedules": (SCHEDULE, insert("schedules", SCHEDULE, "schedule_id")),
-    "forgotten": ({"schedule_id": "text[]"}, "DELETE FROM asyncgate.schedules AS s USING {rows} "
-                                             "WHERE s.tenant_id = :tenant AND s.schedule_id = r.schedule_id"),
-    "presences": (PRESENCE, insert("presences", PRESENCE, "kind, id")),
-    "deliveries": (DELIVERY, insert("deliveries", DELIVERY, "receipt_id")),
+    "schedules": (SCHEDULE, insert("schedules", SCHEDULE, "schedule_id", SCHEDULE)),
+    "forgotten": ({"schedule_id": "text[]"}, "DELETE FROM asyncgate.schedules "
+                  "WHERE tenant_id = :tenant AND schedule_id = ANY (:forgotten_schedule_id)"),
+    "presences": (PRESENCE, insert("presences", PRESENCE, "kind, id", PRESENCE)),
+    "deliveries": (DELIVERY, insert("deliveries", DELIVERY, "receipt_id", DELIVERY)),
 }
 
 
@@ -291,15 +288,15 @@ def saved(tables: tuple[str, ...], rows: dict[str, list[tuple[Any, ...]]]) -> di
 def changes(work: Work, lanes: Iterable[tuple[int, str, str]]) -> dict[str, list[tuple[Any, ...]]]:
     """Return the rows that a batch has to save, by table."""
     moved = [task_id for task_id in {**work.moved, **work.progressed} if task_id not in work.added]
-    kept = [lease for task_id, lease in work.leased.items() if task_id not in work.added and task_id not in moved]
+    kept = [task_id for task_id in work.leased if task_id not in work.added and task_id not in work.moved
+            and task_id not in work.progressed]
     receipts = work.written.values()
     return {
         "lanes": sorted(lanes),
         "contracts": [tuple(getattr(task, name) for name in CONTRACT) for task in work.added.values()],
-        "states": [(task.task_id, task.lane, task.priority, task.max_attempts, *changing(work, task))
-                   for task in work.added.values()],
-        "moved": [(task_id, *changing(work, work.tasks[task_id])) for task_id in moved],
-        "kept": [(lease.task_id, *astuple(lease)[1:]) for lease in kept],
+        "states": [state(work, task_id) for task_id in work.added],
+        "moved": [state(work, task_id) for task_id in moved],
+        "kept": [state(work, task_id) for task_id in kept],
         "progress": [astuple(progress) for progress in work.progressed.values()],
         "receipts": [(*astuple(receipt)[:len(RECEIPT)], receipt.parents[0] if receipt.parents else None)
                      for receipt in receipts],
@@ -313,12 +310,12 @@ def changes(work: Work, lanes: Iterable[tuple[int, str, str]]) -> dict[str, list
         "deliveries": sorted(work.delivered.items())}
 
 
-def changing(work: Work, task: Task) -> tuple[Any, ...]:
-    """Return what may change of a task, its lease among it, as `CHANGING` names it."""
-    lease, progress = work.leases.get(task.task_id), work.progress.get(task.task_id)
+def state(work: Work, task_id: str) -> tuple[Any, ...]:
+    """Return the row of what changes of a task, its lease among it."""
+    task, lease, progress = work.tasks[task_id], work.leases.get(task_id), work.progress.get(task_id)
     held = astuple(lease)[1:] if lease else (None,) * len(HELD)
-    return (*astuple(task)[-len(MUTABLE):], task.offerable(work.now), check_at(task, lease),
-            progress.sequence if progress else 0, *held)
+    return (task_id, task.lane, task.priority, task.max_attempts, *astuple(task)[-len(MUTABLE):],
+            task.offerable(work.now), check_at(task, lease), progress.sequence if progress else 0, *held)
 
 
 def check_at(task: Task, lease: Lease | None) -> float | None:
@@ -335,18 +332,27 @@ def check_at(task: Task, lease: Lease | None) -> float | None:
 
 ROWS = f"""
 SELECT {ROW} FROM asyncgate.tasks AS t
-JOIN asyncgate.states AS s ON s.tenant_id = $1 AND s.task_id = t.task_id
-LEFT JOIN asyncgate.progress AS p ON p.tenant_id = $1 AND p.task_id = t.task_id
+JOIN LATERAL (SELECT {listed(STATE)} FROM asyncgate.states
+              WHERE tenant_id = $1 AND task_id = t.task_id LIMIT 1) AS s ON true
+LEFT JOIN LATERAL (SELECT {listed(PROGRESS)} FROM asyncgate.progress
+                   WHERE tenant_id = $1 AND task_id = t.task_id LIMIT 1) AS p ON true
 WHERE t.tenant_id = $1"""
 ONE_TASK = f"SELECT {row_columns('(f.task).', '(f.state).', '(f.progress).')} FROM asyncgate.one_task($1, $2) AS f"
-LEASES = f"""{ROWS}
-AND s.status IN ('leased', 'running') AND s.worker_kind = $2 AND s.worker_id = $3 ORDER BY s.acquired_at, t.task_id"""
+LEASES = f"""
+SELECT {ROW} FROM (
+    SELECT {listed(STATE)} FROM asyncgate.states WHERE tenant_id = $1 AND worker_kind = $2 AND worker_id = $3
+    AND status IN ('leased', 'running') ORDER BY acquired_at, task_id) AS s
+JOIN LATERAL (SELECT {listed(CONTRACT)} FROM asyncgate.tasks
+              WHERE tenant_id = $1 AND task_id = s.task_id LIMIT 1) AS t ON true
+LEFT JOIN LATERAL (SELECT {listed(PROGRESS)} FROM asyncgate.progress
+                   WHERE tenant_id = $1 AND task_id = s.task_id LIMIT 1) AS p ON true"""
 PROGRESS_OF = f"SELECT {listed(PROGRESS)} FROM asyncgate.progress WHERE tenant_id = $1 AND task_id = ANY ($2)"
 FURTHER = """ARRAY(SELECT e.parent_id::text FROM asyncgate.edges AS e
                    WHERE e.tenant_id = $1 AND e.child_id = r.receipt_id)"""
 RECEIPTS = f"""
 SELECT {listed(STATED, 'r.')}, d.delivered_at, {FURTHER} FROM asyncgate.receipts AS r
-LEFT JOIN asyncgate.deliveries AS d ON d.tenant_id = $1 AND d.receipt_id = r.receipt_id
+LEFT JOIN LATERAL (SELECT delivered_at FROM asyncgate.deliveries
+                   WHERE tenant_id = $1 AND receipt_id = r.receipt_id LIMIT 1) AS d ON true
 WHERE r.tenant_id = $1"""
 FAMILY = f"""
 SELECT {listed(STATED, 'r.')}, NULL::float8, {FURTHER} FROM (
@@ -357,7 +363,8 @@ SELECT {listed(STATED, 'r.')}, NULL::float8, {FURTHER} FROM (
         SELECT child_id FROM asyncgate.edges WHERE tenant_id = $1 AND parent_id = k.id LIMIT 1000) AS c) AS f, LATERAL (
     SELECT {listed(STATED)} FROM asyncgate.receipts WHERE tenant_id = $1 AND receipt_id = f.receipt_id LIMIT 1) AS r"""
 ENDINGS = f"""
-SELECT {listed(STATED, 'r.')}, NULL::float8, {FURTHER} FROM unnest($2::text[], $3::text[]) AS k (task, lease), LATERAL (
+SELECT {listed(STATED, 'r.')}, NULL::float8, {FURTHER}
+FROM unnest($2::text[], $3::text[]) AS k (task, lease), LATERAL (
     SELECT {listed(STATED)} FROM asyncgate.receipts
     WHERE tenant_id = $1 AND task_id = k.task AND lease_id = k.lease LIMIT 1000) AS r"""
 TERMINATED = """

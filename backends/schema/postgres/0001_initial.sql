@@ -284,15 +284,22 @@ RETURNS TABLE (tenant_id uuid, kind text, id text) LANGUAGE plpgsql SECURITY DEF
 SET search_path = pg_catalog, pg_temp
 AS $$
 #variable_conflict use_column
+DECLARE
+    late record;
 BEGIN
-    UPDATE asyncgate.states AS s SET check_at = late.next_at
-    FROM (SELECT tenant_id, task_id, least(CASE WHEN status IN ('leased', 'running') THEN expires_at END,
-                                           deadline_at) AS next_at
-          FROM asyncgate.states
-          WHERE check_at <= now_at AND NOT (status = 'queued' AND attempt >= max_attempts)
-          ORDER BY check_at LIMIT most FOR UPDATE SKIP LOCKED) AS late
-    WHERE s.tenant_id = late.tenant_id AND s.task_id = late.task_id
-        AND (late.next_at IS NULL OR late.next_at > s.check_at);
+    -- Leases that were renewed since: upkeep looks at them again when they run out.
+    FOR late IN
+        SELECT tenant_id, task_id, least(CASE WHEN status IN ('leased', 'running') THEN expires_at END,
+                                         deadline_at) AS next_at
+        FROM asyncgate.states
+        WHERE check_at <= now_at AND (deadline_at IS NULL OR deadline_at > now_at)
+            AND CASE WHEN status IN ('leased', 'running') THEN expires_at > check_at
+                     ELSE status <> 'queued' OR attempt < max_attempts END
+        ORDER BY check_at LIMIT most FOR UPDATE SKIP LOCKED
+    LOOP
+        UPDATE asyncgate.states SET check_at = late.next_at
+        WHERE tenant_id = late.tenant_id AND task_id = late.task_id;
+    END LOOP;
     RETURN QUERY (
         SELECT s.tenant_id, 'task', s.task_id::text FROM asyncgate.states AS s
         WHERE s.check_at <= now_at AND s.asyncgate_instance <> ALL (living)
@@ -317,8 +324,8 @@ BEGIN
     PERFORM set_config('app.tenant_id', tenant::text, true);
     RETURN QUERY
         SELECT t, s, p FROM asyncgate.tasks AS t
-        JOIN asyncgate.states AS s ON s.tenant_id = tenant AND s.task_id = t.task_id
-        LEFT JOIN asyncgate.progress AS p ON p.tenant_id = tenant AND p.task_id = t.task_id
+        JOIN asyncgate.states AS s ON s.tenant_id = tenant AND s.task_id = wanted
+        LEFT JOIN asyncgate.progress AS p ON p.tenant_id = tenant AND p.task_id = wanted
         WHERE t.tenant_id = tenant AND t.task_id = wanted;
 END $$;
 
@@ -329,14 +336,15 @@ AS $$
 BEGIN
     PERFORM set_config('app.tenant_id', tenant::text, true);
     RETURN QUERY
-        SELECT r, d.delivered_at, ARRAY(SELECT e.parent_id::text FROM asyncgate.edges AS e
-                                        WHERE e.tenant_id = tenant AND e.child_id = r.receipt_id)
-        FROM (SELECT o.receipt_id FROM asyncgate.obligations AS o
-              WHERE o.tenant_id = tenant AND o.to_kind = kind AND o.to_id = id AND o.receipt_id > since
-              ORDER BY o.receipt_id LIMIT most) AS o
-        JOIN asyncgate.receipts AS r ON r.tenant_id = tenant AND r.receipt_id = o.receipt_id
-        LEFT JOIN asyncgate.deliveries AS d ON d.tenant_id = tenant AND d.receipt_id = r.receipt_id
-        ORDER BY o.receipt_id;
+        SELECT (SELECT r FROM asyncgate.receipts AS r
+                WHERE r.tenant_id = tenant AND r.receipt_id = o.receipt_id LIMIT 1),
+               (SELECT d.delivered_at FROM asyncgate.deliveries AS d
+                WHERE d.tenant_id = tenant AND d.receipt_id = o.receipt_id LIMIT 1),
+               ARRAY(SELECT e.parent_id::text FROM asyncgate.edges AS e
+                     WHERE e.tenant_id = tenant AND e.child_id = o.receipt_id)
+        FROM asyncgate.obligations AS o
+        WHERE o.tenant_id = tenant AND o.to_kind = kind AND o.to_id = id AND o.receipt_id > since
+        ORDER BY o.receipt_id LIMIT most;
 END $$;
 
 -- The functions that look across tenants go to the role that may; only for that moment may it create anything here.
