@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Protocol
 
 from asyncgate.conformance.history import Call
 
@@ -27,6 +27,16 @@ REST = {
     "start_task": "POST /v1/tasks/{task_id}/running", "report_progress": "POST /v1/tasks/{task_id}/progress",
     "complete": "POST /v1/tasks/{task_id}/complete", "fail": "POST /v1/tasks/{task_id}/fail",
     "cancel_task": "POST /v1/tasks/{task_id}/cancel", "list_receipts": "GET /v1/receipts", "health": "GET /v1/health"}
+
+
+class Gates(Protocol):
+    """What a client needs to know of a server, or of several that share a database."""
+
+    up: asyncio.Event
+
+    @property
+    def port(self) -> int:
+        """Where to connect now."""
 
 
 class Server:
@@ -89,7 +99,7 @@ async def serving(database: str, *, first: str = "", **settings: Any) -> AsyncIt
 class Client:
     """One connection's worth of a client, which writes down all it asks."""
 
-    def __init__(self, server: Server, by: str, write: Callable[[Call], None] = lambda call: None) -> None:
+    def __init__(self, server: Gates, by: str, write: Callable[[Call], None] = lambda call: None) -> None:
         self.server, self.by, self.write = server, by, write
         self.wire: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self.closed: list[asyncio.StreamWriter] = []
@@ -158,7 +168,7 @@ class Client:
 class Load:
     """Agents, workers and a reader who use a server until they are told to stop."""
 
-    def __init__(self, server: Server, seed: int, agents: int = 3, workers: int = 6) -> None:
+    def __init__(self, server: Gates, seed: int, agents: int = 3, workers: int = 6) -> None:
         self.server, self.random, self.calls = server, random.Random(seed), list[Call]()
         self.agents, self.workers = [f"a{n}" for n in range(agents)], [f"w{n}" for n in range(workers)]
         self.number = 0

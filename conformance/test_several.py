@@ -1,0 +1,174 @@
+"""Several gate processes on one database: any of them may die at any moment, and their clients go to another."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncgate.backends import open_backend
+from asyncgate.conformance.history import Call, stored, violations
+from asyncgate.conformance.load import PATIENCE, Client, Load, Server, serving
+from asyncgate.conformance.plugin import database_of, urls
+from asyncgate.conformance.verify import verify
+
+pytestmark = pytest.mark.anyio
+PROCESSES, TASKS_PER_ROUND = 4, 200
+HASTY: dict[str, Any] = {"lease_sweep_interval_seconds": 0.2, "expiry_jitter_seconds": 0.1}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run on the backends that several processes may share."""
+    if "database" in metafunc.fixturenames:
+        shared = [url for url in urls(metafunc.config) if not url.startswith(("memory:", "sqlite:"))]
+        metafunc.parametrize("database", shared, ids=[url.partition(":")[0] for url in shared], indirect=True)
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of the database of this test."""
+    return database_of(request.param, request.config, tmp_path)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """What the gate runs on."""
+    return "asyncio"
+
+
+class Fleet:
+    """Several servers that look like one to a client: it gets any that lives."""
+
+    def __init__(self, servers: list[Server], seed: int) -> None:
+        self.servers, self.random = servers, random.Random(seed)
+        self.up = asyncio.Event()
+        self.up.set()
+
+    @property
+    def port(self) -> int:
+        """The port of a server that should live."""
+        living = [server for server in self.servers if server.up.is_set()]
+        return self.random.choice(living or self.servers).port
+
+    async def kill_one(self) -> None:
+        """Kill one of the servers and start it again."""
+        server = self.random.choice(self.servers)
+        assert await server.stop(signal.SIGKILL) == -signal.SIGKILL
+        await server.start()
+
+
+@asynccontextmanager
+async def fleet(database: str, seed: int, **settings: Any) -> AsyncIterator[Fleet]:
+    """Serve a database from several processes; half of them keep their name over a crash, the others get a new one."""
+    async with AsyncExitStack() as stack:
+        names: list[dict[str, Any]] = [{"instance_id": f"gate-{n}"} if n % 2 else {} for n in range(PROCESSES)]
+        servers = [await stack.enter_async_context(serving(database, **settings, **name)) for name in names]
+        yield Fleet(servers, seed)
+
+
+async def started(client: Client, call: Coroutine[Any, Any, Call]) -> asyncio.Task[Call]:
+    """Begin a call that waits; its server has it when it has answered another one that was sent later."""
+    task = asyncio.create_task(call)
+    async with aclosing(Client(client.server, "a9")) as other:
+        await asyncio.sleep(0)
+        await other.http("GET", "/v1/health", {})
+        await other.http("GET", "/v1/health", {})
+    return task
+
+
+async def test_processes_that_are_killed_in_turn_lose_and_repeat_nothing(
+        database: str, rounds: int, record_property: Any) -> None:
+    seed, kills = random.randrange(2**32), 0
+    async with fleet(database, seed, **HASTY) as gates, aclosing(Load(gates, seed, 8, 23)) as load:
+        async with load.running():
+            while len(load.made) < rounds * TASKS_PER_ROUND or kills < rounds:
+                _, killed = await asyncio.gather(asyncio.sleep(1.0), gates.kill_one())
+                kills += killed is None
+        statuses = [await server.stop(signal.SIGTERM) for server in gates.servers]
+
+    backend = await open_backend(database)
+    try:
+        wrong = violations(load.calls, await stored(backend)) + (await verify(backend)).problems
+    finally:
+        await backend.close()
+    unanswered = sum(call.unknown for call in load.calls)
+    numbers = f"{kills} kills, {len(load.calls)} operations, {unanswered} unanswered, {len(load.made)} tasks"
+    record_property("crashes", numbers)
+    print(numbers)
+    assert wrong == [], f"seed {seed}"
+    assert statuses == [0] * PROCESSES
+
+
+async def test_the_leases_of_processes_that_are_gone_for_good_are_taken_over_by_another(database: str) -> None:
+    async with fleet(database, 0, **HASTY) as gates, AsyncExitStack() as clients:
+        held = []
+        for number, server in enumerate(gates.servers):     # each grants one, so each owns one
+            client = await clients.enter_async_context(aclosing(Client(server, f"w{number}")))
+            await client.ask("create_task", type=f"of-{number}", max_expiries=0)
+            claim = await client.ask("lease_next", accept_types=[f"of-{number}"], lease_ttl_seconds=1)
+            assert claim.reply is not None
+            held.append(claim.reply["tasks"][0]["task_id"])
+        for server in gates.servers[1:]:
+            await server.stop(signal.SIGKILL)
+        last = await clients.enter_async_context(aclosing(Client(gates.servers[0], "a0")))
+
+        async with asyncio.timeout(PATIENCE):
+            for task_id in held:
+                while (task := (await last.ask("get_task", task_id=task_id)).reply) and task["status"] != "queued":
+                    await last.ask("lease_next", accept_types=["none of these"], wait_seconds=0.1)      # it waits there
+
+
+async def test_what_one_process_does_wakes_who_waits_at_another(database: str) -> None:
+    settings = {**HASTY, "database.poll_seconds": 3600}
+    async with fleet(database, 0, **settings) as gates, AsyncExitStack() as clients:
+        agent, worker, reader = [await clients.enter_async_context(aclosing(Client(server, name)))
+                                 for server, name in zip(gates.servers, ("a1", "w1", "a1"), strict=False)]
+        claim = await started(worker, worker.ask("lease_next", wait_seconds=30))
+        made = await agent.ask("create_task", type="demo")
+        assert made.reply is not None
+        offers = (await claim).reply
+        assert offers is not None
+        [offer] = offers["tasks"]
+        assert offer["task_id"] == made.reply["task_id"]
+
+        result = await started(reader, reader.ask("get_task", task_id=offer["task_id"], wait_seconds=30))
+        under = {name: offer[name] for name in ("task_id", "lease_id", "fence")}
+        await worker.ask("complete", **under, result={"ok": True}, artifacts=[{"uri": "file:///out"}])
+
+        task = (await result).reply
+        assert task is not None
+        assert task["status"] == "succeeded"
+
+
+@pytest.mark.parametrize("notify", ["true", "false"])
+async def test_with_and_without_wake_ups_every_waiting_claim_is_served(database: str, notify: str) -> None:
+    settings = {**HASTY, "database.poll_seconds": 0.2, "database.notify": notify}
+    async with fleet(database, 0, **settings) as gates, AsyncExitStack() as clients:
+        workers = [await clients.enter_async_context(aclosing(Client(gates.servers[n % PROCESSES], f"w{n}")))
+                   for n in range(12)]
+        agent = await clients.enter_async_context(aclosing(Client(gates.servers[0], "a1")))
+        claims = [asyncio.create_task(worker.ask("lease_next", wait_seconds=30)) for worker in workers]
+        made = [(await agent.ask("create_task", type="demo")).reply for _ in workers]
+
+        got = [(await claim).reply for claim in claims]
+
+        assert sorted(offer["task_id"] for reply in got if reply for offer in reply["tasks"]) == sorted(
+            reply["task_id"] for reply in made if reply)
+
+
+async def test_a_living_name_is_refused_and_a_dead_one_is_not(database: str) -> None:
+    async with serving(database, instance_id="gate-1", **HASTY) as first:
+        twin = Server(database, instance_id="gate-1", **HASTY)
+        with pytest.raises(RuntimeError, match="another process runs as gate-1"):
+            await twin.start()
+        async with aclosing(Client(first, "a1")) as client:
+            assert (await client.ask("create_task", type="demo")).reply is not None
+        await first.stop(signal.SIGKILL)
+        await first.start()
+        assert await first.stop(signal.SIGTERM) == 0
