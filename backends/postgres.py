@@ -77,6 +77,62 @@ BROKEN = (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.Admin
           ConnectionError)
 
 
+class Queues:
+    """Where the live rows of a tenant's queues begin, remembered for a moment when it took long to find them.
+
+    While somebody reads the database in one long transaction, nothing that he may still see is cleaned away, and each
+    claimed task leaves a dead row at the head of its queue.  What this process puts before the beginning moves it back
+    at once; what another process puts there is seen when the moment is over.
+    """
+
+    MOMENT_SECONDS, SLOW_SECONDS = 5.0, 0.003
+    FIRST = (-(1 << 62), "")
+
+    def __init__(self) -> None:
+        self.begins: dict[int, tuple[int, str]] = {}        # lane → place in its queue
+        self.looking: list[dict[int, tuple[int, str]]] = []     # what was put where, for each look under way
+        self.until, self.forgotten = 0.0, 0
+
+    def start(self, lane: int) -> tuple[int, str]:
+        """Return the priority and the id from which a lane is to be read."""
+        if time.monotonic() > self.until:
+            self.begins.clear()
+        first, task_id = self.begins.get(lane, self.FIRST)
+        return -first, task_id
+
+    @contextlib.contextmanager
+    def look(self) -> Iterator[list[Task]]:
+        """Remember where the first of the tasks are that a block finds, if that took long."""
+        put: dict[int, tuple[int, str]] = {}
+        found: list[Task] = []
+        begun, forgotten = time.monotonic(), self.forgotten
+        self.looking.append(put)
+        try:
+            yield found
+        finally:
+            self.looking.remove(put)
+        now = time.monotonic()
+        if forgotten == self.forgotten and (self.begins or now - begun > self.SLOW_SECONDS):
+            self.until = self.until if self.begins else now + self.MOMENT_SECONDS
+            for task in sorted(found, key=place, reverse=True):
+                self.begins[task.lane] = min(place(task), put.get(task.lane, place(task)))
+
+    def saved(self, task: Task) -> None:
+        """Take in that a task has been put into its queue."""
+        for places in (*self.looking, *([self.begins] if task.lane in self.begins else ())):
+            places[task.lane] = min(place(task), places.get(task.lane, place(task)))
+
+    def forget(self) -> None:
+        """Read all queues from their heads again."""
+        self.forgotten += 1
+        self.begins.clear()
+
+
+def place(task: Task) -> tuple[int, str]:
+    """Return the place of a task in its queue."""
+    return -task.priority, task.task_id
+
+
 class Uncertain(Exception):
     """The reply to COMMIT did not arrive, and the database could not be asked what became of it."""
 
@@ -92,6 +148,7 @@ class Postgres:
         self.skew, self.ahead, self.ids, self.secret = 0.0, 0.0, Ids(), b""
         self.instance = name_of_this_process()
         self.lanes: defaultdict[str, Lanes] = defaultdict(Lanes)
+        self.queues: defaultdict[str, Queues] = defaultdict(Queues)
         self.known: set[str] = set()
         self.member: Membership | None = None
 
@@ -157,7 +214,7 @@ class Postgres:
         transaction = None
         try:
             async with self._transaction(tenant_id, needs) as db:
-                work = await self._load(db, tenant_id, needs)
+                work, promoted = await self._load(db, tenant_id, needs)
                 decide(work)
                 transaction = await self._save(db, work)
                 await db.execute("COMMIT")
@@ -168,8 +225,18 @@ class Postgres:
                 raise ConnectionError("the connection broke before COMMIT") from None
         if transaction is not None:
             self.known.add(tenant_id)
+        self._learn(work, promoted)
+
+    def _learn(self, work: Work, promoted: bool) -> None:
+        """Take in what has just become true."""
         for lane, (type, capabilities) in work.lanes.items():
-            self.lanes[tenant_id].learn(lane, type, capabilities)
+            self.lanes[work.tenant_id].learn(lane, type, capabilities)
+        queues = self.queues[work.tenant_id]
+        if promoted:
+            queues.forget()
+        for task in (*work.added.values(), *work.moved.values()):
+            if task.status == "queued":
+                queues.saved(task)
 
     async def _was_committed(self, transaction: str) -> bool:
         """Ask what became of a transaction whose COMMIT was sent and not answered."""
@@ -198,13 +265,23 @@ class Postgres:
                     await db.execute("ROLLBACK")
                 else:
                     db.terminate()      # nobody knows what it is doing; the tenant must not outlive the transaction
+                if isinstance(error, TimeoutError):
+                    await self.pool.expire_connections()    # the others may be as dead, and not know it either
                 raise
 
-    async def _load(self, db: asyncpg.Connection, tenant_id: str, needs: Needs) -> Work:
-        lanes = self.lanes[tenant_id]
+    async def _load(self, db: asyncpg.Connection, tenant_id: str, needs: Needs) -> tuple[Work, bool]:
+        """Load what a batch needs; tell whether that has put delayed tasks into their queues."""
+        with self.queues[tenant_id].look() as found:
+            work, promoted = await self._look(db, tenant_id, needs)
+            found += [work.tasks[task_id] for ready in work.ready.values() for task_id in ready]
+        await self._give(db, work, needs)
+        return work, promoted
+
+    async def _look(self, db: asyncpg.Connection, tenant_id: str, needs: Needs) -> tuple[Work, bool]:
+        lanes, starts = self.lanes[tenant_id], self.queues[tenant_id].start
         wanted = wanted_of(lanes, needs.claims)
         named = bool(needs.tasks or needs.keys or needs.leases or needs.repeats)
-        given = {**(sql.named(needs) if named else {}), **(sql.offered(wanted, SLACK) if wanted else {})}
+        given = {**(sql.named(needs) if named else {}), **(sql.offered(wanted, SLACK, starts) if wanted else {})}
         head, asked_for, offered = await self._rows(db, tenant_id, sql.load(named, bool(wanted)), given)
         self.ahead = head.clock - self.skew - time.time()
         self.ids.after(head.newest)     # ids go on, whatever has become of the clock
@@ -217,8 +294,7 @@ class Postgres:
                     lanes.learn(lane, type, json.loads(capabilities))
                 head, wanted = head._replace(due=True), wanted_of(lanes, needs.claims)
             await self._offer(db, work, head, wanted, offered)
-        await self._give(db, work, needs)
-        return work
+        return work, bool(needs.claims) and head.due
 
     async def _rows(self, db: asyncpg.Connection, tenant_id: str, statement: tuple[str, tuple[str, ...]],
                     given: dict[str, Any]) -> tuple[sql.Head, list[tuple[Any, ...]], list[tuple[Any, ...]]]:
@@ -243,14 +319,16 @@ class Postgres:
     async def _offer(self, db: asyncpg.Connection, work: Work, head: sql.Head, wanted: dict[frozenset[int], int],
                      rows: list[tuple[Any, ...]]) -> None:
         """Offer the best claimable tasks; look further down the queues when others hold all that were looked at."""
+        queues, slack, enough = self.queues[work.tenant_id], SLACK, sum(wanted.values())
         if head.due:
             await db.execute(sql.PROMOTE, work.tenant_id, head.clock, PROMOTED)
-        slack, enough = SLACK, sum(wanted.values())
+            queues.forget()
         while wanted and (head.due or (head.full and len(rows) < enough and slack < MOST_SLACK)):
             slack *= 1 if head.due else 16
-            head, _, rows = await self._rows(db, work.tenant_id, sql.load(False, True), sql.offered(wanted, slack))
+            given = sql.offered(wanted, slack, queues.start)
+            head, _, rows = await self._rows(db, work.tenant_id, sql.load(False, True), given)
             head = head._replace(due=False)
-        for task, _, progress in sorted(await self._fresh(db, work.tenant_id, rows), key=best_first):
+        for task, _, progress in sorted(await self._fresh(db, work.tenant_id, rows), key=lambda row: place(row[0])):
             work.offer(task, progress)
 
     async def _give(self, db: asyncpg.Connection, work: Work, needs: Needs) -> None:
@@ -295,7 +373,12 @@ class Postgres:
 
     async def _fetch(self, statement: str, *given: Any) -> list[Any]:
         async with self.pool.acquire(timeout=self.settings.timeout_seconds) as db:
-            found: list[Any] = await db.fetch(statement, *given)
+            try:
+                found: list[Any] = await db.fetch(statement, *given)
+            except TimeoutError:
+                db.terminate()
+                await self.pool.expire_connections()
+                raise
             return found
 
     async def _ask(self, statement: str, *given: Any) -> list[Any]:
@@ -438,11 +521,6 @@ def wanted_of(lanes: Lanes, claims: list[LeaseNext]) -> dict[frozenset[int], int
         for group in lanes.groups([ask]):
             wanted[group] += ask.max_tasks or 1
     return wanted
-
-
-def best_first(row: Row) -> tuple[int, str]:
-    """The order of the queue."""
-    return -row[0].priority, row[0].task_id
 
 
 def columns(rows: Iterable[tuple[Any, ...]], width: int) -> Iterable[list[Any]]:

@@ -31,6 +31,8 @@ MESSAGE_BYTES = 7900        # Postgres takes 8000
 PATIENCE_SECONDS = 3.0      # for the lock of a process that is just dying
 AGAIN_SECONDS = 0.5         # between attempts to reach the database
 FORGOTTEN = "1 day"         # after which nobody remembers an instance that gave no sign
+# The database gives up the lock of a machine that vanished without a word in half a minute, not in two hours.
+PROBED = "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3"
 AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)   # the database is not to be had now
 
 # Alive: its lock is held, or it gave a sign within three beats (DESIGN 5.10).
@@ -151,6 +153,7 @@ class Membership:
                 await asyncio.sleep(0.1)
             if self.settings.notify:
                 await db.add_listener(CHANNEL, self._heard)
+            await db.execute(PROBED)
         except BaseException:
             db.terminate()
             raise

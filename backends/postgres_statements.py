@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -133,10 +133,16 @@ OFFERED = f"""
 groups AS (SELECT * FROM unnest(:groups::bigint[], :wanted::bigint[]) AS g (number, most)),
 candidates AS MATERIALIZED (
     SELECT g.number, c.* FROM groups AS g, LATERAL (
-        SELECT c.* FROM unnest(:lane_groups::bigint[], :lanes::bigint[]) AS w (number, lane), LATERAL (
-            SELECT lane, priority, task_id FROM asyncgate.states
-            WHERE tenant_id = :tenant AND lane = w.lane AND status = 'queued' AND ready
-            ORDER BY priority DESC, task_id LIMIT g.most + :slack::bigint) AS c
+        SELECT c.* FROM unnest(:lane_groups::bigint[], :lanes::bigint[], :priorities::bigint[], :starts::text[])
+            AS w (number, lane, priority, start), LATERAL (
+            (SELECT lane, priority, task_id FROM asyncgate.states
+             WHERE tenant_id = :tenant AND lane = w.lane AND status = 'queued' AND ready
+             AND priority = w.priority AND task_id >= w.start
+             ORDER BY priority DESC, task_id LIMIT g.most + :slack::bigint)
+            UNION ALL
+            (SELECT lane, priority, task_id FROM asyncgate.states
+             WHERE tenant_id = :tenant AND lane = w.lane AND status = 'queued' AND ready AND priority < w.priority
+             ORDER BY priority DESC, task_id LIMIT g.most + :slack::bigint)) AS c
         WHERE w.number = g.number ORDER BY c.priority DESC, c.task_id LIMIT g.most + :slack::bigint) AS c),
 offered AS MATERIALIZED (
     SELECT s.* FROM groups AS g, LATERAL (
@@ -208,12 +214,12 @@ def named(needs: Needs) -> dict[str, Any]:
             "leases": list(needs.leases), **arrays(("worker_kinds", "worker_ids", "claims"), needs.repeats)}
 
 
-def offered(wanted: dict[frozenset[int], int], slack: int) -> dict[str, Any]:
-    """Return what LOAD is given to find claimable tasks, so many of each group of lanes."""
+def offered(wanted: dict[frozenset[int], int], slack: int, starts: Callable[[int], tuple[int, str]]) -> dict[str, Any]:
+    """Return what LOAD is given to find claimable tasks, so many of each group of lanes, from where a lane starts."""
     groups = list(enumerate(wanted.items()))
+    probes = [(number, lane, *starts(lane)) for number, (lanes, _) in groups for lane in lanes]
     return {**arrays(("groups", "wanted"), [(number, most) for number, (_, most) in groups]),
-            **arrays(("lane_groups", "lanes"), [(number, lane) for number, (lanes, _) in groups for lane in lanes]),
-            "slack": slack}
+            **arrays(("lane_groups", "lanes", "priorities", "starts"), probes), "slack": slack}
 
 
 LANES = "SELECT lane, type, capabilities FROM asyncgate.lanes WHERE tenant_id = $1"
