@@ -401,6 +401,7 @@ LAST_MOMENT = 253_402_214_400   # 9999-12-31
 SCHEMA_VERSION = "1"            # of receipt bodies (spec 19.9)
 STUCK_EXPIRIES = 3              # H.7.2: more requeues than this are an anomaly
 STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
+FENCES_SKIPPED = 1000           # by a task that moves to another gate: no lease of the old one can outrank it again
 
 canonical = msgspec.json.Encoder(order="sorted").encode
 encode = msgspec.json.Encoder().encode
@@ -442,6 +443,11 @@ def matches(type: str, needed: frozenset[str], ask: LeaseNext) -> bool:
 def rank(ask: LeaseNext, task: Task) -> tuple[bool, int, str]:
     """The order in which a claim gets tasks: preferred types, then highest priority, then oldest."""
     return task.type not in (ask.preferred_kinds or ()), -task.priority, task.task_id
+
+
+def fences_skipped(event: Event) -> int:
+    """By how much an event raised the fence of its task, beside what its leases did."""
+    return int(_any(event.payload)["fences_skipped"]) if event.event_type == "task.moved" else 0
 
 
 def backoff(base: int, attempt: int, limit: int) -> float:
@@ -701,8 +707,8 @@ class Work:
 
     def note(self, task: Task, progress: str) -> Progress:
         """Store the progress of a leased task."""
-        old = self.progress.get(task.task_id)
-        new = Progress(task.task_id, progress, old.sequence + 1 if old else 1, task.fence, self.now)
+        old, fence = self.progress.get(task.task_id), self.leases[task.task_id].fence
+        new = Progress(task.task_id, progress, old.sequence + 1 if old else 1, fence, self.now)
         self._set(self.progress, task.task_id, new)
         self._set(self.progressed, task.task_id, new)
         return new
@@ -1138,7 +1144,7 @@ class Engine:
     def _start(self, work: Work, task: Task) -> Task:
         if task.status == "running":
             return task
-        work.tell(task.task_id, "task.started", fence=task.fence)
+        work.tell(task.task_id, "task.started", fence=work.leases[task.task_id].fence)
         return work.move(task, START, started_at=work.now)
 
     def report_progress(self, work: Work, caller: Caller, ask: ReportProgress) -> Ok:

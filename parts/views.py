@@ -40,7 +40,8 @@ def record(tenant_id: str, task: Task, lease: Lease | None, progress: Progress |
         task_id=task.task_id, tenant_id=tenant_id, type=task.type, status=task.status, created_by=task.owner,
         principal_ai=task.principal_ai, payload=raw(task.payload), payload_pointer=task.payload_pointer,
         requirements=raw(task.requirements), priority=task.priority, attempt=task.attempt,
-        max_attempts=task.max_attempts, retry_backoff_seconds=task.retry_backoff_seconds, fence=task.fence,
+        max_attempts=task.max_attempts, retry_backoff_seconds=task.retry_backoff_seconds,
+        fence=lease.fence if lease else task.fence,     # of the newest lease: a move has raised the task's own
         expiries=task.expiries, max_expiries=task.max_expiries, held=task.held, idempotency_key=task.idempotency_key,
         asyncgate_instance=task.asyncgate_instance, obligation_receipt_id=task.duty, obligation_open=bool(task.owed),
         created_at=outside(task.created_at), updated_at=outside(task.updated_at),

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from asyncgate import Lease, Receipt, Task
+from asyncgate import Event, Lease, Receipt, Task
 from asyncgate.conformance.history import Call, Stored, violations
 
 HERE, THERE = "tenant here", "tenant there"
@@ -47,6 +47,11 @@ class Forgery:
              "max_attempts": 3, "retry_backoff_seconds": 0, "max_expiries": 0, "created_at": 0.0,
              "duty": f"{task_id}-1", "idempotency_key": None, "fingerprint": None, "asyncgate_instance": "",
              "updated_at": 0.0, **fields}, Task)
+
+    def moved(self, task_id: str, skipped: int = 1000) -> None:
+        self.end.events.append(Event(f"{task_id}-{len(self.end.events)}", task_id, "task.moved",
+                                     f'{{"fences_skipped":{skipped}}}', self.clock))
+        self.change(task_id, fence=self.end.tasks[task_id].fence + skipped)
 
     def lease(self, task_id: str, lease_id: str, fence: int, ending: str) -> None:
         self.end.leases[task_id] = Lease(task_id, lease_id, "worker", "w1", None, fence, 0.0, 0.0, 0, "", None, ending)
@@ -129,6 +134,11 @@ def keeps_a_lease_of_a_finished_task(f: Forgery) -> None:
 
 def skips_a_fence(f: Forgery) -> None:
     f.end.receipts["v-2"] = replace(f.end.receipts["v-2"], body='{"fence":2}')
+
+
+def skips_fences_at_no_move(f: Forgery) -> None:
+    f.moved("v")
+    f.end.receipts["v-2"] = replace(f.end.receipts["v-2"], body='{"fence":701}')
 
 
 def gives_a_fence_twice(f: Forgery) -> None:
@@ -214,6 +224,7 @@ def turns_a_claim_around(f: Forgery) -> None:
 
 FORGERIES: list[tuple[str, Callable[[Forgery], None]]] = [
     ("I1", loses_a_task), ("I1", forgets_a_retried_failure), ("I2", leases_twice), ("I3", skips_a_fence),
+    ("I3", skips_fences_at_no_move),
     ("I3", gives_a_fence_twice), ("I4", lets_a_stranger_start), ("I4", takes_a_stranger_s_completion),
     ("I5", renews_an_expired_lease), ("I5", completes_under_an_expired_lease), ("I6", spends_an_attempt_on_an_expiry),
     ("I2", keeps_a_lease_of_a_finished_task), ("I7", forgets_the_end), ("I8", writes_a_receipt_too_many),
@@ -225,6 +236,20 @@ FORGERIES: list[tuple[str, Callable[[Forgery], None]]] = [
 
 def test_a_true_history_passes() -> None:
     f = truth()
+
+    assert violations(f.calls, f.final) == []
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["under its lease", "under the next one"])
+def test_a_task_that_moved_twice_goes_on(again: bool) -> None:
+    f = truth()
+    f.moved("v")
+    f.moved("v")
+    if again:
+        f.receipt("v-3", "lease.expired", "v", "asyncgate", "eve", lease="v-a", parents=("v-2",))
+        f.receipt("v-4", "task.accepted", "v", "w2", lease="v-b", parents=("v-1",), fence=2002)
+        f.change("v", fence=2002)
+        f.lease("v", "v-b", 2002, "live")
 
     assert violations(f.calls, f.final) == []
 

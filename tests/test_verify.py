@@ -92,7 +92,7 @@ async def test_progress_is_told_up_to_the_last_row(gate: Gate, story: dict[str, 
 
     verdict = await verify(gate.backend, progress=told.append)
 
-    leases = 7      # all but the canceled task had one
+    leases = 7      # all but the canceled task had one; and nothing happened that is an event
     assert told == sorted(told)
     assert told[-1] == verdict.tasks + leases + verdict.receipts + verdict.open
 
@@ -103,6 +103,7 @@ TWICE = f"""
     INSERT INTO receipts SELECT tenant_id, 'ffffffff-ffff-7fff-bfff-ffffffffffff', 'twice', receipt_type, created_at,
         from_kind, from_id, to_kind, to_id, task_id, lease_id, schedule_id, asyncgate_instance, hash, body, parent_id
     FROM receipts WHERE {RECEIPT} = 'task.assigned'"""
+EVENT = "INSERT INTO events VALUES (:tenant, '', {task}, 'task.moved', '{{\"fences_skipped\":1000}}', 0)"
 DAMAGES = [
     ("succeeded", f"UPDATE receipts SET body = '{{}}' WHERE {RECEIPT} = 'task.accepted'", ["does not have the hash"]),
     ("succeeded", f"UPDATE receipts SET to_id = 'eve' WHERE {RECEIPT} = 'task.result_ready'",
@@ -116,6 +117,8 @@ DAMAGES = [
     ("leased", f"UPDATE tasks SET owed = 0 WHERE {TASK}", ["says that its duty is discharged"]),
     ("succeeded", f"UPDATE tasks SET owed = 1 WHERE {TASK}", ["says that its duty is still owed"]),
     ("leased", f"UPDATE tasks SET fence = 7 WHERE {TASK}", ["has fence 7, but", "was leased 7 times"]),
+    ("leased", EVENT.format(task=":task_id"), ["was leased -999 times"]),
+    ("leased", EVENT.format(task="'nobody'"), ["is of task nobody, which does not exist"]),
     ("leased", f"UPDATE leases SET fence = 7 WHERE {TASK}", ["its lease"]),
     ("leased", f"UPDATE leases SET ending = 'expired' WHERE {TASK}", ["is leased, but its lease"]),
     ("leased", f"DELETE FROM leases WHERE {TASK}", ["is leased, but has no lease"]),

@@ -44,7 +44,7 @@ CREATE TABLE tasks (
     updated_at      REAL NOT NULL,          -- of the last change
     status          TEXT NOT NULL,          -- queued leased running succeeded failed canceled
     attempt         INTEGER NOT NULL,       -- failures so far
-    fence           INTEGER NOT NULL,       -- leases so far
+    fence           INTEGER NOT NULL,       -- leases so far, and what moves to other databases skipped
     expiries        INTEGER NOT NULL,       -- leases lost so far
     owed            INTEGER NOT NULL,       -- 1 until its duty is discharged
     held            TEXT,                   -- why it is not offered although queued
