@@ -125,6 +125,9 @@ class Backend(Protocol):
     async def alive(self) -> None:
         """Return when the database has answered; raise if it does not."""
 
+    async def keep_secret(self, secret: bytes) -> None:
+        """Make this the `secret`, durably, while nobody serves: a copy honours the cursors that its source gave."""
+
     async def close(self) -> None:
         """Finish what is under way and let go of the database."""
 

@@ -100,6 +100,10 @@ class Memory:
     async def alive(self) -> None:
         """Answer at once."""
 
+    async def keep_secret(self, secret: bytes) -> None:
+        """Sign cursors with another key."""
+        self.secret = secret
+
     async def close(self) -> None:
         """Forget everything."""
         self.all.clear()

@@ -503,6 +503,11 @@ class Postgres:
         position = (*after.split("\0"), *[""] * len(keys))[:len(keys)]
         return [table(*row) for row in await self._read(tenant_id, sql.export(table, keys), *position)]
 
+    async def keep_secret(self, secret: bytes) -> None:
+        """Sign cursors with another key, also after a restart."""
+        await self._ask("UPDATE asyncgate.meta SET value = $1 WHERE name = 'cursor_key'", secret.hex())
+        self.secret = secret
+
     async def tenants(self) -> list[str]:
         """Return every tenant that has stored anything."""
         return [row[0] for row in await self._ask(sql.TENANTS)]

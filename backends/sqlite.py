@@ -436,11 +436,14 @@ class Sqlite:
     async def _read(self, sql: str, given: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """Read on a reader; a database in memory has one connection, so there the writer reads."""
         if not self.readers:
-            answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            self.queue.put(Call(lambda: self.db.execute(sql, given).fetchall(), answer))
-            return await answer  # type: ignore[no-any-return]
+            return await self._on_writer(sql, given)
         self.turn = (self.turn + 1) % len(self.readers)
         return await self.readers[self.turn].execute_fetchall(sql, given)  # type: ignore[return-value]
+
+    async def _on_writer(self, sql: str, given: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.queue.put(Call(lambda: self.db.execute(sql, given).fetchall(), answer))
+        return await answer  # type: ignore[no-any-return]
 
     async def task(self, tenant_id: str, task_id: str) -> tuple[Task, Lease | None, Progress | None] | None:
         """Return a task with its latest lease and progress."""
@@ -533,6 +536,11 @@ class Sqlite:
     async def tenants(self) -> list[str]:
         """Return every tenant that has stored anything."""
         return [row[0] for row in await self._rows("SELECT tenant_id FROM tenants ORDER BY tenant_id")]
+
+    async def keep_secret(self, secret: bytes) -> None:
+        """Sign cursors with another key, also after a restart."""
+        await self._on_writer("UPDATE meta SET value = ? WHERE name = 'cursor_key'", (secret.hex(),))
+        self.secret = secret
 
     async def check(self) -> list[str]:
         """Return what SQLite finds wrong with its own file; nothing when it is sound."""

@@ -106,7 +106,7 @@ CREATE TABLE asyncgate.states (
     updated_at      float8 NOT NULL,        -- of the last change
     status          text NOT NULL,          -- queued leased running succeeded failed canceled
     attempt         bigint NOT NULL,        -- failures so far
-    fence           bigint NOT NULL,        -- leases so far
+    fence           bigint NOT NULL,        -- leases so far, and what moves to other databases skipped
     expiries        bigint NOT NULL,        -- leases lost so far
     owed            boolean NOT NULL,       -- until its duty is discharged
     held            text,                   -- why it is not offered although queued
@@ -261,6 +261,7 @@ GRANT UPDATE ON asyncgate.states, asyncgate.progress, asyncgate.schedules, async
     TO asyncgate_app;
 GRANT DELETE ON asyncgate.obligations, asyncgate.schedules TO asyncgate_app;
 GRANT SELECT ON asyncgate.migrations, asyncgate.meta TO asyncgate_app;
+GRANT UPDATE (value) ON asyncgate.meta TO asyncgate_app;    -- a copy takes over the cursor_key of its source
 GRANT SELECT, INSERT, UPDATE, DELETE ON asyncgate.instances TO asyncgate_app;
 
 -- Looking across tenants: ids and moments, never what a task or a receipt says.
