@@ -23,7 +23,7 @@ from msgspec import NODEFAULT, inspect
 from asyncgate import OPERATIONS, Operation, StartupError, configured
 from asyncgate.clients.bench import bench, bench_server
 from asyncgate.clients.http import DEFAULT_URL, Http, Refusal, Unreachable
-from asyncgate.parts.settings import Configured
+from asyncgate.parts.settings import Configured, discreet
 from asyncgate.parts.wire import AsEither, Ask
 
 SECTIONS = {
@@ -411,7 +411,7 @@ def verify(configured: Configured) -> None:
     Exit status 1 if anything is wrong.
     """
     url = existing(configured.settings.database.url)
-    sys.exit(told(asyncio.run(checked(url, configured.settings.database)), url))
+    sys.exit(told(asyncio.run(checked(url, configured.settings.database)), discreet(url)))
 
 
 async def checked(url: str, database: Any = None) -> Any:
@@ -485,7 +485,7 @@ def copied(url: str, target: str, partial: str) -> Any:
     except OSError as error:
         raise click.ClickException(f"cannot write {partial}: {error.strerror}") from None
     try:
-        click.echo(f"copying {url}", err=True)
+        click.echo(f"copying {discreet(url)}", err=True)
         asyncio.run(copy(url, partial))
         verdict = asyncio.run(checked(f"sqlite:///{partial}"))
         os.link(partial, target)

@@ -316,10 +316,15 @@ def masked(setting: Setting, value: Any) -> Any:
     if setting.secret and value:
         return "***"
     if isinstance(value, str):
-        return CREDENTIAL.sub(lambda match: f"{match[match.lastindex or 0]}***", value)
+        return discreet(value)
     if isinstance(value, Struct):
         return {part.name: masked(part, getattr(value, part.name)) for part in leaves(type(value))}
     return [masked(setting, item) for item in value] if isinstance(value, tuple) else value
+
+
+def discreet(text: str) -> str:
+    """Hide the credentials in a text, such as a URL."""
+    return CREDENTIAL.sub(lambda match: f"{match[match.lastindex or 0]}***", text)
 
 
 @cache
