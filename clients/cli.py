@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import AsyncExitStack, closing, suppress
 from importlib import import_module
 from itertools import groupby
 from typing import Any
@@ -19,20 +19,21 @@ from typing import Any
 import click
 import msgspec
 from msgspec import NODEFAULT, inspect
+from msgspec.structs import replace
 
-from asyncgate import OPERATIONS, Operation, StartupError, configured
+from asyncgate import FENCES_SKIPPED, OPERATIONS, GateError, Operation, StartupError, configured
 from asyncgate.clients.bench import bench, bench_server
 from asyncgate.clients.http import DEFAULT_URL, Http, Refusal, Unreachable
-from asyncgate.parts.settings import Configured, discreet
+from asyncgate.parts.settings import Configured, SettingsError, discreet, load_settings
 from asyncgate.parts.wire import AsEither, Ask
 
 SECTIONS = {
     "Try it": ("demo", "dev"),
     "Run a gate": ("serve", "mcp", "migrate", "config", "openapi"),
-    "Look after it": ("verify", "backup", "conformance", "bench", "bench-server"),
+    "Look after it": ("verify", "backup", "copy", "conformance", "bench", "bench-server"),
 }
 STATUSES = {400: 2, 413: 2, 415: 2, 401: 3, 403: 3, 404: 4, 409: 5, 429: 6}
-BROKEN, WRONG, NO_GATE = 1, 2, 7
+BROKEN, WRONG, CONFLICT, NO_GATE = 1, 2, 5, 7
 EXIT_STATUS = ("Exit status: 0 done, 1 broken, 2 wrong request, 3 not allowed, 4 not found, 5 conflict, 6 too many, "
                "7 no gate answers.")
 
@@ -428,7 +429,12 @@ class Counter:
     """One line on a terminal that tells how far something is; silent elsewhere."""
 
     def __init__(self) -> None:
-        self.drawn = False
+        self.drawn, self.rows = False, 0
+
+    def add(self, rows: int) -> None:
+        """Count more, and draw the line anew."""
+        self.rows += rows
+        self.show(self.rows)
 
     def show(self, rows: int) -> None:
         """Draw the line anew."""
@@ -458,12 +464,17 @@ def told(verdict: Any, what: str) -> int:
     return BROKEN if wrong else 0
 
 
-def existing(url: str) -> str:
+def existing(url: str, names: str = "--database names another") -> str:
     """Return the URL of a database that is there: opening one that is not would make it."""
-    path = url.removeprefix("sqlite:///")
-    if path != url and path != ":memory:" and not os.path.exists(path):
-        raise StartupError(f"there is no database at {path}; --database names another")
+    if not is_there(url):
+        raise StartupError(f"there is no database at {url.removeprefix('sqlite:///')}; {names}")
     return url
+
+
+def is_there(url: str) -> bool:
+    """Whether a database is there, as far as that can be told before it is opened."""
+    path = url.removeprefix("sqlite:///")
+    return path in (url, ":memory:") or os.path.exists(path)
 
 
 @commands.command()
@@ -505,6 +516,98 @@ async def copy(url: str, target: str) -> None:
         await backend.backup(target)
     finally:
         await backend.close()
+
+
+@commands.command("copy")
+@click.argument("source")
+@click.argument("target")
+@click.option("--dry-run", is_flag=True, help="Write no row: say how much there is, and how much of it is missing.")
+def copy_gate(source: str, target: str, dry_run: bool) -> None:
+    """Carry a whole gate into another database and prove that all of it is there.
+
+    SOURCE and TARGET are database URLs, such as sqlite:///gate.db; of Postgres itself, not of a PgBouncer before it.
+    Stop the gate first: a database that somebody serves is refused.  The target is empty (a Postgres as `asyncgate
+    migrate` has made it), or holds a part of this very copy: stopped in the middle, by Ctrl-C or worse, the same
+    command goes on where it stood.  Serve the target only after exit status 0.
+
+    Everything comes along as it is: tasks, leases, progress, receipts with the times of their delivery, open
+    obligations, events, schedules, presences, and the key that cursors are sealed with.  Workers go on under their
+    leases, and clients with their cursors.
+
+    One thing is changed: the fence of each unfinished task is raised by 1,000, and an event task.moved says so.  If the
+    old gate is started by mistake, whatever it leases is outranked by the next lease of the new one.
+
+    The source is only read.  Exit status 5: the target is in use, and nothing was written over.
+    """
+    part = import_module("asyncgate.clients.copy")
+    try:
+        status = asyncio.run(moved(part, source, target, dry_run))
+    except part.TargetUsed as used:
+        raise ended(plain(str(used)), CONFLICT) from None
+    except (part.CopyFailed, part.Served, GateError, SettingsError, StartupError) as wrong:
+        raise click.ClickException(plain(str(wrong))) from None
+    except KeyboardInterrupt:
+        raise ended("stopped before the end; the same command goes on from here", BROKEN) from None
+    sys.exit(status)
+
+
+async def moved(part: Any, source: str, target: str, dry_run: bool) -> int:
+    """Open both sides so that nobody serves them, and copy; return the exit status."""
+    if place(source) == place(target):
+        raise StartupError("source and target are the same database")
+    async with AsyncExitStack() as opened:
+        old = await alone(part, opened, "source", existing(source, "SOURCE is the gate to be copied"))
+        new = await alone(part, opened, "target", "memory:" if dry_run and not is_there(target) else target)
+        with closing(Counter()) as counter:
+            found = await part.survey(old, new, counter.add)
+        if not dry_run:
+            return await carried(part, old, new, found, discreet(target))
+    tallied(found, "source", "target", "missing")
+    click.echo("nothing was written")
+    return 0
+
+
+async def carried(part: Any, old: Any, new: Any, found: Mapping[str, Any], target: str) -> int:
+    """Write what is missing, and prove that it is there; return the exit status."""
+    rows = sum(tally.source for tally in found.values())
+    if any(tally.missing for tally in found.values()):
+        with click.progressbar(length=rows, label="copying", file=sys.stderr) as bar:
+            await part.carry(old, new, bar.update)
+    with click.progressbar(length=rows, label="comparing", file=sys.stderr) as bar:
+        proved = await part.prove(old, new, bar.update)
+    with closing(Counter()) as counter:
+        verdict = await import_module("asyncgate.conformance.verify").verify(new, progress=counter.show)
+    tallied(proved, "source", "target", "source_sha256", "target_sha256")
+    click.echo(f"{proved['events'].moved} unfinished tasks have a fence raised by {FENCES_SKIPPED:,}, and an event "
+               "task.moved beside those above")
+    return told(verdict, target)
+
+
+async def alone(part: Any, opened: AsyncExitStack, side: str, url: str) -> Any:
+    """Open one side of a copy, so that nobody else serves it."""
+    settings = replace(load_settings().settings.database, direct_url="", pgbouncer=False)   # these are of one database
+    try:
+        backend = await import_module("asyncgate.backends").open_backend(url, serving=True, settings=settings)
+        opened.push_async_callback(backend.close)
+        await part.join(backend)
+    except (StartupError, part.Served) as wrong:
+        raise StartupError(f"the {side} cannot be had alone: {wrong}") from None
+    return backend
+
+
+def tallied(tallies: Mapping[str, Any], *columns: str) -> None:
+    """Print what a walk has counted."""
+    rows = [{"table": name, "source": tally.source, "target": tally.target, "missing": tally.missing,
+             "source_sha256": tally.source_hash.hexdigest()[:16], "target_sha256": tally.target_hash.hexdigest()[:16]}
+            for name, tally in tallies.items()]
+    for line in table(["table", *columns], rows):
+        click.echo(line)
+
+
+def place(url: str) -> str:
+    """Return what tells a database from another: a file by its real path."""
+    path = url.removeprefix("sqlite:///")
+    return os.path.realpath(path) if path != url and path != ":memory:" else url
 
 
 def remove(*paths: str) -> None:
