@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -13,7 +13,7 @@ from asyncgate.conformance.postgres_server import free_port
 
 HOST = "127.0.0.1"
 COMMIT = b"Q\0\0\0\x0bCOMMIT\0"
-STARTUP = b"\0\3"               # the major version of the protocol; what comes before it asks for encryption or a cancel
+STARTUP = b"\0\3"               # the major version of the protocol; before it a client may ask for encryption
 COMPLETE = b"C"
 CHUNK = 2 ** 16
 Wire = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -43,30 +43,38 @@ class Cut(Exception):
 
 @dataclass
 class Trap:
-    """What is to happen at one of the next COMMITs, or at each so many."""
+    """What is to happen at one of the next COMMITs."""
 
-    before: bool                # it is not passed on; else it is carried out and its reply is lost
     nth: int
-    again: bool                 # every nth
-    gone: bool                  # and the database cannot be reached any more
+    before: bool = False        # it is not passed on; else it is carried out and its reply is lost
+    again: bool = False         # at every nth
+    gone: bool = False          # and the database cannot be reached any more
+    seen: int = 0
+    caught: int = 0
+
+    def springs(self) -> bool:
+        """Count one more COMMIT; say whether it is meant."""
+        self.seen += 1
+        meant = self.seen % self.nth == 0 if self.again else self.seen == self.nth
+        self.caught += meant
+        return meant
 
 
 class Link:
     """One connection through the proxy."""
 
     def __init__(self, proxy: Proxy, client: Wire) -> None:
-        self.proxy, self.client = proxy, client
+        self.proxy, self.client, self.passing = proxy, client, proxy.passing
         self.asked, self.lost = Messages(typed=False), Messages(typed=True)
         self.losing: Trap | None = None
 
     async def run(self) -> None:
         """Carry bytes both ways until one side has had enough."""
         try:
-            await self.proxy.passage()
+            await self.passing.wait()
             server = await asyncio.open_connection(HOST, self.proxy.target)
-        except BaseException:
-            self.client[1].transport.abort()
-            raise
+        except OSError:
+            return
         port = server[1].get_extra_info("sockname")[1]
         self.proxy.ports.add(port)
         try:
@@ -82,18 +90,16 @@ class Link:
             ended, _ = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
             over = all(pump.exception() is None for pump in ended)
         finally:
+            for _, writer in (self.client, server):     # at once: whoever cuts may cut again
+                writer.close() if over else writer.transport.abort()
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
-            for _, writer in (self.client, server):
-                writer.close() if over else writer.transport.abort()
-                with contextlib.suppress(OSError):
-                    await writer.wait_closed()
 
     async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while chunk := await self._read(reader):
             for message in self.asked.of(chunk):
-                if message == COMMIT and (trap := self.proxy.sprung()):
+                if message == COMMIT and (trap := self.proxy.trap) and trap.springs():
                     if trap.before:
                         raise Cut
                     self.losing = trap
@@ -115,7 +121,9 @@ class Link:
             chunk = await reader.read(CHUNK)
         except OSError:
             chunk = b""
-        await self.proxy.passage()      # a black hole does not even pass on that somebody has left
+        await self.passing.wait()       # a black hole does not even pass on that somebody has left
+        if self.proxy.delay_seconds:
+            await asyncio.sleep(self.proxy.delay_seconds)
         return chunk
 
 
@@ -126,7 +134,6 @@ class Proxy:
         self.target, self.port = target, free_port()
         self.delay_seconds = 0.0            # of each chunk, each way
         self.trap: Trap | None = None
-        self.caught = 0                     # COMMITs
         self.ports: set[int] = set()        # from which it speaks to the server
         self.links: set[asyncio.Task[None]] = set()
         self.passing = asyncio.Event()
@@ -168,29 +175,27 @@ class Proxy:
         """Be a black hole: take everything, pass on nothing, and let nobody know."""
         self.passing.clear()
 
-    def lose_reply(self, nth: int = 1, *, again: bool = False, gone: bool = False) -> None:
+    def forget(self) -> None:
+        """Be a black hole for the connections that there are, like a router that lost its memory; pass on new ones."""
+        self.passing.clear()
+        self.passing = asyncio.Event()
+        self.passing.set()
+
+    def lose_reply(self, nth: int = 1, *, again: bool = False, gone: bool = False) -> Trap:
         """Let the nth COMMIT from now on be carried out, and cut its connection before its reply gets through."""
-        self.trap = Trap(False, nth, again, gone)
+        self.trap = Trap(nth, again=again, gone=gone)
+        return self.trap
 
-    def cut_before(self, nth: int = 1, *, again: bool = False) -> None:
+    def cut_before(self, nth: int = 1, *, again: bool = False) -> Trap:
         """Cut the connection of the nth COMMIT from now on before it gets through."""
-        self.trap = Trap(True, nth, again, False)
+        self.trap = Trap(nth, before=True, again=again)
+        return self.trap
 
-    def sprung(self) -> Trap | None:
-        """Count a COMMIT; return the trap if it is for this one."""
-        trap = self.trap
-        if trap is None:
-            return None
-        self.seen = getattr(self, "seen", 0) + 1
-        return trap
-
-    async def passage(self) -> None:
-        """Wait as long as a chunk takes."""
-        await self.passing.wait()
-        if self.delay_seconds:
-            await asyncio.sleep(self.delay_seconds)
-
-    def _accept(self, *client: *Wire) -> None:
-        link = asyncio.create_task(Link(self, client).run())
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = asyncio.create_task(Link(self, (reader, writer)).run())
         self.links.add(link)
-        link.add_done_callback(self.links.discard)
+        link.add_done_callback(partial(self._over, writer))
+
+    def _over(self, writer: asyncio.StreamWriter, link: asyncio.Task[None]) -> None:
+        self.links.discard(link)
+        writer.transport.abort()        # it may have been cut before it began
