@@ -199,7 +199,7 @@ class Flight(NamedTuple):
 class Sqlite:
     """A file, one writer, a few readers."""
 
-    parallel, parallel_per_tenant = SHARE, 1
+    parallel, parallel_per_tenant = SHARE, 2        # while one batch of a tenant is committed, the next one gathers
     instance, alone = "asyncgate-1", True               # one process serves a file
 
     def __init__(self, path: str, lock: Serving | None = None) -> None:
@@ -405,7 +405,8 @@ class Sqlite:
 
         if tenant_id not in self.known:
             self.db.execute(TENANT, (tenant_id, work.now))
-        many(insert("lanes", ["lane", "type", "capabilities"]),
+        # Another batch of the same commit may have opened a lane before it is known to be there.
+        many(insert("lanes", ["lane", "type", "capabilities"], "OR IGNORE"),
              ((lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in work.lanes.items()))
         many(ADD_TASK, ((*astuple(task), task.offerable(work.now)) for task in work.added.values()))
         if moved := [(*astuple(task)[-len(MUTABLE):], task.offerable(work.now), tenant_id, task.task_id)
