@@ -565,6 +565,8 @@ async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSet
     if serving and settings.pgbouncer and not settings.direct_url:
         raise StartupError("PgBouncer keeps no session: set database.direct_url to the address of Postgres itself, "
                            "for what needs one (locks and notifications)")
+    if settings.pgbouncer and settings.trusted_role:
+        raise StartupError("database.trusted_role does not work through PgBouncer: connect as asyncgate_app")
     try:
         pool = await connect(url, settings)
     except (*AWAY, ValueError) as error:
