@@ -327,6 +327,7 @@ class Postgres:
             slack *= 1 if head.due else 16
             given = sql.offered(wanted, slack, queues.start)
             head, _, rows = await self._rows(db, work.tenant_id, sql.load(False, True), given)
+            work.now = head.clock       # later than every lock: ids and times of a task must follow one another
             head = head._replace(due=False)
         for task, _, progress in sorted(await self._fresh(db, work.tenant_id, rows), key=lambda row: place(row[0])):
             work.offer(task, progress)

@@ -1,0 +1,53 @@
+"""What a batch on Postgres owes to those that run beside it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncgate import Engine, Settings
+from asyncgate.backends.postgres import Postgres, open_backend
+from asyncgate.conformance.harness import Gate
+from asyncgate.conformance.plugin import POSTGRES, database_of, urls
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if POSTGRES not in urls(request.config):
+        pytest.skip("of the Postgres backend")
+    return database_of(POSTGRES, request.config, tmp_path)
+
+
+@pytest.fixture
+async def backend(url: str) -> AsyncIterator[Postgres]:
+    opened = await open_backend(url)
+    yield opened
+    await opened.close()
+
+
+async def test_the_time_of_a_batch_is_later_than_its_last_lock_also_when_it_looks_twice(
+        backend: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks, rows = [], backend._rows
+
+    async def noted(*asked: Any) -> Any:
+        found = await rows(*asked)
+        clocks.append(found[0].clock)
+        return found
+
+    gate = Gate(Engine(backend, Settings(instance_id="asyncgate-1")), str(uuid.uuid4()))
+    await gate.create(delay_seconds=5)
+    gate.skip(6)
+    monkeypatch.setattr(backend, "_rows", noted)
+
+    offer = await gate.claim()
+
+    assert offer is not None
+    assert len(clocks) == 2         # the delayed task was put into its queue between two looks
+    [lease] = (await gate.everything())["Lease"]
+    assert lease.acquired_at == clocks[1] > clocks[0]
