@@ -90,7 +90,7 @@ class Queues:
 
     def __init__(self) -> None:
         self.begins: dict[int, tuple[int, str]] = {}        # lane → place in its queue
-        self.looking: list[dict[int, tuple[int, str]]] = []     # what was put where, for each look under way
+        self.looking: dict[object, dict[int, tuple[int, str]]] = {}     # what was put where, for each look under way
         self.until, self.forgotten = 0.0, 0
 
     def start(self, lane: int) -> tuple[int, str]:
@@ -103,14 +103,14 @@ class Queues:
     @contextlib.contextmanager
     def look(self) -> Iterator[list[Task]]:
         """Remember where the first of the tasks are that a block finds, if that took long."""
-        put: dict[int, tuple[int, str]] = {}
+        look, put = object(), dict[int, tuple[int, str]]()
         found: list[Task] = []
         begun, forgotten = time.monotonic(), self.forgotten
-        self.looking.append(put)
+        self.looking[look] = put
         try:
             yield found
         finally:
-            self.looking.remove(put)
+            del self.looking[look]
         now = time.monotonic()
         if forgotten == self.forgotten and (self.begins or now - begun > self.SLOW_SECONDS):
             self.until = self.until if self.begins else now + self.MOMENT_SECONDS
@@ -119,7 +119,7 @@ class Queues:
 
     def saved(self, task: Task) -> None:
         """Take in that a task has been put into its queue."""
-        for places in (*self.looking, *([self.begins] if task.lane in self.begins else ())):
+        for places in (*self.looking.values(), *([self.begins] if task.lane in self.begins else ())):
             places[task.lane] = min(place(task), places.get(task.lane, place(task)))
 
     def forget(self) -> None:

@@ -68,6 +68,7 @@ async def test_a_server_that_is_killed_at_any_moment_loses_and_repeats_nothing(
     assert await wrong_with(database, load) == [], f"seed {seed}"
     assert status == 0
     assert unanswered > 0
+    assert [line for line in server.lines if " ERROR " in line] == []
 
 
 async def test_of_64_clients_that_race_for_one_task_exactly_one_gets_it(database: str, rounds: int) -> None:

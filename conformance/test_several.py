@@ -103,6 +103,7 @@ async def test_processes_that_are_killed_in_turn_lose_and_repeat_nothing(
     print(numbers)
     assert wrong == [], f"seed {seed}"
     assert statuses == [0] * PROCESSES
+    assert [line for server in gates.servers for line in server.lines if " ERROR " in line] == []
 
 
 async def test_the_leases_of_processes_that_are_gone_for_good_are_taken_over_by_another(database: str) -> None:
