@@ -2166,15 +2166,33 @@ class Gate:
         self.settings, self.backend, self.identity = settings, backend, Identity(settings)
         self.headers = [*SAFETY, *([(b"x-asyncgate-insecure", b"true")] if settings.allow_insecure_dev else [])]
         self.mcp = Door(self)
+        self.endpoints = self._endpoints()      # by path, with {} for the one part that a caller names
         self.app = Starlette(routes=self._routes(), lifespan=self._life, exception_handlers={
             HTTPException: self._lost, Exception: self._broken})  # type: ignore[dict-item]
         self.app.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Guard the door against other sites' pages (DNS rebinding, CSRF), then let the application answer."""
-        if scope["type"] == "http" and (no := self._foreign(scope["headers"])):
-            return await self.send(send, scope, no.status, encode(no.body()))
+        if scope["type"] == "http":
+            if no := self._foreign(scope["headers"]):
+                return await self.send(send, scope, no.status, encode(no.body()))
+            if endpoint := self._endpoint(scope):
+                return await endpoint(scope, receive, send)
         await self.app(scope, receive, send)
+
+    def _endpoint(self, scope: Scope) -> Endpoint | None:
+        """Find an operation by its path; the way through Starlette costs as much as reading the request."""
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        scope["path_params"] = {}
+        if endpoint := self.endpoints.get(path):
+            return endpoint
+        parts = path.split("/", 4)
+        if len(parts) < 4 or not parts[3]:      # in every path that names a thing, the third part is its name
+            return None
+        named, parts[3] = parts[3], "{}"
+        if endpoint := self.endpoints.get("/".join(parts)):
+            scope["path_params"][endpoint.names] = named
+        return endpoint
 
     @contextlib.asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
@@ -2197,15 +2215,17 @@ class Gate:
             self.engine.drain()
             self.mcp.drain()
 
-    def _routes(self) -> list[Route]:
+    def _endpoints(self) -> dict[str, Endpoint]:
         paths: dict[str, dict[str, Operation]] = {}
         for op in OPERATIONS.values():
             for verb, path in op.rest:
                 paths.setdefault(path, {})[verb] = op
-        fixed_first = sorted(paths, key=lambda path: "{" in path)
+        endpoints = {path: Endpoint(self, operations, path) for path, operations in paths.items()}
+        return {path.replace(f"{{{endpoint.names}}}", "{}"): endpoint for path, endpoint in endpoints.items()}
+
+    def _routes(self) -> list[Route]:
         described = import_module("asyncgate.parts.openapi").routes(OPERATIONS.values(), __version__, self.send)
-        mcp = [Route(path, self.mcp) for path in ("/mcp", "/mcp/u")]
-        return [*(Route(path, Endpoint(self, paths[path])) for path in fixed_first), *mcp, *described]
+        return [*(Route(path, self.mcp) for path in ("/mcp", "/mcp/u")), *described]
 
     async def admit(self, op: Operation, headers: Headers) -> Caller:
         """Return who asks for an operation; some need no credential."""
@@ -2261,8 +2281,9 @@ class Gate:
 class Endpoint:
     """All operations of one path, as an ASGI application: a route that names one pays for nothing else."""
 
-    def __init__(self, gate: Gate, operations: dict[str, Operation]) -> None:
+    def __init__(self, gate: Gate, operations: dict[str, Operation], path: str) -> None:
         self.gate, self.operations = gate, operations
+        self.names = path.partition("{")[2].partition("}")[0]       # what the path says a request is about
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -2529,43 +2550,6 @@ def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None
     said = ready or (lambda url: log.info("asyncgate %s serves %s", __version__, url))
     status: int = import_module("asyncgate.backends.server_uvicorn").run(gate, settings, drain=gate.drain, ready=said)
     return status
-
-
-@main.command()
-@click.option("--print-sql", is_flag=True, help="Print the SQL instead of running it; needs no connection.")
-@click.option("--after", type=int, default=0, metavar="NUMBER", help="With --print-sql: what this schema lacks.")
-@configured
-def migrate(configured: Configured, print_sql: bool, after: int) -> None:
-    """Create the database or bring its schema up to date.
-
-    On SQLite `serve` does it too.  On Postgres run it as a superuser, or as the database's owner with CREATEROLE,
-    before new servers start; those of the release before go on meanwhile.
-    """
-    database, backends = configured.settings.database, import_module("asyncgate.backends")
-    if print_sql:
-        return click.echo(backends.migration_sql(database.url, after), nl=False)
-    for name in asyncio.run(backends.migrate(database.url, database)):
-        click.echo(f"applied {name}")
-    click.echo("the schema is up to date")
-
-
-@main.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-@configured
-def config(configured: Configured, as_json: bool) -> None:
-    """Print every setting with its value, secrets masked, and where it came from."""
-    rows = effective(configured)
-    if as_json:
-        return click.echo(encode([{"name": name, "value": value, "from": origin} for name, value, origin in rows]))
-    wide = max(len(name) for name, _, _ in rows)
-    for name, value, origin in rows:
-        click.echo(f"{name:{wide}}  {value}  ({origin})")
-
-
-@main.command()
-def openapi() -> None:
-    """Print the OpenAPI document of the REST interface."""
-    click.echo(import_module("asyncgate.parts.openapi").document(OPERATIONS.values(), __version__))
 
 
 if __name__ == "__main__":

@@ -21,10 +21,10 @@ import msgspec
 from msgspec import NODEFAULT, inspect
 from msgspec.structs import replace
 
-from asyncgate import FENCES_SKIPPED, OPERATIONS, GateError, Operation, StartupError, configured
+from asyncgate import FENCES_SKIPPED, OPERATIONS, GateError, Operation, StartupError, __version__, configured
 from asyncgate.clients.bench import bench, bench_server
 from asyncgate.clients.http import DEFAULT_URL, Http, Refusal, Unreachable
-from asyncgate.parts.settings import Configured, SettingsError, discreet, load_settings
+from asyncgate.parts.settings import Configured, SettingsError, discreet, effective, load_settings
 from asyncgate.parts.wire import AsEither, Ask
 
 SECTIONS = {
@@ -401,6 +401,44 @@ class Passing(click.Command):
 def conformance(ctx: click.Context, urls: tuple[str, ...]) -> None:
     """Run the suite that every backend must pass, on the backends that the URLs name."""
     sys.exit(import_module("asyncgate.conformance.run").run(urls, ctx.meta["passed"]))
+
+
+@commands.command()
+@click.option("--print-sql", is_flag=True, help="Print the SQL instead of running it; needs no connection.")
+@click.option("--after", type=int, default=0, metavar="NUMBER", help="With --print-sql: what this schema lacks.")
+@configured
+def migrate(configured: Configured, print_sql: bool, after: int) -> None:
+    """Create the database or bring its schema up to date.
+
+    On SQLite `serve` does it too.  On Postgres run it as a superuser, or as the database's owner with CREATEROLE,
+    before new servers start; those of the release before go on meanwhile.
+    """
+    database, backends = configured.settings.database, import_module("asyncgate.backends")
+    if print_sql:
+        return click.echo(backends.migration_sql(database.url, after), nl=False)
+    for name in asyncio.run(backends.migrate(database.url, database)):
+        click.echo(f"applied {name}")
+    click.echo("the schema is up to date")
+
+
+@commands.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@configured
+def config(configured: Configured, as_json: bool) -> None:
+    """Print every setting with its value, secrets masked, and where it came from."""
+    rows = effective(configured)
+    if as_json:
+        listed = [{"name": name, "value": value, "from": origin} for name, value, origin in rows]
+        return click.echo(msgspec.json.encode(listed))
+    wide = max(len(name) for name, _, _ in rows)
+    for name, value, origin in rows:
+        click.echo(f"{name:{wide}}  {value}  ({origin})")
+
+
+@commands.command()
+def openapi() -> None:
+    """Print the OpenAPI document of the REST interface."""
+    click.echo(import_module("asyncgate.parts.openapi").document(OPERATIONS.values(), __version__))
 
 
 @commands.command()
