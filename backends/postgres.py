@@ -551,10 +551,14 @@ async def keep_session(db: asyncpg.Connection) -> None:
 
 async def require_weak_role(db: asyncpg.Connection) -> None:
     """Refuse to work as somebody for whom the wall between tenants does not hold."""
-    role, superuser, bypass, owner = await db.fetchrow("""
-        SELECT current_user::text, rolsuper, rolbypassrls, pg_has_role(current_user, 'asyncgate_owner', 'MEMBER')
-        FROM pg_roles WHERE rolname = current_user""")
-    strong = {"is a superuser": superuser, "may bypass row-level security": bypass, "owns the tables": owner}
+    role, superuser, bypass, owner, sweeper = await db.fetchrow("""
+        SELECT current_user::text,
+               EXISTS (SELECT FROM pg_roles WHERE rolsuper AND pg_has_role(current_user, oid, 'MEMBER')),
+               EXISTS (SELECT FROM pg_roles WHERE rolbypassrls AND pg_has_role(current_user, oid, 'MEMBER')),
+               pg_has_role(current_user, 'asyncgate_owner', 'MEMBER'),
+               pg_has_role(current_user, 'asyncgate_sweeper', 'MEMBER')""")
+    strong = {"is a superuser": superuser, "may bypass row-level security": bypass, "owns the tables": owner,
+              "sees all tenants' work": sweeper}
     for why in (why for why, holds in strong.items() if holds):
         raise StartupError(f"the role {role} {why}, so the wall between tenants would not hold: connect as "
                            "asyncgate_app, or set database.trusted_role=true to try things on your own machine")

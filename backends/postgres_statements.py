@@ -154,8 +154,11 @@ offered AS MATERIALIZED (
         LIMIT g.most) AS s)"""
 FULL = """EXISTS (SELECT FROM groups AS g WHERE (SELECT count(*) FROM candidates AS c WHERE c.number = g.number)
                     = g.most + :slack::bigint)"""
-DUE = """EXISTS (SELECT FROM asyncgate.states WHERE tenant_id = :tenant AND status = 'queued' AND NOT ready
-                    AND held IS NULL AND next_eligible_at <= extract(epoch FROM clock_timestamp())::float8 + :skew)"""
+# Of the delayed tasks only the first is looked at: a clock that runs on cannot say where to begin in an index.
+DUE = """coalesce((SELECT next_eligible_at FROM asyncgate.states
+                   WHERE tenant_id = :tenant AND status = 'queued' AND NOT ready AND held IS NULL
+                   ORDER BY next_eligible_at LIMIT 1)
+                  <= extract(epoch FROM clock_timestamp())::float8 + :skew, false)"""
 
 
 class Head(NamedTuple):
@@ -256,7 +259,10 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
     "lanes": (LANE, insert("lanes", LANE) + NOTHING),
     "contracts": (CONTRACT, insert("tasks", CONTRACT)),
     "states": (STATE, insert("states", STATE)),
-    "moved": (STATE, insert("states", STATE, "task_id", CHANGING)),
+    # Upkeep may look too early, never too late: a check_at that stays leaves the update HOT, and upkeep moves it on.
+    "moved": (STATE, insert("states", STATE, "task_id", [name for name in CHANGING if name != "check_at"],
+                            ", check_at = CASE WHEN excluded.check_at > old.check_at THEN old.check_at "
+                            "ELSE excluded.check_at END")),
     # Of what only its lease has changed; a renewal may also shorten one.
     "kept": (STATE, insert("states", STATE, "task_id", HELD, ", check_at = least(old.check_at, excluded.expires_at)")),
     "progress": (PROGRESS, insert("progress", PROGRESS, "task_id", PROGRESS)),

@@ -39,19 +39,19 @@ CREATE TABLE asyncgate.migrations (
     number          int PRIMARY KEY,        -- of the file
     name            text NOT NULL,          -- of the file
     code            int NOT NULL,           -- the oldest release of the schema whose server works on this one
-    applied_at      timestamptz NOT NULL DEFAULT now()
+    applied_at      timestamptz NOT NULL DEFAULT now()      -- when
 );
 
 CREATE TABLE asyncgate.meta (
     name            text PRIMARY KEY,       -- cursor_key
-    value           text NOT NULL
+    value           text NOT NULL           -- of that name
 );
 INSERT INTO asyncgate.meta
 VALUES ('cursor_key', replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', ''));
 
 CREATE TABLE asyncgate.instances (          -- the gate processes; each also holds an advisory lock while it lives
-    instance_id     asyncgate.id PRIMARY KEY,
-    since           timestamptz NOT NULL DEFAULT now(),
+    instance_id     asyncgate.id PRIMARY KEY,   -- its name, in receipts and on tasks
+    since           timestamptz NOT NULL DEFAULT now(),     -- when it was first seen
     beat_at         timestamptz NOT NULL DEFAULT now(),     -- its last sign of life
     beat_seconds    float8 NOT NULL         -- how often it means to give one
 );
@@ -98,7 +98,7 @@ CREATE INDEX tasks_owner ON asyncgate.tasks (tenant_id, owner_kind, owner_id, ta
 -- what the one before has written.  A heartbeat changes no indexed column, so it touches no index (HOT).
 CREATE TABLE asyncgate.states (
     tenant_id       uuid NOT NULL,
-    task_id         asyncgate.id NOT NULL,
+    task_id         asyncgate.id NOT NULL,  -- of its contract
     lane            bigint NOT NULL,        -- where the queue finds it
     priority        bigint NOT NULL,        -- higher comes first
     max_attempts    bigint NOT NULL,        -- failures it may have
@@ -145,11 +145,11 @@ CREATE INDEX states_check ON asyncgate.states (check_at)    -- led by time: upke
 
 CREATE TABLE asyncgate.progress (           -- the last report of a task, handed to the next worker
     tenant_id       uuid NOT NULL,
-    task_id         asyncgate.id NOT NULL,
+    task_id         asyncgate.id NOT NULL,  -- whose
     progress        text NOT NULL,          -- JSON
     sequence        bigint NOT NULL,        -- reports so far
     fence           bigint NOT NULL,        -- the lease it was reported under
-    updated_at      float8 NOT NULL,
+    updated_at      float8 NOT NULL,        -- when it was reported
     PRIMARY KEY (tenant_id, task_id)
 ) WITH (fillfactor = 70);
 
@@ -157,15 +157,15 @@ CREATE TABLE asyncgate.receipts (           -- immutable: nobody is granted to c
     tenant_id       uuid NOT NULL,
     receipt_id      asyncgate.id NOT NULL,  -- UUIDv7: its order is the order of age
     receipt_key     asyncgate.id NOT NULL,  -- of the logical receipt (H.3)
-    receipt_type    text NOT NULL,
-    created_at      float8 NOT NULL,
+    receipt_type    text NOT NULL,          -- what it states
+    created_at      float8 NOT NULL,        -- by the database's clock
     from_kind       text NOT NULL,          -- who states it
-    from_id         text NOT NULL,
+    from_id         text NOT NULL,          -- the sender's id
     to_kind         asyncgate.id NOT NULL,  -- in whose inbox it lies
-    to_id           asyncgate.id NOT NULL,
+    to_id           asyncgate.id NOT NULL,  -- the recipient's id
     task_id         asyncgate.id NOT NULL,  -- empty when it belongs to none
-    lease_id        text,
-    schedule_id     text,
+    lease_id        text,                   -- under which it was stated, if under one
+    schedule_id     text,                   -- of which it tells, if of one
     asyncgate_instance text NOT NULL,       -- which gate wrote it (20.7)
     hash            text NOT NULL,          -- of what it says (Clarification B)
     body            text NOT NULL,          -- canonical JSON
@@ -178,8 +178,8 @@ CREATE INDEX receipts_parent ON asyncgate.receipts (tenant_id, parent_id) WHERE 
 
 CREATE TABLE asyncgate.edges (              -- the second and further parents of a receipt
     tenant_id       uuid NOT NULL,
-    child_id        asyncgate.id NOT NULL,
-    parent_id       asyncgate.id NOT NULL,
+    child_id        asyncgate.id NOT NULL,  -- the receipt that names them
+    parent_id       asyncgate.id NOT NULL,  -- one of them
     PRIMARY KEY (tenant_id, child_id, parent_id)
 );
 CREATE INDEX edges_parent ON asyncgate.edges (tenant_id, parent_id, child_id);
@@ -187,39 +187,39 @@ CREATE INDEX edges_parent ON asyncgate.edges (tenant_id, parent_id, child_id);
 CREATE TABLE asyncgate.obligations (        -- the open ones: an index over the receipts, which are the evidence
     tenant_id       uuid NOT NULL,
     to_kind         asyncgate.id NOT NULL,  -- to whom something is owed
-    to_id           asyncgate.id NOT NULL,
+    to_id           asyncgate.id NOT NULL,  -- the creditor's id
     receipt_id      asyncgate.id NOT NULL,  -- the receipt that opened it
     PRIMARY KEY (tenant_id, to_kind, to_id, receipt_id)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 
 CREATE TABLE asyncgate.deliveries (         -- telemetry: when bootstrap handed a receipt over (H.8)
     tenant_id       uuid NOT NULL,
-    receipt_id      asyncgate.id NOT NULL,
-    delivered_at    float8 NOT NULL,
+    receipt_id      asyncgate.id NOT NULL,  -- what was handed over
+    delivered_at    float8 NOT NULL,        -- when
     PRIMARY KEY (tenant_id, receipt_id)
 );
 
 CREATE TABLE asyncgate.events (             -- what happened to a task and is no contract (spec 3)
     tenant_id       uuid NOT NULL,
     event_id        asyncgate.id NOT NULL,  -- UUIDv7
-    task_id         asyncgate.id NOT NULL,
-    event_type      text NOT NULL,
+    task_id         asyncgate.id NOT NULL,  -- to which it happened
+    event_type      text NOT NULL,          -- what happened
     payload         text NOT NULL,          -- JSON
-    created_at      float8 NOT NULL,
+    created_at      float8 NOT NULL,        -- when
     PRIMARY KEY (tenant_id, task_id, event_id)
 );
 
 CREATE TABLE asyncgate.schedules (          -- what schedulers last said, so that their silence is noticed (H.7.4)
     tenant_id       uuid NOT NULL,
-    schedule_id     asyncgate.id NOT NULL,
+    schedule_id     asyncgate.id NOT NULL,  -- as the scheduler calls it
     owner_kind      text NOT NULL,          -- who asked for it
-    owner_id        text NOT NULL,
+    owner_id        text NOT NULL,          -- the owner's id
     scheduler_kind  text NOT NULL,          -- who runs it
-    scheduler_id    text NOT NULL,
+    scheduler_id    text NOT NULL,          -- the scheduler's id
     created         text NOT NULL,          -- its schedule.created receipt
-    enabled         boolean NOT NULL,
-    next_run_at     float8,
-    interval_seconds float8,
+    enabled         boolean NOT NULL,       -- whether it runs at all
+    next_run_at     float8,                 -- when it is to run next
+    interval_seconds float8,                -- between two runs
     late_at         float8,                 -- when it is an anomaly, until that has been reported
     PRIMARY KEY (tenant_id, schedule_id)
 );
@@ -228,14 +228,39 @@ CREATE INDEX schedules_late ON asyncgate.schedules (late_at)    -- led by time: 
 
 CREATE TABLE asyncgate.presences (          -- since when principals have been talking to the gate
     tenant_id       uuid NOT NULL,
-    kind            asyncgate.id NOT NULL,
-    id              asyncgate.id NOT NULL,
+    kind            asyncgate.id NOT NULL,  -- of the principal
+    id              asyncgate.id NOT NULL,  -- of the principal
     instance_id     text,                   -- the last one seen
-    first_seen_at   float8 NOT NULL,
-    last_seen_at    float8 NOT NULL,
-    sessions        bigint NOT NULL,
+    first_seen_at   float8 NOT NULL,        -- when it first called
+    last_seen_at    float8 NOT NULL,        -- when it last called, within a minute
+    sessions        bigint NOT NULL,        -- how often it began to talk
     PRIMARY KEY (tenant_id, kind, id)
 ) WITH (fillfactor = 70);
+
+-- As long as nothing is known of a table, the planner takes one index that tenant_id leads to be as good as another,
+-- and a server keeps its plans until autovacuum has looked.  So it is shown what rows will be like: tenants are few and
+-- ids are many.  They are taken away in a block of their own, or the tables would pass for empty ones that nobody
+-- writes to; and they are too few for autovacuum to look again.
+DO $$
+DECLARE
+    name text;
+    specimen text;
+BEGIN
+    FOREACH name IN ARRAY ARRAY['tasks', 'states', 'receipts', 'edges'] LOOP
+        SELECT string_agg(CASE WHEN attname = 'status' THEN '''leased'''
+                               WHEN atttypid = 'uuid'::regtype THEN 'md5((n % 2)::text)::uuid'
+                               WHEN atttypid = 'boolean'::regtype THEN 'n % 2 = 0'
+                               WHEN atttypid IN ('bigint'::regtype, 'float8'::regtype) THEN 'n'
+                               ELSE 'n::text' END, ', ' ORDER BY attnum) INTO specimen
+        FROM pg_attribute WHERE attrelid = format('asyncgate.%I', name)::regclass AND attnum > 0;
+        EXECUTE format('INSERT INTO asyncgate.%I SELECT %s FROM generate_series(1, 40) AS n', name, specimen);
+        EXECUTE format('ANALYZE asyncgate.%I', name);
+        BEGIN
+            EXECUTE format('TRUNCATE asyncgate.%I', name);
+        EXCEPTION WHEN OTHERS THEN RAISE;
+        END;
+    END LOOP;
+END $$;
 
 -- The wall between tenants.  Without a tenant nothing is seen: the setting is empty then, and NULL equals nothing.
 

@@ -1,0 +1,497 @@
+"""The plans of Postgres: each statement is a handful of index probes, on an empty database and on a full one.
+
+What is judged is the shape of the plan, as the gate's role gets it with the settings of the gate's sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import re
+import uuid
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from asyncgate import (
+    Engine,
+    Event,
+    Lease,
+    Obligation,
+    Presence,
+    Principal,
+    Progress,
+    Receipt,
+    ReceiptFilter,
+    Schedule,
+    Task,
+    TaskFilter,
+    Upkeep,
+)
+from asyncgate.backends import open_backend
+from asyncgate.backends import postgres_statements as sql
+from asyncgate.backends.postgres import PROBES_ONLY
+from asyncgate.conformance.harness import Gate, under
+from asyncgate.conformance.postgres_server import Cluster, connected
+
+pytestmark = pytest.mark.anyio
+
+TENANT, SMALL = "00000000-0000-0000-0000-00000000000a", "00000000-0000-0000-0000-00000000000b"
+PATIENCE = 30.0
+EXPORTED = (Task, Lease, Progress, Receipt, Event, Schedule, Obligation, Presence)
+Plan = dict[str, Any]
+Sent = dict[str, tuple[Any, ...]]       # statement → what it was given
+
+# A tenant's tasks and what belongs to them, at scale: most are done, some wait, some are being worked on.
+ID = "'00000000-0000-7000-8000-' || lpad(to_hex({}), 12, '0')"
+FILL = """
+INSERT INTO asyncgate.tenants VALUES ({tenant}, 0);
+INSERT INTO asyncgate.lanes SELECT {tenant}, n, 'type-' || n, '[]' FROM generate_series(1, 20) AS n;
+INSERT INTO asyncgate.tasks (
+    tenant_id, task_id, type, payload, requirements, terms, owner_kind, owner_id, principal_ai, retry_backoff_seconds,
+    max_expiries, created_at, duty, idempotency_key)
+SELECT {tenant}, {id}, 'type-' || n % 20 + 1, '0', '0', '0', 'agent', 'agent-' || n % 50, 'x', 1, 10, n, {id},
+    CASE WHEN n % 3 = 0 THEN 'key-' || n END
+FROM generate_series(1, {tasks}) AS n;
+INSERT INTO asyncgate.states (
+    tenant_id, task_id, lane, priority, max_attempts, asyncgate_instance, updated_at, status, attempt, fence, expiries,
+    owed, lost_to, next_eligible_at, ready, check_at, told, lease_id, worker_kind, worker_id, lease_fence, acquired_at,
+    expires_at, renewals, accepted, claim_id, ending)
+SELECT {tenant}, {id}, n % 20 + 1, 0, 2, 'gate', n, status, 0, 1, 0, status <> 'succeeded', '[]',
+    CASE WHEN status = 'queued' AND n % 4 = 0 THEN 1e10 END, NOT (status = 'queued' AND n % 4 = 0),
+    CASE WHEN status = 'leased' THEN n END, 0, {id}, 'worker', 'w-' || n % 50, 1, n, n, 0, {id}, 'claim-' || n, 'live'
+FROM generate_series(1, {tasks}) AS n, LATERAL (
+    SELECT CASE n % 10 WHEN 0 THEN 'queued' WHEN 1 THEN 'leased' ELSE 'succeeded' END AS status) AS s;
+INSERT INTO asyncgate.progress SELECT {tenant}, {id}, '1', 1, 1, n FROM generate_series(1, {tasks}, 3) AS n;
+INSERT INTO asyncgate.receipts (
+    tenant_id, receipt_id, receipt_key, receipt_type, created_at, from_kind, from_id, to_kind, to_id, task_id, lease_id,
+    asyncgate_instance, hash, body, parent_id)
+SELECT {tenant}, {id}, n, (ARRAY['task.assigned', 'task.accepted', 'task.completed'])[n % 3 + 1], n, 'agent', 'x',
+    CASE n % 3 WHEN 0 THEN 'agent' ELSE 'asyncgate' END, CASE n % 3 WHEN 0 THEN 'agent-' || n % 50 ELSE 'gate' END,
+    {third}, {third}, 'gate', 'h', '0', CASE WHEN n > 1 THEN {before} END
+FROM generate_series(1, {tasks} * 3) AS n;
+INSERT INTO asyncgate.edges SELECT {tenant}, {id}, {before} FROM generate_series(2, {tasks} * 3, 5) AS n;
+INSERT INTO asyncgate.obligations
+SELECT {tenant}, 'agent', 'agent-' || n % 50, {id} FROM generate_series(3, {tasks} * 3, 12) AS n;
+INSERT INTO asyncgate.deliveries SELECT {tenant}, {id}, n FROM generate_series(1, {tasks} * 3, 3) AS n;
+INSERT INTO asyncgate.events SELECT {tenant}, {id}, {id}, 'task.started', '0', n FROM generate_series(1, {tasks}) AS n;
+INSERT INTO asyncgate.schedules
+SELECT {tenant}, 's-' || n, 'agent', 'ada', 'worker', 'cron', 'c', true, n, 60, CASE WHEN n % 2 = 0 THEN n END
+FROM generate_series(1, {tasks} / 10) AS n;
+INSERT INTO asyncgate.presences
+SELECT {tenant}, 'agent', 'agent-' || n, NULL, 0, 0, 1 FROM generate_series(1, {tasks} / 10) AS n;
+"""
+
+
+def fill(tenant: str, tasks: int) -> str:
+    """Return what gives a tenant so many tasks, and three receipts for each."""
+    return FILL.format(tenant=f"'{tenant}'::uuid", tasks=tasks, id=ID.format("n"), before=ID.format("n - 1"),
+                       third=ID.format("n / 3"))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A server whose tables nobody looks at behind our back."""
+    async def quiet(url: str) -> None:
+        async with connected(url) as db:
+            await db.execute("ALTER SYSTEM SET autovacuum = off")
+            await db.execute("SELECT pg_reload_conf()")
+
+    with Cluster() as running:
+        asyncio.run(quiet(running.admin_url()))
+        yield running
+
+
+@pytest.fixture(scope="module")
+def databases(cluster: Cluster) -> dict[str, str]:
+    """A database as it is when it was just made, and one with 20,000 tasks and 60,000 receipts of one tenant."""
+    async def filled(url: str) -> None:
+        async with connected(url) as db:
+            await db.execute(fill(TENANT, 20_000) + fill(SMALL, 200))
+            await db.execute("ANALYZE")
+
+    urls = {name: asyncio.run(cluster.migrated_database(name)) for name in ("empty", "full", "lived_in")}
+    asyncio.run(filled(cluster.admin_url("full")))
+    return urls
+
+
+# What the backend sends.
+
+
+class Listening:
+    """A pool that keeps what is sent through it."""
+
+    def __init__(self, pool: Any) -> None:
+        self.pool, self.sent = pool, Sent()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.pool, name)
+
+    @contextlib.asynccontextmanager
+    async def acquire(self, **more: Any) -> AsyncIterator[Any]:
+        """Hand out a connection that is listened to."""
+        async with self.pool.acquire(**more) as db:
+            with db.query_logger(self._heard):
+                yield db
+
+    def _heard(self, query: Any) -> None:
+        if "asyncgate." in query.query:
+            self.sent[query.query] = query.args
+
+
+async def tell(backend: Any) -> None:
+    """Let a gate do everything that sends another statement."""
+    gate = Gate(Engine(backend), TENANT)
+    ada, w1 = gate.as_agent(), gate.as_worker()
+    for _ in range(3):
+        await gate.create(type="mine", idempotency_key=str(uuid.uuid4()), max_attempts=2, retry_backoff_seconds=60)
+    first, second = (await w1.lease_next(accept_types=["mine"], max_tasks=2, claim_id="claim")).tasks
+    await w1.renew_lease(**under(first))
+    await w1.report_progress(**under(first), progress=1)
+    await w1.fail(**under(second), error="no", retryable=True)
+    gate.skip(61)
+    await w1.lease_next(accept_types=["mine"])
+    await w1.complete(**under(first), artifacts=[{"uri": "x"}])
+    await ada.ack_receipt(receipt_id=first.obligation_receipt_id)
+    await ada.bootstrap()
+    await ada.list_open_obligations()
+    await ada.check_terminator(parent_receipt_id=first.obligation_receipt_id)
+    await ada.get_task_history(task_id=first.task_id)
+    await w1.list_leases()
+    await w1.report_schedule(schedules=[{"schedule_id": "s-1"}])
+    await Upkeep(gate.engine).remember()
+    await backend.next_due(TENANT)
+    for table in EXPORTED:
+        await backend.export(table, TENANT, "")
+
+
+OWNERS = (None, Principal("agent", "agent-1"))
+IDS = (None, "00000000-0000-7000-8000-000000000100")
+
+
+@contextlib.asynccontextmanager
+async def listening(url: str) -> AsyncIterator[tuple[Any, Sent]]:
+    """Open a database for the time of a block, and keep what is sent to it."""
+    backend: Any = await open_backend(url)
+    backend.pool = heard = Listening(backend.pool)
+    try:
+        yield backend, heard.sent
+    finally:
+        await backend.close()
+
+
+async def listened(url: str, what: Any) -> Sent:
+    """Return all statements about a tenant that a backend sends meanwhile, the last of each."""
+    async with listening(url) as (backend, sent):
+        await what(backend)
+    return {text: given for text, given in sent.items() if TENANT in map(str, given)}
+
+
+def written(sent: Iterable[str]) -> Iterator[str]:
+    """Yield every statement that the backend could send of a tenant; what is part of a sent one is judged there."""
+    for text in vars(sql).values():
+        if isinstance(text, str) and "tenant_id = $1" in text and not any(text in one for one in sent):
+            yield text
+    for tables in [*((table,) for table in sql.SAVES), tuple(sql.SAVES)]:
+        yield sql.save(tables)[0]
+    for named, some in itertools.product((False, True), repeat=2):
+        yield sql.load(named, some)[0]
+
+
+async def functions(db: Any) -> dict[str, list[tuple[str, list[str]]]]:
+    """Return what the functions of the schema ask, as statements with the types of what they are given."""
+    found: dict[str, list[tuple[str, list[str]]]] = {}
+    for name, source, names, types in await db.fetch("""
+            SELECT proname, prosrc, proargnames[1:pronargs], proargtypes::oid[]::regtype[]::text[]
+            FROM pg_proc JOIN pg_language AS l ON l.oid = prolang
+            WHERE pronamespace = 'asyncgate'::regnamespace AND lanname = 'plpgsql'"""):
+        body = re.sub("--.*", "", source[source.index("BEGIN") + len("BEGIN"):source.rindex("END")])
+        parts = [re.sub(r"^(RETURN QUERY|FOR \w+ IN)\s+", "", part.strip()) for part in re.split(r";|\bLOOP\b", body)]
+        asks = [part[1:-1].strip() if part.startswith("(") else part for part in parts]
+        given = dict(zip(names, types, strict=True)) | LOOPED
+        found[name] = [(numbered(part, given), list(given.values())) for part in asks if VERB.match(part)]
+    return found
+
+
+VERB = re.compile("SELECT|UPDATE|INSERT|DELETE|WITH")
+LOOPED = {"late.next_at": "float8", "late.tenant_id": "uuid", "late.task_id": "text"}      # what a loop goes over
+
+
+def numbered(statement: str, names: Iterable[str]) -> str:
+    """Write the arguments of a function as those of a statement."""
+    known = list(names)
+    pattern = rf"(?<![.\w])({'|'.join(map(re.escape, known))})(?![.\w(])"
+    return re.sub(pattern, lambda found: f"${known.index(found[1]) + 1}", statement)
+
+
+# How plans are judged.
+
+UNTIL_THE_END = {"lanes"}       # a tenant has few, and all of them are wanted
+LED_BY_TIME = {"states_check": "check_at", "schedules_late": "late_at"}
+# What these find under their first two columns is few, so it may be sorted: a worker's leases, a task's receipts.
+FEW = {"states_holder", "receipts_key"}
+# What has an index of its own is never looked for row by row.
+KEYS = re.compile(r"\b(idempotency_key|owner_id|lane|worker_id|claim_id|parent_id|to_id|next_eligible_at|check_at"
+                  r"|late_at)\b\)?(::text)? (=|<|>|<=|>=) ")
+
+
+class Judge:
+    """Finds fault with plans."""
+
+    def __init__(self, tables: set[str], indexes: dict[str, tuple[list[str], bool]]) -> None:
+        self.tables, self.indexes = tables, indexes
+
+    @classmethod
+    async def of(cls, db: Any) -> Judge:
+        """Return one that knows the tables of tenants, and the columns of their indexes and whether they are unique."""
+        rows = await db.fetch("""
+            SELECT t.relname, i.relname, x.indisunique,
+                ARRAY(SELECT pg_get_indexdef(i.oid, column_at, true) FROM generate_series(1, x.indnatts) AS column_at)
+            FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid JOIN pg_class AS t ON t.oid = x.indrelid
+            WHERE t.relnamespace = 'asyncgate'::regnamespace
+            AND t.relname NOT IN ('meta', 'migrations', 'instances')""")
+        return cls({row[0] for row in rows}, {row[1]: (row[3], row[2]) for row in rows})
+
+    def faults(self, plan: Plan, above: tuple[Plan, ...] = ()) -> Iterator[str]:
+        """Yield what reads or sorts more than it must."""
+        if plan.get("Relation Name") in self.tables and plan["Node Type"].endswith("Scan"):
+            if fault := self._scan(plan, above):
+                yield f"{fault}: {plan['Node Type']} of {plan['Relation Name']} by {plan.get('Index Name')}, " \
+                      f"{plan.get('Index Cond')}, filter {plan.get('Filter')}"
+        elif plan["Node Type"] in ("Hash Join", "Merge Join", "BitmapAnd", "BitmapOr"):
+            yield f"not a probe: {plan['Node Type']}"
+        elif "Sort" in plan["Node Type"] and not all(map(self._few, sorted_by(plan))):
+            yield f"sorts what may be many: {plan['Sort Key']}"
+        for part in plan.get("Plans", ()):
+            yield from self.faults(part, (*above, plan))
+
+    def _scan(self, plan: Plan, above: tuple[Plan, ...]) -> str | None:
+        if plan["Node Type"] not in ("Index Scan", "Index Only Scan"):
+            return "no index"
+        first, *others = self.indexes[plan["Index Name"]][0]
+        if not named(plan, first) or first not in ("tenant_id", LED_BY_TIME.get(plan["Index Name"])):
+            return "not led by the tenant"
+        if plan["Index Name"] not in FEW and KEYS.search(plan.get("Filter", "")):
+            return "looks through"
+        if first != "tenant_id" or plan["Relation Name"] in UNTIL_THE_END or (others and named(plan, others[0])):
+            return None
+        return None if self._first_of_all(plan, above) else "all of a tenant"
+
+    def _first_of_all(self, plan: Plan, above: tuple[Plan, ...]) -> bool:
+        """Whether only the first rows are taken, in the order of the index, and none is passed over."""
+        kinds = [node["Node Type"] for node in above]
+        ordered = "Limit" in kinds and not any("Sort" in kind for kind in kinds[kinds.index("Limit"):])
+        return ordered and "Filter" not in plan
+
+    def _few(self, plan: Plan) -> bool:
+        columns, unique = self.indexes.get(plan.get("Index Name", ""), ([], False))
+        if unique and all(f"{column} = " in plan["Index Cond"].replace(")::text", "") for column in columns):
+            return True
+        return plan.get("Index Name") in FEW and named(plan, columns[1])
+
+
+def named(plan: Plan, column: str) -> bool:
+    """Whether a column is a condition of an index scan, and not only of what was found."""
+    return re.search(rf"\b{column}\b\)?(::text)? (=|<|>|<=|>=) ", plan.get("Index Cond", "")) is not None
+
+
+def sorted_by(plan: Plan) -> Iterator[Plan]:
+    """Yield the scans below a sort that no limit stops before."""
+    for part in plan.get("Plans", ()):
+        if part["Node Type"] == "Limit" or "Subplan Name" in part:
+            continue
+        if "Relation Name" in part and part["Node Type"].endswith("Scan"):
+            yield part
+        yield from sorted_by(part)
+
+
+async def plan_of(db: Any, statement: str, given: tuple[Any, ...] | None = None) -> Plan:
+    """Return the plan for what is given, or the one for whatever may come."""
+    if given is not None:
+        text = await db.fetchval(f"EXPLAIN (FORMAT JSON) {statement}", *given)
+    else:
+        prepared = await db.prepare(statement)
+        nulls = ", ".join("NULL" for _ in prepared.get_parameters())
+        text = await db.fetchval(f'EXPLAIN (FORMAT JSON) EXECUTE "{prepared.get_name()}" ({nulls})'.replace(" ()", ""))
+    plan: Plan = json.loads(text)[0]["Plan"]
+    return plan
+
+
+async def function_plan(db: Any, statement: str, types: list[str]) -> Plan:
+    """Return the plan that a function keeps for a statement."""
+    await db.execute(f"PREPARE asked ({', '.join(types)}) AS {statement}")
+    text = await db.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE asked ({', '.join('NULL' for _ in types)})")
+    await db.execute("DEALLOCATE asked")
+    plan: Plan = json.loads(text)[0]["Plan"]
+    return plan
+
+
+@contextlib.asynccontextmanager
+async def session(url: str, role: str = "asyncgate_app", **more: str) -> AsyncIterator[Any]:
+    """Connect as the gate does, for the time of a block."""
+    db = await asyncpg.connect(url, server_settings={**PROBES_ONLY, **more})
+    try:
+        await db.execute(f"SET ROLE {role}; SET app.tenant_id = '{TENANT}'")
+        yield db
+    finally:
+        await db.close()
+
+
+async def all_faults(db: Any, judge: Judge, sent: dict[str, tuple[Any, ...] | None]) -> list[str]:
+    """Return what is wrong with the plans of many statements."""
+    return [f"{fault}\n    in {' '.join(text.split())[:200]} …" for text, given in sent.items()
+            for fault in judge.faults(await plan_of(db, text, given))]
+
+
+# The plans.
+
+
+@pytest.mark.parametrize("database", ["empty", "full"])
+async def test_no_statement_reads_more_than_it_must(
+        databases: dict[str, str], cluster: Cluster, database: str) -> None:
+    sent = await listened(databases["lived_in"], tell)
+    asked: dict[str, tuple[Any, ...] | None] = dict.fromkeys([*sent, *written(sent)])
+
+    async with session(databases[database]) as db, connected(cluster.admin_url(database)) as root:
+        assert await all_faults(db, await Judge.of(root), asked) == []
+    assert len(asked) >= 50
+
+
+async def test_nor_does_it_when_it_is_planned_for_what_it_is_given(
+        databases: dict[str, str], cluster: Cluster) -> None:
+    sent = await listened(databases["lived_in"], tell)
+
+    async with connected(cluster.admin_url("full")) as root:
+        judge = await Judge.of(root)
+    async with session(databases["full"], plan_cache_mode="force_custom_plan") as db:
+        assert await all_faults(db, judge, {**sent}) == []
+
+
+@pytest.mark.parametrize("database", ["empty", "full"])
+async def test_no_function_reads_more_than_it_must(databases: dict[str, str], cluster: Cluster, database: str) -> None:
+    async with connected(cluster.admin_url(database)) as root:
+        judge, asked = await Judge.of(root), await functions(root)
+    assert {name: len(parts) for name, parts in asked.items()} == {
+        "one_task": 1, "open_obligations": 1, "overdue": 4}
+
+    for name, parts in asked.items():
+        role = "asyncgate_sweeper" if name == "overdue" else "asyncgate_app"
+        async with session(cluster.admin_url(database), role) as db:
+            for statement, types in parts:
+                assert list(judge.faults(await function_plan(db, statement, types))) == [], statement
+
+
+async def first_scan(db: Any, statement: str, table: str) -> tuple[str, str]:
+    """Return the index and the condition by which a statement finds the rows of a table."""
+    def scans(plan: Plan) -> Iterator[Plan]:
+        if plan.get("Relation Name") == table:
+            yield plan
+        for part in plan.get("Plans", ()):
+            yield from scans(part)
+    plan = next(scans(await plan_of(db, statement)))
+    return plan["Index Name"], plan["Index Cond"]
+
+
+@pytest.mark.parametrize("database", ["empty", "full"])
+async def test_a_list_of_tasks_is_read_by_the_index_of_what_it_lists(databases: dict[str, str], database: str) -> None:
+    async with session(databases[database]) as db, listening(databases[database]) as (backend, sent):
+        lists = itertools.product(OWNERS, (None, "queued"), (None, "type-2"), IDS, [50])
+        for of in itertools.starmap(TaskFilter, lists):
+            sent.clear()
+            await backend.tasks(TENANT, of)
+            [text] = sent
+            index, found = await first_scan(db, text, "tasks")
+
+            assert index == ("tasks_owner" if of.owner else "tasks_pkey"), of
+            assert ("task_id" in found) == (of.before is not None), of
+
+
+@pytest.mark.parametrize("database", ["empty", "full"])
+async def test_a_list_of_receipts_is_read_by_the_index_of_what_it_lists(
+        databases: dict[str, str], database: str) -> None:
+    full = databases["full"]        # where there are none they are not asked for
+    async with session(databases[database]) as db, listening(full) as (backend, sent):
+        for of in itertools.starmap(ReceiptFilter, itertools.product(OWNERS, IDS, (None, "task.assigned"), IDS, [50])):
+            sent.clear()
+            await backend.receipts(TENANT, of)
+            [text] = [text for text in sent if "LIMIT 50" in text]
+            index, _ = await first_scan(db, text, "receipts")
+
+            assert index in [*(["receipts_key"] if of.task_id else []), *(["receipts_to"] if of.to else []),
+                             *(["receipts_pkey"] if not of.task_id and not of.to else [])], of
+
+
+SECONDARY = ["tasks_key", "tasks_owner", "states_queue", "states_delayed", "states_lease", "states_holder",
+             "states_check", "receipts_key", "receipts_to", "receipts_parent", "edges_parent", "schedules_late"]
+
+
+async def test_all_indexes_are_known(cluster: Cluster, databases: dict[str, str]) -> None:
+    async with connected(cluster.admin_url("empty")) as root:
+        assert {name for name in (await Judge.of(root)).indexes if not name.endswith("_pkey")} == set(SECONDARY)
+
+
+@pytest.mark.parametrize("index", SECONDARY)
+async def test_without_an_index_some_plan_would_be_at_fault(
+        databases: dict[str, str], cluster: Cluster, index: str) -> None:
+    url = cluster.admin_url("full")
+    async with connected(url) as root:
+        judge, asked = await Judge.of(root), await functions(root)
+    lists = await listened(databases["full"], list_some)
+    async with session(url) as db:
+        await db.execute(f"BEGIN; RESET ROLE; DROP INDEX asyncgate.{index}; SET LOCAL ROLE asyncgate_app")
+        # Without the index that a conflict is found by, a statement cannot be planned at all.
+        hurt = index == "receipts_key" or await all_faults(db, judge, dict.fromkeys([*written(lists), *lists]))
+        await db.execute("SET LOCAL ROLE asyncgate_sweeper")
+        for statement, types in asked["overdue"]:
+            hurt = hurt or list(judge.faults(await function_plan(db, statement, types)))
+        assert hurt
+
+
+async def list_some(backend: Any) -> None:
+    """List the tasks of an owner, the receipts of an inbox, and one of them."""
+    ada = Principal("agent", "agent-1")
+    await backend.tasks(TENANT, TaskFilter(ada, None, None, None, 50))
+    await backend.receipts(TENANT, ReceiptFilter(ada, None, None, None, 50))
+    await backend.receipt(TENANT, "none")
+
+
+# Heartbeats.
+
+
+async def updates(backend: Any, admin: str, least: int) -> tuple[int, int]:
+    """Return how many rows of states were updated so far, at least so many, and how many of those HOT."""
+    await backend.pool.expire_connections()     # a session tells what it has done when it ends, if not before
+    async with connected(admin) as db, asyncio.timeout(PATIENCE):
+        while True:
+            await backend.alive()
+            done, hot = await db.fetchrow("SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables "
+                                          "WHERE relname = 'states'")
+            if done >= least:
+                return done, hot
+            await db.execute("SELECT pg_sleep(0.05)")
+
+
+async def test_heartbeats_touch_no_index(cluster: Cluster) -> None:
+    url = await cluster.migrated_database("heartbeats")
+    backend: Any = await open_backend(url)
+    gate = Gate(Engine(backend), TENANT)
+    w1 = gate.as_worker()
+    for _ in range(10):
+        await gate.create()
+    offers = (await w1.lease_next(max_tasks=10)).tasks
+    for offer in offers:
+        await w1.start_task(**under(offer))
+    before, hot_before = await updates(backend, cluster.admin_url("heartbeats"), 20)
+
+    for _ in range(20):
+        for offer in offers:
+            await w1.renew_lease(**under(offer))
+            await w1.report_progress(**under(offer), progress=1)
+
+    after, hot_after = await updates(backend, cluster.admin_url("heartbeats"), before + 400)
+    await backend.close()
+    assert after - before == hot_after - hot_before == 400

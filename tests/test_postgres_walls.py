@@ -1,0 +1,922 @@
+"""The wall between tenants on Postgres: it stands in the catalog, and holds whatever a statement or a caller forgets.
+
+Everything is proven twice: the rule holds, and the test would notice if it did not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import asyncpg
+import msgspec
+import pytest
+
+import asyncgate
+from asyncgate import (
+    OPERATIONS,
+    DatabaseSettings,
+    DatabaseUnavailable,
+    Engine,
+    GateError,
+    Ids,
+    Needs,
+    Principal,
+    ReceiptFilter,
+    StartupError,
+    TaskFilter,
+    Upkeep,
+    Work,
+)
+from asyncgate.backends import open_backend
+from asyncgate.backends import postgres_statements as sql
+from asyncgate.clients.http import Exchange
+from asyncgate.conformance.harness import Gate, Numbered, View, under
+from asyncgate.conformance.postgres_server import Cluster, connected
+
+pytestmark = pytest.mark.anyio
+
+SCHEMA = Path(asyncgate.__file__).parent / "backends" / "schema" / "postgres" / "0001_initial.sql"
+PATIENCE = 30.0
+FILE = [{"type": "file", "uri": "file:///out"}]
+
+# In these no row belongs to a tenant, and these indexes serve upkeep, which asks for all tenants at once.
+TENANTLESS = {"meta", "migrations", "instances"}
+LED_BY_TIME = {"states_check", "schedules_late"}
+WALL = "(tenant_id = ( SELECT asyncgate.tenant() AS tenant))"
+TABLES = "pg_class AS c WHERE c.relnamespace = 'asyncgate'::regnamespace AND c.relkind IN ('r', 'p')"
+
+
+def each(before: str, *groups: str) -> set[str]:
+    """Put words before each of several names: `each("may", "a b")` is {"may a", "may b"}."""
+    return {f"{before} {name}" for group in groups for name in group.split()}
+
+
+# A rule → what breaks it, one text each → what may.
+RULES: dict[str, tuple[str, set[str]]] = {
+    "every table has a primary key": (f"""
+        SELECT relname FROM {TABLES} AND NOT EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indisprimary)""",
+        set()),
+    "every row says whose it is": (f"""
+        SELECT relname FROM {TABLES} AND NOT EXISTS (
+            SELECT FROM pg_attribute WHERE attrelid = c.oid AND attname = 'tenant_id' AND attnotnull
+            AND atttypid = 'uuid'::regtype)""", TENANTLESS),
+    "tenant_id leads every index": ("""
+        SELECT i.relname FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid
+        LEFT JOIN pg_attribute AS a ON a.attrelid = x.indrelid AND a.attnum = x.indkey[0]
+        WHERE i.relnamespace = 'asyncgate'::regnamespace AND a.attname IS DISTINCT FROM 'tenant_id'""",
+        LED_BY_TIME | {f"{name}_pkey" for name in TENANTLESS}),
+    "row-level security is on, for the owner too": (f"""
+        SELECT relname FROM {TABLES} AND NOT (relrowsecurity AND relforcerowsecurity)""", TENANTLESS),
+    "the gate's role sees one tenant": (f"""
+        SELECT relname FROM {TABLES} AND NOT EXISTS (
+            SELECT FROM pg_policies WHERE schemaname = 'asyncgate' AND tablename = relname AND cmd = 'ALL'
+            AND roles = '{{asyncgate_app}}' AND qual = '{WALL}' AND with_check = '{WALL}')""", TENANTLESS),
+    "no other policy lets anybody see more": (f"""
+        SELECT concat_ws(' ', cmd, tablename, roles) FROM pg_policies WHERE schemaname = 'asyncgate'
+        AND NOT (roles = '{{asyncgate_app}}' AND qual = '{WALL}' AND with_check = '{WALL}')""",
+        {f"{what} {{asyncgate_sweeper}}" for what in ("SELECT tenants", "SELECT schedules", "ALL states")}),
+    "no role of ours is strong": ("""
+        SELECT rolname FROM pg_roles WHERE rolname LIKE 'asyncgate\\_%'
+        AND (rolsuper OR rolbypassrls OR rolcreaterole OR rolcreatedb OR rolreplication)""", set()),
+    "only the gate's role can log in": ("""
+        SELECT rolname FROM pg_roles WHERE rolname LIKE 'asyncgate\\_%' AND rolcanlogin""", {"asyncgate_app"}),
+    "no role of ours is another one too": ("""
+        SELECT concat_ws(' in ', m.rolname, r.rolname) FROM pg_auth_members AS a
+        JOIN pg_roles AS m ON m.oid = a.member JOIN pg_roles AS r ON r.oid = a.roleid
+        WHERE m.rolname LIKE 'asyncgate\\_%'""", set()),
+    "the owner, who cannot log in, owns all": ("""
+        SELECT concat_ws(' owns ', pg_get_userbyid(owner), name) FROM (
+            SELECT relowner, relname FROM pg_class WHERE relnamespace = 'asyncgate'::regnamespace
+            UNION ALL SELECT proowner, proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace
+            UNION ALL SELECT nspowner, nspname FROM pg_namespace WHERE nspname = 'asyncgate') AS o (owner, name)
+        WHERE pg_get_userbyid(owner) <> 'asyncgate_owner'""",
+        each("asyncgate_sweeper owns", "all_tenants overdue")),
+    "what the gate's role may change": (f"""
+        SELECT concat_ws(' ', may, relname)
+        FROM unnest(ARRAY['UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS may, {TABLES}
+        AND (has_table_privilege('asyncgate_app', c.oid, may) OR may IN ('UPDATE', 'REFERENCES')
+             AND has_any_column_privilege('asyncgate_app', c.oid, may))""",
+        each("UPDATE", "states progress schedules presences deliveries instances meta")
+        | each("DELETE", "obligations schedules instances")),
+    "what the roles that look across tenants may": (f"""
+        SELECT concat_ws(' ', role, may, relname || '.' || attname)
+        FROM unnest(ARRAY['asyncgate_sweeper', 'asyncgate_auth']) AS role,
+             unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'REFERENCES']) AS may, pg_attribute AS a, {TABLES}
+        AND a.attrelid = c.oid AND a.attnum > 0 AND has_column_privilege(role, c.oid, a.attnum, may)""",
+        each("asyncgate_sweeper SELECT", "tenants.tenant_id tenants.since",
+             "schedules.tenant_id schedules.schedule_id schedules.late_at",
+             "states.tenant_id states.task_id states.asyncgate_instance states.status states.attempt "
+             "states.max_attempts states.deadline_at states.expires_at states.check_at")
+        | each("asyncgate_sweeper UPDATE", "states.check_at")),
+    "nor may they take rows away": (f"""
+        SELECT concat_ws(' ', role, may, relname) FROM unnest(ARRAY['asyncgate_sweeper', 'asyncgate_auth']) AS role,
+            unnest(ARRAY['DELETE', 'TRUNCATE', 'TRIGGER']) AS may, {TABLES}
+        AND has_table_privilege(role, c.oid, may)""", set()),
+    "nobody else may anything": (f"""
+        SELECT relname FROM {TABLES} AND EXISTS (SELECT FROM aclexplode(relacl) WHERE grantee = 0)
+        UNION ALL SELECT nspname FROM pg_namespace
+        WHERE nspname = 'asyncgate' AND has_schema_privilege('public', oid, 'USAGE, CREATE')""", set()),
+    "only upkeep's two look-ups run as another role": ("""
+        SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef""",
+        {"all_tenants", "overdue"}),
+    "nobody can lend them other tables, nor call them unasked": ("""
+        SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef
+        AND (proconfig IS DISTINCT FROM '{"search_path=pg_catalog, pg_temp"}'
+             OR has_function_privilege('public', oid, 'EXECUTE')
+             OR NOT has_function_privilege('asyncgate_app', oid, 'EXECUTE'))""", set()),
+    "a view shows what its reader may see": ("""
+        SELECT relname FROM pg_class WHERE relnamespace = 'asyncgate'::regnamespace AND relkind IN ('v', 'm', 'f')
+        AND NOT (relkind = 'v' AND 'security_invoker=true' = ANY (coalesce(reloptions, '{}')))""", set()),
+}
+# For each rule a way to break it.
+BREACHES = {
+    "every table has a primary key": "CREATE TABLE asyncgate.stray (tenant_id uuid NOT NULL)",
+    "every row says whose it is": "ALTER TABLE asyncgate.lanes ALTER tenant_id TYPE text USING tenant_id::text",
+    "tenant_id leads every index": "CREATE INDEX stray ON asyncgate.tasks (type)",
+    "row-level security is on, for the owner too": "ALTER TABLE asyncgate.events NO FORCE ROW LEVEL SECURITY",
+    "the gate's role sees one tenant": "DROP POLICY tenant ON asyncgate.edges",
+    "no other policy lets anybody see more": "CREATE POLICY stray ON asyncgate.tasks TO asyncgate_app USING (true)",
+    "no role of ours is strong": "ALTER ROLE asyncgate_app BYPASSRLS",
+    "only the gate's role can log in": "ALTER ROLE asyncgate_sweeper LOGIN",
+    "no role of ours is another one too": "GRANT asyncgate_sweeper TO asyncgate_app",
+    "the owner, who cannot log in, owns all": "ALTER TABLE asyncgate.lanes OWNER TO asyncgate_app",
+    "what the gate's role may change": "GRANT UPDATE (body) ON asyncgate.receipts TO asyncgate_app",
+    "what the roles that look across tenants may": "GRANT SELECT (body) ON asyncgate.receipts TO asyncgate_sweeper",
+    "nor may they take rows away": "GRANT DELETE ON asyncgate.states TO asyncgate_sweeper",
+    "nobody else may anything": "GRANT SELECT (body) ON asyncgate.receipts TO PUBLIC; "
+                                "GRANT SELECT ON asyncgate.edges TO PUBLIC",
+    "only upkeep's two look-ups run as another role": "ALTER FUNCTION asyncgate.one_task SECURITY DEFINER",
+    "nobody can lend them other tables, nor call them unasked": "ALTER FUNCTION asyncgate.overdue RESET search_path",
+    "a view shows what its reader may see": "CREATE VIEW asyncgate.stray AS SELECT * FROM asyncgate.receipts",
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def url(cluster: Cluster) -> str:
+    """The database of this module, as a gate gets in."""
+    return asyncio.run(cluster.migrated_database("walls"))
+
+
+@pytest.fixture(scope="module")
+def admin(cluster: Cluster, url: str) -> str:
+    """The same database, as a superuser gets in."""
+    return cluster.admin_url("walls")
+
+
+# The catalog.
+
+
+async def breaches(db: Any, rule: str) -> set[str]:
+    """What breaks a rule, or is let off although it does not."""
+    query, exempt = RULES[rule]
+    return {row[0] for row in await db.fetch(query)} ^ exempt
+
+
+@pytest.mark.parametrize("rule", RULES)
+async def test_the_catalog_keeps_the_rule(admin: str, rule: str) -> None:
+    async with connected(admin) as db:
+        assert await breaches(db, rule) == set()
+
+
+@pytest.mark.parametrize("rule", RULES)
+async def test_a_breach_of_the_rule_is_found(admin: str, rule: str) -> None:
+    async with connected(admin) as db:
+        await db.execute("BEGIN")
+        if rule == "every row says whose it is":        # its type cannot change while others depend on it
+            await db.execute("DROP POLICY tenant ON asyncgate.lanes")
+        await db.execute(BREACHES[rule])
+        assert await breaches(db, rule) != set()
+
+
+def test_an_index_that_a_tenant_does_not_lead_says_why() -> None:
+    reasons = dict(re.findall(r"^CREATE INDEX (\w+) ON .*?-- (.+)$", SCHEMA.read_text(), re.M))
+
+    assert {name for name, reason in reasons.items() if "led by time" in reason} == LED_BY_TIME
+
+
+# Two tenants with rows of every kind, and the same ids of everything.
+
+OURS, THEIRS = "it is ours", "it is theirs"
+
+
+async def live(gate: Gate, mark: str) -> dict[str, str]:
+    """Let a tenant have rows of every kind; return what some are called, which another tenant's are called, too."""
+    ada, w1, cron = gate.as_agent(), gate.as_worker(), gate.as_worker("cron")
+    done = await gate.leased(payload=mark, idempotency_key="key", max_attempts=3)
+    await w1.report_progress(**under(done), progress=mark)
+    await w1.complete(**under(done), result={"said": mark}, artifacts=FILE)
+    retried = await gate.leased(payload=mark, max_attempts=3, retry_backoff_seconds=600)
+    await w1.fail(**under(retried), error=mark, retryable=True)
+    made = []
+    for schedule_id in ("nightly", "weekly"):
+        offer = await gate.leased("cron", type="schedule.create", payload=mark)
+        receipt = {"receipt_type": "schedule.created", "schedule_id": schedule_id, "body": {"said": mark}}
+        made.append((await cron.emit_receipt(**under(offer), **receipt)).receipt_id)
+    await cron.emit_receipt(receipt_type="schedule.deleted", parents=list(reversed(made)), schedule_id="weekly")
+    await cron.report_schedule(schedules=[
+        {"schedule_id": "nightly", "next_run_at": "2099-01-01T00:00:00Z", "interval_seconds": 60}])
+    await ada.ack_receipt(receipt_id=done.obligation_receipt_id)
+    await ada.bootstrap()
+    await gate.create(payload=mark, type="running")
+    running = await gate.claim(accept_types=["running"], claim_id="claim")
+    assert running is not None
+    await w1.start_task(**under(running))
+    await w1.report_progress(**under(running), progress=mark)
+    await w1.renew_lease(**under(running))
+    await gate.create(payload=mark, type="waiting")
+    await Upkeep(gate.engine).remember()
+    return {**under(running), "receipt_id": running.obligation_receipt_id, "created": made[0],
+            "discharged": done.obligation_receipt_id, "schedule_id": "nightly", "key": "key", "claim": "claim",
+            "worker": "w1", "agent": "ada", "type": "waiting",
+            "cursor": str((await ada.list_tasks(limit=1)).next_cursor)}
+
+
+async def live_more(gate: Gate, mark: str) -> dict[str, str]:
+    """Let a tenant have what no other has; return what it is called."""
+    offers = []
+    for type, key in (("type-there", "key-there"), ("schedule.create", None), ("type-there", None)):
+        await gate.create(type=type, payload=mark, idempotency_key=key)
+        offers.append(await gate.claim("w-there", accept_types=[type], claim_id=f"{type}-claim-there"))
+    await gate.create(type="type-there", by="bob-there", payload=mark)
+    first, second, _ = offers
+    assert first is not None
+    assert second is not None
+    w = gate.as_worker("w-there")
+    created = await w.emit_receipt(receipt_type="schedule.created", schedule_id="s-there", **under(second))
+    bob, ended = gate.as_agent("bob-there"), await gate.create(type="type-there", by="bob-there")
+    await bob.cancel_task(task_id=ended)
+    duty = await gate.receipt(ended, "task.assigned")
+    return {**under(first), "receipt_id": first.obligation_receipt_id, "created": created.receipt_id,
+            "discharged": duty.receipt_id, "schedule_id": "s-there", "key": "key-there",
+            "claim": "type-there-claim-there", "worker": "w-there", "agent": "bob-there", "type": "type-there",
+            "cursor": str((await bob.list_tasks(limit=1)).next_cursor)}
+
+
+def unlike(name: str) -> str:
+    """Return a name of the same length that nobody has."""
+    return re.sub(r"[0-9a-f]{8}$", "ffff0000", name) if re.fullmatch("[0-9a-f-]{36}", name) else name.swapcase()
+
+
+class Neighbour:
+    """The tenant whose rows nobody else may see or change."""
+
+    def __init__(self, tenant_id: str, shared: dict[str, str], own: dict[str, str], tables: list[str]) -> None:
+        self.tenant_id, self.shared, self.own, self.tables = tenant_id, shared, own, tables
+
+    async def rows(self, db: Any) -> list[tuple[str, str]]:
+        """Return all its rows, as somebody who may see them."""
+        parts = [f"SELECT '{table}', r::text FROM asyncgate.{table} AS r WHERE tenant_id = '{self.tenant_id}'"
+                 for table in self.tables]
+        return [tuple(row) for row in await db.fetch(" UNION ALL ".join(parts) + " ORDER BY 1, 2")]
+
+    @contextlib.asynccontextmanager
+    async def untouched(self, admin: str) -> AsyncIterator[None]:
+        """Expect that not a byte of its rows changes."""
+        async with connected(admin) as db:
+            before = await self.rows(db)
+            yield
+            assert await self.rows(db) == before
+
+
+@contextlib.asynccontextmanager
+async def backend_of(url: str, **settings: Any) -> AsyncIterator[Any]:
+    """Open a database for the time of a block."""
+    backend: Any = await open_backend(url, settings=DatabaseSettings(**settings))
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+async def tables_of(db: Any) -> list[str]:
+    """Name the tables whose rows belong to tenants, by the catalog."""
+    return sorted({row[0] for row in await db.fetch(f"SELECT relname FROM {TABLES}")} - TENANTLESS)
+
+
+async def settle(url: str, admin: str) -> Neighbour:
+    """Let the neighbour live."""
+    async with connected(admin) as db, backend_of(url) as backend:
+        backend.ids, gate = Numbered(), Gate(Engine(backend), str(uuid.uuid4()))
+        shared, own = await live(gate, THEIRS), await live_more(gate, THEIRS)
+        return Neighbour(gate.tenant_id, shared, own, await tables_of(db))
+
+
+@pytest.fixture(scope="module")
+def neighbour(url: str, admin: str) -> Neighbour:
+    return asyncio.run(settle(url, admin))
+
+
+@pytest.fixture(scope="module")
+def our_tenant(url: str) -> str:
+    """A tenant whose ids are the neighbour's, too; whoever changes its rows takes that back."""
+    async def settled() -> str:
+        async with backend_of(url) as backend:
+            return (await twin(backend)).tenant_id
+    return asyncio.run(settled())
+
+
+async def twin(backend: Any, engine: Engine | None = None, tenant_id: str | None = None) -> Gate:
+    """Return a tenant whose ids are the neighbour's, too."""
+    gate = Gate(engine or Engine(backend), tenant_id or str(uuid.uuid4()))
+    backend.ids = Numbered()
+    await live(gate, OURS)
+    backend.ids = Ids()
+    return gate
+
+
+async def test_the_twins_have_rows_in_every_table_and_share_their_ids(
+        admin: str, neighbour: Neighbour, our_tenant: str) -> None:
+    async with connected(admin) as db:
+        ours = Neighbour(our_tenant, {}, {}, neighbour.tables)
+        assert {table for table, _ in await ours.rows(db)} == set(neighbour.tables)
+        for table, key in (("states", "task_id"), ("states", "lease_id"), ("receipts", "receipt_id"),
+                           ("events", "event_id"), ("edges", "child_id"), ("obligations", "receipt_id")):
+            mine, both = [await db.fetchval(f"""
+                SELECT count(DISTINCT o.{key}) FROM asyncgate.{table} AS o
+                WHERE o.tenant_id = $1 AND {more}""", our_tenant, *given) for more, given in (
+                    (f"o.{key} IS NOT NULL", ()),
+                    (f"o.{key} IN (SELECT {key} FROM asyncgate.{table} WHERE tenant_id = $2)", (neighbour.tenant_id,)))]
+            assert mine == both > 0, table
+
+
+# What the gate's role can do by hand.
+
+
+@contextlib.asynccontextmanager
+async def behind_the_wall(url: str, tenant_id: str | None) -> AsyncIterator[Any]:
+    """Talk as the gate's role, within a transaction of a tenant that is taken back in the end."""
+    async with connected(url) as db:
+        await db.execute("BEGIN")
+        if tenant_id is not None:
+            await db.execute(f"SET LOCAL app.tenant_id = '{tenant_id}'")
+        yield db
+        await db.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize("tenant_id", [None, "", str(uuid.uuid4())], ids=["none", "empty", "one that has nothing"])
+async def test_without_a_tenant_there_are_no_rows(url: str, neighbour: Neighbour, tenant_id: str | None) -> None:
+    async with behind_the_wall(url, tenant_id) as db:
+        found = {table: await db.fetchval(f"SELECT count(*) FROM asyncgate.{table}") for table in neighbour.tables}
+
+    assert found == dict.fromkeys(neighbour.tables, 0)
+
+
+async def test_a_tenant_sees_its_own_rows_and_all_of_them(url: str, admin: str, neighbour: Neighbour) -> None:
+    async with behind_the_wall(url, neighbour.tenant_id) as db, connected(admin) as root:
+        assert await root.fetchval("SELECT count(DISTINCT tenant_id) FROM asyncgate.tenants") > 0
+        for table in neighbour.tables:
+            seen = await db.fetch(f"SELECT tenant_id::text, count(*) FROM asyncgate.{table} GROUP BY 1")
+            there = f"SELECT count(*) FROM asyncgate.{table} WHERE tenant_id = $1"
+            assert [tuple(row) for row in seen] == [
+                (neighbour.tenant_id, await root.fetchval(there, neighbour.tenant_id))], table
+
+
+async def test_a_tenant_that_is_no_uuid_is_an_error(url: str) -> None:
+    async with behind_the_wall(url, "' OR true --".replace("'", "''")) as db:
+        with pytest.raises(asyncpg.InvalidTextRepresentationError):
+            await db.fetch("SELECT * FROM asyncgate.tasks")
+
+
+DENIED = asyncpg.InsufficientPrivilegeError
+FORBIDDEN = [
+    "ALTER TABLE asyncgate.receipts DISABLE ROW LEVEL SECURITY",
+    "ALTER TABLE asyncgate.receipts NO FORCE ROW LEVEL SECURITY",
+    "CREATE POLICY mine ON asyncgate.receipts USING (true)",
+    "DROP POLICY tenant ON asyncgate.receipts",
+    "SET LOCAL row_security = off; SELECT count(*) FROM asyncgate.receipts",
+    "SET LOCAL ROLE asyncgate_owner",
+    "SET LOCAL ROLE asyncgate_sweeper",
+    "SET LOCAL ROLE asyncgate_auth",
+    "SET LOCAL ROLE postgres",
+    "SET LOCAL SESSION AUTHORIZATION postgres",
+    "ALTER ROLE asyncgate_app BYPASSRLS",
+    "CREATE OR REPLACE FUNCTION asyncgate.tenant() RETURNS uuid LANGUAGE sql AS 'SELECT NULL::uuid'",
+    "CREATE TABLE asyncgate.mine ()",
+    "CREATE TRIGGER mine BEFORE INSERT ON asyncgate.tasks EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+    "TRUNCATE asyncgate.obligations",
+    "DROP TABLE asyncgate.receipts",
+    "UPDATE asyncgate.receipts SET body = '{}'",
+    "DELETE FROM asyncgate.receipts",
+    "UPDATE asyncgate.edges SET parent_id = child_id",
+    "DELETE FROM asyncgate.events",
+    "UPDATE asyncgate.tasks SET payload = '{}'",
+    "DELETE FROM asyncgate.tasks",
+    "UPDATE asyncgate.meta SET name = ''",
+    "DELETE FROM asyncgate.meta",
+    "INSERT INTO asyncgate.migrations VALUES (9999, 'mine', 1)",
+    "INSERT INTO asyncgate.lanes VALUES ('{theirs}', 1, 'demo', '[]')",
+    "INSERT INTO asyncgate.presences VALUES ('{theirs}', 'agent', 'ada', NULL, 0, 0, 0) "
+    "ON CONFLICT (tenant_id, kind, id) DO UPDATE SET sessions = 99",
+    "INSERT INTO asyncgate.lanes SELECT '{theirs}', lane, type, capabilities FROM asyncgate.lanes",
+    "UPDATE asyncgate.states SET tenant_id = '{theirs}'",
+    "UPDATE asyncgate.schedules SET tenant_id = '{theirs}'",
+]
+
+
+@pytest.mark.parametrize("statement", FORBIDDEN)
+async def test_the_role_of_the_gate_cannot(
+        url: str, neighbour: Neighbour, our_tenant: str, statement: str) -> None:
+    async with behind_the_wall(url, our_tenant) as db:
+        with pytest.raises(DENIED):
+            await db.execute(statement.replace("{theirs}", neighbour.tenant_id))
+
+
+@pytest.mark.parametrize("statement", [
+    "UPDATE asyncgate.states SET priority = 9 WHERE tenant_id = '{theirs}'",
+    "UPDATE asyncgate.progress AS p SET progress = s.task_id FROM asyncgate.states AS s "
+    "WHERE s.tenant_id <> asyncgate.tenant() AND s.task_id = p.task_id",
+    "DELETE FROM asyncgate.obligations WHERE tenant_id <> asyncgate.tenant()",
+    "DELETE FROM asyncgate.schedules WHERE tenant_id = '{theirs}'",
+])
+async def test_what_the_role_of_the_gate_may_change_it_does_not_find_at_a_neighbour(
+        url: str, admin: str, neighbour: Neighbour, our_tenant: str, statement: str) -> None:
+    async with neighbour.untouched(admin), behind_the_wall(url, our_tenant) as db:
+        assert (await db.execute(statement.replace("{theirs}", neighbour.tenant_id))).split()[1] == "0"
+
+
+# Every operation, called with what only the neighbour has.
+
+MINE: dict[str, Any] = {"task_id": "{task_id}", "lease_id": "{lease_id}"}
+HELD: dict[str, Any] = {**MINE, "worker_id": "{worker}"}
+ASKING: dict[str, Any] = {"principal_kind": "agent", "principal_id": "{agent}"}
+# How to call each operation so that it names everything it can.
+HOW: dict[str, list[dict[str, Any]]] = {
+    "lease_next": [{"worker_id": "{worker}", "claim_id": "{claim}", "accept_types": ["{type}"]}],
+    "create_task": [{"type": "another", "idempotency_key": "{key}", "agent_id": "ada"}],
+    "create_tasks": [{"tasks": [{"type": "another", "idempotency_key": "{key}"}], "agent_id": "ada"}],
+    "run_task": [{"type": "another", "idempotency_key": "{key}", "agent_id": "ada", "wait_seconds": 0}],
+    "get_task": [{"task_id": "{task_id}"}],
+    "list_tasks": [{"created_by": "{agent}"}, {"type": "{type}"}, {"cursor": "{cursor}"}],
+    "get_task_history": [{"task_id": "{task_id}"}, {"task_id": "{task_id}", "cursor": "{cursor}"}],
+    "cancel_task": [{"task_id": "{task_id}"}],
+    "attach_artifacts": [{"task_id": "{task_id}", "artifacts": FILE}],
+    "release_hold": [{"task_id": "{task_id}"}],
+    "start_task": [HELD, MINE],
+    "renew_lease": [HELD, MINE, {"lease_id": "{lease_id}"}, {"lease_id": "{lease_id}", "worker_id": "{worker}"}],
+    "report_progress": [{**HELD, "progress": 1}, {**MINE, "progress": 1}],
+    "complete": [{**HELD, "artifacts": FILE}, {**MINE, "artifacts": FILE}],
+    "complete_tasks": [{"tasks": [{**HELD, "artifacts": FILE}, {**MINE, "artifacts": FILE}]}],
+    "fail": [{**HELD, "error": "no"}, {**MINE, "error": "no"}],
+    "release_lease": [HELD, MINE],
+    "list_leases": [{"worker_id": "{worker}"}],
+    "list_receipts": [{"task_id": "{task_id}"}, {"to_id": "{agent}"}, {"since_receipt_id": "{receipt_id}"},
+                      {"cursor": "{cursor}"}],
+    "get_receipt": [{"receipt_id": "{receipt_id}"}],
+    "ack_receipt": [{"receipt_id": "{receipt_id}"}],
+    "emit_receipt": [
+        {**HELD, "receipt_type": "schedule.created", "schedule_id": "{schedule_id}", "parents": ["{receipt_id}"]},
+        {**HELD, "receipt_type": "schedule.created", "schedule_id": "{schedule_id}"},
+        {"receipt_type": "schedule.deleted", "schedule_id": "{schedule_id}", "parents": ["{created}"]}],
+    "report_schedule": [{"worker_id": "{worker}", "schedules": [{"schedule_id": "{schedule_id}"}]},
+                        {"worker_id": "cron", "schedules": [{"schedule_id": "{schedule_id}"}]}],
+    "check_terminator": [{"parent_receipt_id": "{receipt_id}"}, {"parent_receipt_id": "{discharged}"}],
+    "list_open_obligations": [ASKING, {"since_receipt_id": "{receipt_id}"}],
+    "bootstrap": [ASKING, {"since_receipt_id": "{receipt_id}"}],
+    "get_config": [{}],
+    "health": [{}],
+}
+# Whoever asks is named by these, and by these all that is asked about.
+ASKERS = {"tenant_id", "principal_id", "principal_instance_id", "agent_id", "agent_instance_id", "worker_id",
+          "worker_instance_id"}
+NAMING = re.compile(r".*_id|.*_key|parents|cursor|created_by|accept_types")
+
+
+def how(operation: str) -> list[dict[str, Any]]:
+    """Return the ways to call an operation, or say that nobody has thought of it yet."""
+    if operation not in HOW:
+        pytest.fail(f"say in HOW how to call {operation}, with the name of everything that it can be asked about")
+    return HOW[operation]
+
+
+def filled(value: Any, names: dict[str, str]) -> Any:
+    """Put names into a request."""
+    if isinstance(value, str):
+        return value.format_map(names)
+    if isinstance(value, dict):
+        return {name: filled(held, names) for name, held in value.items()}
+    return [filled(item, names) for item in value] if isinstance(value, list) else value
+
+
+VARYING = re.compile(rb'[0-9a-f]{8}-[0-9a-f]{4}-[47][0-9a-f-]{21}|20\d\d-\d\d-\d\dT[0-9:.]+Z|(?<="uptime":)\d+')
+Tongue = Callable[[str, dict[str, Any]], Awaitable[bytes]]
+
+
+def tongues(served: Any, gate: Gate) -> dict[str, Tongue]:
+    """The ways to ask the gate of one tenant: at the engine in every role, over REST, and over MCP."""
+    def at_engine(view: View) -> Tongue:
+        async def ask(operation: str, fields: dict[str, Any]) -> bytes:
+            try:
+                return msgspec.json.encode(await view.perform(OPERATIONS[operation], **fields))
+            except GateError as no:
+                return f"{no.status} ".encode() + msgspec.json.encode(no.body())
+        return ask
+
+    async def rest(operation: str, fields: dict[str, Any]) -> bytes:
+        request = Exchange("http://localhost", "").request(operation, fields)
+        target = request["url"].removeprefix("http://localhost")
+        query = "?" + urlencode(request["params"]) if request.get("params") else ""
+        answer = await served.call(request["method"], target + query, request.get("content"))
+        return repr((answer.status, answer.pairs)).encode() + bytes(answer.content)
+
+    async def mcp(operation: str, fields: dict[str, Any]) -> bytes:
+        told = {"jsonrpc": "2.0", "id": 1, "method": "tools/call",
+                "params": {"name": f"asyncgate.{operation}", "arguments": fields}}
+        answer = await served.call("POST", "/mcp", told, headers=[("content-type", "application/json")])
+        return bytes(answer.content)
+
+    return {"as admin": at_engine(gate.as_admin()), "as agent": at_engine(gate.as_agent()),
+            "as worker": at_engine(gate.as_worker()), "over REST": rest, "over MCP": mcp}
+
+
+@pytest.fixture
+async def ours(serve: Any, neighbour: Neighbour) -> dict[str, Tongue]:
+    """The ways to ask as a tenant that is the neighbour's twin."""
+    tenant_id = str(uuid.uuid4())
+    served = await serve(default_tenant_id=tenant_id)
+    return tongues(served, await twin(served.backend, served.engine, tenant_id))
+
+
+def test_each_request_names_all_that_it_can() -> None:
+    def named(value: Any) -> set[str]:
+        if isinstance(value, list):
+            return set().union(*map(named, value))
+        return {*value, *named(list(value.values()))} if isinstance(value, dict) else set()
+
+    missing = {name: {field for field in op.takes.__struct_fields__ if NAMING.fullmatch(field)} - ASKERS
+               - named(HOW.get(name, [])) for name, op in OPERATIONS.items()}
+    # What is told of somebody or something else is not looked for.
+    missing = {name: fields - {"created_by"} if name in ("create_task", "run_task") else fields
+               for name, fields in missing.items()}
+    assert {name: fields for name, fields in missing.items() if fields} == {}
+
+
+def masked(said: bytes, names: dict[str, str]) -> bytes:
+    """Take out of an answer what was asked about, and what differs whenever one asks."""
+    for name in names.values():
+        said = said.replace(name.encode(), b"it")
+    return VARYING.sub(b"varies", said)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_what_only_the_neighbour_has_is_answered_like_what_nobody_has(
+        admin: str, neighbour: Neighbour, ours: dict[str, Tongue], operation: str) -> None:
+    unknown = {what: unlike(name) for what, name in neighbour.own.items()}
+
+    async with neighbour.untouched(admin):
+        for fields in how(operation):
+            for way, ask in ours.items():
+                foreign, none = [masked(await ask(operation, filled(fields, names)), names)
+                                 for names in (neighbour.own, unknown)]
+                assert foreign == none, f"{way}: {fields}"
+                assert THEIRS.encode() not in foreign
+
+
+@pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - {"get_config", "health"}))
+async def test_whoever_has_it_is_answered_otherwise(serve: Any, operation: str) -> None:
+    served, answers = await serve(), []
+    gate = Gate(served.engine, str(uuid.uuid4()))
+    ask, own = tongues(served, gate)["as admin"], await live_more(gate, THEIRS)
+
+    for fields in how(operation):
+        for names in (own, {what: unlike(name) for what, name in own.items()}):
+            answers.append(masked(await ask(operation, filled(fields, names)), names))
+
+    assert answers[::2] != answers[1::2]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_what_both_have_is_ones_own(
+        admin: str, neighbour: Neighbour, ours: dict[str, Tongue], operation: str) -> None:
+    async with neighbour.untouched(admin):
+        for fields in how(operation):
+            for way, ask in ours.items():
+                assert THEIRS.encode() not in await ask(operation, filled(fields, neighbour.shared)), f"{way}: {fields}"
+
+
+# Every statement, robbed of what makes it ask for one tenant.
+
+PREDICATE = re.compile(r"(?:\b\w+\.)?\btenant_id = (\$\d+)(?:::uuid)?")
+
+
+def mutants(statement: str) -> Iterator[str]:
+    """Return a statement without each of its tenant predicates in turn, and without any."""
+    for found in PREDICATE.finditer(statement):
+        yield f"{statement[:found.start()]}{found[1]}::uuid IS NOT NULL{statement[found.end():]}"
+    yield PREDICATE.sub(r"\1::uuid IS NOT NULL", statement)
+
+
+class Trials:
+    """What a gate sends, tried out with every tenant predicate missing, and with another tenant's id."""
+
+    def __init__(self, pool: Any, superuser: str, tenant_id: str, neighbour: Neighbour) -> None:
+        self.pool, self.superuser, self.tenant_id, self.neighbour = pool, superuser, tenant_id, neighbour
+        self.tried, self.lent = set[str](), set[str]()      # mutants, and statements that were lent another id
+        self.leaks_without, self.faults = set[str](), list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.pool, name)
+
+    @contextlib.asynccontextmanager
+    async def acquire(self, **more: Any) -> AsyncIterator[Any]:
+        """Hand out a connection that tries before it sends."""
+        async with self.pool.acquire(**more) as db:
+            yield Trying(db, self)
+
+    async def attempt(self, db: Any, statement: str, given: tuple[Any, ...]) -> None:
+        """Try all that can be left out of a statement, and leave no trace of it."""
+        if not db.is_in_transaction() or self.tenant_id not in map(str, given):
+            return
+        self.lent.add(statement)
+        right = await self.outcome(db, statement, given)
+        for mutant in set(mutants(statement)) - {statement}:
+            self.tried.add(mutant)
+            if await self.outcome(db, mutant, given) != right:
+                self.faults.append(mutant)
+            if await self.outcome(db, mutant, given, wall=False) != right:
+                self.leaks_without.add(mutant)
+        foreign, nobody = [[other if str(one) == self.tenant_id else one for one in given]
+                           for other in (self.neighbour.tenant_id, str(uuid.uuid4()))]
+        if await self.outcome(db, statement, foreign) != await self.outcome(db, statement, nobody):
+            self.faults.append(f"with the neighbour's id: {statement}")
+
+    async def outcome(self, db: Any, statement: str, given: Iterable[Any], wall: bool = True) -> Any:
+        """Return what a statement answers, and the neighbour's rows after it, with or without the wall."""
+        await db.execute("SAVEPOINT trial" + (f"; SET LOCAL ROLE {self.superuser}" if not wall else ""))
+        try:
+            # The clock is the first that LOAD answers.
+            rows = [tuple(row)["clock_timestamp()" in statement:] for row in await db.fetch(statement, *given)]
+            await db.execute(f"SET LOCAL ROLE {self.superuser}")
+            return sorted(map(repr, rows)), await self.neighbour.rows(db)
+        except asyncpg.PostgresError as no:
+            return type(no)
+        finally:
+            await db.execute("ROLLBACK TO trial")
+
+
+class Trying:
+    """A connection that tries before it sends."""
+
+    def __init__(self, db: Any, trials: Trials) -> None:
+        self.db, self.trials = db, trials
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.db, name)
+
+    async def fetch(self, statement: str, *given: Any) -> Any:
+        """Try, then send."""
+        await self.trials.attempt(self.db, statement, given)
+        return await self.db.fetch(statement, *given)
+
+    async def fetchval(self, statement: str, *given: Any) -> Any:
+        """Try, then send."""
+        await self.trials.attempt(self.db, statement, given)
+        return await self.db.fetchval(statement, *given)
+
+    async def execute(self, statement: str, *given: Any) -> Any:
+        """Try, then send."""
+        await self.trials.attempt(self.db, statement, given)
+        return await self.db.execute(statement, *given)
+
+
+async def read_all(gate: Gate, names: dict[str, str]) -> None:
+    """Read in every way there is."""
+    tenant, ada = gate.tenant_id, Principal("agent", "ada")
+    for owner in (None, ada):
+        for before in (None, "f"):
+            await gate.backend.tasks(tenant, TaskFilter(owner, "queued" if before else None, None, before, 10))
+        for task_id in (None, names["task_id"]):
+            await gate.backend.receipts(tenant, ReceiptFilter(owner, task_id, None, None, 10))
+    await gate.as_worker().list_leases()
+    await gate.as_agent().get_task_history(task_id=names["task_id"])
+    await gate.as_agent().check_terminator(parent_receipt_id=names["discharged"])
+    await gate.as_agent().list_open_obligations()
+    await gate.backend.next_due(tenant)
+    await gate.everything()
+
+
+async def waited_for(admin: str, tenant_id: str, task_id: str) -> None:
+    """Let a task look as if its progress had come in while somebody waited for its lock."""
+    async with connected(admin) as db:
+        await db.execute("UPDATE asyncgate.states SET told = told + 1 WHERE tenant_id = $1 AND task_id = $2",
+                         tenant_id, task_id)
+
+
+async def test_a_statement_without_its_tenant_still_finds_nothing_of_a_neighbour(
+        admin: str, neighbour: Neighbour) -> None:
+    async with backend_of(admin, trusted_role=True) as backend:
+        gate = Gate(Engine(backend), str(uuid.uuid4()))
+        trials = backend.pool = Trials(backend.pool, str(urlsplit(admin).username), gate.tenant_id, neighbour)
+        backend.ids = Numbered()
+
+        async with neighbour.untouched(admin):
+            names = await live(gate, OURS)
+            await live_more(gate, OURS)
+            await read_all(gate, names)
+            await waited_for(admin, gate.tenant_id, names["task_id"])
+            await gate.as_agent().cancel_task(task_id=names["task_id"])
+            backend.lanes.clear()
+            gate.skip(601)
+            assert await gate.claim(accept_types=["demo"])
+
+    assert trials.faults == []
+    # Without the wall most would have reached the neighbour's rows: it is the wall that is tested here.
+    assert len(trials.leaks_without) > len(trials.tried) / 2 > 50
+    assert never_sent(trials.lent) == set()
+
+
+def never_sent(statements: set[str]) -> set[str]:
+    """Name what the backend can send of a tenant and has not sent."""
+    whole = {name: text for name, text in vars(sql).items() if isinstance(text, str) and PREDICATE.search(text)}
+    parts = {**whole, **{name: f"{name} AS (" for name in sql.SAVES},
+             **{f"load({named}, {some})": sql.load(named, some)[0] for named in (0, 1) for some in (0, 1)}}
+    return {name for name, text in parts.items() if not any(text in statement for statement in statements)}
+
+
+# What the functions of the schema ask for whoever calls them, tried in the same way.
+CALLS = {"one_task": "SELECT f::text FROM asyncgate.one_task($1, '{task_id}') AS f",
+         "open_obligations": "SELECT f::text FROM asyncgate.open_obligations($1, 'agent', 'ada', '', 100) AS f"}
+
+
+async def test_a_function_without_its_tenant_still_finds_nothing_of_a_neighbour(
+        admin: str, neighbour: Neighbour, our_tenant: str) -> None:
+    tried, leaks_without = 0, 0
+    async with connected(admin) as db:
+        written = dict(await db.fetch("""
+            SELECT proname, pg_get_functiondef(oid) FROM pg_proc
+            WHERE pronamespace = 'asyncgate'::regnamespace AND NOT prosecdef AND prosrc LIKE '%asyncgate.%'"""))
+        assert written.keys() == CALLS.keys()
+        for name, text in written.items():
+            call = CALLS[name].format_map(neighbour.shared)
+            right = await answer_of(db, "", call, our_tenant, "asyncgate_app")
+            assert right
+            for found in re.finditer(r"\b\w+\.tenant_id = tenant\b", text):
+                mutant = f"{text[:found.start()]}true{text[found.end():]}"
+                assert await answer_of(db, mutant, call, our_tenant, "asyncgate_app") == right, found[0]
+                leaks_without += await answer_of(db, mutant, call, our_tenant, "session_user") != right
+                tried += 1
+    assert (tried, leaks_without >= 5) == (7, True)
+
+
+async def answer_of(db: Any, function: str, call: str, tenant_id: str, role: str) -> list[str]:
+    """Return what a role is answered by a function, which is as it was afterwards."""
+    await db.execute(f"BEGIN; {function or 'SELECT'}; SET LOCAL ROLE {role if role != 'session_user' else 'NONE'}")
+    try:
+        return sorted(row[0] for row in await db.fetch(call, tenant_id))
+    finally:
+        await db.execute("ROLLBACK")
+
+
+# What goes wrong in the middle of a transaction leaves no tenant behind.
+
+POOL = 3
+
+
+@contextlib.asynccontextmanager
+async def waiting_batch(backend: Any, admin: str, tenant_id: str, task_id: str) -> AsyncIterator[asyncio.Task[None]]:
+    """Begin a batch that waits, its tenant set, for a row that somebody else has locked."""
+    async with connected(admin) as db, db.transaction():
+        await db.execute("SELECT FROM asyncgate.states WHERE tenant_id = $1 AND task_id = $2 FOR UPDATE",
+                         tenant_id, task_id)
+        batch = asyncio.ensure_future(backend.transact(tenant_id, Needs(tasks={task_id}), lambda work: None))
+        async with asyncio.timeout(PATIENCE):
+            while not await db.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+                await db.execute("SELECT pg_sleep(0.01)")
+        yield batch
+
+
+async def a_bug(backend: Any, admin: str, tenant_id: str, task_id: str) -> None:
+    def decide(work: Work) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await backend.transact(tenant_id, Needs(tasks={task_id}), decide)
+
+
+async def an_error_of_the_database(backend: Any, admin: str, tenant_id: str, task_id: str) -> None:
+    with pytest.raises(DatabaseUnavailable):
+        await backend.receipt(tenant_id, "\0")
+
+
+async def a_cancel(backend: Any, admin: str, tenant_id: str, task_id: str) -> None:
+    async with waiting_batch(backend, admin, tenant_id, task_id) as batch:
+        batch.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await batch
+
+
+async def a_timeout(backend: Any, admin: str, tenant_id: str, task_id: str) -> None:
+    async with waiting_batch(backend, admin, tenant_id, task_id) as batch:
+        with pytest.raises((TimeoutError, asyncpg.QueryCanceledError)):
+            await batch
+
+
+@pytest.mark.parametrize("mishap", [a_bug, an_error_of_the_database, a_cancel, a_timeout])
+async def test_no_connection_of_the_pool_keeps_a_tenant(
+        url: str, admin: str, our_tenant: str, neighbour: Neighbour, mishap: Any) -> None:
+    async with backend_of(url, pool_size=POOL, timeout_seconds=2.0) as backend:
+        before = await sessions(backend, neighbour.tables)
+
+        await mishap(backend, admin, our_tenant, neighbour.shared["task_id"])
+
+        assert await sessions(backend, neighbour.tables) == before == [("", 0)] * POOL
+        assert await backend.task(our_tenant, neighbour.shared["task_id"])
+
+
+async def sessions(backend: Any, tables: list[str]) -> list[tuple[str, int]]:
+    """Return which tenant each connection of the pool has, and how many rows it sees."""
+    count = " + ".join(f"(SELECT count(*) FROM asyncgate.{table})" for table in tables)
+    async with contextlib.AsyncExitStack() as taken:
+        pool = [await taken.enter_async_context(backend.pool.acquire(timeout=PATIENCE)) for _ in range(POOL)]
+        return [tuple(await db.fetchrow(f"SELECT coalesce(current_setting('app.tenant_id', true), ''), {count}"))
+                for db in pool]
+
+
+async def test_a_tenant_that_outlives_its_transaction_would_be_found(
+        url: str, our_tenant: str, neighbour: Neighbour) -> None:
+    async with backend_of(url, pool_size=POOL) as backend:
+        async with backend.pool.acquire() as db:
+            await db.execute(f"SET app.tenant_id = '{our_tenant}'")
+
+        tenants = [tenant for tenant, rows in await sessions(backend, neighbour.tables) if rows]
+        assert tenants == [our_tenant]
+
+
+# Who may not serve.
+
+STRONG = {
+    "a superuser": ("postgres", "is a superuser"),
+    "one that bypasses the wall": ("bypasses", "may bypass row-level security"),
+    "a member of the owner": ("owns", "owns the tables"),
+    "one that can become the owner": ("can_own", "owns the tables"),
+    "a member of the sweeper": ("sweeps", "sees all tenants' work"),
+    "one that can become a superuser": ("can_all", "is a superuser"),
+}
+
+
+@pytest.fixture(scope="module")
+def strong(cluster: Cluster, admin: str) -> Callable[[str], str]:
+    """Return what gives the URL for a role that is too strong."""
+    async def make() -> None:
+        async with connected(admin) as db:
+            await db.execute("""
+                CREATE ROLE bypasses LOGIN BYPASSRLS IN ROLE asyncgate_app;
+                CREATE ROLE owns LOGIN IN ROLE asyncgate_app, asyncgate_owner;
+                CREATE ROLE can_own LOGIN IN ROLE asyncgate_app;
+                CREATE ROLE between NOINHERIT IN ROLE asyncgate_owner;
+                GRANT between TO can_own;
+                CREATE ROLE sweeps LOGIN IN ROLE asyncgate_app, asyncgate_sweeper;
+                CREATE ROLE all_may NOLOGIN SUPERUSER;
+                CREATE ROLE can_all LOGIN IN ROLE asyncgate_app, all_may""")
+    asyncio.run(make())
+    return lambda role: cluster.url("walls", role)
+
+
+@pytest.mark.parametrize("who", STRONG)
+async def test_a_backend_does_not_open_for(strong: Callable[[str], str], who: str) -> None:
+    role, why = STRONG[who]
+
+    with pytest.raises(StartupError, match=rf"^the role {role} {why}, .*: connect as asyncgate_app") as refused:
+        await open_backend(strong(role))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("who", STRONG)
+def test_a_server_does_not_start_for(strong: Callable[[str], str], who: str) -> None:
+    role, why = STRONG[who]
+
+    ran = subprocess.run([sys.executable, "-m", "asyncgate", "serve", "--port", "0", "--database", strong(role)],
+                         env={**os.environ, "ASYNCGATE_API_KEY": "x"}, capture_output=True, text=True, timeout=PATIENCE)
+
+    assert ran.returncode != 0
+    assert ran.stdout == ""
+    assert [line for line in ran.stderr.splitlines() if " INFO " not in line] == [
+        f"the role {role} {why}, so the wall between tenants would not hold: connect as asyncgate_app, or set "
+        "database.trusted_role=true to try things on your own machine"]
+
+
+@pytest.mark.parametrize("who", STRONG)
+async def test_for_trials_it_works_as_the_role_of_the_gate(
+        strong: Callable[[str], str], who: str, our_tenant: str, neighbour: Neighbour) -> None:
+    async with backend_of(strong(STRONG[who][0]), trusted_role=True, pool_size=POOL) as backend:
+        async with backend.pool.acquire() as db:
+            assert await db.fetchval("SELECT current_user") == "asyncgate_app"
+
+        assert await sessions(backend, neighbour.tables) == [("", 0)] * POOL
+        gate = Gate(Engine(backend), our_tenant)
+        assert (await gate.task(neighbour.shared["task_id"])).tenant_id == our_tenant
