@@ -1766,7 +1766,12 @@ class Job:
 
 
 class Batches:
-    """The writes under way: one queue per tenant, tenants take turns, one list per event-loop tick."""
+    """The writes under way: one queue per tenant, tenants take turns, one list per event-loop tick.
+
+    While several tenants are about, batches are small: one tenant's single write waits for another's batch under way.
+    """
+
+    MIXED_SIZE, MIXED_SECONDS = 8, 1.0
 
     def __init__(self, backend: Backend, size: int, after_commit: Callable[[Work], None]) -> None:
         self.backend, self.size, self.after_commit = backend, size, after_commit
@@ -1774,9 +1779,12 @@ class Batches:
         self.under_way: defaultdict[str, list[int]] = defaultdict(list)     # sizes
         self.flights: set[asyncio.Task[None]] = set()
         self.called = False
+        self.last, self.mixed_until = "", 0.0           # who came last, and how long several tenants are about
 
     async def join(self, tenant_id: str, job: Job) -> Any:
         """Put a job into the tenant's next batch and wait until it is durable."""
+        if tenant_id != self.last:
+            self.last, self.mixed_until = tenant_id, time.monotonic() + self.MIXED_SECONDS
         self.waiting.setdefault(tenant_id, []).append(job)
         self._call()
         return await job.answer
@@ -1805,7 +1813,8 @@ class Batches:
         return len(sizes) < self.backend.parallel_per_tenant and len(self.waiting[tenant_id]) >= sum(sizes)
 
     def _launch(self, tenant_id: str, jobs: list[Job]) -> None:
-        jobs, later = jobs[:self.size], jobs[self.size:]
+        size = self.size if time.monotonic() > self.mixed_until else min(self.size, self.MIXED_SIZE)
+        jobs, later = jobs[:size], jobs[size:]
         if later:
             self.waiting[tenant_id] = later             # at the end: the others' turn comes first
         self.under_way[tenant_id].append(len(jobs))
