@@ -71,7 +71,7 @@ class Programs:
 
     bin: Path
     source: str
-    movable: bool = False       # a wheel keeps all that the programs need beside them, so that a copy runs too
+    package: Path | None = None     # of a wheel, which brings all that its programs need, so that a copy runs too
 
     def version(self) -> str:
         """Return the version, such as 18.6."""
@@ -82,9 +82,10 @@ class Programs:
         """Return programs that any user can run: these, or a copy of them that is made once."""
         if open_to_all(self.bin / "postgres"):
             return self
-        if not self.movable:
+        if self.package is None:
             raise RuntimeError(f"as root the server runs as nobody, who cannot read {self.bin}")
-        return Programs(copied(self.bin.parent) / "bin", f"{self.source}, copied", True)
+        copy = copied(self.package)
+        return Programs(copy / self.bin.relative_to(self.package), f"{self.source}, copied", copy)
 
 
 def find_programs() -> Programs | None:
@@ -101,7 +102,7 @@ def _sources() -> Iterator[Programs]:
         spec = find_spec(module)
         for folder in (spec and spec.submodule_search_locations) or ():
             if _complete(bin := Path(folder, "pginstall", "bin")):
-                yield Programs(bin, f"wheel {wheel}", movable=True)
+                yield Programs(bin, f"wheel {wheel}", Path(folder))
     if (found := shutil.which("postgres")) and _complete(bin := Path(found).resolve().parent):
         yield Programs(bin, "PATH")
     if (found := shutil.which("pg_config")) and _complete(bin := _told(found)):
@@ -122,21 +123,23 @@ def open_to_all(path: Path) -> bool:
     return path.stat().st_mode & 0o005 == 0o005 and all(folder.stat().st_mode & 0o001 for folder in path.parents)
 
 
-def copied(installation: Path) -> Path:
-    """Copy an installation to where every user can run it, once for all later runs; return the copy."""
-    named = hashlib.sha256(f"{installation} {installation.stat().st_mtime_ns}".encode()).hexdigest()[:16]
+def copied(package: Path) -> Path:
+    """Copy a package with its libraries to where every user can run it, once for all later runs; return the copy."""
+    named = hashlib.sha256(f"{package} {package.stat().st_mtime_ns}".encode()).hexdigest()[:16]
     copy = open_temp() / f"asyncgate-postgres-{named}"
     # What somebody else has put under that name in a folder that is open to all is not run.
     if copy.exists() and copy.stat().st_uid == os.geteuid():
-        return copy
+        return copy / package.name
     fresh = Path(tempfile.mkdtemp(prefix="asyncgate-postgres-", dir=open_temp()))
-    shutil.copytree(installation, fresh, dirs_exist_ok=True, symlinks=True)
+    for part in (package, package.with_name(f"{package.name}.libs")):      # the first looks for the second beside it
+        if part.exists():
+            shutil.copytree(part, fresh / part.name, symlinks=True)
     for path in [fresh, *(path for path in fresh.rglob("*") if not path.is_symlink())]:
         path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o444 | path.stat().st_mode >> 6 & 0o111))
     try:
-        return fresh.rename(copy)
+        return fresh.rename(copy) / package.name
     except OSError:     # another run was faster
-        return fresh
+        return fresh / package.name
 
 
 def open_temp() -> Path:

@@ -153,15 +153,19 @@ def open_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_programs_that_others_cannot_read_are_copied_once(tmp_path: Path, open_folder: Path) -> None:
     found = find_programs()
-    if found is None or not found.movable:
+    if found is None or found.package is None:
         pytest.skip("these programs need what lies elsewhere")
     tmp_path.chmod(0o700)
-    shutil.copytree(found.bin.parent, tmp_path / "closed", symlinks=True)
-    closed = Programs(tmp_path / "closed" / "bin", "a closed folder", movable=True)
+    for part in (found.package, found.package.with_name(f"{found.package.name}.libs")):
+        shutil.copytree(part, tmp_path / part.name, symlinks=True)
+    package = tmp_path / found.package.name
+    closed = Programs(package / found.bin.relative_to(found.package), "a closed folder", package)
 
     copy = closed.for_everybody()
 
     assert copy.version() == found.version()
+    for program in ("initdb", "postgres"):      # with the libraries that they look for beside them
+        subprocess.run([copy.bin / program, "--version"], check=True, capture_output=True)
     assert copy.bin.is_relative_to(open_folder)
     assert closed.for_everybody() == copy
     assert len(list(open_folder.iterdir())) == 1
