@@ -1,7 +1,8 @@
 """How fast a gate answers, measured from outside: a load of keep-alive connections that speak raw HTTP.
 
     asyncgate bench-server --database sqlite:///bench.db        # a gate, with a bare echo beside it
-    asyncgate bench --mode echo --mode cycle --clients 1,8,32   # in turns, so that a ratio can be quoted
+    asyncgate bench --echo --mode cycle --clients 1,8,32        # in turns, so that a ratio can be quoted
+    asyncgate bench --self                                      # both, and the table of the README
 
 Each client sends its next request when the last one is answered.  A step is what a mode does again and again: one cycle
 is create, claim and complete, three requests and four receipts.  Read ratios of one run, not times of one machine.
@@ -9,218 +10,62 @@ is create, claim and complete, three requests and four receipts.  Read ratios of
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import statistics
 import sys
-import time
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, cast
-from urllib.parse import urlsplit
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NoReturn
 
 import click
 import msgspec
+from click.core import ParameterSource
 from starlette.routing import Route
 
 from asyncgate import configured, guard_start, serve_forever
+from asyncgate.clients.bench_beside import RIVALRIES, allow_files, rival, waiting
+from asyncgate.clients.bench_fill import MEANING, STATES, fill
+from asyncgate.clients.bench_load import COMPLETIONS, EVERY_MODE
+from asyncgate.clients.bench_rounds import Plan, Row, measured, so_many
+from asyncgate.clients.bench_self import Rest, Server, at_rest, markdown, method, serving
+from asyncgate.clients.bench_wire import Failed, Gate, NoGate, run
 from asyncgate.parts.logs import start_logging
 from asyncgate.parts.settings import Configured
 
-Took = defaultdict[str, list[float]]    # seconds by operation
+MOST_WAITING = 20_000
 
 
-class Failed(Exception):
-    """An answer that no benchmark should see; the text is its first line."""
+class Asked(msgspec.Struct):
+    """The options of the command."""
 
+    modes: tuple[str, ...]
+    with_echo: bool
+    with_mcp: bool
+    clients: list[int]
+    seconds: float
+    count: int | None
+    warm_up: float
+    rounds: int
+    url: str
+    token: str
+    as_json: bool
+    of_itself: bool
+    databases: tuple[str, ...]
+    to_fill: int
+    states: tuple[str, ...]
+    idle: int
+    rival: int
+    rival_kind: str
+    rival_token: str
 
-class Wire(asyncio.Protocol):
-    """One connection: a request, its answer, and the next."""
-
-    def __init__(self, head: str) -> None:
-        self.head, self.held = head, b""
-        self.answer: asyncio.Future[bytes] | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the way to the server."""
-        self.transport = cast(asyncio.WriteTransport, transport)     # uvloop's are no subclass
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Tell whoever waits that nothing will come."""
-        if self.answer and not self.answer.done():
-            self.answer.set_exception(Failed("the server closed the connection"))
-
-    def data_received(self, data: bytes) -> None:
-        """Gather an answer; the gate always says how long its body is."""
-        self.held += data
-        head, end, rest = self.held.partition(b"\r\n\r\n")
-        if not end:
-            return
-        size = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
-        if len(rest) < size or self.answer is None or self.answer.done():
-            return
-        self.held = rest[size:]
-        if head[9:12] == b"200":
-            self.answer.set_result(rest[:size])
-        else:
-            self.answer.set_exception(Failed(f"{head[9:12].decode()} {rest[:300].decode(errors='replace')}"))
-
-    async def post(self, path: str, body: bytes, more: str = "") -> bytes:
-        """Send one request and return the body of its answer."""
-        self.answer = asyncio.get_running_loop().create_future()
-        head = f"POST {path} HTTP/1.1\r\n{self.head}{more}content-length: {len(body)}\r\n\r\n"
-        self.transport.write(head.encode() + body)
-        return await self.answer
-
-
-class Client:
-    """One of the clients of a load."""
-
-    def __init__(self, wire: Wire, number: int, took: Took) -> None:
-        self.wire, self.name, self.took = wire, f"bench-{number}", took
-
-    async def call(self, what: str, path: str, body: Any, more: str = "") -> Any:
-        """Make one timed request."""
-        sent, begun = msgspec.json.encode(body), time.perf_counter()
-        answer = await self.wire.post(path, sent, more)
-        self.took[what].append(time.perf_counter() - begun)
-        return msgspec.json.decode(answer)
-
-    async def create(self) -> None:
-        """Hand over one task."""
-        await self.call("create", "/v1/tasks", TASK)
-
-    async def cycle(self) -> None:
-        """Hand over a task, lease one, complete it; the task may be another client's."""
-        await self.create()
-        found = await self.call("claim", "/v1/leases/claim", {"worker_id": self.name, "accept_types": [TASK["type"]]})
-        for task in found["tasks"]:
-            done = {"worker_id": self.name, "lease_id": task["lease_id"], **RESULT}
-            await self.call("complete", f"/v1/tasks/{task['task_id']}/complete", done)
-
-    async def claim_empty(self) -> None:
-        """Ask for work that nobody has."""
-        await self.call("claim", "/v1/leases/claim", {"worker_id": self.name, "accept_types": ["bench.nothing"]})
-
-    async def batch(self) -> None:
-        """Hand over, lease and complete a hundred tasks in three requests."""
-        await self.call("create 100", "/v1/tasks/batch", {"tasks": [TASK] * 100})
-        wanted = {"worker_id": self.name, "accept_types": [TASK["type"]], "max_tasks": 100}
-        found = await self.call("claim 100", "/v1/leases/claim", wanted)
-        done = [{"task_id": task["task_id"], "lease_id": task["lease_id"], **RESULT} for task in found["tasks"]]
-        if done:
-            await self.call("complete 100", "/v1/tasks/complete-batch", {"worker_id": self.name, "tasks": done})
-
-    async def echo(self) -> None:
-        """Ask the bare echo of a bench-server, the yardstick."""
-        await self.call("echo", "/echo", TASK)
-
-    async def mcp(self) -> None:
-        """Hand over one task through the newest MCP."""
-        call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call",
-                "params": {"name": "asyncgate.create_task", "arguments": TASK, "_meta": MCP_META}}
-        await self.call("create over MCP", "/mcp", call, MCP_HEAD)
-
-
-TASK = {"type": "bench.task", "payload": {"document": 7, "pages": [1, 2, 3]}, "principal_id": "bench"}
-RESULT = {"result": {"ok": True}, "artifacts": [{"type": "file", "uri": "file:///dev/null"}]}
-REVISION = "2026-07-28"
-MCP_META = {"io.modelcontextprotocol/protocolVersion": REVISION, "io.modelcontextprotocol/clientCapabilities": {}}
-MCP_HEAD = (f"accept: application/json, text/event-stream\r\nmcp-protocol-version: {REVISION}\r\n"
-            "mcp-method: tools/call\r\nmcp-name: asyncgate.create_task\r\n")
-MODES: dict[str, Callable[[Client], Awaitable[None]]] = {
-    "cycle": Client.cycle, "create": Client.create, "claim-empty": Client.claim_empty, "batch": Client.batch,
-    "mcp": Client.mcp, "echo": Client.echo}
-
-
-class Row(msgspec.Struct):
-    """One line of the table."""
-
-    mode: str
-    clients: int
-    operation: str
-    requests_per_second: float
-    p50_ms: float
-    p99_ms: float
-    p999_ms: float
-
-
-async def load(url: str, token: str, mode: str, clients: int, seconds: float) -> list[Row]:
-    """Run one mode with so many clients for so long."""
-    where, loop = urlsplit(url), asyncio.get_running_loop()
-    host, port = where.hostname or "127.0.0.1", where.port or 80
-    head = f"host: {where.netloc}\r\ncontent-type: application/json\r\n"
-    head += f"authorization: Bearer {token}\r\n" if token else ""
-    took: Took = defaultdict(list)
-    wires = [(await loop.create_connection(lambda: Wire(head), host, port))[1] for _ in range(clients)]
-    begun = loop.time()
-
-    async def run(client: Client) -> None:
-        while loop.time() < begun + seconds:
-            await MODES[mode](client)
-
-    try:
-        await asyncio.gather(*(run(Client(wire, number, took)) for number, wire in enumerate(wires)))
-    finally:
-        for wire in wires:
-            wire.transport.close()
-    return [row(mode, clients, name, times, loop.time() - begun) for name, times in took.items()]
-
-
-def row(mode: str, clients: int, operation: str, times: list[float], seconds: float) -> Row:
-    """Sum up one operation."""
-    cuts = statistics.quantiles(times, n=1000) if len(times) > 1 else times * 999
-    p50, p99, p999 = (round(cuts[at] * 1000, 3) for at in (499, 989, 998))
-    return Row(mode, clients, operation, round(len(times) / seconds, 1), p50, p99, p999)
-
-
-async def measured(url: str, token: str, modes: list[str], clients: list[int], seconds: float,
-                   rounds: int) -> list[Row]:
-    """Run every mode with every number of clients, in turns, and return the medians of the rounds."""
-    found: defaultdict[tuple[str, int, str], list[Row]] = defaultdict(list)
-    for turn in range(rounds):
-        for number in clients:
-            for mode in modes:
-                told(f"round {turn + 1} of {rounds}: {mode} with {number} clients")
-                for one in await load(url, token, mode, number, seconds):
-                    found[one.mode, one.clients, one.operation].append(one)
-    told("")
-    return [median(rows) for rows in found.values()]
-
-
-def median(rows: list[Row]) -> Row:
-    """Return the medians of the figures of several rounds."""
-    figures = {name: statistics.median(getattr(one, name) for one in rows)
-               for name in ("requests_per_second", "p50_ms", "p99_ms", "p999_ms")}
-    return Row(rows[0].mode, rows[0].clients, rows[0].operation, **figures)
-
-
-def run(work: Coroutine[Any, Any, list[Row]]) -> list[Row]:
-    """Run on the fastest loop there is: the load must not be what is measured."""
-    with contextlib.suppress(ImportError):
-        import uvloop
-        return uvloop.run(work)
-    return asyncio.run(work)
-
-
-def told(text: str) -> None:
-    """Show on a terminal what is going on."""
-    if sys.stderr.isatty():
-        click.echo(f"\r\x1b[K{text}", err=True, nl=False)
-
-
-def table(rows: list[Row]) -> str:
-    """Write the rows for people; a ratio to the echo stands where the echo was measured too."""
-    echo = {one.clients: one.requests_per_second for one in rows if one.mode == "echo"}
-    lines = [f"{'mode':12} {'clients':>7}  {'operation':16} {'requests/s':>10} {'of echo':>8} "
-             f"{'p50 ms':>8} {'p99 ms':>8} {'p999 ms':>8}"]
-    for one in sorted(rows, key=lambda one: (one.mode, one.clients)):
-        alike = [other for other in rows if (other.mode, other.clients) == (one.mode, one.clients)]
-        total = sum(other.requests_per_second for other in alike)
-        ratio = f"{total / echo[one.clients]:.2f}" if one.clients in echo else "-"
-        lines.append(f"{one.mode:12} {one.clients:7}  {one.operation:16} {one.requests_per_second:10,.0f} {ratio:>8} "
-                     f"{one.p50_ms:8.2f} {one.p99_ms:8.2f} {one.p999_ms:8.2f}")
-    return "\n".join(lines)
+    def plan(self) -> Plan:
+        """Return what is to be measured: nothing if only filling was asked for."""
+        modes = list(self.modes) or (["create", "mcp"] if self.with_mcp else [])
+        if self.of_itself:
+            modes = modes or [mode for mode in EVERY_MODE if mode != "echo"]
+        elif not (modes or self.to_fill):
+            modes = ["cycle"]
+        if (self.with_echo or self.of_itself) and "echo" not in modes:
+            modes = ["echo", *modes]
+        return Plan(modes, self.clients, self.seconds, self.count, self.rounds, self.warm_up)
 
 
 def numbers(ctx: click.Context, param: click.Parameter, said: str) -> list[int]:
@@ -234,31 +79,171 @@ def numbers(ctx: click.Context, param: click.Parameter, said: str) -> list[int]:
     return found
 
 
+FILL_STATES = "; ".join(f"{name}: {says}" for name, says in MEANING.items())
+
+
 @click.command()
-@click.option("--mode", "modes", multiple=True, type=click.Choice(sorted(MODES)), default=["cycle"], show_default=True,
-              help="What to do again and again; several run in turns.")
-@click.option("--mcp", is_flag=True, help="MCP beside REST: the same as --mode create --mode mcp.")
+@click.option("--mode", "modes", multiple=True, type=click.Choice(EVERY_MODE), metavar="MODE",
+              help=f"What to do again and again; several run in turns. One of {', '.join(EVERY_MODE)}. Default cycle.")
+@click.option("--echo", "with_echo", is_flag=True, help="Add the mode echo: every rate is shown as a part of its rate.")
+@click.option("--mcp", "with_mcp", is_flag=True, help="MCP beside REST: the same as --mode create --mode mcp.")
 @click.option("--clients", default="1,8,32", show_default=True, callback=numbers, help="How many at once, as a list.")
 @click.option("--seconds", default=3.0, show_default=True, type=click.FloatRange(min=0.1), help="How long each lasts.")
+@click.option("--count", type=click.IntRange(min=1), help="How many steps each takes, instead of --seconds.")
+@click.option("--warm-up", default=0.5, show_default=True, type=click.FloatRange(min=0), metavar="SECONDS",
+              help="How long each mode runs before the first round.")
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="Rounds; medians are printed.")
 @click.option("--url", envvar="ASYNCGATE_URL", default="http://127.0.0.1:8080", show_default=True, help="The gate.")
-@click.option("--token", envvar="ASYNCGATE_API_KEY", default="", help="Its credential.")
+@click.option("--token", envvar="ASYNCGATE_API_KEY", default="", help="Its credential; default ASYNCGATE_API_KEY.")
+@click.option("--self", "of_itself", is_flag=True,
+              help="Start servers, on a fresh SQLite file and on each --database; print the table as Markdown.")
+@click.option("--database", "databases", multiple=True, metavar="URL",
+              help="With --self: one more database, such as a migrated Postgres. It will be written to.")
+@click.option("--fill", "to_fill", default=0, type=click.IntRange(min=0), metavar="N",
+              help="First create so many tasks in each --fill-state; measure nothing unless a mode is named.")
+@click.option("--fill-state", "states", multiple=True, type=click.Choice(list(STATES)), metavar="STATE",
+              help=f"What they are, default terminal. {FILL_STATES}.")
+@click.option("--idle", default=0, type=click.IntRange(0, MOST_WAITING), metavar="N",
+              help="Let so many claims wait meanwhile; with --self also tell what they cost the server.")
+@click.option("--rival", default=0, type=click.IntRange(0, 100_000), metavar="N",
+              help="Measure each mode twice: alone, and while another keeps so many creations under way.")
+@click.option("--rival-kind", default="create", show_default=True, type=click.Choice(RIVALRIES), help="What it does.")
+@click.option("--rival-token", default="", help="Its credential, to make it another tenant's; default --token.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def bench(modes: tuple[str, ...], mcp: bool, clients: list[int], seconds: float, rounds: int, url: str, token: str,
-          as_json: bool) -> None:
+@click.pass_context
+def bench(ctx: click.Context, /, **options: Any) -> None:
     """Measure a gate from outside: rates and latencies, medians of several rounds.
 
-    The load creates tasks of the type bench.task and leaves what it does not complete: use a database of its own.
-    The mode echo needs `asyncgate bench-server`; every other mode then shows its rate as a part of the echo's.
+    The load leaves tasks behind whose types begin with bench: use a database of its own.  The mode echo needs
+    `asyncgate bench-server`; all rates are then shown as a part of the echo's.  tasks/s of complete are cycles/s.
+
+    \b
+    asyncgate bench --self                             the table of the README
+    asyncgate bench --fill 1000000 --mode claim-empty  is a full gate as fast as an empty one?
+    asyncgate bench --mode create --clients 1 --rival 100000
     """
-    modes = ("create", "mcp") if mcp else modes
+    asked = Asked(**{param.name: options[param.name] for param in ctx.command.params if param.name in options})
+    if said := "; ".join(contradictions(ctx, asked)):
+        raise click.UsageError(said)
+    allow_files(max(2 * max(asked.clients), asked.idle) + asked.idle)
     try:
-        for mode in modes:      # warm up, and see whether it works at all
-            run(load(url, token, mode, 1, 0.2))
-        rows = run(measured(url, token, list(modes), clients, seconds, rounds))
-    except (Failed, OSError) as wrong:
-        raise click.ClickException(f"{url}: {wrong}") from None
-    click.echo(msgspec.json.encode(rows).decode() if as_json else table(rows))
+        of_itself(asked) if asked.of_itself else of_another(asked)
+    except (Failed, ValueError) as wrong:
+        end(wrong)
+
+
+def contradictions(ctx: click.Context, asked: Asked) -> Iterator[str]:
+    """Find options that do not go together."""
+    given = {name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    if {"seconds", "count"} <= given:
+        yield "--seconds and --count exclude each other"
+    if asked.databases and not asked.of_itself:
+        yield "--database needs --self: a gate that runs has its database already, name it with --url"
+    if asked.of_itself and {"url", "token"} & given:
+        yield "--self starts servers of its own: leave --url and --token away"
+    if asked.states and not asked.to_fill:
+        yield "--fill-state needs --fill, how many"
+    if {"rival_kind", "rival_token"} & given and not asked.rival:
+        yield "--rival-kind and --rival-token need --rival, how many"
+    if asked.rival and asked.of_itself:
+        yield "--rival needs a gate that runs, not --self"
+    if asked.rival > 2000 and asked.rival_kind == "claim":
+        yield "a rival keeps at most 2000 claims under way, one on each connection"
+
+
+def end(wrong: Exception) -> NoReturn:
+    """End with one line and the exit status of its class."""
+    from asyncgate.clients.cli import BROKEN, NO_GATE, STATUSES, WRONG, ended, plain
+
+    sys.stderr.write("\r\x1b[K" if sys.stderr.isatty() else "")
+    if isinstance(wrong, NoGate):
+        raise ended(plain(str(wrong)), NO_GATE)
+    status = STATUSES.get(wrong.status, BROKEN) if isinstance(wrong, Failed) else WRONG
+    raise ended(plain(str(wrong)), status)
+
+
+def of_another(asked: Asked) -> None:
+    """Fill and measure a gate that runs."""
+    gate, plan = Gate(asked.url, asked.token), asked.plan()
+    filled(asked, [gate])
+    if plan.modes:
+        rows = run(beside(asked, [gate], plan))
+        click.echo(msgspec.json.encode({"url": asked.url, "idle": asked.idle, "rows": rows}) if asked.as_json
+                   else table(rows))
+
+
+async def beside(asked: Asked, gates: list[Gate], plan: Plan) -> list[Row]:
+    """Measure, with all that shall go on meanwhile."""
+    other = partial(rival, token=asked.rival_token, kind=asked.rival_kind, number=asked.rival)
+    async with waiting(gates, asked.idle):
+        return await measured(gates, plan, asked.rival, other if asked.rival else None)
+
+
+def filled(asked: Asked, gates: list[Gate]) -> None:
+    """Fill gates, with a bar that tells how far it is."""
+    states = asked.states or ("terminal",)
+    for gate in gates if asked.to_fill else ():
+        label = f"filling {gate.name or gate.url}"
+        with click.progressbar(length=asked.to_fill * len(states), label=label, file=sys.stderr) as bar:
+            for state in states:
+                run(fill(gate, state, asked.to_fill, bar.update))
+
+
+def of_itself(asked: Asked) -> None:
+    """Start servers, fill and measure them, and print the table."""
+    plan = asked.plan()
+    with serving(asked.databases, asked.idle) as servers:
+        filled(asked, [server.gate for server in servers])
+        rests, rows = run(at_rest_and_at_work(asked, servers, plan))
+    said = method(plan, rows)
+    whole = {"method": said, "idle": rests, "rows": rows}
+    click.echo(msgspec.json.encode(whole) if asked.as_json else markdown(rows, rests, said))
+
+
+async def at_rest_and_at_work(asked: Asked, servers: list[Server], plan: Plan) -> tuple[list[Rest], list[Row]]:
+    """Measure what waiting claims cost, if there shall be some, and then how fast everything is."""
+    seconds = plan.seconds * plan.rounds
+    rests = [await at_rest(server, asked.idle, seconds) for server in servers] if asked.idle else []
+    return rests, await beside(asked, [server.gate for server in servers], plan)
+
+
+# What a person reads.
+
+
+def table(rows: list[Row]) -> str:
+    """Write the rows for people; a ratio to the echo stands where the echo was measured too."""
+    echo = {one.clients: one.requests_per_second for one in rows if one.mode == "echo" and not one.rival}
+    wide = max(len(label(one)) for one in rows)
+    lines = [f"{'mode':{wide}} {'clients':>7}  {'operation':16} {'requests/s':>10} {'of echo':>8} {'tasks/s':>8} "
+             f"{'p50 ms':>8} {'p99 ms':>8} {'p999 ms':>8}"]
+    for one in sorted(rows, key=lambda one: (EVERY_MODE.index(one.mode), one.clients, one.rival)):
+        ratio = f"{one.requests_per_second / echo[one.clients]:.2f}" if one.clients in echo else "-"
+        tasks = f"{one.tasks_per_second:,.0f}" if one.tasks_per_second else "-"
+        lines.append(f"{label(one):{wide}} {one.clients:7}  {one.operation:16} {one.requests_per_second:10,.0f} "
+                     f"{ratio:>8} {tasks:>8} {one.p50_ms:8.2f} {one.p99_ms:8.2f} {one.p999_ms:8.2f}")
+    return "\n".join([*lines, *cycles(rows), *slowed(rows)])
+
+
+def label(one: Row) -> str:
+    """Name a mode, and the rival beside it."""
+    return f"{one.mode} beside {one.rival}" if one.rival else one.mode
+
+
+def cycles(rows: list[Row]) -> Iterator[str]:
+    """Tell how many tasks came to their end in a second."""
+    for one in rows:
+        if one.operation in COMPLETIONS:
+            yield f"{label(one)}, {so_many(one.clients)}: {one.tasks_per_second:,.0f} cycles/s"
+
+
+def slowed(rows: list[Row]) -> Iterator[str]:
+    """Tell how much slower a rival makes each operation."""
+    alone = {(one.mode, one.clients, one.operation): one for one in rows if not one.rival}
+    for one in rows:
+        if one.rival:
+            lone = alone[one.mode, one.clients, one.operation]
+            yield (f"{one.mode}, {so_many(one.clients)}, {one.operation}: p50 {one.p50_ms / lone.p50_ms:.2f} ×, "
+                   f"p99 {one.p99_ms / lone.p99_ms:.2f} × beside {one.rival}")
 
 
 class Document(msgspec.Struct):

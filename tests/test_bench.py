@@ -1,85 +1,385 @@
-"""The benchmark, run for a moment against a real server: that it measures, never how fast."""
+"""The benchmark, run for a moment against a real server: that it measures what it says, never how fast."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import re
+import signal
+import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 SERVE = "from asyncgate import main; main()"
+PATIENCE_SECONDS = 30.0
+
+
+class Gate:
+    """A bench-server on a database of its own, which can be looked into."""
+
+    def __init__(self, folder: Path, *settings: str) -> None:
+        self.file = folder / "gate.db"
+        asked = [sys.executable, "-c", SERVE, "bench-server", "--port", "0", "--database", f"sqlite:///{self.file}"]
+        asked += [f"--set={setting}" for setting in settings]
+        environment = {**os.environ, "ASYNCGATE_API_KEY": "secret"}
+        self.process = subprocess.Popen(asked, env=environment, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr
+        found = (re.search(r"serves (http://\S+)", line) for line in self.process.stderr)
+        self.url = next(line[1] for line in found if line)
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """Ask the database itself."""
+        with contextlib.closing(sqlite3.connect(self.file)) as connection:
+            return connection.execute(query).fetchall()
+
+    def tasks(self) -> dict[tuple[str, str], int]:
+        """Count the tasks by type and status."""
+        return {(kind, status): count for kind, status, count in self.rows(
+            "SELECT type, status, count(*) FROM tasks GROUP BY type, status")}
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *settings: str) -> Iterator[Gate]:
+    """Serve meanwhile."""
+    gate = Gate(folder, *settings)
+    try:
+        yield gate
+    finally:
+        gate.process.terminate()
+        gate.process.communicate()
+    assert gate.process.returncode == 0
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A bench-server on a database of its own."""
-    file = tmp_path_factory.mktemp("bench") / "gate.db"
-    asked = [sys.executable, "-c", SERVE, "bench-server", "--port", "0", "--database", f"sqlite:///{file}"]
-    environment = {**os.environ, "ASYNCGATE_API_KEY": "secret"}
-    server = subprocess.Popen(asked, env=environment, stderr=subprocess.PIPE, text=True)
-    assert server.stderr
-    found = next(found for line in server.stderr if (found := re.search(r"serves (http://\S+)", line)))
-    yield found[1]
-    server.terminate()
-    server.communicate()
-    assert server.returncode == 0
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
+    with serving(tmp_path_factory.mktemp("bench")) as gate:
+        yield gate
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Gate]:
+    with serving(tmp_path) as gate:
+        yield gate
+
+
+SHORT = ("--seconds", "0.2", "--rounds", "1", "--warm-up", "0")
 
 
 def bench(url: str, *arguments: str, token: str = "secret") -> subprocess.CompletedProcess[str]:
     asked = [sys.executable, "-c", SERVE, "bench", "--url", url, "--token", token, *arguments]
-    return subprocess.run(asked, capture_output=True, text=True, cwd=Path(__file__).parent)
+    return subprocess.run(asked, capture_output=True, text=True, timeout=60)
 
 
-def test_every_mode_measures_each_of_its_operations(url: str) -> None:
-    modes = [part for mode in ("cycle", "create", "claim-empty", "batch", "echo") for part in ("--mode", mode)]
+def rows_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    assert done.returncode == 0, done.stderr
+    rows: list[dict[str, Any]] = json.loads(done.stdout)["rows"]
+    return rows
 
-    done = bench(url, *modes, "--clients", "1,2", "--seconds", "0.2", "--rounds", "1", "--json")
 
-    rows = json.loads(done.stdout)
-    assert {(row["mode"], row["operation"]) for row in rows} == {
-        ("cycle", "create"), ("cycle", "claim"), ("cycle", "complete"), ("create", "create"), ("claim-empty", "claim"),
-        ("batch", "create 100"), ("batch", "claim 100"), ("batch", "complete 100"), ("echo", "echo")}
-    assert {row["clients"] for row in rows} == {1, 2}
+def counts(rows: list[dict[str, Any]]) -> dict[tuple[str, str], int]:
+    return {(row["mode"], row["operation"]): row["requests"] for row in rows}
+
+
+def measure(gate: Gate, *arguments: str) -> list[dict[str, Any]]:
+    return rows_of(bench(gate.url, "--json", *arguments))
+
+
+MODES = ("cycle", "create", "drain", "batch", "claim-empty", "long-poll", "obligations", "mcp")
+
+
+def test_every_mode_takes_as_many_steps_as_it_was_told_and_the_database_agrees(fresh: Gate) -> None:
+    modes = [part for mode in MODES for part in ("--mode", mode)]
+
+    rows = measure(fresh, "--echo", *modes, "--clients", "2", "--count", "6", "--rounds", "1", "--warm-up", "0")
+
+    assert counts(rows) == {
+        ("cycle", "create"): 6, ("cycle", "claim"): 6, ("cycle", "complete"): 6, ("cycle", "all"): 18,
+        ("drain", "claim"): 6, ("drain", "complete"): 6, ("drain", "all"): 12,
+        ("batch", "create 100"): 6, ("batch", "claim 100"): 6, ("batch", "complete 100"): 6, ("batch", "all"): 18,
+        ("create", "create"): 6, ("claim-empty", "claim"): 6, ("long-poll", "wake"): 6, ("obligations", "list"): 6,
+        ("mcp", "create over MCP"): 6, ("echo", "echo"): 6}
+    found = fresh.tasks()
+    assert found.pop(("bench.task", "succeeded")) == 6 + 6 + 600
+    assert found.pop(("bench.left", "queued")) == 6 + 6 + 20     # created, over MCP too, and owed
+    assert {status for _, status in found} == {"succeeded"}
+    assert sum(found.values()) == 6                             # what the waiting claims were woken with
+    assert fresh.rows("SELECT count(*) FROM tasks WHERE owner_id = 'bench.owed'") == [(20,)]
+
+
+def test_the_numbers_of_a_timed_run_are_those_of_the_database(fresh: Gate) -> None:
+    rows = measure(fresh, "--mode", "cycle", "--mode", "batch", "--mode", "create", "--clients", "1,3", *SHORT)
+
+    def requests(mode: str, operation: str) -> int:
+        return sum(row["requests"] for row in rows if (row["mode"], row["operation"]) == (mode, operation))
+
+    assert fresh.tasks() == {
+        ("bench.task", "succeeded"): requests("cycle", "complete") + 100 * requests("batch", "complete 100"),
+        ("bench.left", "queued"): requests("create", "create")}
+    assert {row["clients"] for row in rows} == {1, 3}
     assert all(0 < row["p50_ms"] <= row["p99_ms"] <= row["p999_ms"] for row in rows)
-    assert all(row["requests_per_second"] > 0 for row in rows)
+    assert all(0 < row["requests_per_second"] <= row["requests"] / 0.2 for row in rows)
+    batch = next(row for row in rows if row["operation"] == "complete 100")
+    assert batch["tasks_per_second"] == pytest.approx(100 * batch["requests_per_second"], rel=0.05)
 
 
-def test_the_table_shows_rates_as_a_part_of_the_echos(url: str) -> None:
-    done = bench(url, "--mode", "create", "--mode", "echo", "--clients", "2", "--seconds", "0.2", "--rounds", "2")
+def test_rounds_are_added_up_and_a_warm_up_is_not_counted(fresh: Gate) -> None:
+    rows = measure(fresh, "--mode", "create", "--clients", "2", "--count", "5", "--rounds", "3", "--warm-up", "0.1")
+
+    assert counts(rows) == {("create", "create"): 15}
+    assert fresh.tasks()["bench.left", "queued"] > 15
+
+
+def test_a_drain_ends_tasks_that_were_created_before_and_no_others(fresh: Gate) -> None:
+    rows = measure(fresh, "--mode", "drain", "--clients", "2", *SHORT)
+
+    drained = counts(rows)["drain", "complete"]
+    left = {("bench.task", "queued"): 1000 - drained} if drained < 1000 else {}
+    assert fresh.tasks() == {("bench.task", "succeeded"): drained, **left}
+
+
+def test_the_table_shows_rates_as_a_part_of_the_echos_and_cycles(gate: Gate) -> None:
+    done = bench(gate.url, "--mode", "cycle", "--mode", "create", "--echo", "--clients", "2", *SHORT)
 
     lines = done.stdout.splitlines()
     assert lines[0].split()[:3] == ["mode", "clients", "operation"]
     assert re.search(r"^create +2 +create +[\d,]+ +\d\.\d\d ", done.stdout, re.M)
+    assert re.search(r"^cycle +2 +all +[\d,]+ +\d\.\d\d ", done.stdout, re.M)
     assert re.search(r"^echo +2 +echo +[\d,]+ +1\.00 ", done.stdout, re.M)
+    assert re.search(r"^cycle, 2 clients: [\d,]+ cycles/s$", done.stdout, re.M)
 
 
-def test_mcp_is_measured_beside_rest(url: str) -> None:
-    done = bench(url, "--mcp", "--clients", "1", "--seconds", "0.3", "--rounds", "1", "--json")
+def test_mcp_is_measured_beside_rest(gate: Gate) -> None:
+    rows = measure(gate, "--mcp", "--clients", "1", *SHORT)
 
-    assert {row["operation"] for row in json.loads(done.stdout)} == {"create", "create over MCP"}
+    assert {row["operation"] for row in rows} == {"create", "create over MCP"}
 
 
-def test_a_refusal_ends_the_benchmark_and_is_shown(url: str) -> None:
-    done = bench(url, "--mode", "create", token="wrong")
+def test_a_terminal_sees_what_is_measured_how_fast_and_how_long_it_will_take(gate: Gate) -> None:
+    mine, its = pty.openpty()
+    asked = [sys.executable, "-c", SERVE, "bench", "--url", gate.url, "--token", "secret", "--mode", "claim-empty",
+             "--clients", "1", "--seconds", "0.8", "--rounds", "1", "--warm-up", "0.1"]
+    with subprocess.Popen(asked, stderr=its, stdout=subprocess.DEVNULL) as process:
+        os.close(its)
+        seen = b""
+        with contextlib.suppress(OSError):      # the end of a terminal is an error
+            while more := os.read(mine, 4096):
+                seen += more
+    os.close(mine)
+
+    assert process.returncode == 0
+    assert b"warming up: claim-empty" in seen
+    assert re.search(rb"round 1 of 1: claim-empty, 1 client: [\d,]+ requests/s, \d s left", seen)
+
+
+# Filling.
+
+STATES = {
+    "terminal": ("SELECT count(*) FROM tasks WHERE status = 'succeeded' AND NOT owed", 1203),
+    "queued": ("SELECT count(*) FROM tasks WHERE status = 'queued' AND type = 'bench.task' AND "
+               "requirements NOT LIKE '%foreign%' AND next_eligible_at IS NULL", 1203),
+    "foreign": ("SELECT count(*) FROM tasks WHERE status = 'queued' AND requirements LIKE '%bench.foreign%'", 1203),
+    "lanes": ("SELECT count(*) FROM tasks WHERE status = 'queued' AND type LIKE 'bench.lane.%'", 1203),
+    "delayed": ("SELECT count(*) FROM tasks WHERE status = 'queued' AND next_eligible_at > created_at + 86000", 1203),
+}
+
+
+def test_a_fill_makes_exactly_so_many_tasks_in_each_state_and_measures_nothing(fresh: Gate) -> None:
+    states = [part for state in STATES for part in ("--fill-state", state)]
+
+    done = bench(fresh.url, "--fill", "1203", *states)
+
+    assert (done.returncode, done.stdout) == (0, "")
+    assert {state: fresh.rows(query)[0][0] for state, (query, _) in STATES.items()} == {
+        state: wanted for state, (_, wanted) in STATES.items()}
+    assert fresh.rows("SELECT count(*) FROM tasks") == [(5 * 1203,)]
+    assert fresh.rows("SELECT count(DISTINCT type) FROM tasks WHERE type LIKE 'bench.lane.%'") == [(1000,)]
+
+
+def test_a_full_gate_is_measured_when_a_mode_is_named(fresh: Gate) -> None:
+    rows = measure(fresh, "--fill", "30", "--fill-state", "foreign", "--mode", "cycle", "--clients", "2", *SHORT)
+
+    done = counts(rows)["cycle", "complete"]
+    assert fresh.tasks() == {("bench.task", "queued"): 30, ("bench.task", "succeeded"): done}
+
+
+def test_many_tenants_need_a_credential_that_may_name_them(gate: Gate) -> None:
+    before = gate.tasks()
+
+    done = bench(gate.url, "--fill", "10", "--fill-state", "tenants")
+
+    assert done.returncode == 3
+    assert "tenant_mismatch" in done.stderr
+    assert gate.tasks() == before
+
+
+# What goes on beside.
+
+
+def test_waiting_claims_stay_open_beside_a_measurement(gate: Gate) -> None:
+    rows = measure(gate, "--idle", "150", "--mode", "claim-empty", "--clients", "2", *SHORT)
+
+    assert counts(rows)["claim-empty", "claim"] > 0
+
+
+def test_more_waiting_claims_than_the_gate_lets_wait_are_an_error(tmp_path: Path) -> None:
+    with serving(tmp_path, "max_waiting_claims=5") as narrow:
+        fits, not_so = (bench(narrow.url, "--idle", number, "--mode", "claim-empty", "--clients", "1", *SHORT)
+                        for number in ("5", "6"))
+
+    assert fits.returncode == 0, fits.stderr
+    assert not_so.returncode == 6
+    assert "a waiting claim ended" in not_so.stderr
+
+
+@pytest.mark.parametrize(("number", "kind"), [("3", "create"), ("450", "create"), ("3", "claim")])
+def test_a_rival_is_there_for_half_of_the_measurements(gate: Gate, number: str, kind: str) -> None:
+    rivals = "SELECT count(*) FROM tasks WHERE type = 'bench.rival' AND owner_id = 'bench.rival'"
+    [(before,)] = gate.rows(rivals)
+
+    done = bench(gate.url, "--rival", number, "--rival-kind", kind, "--mode", "create", "--clients", "1", "--json",
+                 *SHORT)
+
+    assert [row["rival"] for row in rows_of(done)] == [0, int(number)]
+    [(after,)] = gate.rows(rivals)
+    assert (after > before) == (kind == "create")
+
+
+def test_the_table_tells_how_much_slower_a_rival_makes_it(gate: Gate) -> None:
+    done = bench(gate.url, "--rival", "2", "--mode", "create", "--clients", "1", *SHORT)
+
+    assert re.search(r"^create, 1 client, create: p50 [\d.]+ ×, p99 [\d.]+ × beside 2$", done.stdout, re.M)
+
+
+def test_a_rival_that_is_refused_ends_the_benchmark(gate: Gate) -> None:
+    done = bench(gate.url, "--rival", "2", "--rival-token", "wrong", "--mode", "create", "--clients", "1", *SHORT)
 
     assert done.returncode == 1
-    assert "401" in done.stderr
-    assert "unauthenticated" in done.stderr
+    assert "the rival ended: unauthenticated (401)" in done.stderr
+
+
+# By itself.
+
+
+def by_itself(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    asked = [sys.executable, "-c", SERVE, "bench", "--self", *arguments]
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    return subprocess.Popen(asked, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_by_itself_it_prints_the_table_for_each_database(tmp_path: Path) -> None:
+    with by_itself(tmp_path, "--database", "memory://", "--mode", "cycle", "--mode", "long-poll", "--mode", "batch",
+                   "--clients", "1,2", *SHORT) as process:
+        told, wrong = process.communicate(timeout=60)
+
+    assert process.returncode == 0, wrong
+    lines = told.splitlines()
+    assert lines[0] == ("| mode | clients | SQLite: of the echo's rate | p50 ms | p99 ms "
+                        "| memory: of the echo's rate | p50 ms | p99 ms |")
+    assert [line.split(" | ")[:2] for line in lines[2:8]] == [
+        [f"| {mode}", clients] for mode in ("cycle", "batch", "long-poll") for clients in ("1", "2")]
+    assert re.search(r"^\| cycle \| 1 \| \d\.\d\d \| [\d.]+ \| [\d.]+ \| \d\.\d\d \| [\d.]+ \| [\d.]+ \|$", told, re.M)
+    assert re.search(r"^AsyncGate \S+, Python .* cores; one round of 0\.2 s", told, re.M)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_by_itself_it_tells_what_waiting_claims_cost_the_server(tmp_path: Path) -> None:
+    with by_itself(tmp_path, "--idle", "50", "--mode", "claim-empty", "--clients", "1", "--json", *SHORT) as process:
+        whole = json.loads(process.communicate(timeout=60)[0])
+
+    assert set(whole) == {"method", "idle", "rows"}
+    [rest] = whole["idle"]
+    assert (rest["database"], rest["claims"]) == ("SQLite", 50)
+    if sys.platform == "linux":
+        assert rest["core_percent"] >= 0
+        assert -1000 < rest["resident_kib_each"] < 10_000
+
+
+def test_a_database_that_cannot_be_served_is_one_clear_line(tmp_path: Path) -> None:
+    with by_itself(tmp_path, "--database", "postgresql://u:hidden@127.0.0.1:9/none", *SHORT) as process:
+        told, wrong = process.communicate(timeout=60)
+
+    assert (process.returncode, told) == (1, "")
+    assert re.fullmatch(r"Error: the server on postgresql://u:\*+@127\.0\.0\.1:9/none did not start: .+\n", wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
+def wait_for(look: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (seen := look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return seen
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_neither_servers_nor_files(tmp_path: Path, sign: signal.Signals) -> None:
+    with by_itself(tmp_path, "--seconds", "60") as process:
+        log = wait_for(lambda: next(tmp_path.glob("*/server-0.log"), None))
+        port = wait_for(lambda: re.search(r"serves http://\S+:(\d+)\n", log.read_text()))[1]
+        process.send_signal(sign)
+        process.communicate(timeout=60)
+
+    assert process.returncode not in (0, None)
+    assert list(tmp_path.iterdir()) == []
+    gone = bench(f"http://127.0.0.1:{port}", "--mode", "create", *SHORT)
+    assert gone.returncode == 7
+
+
+# What goes wrong.
+
+
+def test_a_wrong_token_is_refused_and_told_what_to_do(gate: Gate) -> None:
+    done = bench(gate.url, "--mode", "create", token="wrong")
+
+    assert done.returncode == 3
+    assert "unauthenticated (401)" in done.stderr
+    assert "--token" in done.stderr
 
 
 def test_no_gate_is_one_clear_line() -> None:
     done = bench("http://127.0.0.1:9", "--mode", "create")
 
-    assert done.returncode == 1
-    assert "http://127.0.0.1:9" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.returncode == 7
+    assert done.stderr == "Error: no gate answers at http://127.0.0.1:9; start one with `asyncgate bench-server`\n"
 
 
-@pytest.mark.parametrize("clients", ["none", "0", "1,"])
-def test_clients_that_are_no_numbers_are_refused(url: str, clients: str) -> None:
-    assert bench(url, "--clients", clients).returncode == 2
+def test_a_gate_without_an_echo_is_told_apart(start: Callable[..., Any]) -> None:
+    done = bench(start().url, "--echo", token="a-token-for-tests")
+
+    assert done.returncode == 4
+    assert "`asyncgate bench-server`" in done.stderr
+
+
+def test_a_gate_that_ends_in_the_middle_is_one_clear_line(tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    asked = [sys.executable, "-c", SERVE, "bench", "--url", gate.url, "--token", "secret", "--mode", "create",
+             "--clients", "2", "--seconds", "60", "--warm-up", "0"]
+    with subprocess.Popen(asked, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: gate.tasks() if gate.file.exists() else None)
+        gate.process.kill()
+        gate.process.communicate()
+        wrong = process.communicate(timeout=60)[1]
+
+    assert (process.returncode, wrong) == (1, "Error: the gate closed the connection\n")
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--clients", "none"], "none is not a list of numbers"), (["--clients", "0"], "at least one client"),
+    (["--clients", "1,"], "not a list of numbers"), (["--mode", "fly"], "'fly' is not one of"),
+    (["--seconds", "1", "--count", "2"], "exclude each other"), (["--fill-state", "lanes"], "needs --fill"),
+    (["--database", "sqlite:///x.db"], "--database needs --self"), (["--self"], "leave --url and --token away"),
+    (["--rival-token", "x"], "need --rival"), (["--rival", "2001", "--rival-kind", "claim"], "at most 2000 claims"),
+    (["--url", "ftp://gate"], "a gate's URL is like"), (["--token", "two words"], "printable ASCII")])
+def test_what_cannot_be_meant_is_refused(arguments: list[str], said: str) -> None:
+    done = bench("http://127.0.0.1:9", *arguments)
+
+    assert done.returncode == 2
+    assert said in " ".join(done.stderr.split())

@@ -1,0 +1,160 @@
+"""What goes on beside a measurement of `asyncgate bench`: claims that wait, and a rival that keeps the gate busy.
+
+The rival is a process of its own, so that it slows the gate and not the clocks of those who are measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterable
+from functools import partial
+from typing import IO, cast
+
+import click
+
+from asyncgate.clients.bench_load import LARGEST, TASK, WAIT_SECONDS, Client, claim, create, encoded
+from asyncgate.clients.bench_wire import Failed, Gate, Wire, run
+from asyncgate.clients.dev import start, stop
+from asyncgate.clients.echo import lifeline
+
+NEVER = "bench.never"           # the type that waiting claims wait for
+RIVAL = "bench.rival"
+AT_ONCE = 100                   # connections opened together
+CONNECTIONS = 200               # of a rival; beyond that its creations go by the batch
+RIVALRIES = ("create", "claim")
+SETTLE_SECONDS = 0.3
+
+
+def allow_files(number: int) -> None:
+    """Raise this process's limit of open files, and that of those it starts, as far as that goes."""
+    with contextlib.suppress(ImportError):
+        import resource
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = number + 256
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(most, soft), hard))
+
+
+class Waiters:
+    """Claims that wait for work which never comes; each is renewed when it ends."""
+
+    def __init__(self) -> None:
+        self.wires: list[Wire] = []
+        self.wrong: Exception | None = None
+
+    async def open(self, gate: Gate, number: int) -> None:
+        """Let so many claims wait; their ends are spread over time, as they are where claims came one by one."""
+        for at in range(0, number, AT_ONCE):
+            fresh = await asyncio.gather(*(gate.connect() for _ in range(min(AT_ONCE, number - at))))
+            self.wires += fresh
+            for place, wire in enumerate(fresh, at):
+                again = claim(gate, place, NEVER, 1, WAIT_SECONDS)
+                wire.taken, wire.failed = partial(self.renew, wire, again), self.fail
+                wire.send(claim(gate, place, NEVER, 1, 1 + (WAIT_SECONDS - 1) * (place + 1) / number))
+
+    def renew(self, wire: Wire, request: bytes, answer: bytes) -> None:
+        """Wait again."""
+        wire.send(request)
+
+    def fail(self, wrong: Exception) -> None:
+        """Keep the first thing that went wrong."""
+        self.wrong = self.wrong or wrong
+
+    def check(self) -> None:
+        """See that all of them still wait."""
+        if self.wrong is not None:
+            raise Failed(f"a waiting claim ended: {self.wrong}", getattr(self.wrong, "status", 0))
+
+    def close(self) -> None:
+        """Let all of them go."""
+        for wire in self.wires:
+            wire.close()
+
+
+@contextlib.asynccontextmanager
+async def waiting(gates: Iterable[Gate], number: int) -> AsyncIterator[None]:
+    """Let so many claims wait at each gate meanwhile."""
+    waiters = Waiters()
+    try:
+        for gate in gates if number else ():
+            await waiters.open(gate, number)
+        if number:
+            await asyncio.sleep(SETTLE_SECONDS)
+        waiters.check()
+        yield
+        waiters.check()
+    finally:
+        waiters.close()
+
+
+@contextlib.asynccontextmanager
+async def rival(gate: Gate, *, token: str, kind: str, number: int) -> AsyncIterator[None]:
+    """Let another principal keep so many creations or claims under way meanwhile."""
+    child = start("asyncgate.clients.bench_beside", kind, str(number), url=gate.url, token=token or gate.token,
+                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        await hears(child, "ready")
+        yield
+        if child.poll() is not None:
+            await hears(child, "")
+    finally:
+        stop(child)
+        cast(IO[str], child.stdout).close()
+    async with gate.connected(1) as [wire]:     # what the rival has left under way is done before this is answered
+        await wire.ask(Client(gate, 0).nothing)
+
+
+async def hears(child: subprocess.Popen[str], wanted: str) -> None:
+    """Read a line of the rival's, and raise it if it is not the one that was wanted."""
+    line = await asyncio.to_thread(cast(IO[str], child.stdout).readline)
+    if line.strip() != wanted or not wanted:
+        raise Failed(f"the rival ended: {line.strip() or 'it was stopped'}")
+
+
+async def keep_busy(gate: Gate, kind: str, number: int) -> None:
+    """Keep so many creations or claims under way until this process is stopped."""
+    each = math.ceil(number / CONNECTIONS) if kind == "create" else 1
+    task = {**TASK, "type": RIVAL, "principal_id": RIVAL}
+    one = create(gate, task) if kind == "create" else claim(gate, 0, RIVAL + ".nothing", 1)
+    request = one if each == 1 else gate.post(b"/v1/tasks/batch", encoded({"tasks": [task] * min(each, LARGEST)}))
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def fail(wrong: Exception) -> None:
+        if not ended.done():
+            ended.set_exception(wrong)
+
+    async with gate.connected(math.ceil(number / each)) as wires:
+        for wire in wires:
+            wire.taken, wire.failed = partial(send_again, wire, request), fail
+            wire.send(request)
+        click.echo("ready")
+        await ended
+
+
+def send_again(wire: Wire, request: bytes, answer: bytes) -> None:
+    """Send the same request again."""
+    wire.send(request)
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(RIVALRIES))
+@click.argument("number", type=click.IntRange(min=1))
+def main(kind: str, number: int) -> None:
+    """Keep a gate busy until standard input closes."""
+    lifeline()
+    allow_files(number)
+    gate = Gate(os.environ["ASYNCGATE_URL"], os.environ.get("ASYNCGATE_API_KEY", ""))
+    try:
+        run(keep_busy(gate, kind, number))
+    except Failed as wrong:
+        sys.exit(str(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""A connection to a gate for `asyncgate bench`: raw HTTP over asyncio, with nothing between the bytes and the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import re
+import ssl
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar, cast
+from urllib.parse import urlsplit
+
+import msgspec
+
+T = TypeVar("T")
+CONNECT_SECONDS = 10.0
+
+
+class Failed(Exception):
+    """An answer that no benchmark should see; the text is one line, the status is HTTP's."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class NoGate(Failed):
+    """Nobody answers at the URL."""
+
+
+HINTS = {401: "; give --token or set ASYNCGATE_API_KEY",
+         404: "; the modes echo and --self need `asyncgate bench-server`, all others a gate of this release"}
+
+
+def refusal(status: bytes, body: bytes) -> Failed:
+    """Put an answer that is none into one line."""
+    number = int(status) if status.isdigit() else 0
+    try:
+        said = msgspec.json.decode(body)
+        text = f"{said['error']} ({number}): {said['message']}"
+    except (ValueError, KeyError, TypeError):
+        text = f"the answer has the status {number}: {body[:200].decode(errors='replace')!r}"
+    return Failed(text + HINTS.get(number, ""), number)
+
+
+class Wire(asyncio.Protocol):
+    """One connection: a request, its answer, and the next; whoever uses it sets what becomes of an answer."""
+
+    def __init__(self) -> None:
+        self.held = b""
+        self.taken: Callable[[bytes], None] | None = None
+        self.failed: Callable[[Exception], None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the way to the server."""
+        self.transport = cast(asyncio.WriteTransport, transport)     # uvloop's are no subclass
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell whoever waits that nothing will come."""
+        if self.failed is not None:
+            self.failed(Failed("the gate closed the connection"))
+
+    def data_received(self, data: bytes) -> None:
+        """Gather an answer; the gate always says how long its body is."""
+        if self.held:
+            data = self.held + data
+        end = data.find(b"\r\n\r\n")
+        last = end + 4 + length(data, end) if end >= 0 else 0
+        if end < 0 or len(data) < last:
+            self.held = data
+            return
+        self.held = data[last:]
+        if data[9:12] == b"200" and self.taken is not None:
+            self.taken(data[end + 4:last])
+        elif self.failed is not None:
+            self.failed(refusal(data[9:12], data[end + 4:last]))
+
+    def send(self, request: bytes) -> None:
+        """Send one request; `taken` gets the body of its answer, or `failed` what went wrong."""
+        if self.transport.is_closing():
+            return self.connection_lost(None)
+        self.transport.write(request)
+
+    def ask(self, request: bytes) -> asyncio.Future[bytes]:
+        """Send one request and return the body of its answer as a future."""
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        def taken(body: bytes) -> None:
+            if not answer.done():
+                answer.set_result(body)
+
+        def failed(wrong: Exception) -> None:
+            if not answer.done():
+                answer.set_exception(wrong)
+
+        self.taken, self.failed = taken, failed
+        self.send(request)
+        return answer
+
+    def close(self) -> None:
+        """Let go; what was asked is not waited for."""
+        self.taken = self.failed = None
+        self.transport.abort()
+
+
+def length(data: bytes, end: int) -> int:
+    """Return how long the body behind this head is."""
+    at = data.find(b"content-length:", 0, end)
+    if at < 0:
+        at = data[:end].lower().find(b"content-length:")
+    return int(data[at + 15:data.index(b"\r\n", at)]) if at >= 0 else 0
+
+
+class Gate:
+    """A gate under load: where it is, how requests to it begin, and what was made ready on it."""
+
+    def __init__(self, url: str, token: str = "", name: str = "") -> None:
+        where = urlsplit(url)
+        if where.scheme not in ("http", "https") or not where.hostname:
+            raise ValueError(f"a gate's URL is like http://127.0.0.1:8080, not {url!r}")
+        if not re.fullmatch(r"[!-~]*", token):
+            raise ValueError("a token is made of printable ASCII characters without blanks")
+        self.url, self.token, self.name, self.host = url, token, name, where.hostname
+        self.tls = ssl.create_default_context() if where.scheme == "https" else None
+        self.port = where.port or (443 if self.tls else 80)
+        credential = f"authorization: Bearer {token}\r\n" if token else ""
+        self.prefix = where.path.rstrip("/").encode()
+        self.head = f" HTTP/1.1\r\nhost: {where.netloc.rpartition('@')[2]}\r\n{credential}".encode()
+        self.posts = self.head + b"content-type: application/json\r\n"
+        self.stocked = 0
+
+    def post(self, path: bytes, body: bytes, more: bytes = b"") -> bytes:
+        """Return the bytes of a request with a body."""
+        size = b"content-length: %d\r\n\r\n" % len(body)
+        return b"".join((b"POST ", self.prefix, path, self.posts, more, size, body))
+
+    def get(self, path: bytes) -> bytes:
+        """Return the bytes of a request without one."""
+        return b"".join((b"GET ", self.prefix, path, self.head, b"\r\n"))
+
+    async def connect(self) -> Wire:
+        """Open one connection."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                return (await loop.create_connection(Wire, self.host, self.port, ssl=self.tls))[1]
+        except OSError as error:
+            if error.errno == errno.EMFILE:
+                raise Failed("too many open files: raise the limit (ulimit -n), or ask for fewer connections") from None
+            raise NoGate(f"no gate answers at {self.url}; start one with `asyncgate bench-server`") from None
+
+    @contextlib.asynccontextmanager
+    async def connected(self, number: int) -> AsyncIterator[list[Wire]]:
+        """Open so many connections, and close them in the end."""
+        wires: list[Wire] = []
+        try:
+            for _ in range(number):
+                wires.append(await self.connect())
+            yield wires
+        finally:
+            for wire in wires:
+                wire.close()
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run on the fastest loop there is: the load must not be what is measured."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    return uvloop.run(work)
