@@ -1784,7 +1784,8 @@ class Batches:
     async def join(self, tenant_id: str, job: Job) -> Any:
         """Put a job into the tenant's next batch and wait until it is durable."""
         if tenant_id != self.last:
-            self.last, self.mixed_until = tenant_id, time.monotonic() + self.MIXED_SECONDS
+            self.mixed_until = time.monotonic() + self.MIXED_SECONDS if self.last else 0.0
+            self.last = tenant_id
         self.waiting.setdefault(tenant_id, []).append(job)
         self._call()
         return await job.answer

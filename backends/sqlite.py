@@ -116,6 +116,7 @@ FORGET = "DELETE FROM schedules WHERE tenant_id = ? AND schedule_id = ?"
 SCHEDULED = f"SELECT {listed(Schedule)} FROM schedules WHERE tenant_id = ? AND schedule_id = ?"
 PRESENT = f"SELECT {listed(Presence)} FROM presences WHERE tenant_id = ? AND kind = ? AND id = ?"
 ONCE = "OR REPLACE"
+WALL = "UPDATE wall SET tenant_id = ?"
 TENANT = "INSERT INTO tenants (tenant_id, since) VALUES (?, ?) ON CONFLICT DO NOTHING"
 ADD_RECEIPT = insert("receipts", [*fields(Receipt), "parent_id"]) + (
     " ON CONFLICT (tenant_id, task_id, receipt_key) DO NOTHING")
@@ -216,7 +217,6 @@ class Sqlite:
         """Migrate, start the writer, open the readers."""
         try:
             self.db = connect(self.path)
-            self.db.create_function("current_tenant", 0, lambda: self.tenant_id)
             self.db.executescript(PRAGMAS)
             migrate_file(self.db)
             self._learn()
@@ -326,7 +326,9 @@ class Sqlite:
         return [(flight.landed, None, refused.get(at)) for at, flight in enumerate(flights)]
 
     def _carry_out(self, flight: Flight) -> Work:
-        self.tenant_id = flight.tenant_id
+        if flight.tenant_id != self.tenant_id:
+            self.db.execute(WALL, (flight.tenant_id,))
+            self.tenant_id = flight.tenant_id
         self.db.execute("SAVEPOINT batch")
         try:
             work = Work(flight.tenant_id, self.now(), self.ids, self.lanes[flight.tenant_id].known)
@@ -340,6 +342,7 @@ class Sqlite:
         return work
 
     def _roll_back(self) -> None:
+        self.tenant_id = None
         with contextlib.suppress(sqlite3.Error):
             self.db.execute("ROLLBACK")
 
