@@ -1,0 +1,59 @@
+"""On SQLite, too, a statement that lacks its tenant aborts instead of reaching a neighbour."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncgate import Engine
+from asyncgate.backends import sqlite as backend
+from asyncgate.backends.sqlite import open_backend
+from asyncgate.conformance.harness import Gate
+
+pytestmark = pytest.mark.anyio
+OURS, THEIRS = "00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002"
+REACHING_OUT = ["UPDATE tasks SET priority = 9", "DELETE FROM leases", "UPDATE tasks SET tenant_id = 'another'",
+                "INSERT INTO edges (tenant_id, child_id, parent_id) VALUES ('another', 'a', 'b')"]
+
+
+@pytest.fixture
+async def path(tmp_path: Path) -> Path:
+    """A file with tasks and leases of two tenants; ours has written last."""
+    opened = await open_backend(f"sqlite:///{tmp_path / 'gate.db'}")
+    for tenant in (THEIRS, OURS):
+        await Gate(Engine(opened), tenant).leased()
+    await opened.close()
+    return tmp_path / "gate.db"
+
+
+@pytest.mark.parametrize("statement", REACHING_OUT)
+async def test_a_statement_that_reaches_a_neighbour_aborts(path: Path, statement: str) -> None:
+    with closing(sqlite3.connect(path)) as db, pytest.raises(sqlite3.IntegrityError, match="another tenant's row"):
+        db.execute(statement)
+
+
+async def test_each_batch_says_whose_it_is_before_it_writes(path: Path) -> None:
+    opened = await open_backend(f"sqlite:///{path}")
+    for tenant in (THEIRS, OURS, THEIRS):
+        await Gate(Engine(opened), tenant).create()
+        assert opened.db.execute("SELECT tenant_id FROM wall").fetchall() == [(tenant,)]
+    await opened.close()
+
+
+async def test_a_file_of_the_release_before_is_brought_up_to_date_with_all_that_is_in_it(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "gate.db", isolation_level=None)) as db:
+        db.create_function("current_tenant", 0, lambda: OURS)       # what that release asked
+        db.executescript((backend.SCHEMA / "0001_initial.sql").read_text())
+        db.execute("INSERT INTO meta VALUES ('schema_version', '1')")
+        db.execute("INSERT INTO lanes VALUES (?, 1, 'demo', '[]')", (OURS,))
+
+    opened: Any = await open_backend(f"sqlite:///{tmp_path / 'gate.db'}")
+    await Gate(Engine(opened), OURS).finished()
+    lanes = opened.db.execute("SELECT count(*) FROM lanes").fetchone()[0]
+    await opened.close()
+
+    assert lanes == 2
