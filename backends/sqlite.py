@@ -304,41 +304,40 @@ class Sqlite:
             self.loop.call_soon_threadsafe(settle)
 
     def _commit(self, flights: list[Flight]) -> list[tuple[asyncio.Future[Any], Any, BaseException | None]]:
-        """Carry out batches in one transaction; a refused one is taken back alone."""
-        refused: dict[int, BaseException] = {}
-        learned: list[Work] = []
+        """Carry out batches in one transaction; if one is refused, each in a transaction of its own.
+
+        No savepoint keeps them apart: under one, SQLite writes the pages that each statement touches to a temporary
+        file, which took longer than everything else.
+        """
         try:
             self.db.execute("BEGIN IMMEDIATE")
-            for at, flight in enumerate(flights):
-                try:
-                    learned.append(self._carry_out(flight))
-                except Refused as no:
-                    refused[at] = no
+            done = [self._carry_out(flight) for flight in flights]
             self._still_there()
             self.db.execute("COMMIT")
+        except (sqlite3.IntegrityError, sqlite3.DataError, OverflowError) as error:
+            self._roll_back()
+            if len(flights) > 1:
+                return [outcome for flight in flights for outcome in self._commit([flight])]
+            refused = Refused(str(error))
+            refused.__cause__ = error
+            return [(flights[0].landed, None, refused)]
         except BaseException as error:
             self._roll_back()
             return [(flight.landed, None, error) for flight in flights]
-        for work in learned:
+        for work in done:
             self.known.add(work.tenant_id)
             for lane, (type, capabilities) in work.lanes.items():
                 self.lanes[work.tenant_id].learn(lane, type, capabilities)
-        return [(flight.landed, None, refused.get(at)) for at, flight in enumerate(flights)]
+        return [(flight.landed, None, None) for flight in flights]
 
     def _carry_out(self, flight: Flight) -> Work:
         if flight.tenant_id != self.tenant_id:
             self.db.execute(WALL, (flight.tenant_id,))
             self.tenant_id = flight.tenant_id
-        self.db.execute("SAVEPOINT batch")
-        try:
-            work = Work(flight.tenant_id, self.now(), self.ids, self.lanes[flight.tenant_id].known)
-            self._load(work, flight.needs)
-            flight.decide(work)
-            self._save(work)
-        except (sqlite3.IntegrityError, sqlite3.DataError, OverflowError) as error:
-            self.db.execute("ROLLBACK TO batch")
-            raise Refused(str(error)) from error
-        self.db.execute("RELEASE batch")
+        work = Work(flight.tenant_id, self.now(), self.ids, self.lanes[flight.tenant_id].known)
+        self._load(work, flight.needs)
+        flight.decide(work)
+        self._save(work)
         return work
 
     def _roll_back(self) -> None:
