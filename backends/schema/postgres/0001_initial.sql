@@ -246,7 +246,7 @@ DECLARE
     name text;
     specimen text;
 BEGIN
-    FOREACH name IN ARRAY ARRAY['tasks', 'states', 'receipts', 'edges'] LOOP
+    FOREACH name IN ARRAY ARRAY['tasks', 'states', 'receipts', 'edges', 'obligations'] LOOP
         SELECT string_agg(CASE WHEN attname = 'status' THEN '''leased'''
                                WHEN atttypid = 'uuid'::regtype THEN 'md5((n % 2)::text)::uuid'
                                WHEN atttypid = 'boolean'::regtype THEN 'n % 2 = 0'
