@@ -17,8 +17,8 @@ import logging
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
 from msgspec import Struct
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("asyncgate.postgres")
 Row = tuple[Task, Lease | None, Progress | None]
+T = TypeVar("T")
 
 ATTEMPTS = 8                # at a batch that lost a race, before it is given up
 CONNECT_SECONDS = 5.0
@@ -338,20 +339,19 @@ class Postgres:
         if needs.receipts:
             receipts += await db.fetch(sql.FAMILY, tenant_id, list(needs.receipts))
         if needs.endings:
-            receipts += await db.fetch(sql.ENDINGS, tenant_id, *columns(needs.endings, 2))
+            receipts += await db.fetch(sql.ENDINGS, tenant_id, *sql.columns(needs.endings, 2))
         for row in receipts:
             work.give(sql.receipt_row(tuple(row)))
         if needs.schedules:
             for row in await db.fetch(sql.SCHEDULES, tenant_id, list(needs.schedules)):
                 work.schedules[row[0]] = Schedule(*row)
         if needs.presences:
-            for row in await db.fetch(sql.PRESENCES, tenant_id, *columns(needs.presences, 2)):
+            for row in await db.fetch(sql.PRESENCES, tenant_id, *sql.columns(needs.presences, 2)):
                 work.presences[row[0], row[1]] = Presence(*row)
 
     async def _save(self, db: asyncpg.Connection, work: Work) -> str | None:
         """Save what a batch has changed; return the number of the transaction, None if there was nothing."""
-        lanes = [(lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in work.lanes.items()]
-        changes = sql.changes(work, lanes)
+        changes = sql.changes(work)
         tables = tuple(table for table, rows in changes.items() if rows)
         if not tables:
             return None
@@ -365,12 +365,16 @@ class Postgres:
     # Reading.
 
     async def _trip(self, statement: str, *given: Any) -> list[Any]:
-        """Run one statement that needs no transaction; a connection that broke is replaced once."""
+        """Run one statement that needs no transaction."""
+        return await self._reconnecting(lambda: self._fetch(statement, *given))
+
+    async def _reconnecting(self, run: Callable[[], Awaitable[T]]) -> T:
+        """Run something that may be run again; if its connection broke, once more on a new one."""
         try:
-            return await self._fetch(statement, *given)
+            return await run()
         except BROKEN:
             await self.pool.expire_connections()
-            return await self._fetch(statement, *given)
+            return await run()
 
     async def _fetch(self, statement: str, *given: Any) -> list[Any]:
         async with self.pool.acquire(timeout=self.settings.timeout_seconds) as db:
@@ -390,11 +394,7 @@ class Postgres:
     async def _read(self, tenant_id: str, statement: str, *given: Any) -> list[Any]:
         """Read behind the wall of a tenant."""
         with unavailable():
-            try:
-                return await self._read_once(tenant_id, statement, *given)
-            except BROKEN:
-                await self.pool.expire_connections()
-                return await self._read_once(tenant_id, statement, *given)
+            return await self._reconnecting(lambda: self._read_once(tenant_id, statement, *given))
 
     async def _read_once(self, tenant_id: str, statement: str, *given: Any) -> list[Any]:
         async with self._transaction(tenant_id) as db:
@@ -527,12 +527,6 @@ def wanted_of(lanes: Lanes, claims: list[LeaseNext]) -> dict[frozenset[int], int
         for group in lanes.groups([ask]):
             wanted[group] += ask.max_tasks or 1
     return wanted
-
-
-def columns(rows: Iterable[tuple[Any, ...]], width: int) -> Iterable[list[Any]]:
-    """Turn rows into arrays."""
-    rows = list(rows)
-    return [[row[at] for row in rows] for at in range(width)]
 
 
 @contextlib.contextmanager

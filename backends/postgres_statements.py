@@ -7,6 +7,7 @@ size; each MATERIALIZED is a fence: what locks rows must not run twice.
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Callable, Collection, Iterable
@@ -206,9 +207,14 @@ def numbered(template: str) -> tuple[str, tuple[str, ...]]:
     return re.sub(r"(?<!:):([a-z_]+)", place, template), tuple(names)
 
 
-def arrays(names: Iterable[str], rows: Collection[tuple[Any, ...]]) -> dict[str, list[Any]]:
+def columns(rows: Collection[tuple[Any, ...]], width: int) -> list[list[Any]]:
     """Turn rows into one array for each column."""
-    return {name: [row[at] for row in rows] for at, name in enumerate(names)}
+    return [[row[at] for row in rows] for at in range(width)]
+
+
+def arrays(names: Collection[str], rows: Collection[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    """Turn rows into one array for each column, by its name."""
+    return dict(zip(names, columns(rows, len(names)), strict=True))
 
 
 def named(needs: Needs) -> dict[str, Any]:
@@ -301,17 +307,16 @@ def saved(tables: tuple[str, ...], rows: dict[str, list[tuple[Any, ...]]]) -> di
             for name, column in arrays(SAVES[table][0], rows[table]).items()}
 
 
-def changes(work: Work, lanes: Iterable[tuple[int, str, str]]) -> dict[str, list[tuple[Any, ...]]]:
+def changes(work: Work) -> dict[str, list[tuple[Any, ...]]]:
     """Return the rows that a batch has to save, by table."""
-    moved = [task_id for task_id in {**work.moved, **work.progressed} if task_id not in work.added]
-    kept = [task_id for task_id in work.leased if task_id not in work.added and task_id not in work.moved
-            and task_id not in work.progressed]
+    changed = {task_id: None for task_id in (*work.moved, *work.progressed) if task_id not in work.added}
+    kept = [task_id for task_id in work.leased if task_id not in work.added and task_id not in changed]
     receipts = work.written.values()
     return {
-        "lanes": sorted(lanes),
+        "lanes": [(lane, type, json.dumps(sorted(needed))) for lane, (type, needed) in sorted(work.lanes.items())],
         "contracts": [tuple(getattr(task, name) for name in CONTRACT) for task in work.added.values()],
         "states": [state(work, task_id) for task_id in work.added],
-        "moved": [state(work, task_id) for task_id in moved],
+        "moved": [state(work, task_id) for task_id in changed],
         "kept": [state(work, task_id) for task_id in kept],
         "progress": [astuple(progress) for progress in work.progressed.values()],
         "receipts": [(*astuple(receipt)[:len(RECEIPT)], receipt.parents[0] if receipt.parents else None)

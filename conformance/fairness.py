@@ -11,19 +11,13 @@ import time
 from typing import Any
 
 import click
-import msgspec
 
-from asyncgate import OPERATIONS, SCOPES, Caller, Engine, Principal
+from asyncgate import SCOPES, Caller, Engine, Principal
 from asyncgate.backends import open_backend
-from asyncgate.conformance.growth import said
+from asyncgate.conformance.growth import do, done, said
 
 LONE, GREEDY = (Caller(f"00000000-0000-4000-8000-00000000000{n}", Principal("agent", "fair"), "admin", SCOPES,
                        bound=False) for n in (1, 2))
-
-
-async def do(engine: Engine, caller: Caller, name: str, **asked: Any) -> Any:
-    """Perform one operation of a tenant."""
-    return await engine.perform(OPERATIONS[name], caller, OPERATIONS[name].decode(msgspec.json.encode(asked)))
 
 
 async def single(engine: Engine, rounds: int) -> list[float]:
@@ -32,15 +26,14 @@ async def single(engine: Engine, rounds: int) -> list[float]:
 
     async def timed(name: str, **asked: Any) -> Any:
         begun = time.perf_counter()
-        reply = await do(engine, LONE, name, **asked)
+        reply = await do(engine, name, LONE, **asked)
         took.append((time.perf_counter() - begun) * 1000)
         return reply
 
     for _ in range(rounds):
         await timed("create_task", type="demo")
         [offer] = (await timed("lease_next", worker_id="w1")).tasks
-        under = {"task_id": offer.task_id, "lease_id": offer.lease_id, "artifacts": [{"type": "none"}]}
-        await timed("complete", worker_id="w1", **under)
+        await timed("complete", worker_id="w1", **done(offer))
     return took
 
 
@@ -48,7 +41,7 @@ async def flood(engine: Engine, waiting: int) -> None:
     """Keep so many creations waiting, until cancelled."""
     async def greedy() -> None:
         while True:
-            await do(engine, GREEDY, "create_task", type="flood")
+            await do(engine, "create_task", GREEDY, type="flood")
     await asyncio.gather(*(greedy() for _ in range(waiting)))
 
 

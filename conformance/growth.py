@@ -21,10 +21,15 @@ CALLER = Caller("00000000-0000-0000-0000-000000000000", Principal("agent", "grow
 PIECE = 500
 
 
-async def do(engine: Engine, name: str, **asked: Any) -> Any:
+async def do(engine: Engine, name: str, caller: Caller = CALLER, **asked: Any) -> Any:
     """Perform one operation."""
     ask = OPERATIONS[name].decode(msgspec.json.encode(asked))
-    return await engine.perform(OPERATIONS[name], CALLER, ask)
+    return await engine.perform(OPERATIONS[name], caller, ask)
+
+
+def done(offer: Any) -> dict[str, Any]:
+    """Return what a worker says to complete the task that it was offered."""
+    return {"task_id": offer.task_id, "lease_id": offer.lease_id, "artifacts": [{"type": "none"}]}
 
 
 async def claims(engine: Engine, rounds: int) -> list[float]:
@@ -36,8 +41,7 @@ async def claims(engine: Engine, rounds: int) -> list[float]:
         offers = await do(engine, "lease_next", worker_id="w1")
         took.append((time.perf_counter() - begun) * 1000)
         [offer] = offers.tasks
-        done = {"task_id": offer.task_id, "lease_id": offer.lease_id, "artifacts": [{"type": "none"}]}
-        await do(engine, "complete", worker_id="w1", **done)
+        await do(engine, "complete", worker_id="w1", **done(offer))
     return took
 
 

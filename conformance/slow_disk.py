@@ -16,7 +16,7 @@ import click
 
 from asyncgate import Engine, Settings
 from asyncgate.backends import open_backend
-from asyncgate.conformance.growth import do
+from asyncgate.conformance.growth import do, done
 
 
 class SlowToCommit:
@@ -37,14 +37,13 @@ class SlowToCommit:
 
 async def cycles(engine: Engine, worker: str, until: float) -> int:
     """Create, claim and complete one task after another; return how many."""
-    done = 0
+    count = 0
     while time.monotonic() < until:
         await do(engine, "create_task", type=worker)
         [offer] = (await do(engine, "lease_next", worker_id=worker, accept_types=[worker])).tasks
-        under = {"task_id": offer.task_id, "lease_id": offer.lease_id, "artifacts": [{"type": "none"}]}
-        await do(engine, "complete", worker_id=worker, **under)
-        done += 1
-    return done
+        await do(engine, "complete", worker_id=worker, **done(offer))
+        count += 1
+    return count
 
 
 async def rate(pause: float, clients: int, seconds: float, together: bool) -> float:
@@ -57,11 +56,11 @@ async def rate(pause: float, clients: int, seconds: float, together: bool) -> fl
         engine = Engine(backend, Settings(batch_size=256 if together else 1))
         until = time.monotonic() + seconds
         try:
-            done = await asyncio.gather(*(cycles(engine, f"w{number}", until) for number in range(clients)))
+            counts = await asyncio.gather(*(cycles(engine, f"w{number}", until) for number in range(clients)))
             await engine.batches.landed()
         finally:
             await backend.close()
-    return sum(done) / seconds
+    return sum(counts) / seconds
 
 
 @click.command()

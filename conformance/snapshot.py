@@ -16,7 +16,7 @@ import click
 
 from asyncgate import Engine
 from asyncgate.backends import open_backend
-from asyncgate.conformance.growth import do, said
+from asyncgate.conformance.growth import do, done, said
 
 PARTS = 10
 
@@ -41,8 +41,7 @@ async def cycle(engine: Engine, took: list[float]) -> None:
     offers = await do(engine, "lease_next", worker_id="w1")
     took.append((time.perf_counter() - begun) * 1000)
     for offer in offers.tasks:      # another cycle may have been faster
-        done = {"task_id": offer.task_id, "lease_id": offer.lease_id, "artifacts": [{"type": "none"}]}
-        await do(engine, "complete", worker_id="w1", **done)
+        await do(engine, "complete", worker_id="w1", **done(offer))
 
 
 async def steadily(engine: Engine, rate: float, seconds: float) -> list[float]:
