@@ -79,10 +79,20 @@ def listed(kind: type[Struct], prefix: str = "") -> str:
     return ", ".join(f"{prefix}{name}" for name in fields(kind))
 
 
-def insert(table: str, columns: Iterable[str], or_else: str = "") -> str:
-    """Return an INSERT of whole rows."""
+def insert(table: str, columns: Iterable[str], or_else: str = "OR ROLLBACK") -> str:
+    """Return an INSERT of whole rows.
+
+    What refuses a row takes the batch back anyway; were it only the statement, SQLite would note the state of each page
+    that it touches.
+    """
     names = ["tenant_id", *columns]
     return f"INSERT {or_else} INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+
+
+def upsert(table: str, columns: list[str], key: list[str]) -> str:
+    """Return an INSERT that changes the row with the same key; unlike REPLACE it leaves alone what stays the same."""
+    changes = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)
+    return f"{insert(table, columns)} ON CONFLICT (tenant_id, {', '.join(key)}) DO UPDATE SET {changes}"
 
 
 TASK, LEASE, PROGRESS, RECEIPT = (len(fields(kind)) for kind in (Task, Lease, Progress, Receipt))
@@ -104,18 +114,18 @@ PROMOTE = """
         SELECT task_id FROM tasks
         WHERE tenant_id = ?1 AND status = 'queued' AND ready = 0 AND held IS NULL AND next_eligible_at <= ?2
         ORDER BY next_eligible_at LIMIT ?3)"""
-HEADS = """
-    SELECT -priority, task_id FROM tasks
-    WHERE tenant_id = ? AND lane = ? AND status = 'queued' AND ready = 1 ORDER BY priority DESC, task_id
+HEADS = f"""
+    SELECT -t.priority, t.task_id, {listed(Task, 't.')}, {listed(Progress, 'p.')}
+    FROM tasks AS t LEFT JOIN progress AS p USING (tenant_id, task_id)
+    WHERE t.tenant_id = ? AND t.lane = ? AND t.status = 'queued' AND t.ready = 1 ORDER BY t.priority DESC, t.task_id
     LIMIT ? OFFSET ?"""
 MOVE = f"""
-    UPDATE tasks SET {', '.join(f'{name} = ?' for name in MUTABLE)}, ready = ?
+    UPDATE OR ROLLBACK tasks SET {', '.join(f'{name} = ?' for name in MUTABLE)}, ready = ?
     WHERE tenant_id = ? AND task_id = ?"""
 DISCHARGE = "DELETE FROM obligations WHERE tenant_id = ? AND to_kind = ? AND to_id = ? AND receipt_id = ?"
 FORGET = "DELETE FROM schedules WHERE tenant_id = ? AND schedule_id = ?"
 SCHEDULED = f"SELECT {listed(Schedule)} FROM schedules WHERE tenant_id = ? AND schedule_id = ?"
 PRESENT = f"SELECT {listed(Presence)} FROM presences WHERE tenant_id = ? AND kind = ? AND id = ?"
-ONCE = "OR REPLACE"
 WALL = "UPDATE wall SET tenant_id = ?"
 TENANT = "INSERT INTO tenants (tenant_id, since) VALUES (?, ?) ON CONFLICT DO NOTHING"
 ADD_RECEIPT = insert("receipts", [*fields(Receipt), "parent_id"]) + (
@@ -378,20 +388,17 @@ class Sqlite:
         """Load the best claimable tasks: enough for every claim of the batch, whatever the others take."""
         self.db.execute(PROMOTE, (work.tenant_id, work.now, PROMOTED))
         enough = sum(ask.max_tasks or 1 for ask in claims)
-        best = [task_id for group in self.lanes[work.tenant_id].groups(claims)
-                for task_id in self._heads(work.tenant_id, group, enough)]
-        if best:
-            rows = map(named_row, self.db.execute(BY_ID, (work.tenant_id, json.dumps(best))))
-            found = {task.task_id: (task, progress) for task, _, progress in rows}
-            for task_id in best:
-                work.offer(*found[task_id])
+        for group in self.lanes[work.tenant_id].groups(claims):
+            for _, _, *row in self._heads(work.tenant_id, group, enough):
+                progress = row[TASK:]
+                work.offer(Task(*row[:TASK]), Progress(*progress) if progress[0] is not None else None)
 
-    def _heads(self, tenant_id: str, lanes: frozenset[int], enough: int) -> list[str]:
+    def _heads(self, tenant_id: str, lanes: frozenset[int], enough: int) -> Iterator[tuple[Any, ...]]:
         """Merge the queues of some lanes, reading little more of each than is needed."""
-        queues = (self._queue(tenant_id, lane, min(enough, 8)) for lane in lanes)
-        return [task_id for _, task_id in islice(heapq.merge(*queues), enough)]
+        queues = (self._queue(tenant_id, lane, min(enough, 8) if len(lanes) > 1 else enough) for lane in lanes)
+        return islice(heapq.merge(*queues), enough)
 
-    def _queue(self, tenant_id: str, lane: int, size: int) -> Iterator[tuple[int, str]]:
+    def _queue(self, tenant_id: str, lane: int, size: int) -> Iterator[tuple[Any, ...]]:
         """Yield the claimable tasks of one lane in order, in pieces that grow."""
         start = 0
         while rows := self.db.execute(HEADS, (tenant_id, lane, size, start)).fetchall():
@@ -558,14 +565,14 @@ class Sqlite:
 
 
 ADD_TASK = insert("tasks", [*fields(Task), "ready"])
-ADD_LEASE = insert("leases", fields(Lease), ONCE)
-ADD_PROGRESS = insert("progress", fields(Progress), ONCE)
+ADD_LEASE = upsert("leases", fields(Lease), ["task_id"])
+ADD_PROGRESS = upsert("progress", fields(Progress), ["task_id"])
 ADD_EDGE = insert("edges", ["child_id", "parent_id"])
 ADD_OBLIGATION = insert("obligations", fields(Obligation))
 ADD_EVENT = insert("events", fields(Event))
-ADD_SCHEDULE = insert("schedules", fields(Schedule), ONCE)
-ADD_PRESENCE = insert("presences", fields(Presence), ONCE)
-ADD_DELIVERY = insert("deliveries", ["receipt_id", "delivered_at"], ONCE)
+ADD_SCHEDULE = upsert("schedules", fields(Schedule), ["schedule_id"])
+ADD_PRESENCE = upsert("presences", fields(Presence), ["kind", "id"])
+ADD_DELIVERY = upsert("deliveries", ["receipt_id", "delivered_at"], ["receipt_id"])
 
 
 def inodes(path: str) -> dict[str, int]:

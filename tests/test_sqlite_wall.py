@@ -50,10 +50,28 @@ async def test_a_file_of_the_release_before_is_brought_up_to_date_with_all_that_
         db.executescript((backend.SCHEMA / "0001_initial.sql").read_text())
         db.execute("INSERT INTO meta VALUES ('schema_version', '1')")
         db.execute("INSERT INTO lanes VALUES (?, 1, 'demo', '[]')", (OURS,))
+        old = [(OURS, f"0190-{age}", f"key-{age}", "task.assigned", float(age), "agent", "a", "agent", "a", f"t-{age}",
+                None, None, "here", "hash", "{}", None) for age in (3, 1, 2)]
+        db.executemany(f"INSERT INTO receipts VALUES ({', '.join('?' * 16)})", old)
 
     opened: Any = await open_backend(f"sqlite:///{tmp_path / 'gate.db'}")
     await Gate(Engine(opened), OURS).finished()
     lanes = opened.db.execute("SELECT count(*) FROM lanes").fetchone()[0]
+    kept = opened.db.execute("SELECT * FROM receipts WHERE receipt_id LIKE '0190-_'").fetchall()
+    with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+        opened.db.execute("DELETE FROM receipts")
     await opened.close()
 
     assert lanes == 2
+    assert kept == sorted(old)
+
+
+async def test_the_wall_takes_back_the_whole_transaction(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("BEGIN")
+        db.execute("UPDATE tasks SET priority = 9 WHERE tenant_id = ?", (OURS,))
+        with pytest.raises(sqlite3.IntegrityError, match="another tenant's row"):
+            db.execute("UPDATE tasks SET priority = 9 WHERE tenant_id = ?", (THEIRS,))
+
+        assert not db.in_transaction
+        assert db.execute("SELECT max(priority) FROM tasks").fetchone() == (0,)
