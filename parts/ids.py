@@ -6,6 +6,7 @@ import os
 import uuid
 
 STEP = (1 << 46) - 1    # random bits by which ids of one moment lie apart: nobody guesses the next one
+LOW, VARIANT = (1 << 62) - 1, 1 << 63   # of the lower half of a UUID
 
 
 class Ids:
@@ -16,6 +17,7 @@ class Ids:
 
     def __init__(self) -> None:
         self._last = 0
+        self._random, self._used = b"", 0
 
     def after(self, seen: str | None) -> None:
         """Continue behind an id of an earlier process, whatever the clock says now."""
@@ -24,15 +26,28 @@ class Ids:
 
     def new(self, now: float) -> str:
         """Return the next id: 12 bits count the parts of the clock's millisecond (RFC 9562 6.2, 3)."""
-        noise = int.from_bytes(os.urandom(8), "big") >> 2
-        self._last = max(int(now * 4_096_000) << 62 | noise, self._last + (noise & STEP) + 1)
-        high, low = self._last >> 62, self._last & (1 << 62) - 1
-        text = f"{high >> 12:012x}7{high & 0xFFF:03x}{low | 1 << 63:016x}"
-        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+        noise = self._bits(8) >> 2
+        self._last = last = max(int(now * 4_096_000) << 62 | noise, self._last + (noise & STEP) + 1)
+        high = last >> 62
+        return _text((high >> 12) << 16 | 0x7000 | high & 0xFFF, last & LOW | VARIANT)
 
     def lease(self) -> str:
-        """Return a lease id, which nobody can guess."""
-        return str(uuid.uuid4())
+        """Return a lease id, which nobody can guess: a UUIDv4."""
+        bits = self._bits(16)
+        return _text(bits >> 64 & ~0xF000 | 0x4000, bits & LOW | VARIANT)
+
+    def _bits(self, size: int) -> int:
+        """Return so many random bytes as a number; the system is asked for many at a time, each is used once."""
+        if self._used + size > len(self._random):
+            self._random, self._used = os.urandom(4096), 0
+        start, self._used = self._used, self._used + size
+        return int.from_bytes(self._random[start:self._used], "big")
+
+
+def _text(high: int, low: int) -> str:
+    """Write a UUID of two halves."""
+    left, right = f"{high:016x}", f"{low:016x}"
+    return f"{left[:8]}-{left[8:12]}-{left[12:]}-{right[:4]}-{right[4:]}"
 
 
 def _packed(number: int) -> int:
