@@ -764,14 +764,22 @@ class Work:
     @contextlib.contextmanager
     def part(self) -> Iterator[None]:
         """Make what happens inside all or nothing."""
-        mark = len(self._undo)
+        mark = self.mark()
         try:
             yield
         except BaseException:
-            while len(self._undo) > mark:
-                table, key, old = self._undo.pop()
-                table.pop(key, None) if old is UNSET else table.__setitem__(key, old)
+            self.take_back(mark)
             raise
+
+    def mark(self) -> int:
+        """Return where the journal stands."""
+        return len(self._undo)
+
+    def take_back(self, mark: int) -> None:
+        """Undo what was changed since the journal stood there."""
+        while len(self._undo) > mark:
+            table, key, old = self._undo.pop()
+            table.pop(key, None) if old is UNSET else table.__setitem__(key, old)
 
 
 # ENGINE ###############################################################################################################
@@ -1747,13 +1755,12 @@ class Job:
         """Run the operation; if it fails, leave `work` as if it had never been asked."""
         if self.answer.cancelled():
             return  # the client has gone: what nobody waits for is not started
+        mark = work.mark()
         try:
-            with work.part():
-                self.reply, self.error = self.run(work, self.caller, self.ask), None
-        except GateError as no:
-            self.error = no
-        except Exception as bug:  # a bug in one operation must spare the others too
-            self.error = fault(type(self.ask).__name__, bug)
+            self.reply, self.error = self.run(work, self.caller, self.ask), None
+        except Exception as no:     # a bug in one operation must spare the others too
+            work.take_back(mark)
+            self.error = no if isinstance(no, GateError) else fault(type(self.ask).__name__, no)
 
     def settle(self, error: Exception | None = None) -> None:
         """Answer whoever waits, if anybody still does."""
@@ -2165,6 +2172,7 @@ JSON_TYPE = (b"content-type", b"application/json")
 SAFETY = [(b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"default-src 'none'; "
           b"frame-ancestors 'none'"), (b"referrer-policy", b"no-referrer"), (b"cache-control", b"no-store")]
 STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000; includeSubDomains")
+STRICT_LINE = b"%b: %b\r\n" % STRICT_TRANSPORT
 DEPRECATED = [(b"deprecation", b"true"), (b"x-asyncgate-deprecated", b"true"),
               (b"link", b"</v1/obligations/open>; rel=\"successor-version\"")]
 
@@ -2175,6 +2183,7 @@ class Gate:
     def __init__(self, settings: Settings, backend: Backend | None = None) -> None:
         self.settings, self.backend, self.identity = settings, backend, Identity(settings)
         self.headers = [*SAFETY, *([(b"x-asyncgate-insecure", b"true")] if settings.allow_insecure_dev else [])]
+        self.lines = b"".join([b"%b: %b\r\n" % header for header in (JSON_TYPE, *self.headers)])
         self.mcp = Door(self)
         self.endpoints = self._endpoints()      # by path, with {} for the one part that a caller names
         self.app = Starlette(routes=self._routes(), lifespan=self._life, exception_handlers={
@@ -2266,6 +2275,10 @@ class Gate:
     async def send(self, send: Send, scope: Scope, status: int, body: bytes, more: Iterable[tuple[bytes, bytes]] = (),
                    type: tuple[bytes, bytes] = JSON_TYPE) -> None:
         """Send one complete answer with the headers that every answer carries; `more` replaces what it names."""
+        if not more and type is JSON_TYPE and scope["type"] == "http" and (whole := shortcut(scope)) is not None:
+            lines = self.lines + STRICT_LINE if scope["scheme"] == "https" else self.lines
+            if whole.answer(status, lines, body):
+                return
         safety = self.safety(scope, {name for name, _ in more})
         headers = [type, (b"content-length", b"%d" % len(body)), *safety, *more]
         await send({"type": "http.response.start", "status": status, "headers": headers})

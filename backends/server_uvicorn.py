@@ -331,6 +331,45 @@ OVERLOADED = _error(
 TRAILERS = cast("list[tuple[bytes, bytes]]", deque[tuple[bytes, bytes]](maxlen=0))
 
 
+class Whole:
+    """A short way past the messages of ASGI, for a body that has come whole and an answer that is ready.
+
+    The app finds it as `scope["extensions"]["asyncgate.whole"]`.  Each method says when it cannot serve; then the app
+    goes the ordinary way, and nothing has happened.
+    """
+
+    __slots__ = ("cycle",)
+
+    def __init__(self, cycle: Any) -> None:
+        self.cycle = cycle
+
+    def body(self) -> bytes | None:
+        """Take the body of the request, if all of it is here."""
+        cycle = self.cycle
+        if cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        cycle.message_event.clear()
+        return body
+
+    def answer(self, status: int, lines: bytes, body: bytes) -> bool:
+        """Send an answer whose header lines are written already; tell whether it is on its way.
+
+        `lines` must name the body's type and nothing about length or connection: those are added here.
+        """
+        cycle = self.cycle
+        if (cycle.response_started or cycle.disconnected or cycle.flow.write_paused or not cycle.keep_alive
+                or cycle.scope["method"] == "HEAD"):
+            return False
+        always = b"".join([b"%b: %b\r\n" % pair for pair in cycle.default_headers])
+        head = b"%b%b%bcontent-length: %d\r\n\r\n" % (STATUS_LINE[status], always, lines, len(body))
+        cycle.transport.write(head + body)
+        cycle.response_started = cycle.response_complete = True
+        cycle.message_event.set()
+        cycle.on_response()
+        return True
+
+
 async def _overloaded(scope: Any, receive: Any, send: Any) -> None:
     """Answer 503 in place of the app when `limit_concurrency` is reached."""
     headers = [*SAFE_HEADERS, (b"retry-after", b"1"), (b"content-length", b"%d" % len(OVERLOADED))]
@@ -441,6 +480,7 @@ class Http(HttpToolsProtocol):
         if hosts != 1 and (hosts or self.parser.get_http_version() != "1.0"):
             self._reject(ONE_HOST)
         super().on_headers_complete()
+        cast(dict[str, Any], self.scope)["extensions"] = {"asyncgate.whole": Whole(self.cycle)}
         self.headers = TRAILERS
         if self.clock is not None:
             self._stop_clock()

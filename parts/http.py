@@ -7,7 +7,8 @@ import contextlib
 import ipaddress
 import re
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from typing import Any
+from functools import lru_cache
+from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -79,6 +80,7 @@ def _walk(root: Any) -> Iterator[tuple[int, Any]]:
             stack += [(depth + 1, child) for child in node]
 
 
+@lru_cache(1024)
 def named_in(value: bytes, names: frozenset[str]) -> bool:
     """Whether a Host or Origin header names one of `names`; scheme and port do not matter unless they are listed."""
     text = value.decode("latin-1").lower()
@@ -119,6 +121,22 @@ def claimed_tenants(query: dict[str, str], headers: Headers) -> list[str]:
     return [*named, query["tenant_id"]] if "tenant_id" in query else named
 
 
+class Whole(Protocol):
+    """What a server may offer: the whole body, and the whole answer, without the messages of ASGI in between."""
+
+    def body(self) -> bytes | None:
+        """Take the body of the request, if all of it is here."""
+
+    def answer(self, status: int, lines: bytes, body: bytes) -> bool:
+        """Send an answer whose header lines are written already; tell whether it is on its way."""
+
+
+def shortcut(scope: Scope) -> Whole | None:
+    """Return the server's short way past the messages of ASGI, if it has one."""
+    extensions = scope.get("extensions")
+    return extensions.get("asyncgate.whole") if extensions else None
+
+
 async def read_body(scope: Scope, receive: Receive, settings: Settings) -> bytes:
     """Read a JSON body within its limits of size and time."""
     for name, value in scope["headers"]:
@@ -128,6 +146,10 @@ async def read_body(scope: Scope, receive: Receive, settings: Settings) -> bytes
             raise UnsupportedMediaType("send the body as content-type: application/json")
         if name == b"content-length" and int(value) > settings.max_request_bytes:
             raise PayloadTooLarge(f"the request is {int(value)} bytes, {settings.max_request_bytes} is the most")
+    if (whole := shortcut(scope)) is not None and (body := whole.body()) is not None:
+        if len(body) > settings.max_request_bytes:
+            raise PayloadTooLarge(f"the request is larger than {settings.max_request_bytes} bytes")
+        return body
     try:
         async with asyncio.timeout(settings.body_timeout_seconds):
             return await _received(receive, settings.max_request_bytes)

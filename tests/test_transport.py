@@ -90,14 +90,20 @@ async def app(scope, receive, send):
         await asyncio.Event().wait()
     if scope["path"] == "/flood":
         return await flood(send)
-    body = b"" if scope["path"] == "/early" else await read_body(receive)
+    whole = scope["extensions"]["asyncgate.whole"] if scope["path"] != "/ordinary" else None
+    body = b"" if scope["path"] == "/early" else whole.body() if whole else None
+    if body is None:
+        say("by messages")
+        body = await read_body(receive)
     if body is None:
         return say("disconnected")
     names = [name.decode() for name, _ in scope["headers"]]
     if scope["path"] == "/values":
         names = [value.decode() for _, value in scope["headers"]]
     answer = json.dumps({"path": scope["path"], "body": body.decode(), "headers": names}).encode()
-    headers = [(b"content-length", str(len(answer)).encode())]
+    if whole and whole.answer(200, b"x-kind: test\\r\\n", answer):
+        return
+    headers = [(b"x-kind", b"test"), (b"content-length", str(len(answer)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": answer})
 
@@ -460,6 +466,47 @@ def test_pipelined_requests_are_answered_in_order(client: Client) -> None:
     client.say(b"".join(b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n" % number for number in range(50)))
 
     assert [client.answer()[2]["path"] for _ in range(50)] == [f"/{number}" for number in range(50)]
+
+
+def test_the_short_way_and_the_messages_of_asgi_give_the_same_answer(client: Client) -> None:
+    ask = "POST /%s HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello"
+
+    short = client.say((ask % "shortcut").encode()).answer()
+    ordinary = client.say((ask % "ordinary").encode()).answer()
+
+    assert short[1].keys() == ordinary[1].keys() == {"date", "x-kind", "content-length"}
+    assert short[2] == {**ordinary[2], "path": "/shortcut"}
+
+
+def test_a_body_in_pieces_comes_by_the_messages_of_asgi(server: Server, client: Client) -> None:
+    client.say(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nhello")
+    server.until("by messages")
+
+    assert client.say(b"again").answer()[2]["body"] == "helloagain"
+
+
+def test_a_client_that_asks_whether_to_go_on_is_told_so(client: Client) -> None:
+    client.say(b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n")
+
+    assert client.reader.readline() == b"HTTP/1.1 100 Continue\r\n"
+    assert client.reader.readline() == b"\r\n"
+    assert client.say(b"hello").answer()[2]["body"] == "hello"
+
+
+def test_the_last_request_of_a_connection_is_answered_and_the_connection_closed(client: Client) -> None:
+    client.say(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+
+    assert client.answer()[1]["connection"] == "close"
+    assert client.rest() == b""
+
+
+def test_head_is_answered_without_a_body(client: Client) -> None:
+    client.say(b"HEAD / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+
+    head, _, body = client.rest().partition(b"\r\n\r\n")
+
+    assert b"content-length: " in head
+    assert body == b""
 
 
 UPGRADE = (
