@@ -121,7 +121,7 @@ def claimed_tenants(query: dict[str, str], headers: Headers) -> list[str]:
     return [*named, query["tenant_id"]] if "tenant_id" in query else named
 
 
-class Whole(Protocol):
+class Shortcut(Protocol):
     """What a server may offer: the whole body, and the whole answer, without the messages of ASGI in between."""
 
     def body(self) -> bytes | None:
@@ -131,7 +131,7 @@ class Whole(Protocol):
         """Send an answer whose header lines are written already; tell whether it is on its way."""
 
 
-def shortcut(scope: Scope) -> Whole | None:
+def shortcut(scope: Scope) -> Shortcut | None:
     """Return the server's short way past the messages of ASGI, if it has one."""
     extensions = scope.get("extensions")
     return extensions.get("asyncgate.whole") if extensions else None
