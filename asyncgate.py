@@ -3,7 +3,7 @@
 Hand over work, any worker leases it, nothing is lost when either side dies, and one call tells a principal what it is
 owed, with the proof.  This file is the gate; read it from top to bottom.  What can be swapped lives beside it:
 
-    parts/          what it is made of and holds no rule: settings, the words of the wire, errors, HTTP, OpenAPI
+    parts/          what it is made of and holds no rule: settings, the words of the wire and of the store, errors, HTTP
     backends/       databases, credentials, the server program: found by name, never imported statically
     clients/        programs that reach the gate over the wire
     conformance/    the suite that every backend must pass
@@ -67,6 +67,7 @@ from asyncgate.parts.errors import *
 from asyncgate.parts.http import *
 from asyncgate.parts.ids import Ids as Ids
 from asyncgate.parts.settings import *
+from asyncgate.parts.stored import *
 from asyncgate.parts.views import *
 from asyncgate.parts.wire import *
 
@@ -79,9 +80,6 @@ log = logging.getLogger("asyncgate")
 
 
 # VOCABULARY ###########################################################################################################
-
-# Stored Structs hold scalars in column order, so `Task(*row)` loads and `astuple(task)` saves on any database.  Times
-# are Unix seconds inside and RFC 3339 outside; JSON that the gate does not read stays the text it came as.
 
 
 class Caller(Struct, frozen=True):
@@ -97,180 +95,6 @@ class Caller(Struct, frozen=True):
     def unlimited(self) -> bool:
         """Whether it may touch what belongs to others in its tenant (spec 21.5.2)."""
         return self.role in ("admin", "system")
-
-
-class Task(Struct, frozen=True):
-    """One piece of work, from its creation to its end."""
-
-    task_id: str
-    lane: int
-    type: str
-    payload: str
-    payload_pointer: str | None
-    requirements: str
-    terms: str                          # the rest of the contract, a Terms as JSON
-    owner_kind: str
-    owner_id: str
-    principal_ai: str
-    priority: int
-    max_attempts: int
-    retry_backoff_seconds: int
-    max_expiries: int
-    created_at: float
-    duty: str                           # the task.assigned receipt that the end of the task discharges
-    idempotency_key: str | None
-    fingerprint: str | None             # of the request that carried the key
-    asyncgate_instance: str             # from here on: what may change
-    updated_at: float
-    status: Status = "queued"
-    attempt: int = 0
-    fence: int = 0
-    expiries: int = 0
-    owed: bool = True                   # the duty is not discharged yet
-    held: str | None = None             # why a queued task is not offered
-    lost_to: str = "[]"                 # workers whose lease ran out, for the anomaly of a held task
-    next_eligible_at: float | None = None
-    deadline_at: float | None = None    # until it has been reported
-    started_at: float | None = None
-    completed_at: float | None = None
-    outcome: str | None = None          # the result or the error, as JSON
-    artifacts: str | None = None
-
-    @property
-    def owner(self) -> Principal:
-        """Return the principal that the task belongs to, for ever (H.1)."""
-        return Principal(self.owner_kind, self.owner_id)
-
-    def offerable(self, now: float) -> bool:
-        """Whether the queue may offer it, if it is queued."""
-        return self.held is None and (self.next_eligible_at is None or self.next_eligible_at <= now)
-
-
-class Lease(Struct, frozen=True):
-    """The latest claim on a task; it stays after its end, so that replays and latecomers get a true answer."""
-
-    task_id: str
-    lease_id: str
-    worker_kind: str
-    worker_id: str
-    worker_instance: str | None
-    fence: int
-    acquired_at: float
-    expires_at: float
-    renewals: int
-    accepted: str                       # the task.accepted receipt
-    claim_id: str | None = None
-    ending: str = "live"                # or completed, failed, expired, released, canceled
-
-    @property
-    def worker(self) -> Principal:
-        """Return the principal that holds or held the lease."""
-        return Principal(self.worker_kind, self.worker_id, self.worker_instance)
-
-
-class Progress(Struct, frozen=True):
-    """The last progress of a task; the next worker is handed it as a checkpoint."""
-
-    task_id: str
-    progress: str
-    sequence: int
-    fence: int
-    updated_at: float
-
-
-class Receipt(Struct, frozen=True):
-    """One fact, never changed."""
-
-    receipt_id: str
-    receipt_key: str
-    receipt_type: str
-    created_at: float
-    from_kind: str
-    from_id: str
-    to_kind: str
-    to_id: str
-    task_id: str                        # empty when it belongs to no task
-    lease_id: str | None
-    schedule_id: str | None
-    asyncgate_instance: str
-    hash: str
-    body: str
-    parents: tuple[str, ...] = ()
-    delivered_at: float | None = None   # telemetry, kept elsewhere
-
-    @property
-    def sender(self) -> Principal:
-        """Return who states the fact."""
-        return Principal(self.from_kind, self.from_id)
-
-    @property
-    def to(self) -> Principal:
-        """Return whose inbox it lies in."""
-        return Principal(self.to_kind, self.to_id)
-
-
-class Event(Struct, frozen=True):
-    """Something that happened to a task and is no contract, so has no receipt (spec 3)."""
-
-    event_id: str
-    task_id: str
-    event_type: str
-    payload: str
-    created_at: float
-
-
-class Schedule(Struct, frozen=True):
-    """What a scheduler last said of one of its schedules."""
-
-    schedule_id: str
-    owner_kind: str
-    owner_id: str
-    scheduler_kind: str
-    scheduler_id: str
-    created: str                        # the schedule.created receipt
-    enabled: bool = False
-    next_run_at: float | None = None
-    interval_seconds: float | None = None
-    late_at: float | None = None        # when its silence becomes an anomaly, until that is reported
-
-    @property
-    def scheduler(self) -> Principal:
-        """Return who runs it."""
-        return Principal(self.scheduler_kind, self.scheduler_id)
-
-
-class Presence(Struct, frozen=True):
-    """Since when, and in how many sessions, a principal has been talking to the gate."""
-
-    kind: str
-    id: str
-    instance_id: str | None
-    first_seen_at: float
-    last_seen_at: float
-    sessions: int
-
-
-class Obligation(Struct, frozen=True):
-    """An open obligation: the index entry beside the receipt that opened it."""
-
-    receipt_id: str
-    to_kind: str
-    to_id: str
-
-
-# What the primary key of a table has behind the tenant, where that is more than the first field.
-EXPORT_ORDER: dict[type[Struct], tuple[str, ...]] = {
-    Event: ("task_id", "event_id"), Obligation: ("to_kind", "to_id", "receipt_id"), Presence: ("kind", "id")}
-
-
-def export_order(table: type[Struct]) -> tuple[str, ...]:
-    """Return the fields in whose order a table is exported."""
-    return EXPORT_ORDER.get(table, table.__struct_fields__[:1])
-
-
-def export_key(row: Struct) -> str:
-    """Return where a row stands in the export of its table: keys sort as their fields do, for no id has a NUL."""
-    return "\0".join([getattr(row, name) for name in export_order(type(row))])
 
 
 class Needs(Struct):

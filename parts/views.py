@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
-
 import msgspec
 from msgspec import Raw
 
+from asyncgate.parts.stored import Lease, Progress, Receipt, Task
 from asyncgate.parts.wire import NOTHING, LeaseRecord, Offer, Outcome, ReceiptRecord, TaskRecord, Terms
-
-if TYPE_CHECKING:
-    from asyncgate import Lease, Progress, Receipt, Task
 
 terms_of = msgspec.json.Decoder(Terms).decode
 
@@ -29,8 +25,6 @@ def maybe(moment: float | None) -> datetime | None:
 def raw(text: str | None) -> Raw:
     """Return stored JSON as it is."""
     return NOTHING if text is None else Raw(text.encode())
-
-
 
 
 def record(tenant_id: str, task: Task, lease: Lease | None, progress: Progress | None) -> TaskRecord:
