@@ -1954,8 +1954,8 @@ NOBODY = Caller("", Principal("system", "nobody"), "agent", frozenset(), bound=F
 class WayIn(Protocol):
     """One kind of credential; issued keys and OAuth tokens are further ones."""
 
-    async def caller(self, token: str | None) -> Caller | None:
-        """Return who shows this token, or None if it is not of this kind or not good."""
+    async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
+        """Return who shows this token, from where, or None if it is not of this kind or not good."""
 
 
 class Identity:
@@ -1964,11 +1964,11 @@ class Identity:
     def __init__(self, settings: Settings) -> None:
         self.ways: list[WayIn] = import_module("asyncgate.backends.identity_token").ways(settings)
 
-    async def caller(self, headers: Headers) -> Caller:
+    async def caller(self, headers: Headers, address: str | None = None) -> Caller:
         """Return who a request comes from."""
         token = presented(headers)
         for way in self.ways:
-            if (caller := await way.caller(token)) is not None:
+            if (caller := await way.caller(token, address)) is not None:
                 return caller
         raise Unauthenticated("this credential is not known here" if token else
                               "a credential is needed: Authorization: Bearer <token>, or X-API-Key: <token>")
@@ -2070,9 +2070,9 @@ class Gate:
         described = import_module("asyncgate.parts.openapi").routes(OPERATIONS.values(), __version__, self.send)
         return [*(Route(path, self.mcp) for path in ("/mcp", "/mcp/u")), *described]
 
-    async def admit(self, op: Operation, headers: Headers) -> Caller:
+    async def admit(self, op: Operation, headers: Headers, address: str | None = None) -> Caller:
         """Return who asks for an operation; some need no credential."""
-        return NOBODY if op.open else await self.identity.caller(headers)
+        return NOBODY if op.open else await self.identity.caller(headers, address)
 
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation for a façade; that the gate is not well is no good answer."""
@@ -2151,7 +2151,7 @@ class Endpoint:
         if (op := self.operations.get(verb)) is None:
             allow = sorted({*self.operations, *({"HEAD"} if "GET" in self.operations else ())})
             raise MethodNotAllowed(f"{scope['method']} is not for {scope['path']}", allow=allow)
-        caller = await self.gate.admit(op, scope["headers"])
+        caller = await self.gate.admit(op, scope["headers"], address_of(scope))
         ask = await self._ask(op, caller, scope, receive)
         if op.name == "bootstrap" and self.gate.settings.bootstrap.deprecate_legacy_endpoint:
             more += DEPRECATED

@@ -19,7 +19,7 @@ class SharedToken:
     def __init__(self, settings: Settings) -> None:
         self.secret, self.known = settings.api_key.encode(), everybody(settings)
 
-    async def caller(self, token: str | None) -> Caller | None:
+    async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
         """Compare in constant time."""
         return self.known if token and hmac.compare_digest(token.encode(), self.secret) else None
 
@@ -30,7 +30,7 @@ class InsecureDev:
     def __init__(self, settings: Settings) -> None:
         self.known, self.guarded = everybody(settings), bool(settings.api_key)
 
-    async def caller(self, token: str | None) -> Caller | None:
+    async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
         """Let everybody in, but a wrong token only where there is no right one."""
         return None if token and self.guarded else self.known
 

@@ -115,6 +115,12 @@ def presented(headers: Headers) -> str | None:
     return tokens.pop() if tokens else None
 
 
+def address_of(scope: Scope) -> str | None:
+    """Return the address that a request comes from; over a Unix socket there is none."""
+    client = scope.get("client")
+    return client[0] if client else None
+
+
 def claimed_tenants(query: dict[str, str], headers: Headers) -> list[str]:
     """Return every tenant that a request names beside its body."""
     named = [value.decode("latin-1") for name, value in headers if name == b"x-tenant-id"]

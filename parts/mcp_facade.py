@@ -30,6 +30,7 @@ from asyncgate.parts.http import (
     Receive,
     Scope,
     Send,
+    address_of,
     asked,
     claimed_tenants,
     fill,
@@ -211,7 +212,7 @@ class Facade:
             raise MethodNotAllowed(f"{scope['method']} is not for {scope['path']}; POST JSON-RPC", allow=["POST"])
         headers: Headers = scope["headers"]
         standard = marked(headers)
-        caller = await self._known(headers, standard)
+        caller = await self._known(scope, standard)
         body = await read_body(scope, receive, self.settings if caller else self.stranger)
         try:
             message: Asked | None = taken_apart(body)
@@ -222,15 +223,15 @@ class Facade:
             message = None
         if not standard and not (message and in_era(message)):
             return await self._bare(scope, receive, send, message)
-        caller = caller or await self.gate.identity.caller(headers)
+        caller = caller or await self.gate.identity.caller(headers, address_of(scope))
         await self._sdk(scope, receive, send, body, message, caller)
 
-    async def _known(self, headers: Headers, standard: bool) -> Caller | None:
+    async def _known(self, scope: Scope, standard: bool) -> Caller | None:
         """Return who the headers say it is; only a peer may come without a token there, and only with little."""
         try:
-            return await self.gate.identity.caller(headers)
+            return await self.gate.identity.caller(scope["headers"], address_of(scope))
         except Unauthenticated:
-            if standard or presented(headers) is not None:
+            if standard or presented(scope["headers"]) is not None:
                 raise
             return None
 
@@ -344,8 +345,8 @@ class Facade:
 
     async def _bare_result(self, scope: Scope, receive: Receive, message: Asked) -> Any:
         op = self._called(message)
-        headers = credentials(scope, message)
-        caller = await (self.gate.admit(op, headers) if op else self.gate.identity.caller(headers))
+        headers, address = credentials(scope, message), address_of(scope)
+        caller = await (self.gate.admit(op, headers, address) if op else self.gate.identity.caller(headers, address))
         if message.method == "tools/list":
             return {"tools": self.catalog.listed[self._separator(scope["path"])]}
         if op is None:

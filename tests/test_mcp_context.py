@@ -126,7 +126,7 @@ class Bob:
     def __init__(self, tenant_id: str) -> None:
         self.tenant_id = tenant_id
 
-    async def caller(self, token: str | None) -> Caller | None:
+    async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
         """Return whom the token names."""
         bob = Principal("agent", "bob")
         return Caller(self.tenant_id, bob, "agent", SCOPES) if token == "bob" else None

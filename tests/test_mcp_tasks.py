@@ -228,7 +228,7 @@ async def test_a_task_of_somebody_else_is_unknown(served: Any) -> None:
     class Bob:
         """A way in for a credential of another agent."""
 
-        async def caller(self, token: str | None) -> Caller | None:
+        async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
             """Return whom the token names."""
             bob = Principal("agent", "bob")
             return Caller(served.tenant_id, bob, "agent", SCOPES) if token == "bob" else None

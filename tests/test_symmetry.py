@@ -41,7 +41,7 @@ Tongue = Callable[[httpx2.AsyncClient, str, dict[str, Any]], Coroutine[Any, Any,
 class Named:
     """A way in for tests: the token says who comes."""
 
-    async def caller(self, token: str | None) -> Caller | None:
+    async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
         """Return whom the token names."""
         if not token or token.count("|") != 4:
             return None
