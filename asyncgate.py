@@ -90,6 +90,9 @@ class Caller(Struct, frozen=True):
     role: Role
     scopes: frozenset[str]
     bound: bool = True
+    key_id: str | None = None           # of an issued key, and what that is limited to; None is any
+    capabilities: frozenset[str] | None = None
+    task_types: frozenset[str] | None = None
 
     @property
     def unlimited(self) -> bool:
