@@ -110,8 +110,7 @@ class Needs(Struct):
     claims: list[LeaseNext] = []
     receipts: set[str] = set()                         # with their children
     endings: set[tuple[str, str]] = set()              # task_id, lease_id: the receipts under that lease
-    schedules: set[str] = set()
-    presences: set[tuple[str, str]] = set()
+    records: set[tuple[type[Struct], tuple[str, ...]]] = set()     # kind and key
 
 
 class TaskFilter(Struct, frozen=True):
@@ -414,6 +413,9 @@ class Lanes:
 # WORK #################################################################################################################
 
 
+R = TypeVar("R", bound=Struct)
+
+
 class Work:
     """The unit of work of one tenant's batch: rows loaded for it, one fixed `now`, and the changes made.
 
@@ -433,8 +435,7 @@ class Work:
         self.ready: defaultdict[int, deque[str]] = defaultdict(deque)   # claimable by lane, best first
         self.receipts: dict[str, Receipt] = {}
         self.recorded: dict[tuple[str, str], str] = {}                  # receipt by task and key
-        self.schedules: dict[str, Schedule] = {}
-        self.presences: dict[tuple[str, str], Presence] = {}
+        self.records: dict[tuple[type[Struct], tuple[str, ...]], Any] = {}
         # To be saved:
         self.lanes: dict[int, tuple[str, frozenset[str]]] = {}
         self.added: dict[str, Task] = {}
@@ -445,8 +446,7 @@ class Work:
         self.events: dict[str, Event] = {}
         self.opened: dict[str, Principal] = {}                          # whose obligation, by receipt
         self.closed: dict[str, Principal] = {}
-        self.scheduled: dict[str, Schedule | None] = {}                 # None: deleted
-        self.met: dict[tuple[str, str], Presence] = {}
+        self.kept: dict[tuple[type[Struct], tuple[str, ...]], Any] = {}     # None: dropped
         self.delivered: dict[str, float] = {}
         self._undo: list[tuple[dict[Any, Any], Any, Any]] = []
 
@@ -470,6 +470,10 @@ class Work:
             self.load(task, progress=progress)
         self.ready[task.lane].append(task.task_id)
 
+    def learn(self, row: Struct) -> None:
+        """Give a record that `Needs` names."""
+        self.records[type(row), key_of(row)] = row
+
     def give(self, receipt: Receipt) -> None:
         """Give a receipt that `Needs` names, or one of its children."""
         self.receipts[receipt.receipt_id] = receipt
@@ -482,6 +486,10 @@ class Work:
         if (task := self.tasks.get(task_id)) is None:
             raise TaskNotFound(f"no task {task_id}; list_tasks shows the tasks there are")
         return task
+
+    def found(self, kind: type[R], *key: str) -> R | None:
+        """Return a record, if there is one."""
+        return self.records.get((kind, key))
 
     def best(self, ask: LeaseNext) -> Task | None:
         """Return the claimable task that `ask` should get next."""
@@ -561,18 +569,15 @@ class Work:
         event = Event(self.new_id(), task_id, event_type, canonical(payload).decode(), self.now)
         self._set(self.events, event.event_id, event)
 
-    def schedule(self, schedule_id: str, schedule: Schedule | None) -> None:
-        """Store what is known of a schedule; None forgets it."""
-        self._set(self.scheduled, schedule_id, schedule)
-        if schedule is not None:
-            self._set(self.schedules, schedule_id, schedule)
-        elif schedule_id in self.schedules:
-            self._undo.append((self.schedules, schedule_id, self.schedules.pop(schedule_id)))
+    def keep(self, row: Struct) -> None:
+        """Store a record, in place of the one with its key."""
+        self._set(self.records, (type(row), key_of(row)), row)
+        self._set(self.kept, (type(row), key_of(row)), row)
 
-    def meet(self, presence: Presence) -> None:
-        """Store when a principal was here."""
-        self._set(self.met, (presence.kind, presence.id), presence)
-        self._set(self.presences, (presence.kind, presence.id), presence)
+    def drop(self, kind: type[Struct], *key: str) -> None:
+        """Forget a record."""
+        self._set(self.records, (kind, key), None)
+        self._set(self.kept, (kind, key), None)
 
     def deliver(self, receipt_id: str) -> None:
         """Stamp a receipt as handed over, for telemetry."""
@@ -1269,7 +1274,7 @@ class Engine:
     def _schedule(self, work: Work, caller: Caller, ask: EmitReceipt, by: Principal, parents: tuple[str, ...]) -> str:
         if not (ask.schedule_id and ask.task_id and ask.lease_id):
             raise InvalidRequest("schedule.created needs schedule_id, and the task_id and lease_id of schedule.create")
-        if (known := work.schedules.get(ask.schedule_id)) and known.scheduler.same(by):
+        if (known := work.found(Schedule, ask.schedule_id)) and known.scheduler.same(by):
             return known.created
         held = Held(worker_id=ask.worker_id, worker_kind=ask.worker_kind, task_id=ask.task_id, lease_id=ask.lease_id,
                     worker_instance_id=ask.worker_instance_id, fence=ask.fence)
@@ -1279,8 +1284,7 @@ class Engine:
                                  f"task {task.task_id} is {task.type}")
         receipt = self._emit(work, SCHEDULED, task, ask.body or {}, by=by, lease=lease, schedule_id=ask.schedule_id,
                              parents=parents or (lease.accepted,), mark=ask.schedule_id)
-        work.schedule(ask.schedule_id, Schedule(ask.schedule_id, task.owner_kind, task.owner_id, by.kind, by.id,
-                                                receipt.receipt_id))
+        work.keep(Schedule(ask.schedule_id, task.owner_kind, task.owner_id, by.kind, by.id, receipt.receipt_id))
         return receipt.receipt_id
 
     def _unschedule(self, work: Work, caller: Caller, ask: EmitReceipt, by: Principal, parents: tuple[str, ...]) -> str:
@@ -1293,14 +1297,14 @@ class Engine:
                              task_id=ask.task_id or created.task_id, schedule_id=created.schedule_id,
                              mark=created.schedule_id)
         work.close(created.receipt_id, created.to)
-        work.schedule(created.schedule_id, None)
+        work.drop(Schedule, created.schedule_id)
         return receipt.receipt_id
 
     def report_schedule(self, work: Work, caller: Caller, ask: ReportSchedule) -> Reported:
         """Report when schedules run next, so that the gate notices when they do not (H.7.4)."""
         by, unknown = speaker(caller, ask), []
         for state in ask.schedules:
-            known = work.schedules.get(state.schedule_id)
+            known = work.found(Schedule, state.schedule_id)
             if known is None or not known.scheduler.same(by):
                 unknown.append(state.schedule_id)
                 continue
@@ -1309,7 +1313,7 @@ class Engine:
             watched = enabled and due is not None and state.interval_seconds is not None
             known = replace(known, enabled=enabled, next_run_at=due, interval_seconds=state.interval_seconds,
                             late_at=due + 2 * state.interval_seconds if watched else None)  # type: ignore[operator]
-            work.schedule(state.schedule_id, known)
+            work.keep(known)
             self._late(work, known)
         return Reported(True, unknown)
 
@@ -1323,7 +1327,7 @@ class Engine:
                             "interval_seconds": schedule.interval_seconds}}
         self._emit(work, ANOMALY, None, body, to=Principal(schedule.owner_kind, schedule.owner_id),
                    schedule_id=schedule.schedule_id, parents=(schedule.created,), mark=f"schedule_late {due}")
-        work.schedule(schedule.schedule_id, replace(schedule, late_at=None))
+        work.keep(replace(schedule, late_at=None))
 
     async def check_terminator(self, caller: Caller, ask: CheckTerminator) -> Terminator:
         """Tell whether an obligation is discharged: by the evidence of the receipts, not by any state."""
@@ -1373,7 +1377,8 @@ class Engine:
 
     async def _relationship(self, caller: Caller, who: Principal) -> Relationship:
         now = self.backend.now()
-        known = await self.backend.presence(caller.tenant_id, who) or Presence(who.kind, who.id, None, now, now, 1)
+        known = (await self.backend.record(caller.tenant_id, Presence, who.kind, who.id)
+                 or Presence(who.kind, who.id, None, now, now, 1))
         return Relationship(who.kind, who.id, who.instance_id or known.instance_id, outside(known.first_seen_at),
                             outside(max(known.last_seen_at, self._last_seen(caller.tenant_id, who))), known.sessions)
 
@@ -1409,7 +1414,7 @@ class Engine:
             with contextlib.suppress(TaskNotFound), work.part():
                 self._look_after(work, work.task(task_id))
         for schedule_id in ask.schedules:
-            if schedule := work.schedules.get(schedule_id):
+            if schedule := work.found(Schedule, schedule_id):
                 self._late(work, schedule)
 
     def _look_after(self, work: Work, task: Task) -> None:
@@ -1453,9 +1458,9 @@ class Engine:
     def seen(self, work: Work, caller: Caller, ask: Seen) -> None:
         """Write down who was here; a session begins with a new instance or after 30 silent minutes."""
         for who, first, last in ask.sightings:
-            known = work.presences.get((who.kind, who.id)) or Presence(who.kind, who.id, None, first, 0.0, 0)
+            known = work.found(Presence, who.kind, who.id) or Presence(who.kind, who.id, None, first, 0.0, 0)
             begins = first - known.last_seen_at > 1800 or who.instance_id not in (None, known.instance_id)
-            work.meet(replace(known, instance_id=who.instance_id or known.instance_id,
+            work.keep(replace(known, instance_id=who.instance_id or known.instance_id,
                               last_seen_at=max(last, known.last_seen_at), sessions=known.sessions + begins))
 
     # What happens after a commit, and small things.
@@ -1873,12 +1878,12 @@ def its_schedule(needs: Needs, caller: Caller, ask: EmitReceipt) -> None:
     """Load the parents, the task and the schedule of an offered receipt."""
     needs.receipts.update(ask.parents or ())
     needs.tasks.update({ask.task_id} if ask.task_id else ())
-    needs.schedules.update({ask.schedule_id} if ask.schedule_id else ())
+    needs.records.update({(Schedule, (ask.schedule_id,))} if ask.schedule_id else ())
 
 
 def its_schedules(needs: Needs, caller: Caller, ask: ReportSchedule) -> None:
     """Load the schedules that are reported."""
-    needs.schedules.update(state.schedule_id for state in ask.schedules)
+    needs.records.update((Schedule, (state.schedule_id,)) for state in ask.schedules)
 
 
 def of_each(loads: Loads, items: Callable[[Any], Iterable[Any]]) -> Loads:
@@ -2324,12 +2329,12 @@ class Upkeep:
 def overdue(needs: Needs, caller: Caller, ask: Sweep) -> None:
     """Load what is to be swept."""
     needs.tasks.update(ask.tasks)
-    needs.schedules.update(ask.schedules)
+    needs.records.update((Schedule, (schedule_id,)) for schedule_id in ask.schedules)
 
 
 def sighted(needs: Needs, caller: Caller, ask: Seen) -> None:
     """Load what is known of those who were here."""
-    needs.presences.update((who.kind, who.id) for who, _, _ in ask.sightings)
+    needs.records.update((Presence, (who.kind, who.id)) for who, _, _ in ask.sightings)
 
 
 # COMMAND LINE #########################################################################################################

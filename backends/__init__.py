@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         Lease,
         Needs,
         News,
-        Presence,
         Principal,
         Progress,
         Receipt,
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
         TaskFilter,
         Work,
     )
+
+R = TypeVar("R", bound=Struct)
 
 
 class Backend(Protocol):
@@ -101,8 +102,8 @@ class Backend(Protocol):
     async def terminated(self, tenant_id: str, receipt_id: str, by: frozenset[str]) -> bool:
         """Whether a receipt of a type in `by` has `receipt_id` among its parents: evidence, not the index (PH.1.4)."""
 
-    async def presence(self, tenant_id: str, who: Principal) -> Presence | None:
-        """Return since when a principal has been here."""
+    async def record(self, tenant_id: str, kind: type[R], *key: str) -> R | None:
+        """Return one of the RECORDS, by its key."""
 
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
         """Return tenants with ids of tasks and schedules that upkeep must look at: at most `limit` of each kind.

@@ -11,12 +11,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncgate import (
+    RECORDS,
     TERMINAL,
     DatabaseSettings,
     Event,
@@ -26,7 +27,6 @@ from asyncgate import (
     Needs,
     News,
     Obligation,
-    Presence,
     Principal,
     Progress,
     Receipt,
@@ -42,6 +42,7 @@ from asyncgate import (
 if TYPE_CHECKING:
     from asyncgate.backends import Backend
 
+R = TypeVar("R", bound=Struct)
 Row = tuple[Task, Lease | None, Progress | None]
 
 
@@ -57,8 +58,7 @@ class Tenant:
         self.recorded: set[tuple[str, str]] = set()
         self.events: dict[str, Event] = {}
         self.open: dict[str, Principal] = {}
-        self.schedules: dict[str, Schedule] = {}
-        self.presences: dict[tuple[str, str], Presence] = {}
+        self.records: dict[type[Struct], dict[tuple[str, ...], Any]] = {kind: {} for kind in RECORDS}
         self.delivered: dict[str, float] = {}
 
     def row(self, task_id: str) -> Row:
@@ -136,8 +136,9 @@ class Memory:
             if (receipt.receipt_id in needs.receipts or needs.receipts & set(receipt.parents)
                     or (receipt.task_id, receipt.lease_id) in needs.endings):
                 work.give(receipt)
-        work.schedules.update({id: tenant.schedules[id] for id in needs.schedules & tenant.schedules.keys()})
-        work.presences.update({who: tenant.presences[who] for who in needs.presences & tenant.presences.keys()})
+        for kind, key in needs.records:
+            if (row := tenant.records[kind].get(key)) is not None:
+                work.learn(row)
 
     def _claimable(self, tenant: Tenant, lanes: frozenset[int], now: float) -> Iterator[Task]:
         """Yield what may be leased now from some lanes, in the order of the queue."""
@@ -159,10 +160,9 @@ class Memory:
         tenant.open.update(work.opened)
         for receipt_id in work.closed:
             tenant.open.pop(receipt_id, None)
-        for schedule_id, schedule in work.scheduled.items():
-            tenant.schedules.pop(schedule_id, None)
-            tenant.schedules.update({schedule_id: schedule} if schedule else {})
-        tenant.presences.update(work.met)
+        for (kind, place), row in work.kept.items():
+            tenant.records[kind].pop(place, None)
+            tenant.records[kind].update({place: row} if row is not None else {})
         tenant.delivered.update(work.delivered)
 
     # Reading.
@@ -215,9 +215,9 @@ class Memory:
         return any(receipt.receipt_type in by and receipt_id in receipt.parents
                    for receipt in self.all[tenant_id].receipts.values())
 
-    async def presence(self, tenant_id: str, who: Principal) -> Presence | None:
-        """Return since when a principal has been here."""
-        return self.all[tenant_id].presences.get((who.kind, who.id))
+    async def record(self, tenant_id: str, kind: type[R], *key: str) -> R | None:
+        """Return one record."""
+        return self.all[tenant_id].records[kind].get(key)
 
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
         """Return what upkeep must look at, tenant by tenant."""
@@ -228,7 +228,7 @@ class Memory:
                       and (task.deadline_at or now + 1) <= now}
             tasks |= {task.task_id for task in tenant.tasks.values() if task.status == "queued"
                       and task.attempt >= task.max_attempts}
-            late = [id for id, schedule in tenant.schedules.items() if (schedule.late_at or now + 1) <= now]
+            late = [id for (id,), schedule in tenant.records[Schedule].items() if (schedule.late_at or now + 1) <= now]
             if tasks or late:
                 found.append((tenant_id, sorted(tasks)[:limit], late[:limit]))
         return found
@@ -245,13 +245,14 @@ class Memory:
         rows: dict[type[Struct], Iterable[Any]] = {
             Task: tenant.tasks.values(), Lease: tenant.leases.values(), Progress: tenant.progress.values(),
             Receipt: map(tenant.shown, tenant.receipts.values()), Event: tenant.events.values(),
-            Schedule: tenant.schedules.values(), Presence: tenant.presences.values(),
+            **{kind: rows.values() for kind, rows in tenant.records.items()},
             Obligation: (Obligation(id, to.kind, to.id) for id, to in tenant.open.items())}
         return list(islice(after({export_key(row): row for row in rows[table]}, since), 1000))
 
     async def tenants(self) -> list[str]:
         """Return every tenant that has stored anything."""
-        return sorted(id for id, tenant in self.all.items() if tenant.tasks or tenant.receipts or tenant.presences)
+        return sorted(id for id, tenant in self.all.items() if tenant.tasks or tenant.receipts
+                      or any(tenant.records.values()))
 
 
 def after(rows: dict[str, Any], since: str | None) -> Iterable[Any]:

@@ -32,13 +32,11 @@ from asyncgate import (
     LeaseNext,
     Needs,
     News,
-    Presence,
     Principal,
     Progress,
     Receipt,
     ReceiptFilter,
     Refused,
-    Schedule,
     StartupError,
     Task,
     TaskFilter,
@@ -58,6 +56,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("asyncgate.postgres")
 Row = tuple[Task, Lease | None, Progress | None]
 T = TypeVar("T")
+R = TypeVar("R", bound=Struct)
 
 ATTEMPTS = 8                # at a batch that lost a race, before it is given up
 CONNECT_SECONDS = 5.0
@@ -342,12 +341,10 @@ class Postgres:
             receipts += await db.fetch(sql.ENDINGS, tenant_id, *sql.columns(needs.endings, 2))
         for row in receipts:
             work.give(sql.receipt_row(tuple(row)))
-        if needs.schedules:
-            for row in await db.fetch(sql.SCHEDULES, tenant_id, list(needs.schedules)):
-                work.schedules[row[0]] = Schedule(*row)
-        if needs.presences:
-            for row in await db.fetch(sql.PRESENCES, tenant_id, *sql.columns(needs.presences, 2)):
-                work.presences[row[0], row[1]] = Presence(*row)
+        for kind in {kind for kind, _ in needs.records}:
+            keys = [key for of, key in needs.records if of is kind]
+            for row in await db.fetch(sql.RECORD[kind], tenant_id, *sql.columns(keys, len(keys[0]))):
+                work.learn(kind(*row))
 
     async def _save(self, db: asyncpg.Connection, work: Work) -> str | None:
         """Save what a batch has changed; return the number of the transaction, None if there was nothing."""
@@ -472,10 +469,10 @@ class Postgres:
         """Whether a child of the receipt has one of the types."""
         return bool((await self._read(tenant_id, sql.TERMINATED, receipt_id, sorted(by)))[0][0])
 
-    async def presence(self, tenant_id: str, who: Principal) -> Presence | None:
-        """Return since when a principal has been here."""
-        rows = await self._read(tenant_id, sql.PRESENCES, [who.kind], [who.id])
-        return Presence(*rows[0]) if rows else None
+    async def record(self, tenant_id: str, kind: type[R], *key: str) -> R | None:
+        """Return one record."""
+        rows = await self._read(tenant_id, sql.RECORD[kind], *([part] for part in key))
+        return kind(*rows[0]) if rows else None
 
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
         """Return what upkeep must look at, tenant by tenant, but for what other living processes look after."""
@@ -515,8 +512,8 @@ class Postgres:
 
 
 def locks(tenant_id: str, needs: Needs) -> Iterable[int]:
-    """Return the locks of those who take turns: at repeating a claim, answering a receipt, telling of a schedule."""
-    names = [*needs.repeats, *((id,) for ids in (needs.receipts, needs.schedules) for id in ids)]
+    """Return the locks of those who take turns: at repeating a claim, answering a receipt, changing a record."""
+    names = [*needs.repeats, *((id,) for id in needs.receipts), *(key for _, key in needs.records)]
     return (lock_of(tenant_id, *name) for name in names)
 
 

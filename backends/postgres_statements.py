@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from typing import Any, NamedTuple
@@ -19,17 +20,17 @@ from msgspec.structs import astuple
 
 from asyncgate import (
     ACTIVE,
+    RECORDS,
     TERMINAL,
     Event,
     Lease,
     Needs,
     Obligation,
-    Presence,
     Progress,
     Receipt,
-    Schedule,
     Task,
     Work,
+    export_order,
 )
 
 ARRAYS = {"bool": "bool[]", "int": "bigint[]", "float": "float8[]"}     # everything else is text
@@ -259,7 +260,7 @@ TO = {"to_kind": "text[]", "to_id": "text[]", "receipt_id": "text[]"}
 EDGE = {"child_id": "text[]", "parent_id": "text[]"}
 DELIVERY = {"receipt_id": "text[]", "delivered_at": "float8[]"}
 STATED = {**RECEIPT, "parent_id": "text[]"}
-EVENT, SCHEDULE, PRESENCE = typed(Event), typed(Schedule), typed(Presence)
+EVENT = typed(Event)
 SAVES: dict[str, tuple[dict[str, str], str]] = {
     "tenants": ({"since": "float8[]"}, insert("tenants", ["since"]) + NOTHING),
     "lanes": (LANE, insert("lanes", LANE) + NOTHING),
@@ -282,11 +283,11 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
                    "SELECT ctid FROM asyncgate.obligations WHERE tenant_id = :tenant AND to_kind = r.to_kind "
                    "AND to_id = r.to_id AND receipt_id = r.receipt_id LIMIT 1) AS o))"),
     "events": (EVENT, insert("events", EVENT)),
-    "schedules": (SCHEDULE, insert("schedules", SCHEDULE, "schedule_id", SCHEDULE)),
-    "forgotten": ({"schedule_id": "text[]"}, "DELETE FROM asyncgate.schedules "
-                  "WHERE tenant_id = :tenant AND schedule_id = ANY (:forgotten_schedule_id)"),
-    "presences": (PRESENCE, insert("presences", PRESENCE, "kind, id", PRESENCE)),
     "deliveries": (DELIVERY, insert("deliveries", DELIVERY, "receipt_id", DELIVERY)),
+    **{f"kept_{table}": (typed(kind), insert(table, typed(kind), ", ".join(export_order(kind)), typed(kind)))
+       for kind, table in RECORDS.items()},
+    "dropped_schedules": ({"schedule_id": "text[]"}, "DELETE FROM asyncgate.schedules "
+                          "WHERE tenant_id = :tenant AND schedule_id = ANY (:dropped_schedules_schedule_id)"),
 }
 
 
@@ -325,10 +326,17 @@ def changes(work: Work) -> dict[str, list[tuple[Any, ...]]]:
         "opened": [(to.kind, to.id, receipt_id) for receipt_id, to in work.opened.items()],
         "closed": [(to.kind, to.id, receipt_id) for receipt_id, to in work.closed.items()],
         "events": [astuple(event) for event in work.events.values()],
-        "schedules": [astuple(schedule) for _, schedule in sorted(work.scheduled.items()) if schedule],
-        "forgotten": [(schedule_id,) for schedule_id, schedule in work.scheduled.items() if schedule is None],
-        "presences": [astuple(presence) for _, presence in sorted(work.met.items())],
-        "deliveries": sorted(work.delivered.items())}
+        "deliveries": sorted(work.delivered.items()),
+        **records(work)}
+
+
+def records(work: Work) -> dict[str, list[tuple[Any, ...]]]:
+    """Return the records that a batch keeps and the keys of those that it drops, by table, in the order of keys."""
+    rows: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
+    for kind, key in sorted(work.kept, key=lambda one: one[1]):
+        row = work.kept[kind, key]
+        rows[f"{'dropped' if row is None else 'kept'}_{RECORDS[kind]}"].append(key if row is None else astuple(row))
+    return rows
 
 
 def state(work: Work, task_id: str) -> tuple[Any, ...]:
@@ -350,6 +358,16 @@ def check_at(task: Task, lease: Lease | None) -> float | None:
 
 
 # Reading.
+
+
+def record(kind: type[Struct], table: str) -> str:
+    """Return the statement that reads records by their keys, one array for each column of a key."""
+    key, names = export_order(kind), listed(typed(kind))
+    given = ", ".join(f"${at}::text[]" for at, _ in enumerate(key, 2))
+    same = " AND ".join(f"{name} = k.{name}" for name in key)
+    return (f"SELECT {listed(typed(kind), 'r.')} FROM unnest({given}) AS k ({listed(key)}), LATERAL ("
+            f"SELECT {names} FROM asyncgate.{table} WHERE tenant_id = $1 AND {same} LIMIT 1) AS r")
+
 
 ROWS = f"""
 SELECT {ROW} FROM asyncgate.tasks AS t
@@ -398,11 +416,7 @@ SELECT EXISTS (SELECT FROM asyncgate.receipts
 OPEN = f"""
 SELECT {', '.join(f'(f.receipt).{name}' for name in STATED)}, f.delivered_at, f.further
 FROM asyncgate.open_obligations($1, $2, $3, $4, $5) AS f"""
-SCHEDULES = f"SELECT {listed(SCHEDULE)} FROM asyncgate.schedules WHERE tenant_id = $1 AND schedule_id = ANY ($2)"
-PRESENCES = f"""
-SELECT {listed(PRESENCE, 'p.')} FROM unnest($2::text[], $3::text[]) AS k (kind, id), LATERAL (
-    SELECT {listed(PRESENCE)} FROM asyncgate.presences
-    WHERE tenant_id = $1 AND kind = k.kind AND id = k.id LIMIT 1) AS p"""
+RECORD = {kind: record(kind, table) for kind, table in RECORDS.items()}
 EVENTS = f"""
 SELECT {listed(EVENT)} FROM asyncgate.events
 WHERE tenant_id = $1 AND task_id = $2 AND event_id > $3 ORDER BY event_id LIMIT $4"""
@@ -421,9 +435,9 @@ SELECT (SELECT receipt_id FROM asyncgate.receipts WHERE tenant_id = $1 ORDER BY 
         WHERE l.locktype = 'advisory' AND l.classid = {WRITERS} AND l.objid = $2::oid AND l.objsubid = 2
         AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))"""
 
-EXPORTS = {
-    Progress: ("progress", PROGRESS), Event: ("events", EVENT), Schedule: ("schedules", SCHEDULE),
-    Presence: ("presences", PRESENCE), Obligation: ("obligations", typed(Obligation))}
+EXPORTS: dict[type[Struct], tuple[str, dict[str, str]]] = {
+    Progress: ("progress", PROGRESS), Event: ("events", EVENT), Obligation: ("obligations", typed(Obligation)),
+    **{kind: (table, typed(kind)) for kind, table in RECORDS.items()}}
 
 
 def before(moment: float) -> str:

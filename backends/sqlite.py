@@ -23,13 +23,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import aiosqlite
 from msgspec import Struct
 from msgspec.structs import astuple
 
 from asyncgate import (
+    RECORDS,
     DatabaseSettings,
     DatabaseUnavailable,
     Event,
@@ -40,13 +41,11 @@ from asyncgate import (
     Needs,
     News,
     Obligation,
-    Presence,
     Principal,
     Progress,
     Receipt,
     ReceiptFilter,
     Refused,
-    Schedule,
     StartupError,
     Task,
     TaskFilter,
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from asyncgate.backends import Backend
 
 log = logging.getLogger("asyncgate.sqlite")
+R = TypeVar("R", bound=Struct)
 SCHEMA = Path(__file__).parent / "schema" / "sqlite"
 PRAGMAS = """
     PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 4000; PRAGMA cache_size = -65536;
@@ -89,10 +89,10 @@ def insert(table: str, columns: Iterable[str], or_else: str = "OR ROLLBACK") -> 
     return f"INSERT {or_else} INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
 
 
-def upsert(table: str, columns: list[str], key: list[str]) -> str:
+def upsert(table: str, columns: list[str], key: Iterable[str]) -> str:
     """Return an INSERT that changes the row with the same key; unlike REPLACE it leaves alone what stays the same."""
     changes = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)
-    return f"{insert(table, columns)} ON CONFLICT (tenant_id, {', '.join(key)}) DO UPDATE SET {changes}"
+    return f"{insert(table, columns)} ON CONFLICT ({', '.join(['tenant_id', *key])}) DO UPDATE SET {changes}"
 
 
 TASK, LEASE, PROGRESS, RECEIPT = (len(fields(kind)) for kind in (Task, Lease, Progress, Receipt))
@@ -123,9 +123,9 @@ MOVE = f"""
     UPDATE OR ROLLBACK tasks SET {', '.join(f'{name} = ?' for name in MUTABLE)}, ready = ?
     WHERE tenant_id = ? AND task_id = ?"""
 DISCHARGE = "DELETE FROM obligations WHERE tenant_id = ? AND to_kind = ? AND to_id = ? AND receipt_id = ?"
-FORGET = "DELETE FROM schedules WHERE tenant_id = ? AND schedule_id = ?"
-SCHEDULED = f"SELECT {listed(Schedule)} FROM schedules WHERE tenant_id = ? AND schedule_id = ?"
-PRESENT = f"SELECT {listed(Presence)} FROM presences WHERE tenant_id = ? AND kind = ? AND id = ?"
+BY_KEY = {kind: " AND ".join(["tenant_id = ?", *(f"{name} = ?" for name in export_order(kind))]) for kind in RECORDS}
+RECORD = {kind: f"SELECT {listed(kind)} FROM {table} WHERE {BY_KEY[kind]}" for kind, table in RECORDS.items()}
+DROP = {kind: f"DELETE FROM {table} WHERE {BY_KEY[kind]}" for kind, table in RECORDS.items()}
 WALL = "UPDATE wall SET tenant_id = ?"
 TENANT = "INSERT INTO tenants (tenant_id, since) VALUES (?, ?) ON CONFLICT DO NOTHING"
 ADD_RECEIPT = insert("receipts", [*fields(Receipt), "parent_id"]) + (
@@ -173,8 +173,8 @@ LATE = "SELECT schedule_id FROM schedules WHERE tenant_id = ? AND late_at <= ? O
 DUE = """
     SELECT min(next_eligible_at) FROM tasks
     WHERE tenant_id = ? AND status = 'queued' AND ready = 0 AND held IS NULL AND next_eligible_at > ?"""
-EXPORTS = {Task: "tasks", Lease: "leases", Progress: "progress", Event: "events", Schedule: "schedules",
-           Presence: "presences", Obligation: "obligations"}
+EXPORTS: dict[type[Struct], str] = {Task: "tasks", Lease: "leases", Progress: "progress",
+                                    Event: "events", Obligation: "obligations", **RECORDS}
 
 
 def named_row(row: tuple[Any, ...]) -> tuple[Task, Lease | None, Progress | None]:
@@ -377,12 +377,9 @@ class Sqlite:
         for task_id, lease_id in needs.endings:
             for row in self.db.execute(ENDINGS, (tenant_id, task_id, lease_id)):
                 work.give(receipt_row(row))
-        for schedule_id in needs.schedules:
-            for row in self.db.execute(SCHEDULED, (tenant_id, schedule_id)):
-                work.schedules[schedule_id] = Schedule(*row)
-        for who in needs.presences:
-            for row in self.db.execute(PRESENT, (tenant_id, *who)):
-                work.presences[who] = Presence(*row)
+        for kind, named in needs.records:
+            for row in self.db.execute(RECORD[kind], (tenant_id, *named)):
+                work.learn(kind(*row))
 
     def _offer(self, work: Work, claims: list[LeaseNext]) -> None:
         """Load the best claimable tasks: enough for every claim of the batch, whatever the others take."""
@@ -428,9 +425,8 @@ class Sqlite:
         many(ADD_OBLIGATION, ((id, to.kind, to.id) for id, to in work.opened.items()))
         many(DISCHARGE, ((to.kind, to.id, id) for id, to in work.closed.items()))
         many(ADD_EVENT, map(astuple, work.events.values()))
-        many(ADD_SCHEDULE, (astuple(schedule) for schedule in work.scheduled.values() if schedule))
-        many(FORGET, ((id,) for id, schedule in work.scheduled.items() if schedule is None))
-        many(ADD_PRESENCE, map(astuple, work.met.values()))
+        for (kind, key), row in work.kept.items():
+            many(*((KEEP[kind], [astuple(row)]) if row is not None else (DROP[kind], [key])))
         many(ADD_DELIVERY, work.delivered.items())
 
     # Reading.
@@ -513,10 +509,10 @@ class Sqlite:
         """Whether a child of the receipt has one of the types."""
         return bool((await self._rows(TERMINATED, tenant_id, receipt_id, json.dumps(sorted(by))))[0][0])
 
-    async def presence(self, tenant_id: str, who: Principal) -> Presence | None:
-        """Return since when a principal has been here."""
-        rows = await self._rows(PRESENT, tenant_id, who.kind, who.id)
-        return Presence(*rows[0]) if rows else None
+    async def record(self, tenant_id: str, kind: type[R], *key: str) -> R | None:
+        """Return one record."""
+        rows = await self._rows(RECORD[kind], tenant_id, *key)
+        return kind(*rows[0]) if rows else None
 
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
         """Return what upkeep must look at, tenant by tenant."""
@@ -570,8 +566,7 @@ ADD_PROGRESS = upsert("progress", fields(Progress), ["task_id"])
 ADD_EDGE = insert("edges", ["child_id", "parent_id"])
 ADD_OBLIGATION = insert("obligations", fields(Obligation))
 ADD_EVENT = insert("events", fields(Event))
-ADD_SCHEDULE = upsert("schedules", fields(Schedule), ["schedule_id"])
-ADD_PRESENCE = upsert("presences", fields(Presence), ["kind", "id"])
+KEEP = {kind: upsert(table, fields(kind), export_order(kind)) for kind, table in RECORDS.items()}
 ADD_DELIVERY = upsert("deliveries", ["receipt_id", "delivered_at"], ["receipt_id"])
 
 

@@ -294,6 +294,6 @@ def keep(work: Work, row: Any) -> None:
         case Event():
             work.events[row.event_id] = row
         case Schedule():
-            work.schedule(row.schedule_id, row)
+            work.keep(row)
         case Presence():
-            work.meet(row)
+            work.keep(row)

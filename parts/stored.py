@@ -171,6 +171,9 @@ class Obligation(Struct, frozen=True):
     to_id: str
 
 
+# What is loaded and saved by its key alone, and in which table: a batch may keep such a record or drop it.
+RECORDS: dict[type[Struct], str] = {Schedule: "schedules", Presence: "presences"}
+
 # What the primary key of a table has behind the tenant, where that is more than the first field.
 EXPORT_ORDER: dict[type[Struct], tuple[str, ...]] = {
     Event: ("task_id", "event_id"), Obligation: ("to_kind", "to_id", "receipt_id"), Presence: ("kind", "id")}
@@ -181,6 +184,11 @@ def export_order(table: type[Struct]) -> tuple[str, ...]:
     return EXPORT_ORDER.get(table, table.__struct_fields__[:1])
 
 
+def key_of(row: Struct) -> tuple[str, ...]:
+    """Return the primary key of a stored row, without the tenant."""
+    return tuple([getattr(row, name) for name in export_order(type(row))])
+
+
 def export_key(row: Struct) -> str:
     """Return where a row stands in the export of its table: keys sort as their fields do, for no id has a NUL."""
-    return "\0".join([getattr(row, name) for name in export_order(type(row))])
+    return "\0".join(key_of(row))
