@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from asyncgate import SCOPES, Caller, Overloaded, Principal, TooManyFailures, WayIn
+from asyncgate import SCOPES, Caller, Overloaded, Principal, RateLimitExceeded, WayIn
 from asyncgate.backends.identity_keys_stored import (
     DAY,
     ID_END,
@@ -88,7 +88,7 @@ class Failures:
         """Refuse if one of the names has used up its minute."""
         for since, count in (self._window(name, now) for name in names if name):
             if count >= FAILURES:
-                raise TooManyFailures("too many wrong keys; wait, then show a key that is good",
+                raise RateLimitExceeded("too many wrong keys; wait, then show a key that is good",
                                       retry_after=ceil(since + FAILURES_SECONDS - now), limit=FAILURES, window="1m")
 
     def add(self, now: float, *names: str) -> None:
@@ -212,7 +212,7 @@ class IssuedKeys:
         self.tasks: set[asyncio.Task[Any]] = set()
 
     async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
-        """Return whom a key stands for, or None; raises TooManyFailures, Overloaded and DatabaseUnavailable."""
+        """Return whom a key stands for, or None; raises RateLimitExceeded, Overloaded and DatabaseUnavailable."""
         if token is None or len(token) != LENGTH or not token.isascii():
             return None
         keyed = self.keyed.copy()

@@ -48,9 +48,10 @@ class PayloadTooLarge(GateError): code, status = "payload_too_large", 413
 class UnsupportedMediaType(GateError): code, status = "unsupported_media_type", 415
 class Misdirected(GateError): code, status = "misdirected_request", 421
 class TooManyWaiting(GateError): code, status = "rate_limit_exceeded", 429
-class TooManyFailures(GateError): code, status = "rate_limit_exceeded", 429
+class RateLimitExceeded(GateError): code, status = "rate_limit_exceeded", 429
 class Overloaded(GateError): code, status = "overloaded", 503
 class DatabaseUnavailable(GateError): code, status = "database_unavailable", 503
+class LimiterUnavailable(GateError): code, status = "rate_limiter_unavailable", 503
 
 
 class Refused(Exception):

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncgate import SCOPES, Caller, DatabaseUnavailable, GateError, Overloaded, Principal, Settings, TooManyFailures
+from asyncgate import SCOPES, Caller, DatabaseUnavailable, GateError, Overloaded, Principal, Settings, RateLimitExceeded
 from asyncgate.backends.identity_keys import Bounded, IssuedKeys, network
 from asyncgate.backends.identity_keys_stored import (
     DAY,
@@ -537,7 +537,7 @@ async def test_the_eleventh_wrong_key_of_an_address_in_a_minute_costs_nothing(wo
     asked = len(world.table.asked)
     world.clock.now += 0.5
 
-    with pytest.raises(TooManyFailures) as refusal:
+    with pytest.raises(RateLimitExceeded) as refusal:
         await world.show(world.issue())
 
     assert refusal.value.body() | {"message": "", "detail": ""} == {
@@ -551,10 +551,10 @@ async def test_who_waits_as_long_as_told_is_let_in_and_a_moment_earlier_not(worl
         assert not await world.lets_in(generate())
     world.clock.now += 20.5
 
-    with pytest.raises(TooManyFailures) as refusal:
+    with pytest.raises(RateLimitExceeded) as refusal:
         await world.show(token)
     world.clock.now += refusal.value.more["retry_after"] - 0.501
-    with pytest.raises(TooManyFailures):
+    with pytest.raises(RateLimitExceeded):
         await world.show(token)
     world.clock.now += 0.501
 
@@ -566,7 +566,7 @@ async def test_wrong_secrets_from_everywhere_stop_at_ten_for_a_key_id(world: Wor
     for at in range(10):
         assert await world.show(with_wrong_secret(token), f"192.0.2.{at}") is None
 
-    with pytest.raises(TooManyFailures):
+    with pytest.raises(RateLimitExceeded):
         await world.show(with_wrong_secret(token), "198.51.100.1")
     assert (world.threads.given, len(world.table.asked)) == (10, 10)
     assert isinstance(await world.show(world.issue(), "198.51.100.1"), Caller)
@@ -609,7 +609,7 @@ async def test_a_wrong_secret_and_a_barred_key_cost_and_count_the_same(world: Wo
     assert world.threads.given == 1
     for _ in range(9):
         assert await world.show(with_wrong_secret(token)) is None
-    with pytest.raises(TooManyFailures):
+    with pytest.raises(RateLimitExceeded):
         await world.show(with_wrong_secret(token))
     assert world.threads.given == 10
 
@@ -991,7 +991,7 @@ async def test_no_secret_and_no_hash_is_ever_told(world: World, everything_logge
     secrets = [parts(token)[1] for token in (good, revoked, broken, wrong)]
     assert [secret for secret in secrets if secret in text] == []
     assert "$argon2" not in text
-    assert "TooManyFailures" in text
+    assert "RateLimitExceeded" in text
 
 
 FACADES = ["rest", "mcp", "bare", "argument"]
