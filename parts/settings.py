@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
+from ipaddress import ip_network
 from itertools import chain
 from operator import attrgetter
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -45,6 +46,7 @@ ReceiptMode = Literal["standalone", "memorygate_integrated", "receiptgate_integr
 Locatability = Literal["lenient", "strict"]
 Mismatch = Literal["return", "refuse"]
 Consistency = Literal["eventual", "strict"]
+StoreFailure = Literal["local", "deny"]
 ToolNames = Literal["dotted", "underscore"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
@@ -128,6 +130,13 @@ class RateLimiting(Group, frozen=True):
     storage: Annotated[Literal["memory", "redis"], says("Where rate-limit counters live")] = "memory"
     redis_url: Annotated[Url, says("Redis that holds the counters when several gates share them")] = ""
     default_tier: Annotated[Literal["free", "paid", "enterprise"], says("Tier of a tenant that has none")] = "free"
+    address_calls_per_minute: Annotated[Quota, says("Calls an address may make a minute; -1 is unlimited")] = 6000
+    anonymous_calls_per_minute: Annotated[Quota, says("The same, without a good credential; -1 is unlimited")] = 300
+    principal_percent: Annotated[int, span(1, 100), says("Share of its tenant's calls that a principal may use")] = 100
+    heartbeat_factor: Annotated[int, span(1, 1000), says("Heartbeats a caller has for each call; they count apart")] = 4
+    store_timeout_seconds: Annotated[Timer, says("Longest that a call waits for Redis before it counts as lost")] = 0.25
+    on_store_failure: Annotated[StoreFailure, says("Without Redis: count locally, or answer 503")] = "local"
+    gates: Annotated[Positive, says("Gates that share the limits; each has its part of them without Redis")] = 1
 
 class AuditLogging(Group, frozen=True):
     """What is kept of security events."""
@@ -192,6 +201,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     allow_insecure_dev: Annotated[bool, says("Whether callers on loopback need no credential")] = False
     allowed_hosts: Annotated[Texts, says("Host headers that are answered; empty is automatic")] = ()
     allowed_origins: Annotated[Texts, says("Origin headers that are answered; empty is automatic")] = ()
+    trusted_proxies: Annotated[Texts, says("Addresses and networks whose X-Forwarded-For is believed")] = ()
     default_tenant_id: Annotated[Uuid, says("Tenant of the shared token")] = "00000000-0000-0000-0000-000000000000"
     default_fallback_owner_kind: Annotated[OwnerKind, says("Kind of the owner of tasks that name nobody")] = "system"
     default_fallback_owner_id: Annotated[Name, says("Id of the owner of tasks that name nobody")] = "asyncgate"
@@ -390,6 +400,17 @@ def compare(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
             raise SettingsError(f"{low}: {wrong} ({origins[low]}; {origins[high]})")
     if not values[name := "leases.requeue_on_expiry_no_increment"]:
         raise SettingsError(f"{name}: must be true, a lost lease spends no attempt (PH.4) ({origins[name]})")
+    for proxy in values[name := "trusted_proxies"]:
+        if not is_network(proxy):
+            raise SettingsError(f"{name}: {proxy!r} is no address and no network ({origins[name]})")
+
+
+def is_network(text: str) -> bool:
+    """Whether a text names an IP address, or a network as in 10.0.0.0/8."""
+    try:
+        return bool(ip_network(text))
+    except ValueError:
+        return False
 
 
 def from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
