@@ -145,6 +145,11 @@ class AuditLogging(Group, frozen=True):
     retention_days: Annotated[int, span(90, 36500), says("Days an audit event is kept")] = 90
     sensitive_fields: Annotated[Texts, says("Fields whose values are never logged")] = ("password", "token", "api_key")
 
+class Outgoing(Group, frozen=True):
+    """Where the gate's own calls may go."""
+
+    allow: Annotated[Texts, says("Hosts and networks that may be called though they are not public")] = ()
+
 class SecuritySettings(Group, frozen=True):
     """Everything about credentials, limits and audit."""
 
@@ -153,6 +158,7 @@ class SecuritySettings(Group, frozen=True):
     api_keys: ApiKeys = ApiKeys()
     rate_limiting: RateLimiting = RateLimiting()
     audit_logging: AuditLogging = AuditLogging()
+    outgoing: Outgoing = Outgoing()
 
 class Tier(Group, frozen=True):
     """What a tenant of one tier may use."""
