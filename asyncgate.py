@@ -1963,14 +1963,19 @@ class WayIn(Protocol):
     """One kind of credential; issued keys and OAuth tokens are further ones."""
 
     async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
-        """Return who shows this token, from where, or None if it is not of this kind or not good."""
+        """Return who shows this token, from where, or None if it is not of this kind or not good.
+
+        Raises InvalidToken for what can be of no other kind.
+        """
 
 
 class Identity:
     """Turns credentials into callers, the same way for every façade."""
 
     def __init__(self, settings: Settings) -> None:
-        self.ways: list[WayIn] = import_module("asyncgate.backends.identity_token").ways(settings)
+        parts = [*(["identity_jwt"] if settings.security.jwt.has_keys else []), "identity_token"]
+        self.ways: list[WayIn] = [
+            way for part in parts for way in import_module(f"asyncgate.backends.{part}").ways(settings)]
 
     async def caller(self, headers: Headers, address: str | None = None) -> Caller:
         """Return who a request comes from."""
@@ -1987,7 +1992,7 @@ def guard_start(settings: Settings) -> None:
     if settings.allow_insecure_dev and not loopback(settings.host):
         raise StartupError(f"allow_insecure_dev opens the gate to everybody who reaches it: it needs a loopback host, "
                            f"not {settings.host}")
-    if not settings.api_key and not settings.allow_insecure_dev:
+    if not settings.api_key and not settings.allow_insecure_dev and not settings.security.jwt.has_keys:
         raise StartupError("no way in: set ASYNCGATE_API_KEY to a secret of your choice, or run `asyncgate dev`")
     later = {"receipt_mode: " + settings.receipt_mode: settings.receipt_mode != "standalone",
              "security.oauth.enabled": settings.security.oauth.enabled,

@@ -32,6 +32,7 @@ class TooManyArtifacts(GateError): code, status = "too_many_artifacts", 400
 class ParentsRequired(GateError): code, status = "parents_required", 400
 class ParentNotFound(GateError): code, status = "parent_not_found", 400
 class Unauthenticated(GateError): code, status = "unauthenticated", 401
+class InvalidToken(Unauthenticated): code = "unauthenticated"       # shown, of a known kind, and no good (RFC 6750 3.1)
 class Forbidden(GateError): code, status = "forbidden", 403
 class TenantMismatch(GateError): code, status = "tenant_mismatch", 403
 class NotFound(GateError): code, status = "not_found", 404
@@ -52,6 +53,7 @@ class RateLimitExceeded(GateError): code, status = "rate_limit_exceeded", 429
 class Overloaded(GateError): code, status = "overloaded", 503
 class DatabaseUnavailable(GateError): code, status = "database_unavailable", 503
 class LimiterUnavailable(GateError): code, status = "rate_limiter_unavailable", 503
+class IssuerUnavailable(GateError): code, status = "issuer_unavailable", 503
 
 
 class Refused(Exception):

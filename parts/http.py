@@ -16,6 +16,7 @@ import msgspec
 from asyncgate.parts.errors import (
     GateError,
     InvalidRequest,
+    InvalidToken,
     PayloadTooDeep,
     PayloadTooLarge,
     RequestTimeout,
@@ -201,7 +202,8 @@ def refusal_headers(no: GateError) -> list[tuple[bytes, bytes]]:
     """Say in headers what HTTP has headers for."""
     more = []
     if isinstance(no, Unauthenticated):
-        more.append((b"www-authenticate", b"Bearer"))
+        known = isinstance(no, InvalidToken)
+        more.append((b"www-authenticate", b'Bearer error="invalid_token"' if known else b"Bearer"))
     if "allow" in no.more:
         more.append((b"allow", ", ".join(no.more["allow"]).encode()))
     if "retry_after" in no.more:

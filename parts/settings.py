@@ -95,13 +95,23 @@ class WorkerBootstrap(Group, frozen=True):
     include_memorygate_routing: Annotated[bool, says("Whether bootstrap tells workers where the ledger is")] = True
 
 class Jwt(Group, frozen=True):
-    """How access tokens are signed and for how long they are good."""
+    """How access tokens are signed and checked, and for how long they are good."""
 
     algorithm: Annotated[Literal["RS256"], says("How access tokens are signed")] = "RS256"
     private_key_path: Annotated[str, says("PEM file of the key that signs access tokens")] = ""
     public_key_path: Annotated[str, says("PEM file of the key that checks access tokens")] = ""
+    jwks: Annotated[str, says("Further keys that check access tokens: a JWKS file, or the issuer's URL of one")] = ""
+    issuer: Annotated[Name, says("Who issues the access tokens that are accepted, their iss")] = "asyncgate"
+    audience: Annotated[Texts, says("Audiences of accepted access tokens; aud must name one")] = ("asyncgate-api",)
+    leeway_seconds: Annotated[int, span(0, 300), says("Seconds by which the issuer's clock may be off")] = 30
+    max_lifetime_days: Annotated[int, span(1, 90), says("Longest life of an access token that is accepted")] = 90
     access_token_ttl_days: Annotated[int, span(5, 90), says("Days an access token is valid")] = 30
     refresh_token_ttl_days: Annotated[Days, says("Days a refresh token is valid")] = 90
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether there is a key that access tokens can be checked with."""
+        return bool(self.private_key_path or self.public_key_path or self.jwks)
 
 class IdentityProvider(Group, frozen=True):
     """Who vouches for people that sign in."""
