@@ -129,7 +129,7 @@ class AccessTokens:
         http = http or (fetcher(settings) if url else None)
         self.keys = KeyRing(keys_on_disk(self.jwt), url, http, self.proven.clear, clock)
 
-    async def caller(self, token: str | None) -> Caller | None:
+    async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
         """Return who a token of the issuer stands for; what does not look like a JWT is left to other ways in."""
         if token is None or not token.startswith("eyJ") or "." not in token:     # eyJ is {" in base64
             return None
