@@ -107,8 +107,8 @@ STATUS = {
     421: "The gate does not answer for the Host that was asked.", 431: "Path, query and headers are too large.",
     429: "A limit is used up, too many claims wait, or too many keys were wrong; come back after `Retry-After`.",
     500: "A defect of the gate; its log says more.",
-    503: "The database, or what counts calls, does not answer, so the outcome may be unknown, or the gate is overloaded; "
-         "repeat after `Retry-After`."}
+    503: "The database, or what counts calls, does not answer, so the outcome may be unknown, or the gate is "
+         "overloaded; repeat after `Retry-After`."}
 SECONDS = {"headers": {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds to wait."}}}
 SCHEME = {"headers": {"WWW-Authenticate": {"schema": {"type": "string"}, "description": "The scheme to use."}}}
 HEADERS = {401: SCHEME, 429: SECONDS, 503: SECONDS}
@@ -253,7 +253,7 @@ def codes(op: Any, verb: str, path: str) -> dict[int, list[str]]:
     told = "400 invalid_request, 403 forbidden, 421 misdirected_request, 431 invalid_request, 500 internal_error"
     if not op.open:
         told += (", 401 unauthenticated, 403 tenant_mismatch, 429 rate_limit_exceeded, 503 overloaded, "
-                 "503 rate_limiter_unavailable")
+                 "503 rate_limiter_unavailable, 503 issuer_unavailable")
     told += ", 503 database_unavailable" if op.open or op.kind != "B" else ""
     told += ", 400 invalid_cursor" if {"cursor", "since_receipt_id"} & {*op.takes.__struct_fields__} else ""
     told += ", 404 not_found" if "{" in path else ""
