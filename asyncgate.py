@@ -160,6 +160,8 @@ class News(Struct, frozen=True):
     ended: tuple[str, ...] = ()                             # tasks
     due: float | None = None                                # when the first of the delayed tasks may be leased
     many: bool = False                                      # more than is listed: look for whatever there may be
+    keys: tuple[str, ...] = ()                              # issued keys that have changed
+    account: bool = False                                   # whether what is agreed with the tenant has changed
 
 
 # LAW ##################################################################################################################
@@ -358,6 +360,17 @@ def barred(caller: Caller, why: str, required_role: str = "admin") -> Forbidden:
     return Forbidden(why, required_role=required_role, your_role=caller.role)
 
 
+def keep_within(caller: Caller, ask: LeaseNext) -> None:
+    """Narrow a claim to what the credential is good for (spec 21.2.2)."""
+    if caller.capabilities is not None:
+        ask.capabilities = (ask.capabilities or frozenset()) & caller.capabilities
+    if caller.task_types is not None:
+        wanted = ask.accept_types or caller.task_types
+        if not (both := wanted & caller.task_types):
+            raise barred(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
+        ask.accept_types = both
+
+
 def creations(ask: CreateTasks) -> Iterator[CreateTask]:
     """Yield the tasks of a batch, each with the creator of the whole where it names none."""
     for item in ask.tasks:
@@ -444,6 +457,7 @@ class Work:
         self.progressed: dict[str, Progress] = {}
         self.written: dict[str, Receipt] = {}
         self.events: dict[str, Event] = {}
+        self.audited: dict[str, Audit] = {}
         self.opened: dict[str, Principal] = {}                          # whose obligation, by receipt
         self.closed: dict[str, Principal] = {}
         self.kept: dict[tuple[type[Struct], tuple[str, ...]], Any] = {}     # None: dropped
@@ -579,6 +593,10 @@ class Work:
         self._set(self.records, (kind, key), None)
         self._set(self.kept, (kind, key), None)
 
+    def log(self, line: Audit) -> None:
+        """Add a line to the audit log."""
+        self._set(self.audited, line.audit_id, line)
+
     def deliver(self, receipt_id: str) -> None:
         """Stamp a receipt as handed over, for telemetry."""
         self._set(self.delivered, receipt_id, self.now)
@@ -680,7 +698,7 @@ class Engine:
         The same idempotency key from the same creator again returns the first task and writes nothing.  Next:
         get_task with wait_seconds, or list_open_obligations later.  One transaction.  Spec 6.1, 14.1, PH.6.
         """
-        task, needed, contract = self._draft(work, speaker(caller, ask), ask)
+        task, needed, contract = self._draft(work, caller, speaker(caller, ask), ask)
         key = (task.owner_kind, task.owner_id, ask.idempotency_key or "")
         if ask.idempotency_key is not None and (first := work.keys.get(key)):
             return self._first(work.tasks[first], task)
@@ -695,8 +713,11 @@ class Engine:
                                       task_id=task.task_id)
         return Created(task.task_id, task.status, payload_differs=differs)
 
-    def _draft(self, work: Work, creator: Principal, ask: CreateTask) -> tuple[Task, frozenset[str], dict[str, Any]]:
+    def _draft(self, work: Work, caller: Caller, creator: Principal,
+               ask: CreateTask) -> tuple[Task, frozenset[str], dict[str, Any]]:
         """Make a task of its contract, and the body of the receipt that states it."""
+        if caller.task_types is not None and ask.type not in caller.task_types:
+            raise barred(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
         limits, payload = self.settings, bytes(ask.payload)
         sized(payload, limits.max_payload_bytes, "payload")
         value, needed = parsed(payload, "payload"), needs_of(ask.requirements)
@@ -807,10 +828,10 @@ class Engine:
         owner = Principal(ask.created_by_kind, ask.created_by) if ask.created_by else claimed(ask)
         if not caller.unlimited:
             owner = self._self_only(caller, owner)
-        limit, mark = self._limit(ask.limit), ("tasks", owner, ask.status, ask.type)
-        before = self._position(caller, ask.cursor, *mark)
+        limit, mark = self.limit(ask.limit), ("tasks", owner, ask.status, ask.type)
+        before = self.position(caller, ask.cursor, *mark)
         rows = await self.backend.tasks(caller.tenant_id, TaskFilter(owner, ask.status, ask.type, before, limit + 1))
-        more = self._cursor(caller, rows[limit - 1][0].task_id, *mark) if len(rows) > limit else None
+        more = self.cursor(caller, rows[limit - 1][0].task_id, *mark) if len(rows) > limit else None
         return Tasks([record(caller.tenant_id, *row) for row in rows[:limit]], more, more)
 
     def _self_only(self, caller: Caller, named: Principal | None) -> Principal:
@@ -821,15 +842,15 @@ class Engine:
     async def get_task_history(self, caller: Caller, ask: GetTaskHistory) -> History:
         """Return what happened to a task, oldest first: its receipts, and the events that have none."""
         await self._readable(caller, ask.task_id)
-        tenant, limit, mark = caller.tenant_id, self._limit(ask.limit), ("history", ask.task_id)
-        after = self._position(caller, ask.cursor, *mark)
+        tenant, limit, mark = caller.tenant_id, self.limit(ask.limit), ("history", ask.task_id)
+        after = self.position(caller, ask.cursor, *mark)
         receipts = await self.backend.receipts(tenant, ReceiptFilter(None, ask.task_id, None, after, limit + 1))
         events = [HistoryEvent(r.receipt_id, r.receipt_type, outside(r.created_at), receipt=shown(tenant, r))
                   for r in receipts]
         events += [HistoryEvent(e.event_id, e.event_type, outside(e.created_at), raw(e.payload))
                    for e in await self.backend.events(tenant, ask.task_id, after, limit + 1)]
         events.sort(key=lambda event: event.event_id)
-        more = self._cursor(caller, events[limit - 1].event_id, *mark) if len(events) > limit else None
+        more = self.cursor(caller, events[limit - 1].event_id, *mark) if len(events) > limit else None
         return History(ask.task_id, events[:limit], more, more)
 
     def cancel_task(self, work: Work, caller: Caller, ask: CancelTask) -> Ok:
@@ -891,6 +912,7 @@ class Engine:
         Each lease is exclusive and atomic.  Spec 6.2, 18.8.
         """
         ask.max_tasks = min(ask.max_tasks or 1, self.settings.max_claim_tasks)
+        keep_within(caller, ask)
         if ask.wait_seconds <= 0:
             return await self.write(Engine._claim, its_claim, caller, ask)  # type: ignore[no-any-return]
         until = self._until(ask.wait_seconds)
@@ -1216,10 +1238,10 @@ class Engine:
             to = self._self_only(caller, to)
         mark = ("receipts", to, ask.task_id, ask.receipt_type)
         after = await self._since(caller, ask.since_receipt_id or ask.cursor, *mark)
-        limit = self._limit(ask.limit)
+        limit = self.limit(ask.limit)
         rows = await self.backend.receipts(caller.tenant_id,
                                            ReceiptFilter(to, ask.task_id, ask.receipt_type, after, limit + 1))
-        more = self._cursor(caller, rows[limit - 1].receipt_id, *mark) if len(rows) > limit else None
+        more = self.cursor(caller, rows[limit - 1].receipt_id, *mark) if len(rows) > limit else None
         return Receipts([shown(caller.tenant_id, row) for row in rows[:limit]], more, more)
 
     async def get_receipt(self, caller: Caller, ask: GetReceipt) -> ReceiptRecord:
@@ -1343,7 +1365,7 @@ class Engine:
         """
         who = self.whose(caller, ask)
         after = await self._since(caller, ask.since_receipt_id, "obligations", who)
-        rows = await self.backend.obligations(caller.tenant_id, who, after, self._limit(ask.limit))
+        rows = await self.backend.obligations(caller.tenant_id, who, after, self.limit(ask.limit))
         return Obligations(self._server(), await self._relationship(caller, who),
                            [shown(caller.tenant_id, row) for row in rows], rows[-1].receipt_id if rows else None)
 
@@ -1497,21 +1519,22 @@ class Engine:
         for ended in [future for futures in self.outcomes.values() for future in futures]:
             resolve(ended)
 
-    def _limit(self, wished: int | None) -> int:
+    def limit(self, wished: int | None) -> int:
+        """Return how many rows a page has."""
         return min(wished or self.settings.default_list_limit, self.settings.max_list_limit)
 
-    def _cursor(self, caller: Caller, position: str, *query: Any) -> str:
+    def cursor(self, caller: Caller, position: str, *query: Any) -> str:
         """Seal a position for this tenant and this query, so that nobody can make one up."""
         seal = hmac.digest(self.backend.secret, canonical((caller.tenant_id, query, position)), "sha256")[:12]
         return base64.urlsafe_b64encode(seal + position.encode()).decode().rstrip("=")
 
-    def _position(self, caller: Caller, cursor: str | None, *query: Any) -> str | None:
+    def position(self, caller: Caller, cursor: str | None, *query: Any) -> str | None:
         """Open a cursor that `_cursor` made for the same tenant and query."""
         if cursor is None:
             return None
         with contextlib.suppress(ValueError):
             position = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))[12:].decode()
-            if hmac.compare_digest(cursor.encode(), self._cursor(caller, position, *query).encode()):
+            if hmac.compare_digest(cursor.encode(), self.cursor(caller, position, *query).encode()):
                 return position
         raise InvalidCursor("this cursor was not given for this list; begin again without one")
 
@@ -1519,7 +1542,7 @@ class Engine:
         """Open a cursor, or take a receipt of this tenant for one."""
         if cursor and await self.backend.receipt(caller.tenant_id, cursor):
             return cursor
-        return self._position(caller, cursor, *query)
+        return self.position(caller, cursor, *query)
 
 
 def news_of(work: Work) -> News | None:
@@ -1529,11 +1552,13 @@ def news_of(work: Work) -> News | None:
     later = [due for task in queued if (due := task.next_eligible_at or 0.0) > work.now]
     now = [task for task in queued if (task.next_eligible_at or 0.0) <= work.now]
     ended = [task.task_id for task in changed if task.status in TERMINAL]
-    if not queued and not ended:
+    keys = tuple(key[0] for kind, key in work.kept if kind is Key)
+    account = (Account, ()) in work.kept
+    if not (queued or ended or keys or account):
         return None
     kinds = tuple((task.type, tuple(sorted(needs_of(raw(task.requirements))))) for task in now[:MOST_QUEUED])
     return News(work.tenant_id, kinds, tuple(ended[:MOST_ENDED]), min(later, default=None),
-                len(now) > MOST_QUEUED or len(ended) > MOST_ENDED)
+                len(now) > MOST_QUEUED or len(ended) > MOST_ENDED, keys, account)
 
 
 def sized(text: bytes, most: int, what: str) -> None:
@@ -1952,6 +1977,8 @@ OPERATIONS = {op.name: op for op in (
     Operation(Engine.get_config, "GET /v1/config", EVERYONE, "", "B"),
     Operation(Engine.health, "GET /v1/health, GET /health", "", "", "B"),
 )}
+# What belongs to a part that can be swapped is declared there.
+OPERATIONS |= {op.name: op for op in import_module("asyncgate.backends.identity_admin").OPERATIONS}
 
 
 # IDENTITY #############################################################################################################
@@ -1992,11 +2019,8 @@ def guard_start(settings: Settings) -> None:
     if settings.allow_insecure_dev and not loopback(settings.host):
         raise StartupError(f"allow_insecure_dev opens the gate to everybody who reaches it: it needs a loopback host, "
                            f"not {settings.host}")
-    if not settings.api_key and not settings.allow_insecure_dev and not settings.security.jwt.has_keys:
-        raise StartupError("no way in: set ASYNCGATE_API_KEY to a secret of your choice, or run `asyncgate dev`")
     later = {"receipt_mode: " + settings.receipt_mode: settings.receipt_mode != "standalone",
-             "security.oauth.enabled": settings.security.oauth.enabled,
-             "security.rate_limiting.enabled": settings.security.rate_limiting.enabled}
+             "security.oauth.enabled": settings.security.oauth.enabled}
     if missing := [name for name, wanted in later.items() if wanted]:
         raise StartupError(f"{missing[0]} is not part of this release; unset it")
     if settings.allow_insecure_dev:
@@ -2056,9 +2080,12 @@ class Gate:
         backend = self.backend or await opener(database.url, serving=True, settings=database)
         self.engine = Engine(backend, self.settings)
         self.engine.upkeep = Upkeep(self.engine)
+        part = import_module("asyncgate.backends.identity_guard")
+        self.guard = part.Guard(self.engine)
+        self.identity.ways.insert(0, part.Keys(self.guard.keys))
         try:
             await backend.join(self.engine.instance, self.settings.lease_sweep_interval_seconds, self.engine.hear)
-            async with self.engine.upkeep:
+            async with self.guard, self.engine.upkeep:
                 yield
         finally:
             await self.mcp.close()
@@ -2083,12 +2110,19 @@ class Gate:
         described = import_module("asyncgate.parts.openapi").routes(OPERATIONS.values(), __version__, self.send)
         return [*(Route(path, self.mcp) for path in ("/mcp", "/mcp/u")), *described]
 
-    async def admit(self, op: Operation, headers: Headers, address: str | None = None) -> Caller:
-        """Return who asks for an operation; some need no credential."""
-        return NOBODY if op.open else await self.identity.caller(headers, address)
+    async def admit(self, scope: Scope, op: Operation | None = None, headers: Headers | None = None) -> Caller:
+        """Return who a request comes from, and count the call; some operations need no credential."""
+        if op is not None and op.open:
+            return NOBODY
+        caller: Caller = await self.guard.admit(scope, self.identity, scope["headers"] if headers is None else headers)
+        if op is not None:
+            await self.guard.meter(scope, caller, op.name)
+        return caller
 
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation for a façade; that the gate is not well is no good answer."""
+        if isinstance(ask, CreateTask | CreateTasks):
+            await self.guard.created(caller, len(getattr(ask, "tasks", "1")))
         reply = await self.engine.perform(op, caller, ask)
         if op.name == "health" and reply.status != "healthy":
             raise DatabaseUnavailable("the database does not answer", retry_after=1, **msgspec.to_builtins(reply))
@@ -2112,8 +2146,10 @@ class Gate:
     async def send(self, send: Send, scope: Scope, status: int, body: bytes, more: Iterable[tuple[bytes, bytes]] = (),
                    type: tuple[bytes, bytes] = JSON_TYPE) -> None:
         """Send one complete answer with the headers that every answer carries; `more` replaces what it names."""
-        if not more and type is JSON_TYPE and scope["type"] == "http" and (whole := shortcut(scope)) is not None:
+        limits = scope.get("asyncgate.limits", ())
+        if not more and type is JSON_TYPE and (whole := shortcut(scope)) is not None:
             lines = self.lines + STRICT_LINE if scope["scheme"] == "https" else self.lines
+            lines += b"".join([b"%b: %b\r\n" % header for header in limits]) if limits else b""
             if whole.answer(status, lines, body):
                 return
         safety = self.safety(scope, {name for name, _ in more})
@@ -2124,6 +2160,7 @@ class Gate:
     def safety(self, scope: Scope, own: Set[bytes]) -> Headers:
         """Return the headers that every answer carries, but for those that it brings itself."""
         headers = [header for header in self.headers if header[0] not in own] if own else self.headers
+        headers = [*headers, *scope.get("asyncgate.limits", ())]
         return [*headers, STRICT_TRANSPORT] if scope.get("scheme") == "https" else headers
 
     async def _lost(self, request: Any, error: HTTPException) -> Any:
@@ -2153,6 +2190,7 @@ class Endpoint:
         except GateError as no:
             status, body = no.status, encode(no.body())
             more += refusal_headers(no)
+            self.gate.guard.refused(scope, no, scope["path"], scope.get("asyncgate.ask"))
         except asyncio.CancelledError:
             return      # the client has gone
         except Exception as bug:
@@ -2164,8 +2202,8 @@ class Endpoint:
         if (op := self.operations.get(verb)) is None:
             allow = sorted({*self.operations, *({"HEAD"} if "GET" in self.operations else ())})
             raise MethodNotAllowed(f"{scope['method']} is not for {scope['path']}", allow=allow)
-        caller = await self.gate.admit(op, scope["headers"], address_of(scope))
-        ask = await self._ask(op, caller, scope, receive)
+        caller = await self.gate.admit(scope, op)
+        scope["asyncgate.ask"] = ask = await self._ask(op, caller, scope, receive)
         if op.name == "bootstrap" and self.gate.settings.bootstrap.deprecate_legacy_endpoint:
             more += DEPRECATED
         work = self.gate.perform(op, caller, ask)
@@ -2350,7 +2388,7 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Name every command."""
-        return sorted({*super().list_commands(ctx), *self._clients().commands})
+        return sorted({*super().list_commands(ctx), *self._clients().list_commands(ctx)})
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Find a command by its name."""

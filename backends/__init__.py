@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         DatabaseSettings,
         Event,
         Ids,
+        Key,
         Lease,
         Needs,
         News,
@@ -104,6 +105,12 @@ class Backend(Protocol):
 
     async def record(self, tenant_id: str, kind: type[R], *key: str) -> R | None:
         """Return one of the RECORDS, by its key."""
+
+    async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
+        """Return the tenant of an issued key, whether that is suspended, and the key: before any tenant is known.
+
+        It sees every change committed before the call; raises DatabaseUnavailable when the database does not answer.
+        """
 
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
         """Return tenants with ids of tasks and schedules that upkeep must look at: at most `limit` of each kind.

@@ -34,13 +34,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from asyncgate import SCOPES, Caller, Overloaded, Principal, RateLimitExceeded, WayIn
+from asyncgate import SCOPES, Caller, Key, Overloaded, Principal, RateLimitExceeded, WayIn
 from asyncgate.backends.identity_keys_stored import (
     DAY,
     ID_END,
     ID_START,
     LENGTH,
-    Key,
     KeyStore,
     hashed,
     parse,

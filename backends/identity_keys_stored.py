@@ -15,10 +15,9 @@ from typing import Protocol
 from zlib import crc32
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncgate import SCOPES, Kind, Role
+from asyncgate import SCOPES, Key, Kind, Role
 from asyncgate.parts.settings import ApiKeys
 
 DAY = 86_400.0
@@ -51,35 +50,6 @@ def checksum(text: str) -> str:
     """Return the CRC32 of a text in six base62 digits."""
     crc, size = crc32(text.encode()), len(PAIRS)
     return PAIRS[crc // size // size] + PAIRS[crc // size % size] + PAIRS[crc % size]
-
-
-# What is stored of it.
-
-
-class Key(Struct, frozen=True):
-    """An issued key as it is stored; the tenant is beside it."""
-
-    key_id: str
-    hash: str                           # Argon2id of the secret, as a PHC string
-    name: str
-    principal_kind: Kind
-    principal_id: str
-    principal_instance_id: str | None
-    role: Role
-    scopes: str                         # JSON, a sorted array; so are the next two
-    capabilities: str | None            # those that it may claim tasks for; None is any
-    task_types: str | None
-    not_before: float
-    expires_at: float | None
-    revoked_at: float | None
-    rotated_to: str | None              # the key that takes its place
-    version: int                        # of the hash
-    created_at: float
-    created_by: str
-    last_used_at: float | None = None
-
-    def __repr__(self) -> str:
-        return f"<Key {self.key_id}>"   # the hash stays out of logs and tracebacks
 
 
 class KeyStore(Protocol):

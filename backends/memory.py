@@ -19,9 +19,12 @@ from msgspec.structs import replace
 from asyncgate import (
     RECORDS,
     TERMINAL,
+    Account,
+    Audit,
     DatabaseSettings,
     Event,
     Ids,
+    Key,
     Lanes,
     Lease,
     Needs,
@@ -57,6 +60,7 @@ class Tenant:
         self.receipts: dict[str, Receipt] = {}
         self.recorded: set[tuple[str, str]] = set()
         self.events: dict[str, Event] = {}
+        self.audit: dict[str, Audit] = {}
         self.open: dict[str, Principal] = {}
         self.records: dict[type[Struct], dict[tuple[str, ...], Any]] = {kind: {} for kind in RECORDS}
         self.delivered: dict[str, float] = {}
@@ -157,6 +161,7 @@ class Memory:
                 tenant.recorded.add(key)
                 tenant.receipts[receipt.receipt_id] = receipt
         tenant.events.update(work.events)
+        tenant.audit.update(work.audited)
         tenant.open.update(work.opened)
         for receipt_id in work.closed:
             tenant.open.pop(receipt_id, None)
@@ -219,6 +224,14 @@ class Memory:
         """Return one record."""
         return self.all[tenant_id].records[kind].get(key)
 
+    async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
+        """Return a key before its tenant is known."""
+        for tenant_id, tenant in self.all.items():
+            if key := tenant.records[Key].get((key_id,)):
+                account = tenant.records[Account].get(())
+                return tenant_id, account is not None and account.suspended_at is not None, key
+        return None
+
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
         """Return what upkeep must look at, tenant by tenant."""
         found = []
@@ -245,7 +258,7 @@ class Memory:
         rows: dict[type[Struct], Iterable[Any]] = {
             Task: tenant.tasks.values(), Lease: tenant.leases.values(), Progress: tenant.progress.values(),
             Receipt: map(tenant.shown, tenant.receipts.values()), Event: tenant.events.values(),
-            **{kind: rows.values() for kind, rows in tenant.records.items()},
+            Audit: tenant.audit.values(), **{kind: rows.values() for kind, rows in tenant.records.items()},
             Obligation: (Obligation(id, to.kind, to.id) for id, to in tenant.open.items())}
         return list(islice(after({export_key(row): row for row in rows[table]}, since), 1000))
 

@@ -27,6 +27,7 @@ from asyncgate import (
     DatabaseUnavailable,
     Event,
     Ids,
+    Key,
     Lanes,
     Lease,
     LeaseNext,
@@ -473,6 +474,11 @@ class Postgres:
         """Return one record."""
         rows = await self._read(tenant_id, sql.RECORD[kind], *([part] for part in key))
         return kind(*rows[0]) if rows else None
+
+    async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
+        """Return a key before its tenant is known."""
+        rows = await self._ask(sql.FIND_KEY, key_id)
+        return (rows[0][0], rows[0][1], Key(*rows[0][2:])) if rows else None
 
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
         """Return what upkeep must look at, tenant by tenant, but for what other living processes look after."""

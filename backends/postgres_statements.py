@@ -22,7 +22,9 @@ from asyncgate import (
     ACTIVE,
     RECORDS,
     TERMINAL,
+    Audit,
     Event,
+    Key,
     Lease,
     Needs,
     Obligation,
@@ -245,11 +247,12 @@ WHERE tenant_id = $1 AND task_id = ANY (ARRAY(
 # be planned as a walk over all rows of the tenant.  For the same reason rows go away by `= ANY`.
 
 
-def insert(table: str, names: Iterable[str], key: str = "", changed: Iterable[str] = (), also: str = "") -> str:
+def insert(table: str, names: Iterable[str], key: str | None = None, changed: Iterable[str] = (),
+           also: str = "") -> str:
     """Return an INSERT of whole rows; where the row of a key is there already, `changed` is what it takes over."""
     names = list(names)
     sets = ", ".join(f"{name} = excluded.{name}" for name in changed) + also
-    upsert = f" ON CONFLICT (tenant_id, {key}) DO UPDATE SET {sets}" if key else ""
+    upsert = "" if key is None else f" ON CONFLICT (tenant_id{', ' * bool(key)}{key}) DO UPDATE SET {sets}"
     return (f"INSERT INTO asyncgate.{table} AS old (tenant_id, {listed(names)}) "
             f"SELECT :tenant::uuid, r.* FROM {{rows}}{upsert}")
 
@@ -260,7 +263,7 @@ TO = {"to_kind": "text[]", "to_id": "text[]", "receipt_id": "text[]"}
 EDGE = {"child_id": "text[]", "parent_id": "text[]"}
 DELIVERY = {"receipt_id": "text[]", "delivered_at": "float8[]"}
 STATED = {**RECEIPT, "parent_id": "text[]"}
-EVENT = typed(Event)
+EVENT, AUDIT = typed(Event), typed(Audit)
 SAVES: dict[str, tuple[dict[str, str], str]] = {
     "tenants": ({"since": "float8[]"}, insert("tenants", ["since"]) + NOTHING),
     "lanes": (LANE, insert("lanes", LANE) + NOTHING),
@@ -283,6 +286,7 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
                    "SELECT ctid FROM asyncgate.obligations WHERE tenant_id = :tenant AND to_kind = r.to_kind "
                    "AND to_id = r.to_id AND receipt_id = r.receipt_id LIMIT 1) AS o))"),
     "events": (EVENT, insert("events", EVENT)),
+    "audit": (AUDIT, insert("audit", AUDIT)),
     "deliveries": (DELIVERY, insert("deliveries", DELIVERY, "receipt_id", DELIVERY)),
     **{f"kept_{table}": (typed(kind), insert(table, typed(kind), ", ".join(export_order(kind)), typed(kind)))
        for kind, table in RECORDS.items()},
@@ -326,6 +330,7 @@ def changes(work: Work) -> dict[str, list[tuple[Any, ...]]]:
         "opened": [(to.kind, to.id, receipt_id) for receipt_id, to in work.opened.items()],
         "closed": [(to.kind, to.id, receipt_id) for receipt_id, to in work.closed.items()],
         "events": [astuple(event) for event in work.events.values()],
+        "audit": [astuple(line) for line in work.audited.values()],
         "deliveries": sorted(work.delivered.items()),
         **records(work)}
 
@@ -363,6 +368,8 @@ def check_at(task: Task, lease: Lease | None) -> float | None:
 def record(kind: type[Struct], table: str) -> str:
     """Return the statement that reads records by their keys, one array for each column of a key."""
     key, names = export_order(kind), listed(typed(kind))
+    if not key:
+        return f"SELECT {names} FROM asyncgate.{table} WHERE tenant_id = $1"
     given = ", ".join(f"${at}::text[]" for at, _ in enumerate(key, 2))
     same = " AND ".join(f"{name} = k.{name}" for name in key)
     return (f"SELECT {listed(typed(kind), 'r.')} FROM unnest({given}) AS k ({listed(key)}), LATERAL ("
@@ -424,6 +431,7 @@ NEXT_DUE = """
 SELECT min(next_eligible_at) FROM asyncgate.states
 WHERE tenant_id = $1 AND status = 'queued' AND NOT ready AND held IS NULL AND next_eligible_at > $2"""
 OVERDUE = "SELECT tenant_id::text, kind, id FROM asyncgate.overdue($1, $2, $3, $4)"
+FIND_KEY = f"SELECT f.tenant::text, f.suspended, {listed(typed(Key), '(f.key).')} FROM asyncgate.find_key($1) AS f"
 TENANTS = "SELECT asyncgate.all_tenants()::text"
 
 # The youngest receipt there is, and since when the oldest transaction is open that may still add some to this tenant:
@@ -437,7 +445,7 @@ SELECT (SELECT receipt_id FROM asyncgate.receipts WHERE tenant_id = $1 ORDER BY 
 
 EXPORTS: dict[type[Struct], tuple[str, dict[str, str]]] = {
     Progress: ("progress", PROGRESS), Event: ("events", EVENT), Obligation: ("obligations", typed(Obligation)),
-    **{kind: (table, typed(kind)) for kind, table in RECORDS.items()}}
+    Audit: ("audit", AUDIT), **{kind: (table, typed(kind)) for kind, table in RECORDS.items()}}
 
 
 def before(moment: float) -> str:

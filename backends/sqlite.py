@@ -31,10 +31,12 @@ from msgspec.structs import astuple
 
 from asyncgate import (
     RECORDS,
+    Audit,
     DatabaseSettings,
     DatabaseUnavailable,
     Event,
     Ids,
+    Key,
     Lanes,
     Lease,
     LeaseNext,
@@ -169,12 +171,15 @@ LATE_TENANTS = """
                    AND status IN ('queued', 'leased', 'running'))
         OR EXISTS (SELECT 1 FROM tasks WHERE tenant_id = t.tenant_id AND status = 'queued' AND attempt >= max_attempts)
         OR EXISTS (SELECT 1 FROM schedules WHERE tenant_id = t.tenant_id AND late_at <= ?1)"""
+FIND_KEY = f"""
+    SELECT k.tenant_id, a.suspended_at IS NOT NULL, {listed(Key, 'k.')}
+    FROM api_keys AS k LEFT JOIN accounts AS a USING (tenant_id) WHERE k.key_id = ?"""
 LATE = "SELECT schedule_id FROM schedules WHERE tenant_id = ? AND late_at <= ? ORDER BY late_at LIMIT ?"
 DUE = """
     SELECT min(next_eligible_at) FROM tasks
     WHERE tenant_id = ? AND status = 'queued' AND ready = 0 AND held IS NULL AND next_eligible_at > ?"""
 EXPORTS: dict[type[Struct], str] = {Task: "tasks", Lease: "leases", Progress: "progress",
-                                    Event: "events", Obligation: "obligations", **RECORDS}
+                                    Event: "events", Obligation: "obligations", Audit: "audit", **RECORDS}
 
 
 def named_row(row: tuple[Any, ...]) -> tuple[Task, Lease | None, Progress | None]:
@@ -425,6 +430,7 @@ class Sqlite:
         many(ADD_OBLIGATION, ((id, to.kind, to.id) for id, to in work.opened.items()))
         many(DISCHARGE, ((to.kind, to.id, id) for id, to in work.closed.items()))
         many(ADD_EVENT, map(astuple, work.events.values()))
+        many(ADD_AUDIT, map(astuple, work.audited.values()))
         for (kind, key), row in work.kept.items():
             many(*((KEEP[kind], [astuple(row)]) if row is not None else (DROP[kind], [key])))
         many(ADD_DELIVERY, work.delivered.items())
@@ -514,6 +520,11 @@ class Sqlite:
         rows = await self._rows(RECORD[kind], tenant_id, *key)
         return kind(*rows[0]) if rows else None
 
+    async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
+        """Return a key before its tenant is known."""
+        rows = await self._rows(FIND_KEY, key_id)
+        return (rows[0][0], bool(rows[0][1]), Key(*rows[0][2:])) if rows else None
+
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
         """Return what upkeep must look at, tenant by tenant."""
         found = []
@@ -566,6 +577,7 @@ ADD_PROGRESS = upsert("progress", fields(Progress), ["task_id"])
 ADD_EDGE = insert("edges", ["child_id", "parent_id"])
 ADD_OBLIGATION = insert("obligations", fields(Obligation))
 ADD_EVENT = insert("events", fields(Event))
+ADD_AUDIT = insert("audit", fields(Audit))
 KEEP = {kind: upsert(table, fields(kind), export_order(kind)) for kind, table in RECORDS.items()}
 ADD_DELIVERY = upsert("deliveries", ["receipt_id", "delivered_at"], ["receipt_id"])
 

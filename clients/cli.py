@@ -29,7 +29,7 @@ from asyncgate.parts.wire import AsEither, Ask
 
 SECTIONS = {
     "Try it": ("demo", "dev"),
-    "Run a gate": ("serve", "mcp", "migrate", "config", "openapi"),
+    "Run a gate": ("serve", "mcp", "keys", "migrate", "config", "openapi"),
     "Look after it": ("verify", "backup", "copy", "conformance", "bench", "bench-server"),
 }
 STATUSES = {400: 2, 413: 2, 415: 2, 401: 3, 403: 3, 404: 4, 409: 5, 429: 6}
@@ -41,8 +41,15 @@ EXIT_STATUS = ("Exit status: 0 done, 1 broken, 2 wrong request, 3 not allowed, 4
 class Clients(click.Group):
     """A group that also knows its commands by the names of the operations, with underscores."""
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Name every command."""
+        return [*super().list_commands(ctx), "keys"]
+
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Find a command by its name."""
+        if name == "keys":      # it is made of this module, so it cannot be there before it
+            keys: click.Command = import_module("asyncgate.clients.keys").keys
+            return keys
         return super().get_command(ctx, name.replace("_", "-"))
 
 
@@ -253,6 +260,9 @@ TABLES = {
     "get_task_history": "created_at event_type receipt.from receipt.to receipt.receipt_id payload",
     "create_tasks": "task_id status payload_differs error",
     "complete_tasks": "task_id status error",
+    "list_keys": "key_id name principal_kind principal_id role expires_at revoked_at rotated_to last_used_at",
+    "list_tenants": "tenant name tier suspended_at exempt_until",
+    "list_audit": "number timestamp severity event details",
 }
 OPENED = ("result", "server", "relationship", "upkeep")     # objects whose members get lines of their own
 IN_TABLE, IN_BLOCK = 40, 200

@@ -30,7 +30,6 @@ from asyncgate.parts.http import (
     Receive,
     Scope,
     Send,
-    address_of,
     asked,
     claimed_tenants,
     fill,
@@ -223,17 +222,19 @@ class Facade:
             message = None
         if not standard and not (message and in_era(message)):
             return await self._bare(scope, receive, send, message)
-        caller = caller or await self.gate.identity.caller(headers, address_of(scope))
+        caller = caller or await self.gate.admit(scope)
+        op = self._called(message) if message else None
+        await self.gate.guard.meter(scope, caller, op.name if op else "")
         await self._sdk(scope, receive, send, body, message, caller)
 
     async def _known(self, scope: Scope, standard: bool) -> Caller | None:
         """Return who the headers say it is; only a peer may come without a token there, and only with little."""
-        try:
-            return await self.gate.identity.caller(scope["headers"], address_of(scope))
-        except Unauthenticated:
-            if standard or presented(scope["headers"]) is not None:
-                raise
-            return None
+        if not standard and presented(scope["headers"]) is None:
+            try:
+                await self.gate.identity.caller(scope["headers"])
+            except Unauthenticated:
+                return None
+        return await self.gate.admit(scope)
 
     async def _sdk(self, scope: Scope, receive: Receive, send: Send, body: bytes, message: Asked | None,
                    caller: Caller) -> None:
@@ -278,12 +279,13 @@ class Facade:
 
     async def _perform(self, call: Call, caller: Caller) -> bytes:
         """Carry out a call and return its reply as JSON; a defect becomes a refusal too."""
-        if call.refusal is not None:
-            raise call.refusal
-        assert call.ask is not None
         try:
+            if call.refusal is not None:
+                raise call.refusal
+            assert call.ask is not None
             return encode(await self.gate.perform(call.op, caller, call.ask))
-        except GateError:
+        except GateError as no:
+            self.gate.guard.auditor.refused(caller, no, call.op.name, call.ask)
             raise
         except Exception as bug:
             raise fault(call.op.name, bug) from bug
@@ -345,8 +347,7 @@ class Facade:
 
     async def _bare_result(self, scope: Scope, receive: Receive, message: Asked) -> Any:
         op = self._called(message)
-        headers, address = credentials(scope, message), address_of(scope)
-        caller = await (self.gate.admit(op, headers, address) if op else self.gate.identity.caller(headers, address))
+        caller = await self.gate.admit(scope, op, credentials(scope, message))
         if message.method == "tools/list":
             return {"tools": self.catalog.listed[self._separator(scope["path"])]}
         if op is None:

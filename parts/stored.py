@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from asyncgate.parts.wire import Principal, Status
+from asyncgate.parts.wire import Kind, Principal, Role, Status
 
 
 class Task(Struct, frozen=True):
@@ -171,12 +171,70 @@ class Obligation(Struct, frozen=True):
     to_id: str
 
 
+class Key(Struct, frozen=True):
+    """An issued key as it is stored; the tenant is beside it."""
+
+    key_id: str
+    hash: str                           # Argon2id of the secret, as a PHC string
+    name: str
+    principal_kind: Kind
+    principal_id: str
+    principal_instance_id: str | None
+    role: Role
+    scopes: str                         # JSON, a sorted array; so are the next two
+    capabilities: str | None            # those that it may claim tasks for; None is any
+    task_types: str | None
+    not_before: float
+    expires_at: float | None
+    revoked_at: float | None
+    rotated_to: str | None              # the key that takes its place
+    version: int                        # of the hash
+    created_at: float
+    created_by: str
+    last_used_at: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Key {self.key_id}>"   # the hash stays out of logs and tracebacks
+
+
+class Account(Struct, frozen=True):
+    """What is agreed with a tenant: without one it has the default tier and no name."""
+
+    name: str
+    created_at: float
+    tier: str = ""                      # empty is the default
+    suspended_at: float | None = None   # since when none of its credentials is good
+    exempt_until: float | None = None   # from rate limits and quotas (spec 21.4.5)
+    exempt_why: str | None = None
+
+
+class Audit(Struct, frozen=True):
+    """One line of a tenant's audit log, chained to the one before by its hash (spec 21.7.4)."""
+
+    audit_id: str
+    number: int                         # 1, 2, 3, … in each tenant
+    at: float
+    event: str
+    severity: str
+    body: str                           # canonical JSON: who, from where, why
+    hash: str                           # over all of this and the hash of the line before
+
+
+class AuditHead(Struct, frozen=True):
+    """Where a tenant's audit log ends."""
+
+    number: int
+    hash: str
+
+
 # What is loaded and saved by its key alone, and in which table: a batch may keep such a record or drop it.
-RECORDS: dict[type[Struct], str] = {Schedule: "schedules", Presence: "presences"}
+RECORDS: dict[type[Struct], str] = {
+    Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys", AuditHead: "audit_heads"}
 
 # What the primary key of a table has behind the tenant, where that is more than the first field.
 EXPORT_ORDER: dict[type[Struct], tuple[str, ...]] = {
-    Event: ("task_id", "event_id"), Obligation: ("to_kind", "to_id", "receipt_id"), Presence: ("kind", "id")}
+    Event: ("task_id", "event_id"), Obligation: ("to_kind", "to_id", "receipt_id"), Presence: ("kind", "id"),
+    Account: (), AuditHead: ()}
 
 
 def export_order(table: type[Struct]) -> tuple[str, ...]:

@@ -20,11 +20,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncgate import SCOPES, Caller, DatabaseUnavailable, GateError, Overloaded, Principal, RateLimitExceeded, Settings
+from asyncgate import (
+    SCOPES,
+    Caller,
+    DatabaseUnavailable,
+    GateError,
+    Key,
+    Overloaded,
+    Principal,
+    RateLimitExceeded,
+    Settings,
+)
 from asyncgate.backends.identity_keys import Bounded, IssuedKeys, network
 from asyncgate.backends.identity_keys_stored import (
     DAY,
-    Key,
     checksum,
     default_role,
     default_scopes,

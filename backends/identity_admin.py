@@ -1,0 +1,388 @@
+"""Administration: tenants, issued keys, limits, the audit log (spec 21.2.2, 21.4.5, 21.7.4, 21.9).
+
+An admin administers its own tenant.  The operator, who is an admin of the default tenant, makes tenants, suspends them,
+says what they may use, and may name any of them; for everybody else another tenant's keys and log do not exist.
+Each change is written to the tenant's audit log in the transaction that makes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+from msgspec.structs import replace
+
+from asyncgate import (
+    SCOPES,
+    Account,
+    Ask,
+    Audit,
+    Caller,
+    Engine,
+    Forbidden,
+    InvalidRequest,
+    Key,
+    KeyNotFound,
+    Needs,
+    Ok,
+    Operation,
+    Principal,
+    Settings,
+    TenantNotFound,
+    Work,
+    barred,
+    canonical,
+    instant,
+    maybe,
+    outside,
+)
+from asyncgate.backends.identity_audit import Severity, chained, head, visitor, who
+from asyncgate.backends.identity_keys_stored import (
+    default_role,
+    default_scopes,
+    generate,
+    hashed,
+    listed,
+    parse,
+    retired,
+)
+from asyncgate.parts.settings import Tier as Allowance
+from asyncgate.parts.wire_admin import (
+    AuditLine,
+    AuditLines,
+    CreateTenant,
+    GetLimits,
+    IssuedKey,
+    IssueKey,
+    KeyRecord,
+    Keys,
+    Limits,
+    ListAudit,
+    ListKeys,
+    ListTenants,
+    RevokeKey,
+    RotateKey,
+    SetLimits,
+    SuspendTenant,
+    TenantRecord,
+    Tenants,
+)
+
+T = TypeVar("T")
+
+
+def known(kind: type[Struct], *key: str) -> Callable[[Needs, Caller, Any], None]:
+    """Load one record, and where the audit log ends."""
+    def load(needs: Needs, caller: Caller, ask: Any) -> None:
+        needs.records.add((kind, key))
+        head(needs, caller, ask)
+    return load
+
+
+def told(work: Work, event: str, severity: Severity, caller: Caller, **said: Any) -> None:
+    """Write what an administrator has done into the log of the tenant that it was done to."""
+    body = {**visitor(), **who(caller), **said}
+    chained(work, event, severity, canonical({name: value for name, value in body.items() if value is not None}))
+
+
+async def change(engine: Engine, caller: Caller, tenant_id: str, kind: type[Struct], key: tuple[str, ...],
+                 run: Callable[[Work], T]) -> T:
+    """Let `run` change one record of a tenant, in the tenant's next batch."""
+    def decide(engine: Engine, work: Work, caller: Caller, ask: Ask) -> T:
+        return run(work)
+    done: T = await engine.write(decide, known(kind, *key), replace(caller, tenant_id=tenant_id), Ask())
+    return done
+
+
+def operates(engine: Engine, caller: Caller) -> bool:
+    """Whether a caller is the operator, who looks after all tenants."""
+    return caller.role == "admin" and caller.tenant_id == engine.settings.default_tenant_id
+
+
+def operator(engine: Engine, caller: Caller) -> None:
+    """Refuse everybody but the operator."""
+    if not operates(engine, caller):
+        raise barred(caller, "only the operator, an admin of the default tenant, looks after tenants")
+
+
+def home(engine: Engine, caller: Caller, named: str | None) -> str:
+    """Return the tenant that is meant: another than one's own is there for the operator only."""
+    if named in (None, caller.tenant_id):
+        return caller.tenant_id
+    if not operates(engine, caller):
+        raise TenantNotFound(f"no tenant {named}")
+    return named
+
+
+# Tenants.
+
+
+async def create_tenant(engine: Engine, caller: Caller, ask: CreateTenant) -> TenantRecord:
+    """Make a tenant, with a name and a tier; making one again returns it as it is.
+
+    For the operator.  Then issue_key gives it its first key.  One transaction.  Spec 21.3.1.
+    """
+    operator(engine, caller)
+    tenant_id = ask.tenant or str(uuid.uuid4())
+
+    def make(work: Work) -> TenantRecord:
+        account = work.found(Account)
+        if account is None:
+            work.keep(account := Account(ask.name, work.now, ask.tier or ""))
+            told(work, "tenant_created", "info", caller, name=ask.name, tier=ask.tier)
+        return shown(engine.settings, tenant_id, account)
+    return await change(engine, caller, tenant_id, Account, (), make)
+
+
+async def list_tenants(engine: Engine, caller: Caller, ask: ListTenants) -> Tenants:
+    """List all tenants, with their names and tiers.  For the operator."""
+    operator(engine, caller)
+    found = [(id, await engine.backend.record(id, Account)) for id in await engine.backend.tenants()]
+    return Tenants([shown(engine.settings, id, account) for id, account in found])
+
+
+async def suspend_tenant(engine: Engine, caller: Caller, ask: SuspendTenant) -> TenantRecord:
+    """Suspend a tenant: within five seconds none of its credentials is good any more; or let it in again.
+
+    For the operator.  Its tasks stay as they are, its leases run out.  Spec 21.9.
+    """
+    operator(engine, caller)
+    tenant_id = ask.tenant or ""
+    if tenant_id == engine.settings.default_tenant_id:
+        raise Forbidden("the default tenant is the operator's own and cannot be suspended")
+
+    def suspend(work: Work) -> TenantRecord:
+        account = work.found(Account) or Account("", work.now)
+        if ask.suspended != (account.suspended_at is not None):
+            work.keep(account := replace(account, suspended_at=work.now if ask.suspended else None))
+            event = "tenant_suspended" if ask.suspended else "tenant_resumed"
+            told(work, event, "critical", caller, reason=ask.reason)
+        return shown(engine.settings, tenant_id, account)
+    return await change(engine, caller, tenant_id, Account, (), suspend)
+
+
+def shown(settings: Settings, tenant_id: str, account: Account | None) -> TenantRecord:
+    """Show a tenant."""
+    if account is None:
+        return TenantRecord(tenant_id, "", settings.security.rate_limiting.default_tier)
+    return TenantRecord(tenant_id, account.name, account.tier or settings.security.rate_limiting.default_tier,
+                        outside(account.created_at), maybe(account.suspended_at), maybe(account.exempt_until),
+                        account.exempt_why)
+
+
+# Limits.
+
+
+async def get_limits(engine: Engine, caller: Caller, ask: GetLimits) -> Limits:
+    """Return what a tenant may use, and whether that is enforced; -1 is unlimited.  Spec 21.4.2."""
+    tenant_id = home(engine, caller, ask.tenant)
+    return allowed(engine.settings, tenant_id, await engine.backend.record(tenant_id, Account))
+
+
+async def set_limits(engine: Engine, caller: Caller, ask: SetLimits) -> Limits:
+    """Give a tenant another tier, or exempt it from all limits until a time (21.4.5), which needs a reason.
+
+    For the operator.  Other processes follow within five seconds.
+    """
+    operator(engine, caller)
+    tenant_id, until = ask.tenant or "", instant(ask.exempt_until)
+    if ask.exempt_until is not None and not ask.reason:
+        raise InvalidRequest("an exemption needs a reason; it is kept in the audit log (spec 21.4.5)")
+
+    def agree(work: Work) -> Limits:
+        account = work.found(Account) or Account("", work.now)
+        if ask.tier is not None:
+            account = replace(account, tier=ask.tier)
+            told(work, "tier_changed", "warning", caller, tier=ask.tier, reason=ask.reason)
+        if until is not None:
+            account = replace(account, exempt_until=until, exempt_why=ask.reason)
+            granted = "rate_limit_bypass_granted" if until > work.now else "rate_limit_bypass_ended"
+            told(work, granted, "warning", caller, reason=ask.reason, approved_by=caller.principal.id,
+                 expires_at=outside(until))
+        work.keep(account)
+        return allowed(engine.settings, tenant_id, account)
+    return await change(engine, caller, tenant_id, Account, (), agree)
+
+
+def allowed(settings: Settings, tenant_id: str, account: Account | None) -> Limits:
+    """Show what a tenant may use."""
+    tier = tier_of(settings, account)
+    found = allowance(settings, tier)
+    return Limits(tenant_id, tier, settings.security.rate_limiting.enabled, found.tasks_per_hour,
+                  found.api_calls_per_hour, found.concurrent_leases, found.receipt_storage_gb,
+                  maybe(account.exempt_until) if account else None)
+
+
+def tier_of(settings: Settings, account: Account | None) -> str:
+    """Return the tier of a tenant."""
+    return (account.tier if account else "") or settings.security.rate_limiting.default_tier
+
+
+def allowance(settings: Settings, tier: str) -> Allowance:
+    """Return what tenants of a tier may use."""
+    found: Allowance = getattr(settings.rate_limits, f"{tier}_tier")
+    return found
+
+
+# Issued keys.
+
+
+async def issue_key(engine: Engine, caller: Caller, ask: IssueKey) -> IssuedKey:
+    """Issue a key for a worker, an agent or a service; its text is in this answer and never shown again.
+
+    It stands for one principal of one tenant, with a role, scopes and, if wished, the only capabilities and task types
+    that it is good for.  Spec 21.2.2.
+    """
+    tenant_id = home(engine, caller, ask.tenant)
+    text, key = await drawn(engine.settings, ask, caller, engine.backend.now())
+
+    def issue(work: Work) -> None:
+        work.keep(key)
+        told(work, "key_issued", "info", caller, issued=key.key_id, name=key.name, issued_to=key.principal_id,
+             issued_role=key.role)
+    await change(engine, caller, tenant_id, Key, (key.key_id,), issue)
+    return IssuedKey(text, described(tenant_id, key))
+
+
+async def drawn(settings: Settings, ask: IssueKey, caller: Caller, now: float) -> tuple[str, Key]:
+    """Draw a new key: its text, and what is stored of it."""
+    role = ask.role or default_role(ask.principal_kind)
+    if role == "system" or ask.principal_kind in ("system", "asyncgate"):
+        raise InvalidRequest("a key stands for an agent, a worker, a service or a human; nobody outside is the system")
+    if unknown := (ask.scopes or frozenset()) - SCOPES:
+        raise InvalidRequest(f"no scope {min(unknown)}; there are {', '.join(sorted(SCOPES))}")
+    begins, ends = instant(ask.not_before), instant(ask.expires_at)
+    if ends is not None and ends <= max(now, begins or 0.0):
+        raise InvalidRequest("expires_at is over before the key begins to be good")
+    text, hash, key_id = await made(settings)
+    key = Key(
+        key_id=key_id, hash=hash, name=ask.name, principal_kind=ask.principal_kind, principal_id=ask.principal_id,
+        principal_instance_id=ask.principal_instance_id, role=role,
+        scopes=listed(default_scopes(role) if ask.scopes is None else ask.scopes) or "[]",
+        capabilities=listed(ask.capabilities), task_types=listed(ask.task_types),
+        not_before=now if begins is None else begins, expires_at=ends, revoked_at=None, rotated_to=None, version=1,
+        created_at=now, created_by=str(caller.principal))
+    return text, key
+
+
+async def made(settings: Settings) -> tuple[str, str, str]:
+    """Return the text of a new key, the hash of its secret, and its id."""
+    text = generate()
+    parts = parse(text)
+    assert parts is not None
+    return text, await asyncio.to_thread(hashed, parts[1], settings.security.api_keys), parts[0]
+
+
+async def list_keys(engine: Engine, caller: Caller, ask: ListKeys) -> Keys:
+    """List the tenant's keys, revoked ones too; none of them can be read out of it."""
+    tenant_id = home(engine, caller, ask.tenant)
+    rows, more = await page(engine, caller, ask, ("keys", tenant_id), partial(engine.backend.export, Key, tenant_id),
+                            lambda key: key.key_id, lambda key: True)
+    return Keys([described(tenant_id, key) for key in rows], more, more)
+
+
+async def rotate_key(engine: Engine, caller: Caller, ask: RotateKey) -> IssuedKey:
+    """Replace a key by a new one with the same rights; the old one stays good for overlap_seconds.
+
+    The new text is in this answer and never shown again.
+    """
+    tenant_id = home(engine, caller, ask.tenant)
+    text, hash, key_id = await made(engine.settings)
+
+    def rotate(work: Work) -> Key:
+        old = good(work.found(Key, ask.key_id), ask.key_id)
+        if old.revoked_at is not None or old.rotated_to is not None:
+            raise InvalidRequest(f"key {old.key_id} was revoked or rotated already; issue_key makes a new one")
+        new = replace(old, key_id=key_id, hash=hash, not_before=work.now, created_at=work.now, last_used_at=None,
+                      created_by=str(caller.principal))
+        work.keep(retired(old, key_id, work.now, ask.overlap_seconds))
+        work.keep(new)
+        told(work, "key_rotated", "info", caller, rotated=old.key_id, rotated_to=key_id)
+        return new
+    new = await change(engine, caller, tenant_id, Key, (ask.key_id,), rotate)
+    return IssuedKey(text, described(tenant_id, new))
+
+
+async def revoke_key(engine: Engine, caller: Caller, ask: RevokeKey) -> Ok:
+    """Take a key back: this process refuses it at once, others within five seconds; again is no error.  Spec 21.9.1."""
+    tenant_id = home(engine, caller, ask.tenant)
+
+    def revoke(work: Work) -> Ok:
+        key = good(work.found(Key, ask.key_id), ask.key_id)
+        if key.revoked_at is None:
+            work.keep(replace(key, revoked_at=work.now))
+            told(work, "key_revoked", "warning", caller, revoked=key.key_id, reason=ask.reason)
+        return Ok(True)
+    return await change(engine, caller, tenant_id, Key, (ask.key_id,), revoke)
+
+
+def good(key: Key | None, key_id: str) -> Key:
+    """Return the key if there is one."""
+    if key is None:
+        raise KeyNotFound(f"no key {key_id}; list_keys shows the keys there are")
+    return key
+
+
+def described(tenant_id: str, key: Key) -> KeyRecord:
+    """Show a key without its secret, and without the hash of it."""
+    def names(text: str | None) -> list[str] | None:
+        return None if text is None else msgspec.json.decode(text, type=list[str])
+
+    return KeyRecord(
+        key.key_id, tenant_id, key.name, key.principal_kind, key.principal_id, key.role, names(key.scopes) or [],
+        outside(key.created_at), key.created_by, outside(key.not_before), key.principal_instance_id,
+        names(key.capabilities), names(key.task_types), maybe(key.expires_at), maybe(key.revoked_at), key.rotated_to,
+        maybe(key.last_used_at))
+
+
+# The audit log.
+
+
+async def list_audit(engine: Engine, caller: Caller, ask: ListAudit) -> AuditLines:
+    """Read the tenant's audit log, oldest first; lines are never changed and never taken away.  Spec 21.7.4."""
+    tenant_id = home(engine, caller, ask.tenant)
+
+    def wanted(line: Audit) -> bool:
+        return ask.event in (None, line.event) and ask.severity in (None, line.severity)
+    rows, more = await page(engine, caller, ask, ("audit", tenant_id, ask.event, ask.severity),
+                            partial(engine.backend.export, Audit, tenant_id), lambda line: line.audit_id, wanted)
+    lines = [AuditLine(line.audit_id, line.number, outside(line.at), line.event, line.severity,
+                       Raw(line.body.encode()), line.hash) for line in rows]
+    return AuditLines(lines, more, more)
+
+
+async def page(engine: Engine, caller: Caller, ask: Any, mark: tuple[Any, ...], read: Callable[[str], Any],
+               name: Callable[[Any], str], wanted: Callable[[Any], bool]) -> tuple[list[Any], str | None]:
+    """Return the rows of one page of an exported table, and the cursor of the next one, if there is one."""
+    limit, after = engine.limit(ask.limit), engine.position(caller, ask.cursor, *mark) or ""
+    found: list[Any] = []
+    while len(found) <= limit and (rows := await read(after)):
+        found += filter(wanted, rows)
+        after = name(rows[-1])
+    more = engine.cursor(caller, name(found[limit - 1]), *mark) if len(found) > limit else None
+    return found[:limit], more
+
+
+OPERATIONS = [
+    Operation(create_tenant, "POST /v1/tenants", "A", "admin:write", "W"),
+    Operation(list_tenants, "GET /v1/tenants", "A", "admin:read", "R"),
+    Operation(suspend_tenant, "POST /v1/tenants/{tenant}/suspend", "A", "admin:write", "W"),
+    Operation(get_limits, "GET /v1/limits", "A", "admin:read", "R"),
+    Operation(set_limits, "POST /v1/tenants/{tenant}/limits", "A", "admin:write", "W"),
+    Operation(issue_key, "POST /v1/keys", "A", "admin:write", "W"),
+    Operation(list_keys, "GET /v1/keys", "A", "admin:read", "R"),
+    Operation(rotate_key, "POST /v1/keys/{key_id}/rotate", "A", "admin:write", "W"),
+    Operation(revoke_key, "POST /v1/keys/{key_id}/revoke", "A", "admin:write", "W"),
+    Operation(list_audit, "GET /v1/audit", "A", "admin:read", "R"),
+]
+
+
+async def first_key(engine: Engine, ask: IssueKey) -> IssuedKey:
+    """Issue a key as the operator, beside the gate: the very first one has nobody else to issue it."""
+    tenant_id = engine.settings.default_tenant_id
+    return await issue_key(engine, Caller(tenant_id, Principal("system", "cli"), "admin", SCOPES), ask)

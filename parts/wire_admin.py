@@ -1,0 +1,195 @@
+"""What goes over the wire to administer the gate: tenants, issued keys, limits, audit (spec 21)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta, Raw, Struct
+
+from asyncgate.parts.wire import Ask, Capabilities, Kind, Moment, Name, Page, Role, Text, Types, says
+
+Tier = Literal["free", "paid", "enterprise"]
+Scopes = Annotated[frozenset[Annotated[str, Meta(max_length=50)]], Meta(max_length=20)]
+Severity = Literal["info", "warning", "critical"]
+Uuid = Annotated[str, Meta(pattern="^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$(?!\\n)")]
+Whose = Annotated[Uuid | None, says("the tenant; an operator may name any, everybody else only their own")]
+Overlap = Annotated[float, Meta(ge=0, le=30 * 86_400), says("seconds for which the old key stays good; default a day")]
+
+
+class CreateTenant(Ask, kw_only=True):
+    """Make a tenant."""
+
+    tenant: Annotated[Uuid | None, says("a UUID; one is made where none is given")] = None
+    name: Name
+    tier: Annotated[Tier | None, says("default: what security.rate_limiting.default_tier says")] = None
+
+
+class ListTenants(Ask, kw_only=True):
+    """List the tenants."""
+
+
+class TenantAsk(Ask, kw_only=True):
+    """A request about one tenant."""
+
+    needed: ClassVar[tuple[str, ...]] = ("tenant",)
+    tenant: Whose = None
+
+
+class SuspendTenant(TenantAsk, kw_only=True):
+    """Suspend a tenant, or let it in again."""
+
+    suspended: bool = True
+    reason: Text | None = None
+
+
+class GetLimits(Ask, kw_only=True):
+    """Read what a tenant may use."""
+
+    tenant: Whose = None
+
+
+class SetLimits(TenantAsk, kw_only=True):
+    """Change what a tenant may use."""
+
+    tier: Tier | None = None
+    exempt_until: Annotated[Moment | None, says("until then nothing is limited; a past time ends it")] = None
+    reason: Annotated[Text | None, says("what was agreed; needed for an exemption, and audited")] = None
+
+
+class IssueKey(Ask, kw_only=True):
+    """Issue a key."""
+
+    tenant: Whose = None
+    name: Annotated[Name, says("what people call it")]
+    principal_kind: Kind = "agent"
+    principal_id: Annotated[Name, says("for whom it stands")]
+    principal_instance_id: Name | None = None
+    role: Annotated[Role | None, says("default worker for a worker, agent for others")] = None
+    scopes: Annotated[Scopes | None, says("default: those of the role")] = None
+    capabilities: Annotated[Capabilities | None, says("those that it may claim tasks for; default any")] = None
+    task_types: Annotated[Types | None, says("those that it may create and claim; default any")] = None
+    not_before: Moment | None = None
+    expires_at: Moment | None = None
+
+
+class ListKeys(Page, kw_only=True):
+    """List issued keys."""
+
+    tenant: Whose = None
+
+
+class KeyAsk(Ask, kw_only=True):
+    """A request about one key."""
+
+    needed: ClassVar[tuple[str, ...]] = ("key_id",)
+    key_id: Name = ""
+    tenant: Whose = None
+
+
+class RotateKey(KeyAsk, kw_only=True):
+    """Replace a key."""
+
+    overlap_seconds: Overlap = 86_400.0
+
+
+class RevokeKey(KeyAsk, kw_only=True):
+    """Take a key back."""
+
+    reason: Text | None = None
+
+
+class ListAudit(Page, kw_only=True):
+    """Read the audit log."""
+
+    tenant: Whose = None
+    event: Name | None = None
+    severity: Severity | None = None
+
+
+class TenantRecord(Struct, omit_defaults=True):
+    """A tenant."""
+
+    tenant: str
+    name: str
+    tier: str
+    created_at: datetime | None = None
+    suspended_at: datetime | None = None
+    exempt_until: datetime | None = None
+    exempt_why: str | None = None
+
+
+class Tenants(Struct):
+    """All tenants."""
+
+    tenants: list[TenantRecord]
+
+
+class Limits(Struct):
+    """What a tenant may use; -1 is unlimited."""
+
+    tenant: str
+    tier: str
+    enforced: bool
+    tasks_per_hour: int
+    api_calls_per_hour: int
+    concurrent_leases: int
+    receipt_storage_gb: int
+    exempt_until: datetime | None = None
+
+
+class KeyRecord(Struct, omit_defaults=True):
+    """An issued key, without what its holder shows."""
+
+    key_id: str
+    tenant: str
+    name: str
+    principal_kind: str
+    principal_id: str
+    role: str
+    scopes: list[str]
+    created_at: datetime
+    created_by: str
+    not_before: datetime
+    principal_instance_id: str | None = None
+    capabilities: list[str] | None = None
+    task_types: list[str] | None = None
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+    rotated_to: str | None = None
+    last_used_at: datetime | None = None
+
+
+class IssuedKey(Struct):
+    """A new key; its text is shown this once and stored nowhere."""
+
+    api_key: str
+    key: KeyRecord
+
+
+class Keys(Struct):
+    """A page of keys."""
+
+    keys: list[KeyRecord]
+    next_cursor: str | None = None
+    cursor: str | None = None
+
+
+class AuditLine(Struct):
+    """One line of the audit log; each hash covers the line and the hash before it."""
+
+    audit_id: str
+    number: int
+    timestamp: datetime
+    event: str
+    severity: str
+    details: Raw
+    hash: str
+
+
+class AuditLines(Struct):
+    """A page of the audit log, oldest first."""
+
+    lines: list[AuditLine]
+    next_cursor: str | None = None
+    cursor: str | None = None
