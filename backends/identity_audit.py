@@ -25,6 +25,7 @@ from asyncgate import (
     Forbidden,
     GateError,
     Principal,
+    QuotaExceeded,
     RateLimitExceeded,
     ReceiptNotFound,
     Sweep,
@@ -55,6 +56,7 @@ EVENTS: list[tuple[type[GateError], str, Severity]] = [
     (Unauthenticated, "auth_failure", "warning"),
     (Forbidden, "authorization_failure", "warning"),
     (RateLimitExceeded, "rate_limit_exceeded", "warning"),
+    (QuotaExceeded, "quota_exceeded", "warning"),
 ]
 # The request that the running task answers, for what the log says of where it came from.
 visit: ContextVar[Scope | None] = ContextVar("visit", default=None)

@@ -21,8 +21,8 @@ from asyncgate import (
     StartupError,
     Unauthenticated,
     Work,
+    tier_of,
 )
-from asyncgate.backends.identity_admin import tier_of
 from asyncgate.backends.identity_audit import Auditor, visit
 from asyncgate.backends.identity_keys import IssuedKeys
 from asyncgate.backends.identity_keys_stored import PREFIX

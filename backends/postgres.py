@@ -41,6 +41,7 @@ from asyncgate import (
     StartupError,
     Task,
     TaskFilter,
+    Usage,
     Work,
     export_order,
 )
@@ -346,6 +347,8 @@ class Postgres:
             keys = [key for of, key in needs.records if of is kind]
             for row in await db.fetch(sql.RECORD[kind], tenant_id, *sql.columns(keys, len(keys[0]))):
                 work.learn(kind(*row))
+        if needs.recount:
+            work.keep(Usage(*await db.fetchrow(sql.COUNT, tenant_id)))
 
     async def _save(self, db: asyncpg.Connection, work: Work) -> str | None:
         """Save what a batch has changed; return the number of the transaction, None if there was nothing."""

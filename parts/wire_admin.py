@@ -133,6 +133,7 @@ class Limits(Struct):
     enforced: bool
     tasks_per_hour: int
     api_calls_per_hour: int
+    active_tasks: int
     concurrent_leases: int
     receipt_storage_gb: int
     exempt_until: datetime | None = None

@@ -54,11 +54,18 @@ CREATE TABLE asyncgate.audit_heads (        -- where each tenant's audit log end
     hash            text NOT NULL           -- of the last line
 );
 
+CREATE TABLE asyncgate.usage (              -- what a tenant has of what its tier limits
+    tenant_id       uuid PRIMARY KEY,
+    active          bigint NOT NULL,        -- tasks that have not ended
+    leases          bigint NOT NULL,        -- that are live
+    receipt_bytes   bigint NOT NULL         -- of their bodies
+);
+
 DO $$
 DECLARE
     name text;
 BEGIN
-    FOREACH name IN ARRAY ARRAY['accounts', 'api_keys', 'audit', 'audit_heads'] LOOP
+    FOREACH name IN ARRAY ARRAY['accounts', 'api_keys', 'audit', 'audit_heads', 'usage'] LOOP
         EXECUTE format('ALTER TABLE asyncgate.%I ENABLE ROW LEVEL SECURITY', name);
         EXECUTE format('ALTER TABLE asyncgate.%I FORCE ROW LEVEL SECURITY', name);
         EXECUTE format('CREATE POLICY tenant ON asyncgate.%I TO asyncgate_app '
@@ -67,7 +74,7 @@ BEGIN
         EXECUTE format('GRANT SELECT, INSERT ON asyncgate.%I TO asyncgate_app', name);
     END LOOP;
 END $$;
-GRANT UPDATE ON asyncgate.accounts, asyncgate.api_keys, asyncgate.audit_heads TO asyncgate_app;
+GRANT UPDATE ON asyncgate.accounts, asyncgate.api_keys, asyncgate.audit_heads, asyncgate.usage TO asyncgate_app;
 
 -- The one look at keys before a tenant is known: one row, by its whole id.
 

@@ -53,6 +53,13 @@ CREATE TABLE audit_heads (                  -- where each tenant's audit log end
     hash            TEXT NOT NULL
 ) WITHOUT ROWID;
 
+CREATE TABLE usage (                        -- what a tenant has of what its tier limits
+    tenant_id       TEXT PRIMARY KEY,
+    active          INTEGER NOT NULL,       -- tasks that have not ended
+    leases          INTEGER NOT NULL,       -- that are live
+    receipt_bytes   INTEGER NOT NULL        -- of their bodies
+) WITHOUT ROWID;
+
 CREATE TRIGGER audit_stay BEFORE UPDATE ON audit BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
 CREATE TRIGGER audit_keep BEFORE DELETE ON audit BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
 
@@ -87,5 +94,15 @@ CREATE TRIGGER audit_heads_update_wall BEFORE UPDATE ON audit_heads
         OR OLD.tenant_id IS NOT NEW.tenant_id
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 CREATE TRIGGER audit_heads_delete_wall BEFORE DELETE ON audit_heads
+    WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER usage_insert_wall BEFORE INSERT ON usage
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER usage_update_wall BEFORE UPDATE ON usage
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+        OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER usage_delete_wall BEFORE DELETE ON usage
     WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
