@@ -1845,7 +1845,8 @@ class Waiting:
         place, queue = Place(self.engine, ask), self.places[tenant_id]
         queue[place] = None
         self.count += 1
-        self._check(tenant_id)
+        if len(queue) == 1:     # from now on the timer is kept: every task that is delayed from here on is offered
+            self._check(tenant_id)
         try:
             yield place
         except BaseException:       # it was called and could not come

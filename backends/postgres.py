@@ -236,7 +236,8 @@ class Postgres:
         queues = self.queues[work.tenant_id]
         if promoted:
             queues.forget()
-        for task in (*work.added.values(), *work.moved.values()):
+        left = (work.tasks[task_id] for ready in work.ready.values() for task_id in ready)
+        for task in (*work.added.values(), *work.moved.values(), *left):    # others saw none of it, or not here
             if task.status == "queued":
                 queues.saved(task)
 
@@ -263,6 +264,7 @@ class Postgres:
                 await db.execute(begin)
                 yield db
             except BaseException as error:
+                self.queues[tenant_id].forget()     # others may have looked past what was locked here
                 if isinstance(error, asyncpg.PostgresError) and not isinstance(error, BROKEN):
                     await db.execute("ROLLBACK")
                 else:
