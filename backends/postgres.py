@@ -327,13 +327,16 @@ class Postgres:
         if head.due:
             await db.execute(sql.PROMOTE, work.tenant_id, head.clock, PROMOTED)
             queues.forget()
-        while wanted and (head.due or (head.full and len(rows) < enough and slack < MOST_SLACK)):
+        locked = {row[0]: row for row in rows}
+        while wanted and (head.due or (head.full and len(locked) < enough and slack < MOST_SLACK)):
             slack *= 1 if head.due else 16
             given = sql.offered(wanted, slack, queues.start)
             head, _, rows = await self._rows(db, work.tenant_id, sql.load(False, True), given)
             work.now = head.clock       # later than every lock: ids and times of a task must follow one another
             head = head._replace(due=False)
-        for task, _, progress in sorted(await self._fresh(db, work.tenant_id, rows), key=lambda row: place(row[0])):
+            locked |= {row[0]: row for row in rows}     # what an earlier look has locked, nobody else can offer
+        offers = await self._fresh(db, work.tenant_id, list(locked.values()))
+        for task, _, progress in sorted(offers, key=lambda row: place(row[0])):
             work.offer(task, progress)
 
     async def _give(self, db: asyncpg.Connection, work: Work, needs: Needs) -> None:

@@ -85,3 +85,39 @@ async def test_what_a_batch_had_locked_and_left_is_found_at_once(
     assert other.task_id == second
     assert again is not None
     assert again.task_id == first
+
+
+async def test_a_batch_that_looks_twice_offers_all_that_it_has_locked(
+        backend: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    holding, go_on, save, rows = asyncio.Event(), asyncio.Event(), backend._save, backend._rows
+    looks: list[set[str]] = []
+    gate = Gate(Engine(backend, Settings(instance_id="asyncgate-1")), str(uuid.uuid4()))
+    await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 40)
+
+    def claims(most: int) -> Needs:
+        return Needs(claims=[LeaseNext(worker_id="w", max_tasks=most)])
+
+    async def slow(*asked: Any) -> Any:
+        if not holding.is_set():
+            holding.set()
+            await go_on.wait()
+        return await save(*asked)
+
+    async def looked(*asked: Any) -> Any:
+        if looks:       # what the other batch had locked is free again before the second look
+            go_on.set()
+            await other
+        found = await rows(*asked)
+        looks.append({row[0] for row in found[2]})
+        return found
+
+    monkeypatch.setattr(backend, "_save", slow)
+    other = asyncio.create_task(backend.transact(gate.tenant_id, claims(35), lambda work: None))
+    await holding.wait()
+    monkeypatch.setattr(backend, "_rows", looked)
+    offered: set[str] = set()
+    await backend.transact(gate.tenant_id, claims(5), lambda work: offered.update(*work.ready.values()))
+
+    assert len(looks) == 2
+    assert looks[0] - looks[1]      # locked by the first look, and not seen by the second
+    assert offered == looks[0] | looks[1]
