@@ -658,9 +658,8 @@ class Engine:
 
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation: the one way in, for every façade and every test (H.9)."""
-        checked(ask)
+        self.admit(op, caller, ask)
         if not op.open:
-            self._admit(op, caller, ask)
             self._see(caller, ask)
         if op.direct:
             return await op.run(self, caller, ask)
@@ -670,7 +669,11 @@ class Engine:
         """Let a write method join the tenant's next batch; return its reply once it is durable."""
         return await self.batches.join(caller.tenant_id, Job(partial(run, self), loads, caller, ask))
 
-    def _admit(self, op: Operation, caller: Caller, ask: Ask) -> None:
+    def admit(self, op: Operation, caller: Caller, ask: Ask) -> None:
+        """Refuse who may not ask this, by tenant, role and scope; whose a task is only the batch can tell."""
+        checked(ask)
+        if op.open:
+            return
         if ask.tenant_id is not None:
             self.at_home(caller, ask.tenant_id)
         if caller.role not in op.roles:
@@ -2046,6 +2049,7 @@ class Gate:
         self.headers = [*SAFETY, *([(b"x-asyncgate-insecure", b"true")] if settings.allow_insecure_dev else [])]
         self.lines = b"".join([b"%b: %b\r\n" % header for header in (JSON_TYPE, *self.headers)])
         self.mcp = Door(self)
+        self.guard: Any = None                  # until it opens
         self.endpoints = self._endpoints()      # by path, with {} for the one part that a caller names
         self.app = Starlette(routes=self._routes(), lifespan=self._life, exception_handlers={
             HTTPException: self._lost, Exception: self._broken})  # type: ignore[dict-item]
@@ -2055,6 +2059,8 @@ class Gate:
         """Guard the door against other sites' pages (DNS rebinding, CSRF), then let the application answer."""
         if scope["type"] == "http":
             if no := self._foreign(scope["headers"]):
+                if self.guard is not None:
+                    self.guard.refused(scope, no)
                 return await self.send(send, scope, no.status, encode(no.body()))
             if endpoint := self._endpoint(scope):
                 return await endpoint(scope, receive, send)
@@ -2113,6 +2119,7 @@ class Gate:
     async def admit(self, scope: Scope, op: Operation | None = None, headers: Headers | None = None) -> Caller:
         """Return who a request comes from, and count the call; some operations need no credential."""
         if op is not None and op.open:
+            scope["asyncgate.limits"] = ()      # how the gate is may be asked at any time
             return NOBODY
         caller: Caller = await self.guard.admit(scope, self.identity, scope["headers"] if headers is None else headers)
         if op is not None:
@@ -2122,8 +2129,11 @@ class Gate:
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation for a façade; that the gate is not well is no good answer."""
         if isinstance(ask, CreateTask | CreateTasks):
+            self.engine.admit(op, caller, ask)      # who may not create cannot use up what others may
             await self.guard.created(caller, len(getattr(ask, "tasks", "1")))
         reply = await self.engine.perform(op, caller, ask)
+        if isinstance(reply, Items):
+            self.guard.auditor.parts(caller, op.name, reply)
         if op.name == "health" and reply.status != "healthy":
             raise DatabaseUnavailable("the database does not answer", retry_after=1, **msgspec.to_builtins(reply))
         return reply
@@ -2146,6 +2156,8 @@ class Gate:
     async def send(self, send: Send, scope: Scope, status: int, body: bytes, more: Iterable[tuple[bytes, bytes]] = (),
                    type: tuple[bytes, bytes] = JSON_TYPE) -> None:
         """Send one complete answer with the headers that every answer carries; `more` replaces what it names."""
+        if self.guard is not None and (no := await self.guard.passing(scope)):
+            status, body, more, type = no.status, encode(no.body()), refusal_headers(no), JSON_TYPE
         limits = scope.get("asyncgate.limits", ())
         if not more and type is JSON_TYPE and (whole := shortcut(scope)) is not None:
             lines = self.lines + STRICT_LINE if scope["scheme"] == "https" else self.lines
@@ -2190,7 +2202,7 @@ class Endpoint:
         except GateError as no:
             status, body = no.status, encode(no.body())
             more += refusal_headers(no)
-            self.gate.guard.refused(scope, no, scope["path"], scope.get("asyncgate.ask"))
+            self.gate.guard.refused(scope, no, scope.get("asyncgate.ask"))
         except asyncio.CancelledError:
             return      # the client has gone
         except Exception as bug:
