@@ -37,7 +37,7 @@ CREATE UNIQUE INDEX api_keys_id ON api_keys (key_id);
 
 CREATE TABLE audit (                        -- append-only: see the triggers
     tenant_id       TEXT NOT NULL,
-    audit_id        TEXT NOT NULL,          -- UUIDv7
+    audit_id        TEXT NOT NULL,          -- the number with its zeros: lines sort as they are chained
     number          INTEGER NOT NULL,       -- 1, 2, 3, … in each tenant
     at              REAL NOT NULL,
     event           TEXT NOT NULL,
