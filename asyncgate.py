@@ -676,10 +676,11 @@ class Engine:
             return
         if ask.tenant_id is not None:
             self.at_home(caller, ask.tenant_id)
+        needed = " or ".join([role for role in op.roles if role != "system"])      # which nobody outside can have
         if caller.role not in op.roles:
-            raise barred(caller, f"a credential with the role {caller.role} cannot {op.name}", " or ".join(op.roles))
+            raise barred(caller, f"a credential with the role {caller.role} cannot {op.name}", needed)
         if op.scopes and not caller.scopes & op.scopes:
-            raise barred(caller, f"{op.name} needs the scope {' or '.join(sorted(op.scopes))}", " or ".join(op.roles))
+            raise barred(caller, f"{op.name} needs the scope {' or '.join(sorted(op.scopes))}", needed)
 
     def at_home(self, caller: Caller, tenant_id: str) -> None:
         """Tolerate a tenant that a request names when it is the credential's own, refuse any other (21.3.1)."""
@@ -1943,6 +1944,7 @@ class Operation:
         self.gives: type[Struct] = hints["return"]
         self.direct = inspect.iscoroutinefunction(run)
         self.decode: Callable[[bytes], Ask] = msgspec.json.Decoder(self.takes).decode
+        self.fields = get_type_hints(self.takes, include_extras=True)
         self.summary, _, self.text = (inspect.getdoc(run) or "").partition("\n")
 
 
@@ -2233,7 +2235,7 @@ class Endpoint:
                 ask = op.decode(without_nulls(body) if body else b"{}")
                 fill(ask, query)
             for name, value in scope["path_params"].items():
-                setattr(ask, name, msgspec.convert(value, Name))
+                setattr(ask, name, msgspec.convert(value, op.fields[name]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
             raise InvalidRequest(f"{op.name}: {wrong}") from None
         for named in claimed_tenants(query, scope["headers"]):
