@@ -362,7 +362,7 @@ async def list_audit(engine: Engine, caller: Caller, ask: ListAudit) -> AuditLin
         return ask.event in (None, line.event) and ask.severity in (None, line.severity)
     rows, more = await page(engine, caller, ask, ("audit", tenant_id, ask.event, ask.severity),
                             partial(engine.backend.export, Audit, tenant_id), lambda line: line.audit_id, wanted)
-    lines = [AuditLine(line.audit_id, line.number, outside(line.at), line.event, line.severity,
+    lines = [AuditLine(line.audit_id, line.number, tenant_id, outside(line.at), line.event, line.severity,
                        Raw(line.body.encode()), line.hash) for line in rows]
     return AuditLines(lines, more, more)
 

@@ -138,7 +138,7 @@ class Guard:
     async def __aexit__(self, *_: object) -> None:
         await self.auditor.close()
         await self.keys.close()
-        if self.limits:
+        if self.limits is not None:
             await self.limits.close()
 
     async def _require_a_way_in(self) -> None:
@@ -206,7 +206,7 @@ class Guard:
 
     async def created(self, caller: Caller, number: int) -> None:
         """Count new tasks, before they are made (21.4.2); the answer tells of that limit only when it refuses."""
-        if self.limits and (tier := await self._tier(caller)):
+        if self.limits is not None and (tier := await self._tier(caller)):     # an empty store counts nothing yet
             verdict = await self.limits.take([task_bucket(self.settings, tier, caller.tenant_id)], number)
             if not verdict.admitted:
                 if (scope := visit.get()) is not None:

@@ -54,6 +54,10 @@ CREATE TABLE audit_heads (                  -- where each tenant's audit log end
 ) WITHOUT ROWID;
 
 CREATE TRIGGER audit_stay BEFORE UPDATE ON audit BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
+-- INSERT OR REPLACE deletes without asking the triggers of a DELETE.
+CREATE TRIGGER audit_once BEFORE INSERT ON audit
+    WHEN EXISTS (SELECT 1 FROM audit WHERE tenant_id = NEW.tenant_id AND audit_id = NEW.audit_id)
+    BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
 CREATE TRIGGER audit_keep BEFORE DELETE ON audit BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
 
 CREATE TRIGGER accounts_insert_wall BEFORE INSERT ON accounts
