@@ -61,7 +61,7 @@ def test_every_administrative_operation_is_asked_here() -> None:
 
 @pytest.mark.parametrize("facade", FACADES)
 async def test_tenants_are_made_listed_suspended_and_let_in_again(house: House, facade: str) -> None:
-    ask = {"facade": facade}
+    ask: dict[str, Any] = {"facade": facade}
 
     made = await house.good("create_tenant", {"tenant": OTHER, "name": "ours", "tier": "paid"}, **ask)
     again = await house.good("create_tenant", {"tenant": OTHER, "name": "another name"}, **ask)
@@ -81,7 +81,7 @@ async def test_tenants_are_made_listed_suspended_and_let_in_again(house: House, 
 
 @pytest.mark.parametrize("facade", FACADES)
 async def test_keys_are_issued_listed_rotated_and_revoked(house: House, facade: str) -> None:
-    ask = {"facade": facade}
+    ask: dict[str, Any] = {"facade": facade}
 
     issued = await house.good("issue_key", KEY_FIELDS, **ask)
     rotated = await house.good("rotate_key", {"key_id": issued["key"]["key_id"], "overlap_seconds": 60}, **ask)
@@ -100,7 +100,7 @@ async def test_keys_are_issued_listed_rotated_and_revoked(house: House, facade: 
 
 @pytest.mark.parametrize("facade", FACADES)
 async def test_limits_are_shown_and_set(house: House, facade: str) -> None:
-    ask = {"facade": facade}
+    ask: dict[str, Any] = {"facade": facade}
 
     before = await house.good("get_limits", {"tenant": OTHER}, **ask)
     after = await house.good("set_limits", {"tenant": OTHER, "tier": "paid"}, **ask)
@@ -120,7 +120,7 @@ async def test_the_audit_log_is_read_in_pages_and_by_event_and_severity(house: H
     await house.good("revoke_key", {"key_id": house.ids[keys[0]]})
     await house.audit()
 
-    ask = {"facade": facade}
+    ask: dict[str, Any] = {"facade": facade}
     first = await house.good("list_audit", {"limit": 2, "event": "key_issued"}, **ask)
     second = await house.good("list_audit", {"limit": 2, "event": "key_issued", "cursor": first["next_cursor"]}, **ask)
     warned = await house.good("list_audit", {"severity": "warning"}, **ask)

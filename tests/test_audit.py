@@ -92,7 +92,7 @@ async def test_who_is_not_let_in_is_written_down(house: House, facade: str) -> N
 async def test_the_first_use_of_a_credential_is_written_down_and_then_they_are_counted(
         house: House, facade: str) -> None:
     key = await house.key("agent", "ada")
-    asked = {"token": key, "facade": facade, "headers": [AGENT]}
+    asked: dict[str, Any] = {"token": key, "facade": facade, "headers": [AGENT]}
 
     for _ in range(4):
         await house.good("list_tasks", **asked)
@@ -155,7 +155,7 @@ async def test_who_shows_too_many_wrong_keys_is_written_down(house: House, facad
 
 @pytest.mark.parametrize("facade", FACADES)
 async def test_what_administrators_do_is_written_down_where_it_is_done(house: House, facade: str) -> None:
-    ask = {"facade": facade, "headers": [AGENT]}
+    ask: dict[str, Any] = {"facade": facade, "headers": [AGENT]}
     await house.good("create_tenant", {"tenant": OTHER, "name": "ours"}, **ask)
     wanted = {"tenant": OTHER, "name": "k", "principal_id": "root", "role": "admin"}
     issued = await house.good("issue_key", wanted, **ask)
@@ -206,7 +206,7 @@ async def test_an_id_of_another_tenant_is_a_404_and_a_critical_event(house: Hous
     root, victim = await house.admin_of(OTHER), await house.admin_of(THIRD)
     task = (await house.good("create_task", {"type": "demo"}, token=victim))["task_id"]
     receipt = (await house.good("list_receipts", token=victim))["receipts"][0]["receipt_id"]
-    asked = {"token": root, "facade": facade, "headers": [AGENT]}
+    asked: dict[str, Any] = {"token": root, "facade": facade, "headers": [AGENT]}
     held = {"task_id": task, "lease_id": "x", "worker_id": "w1"}
 
     told = [await house.ask("get_task", {"task_id": task}, **asked),

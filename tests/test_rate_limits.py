@@ -272,7 +272,9 @@ async def test_each_task_of_a_batch_counts_and_a_refused_batch_costs_none(limite
     house, ada, _ = await limited(-1, tasks=10)
 
     async def create(number: int) -> Told:
-        return await house.ask("create_tasks", {"tasks": [{"type": "demo"}] * number}, token=ada, facade=facade)
+        batch = {"tasks": [{"type": "demo"}] * number}
+        answer: Told = await house.ask("create_tasks", batch, token=ada, facade=facade)
+        return answer
 
     told = [await create(number) for number in (6, 5, 4, 1)]
 
