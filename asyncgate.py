@@ -655,6 +655,7 @@ class Engine:
         self.upkeep: Upkeep | None = None
         self.watchers: set[Callable[[Work], None]] = set()      # who is told of every commit
         self.listeners: set[Callable[[News], None]] = set()     # and of those of other processes
+        self.still_good: Callable[[Caller], Awaitable[None]] = any_caller   # asked when a call that waited goes on
 
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation: the one way in, for every façade and every test (H.9)."""
@@ -791,6 +792,7 @@ class Engine:
                 found = await self._readable(caller, ask.task_id)
                 if found[0].status in TERMINAL or self.waiting.closed or not await self.called(ended, until):
                     return record(caller.tenant_id, *found)
+                await self.still_good(caller)
 
     @contextlib.contextmanager
     def _outcome(self, key: tuple[str, str]) -> Iterator[asyncio.Future[None]]:
@@ -925,6 +927,7 @@ class Engine:
                 offers: Offers = await self.write(Engine._claim, its_claim, caller, ask)
                 if offers.tasks or self.waiting.closed or not await place.called(until):
                     return offers
+                await self.still_good(caller)
 
     def _claim(self, work: Work, caller: Caller, ask: LeaseNext) -> Offers:
         worker = speaker(caller, ask)
@@ -1547,6 +1550,10 @@ class Engine:
         if cursor and await self.backend.receipt(caller.tenant_id, cursor):
             return cursor
         return self.position(caller, cursor, *query)
+
+
+async def any_caller(caller: Caller) -> None:
+    """Take every caller for as good as it was."""
 
 
 def news_of(work: Work) -> News | None:

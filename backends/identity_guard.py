@@ -132,6 +132,7 @@ class Guard:
         await self._require_a_way_in()
         self.engine.watchers.add(self.changed)
         self.engine.listeners.add(self.heard)
+        self.engine.still_good = self.still_good
         self.auditor.open()
         return self
 
@@ -185,6 +186,12 @@ class Guard:
         self.auditor.admitted(caller)
         scope["asyncgate.caller"] = caller
         return caller
+
+    async def still_good(self, caller: Caller) -> None:
+        """Refuse a caller whose key or tenant was barred while its call waited."""
+        await self.accounts.admit(caller)
+        if caller.key_id is not None and not await self.keys.still_good(caller.key_id):
+            raise InvalidToken("this credential is not good any more")
 
     def _visited(self, scope: Scope, headers: Headers) -> str:
         """Note where a request comes from."""

@@ -361,6 +361,59 @@ async def test_a_hot_key_is_refused_at_once_when_it_is_revoked_here(house: House
     assert len(await house.audit(event="key_revoked")) == 1
 
 
+# Calls that wait meanwhile.
+
+
+async def waiting(house: House, *, readers: bool) -> None:
+    """Wait until a call waits, and has looked."""
+    engine = house.served.engine
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (engine.outcomes if readers else engine.waiting.count) or engine.batches.flights:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("what", ["revoke", "suspend", "nothing", "nothing, and forgotten"])
+@pytest.mark.parametrize("facade", FACADES)
+async def test_a_claim_that_waits_gets_no_work_once_its_key_is_barred(house: House, facade: str, what: str) -> None:
+    root = await house.admin_of(OTHER)
+    worker = await house.key("worker", "w1", tenant=OTHER)
+    fields = {"wait_seconds": 30}
+    claim = asyncio.ensure_future(house.ask("lease_next", fields, token=worker, facade=facade))
+    await waiting(house, readers=False)
+
+    if what == "revoke":
+        await house.good("revoke_key", {"key_id": house.ids[worker]}, token=root)
+    if "forgotten" in what:
+        house.guard.keys.proven.clear()
+    task = await house.good("create_task", {"type": "demo"}, token=root) if what != "suspend" else None
+    if what == "suspend":
+        await house.good("suspend_tenant", {"tenant": OTHER})
+        house.served.engine.waiting._wake(OTHER, None)
+
+    told = await asyncio.wait_for(claim, PATIENCE_SECONDS)
+    assert told.code == ("" if "nothing" in what else "unauthenticated")
+    if task is not None:
+        status = (await house.good("get_task", {"task_id": task["task_id"]}, token=root))["status"]
+        assert status == ("leased" if "nothing" in what else "queued")
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_a_reader_that_waits_learns_nothing_once_its_key_is_revoked(house: House, facade: str) -> None:
+    ada = await house.key("agent", "ada")
+    task = (await house.good("create_task", {"type": "demo"}, token=ada))["task_id"]
+    fields = {"task_id": task, "wait_seconds": 30}
+    read = asyncio.ensure_future(house.ask("get_task", fields, token=ada, facade=facade))
+    await waiting(house, readers=True)
+
+    await house.good("revoke_key", {"key_id": house.ids[ada]})
+    await house.good("cancel_task", {"task_id": task})
+
+    assert (await asyncio.wait_for(read, PATIENCE_SECONDS)).code == "unauthenticated"
+    assert [line["details"]["principal_id"] for line in await house.audit(event="auth_failure")] == ["ada"]
+
+
 # Two gates on one Postgres.
 
 
