@@ -692,12 +692,12 @@ class Engine:
         self.listeners: set[Callable[[News], None]] = set()     # and of those of other processes
         self.limited = self.settings.security.rate_limiting.enabled
         self.counted: set[str] = set()                          # tenants whose usage is known to be exact
+        self.still_good: Callable[[Caller], Awaitable[None]] = any_caller   # asked when a call that waited goes on
 
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation: the one way in, for every façade and every test (H.9)."""
-        checked(ask)
+        self.admit(op, caller, ask)
         if not op.open:
-            self._admit(op, caller, ask)
             self._see(caller, ask)
         if op.direct:
             return await op.run(self, caller, ask)
@@ -709,13 +709,18 @@ class Engine:
             loads = counted(loads, caller.tenant_id not in self.counted)
         return await self.batches.join(caller.tenant_id, Job(partial(run, self), loads, caller, ask))
 
-    def _admit(self, op: Operation, caller: Caller, ask: Ask) -> None:
+    def admit(self, op: Operation, caller: Caller, ask: Ask) -> None:
+        """Refuse who may not ask this, by tenant, role and scope; whose a task is only the batch can tell."""
+        checked(ask)
+        if op.open:
+            return
         if ask.tenant_id is not None:
             self.at_home(caller, ask.tenant_id)
+        needed = " or ".join([role for role in op.roles if role != "system"])      # which nobody outside can have
         if caller.role not in op.roles:
-            raise barred(caller, f"a credential with the role {caller.role} cannot {op.name}", " or ".join(op.roles))
+            raise barred(caller, f"a credential with the role {caller.role} cannot {op.name}", needed)
         if op.scopes and not caller.scopes & op.scopes:
-            raise barred(caller, f"{op.name} needs the scope {' or '.join(sorted(op.scopes))}", " or ".join(op.roles))
+            raise barred(caller, f"{op.name} needs the scope {' or '.join(sorted(op.scopes))}", needed)
 
     def at_home(self, caller: Caller, tenant_id: str) -> None:
         """Tolerate a tenant that a request names when it is the credential's own, refuse any other (21.3.1)."""
@@ -845,6 +850,7 @@ class Engine:
                 found = await self._readable(caller, ask.task_id)
                 if found[0].status in TERMINAL or self.waiting.closed or not await self.called(ended, until):
                     return record(caller.tenant_id, *found)
+                await self.still_good(caller)
 
     @contextlib.contextmanager
     def _outcome(self, key: tuple[str, str]) -> Iterator[asyncio.Future[None]]:
@@ -979,6 +985,7 @@ class Engine:
                 offers: Offers = await self.write(Engine._claim, its_claim, caller, ask)
                 if offers.tasks or self.waiting.closed or not await place.called(until):
                     return offers
+                await self.still_good(caller)
 
     def _claim(self, work: Work, caller: Caller, ask: LeaseNext) -> Offers:
         worker = speaker(caller, ask)
@@ -1616,6 +1623,10 @@ class Engine:
         return self.position(caller, cursor, *query)
 
 
+async def any_caller(caller: Caller) -> None:
+    """Take every caller for as good as it was."""
+
+
 def news_of(work: Work) -> News | None:
     """Return what other processes should hear of a batch, if anything."""
     changed = (*work.added.values(), *work.moved.values())
@@ -2012,6 +2023,7 @@ class Operation:
         self.gives: type[Struct] = hints["return"]
         self.direct = inspect.iscoroutinefunction(run)
         self.decode: Callable[[bytes], Ask] = msgspec.json.Decoder(self.takes).decode
+        self.fields = get_type_hints(self.takes, include_extras=True)
         self.summary, _, self.text = (inspect.getdoc(run) or "").partition("\n")
 
 
@@ -2118,6 +2130,7 @@ class Gate:
         self.headers = [*SAFETY, *([(b"x-asyncgate-insecure", b"true")] if settings.allow_insecure_dev else [])]
         self.lines = b"".join([b"%b: %b\r\n" % header for header in (JSON_TYPE, *self.headers)])
         self.mcp = Door(self)
+        self.guard: Any = None                  # until it opens
         self.endpoints = self._endpoints()      # by path, with {} for the one part that a caller names
         self.app = Starlette(routes=self._routes(), lifespan=self._life, exception_handlers={
             HTTPException: self._lost, Exception: self._broken})  # type: ignore[dict-item]
@@ -2127,6 +2140,8 @@ class Gate:
         """Guard the door against other sites' pages (DNS rebinding, CSRF), then let the application answer."""
         if scope["type"] == "http":
             if no := self._foreign(scope["headers"]):
+                if self.guard is not None:
+                    self.guard.refused(scope, no)
                 return await self.send(send, scope, no.status, encode(no.body()))
             if endpoint := self._endpoint(scope):
                 return await endpoint(scope, receive, send)
@@ -2185,6 +2200,7 @@ class Gate:
     async def admit(self, scope: Scope, op: Operation | None = None, headers: Headers | None = None) -> Caller:
         """Return who a request comes from, and count the call; some operations need no credential."""
         if op is not None and op.open:
+            scope["asyncgate.limits"] = ()      # how the gate is may be asked at any time
             return NOBODY
         caller: Caller = await self.guard.admit(scope, self.identity, scope["headers"] if headers is None else headers)
         if op is not None:
@@ -2194,8 +2210,11 @@ class Gate:
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation for a façade; that the gate is not well is no good answer."""
         if isinstance(ask, CreateTask | CreateTasks):
+            self.engine.admit(op, caller, ask)      # who may not create cannot use up what others may
             await self.guard.created(caller, len(getattr(ask, "tasks", "1")))
         reply = await self.engine.perform(op, caller, ask)
+        if isinstance(reply, Items):
+            self.guard.auditor.parts(caller, op.name, reply)
         if op.name == "health" and reply.status != "healthy":
             raise DatabaseUnavailable("the database does not answer", retry_after=1, **msgspec.to_builtins(reply))
         return reply
@@ -2218,6 +2237,8 @@ class Gate:
     async def send(self, send: Send, scope: Scope, status: int, body: bytes, more: Iterable[tuple[bytes, bytes]] = (),
                    type: tuple[bytes, bytes] = JSON_TYPE) -> None:
         """Send one complete answer with the headers that every answer carries; `more` replaces what it names."""
+        if self.guard is not None and (no := await self.guard.passing(scope)):
+            status, body, more, type = no.status, encode(no.body()), refusal_headers(no), JSON_TYPE
         limits = scope.get("asyncgate.limits", ())
         if not more and type is JSON_TYPE and (whole := shortcut(scope)) is not None:
             lines = self.lines + STRICT_LINE if scope["scheme"] == "https" else self.lines
@@ -2262,7 +2283,7 @@ class Endpoint:
         except GateError as no:
             status, body = no.status, encode(no.body())
             more += refusal_headers(no)
-            self.gate.guard.refused(scope, no, scope["path"], scope.get("asyncgate.ask"))
+            self.gate.guard.refused(scope, no, scope.get("asyncgate.ask"))
         except asyncio.CancelledError:
             return      # the client has gone
         except Exception as bug:
@@ -2293,7 +2314,7 @@ class Endpoint:
                 ask = op.decode(without_nulls(body) if body else b"{}")
                 fill(ask, query)
             for name, value in scope["path_params"].items():
-                setattr(ask, name, msgspec.convert(value, Name))
+                setattr(ask, name, msgspec.convert(value, op.fields[name]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
             raise InvalidRequest(f"{op.name}: {wrong}") from None
         for named in claimed_tenants(query, scope["headers"]):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
+from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
@@ -37,13 +38,12 @@ from asyncgate import (
     Work,
     allowance,
     barred,
-    canonical,
     instant,
     maybe,
     outside,
     tier_of,
 )
-from asyncgate.backends.identity_audit import Severity, chained, head, visitor, who
+from asyncgate.backends.identity_audit import Severity, chained, head, spoken, visitor, who, worded
 from asyncgate.backends.identity_keys_stored import (
     default_role,
     default_scopes,
@@ -85,17 +85,21 @@ def known(kind: type[Struct], *key: str) -> Callable[[Needs, Caller, Any], None]
     return load
 
 
-def told(work: Work, event: str, severity: Severity, caller: Caller, **said: Any) -> None:
+def told(engine: Engine, work: Work, event: str, severity: Severity, caller: Caller, **said: Any) -> None:
     """Write what an administrator has done into the log of the tenant that it was done to."""
-    body = {**visitor(), **who(caller), **said}
-    chained(work, event, severity, canonical({name: value for name, value in body.items() if value is not None}))
+    body = worded({**visitor(), **who(caller), **said})
+    spoken(severity, event, work.tenant_id, body)
+    if engine.settings.security.audit_logging.enabled:
+        chained(work, event, severity, body)
 
 
 async def change(engine: Engine, caller: Caller, tenant_id: str, kind: type[Struct], key: tuple[str, ...],
                  run: Callable[[Work], T]) -> T:
     """Let `run` change one record of a tenant, in the tenant's next batch."""
+    context = copy_context()    # a batch is decided elsewhere, and the log says where the request came from
+
     def decide(engine: Engine, work: Work, caller: Caller, ask: Ask) -> T:
-        return run(work)
+        return context.run(run, work)
     done: T = await engine.write(decide, known(kind, *key), replace(caller, tenant_id=tenant_id), Ask())
     return done
 
@@ -135,7 +139,7 @@ async def create_tenant(engine: Engine, caller: Caller, ask: CreateTenant) -> Te
         account = work.found(Account)
         if account is None:
             work.keep(account := Account(ask.name, work.now, ask.tier or ""))
-            told(work, "tenant_created", "info", caller, name=ask.name, tier=ask.tier)
+            told(engine, work, "tenant_created", "info", caller, name=ask.name, tier=ask.tier)
         return shown(engine.settings, tenant_id, account)
     return await change(engine, caller, tenant_id, Account, (), make)
 
@@ -162,7 +166,7 @@ async def suspend_tenant(engine: Engine, caller: Caller, ask: SuspendTenant) -> 
         if ask.suspended != (account.suspended_at is not None):
             work.keep(account := replace(account, suspended_at=work.now if ask.suspended else None))
             event = "tenant_suspended" if ask.suspended else "tenant_resumed"
-            told(work, event, "critical", caller, reason=ask.reason)
+            told(engine, work, event, "critical", caller, reason=ask.reason)
         return shown(engine.settings, tenant_id, account)
     return await change(engine, caller, tenant_id, Account, (), suspend)
 
@@ -199,11 +203,11 @@ async def set_limits(engine: Engine, caller: Caller, ask: SetLimits) -> Limits:
         account = work.found(Account) or Account("", work.now)
         if ask.tier is not None:
             account = replace(account, tier=ask.tier)
-            told(work, "tier_changed", "warning", caller, tier=ask.tier, reason=ask.reason)
+            told(engine, work, "tier_changed", "warning", caller, tier=ask.tier, reason=ask.reason)
         if until is not None:
             account = replace(account, exempt_until=until, exempt_why=ask.reason)
             granted = "rate_limit_bypass_granted" if until > work.now else "rate_limit_bypass_ended"
-            told(work, granted, "warning", caller, reason=ask.reason, approved_by=caller.principal.id,
+            told(engine, work, granted, "warning", caller, reason=ask.reason, approved_by=caller.principal.id,
                  expires_at=outside(until))
         work.keep(account)
         return allowed(engine.settings, tenant_id, account)
@@ -221,18 +225,25 @@ def allowed(settings: Settings, tenant_id: str, account: Account | None) -> Limi
 # Issued keys.
 
 
+def issuer(engine: Engine, caller: Caller, named: str | None) -> str:
+    """Return the tenant that a caller may issue keys for; a limited key would issue itself one without its limits."""
+    if caller.capabilities is not None or caller.task_types is not None:
+        raise barred(caller, "a key that is limited to capabilities or task types cannot issue keys")
+    return home(engine, caller, named)
+
+
 async def issue_key(engine: Engine, caller: Caller, ask: IssueKey) -> IssuedKey:
     """Issue a key for a worker, an agent or a service; its text is in this answer and never shown again.
 
     It stands for one principal of one tenant, with a role, scopes and, if wished, the only capabilities and task types
     that it is good for.  Spec 21.2.2.
     """
-    tenant_id = home(engine, caller, ask.tenant)
+    tenant_id = issuer(engine, caller, ask.tenant)
     text, key = await drawn(engine.settings, ask, caller, engine.backend.now())
 
     def issue(work: Work) -> None:
         work.keep(key)
-        told(work, "key_issued", "info", caller, issued=key.key_id, name=key.name, issued_to=key.principal_id,
+        told(engine, work, "key_issued", "info", caller, issued=key.key_id, name=key.name, issued_to=key.principal_id,
              issued_role=key.role)
     await change(engine, caller, tenant_id, Key, (key.key_id,), issue)
     return IssuedKey(text, described(tenant_id, key))
@@ -280,7 +291,7 @@ async def rotate_key(engine: Engine, caller: Caller, ask: RotateKey) -> IssuedKe
 
     The new text is in this answer and never shown again.
     """
-    tenant_id = home(engine, caller, ask.tenant)
+    tenant_id = issuer(engine, caller, ask.tenant)
     text, hash, key_id = await made(engine.settings)
 
     def rotate(work: Work) -> Key:
@@ -291,7 +302,7 @@ async def rotate_key(engine: Engine, caller: Caller, ask: RotateKey) -> IssuedKe
                       created_by=str(caller.principal))
         work.keep(retired(old, key_id, work.now, ask.overlap_seconds))
         work.keep(new)
-        told(work, "key_rotated", "info", caller, rotated=old.key_id, rotated_to=key_id)
+        told(engine, work, "key_rotated", "info", caller, rotated=old.key_id, rotated_to=key_id)
         return new
     new = await change(engine, caller, tenant_id, Key, (ask.key_id,), rotate)
     return IssuedKey(text, described(tenant_id, new))
@@ -305,7 +316,7 @@ async def revoke_key(engine: Engine, caller: Caller, ask: RevokeKey) -> Ok:
         key = good(work.found(Key, ask.key_id), ask.key_id)
         if key.revoked_at is None:
             work.keep(replace(key, revoked_at=work.now))
-            told(work, "key_revoked", "warning", caller, revoked=key.key_id, reason=ask.reason)
+            told(engine, work, "key_revoked", "warning", caller, revoked=key.key_id, reason=ask.reason)
         return Ok(True)
     return await change(engine, caller, tenant_id, Key, (ask.key_id,), revoke)
 
@@ -340,7 +351,7 @@ async def list_audit(engine: Engine, caller: Caller, ask: ListAudit) -> AuditLin
         return ask.event in (None, line.event) and ask.severity in (None, line.severity)
     rows, more = await page(engine, caller, ask, ("audit", tenant_id, ask.event, ask.severity),
                             partial(engine.backend.export, Audit, tenant_id), lambda line: line.audit_id, wanted)
-    lines = [AuditLine(line.audit_id, line.number, outside(line.at), line.event, line.severity,
+    lines = [AuditLine(line.audit_id, line.number, tenant_id, outside(line.at), line.event, line.severity,
                        Raw(line.body.encode()), line.hash) for line in rows]
     return AuditLines(lines, more, more)
 

@@ -1,15 +1,18 @@
 """The audit log: append-only, one chain of hashes in each tenant (spec 21.7.4).
 
 What an administrator does is written in the transaction that does it.  Everything else is noted beside the request,
-logged at once, and written within a second by `Auditor`; equal lines of that second become one with a count, so that
-a flood of refusals does not fill the disk.  A process that is killed may lose the notes of its last second.
+logged at once, and written within a second by `Auditor`; equal lines of that second become one with a count, and what
+is too much for one tenant's second is only counted, so that a flood of refusals fills neither memory nor disk.  A
+process that is killed may lose the notes of its last second; one that is stopped loses none.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
+import re
 from collections import defaultdict
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,16 +25,10 @@ from asyncgate import (
     AuditHead,
     Caller,
     Engine,
-    Forbidden,
     GateError,
+    Items,
     Principal,
-    QuotaExceeded,
-    RateLimitExceeded,
-    ReceiptNotFound,
     Sweep,
-    TaskNotFound,
-    TenantMismatch,
-    Unauthenticated,
     Work,
     canonical,
 )
@@ -47,17 +44,21 @@ log = logging.getLogger("asyncgate.audit")
 Severity = Literal["info", "warning", "critical"]
 Line = tuple[str, Severity, bytes]      # event, severity, canonical JSON of what else there is to say
 
-FLUSH_SECONDS, MOST_NOTED = 1.0, 1000
+FLUSH_SECONDS, MOST_NOTED = 1.0, 100            # different lines of one tenant; more are only counted
 COUNTED_SECONDS, MOST_COUNTED = 300.0, 10_000   # successes: the first use of a credential, then a count
-SUSPECTS, TENANTS_ASKED = 100, 1000
+SUSPECTS, TENANTS_ASKED, LAST_SECONDS = 100, 1000, 1.0
 # What a refusal is called in the log; of the others the answer itself is enough.
-EVENTS: list[tuple[type[GateError], str, Severity]] = [
-    (TenantMismatch, "cross_tenant_attempt", "critical"),
-    (Unauthenticated, "auth_failure", "warning"),
-    (Forbidden, "authorization_failure", "warning"),
-    (RateLimitExceeded, "rate_limit_exceeded", "warning"),
-    (QuotaExceeded, "quota_exceeded", "warning"),
-]
+EVENTS: dict[str, tuple[str, Severity]] = {
+    "tenant_mismatch": ("cross_tenant_attempt", "critical"),
+    "tenant_not_found": ("cross_tenant_attempt", "critical"),       # it was named, so it was meant
+    "forbidden": ("authorization_failure", "warning"),
+    "rate_limit_exceeded": ("rate_limit_exceeded", "warning"),
+    "quota_exceeded": ("quota_exceeded", "warning"),
+    "unauthenticated": ("auth_failure", "warning"),
+}
+# What may be another tenant's, which the refusal itself must not tell (DESIGN 13).
+FOREIGN = {"task_not_found": "task_id", "receipt_not_found": "receipt_id", "key_not_found": "key_id"}
+SECRETS = re.compile(rb"aga_[0-9A-Za-z]{12,}|eyJ[0-9A-Za-z_-]+\.[0-9A-Za-z_.-]+")
 # The request that the running task answers, for what the log says of where it came from.
 visit: ContextVar[Scope | None] = ContextVar("visit", default=None)
 
@@ -70,14 +71,29 @@ def visitor() -> dict[str, str | None]:
     return {"ip": scope.get("asyncgate.address"), "user_agent": agents[0][:200].decode("latin-1") if agents else None}
 
 
+def worded(said: dict[str, Any]) -> bytes:
+    """Write what there is to say; a credential that somebody put where it does not belong is left out."""
+    return SECRETS.sub(b"***", canonical({name: value for name, value in said.items() if value is not None}))
+
+
+def spoken(severity: Severity, event: str, tenant_id: str, body: bytes) -> None:
+    """Tell the process's own log."""
+    level = logging.INFO if severity == "info" else logging.WARNING
+    log.log(level, "%s %s tenant=%s %s", severity, event, tenant_id, body.decode())
+
+
 # The chain.
 
 
 def chained(work: Work, event: str, severity: Severity, said: bytes, at: float | None = None) -> Audit:
-    """Add a line to the tenant's log; the batch must have loaded its `head`."""
+    """Add a line to the tenant's log; the batch must have loaded its `head`.
+
+    Its id is its number: lines sort as they are chained whatever process wrote them, and no number is given twice.
+    """
     head = work.found(AuditHead) or AuditHead(0, "")
-    line = link(head, Audit(work.new_id(), head.number + 1, work.now if at is None else at, event, severity,
-                            said.decode(), ""))
+    number = head.number + 1
+    line = link(head, Audit(f"{number:012d}", number, work.now if at is None else at, event, severity, said.decode(),
+                            ""))
     work.log(line)
     work.keep(AuditHead(line.number, line.hash))
     return line
@@ -116,16 +132,20 @@ def who(caller: Caller) -> dict[str, Any]:
             "key_id": caller.key_id}
 
 
+Noted = dict[Line, tuple[float, int]]       # since when, how often
+
+
 class Auditor:
     """Writes down what requests met with, behind their backs."""
 
     def __init__(self, engine: Engine, enabled: bool) -> None:
         self.engine, self.enabled = engine, enabled
-        self.noted: dict[tuple[str, Line], tuple[float, int]] = {}      # since when, how often
-        self.missed: defaultdict[str, int] = defaultdict(int)
+        self.noted: defaultdict[str, Noted] = defaultdict(dict)
+        self.missed: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
         self.counted: dict[tuple[str, str | None, Principal], list[Any]] = {}
-        self.suspects: asyncio.Queue[tuple[Caller, str, str]] = asyncio.Queue(SUSPECTS)
+        self.suspects: asyncio.Queue[tuple[Caller, str, str, dict[str, Any]]] = asyncio.Queue(SUSPECTS)
         self.loops: list[asyncio.Task[None]] = []
+        self.flushing: asyncio.Task[None] | None = None
 
     def open(self) -> None:
         """Begin to write."""
@@ -136,35 +156,58 @@ class Auditor:
         for loop in self.loops:
             loop.cancel()
         await asyncio.gather(*self.loops, return_exceptions=True)
+        if self.flushing is not None:
+            await asyncio.wait([self.flushing])     # what it has taken is not among the notes any more
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_SECONDS):
+                while not self.suspects.empty():
+                    await self._ask(*self.suspects.get_nowait())
         self.count()
         await self.flush()
 
     def note(self, tenant_id: str, event: str, severity: Severity, **said: Any) -> None:
         """Note that something happened."""
-        told = {**visitor(), **said}
-        body = canonical({name: value for name, value in told.items() if value is not None})
-        level = logging.INFO if severity == "info" else logging.WARNING
-        log.log(level, "%s %s tenant=%s %s", severity, event, tenant_id, body.decode())
-        key = (tenant_id, (event, severity, body))
-        if key in self.noted or len(self.noted) < MOST_NOTED:
-            since, times = self.noted.get(key, (self.engine.backend.now(), 0))
-            self.noted[key] = since, times + 1
-        elif self.enabled:
-            self.missed[tenant_id] += 1
+        line = (event, severity, worded({**visitor(), **said}))
+        noted = self.noted[tenant_id]
+        if line not in noted and len(noted) >= MOST_NOTED:
+            self.missed[tenant_id][event] += 1
+            return
+        since, times = noted.get(line, (self.engine.backend.now(), 0))
+        noted[line] = since, times + 1
+        if not times:       # the process's own log learns how often when the line is written
+            spoken(severity, event, tenant_id, line[2])
 
     def refused(self, caller: Caller, no: GateError, operation: str, ask: Ask | None = None) -> None:
-        """Note a refusal, where that is a matter of security."""
-        for kind, event, severity in EVENTS:
-            if isinstance(no, kind):
-                return self.note(caller.tenant_id, event, severity, **who(caller), operation=operation,
-                                 reason=no.code, message=str(no))
-        if isinstance(no, TaskNotFound | ReceiptNotFound) and not self.suspects.full():
-            name = "task_id" if isinstance(no, TaskNotFound) else "receipt_id"
-            self.suspects.put_nowait((caller, name, getattr(ask, name, None) or ""))
+        """Note a refusal once, where that is a matter of security."""
+        if not no.noted:
+            no.noted = True
+            self._judge(caller, operation, no.code, str(no), no.more.get("reason"), ask)
 
-    def stranger(self, no: Unauthenticated) -> None:
+    def parts(self, caller: Caller, operation: str, reply: Items) -> None:
+        """Note what was refused of a batch."""
+        for item in reply.results:
+            if item.error is not None:
+                self._judge(caller, operation, item.error.error, item.error.message, item.error.reason, item)
+
+    def _judge(self, caller: Caller, operation: str, code: str, message: str, reason: str | None, ask: Any) -> None:
+        if code == "lease_invalid_or_expired" and reason == "unknown":      # another worker's, or made up
+            self.note(caller.tenant_id, "lease_refused", "warning", **who(caller), operation=operation, reason=code,
+                      message=message)
+        elif code in EVENTS:
+            event, severity = EVENTS[code]
+            self.note(caller.tenant_id, event, severity, **who(caller), operation=operation, reason=code,
+                      message=message)
+        elif code == "parent_not_found":
+            for parent in ask.parents:
+                self._suspect(caller, "receipt_id", parent)
+        elif code in FOREIGN:
+            self._suspect(caller, FOREIGN[code], getattr(ask, FOREIGN[code], None) or "")
+
+    def stranger(self, no: GateError) -> None:
         """Note that somebody was not let in; whom that concerns nobody knows, so it is in the log of the operator."""
-        self.note(self.engine.settings.default_tenant_id, "auth_failure", "warning", reason=no.code, message=str(no))
+        if no.code in EVENTS and not no.noted:
+            no.noted = True
+            self.note(self.engine.settings.default_tenant_id, *EVENTS[no.code], reason=no.code, message=str(no))
 
     def admitted(self, caller: Caller) -> None:
         """Note the first use of a credential by this process; then they are counted."""
@@ -185,37 +228,57 @@ class Auditor:
                 del self.counted[key]
 
     async def flush(self) -> None:
-        """Write down what is noted."""
-        noted, self.noted = self.noted, {}
-        missed, self.missed = self.missed, defaultdict(int)
-        if not self.enabled:
-            return
-        by_tenant: defaultdict[str, list[tuple[float, Line]]] = defaultdict(list)
-        for (tenant_id, (event, severity, body)), (since, times) in noted.items():
-            said = body if times == 1 else canonical({**msgspec.json.decode(body), "times": times})
-            by_tenant[tenant_id].append((since, (event, severity, said)))
-        for tenant_id, times in missed.items():
-            by_tenant[tenant_id].append((self.engine.backend.now(), ("audit_overflow", "critical",
-                                                                     canonical({"times": times}))))
-        for tenant_id, lines in by_tenant.items():
-            await self._write(tenant_id, lines)
+        """Write down what is noted; what the database does not take is tried again with what is noted next."""
+        noted, self.noted = self.noted, defaultdict(dict)
+        missed, self.missed = self.missed, defaultdict(lambda: defaultdict(int))
+        for tenant_id in [*noted, *(missed.keys() - noted.keys())]:
+            lines = noted[tenant_id]
+            if not await self._write(tenant_id, self._lines(tenant_id, lines, missed[tenant_id])):
+                self._take_back(tenant_id, lines, missed[tenant_id])
 
-    async def _write(self, tenant_id: str, lines: list[tuple[float, Line]]) -> None:
+    def _lines(self, tenant_id: str, noted: Noted, missed: dict[str, int]) -> list[tuple[float, Line]]:
+        lines = []
+        for (event, severity, body), (since, times) in noted.items():
+            if times > 1:
+                body = canonical({**msgspec.json.decode(body), "times": times})
+                spoken(severity, event, tenant_id, body)
+            lines.append((since, (event, severity, body)))
+        if missed:
+            body = canonical({"times": missed})
+            spoken("critical", "audit_overflow", tenant_id, body)
+            lines.append((self.engine.backend.now(), ("audit_overflow", "critical", body)))
+        return lines
+
+    def _take_back(self, tenant_id: str, lines: Noted, missed: dict[str, int]) -> None:
+        noted = self.noted[tenant_id]
+        for line, (since, times) in lines.items():
+            if line in noted or len(noted) < MOST_NOTED:
+                noted[line] = since, times + noted.get(line, (since, 0))[1]
+            else:
+                self.missed[tenant_id][line[0]] += times
+        for event, times in missed.items():
+            self.missed[tenant_id][event] += times
+
+    async def _write(self, tenant_id: str, lines: list[tuple[float, Line]]) -> bool:
         def write(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
             for at, (event, severity, said) in lines:
                 chained(work, event, severity, said, at)
 
         caller = Caller(tenant_id, self.engine.gate, "system", frozenset())
         try:
-            await self.engine.write(write, head, caller, Sweep())
+            if self.enabled:
+                await self.engine.write(write, head, caller, Sweep())
+            return True
         except GateError:
-            log.exception("%d lines of the audit log of tenant %s were not written", len(lines), tenant_id)
+            log.exception("%d lines of the audit log of tenant %s are not written yet", len(lines), tenant_id)
+            return False
 
     async def _writing(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             if self.noted or self.missed:
-                await self.flush()
+                self.flushing = asyncio.create_task(self.flush())
+                await asyncio.shield(self.flushing)
 
     async def _counting(self) -> None:
         while True:
@@ -224,19 +287,31 @@ class Auditor:
 
     # An id of another tenant is a 404 like any unknown one; whether it was one is found out afterwards (DESIGN 13).
 
+    def _suspect(self, caller: Caller, name: str, id: str) -> None:
+        if self.suspects.full():
+            self.missed[caller.tenant_id]["unknown_id"] += 1
+        elif id:
+            self.suspects.put_nowait((caller, name, id, visitor()))
+
     async def _asking(self) -> None:
         while True:
-            caller, name, id = await self.suspects.get()
-            try:
-                if id and await self._elsewhere(caller.tenant_id, name, id):
-                    self.note(caller.tenant_id, "cross_tenant_attempt", "critical", **who(caller), **{name: id},
-                              message="the id belongs to another tenant")
-            except GateError:
-                log.exception("cannot tell whose id %s is", id)
+            await self._ask(*await self.suspects.get())
             await asyncio.sleep(0.01)
+
+    async def _ask(self, caller: Caller, name: str, id: str, where: dict[str, Any]) -> None:
+        try:
+            if await self._elsewhere(caller.tenant_id, name, id):
+                self.note(caller.tenant_id, "cross_tenant_attempt", "critical", **where, **who(caller),
+                          **{f"foreign_{name}": id}, reason=f"{name.removesuffix('_id')}_not_found",
+                          message="the id belongs to another tenant")
+        except Exception:
+            log.exception("cannot tell whose id %s is", id)
 
     async def _elsewhere(self, tenant_id: str, name: str, id: str) -> bool:
         backend = self.engine.backend
+        if name == "key_id":
+            found = await backend.find_key(id)
+            return found is not None and found[0] != tenant_id
         read = backend.task if name == "task_id" else backend.receipt
         others = [other for other in await backend.tenants() if other != tenant_id][:TENANTS_ASKED]
         for other in others:

@@ -57,13 +57,24 @@ class Accounts:
         return await asyncio.shield(self.reading[tenant_id])
 
     async def _read(self, tenant_id: str) -> Account | None:
+        begun = asyncio.get_running_loop().time()
         try:
-            begun = asyncio.get_running_loop().time()
             account = await self.engine.backend.record(tenant_id, Account)
-            self.read[tenant_id] = begun, account
+            if self._is_mine(tenant_id):
+                self.read[tenant_id] = begun, account
             return account
         finally:
-            del self.reading[tenant_id]
+            if self._is_mine(tenant_id):
+                del self.reading[tenant_id]
+
+    def _is_mine(self, tenant_id: str) -> bool:
+        """Whether nobody has changed the account since this task began to read it."""
+        return self.reading.get(tenant_id) is asyncio.current_task()
+
+    def forget(self, tenant_id: str) -> None:
+        """Read an account again before it counts, though a reading is under way: that may be from before the change."""
+        self.read.pop(tenant_id, None)
+        self.reading.pop(tenant_id, None)
 
     async def admit(self, caller: Caller) -> None:
         """Refuse the credentials of a suspended tenant."""
@@ -121,13 +132,14 @@ class Guard:
         await self._require_a_way_in()
         self.engine.watchers.add(self.changed)
         self.engine.listeners.add(self.heard)
+        self.engine.still_good = self.still_good
         self.auditor.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.auditor.close()
         await self.keys.close()
-        if self.limits:
+        if self.limits is not None:
             await self.limits.close()
 
     async def _require_a_way_in(self) -> None:
@@ -156,15 +168,14 @@ class Guard:
             self._forget(news.tenant_id)
 
     def _forget(self, tenant_id: str) -> None:
-        self.accounts.read.pop(tenant_id, None)
+        self.accounts.forget(tenant_id)
         self.keys.forget_tenant(tenant_id)
 
     # Every request.
 
     async def admit(self, scope: Scope, identity: Identity, headers: Headers) -> Caller:
         """Return who a request comes from; note who was not let in."""
-        scope["asyncgate.address"] = address = client_address(scope, headers, self.settings.trusted_proxies)
-        visit.set(scope)
+        address = self._visited(scope, headers)
         try:
             caller = await identity.caller(headers, address)
             await self.accounts.admit(caller)
@@ -176,19 +187,50 @@ class Guard:
         scope["asyncgate.caller"] = caller
         return caller
 
+    async def still_good(self, caller: Caller) -> None:
+        """Refuse a caller whose key or tenant was barred while its call waited."""
+        await self.accounts.admit(caller)
+        if caller.key_id is not None and not await self.keys.still_good(caller.key_id):
+            raise InvalidToken("this credential is not good any more")
+
+    def _visited(self, scope: Scope, headers: Headers) -> str:
+        """Note where a request comes from."""
+        scope["asyncgate.address"] = address = client_address(scope, headers, self.settings.trusted_proxies)
+        visit.set(scope)
+        return address
+
     async def meter(self, scope: Scope, caller: Caller, operation: str) -> None:
         """Count a call; raises RateLimitExceeded."""
-        if self.limits and (tier := await self._tier(caller)):
-            principal = caller.principal if caller.bound else None
-            await self._draw(scope, buckets_for(self.settings, tier, caller.tenant_id, principal,
-                                                scope["asyncgate.address"], heartbeat=operation in HEARTBEATS))
+        scope["asyncgate.operation"] = operation
+        if self.limits is None:
+            return
+        if not (tier := await self._tier(caller)):
+            scope["asyncgate.limits"] = []
+            return
+        principal = caller.principal if caller.bound else None
+        await self._draw(scope, buckets_for(self.settings, tier, caller.tenant_id, principal,
+                                            scope["asyncgate.address"], heartbeat=operation in HEARTBEATS))
 
     async def created(self, caller: Caller, number: int) -> None:
-        """Count new tasks, before they are made (21.4.2)."""
-        if self.limits and (tier := await self._tier(caller)):
+        """Count new tasks, before they are made (21.4.2); the answer tells of that limit only when it refuses."""
+        if self.limits is not None and (tier := await self._tier(caller)):     # an empty store counts nothing yet
             verdict = await self.limits.take([task_bucket(self.settings, tier, caller.tenant_id)], number)
             if not verdict.admitted:
+                if (scope := visit.get()) is not None:
+                    scope["asyncgate.limits"] = limit_headers(verdict)
                 raise exceeded(verdict)
+
+    async def passing(self, scope: Scope) -> GateError | None:
+        """Count the answer to a request that nobody has counted: of a stranger, to a path that there is not."""
+        if self.limits is None or "asyncgate.limits" in scope:
+            return None
+        try:
+            await self._draw(scope, buckets_for(self.settings, "", None, None, self._visited(scope, scope["headers"])))
+        except GateError as no:
+            scope.setdefault("asyncgate.limits", [])
+            self.refused(scope, no)
+            return no
+        return None
 
     async def _tier(self, caller: Caller) -> str:
         """Return the tier of the caller's tenant; empty for one that is exempt (21.4.5)."""
@@ -205,7 +247,11 @@ class Guard:
         if not verdict.admitted:
             raise exceeded(verdict)
 
-    def refused(self, scope: Scope, no: GateError, operation: str, ask: Ask | None) -> None:
-        """Write down a refusal, where that is a matter of security; who was not let in is noted already."""
-        if (caller := scope.get("asyncgate.caller")) is not None:
-            self.auditor.refused(caller, no, operation, ask)
+    def refused(self, scope: Scope, no: GateError, ask: Ask | None = None) -> None:
+        """Write down a refusal, where that is a matter of security; each is written once."""
+        if "asyncgate.address" not in scope:
+            self._visited(scope, scope["headers"])
+        if (caller := scope.get("asyncgate.caller")) is None:
+            self.auditor.stranger(no)
+        else:
+            self.auditor.refused(caller, no, scope.get("asyncgate.operation", ""), ask)

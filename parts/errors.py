@@ -12,6 +12,7 @@ class GateError(Exception):
     """A refusal; `code` is the same on every façade, `status` is what HTTP calls it."""
 
     code, status = "internal_error", 500
+    noted = False       # in the audit log
 
     def __init__(self, message: str, **more: Any) -> None:
         super().__init__(message)

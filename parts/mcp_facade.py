@@ -200,6 +200,7 @@ class Facade:
         try:
             await self._answer(scope, receive, send)
         except GateError as no:
+            self.gate.guard.refused(scope, no)
             await self.gate.send(send, scope, no.status, encode(no.body()), refusal_headers(no))
         except asyncio.CancelledError:
             return      # the client has gone
@@ -328,7 +329,11 @@ class Facade:
         """Return the tenant and the principal that a request without an operation comes from."""
         visit, ask = visit_of(ctx), ListOpenObligations()
         fill(ask, visit.query)
-        return visit.caller.tenant_id, self.gate.engine.whose(visit.caller, ask)
+        try:
+            return visit.caller.tenant_id, self.gate.engine.whose(visit.caller, ask)
+        except GateError as no:
+            self.gate.guard.auditor.refused(visit.caller, no, "subscriptions/listen")
+            raise
 
     # The dialect of peers: JSON-RPC without a handshake, whose result is the raw reply (DESIGN 8).
 
@@ -342,12 +347,15 @@ class Facade:
                 return await self._error(scope, send, id, UNKNOWN_METHOD, no)
             result = await self._bare_result(scope, receive, message)
         except GateError as no:
+            self.gate.guard.refused(scope, no)
             return await self._error(scope, send, id, CODES.get(no.status, BROKEN), no)
         await self.gate.send(send, scope, 200, encode({"jsonrpc": "2.0", "id": id, "result": result}))
 
     async def _bare_result(self, scope: Scope, receive: Receive, message: Asked) -> Any:
         op = self._called(message)
         caller = await self.gate.admit(scope, op, credentials(scope, message))
+        if op is None:
+            await self.gate.guard.meter(scope, caller, "")
         if message.method == "tools/list":
             return {"tools": self.catalog.listed[self._separator(scope["path"])]}
         if op is None:

@@ -181,6 +181,7 @@ class AuditLine(Struct):
 
     audit_id: str
     number: int
+    tenant_id: str
     timestamp: datetime
     event: str
     severity: str

@@ -37,7 +37,7 @@ CREATE UNIQUE INDEX api_keys_id ON api_keys (key_id);
 
 CREATE TABLE audit (                        -- append-only: see the triggers
     tenant_id       TEXT NOT NULL,
-    audit_id        TEXT NOT NULL,          -- UUIDv7
+    audit_id        TEXT NOT NULL,          -- the number with its zeros: lines sort as they are chained
     number          INTEGER NOT NULL,       -- 1, 2, 3, … in each tenant
     at              REAL NOT NULL,
     event           TEXT NOT NULL,
@@ -61,6 +61,10 @@ CREATE TABLE usage (                        -- what a tenant has of what its tie
 ) WITHOUT ROWID;
 
 CREATE TRIGGER audit_stay BEFORE UPDATE ON audit BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
+-- INSERT OR REPLACE deletes without asking the triggers of a DELETE.
+CREATE TRIGGER audit_once BEFORE INSERT ON audit
+    WHEN EXISTS (SELECT 1 FROM audit WHERE tenant_id = NEW.tenant_id AND audit_id = NEW.audit_id)
+    BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
 CREATE TRIGGER audit_keep BEFORE DELETE ON audit BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
 
 CREATE TRIGGER accounts_insert_wall BEFORE INSERT ON accounts
