@@ -38,7 +38,7 @@ CREATE UNIQUE INDEX api_keys_id ON asyncgate.api_keys (key_id);
 
 CREATE TABLE asyncgate.audit (              -- append-only: nobody is granted to change or delete a line
     tenant_id       uuid NOT NULL,
-    audit_id        asyncgate.id NOT NULL,  -- UUIDv7
+    audit_id        asyncgate.id NOT NULL,  -- the number, written so that it sorts
     number          bigint NOT NULL,        -- 1, 2, 3, … in each tenant
     at              float8 NOT NULL,        -- when it happened
     event           text NOT NULL,          -- what happened
