@@ -1938,11 +1938,13 @@ class Operation:
         self.rest = [(way.split()[0], way.split()[1]) for way in rest.split(", ")]
         self.roles = tuple(self.ROLES[letter] for letter in roles.split())
         self.scopes = frozenset(scopes.split() + (ADMIN_SCOPES[kind] if scopes else []))
+        self.scope = scopes             # what the table says; an admin's scopes are good for all
         self.open = not roles           # no credential needed
         self.takes: type[Ask] = hints["ask"]
         self.gives: type[Struct] = hints["return"]
         self.direct = inspect.iscoroutinefunction(run)
         self.decode: Callable[[bytes], Ask] = msgspec.json.Decoder(self.takes).decode
+        self.types = {field.name: field.type for field in msgspec.structs.fields(self.takes)}
         self.summary, _, self.text = (inspect.getdoc(run) or "").partition("\n")
 
 
@@ -2233,7 +2235,7 @@ class Endpoint:
                 ask = op.decode(without_nulls(body) if body else b"{}")
                 fill(ask, query)
             for name, value in scope["path_params"].items():
-                setattr(ask, name, msgspec.convert(value, Name))
+                setattr(ask, name, msgspec.convert(value, op.types[name]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
             raise InvalidRequest(f"{op.name}: {wrong}") from None
         for named in claimed_tenants(query, scope["headers"]):
