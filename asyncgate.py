@@ -2018,6 +2018,7 @@ class Operation:
         self.rest = [(way.split()[0], way.split()[1]) for way in rest.split(", ")]
         self.roles = tuple(self.ROLES[letter] for letter in roles.split())
         self.scopes = frozenset(scopes.split() + (ADMIN_SCOPES[kind] if scopes else []))
+        self.scope = scopes             # what the table says; an admin's scopes are good for all
         self.open = not roles           # no credential needed
         self.takes: type[Ask] = hints["ask"]
         self.gives: type[Struct] = hints["return"]

@@ -125,6 +125,7 @@ class Backend(Protocol):
         """Return up to 1,000 stored Structs of a tenant, from behind `after`: the `export_key` of the last one, or "".
 
         They come in the order of their `export_order`, byte by byte; receipts with their parents and telemetry.
+        Of a table whose order is empty a tenant has one row.
         """
 
     async def tenants(self) -> list[str]:

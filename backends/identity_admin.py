@@ -145,7 +145,10 @@ async def create_tenant(engine: Engine, caller: Caller, ask: CreateTenant) -> Te
 
 
 async def list_tenants(engine: Engine, caller: Caller, ask: ListTenants) -> Tenants:
-    """List all tenants, with their names and tiers.  For the operator."""
+    """List all tenants, with their names and tiers.
+
+    For the operator.
+    """
     operator(engine, caller)
     found = [(id, await engine.backend.record(id, Account)) for id in await engine.backend.tenants()]
     return Tenants([shown(engine.settings, id, account) for id, account in found])
@@ -184,7 +187,10 @@ def shown(settings: Settings, tenant_id: str, account: Account | None) -> Tenant
 
 
 async def get_limits(engine: Engine, caller: Caller, ask: GetLimits) -> Limits:
-    """Return what a tenant may use, and whether that is enforced; -1 is unlimited.  Spec 21.4.2."""
+    """Return what a tenant may use, and whether that is enforced; -1 is unlimited.
+
+    Spec 21.4.2.
+    """
     tenant_id = home(engine, caller, ask.tenant)
     return allowed(engine.settings, tenant_id, await engine.backend.record(tenant_id, Account))
 
@@ -309,7 +315,10 @@ async def rotate_key(engine: Engine, caller: Caller, ask: RotateKey) -> IssuedKe
 
 
 async def revoke_key(engine: Engine, caller: Caller, ask: RevokeKey) -> Ok:
-    """Take a key back: this process refuses it at once, others within five seconds; again is no error.  Spec 21.9.1."""
+    """Take a key back: this process refuses it at once, others within five seconds; again is no error.
+
+    Spec 21.9.1.
+    """
     tenant_id = home(engine, caller, ask.tenant)
 
     def revoke(work: Work) -> Ok:
@@ -344,7 +353,10 @@ def described(tenant_id: str, key: Key) -> KeyRecord:
 
 
 async def list_audit(engine: Engine, caller: Caller, ask: ListAudit) -> AuditLines:
-    """Read the tenant's audit log, oldest first; lines are never changed and never taken away.  Spec 21.7.4."""
+    """Read the tenant's audit log, oldest first; lines are never changed and never taken away.
+
+    Spec 21.7.4.
+    """
     tenant_id = home(engine, caller, ask.tenant)
 
     def wanted(line: Audit) -> bool:

@@ -508,6 +508,8 @@ class Postgres:
         keys = export_order(table)
         if table is Receipt:
             return await self.receipts(tenant_id, ReceiptFilter(None, None, None, after, 1000))
+        if not keys:
+            return [] if after or (only := await self.record(tenant_id, table)) is None else [only]
         if table in (Task, Lease):
             held = " AND s.lease_id IS NOT NULL" * (table is Lease)
             statement = f"{sql.ROWS} AND t.task_id > $2{held} ORDER BY t.task_id LIMIT 1000"
@@ -556,14 +558,15 @@ async def keep_session(db: asyncpg.Connection) -> None:
 
 async def require_weak_role(db: asyncpg.Connection) -> None:
     """Refuse to work as somebody for whom the wall between tenants does not hold."""
-    role, superuser, bypass, owner, sweeper = await db.fetchrow("""
+    role, superuser, bypass, owner, sweeper, auth = await db.fetchrow("""
         SELECT current_user::text,
                EXISTS (SELECT FROM pg_roles WHERE rolsuper AND pg_has_role(current_user, oid, 'MEMBER')),
                EXISTS (SELECT FROM pg_roles WHERE rolbypassrls AND pg_has_role(current_user, oid, 'MEMBER')),
                pg_has_role(current_user, 'asyncgate_owner', 'MEMBER'),
-               pg_has_role(current_user, 'asyncgate_sweeper', 'MEMBER')""")
+               pg_has_role(current_user, 'asyncgate_sweeper', 'MEMBER'),
+               pg_has_role(current_user, 'asyncgate_auth', 'MEMBER')""")
     strong = {"is a superuser": superuser, "may bypass row-level security": bypass, "owns the tables": owner,
-              "sees all tenants' work": sweeper}
+              "sees all tenants' work": sweeper, "sees all tenants' keys": auth}
     for why in (why for why, holds in strong.items() if holds):
         raise StartupError(f"the role {role} {why}, so the wall between tenants would not hold: connect as "
                            "asyncgate_app, or set database.trusted_role=true to try things on your own machine")

@@ -550,7 +550,8 @@ class Sqlite:
         """Return the next 1,000 rows of a table, in the order of its primary key."""
         if table is Receipt:
             return await self.receipts(tenant_id, ReceiptFilter(None, None, None, after, 1000))
-        order = export_order(table)
+        if not (order := export_order(table)):
+            return [] if after or (only := await self.record(tenant_id, table)) is None else [only]
         names, marks = ", ".join(order), ", ".join("?" * len(order))
         sql = (f"SELECT {listed(table)} FROM {EXPORTS[table]} WHERE tenant_id = ? AND ({names}) > ({marks}) "
                f"ORDER BY {names} LIMIT 1000")

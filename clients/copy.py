@@ -20,8 +20,12 @@ from msgspec.structs import astuple, fields, replace
 from asyncgate import (
     FENCES_SKIPPED,
     TERMINAL,
+    Account,
+    Audit,
+    AuditHead,
     Event,
     Ids,
+    Key,
     Lease,
     Needs,
     Obligation,
@@ -41,7 +45,8 @@ from asyncgate import (
 # In this order, or a task would be there without what it was: see `Tenant.raised`.
 TABLES: dict[type[Struct], str] = {
     Task: "tasks", Lease: "leases", Progress: "progress", Receipt: "receipts", Obligation: "obligations",
-    Event: "events", Schedule: "schedules", Presence: "presences"}
+    Event: "events", Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys",
+    Audit: "audit", AuditHead: "audit_heads"}
 
 TRUTHS = {table: [field.name for field in fields(table) if field.type is bool] for table in TABLES}
 NAME, BEAT_SECONDS = "asyncgate-copy", 10.0     # how a copy takes part where several processes can: one at a time
@@ -293,7 +298,7 @@ def keep(work: Work, row: Any) -> None:
             work.opened[row.receipt_id] = Principal(row.to_kind, row.to_id)
         case Event():
             work.events[row.event_id] = row
-        case Schedule():
-            work.keep(row)
-        case Presence():
+        case Audit():
+            work.log(row)
+        case Schedule() | Presence() | Account() | Key() | AuditHead():
             work.keep(row)

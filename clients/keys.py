@@ -14,7 +14,6 @@ import click
 import msgspec
 
 from asyncgate import OPERATIONS, Engine, GateError, configured
-from asyncgate.backends import open_backend
 from asyncgate.clients import cli
 from asyncgate.parts.settings import Configured, Settings
 
@@ -28,8 +27,8 @@ def keys() -> None:
 
 async def issued(settings: Settings, said: dict[str, Any]) -> Any:
     """Write a new key into the database of the settings."""
-    part = import_module("asyncgate.backends.identity_admin")
-    backend = await open_backend(settings.database.url, serving=True, settings=settings.database)
+    backends, part = (import_module(f"asyncgate.backends{name}") for name in ("", ".identity_admin"))
+    backend = await backends.open_backend(settings.database.url, serving=True, settings=settings.database)
     try:
         return await part.first_key(Engine(backend, settings), msgspec.convert(said, ISSUE.takes, strict=False))
     finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -169,6 +170,7 @@ async def embedded(settings: Settings, path: str) -> None:
     """Serve standard input and output from a gate inside this process; whoever started it is let in."""
     import httpx2
 
+    logging.getLogger("asyncgate.audit").setLevel(logging.WARNING)      # a host shows what it finds in stderr
     gate = Gate(msgspec.structs.replace(settings, host="127.0.0.1", api_key="", allow_insecure_dev=True))
     async with gate.app.router.lifespan_context(gate.app):
         transport: Any = httpx2.ASGITransport(app=gate)

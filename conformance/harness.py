@@ -20,13 +20,17 @@ import pytest
 from asyncgate import (
     OPERATIONS,
     SCOPES,
+    Account,
     Ask,
+    Audit,
+    AuditHead,
     Caller,
     Engine,
     Event,
     GateError,
     Ids,
     InvalidRequest,
+    Key,
     Lease,
     Obligation,
     Offer,
@@ -44,7 +48,7 @@ from asyncgate import (
 )
 
 PATIENCE = 10       # seconds after which what should have happened will not
-STORED = (Task, Lease, Progress, Receipt, Event, Schedule, Obligation)
+STORED = (Task, Lease, Progress, Receipt, Event, Schedule, Obligation, Account, Key, Audit, AuditHead)
 
 
 def ask_of(op: Operation, fields: dict[str, Any]) -> Ask:

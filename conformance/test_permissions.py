@@ -30,22 +30,34 @@ MATRIX: dict[str, tuple[str, str]] = {
     "check_terminator": ("agent worker admin", "receipts:read"),
     "list_open_obligations": ("agent worker admin", "receipts:read"),
     "bootstrap": ("agent worker admin", "receipts:read"),
+    "create_tenant": ("admin", "admin:write"), "list_tenants": ("admin", "admin:read"),
+    "suspend_tenant": ("admin", "admin:write"), "get_limits": ("admin", "admin:read"),
+    "set_limits": ("admin", "admin:write"), "issue_key": ("admin", "admin:write"), "list_keys": ("admin", "admin:read"),
+    "rotate_key": ("admin", "admin:write"), "revoke_key": ("admin", "admin:write"),
+    "list_audit": ("admin", "admin:read"),
 }
 FILLED = {"type": "demo", "task_id": "none", "lease_id": "none", "receipt_id": "none", "parent_receipt_id": "none",
           "receipt_type": "x", "schedules": [{"schedule_id": "s"}], "worker_id": None,
-          "tasks": [{"type": "demo", "task_id": "none", "lease_id": "none"}]}
+          "tasks": [{"type": "demo", "task_id": "none", "lease_id": "none"}], "key_id": "none", "name": "x",
+          "tenant": "00000000-0000-4000-8000-000000000000"}
+MORE: dict[str, dict[str, Any]] = {"run_task": {"wait_seconds": 0}, "issue_key": {"principal_id": "x"}}
 # spec 21.5.2: what the role `system` may and may not.
 SYSTEM = {"create_task": True, "get_task": True, "list_tasks": True, "cancel_task": True, "list_receipts": True,
           "lease_next": False, "renew_lease": False, "complete": False, "fail": False}
 
 
-async def admitted(view: View, operation: str) -> bool:
+@pytest.fixture
+def operator(gate: Gate) -> Gate:
+    """The gate of the default tenant, whose admins look after all tenants."""
+    return gate.beside(default_tenant_id=gate.tenant_id)
+
+
+async def admitted(view: View, operation: str, **more: Any) -> bool:
     """Whether an operation gets past role and scope; what it says then does not matter."""
-    more = {"wait_seconds": 0} if operation == "run_task" else {}
     try:
-        await getattr(view, operation)(**FILLED, **more)
+        await getattr(view, operation)(**FILLED | MORE.get(operation, {}) | more)
     except GateError as no:
-        return no.code != "forbidden"
+        return no.code not in ("forbidden", "tenant_not_found")
     return True
 
 
@@ -55,8 +67,8 @@ def test_every_operation_is_in_the_matrix() -> None:
 
 @pytest.mark.parametrize("role", ["agent", "worker", "admin"])
 @pytest.mark.parametrize("operation", MATRIX)
-async def test_an_operation_is_for_its_roles(gate: Gate, operation: str, role: str) -> None:
-    view = gate.as_caller("agent" if role == "agent" else "worker", "x", role)
+async def test_an_operation_is_for_its_roles(operator: Gate, operation: str, role: str) -> None:
+    view = operator.as_caller("agent" if role == "agent" else "worker", "x", role)
 
     assert await admitted(view, operation) is (role in MATRIX[operation][0].split())
 
@@ -67,14 +79,21 @@ async def test_the_role_system_may_what_spec_21_5_2_says(gate: Gate, operation: 
 
 
 @pytest.mark.parametrize("operation", MATRIX)
-async def test_an_operation_needs_one_of_its_scopes(gate: Gate, operation: str) -> None:
+async def test_an_operation_needs_one_of_its_scopes(operator: Gate, operation: str) -> None:
     needed = frozenset(MATRIX[operation][1].split())
 
     for scope in needed:
-        assert await admitted(gate.as_caller("human", "x", "admin", scopes=frozenset({scope})), operation)
+        assert await admitted(operator.as_caller("human", "x", "admin", scopes=frozenset({scope})), operation)
     others = SCOPES - needed - {"admin:read", "admin:write"}
-    assert not await admitted(gate.as_caller("human", "x", "admin", scopes=others), operation)
-    assert not await admitted(gate.as_caller("human", "x", "admin", scopes=frozenset()), operation)
+    assert not await admitted(operator.as_caller("human", "x", "admin", scopes=others), operation)
+    assert not await admitted(operator.as_caller("human", "x", "admin", scopes=frozenset()), operation)
+
+
+@pytest.mark.parametrize("operation", [name for name, (_, scopes) in MATRIX.items() if scopes == "admin:write"])
+async def test_who_may_only_read_as_an_admin_changes_nothing(operator: Gate, operation: str) -> None:
+    async with operator.unchanged():
+        assert not await admitted(
+            operator.as_caller("human", "x", "admin", scopes=SCOPES - {"admin:write"}), operation)
 
 
 async def test_health_needs_no_role_and_config_no_scope(gate: Gate) -> None:
@@ -86,8 +105,38 @@ async def test_health_needs_no_role_and_config_no_scope(gate: Gate) -> None:
 
 @pytest.mark.parametrize("operation", [name for name, (roles, _) in MATRIX.items() if "agent" not in roles.split()])
 async def test_a_refusal_names_the_role_that_is_needed(gate: Gate, operation: str) -> None:
-    with refused("forbidden", your_role="agent", required_role="worker or admin"):
-        await getattr(gate.as_agent(), operation)(**FILLED)
+    needed = " or ".join(MATRIX[operation][0].split())
+
+    with refused("forbidden", your_role="agent", required_role=needed):
+        await getattr(gate.as_agent(), operation)(**FILLED, **MORE.get(operation, {}))
+
+
+OPERATORS = ["create_tenant", "list_tenants", "suspend_tenant", "set_limits"]
+NAMING = ["get_limits", "issue_key", "list_keys", "rotate_key", "revoke_key", "list_audit"]
+
+
+def test_each_operation_on_tenants_is_the_operators_or_names_one() -> None:
+    naming = {name for name, op in OPERATIONS.items() if "tenant" in op.takes.__struct_fields__}
+
+    assert naming | {"list_tenants"} == {*OPERATORS, *NAMING}
+
+
+@pytest.mark.parametrize("operation", OPERATORS)
+async def test_only_an_admin_of_the_default_tenant_looks_after_tenants(gate: Gate, operation: str) -> None:
+    async with gate.unchanged():
+        for tenant_id in (gate.tenant_id, FILLED["tenant"]):
+            with refused("forbidden", your_role="admin"):
+                await getattr(gate.as_admin(), operation)(**FILLED | {"tenant": tenant_id, "tier": "paid"})
+
+
+@pytest.mark.parametrize("operation", NAMING)
+async def test_for_every_other_admin_there_is_only_the_own_tenant(gate: Gate, operation: str) -> None:
+    ask = FILLED | MORE.get(operation, {})
+
+    async with gate.unchanged():
+        with refused("tenant_not_found"):
+            await getattr(gate.as_admin(), operation)(**ask)
+    assert await admitted(gate.as_admin(), operation, tenant=gate.tenant_id)
 
 
 @pytest.mark.parametrize("operation", [

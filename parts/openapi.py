@@ -44,6 +44,13 @@ SELF = {"version": "0.1.0", "instance_id": "asyncgate-1"}
 SERVER = {"name": "AsyncGate", **SELF, "environment": "local", "uptime": 4711}
 ASKER = {"principal_kind": "agent", "principal_id": "ada"}
 SEEN = {**ASKER, "principal_instance_id": None, "first_seen_at": NOW, "last_seen_at": LATER, "sessions_count": 2}
+OTHER, KEY_ID = "3c9d1f52-7a3e-4d0b-9f43-5b1e6c2a8d70", "4fK8sWq1ZbXe"
+ROOM = {"tenant": OTHER, "name": "Reading Room", "tier": "paid", "created_at": NOW}
+ALLOWED = {"tenant": TENANT, "tier": "free", "enforced": True, "tasks_per_hour": 100, "api_calls_per_hour": 1000,
+           "concurrent_leases": 10, "receipt_storage_gb": 1}
+KEY = {"key_id": KEY_ID, "tenant": TENANT, "name": "the reader", "principal_kind": "worker", "principal_id": "reader-1",
+       "role": "worker", "scopes": ["receipts:read", "tasks:lease"], "task_types": ["page.summarize"],
+       "created_at": NOW, "created_by": "human ada", "not_before": NOW, "expires_at": "2099-01-01T00:00:00Z"}
 
 # What each operation is asked with and answers; what a path carries stands beside the rest of the request.
 EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -84,6 +91,21 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "bootstrap": ({**ASKER, "max_items": 10}, {
         "server": SERVER, "relationship": SEEN, "attention": {"inbox_receipts": [ASSIGNED]},
         "cursor": {"latest_receipt_id": DUTY}, "environment": "local"}),
+    "create_tenant": ({"tenant": OTHER, "name": "Reading Room", "tier": "paid"}, ROOM),
+    "list_tenants": ({}, {"tenants": [ROOM]}),
+    "suspend_tenant": ({"tenant": OTHER, "reason": "a key of theirs was published"}, {**ROOM, "suspended_at": LATER}),
+    "get_limits": ({"tenant": TENANT}, ALLOWED),
+    "set_limits": ({"tenant": TENANT, "tier": "free", "exempt_until": LATER, "reason": "the move of all their tasks"},
+                   {**ALLOWED, "exempt_until": LATER}),
+    "issue_key": ({"name": "the reader", "principal_kind": "worker", "principal_id": "reader-1", "task_types": [
+        "page.summarize"], "expires_at": "2099-01-01T00:00:00Z"}, {"api_key": f"aga_{KEY_ID}…", "key": KEY}),
+    "list_keys": ({"limit": 20}, {"keys": [KEY]}),
+    "rotate_key": ({"key_id": KEY_ID, "overlap_seconds": 3600}, {"api_key": "aga_7dRtQ0cLZx2u…", "key": {
+        **KEY, "key_id": "7dRtQ0cLZx2u"}}),
+    "revoke_key": ({"key_id": KEY_ID, "reason": "published by mistake"}, {"ok": True}),
+    "list_audit": ({"severity": "warning", "limit": 20}, {"lines": [{
+        "audit_id": "000000000007", "number": 7, "timestamp": NOW, "event": "key_revoked", "severity": "warning",
+        "details": {"principal_kind": "human", "principal_id": "ada", "revoked": KEY_ID}, "hash": "5d0c1e72" * 8}]}),
     "get_config": ({}, {"receipt_mode": "standalone", "memorygate_url": None, "capabilities": ["leases"], **SELF}),
     "health": ({}, {"status": "healthy", "service": "AsyncGate", "uptime": 47, "database": "ok", "upkeep": {}, **SELF}),
 }
@@ -92,6 +114,7 @@ TAGS = {"Tasks": ("tasks", "Hand over work, and learn how it ended."),
         "Leases": ("leases", "Take work, keep it while it runs, and end it."),
         "Receipts and obligations": ("receipts obligations bootstrap", "What was said, what is owed, and the proof."),
         "Schedules": ("schedules", "What a scheduler tells, so that its silence is noticed."),
+        "Administration": ("tenants limits keys audit", "Who may come in, what they may use, and what happened."),
         "Gate": ("config health", "The gate itself.")}
 
 # The refusals by HTTP status, what they mean, and the headers that come with them.
@@ -126,7 +149,9 @@ REFUSALS = {name: f", {refusals}" for name, refusals in {
     "renew_lease": f"{HOLDER}, 409 lease_renewal_limit, 409 lease_lifetime_limit",
     "report_progress": f"{LARGE}, {HOLDER}", "fail": f"{LARGE}, {HOLDER}", "complete": f"{ARTIFACTS}, {HOLDER}",
     "get_receipt": UNKNOWN_RECEIPT, "ack_receipt": UNKNOWN_RECEIPT,
-    "emit_receipt": f"{LARGE}, 400 too_many_parents, 400 parents_required, 400 parent_not_found, {HOLDER}"}.items()}
+    "emit_receipt": f"{LARGE}, 400 too_many_parents, 400 parents_required, 400 parent_not_found, {HOLDER}",
+    **dict.fromkeys(("get_limits", "issue_key", "list_keys", "list_audit"), "404 tenant_not_found"),
+    **dict.fromkeys(("rotate_key", "revoke_key"), "404 tenant_not_found, 404 key_not_found")}.items()}
 
 ABOUT = """A durable task gate for agents that forget: hand over work, any worker leases it, nothing is lost when either
 side dies, and one call tells a principal what it is owed, with the proof.
@@ -186,9 +211,10 @@ def said(schema: Any) -> Any:
     """Say of a schema what the gate means: a set may repeat itself, no id is empty by default, a choice is text."""
     if not isinstance(schema, dict):
         return [said(part) for part in schema] if isinstance(schema, list) else schema
-    out = {"uniqueItems", *(NAME if "pattern" in schema else ()), *(["default"] if schema.get("default") == "" else ())}
+    name = NAME.items() <= schema.items()
+    out = {"uniqueItems", *(NAME if name else ()), *(["default"] if schema.get("default") == "" else ())}
     kept = {name: said(part) for name, part in schema.items() if name not in out}
-    return kept | (ref("Name") if "pattern" in schema else {"type": "string"} if "enum" in schema else {})
+    return kept | (ref("Name") if name else {"type": "string"} if "enum" in schema else {})
 
 
 def ref(name: str) -> Json:
@@ -206,7 +232,7 @@ def described(op: Any, name: str, verb: str, path: str, schemas: dict[str, Json]
         "parameters": [parameter(field, "path", whole, asked) for field in carried],
         "responses": {"200": {"description": schemas[reply]["description"], "content": content(ref(reply), answered)},
                       **refused(op, verb, path)}, "x-roles": op.roles,
-        "x-scopes": sorted(scope for scope in op.scopes if not scope.startswith("admin:"))}
+        "x-scopes": sorted(op.scope.split())}
     if verb == "GET":
         asks = [field for field in whole["properties"] if field not in carried]
         told["parameters"] += [parameter(field, "query", whole, asked) for field in asks]

@@ -219,7 +219,7 @@ class Usage(Struct, frozen=True):
 class Audit(Struct, frozen=True):
     """One line of a tenant's audit log, chained to the one before by its hash (spec 21.7.4)."""
 
-    audit_id: str
+    audit_id: str                       # the number, written so that it sorts
     number: int                         # 1, 2, 3, … in each tenant
     at: float
     event: str
@@ -257,5 +257,8 @@ def key_of(row: Struct) -> tuple[str, ...]:
 
 
 def export_key(row: Struct) -> str:
-    """Return where a row stands in the export of its table: keys sort as their fields do, for no id has a NUL."""
-    return "\0".join(key_of(row))
+    """Return where a row stands in the export of its table: keys sort as their fields do, for no id has a NUL.
+
+    The only row that a tenant has of a kind stands at "-".
+    """
+    return "\0".join(key_of(row)) or "-"

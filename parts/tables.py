@@ -24,7 +24,7 @@ def operations_table(operations: Iterable[Operation]) -> str:
     """Write one row per operation: its name, where REST has it, who may call it, and what it does."""
     return table(["operation", "REST", "roles", "scopes", "what it does"], (
         [f"`{op.name}`", "<br>".join(f"`{verb} {path}`" for verb, path in op.rest), ", ".join(op.roles) or "anybody",
-         ", ".join(sorted(scope for scope in op.scopes if not scope.startswith("admin:"))) or "–", op.summary]
+         ", ".join(sorted(op.scope.split())) or "–", op.summary]
         for op in sorted(operations, key=lambda op: op.name)))
 
 

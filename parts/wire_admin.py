@@ -5,12 +5,15 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, ClassVar, Literal
 
-from msgspec import Meta, Raw, Struct
+from msgspec import Meta, Struct
 
-from asyncgate.parts.wire import Ask, Capabilities, Kind, Moment, Name, Page, Role, Text, Types, says
+from asyncgate.parts.wire import Ask, Capabilities, Json, Kind, Moment, Name, Page, Role, Text, Types, says
 
 Tier = Literal["free", "paid", "enterprise"]
-Scopes = Annotated[frozenset[Annotated[str, Meta(max_length=50)]], Meta(max_length=20)]
+# The schema lists them; of another one the gate says what there is, in better words than msgspec has.
+Scope = Annotated[str, Meta(max_length=50, extra_json_schema={"enum": [
+    "tasks:read", "tasks:write", "tasks:lease", "receipts:read", "receipts:ack", "admin:read", "admin:write"]})]
+Scopes = Annotated[frozenset[Scope], Meta(max_length=20)]
 Severity = Literal["info", "warning", "critical"]
 Uuid = Annotated[str, Meta(pattern="^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$(?!\\n)")]
 Whose = Annotated[Uuid | None, says("the tenant; an operator may name any, everybody else only their own")]
@@ -185,7 +188,7 @@ class AuditLine(Struct):
     timestamp: datetime
     event: str
     severity: str
-    details: Raw
+    details: Json
     hash: str
 
 

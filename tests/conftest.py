@@ -22,12 +22,26 @@ from urllib.parse import unquote
 
 import pytest
 
-from asyncgate import Event, Gate, Lease, Obligation, Progress, Receipt, Schedule, Settings, Task, export_key
+from asyncgate import (
+    Account,
+    Event,
+    Gate,
+    Key,
+    Lease,
+    Obligation,
+    Progress,
+    Receipt,
+    Schedule,
+    Settings,
+    Task,
+    export_key,
+)
 from asyncgate.backends import open_backend
 
 TOKEN = "a-token-for-tests"
 PATIENCE_SECONDS = 30.0
-STORED = (Task, Lease, Progress, Receipt, Event, Schedule, Obligation)
+# But for the audit log: that something was refused is written down there.
+STORED = (Task, Lease, Progress, Receipt, Event, Schedule, Obligation, Account, Key)
 
 
 class Answer:

@@ -49,7 +49,10 @@ async def stocked(served: Any) -> dict[str, str]:
     held = await served.post("/v1/tasks", {"type": "held", "agent_id": "ada", "priority": 9})
     (offer,) = (await served.post("/v1/leases/claim", {"worker_id": "w1"}))["tasks"]
     assert offer["task_id"] == held["task_id"]
+    room = await served.post("/v1/tenants", {"name": "Acme"})
+    issued = await served.post("/v1/keys", {"name": "a key", "principal_id": "reader-1"})
     return {"task_id": offer["task_id"], "lease_id": offer["lease_id"], "worker_id": "w1", "queued": queued["task_id"],
+            "tenant": room["tenant"], "key_id": issued["key"]["key_id"],
             "receipt_id": offer["obligation_receipt_id"], "parent_receipt_id": offer["obligation_receipt_id"]}
 
 
@@ -65,7 +68,8 @@ def filled(op: Operation, known: dict[str, str]) -> dict[str, Any]:
         "create_task": {"type": "demo"}, "run_task": {"type": "demo", "wait_seconds": 0},
         "create_tasks": {"tasks": [{"type": "demo"}]}, "emit_receipt": {"receipt_type": "schedule.created"},
         "complete_tasks": {"tasks": [{"task_id": known["task_id"], "lease_id": known["lease_id"]}]},
-        "report_schedule": {"schedules": [{"schedule_id": "s"}]}}
+        "report_schedule": {"schedules": [{"schedule_id": "s"}]},
+        "create_tenant": {"name": "Acme"}, "issue_key": {"name": "a key", "principal_id": "reader-1"}}
     return fields | least.get(op.name, {})
 
 

@@ -21,6 +21,7 @@ from msgspec.structs import astuple, replace
 
 from asyncgate import Engine, Needs, Principal, Refused, Settings, Task, Upkeep, Work, export_key, main
 from asyncgate.backends import open_backend
+from asyncgate.backends.identity_guard import Guard
 from asyncgate.backends.memory import Memory, Tenant
 from asyncgate.clients import copy
 from asyncgate.conformance.harness import Gate, refused, under
@@ -127,9 +128,22 @@ async def live(gate: Gate) -> None:
     await gate.create(type=f"odd {ODD}", payload={"text": WILD, "n": 1.0}, requirements={"capabilities": ["gpu", ODD]},
                       idempotency_key=ODD, by=f"ada {ODD}", priority=9, instructions=WILD)
     await gate.as_agent().bootstrap(max_items=3)
+    await administer(gate)
     for kind, id in [("agent", "ada"), ("worker", "ada"), ("human", ODD)]:
         await gate.as_caller(kind, id, "admin", instance="i1").list_tasks()
     await Upkeep(gate.engine).once("presence")
+
+
+async def administer(gate: Gate) -> None:
+    operator, tenant = gate_on(gate.backend, HOME).as_admin(), {"tenant": gate.tenant_id}
+    await operator.create_tenant(**tenant, name=ODD)
+    await operator.set_limits(**tenant, tier="paid", exempt_until="2100-01-01T00:00:00Z", reason=WILD)
+    limited = {"capabilities": ["gpu", ODD], "task_types": ["odd"], "expires_at": "2100-01-01T00:00:00Z"}
+    made = await operator.issue_key(**tenant, name=ODD, principal_id=ODD, principal_instance_id="i1", **limited)
+    made = await operator.rotate_key(**tenant, key_id=made.key.key_id)
+    await operator.revoke_key(**tenant, key_id=made.key.key_id, reason=WILD)
+    if gate.tenant_id != HOME:
+        await operator.suspend_tenant(**tenant, reason=WILD)
 
 
 async def end_tasks(gate: Gate) -> None:
@@ -238,6 +252,8 @@ async def test_the_gate_that_is_copied_here_has_rows_of_every_kind(source: str) 
     assert any(len(receipt.parents) > 1 for receipt in found["receipts"])
     assert {receipt.delivered_at is None for receipt in found["receipts"]} == {True, False}
     assert len({presence.kind for presence in found["presences"]}) < len(found["presences"])
+    assert {key.revoked_at is None for key in found["api_keys"]} == {True, False}
+    assert [line.number for line in found["audit"]] == [*range(1, found["audit_heads"][0].number + 1)]
 
 
 @pytest.mark.parametrize("way", [*WAYS, ("postgres", "postgres")], ids=" to ".join, indirect=True)
@@ -265,7 +281,7 @@ async def test_the_command_prints_how_many_rows_each_side_has_and_one_hash_for_b
         assert old == new
         assert len(old) == 16
     moved = sum(task.status in UNFINISHED for name, held in rows if name == "tasks" for task in held)
-    assert lines[9].startswith(f"{moved} unfinished tasks have a fence raised by 1,000")
+    assert lines[len(copy.TABLES) + 1].startswith(f"{moved} unfinished tasks have a fence raised by 1,000")
 
 
 async def test_a_dry_run_counts_and_writes_nothing(source: str, target: str, tmp_path: Path) -> None:
@@ -288,7 +304,7 @@ async def test_a_copy_that_is_complete_is_proved_again_and_changes_nothing(sourc
 
     assert await rows_at(target) == before
     assert "copying" not in again.stderr
-    assert {line.split()[3] for line in dry.stdout.splitlines()[1:9]} == {"0"}
+    assert {line.split()[3] for line in dry.stdout.splitlines()[1:len(copy.TABLES) + 1]} == {"0"}
 
 
 # What was going on goes on.
@@ -365,6 +381,25 @@ async def test_the_new_gate_gives_ids_behind_those_of_the_old_one(source: str, t
         assert await gate_on(backend).create() > newest
 
 
+async def test_a_key_of_the_old_gate_lets_in_at_the_new_one_and_the_log_goes_on(source: str, target: str) -> None:
+    async with opened(source) as backend:
+        made = await gate_on(backend).as_admin().issue_key(name="w", principal_kind="worker", principal_id="w1")
+        last = (await everything(backend))[HOME]["audit_heads"][0]
+
+    await good(source, target)
+
+    async with opened(target) as backend:
+        guard = Guard(gate_on(backend).engine)
+        caller = await guard.keys.caller(made.api_key)
+        await guard.keys.close()
+        assert caller is not None
+        assert (caller.tenant_id, caller.principal, caller.key_id) == (HOME, Principal("worker", "w1"), made.key.key_id)
+        await gate_on(backend).as_admin().revoke_key(key_id=made.key.key_id)
+        line = (await everything(backend))[HOME]["audit"][-1]
+        assert (line.number, line.event) == (last.number + 1, "key_revoked")
+    assert await wrong_at(target) == []
+
+
 async def test_what_was_queued_is_offered_to_whom_it_fits(source: str, target: str) -> None:
     await good(source, target)
 
@@ -429,7 +464,7 @@ class Dying:
 
 
 async def test_a_copy_goes_on_wherever_it_was_stopped(source: str, new_target: New) -> None:
-    before, transactions = await rows_at(source), 8 + 8 + 1     # the tables of HOME and AWAY; VISITED has presences
+    before, transactions = await rows_at(source), 2 * len(copy.TABLES) + 1      # the tables of HOME and AWAY; VISITED has presences
     async with opened(source) as old:
         for stop in range(transactions):
             target = await new_target()

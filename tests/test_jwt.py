@@ -38,9 +38,8 @@ from asyncgate import (
     Principal,
     Settings,
     StartupError,
-    guard_start,
 )
-from asyncgate.backends import identity_jwt
+from asyncgate.backends import identity_jwt, open_backend
 from asyncgate.backends.identity_jwt import FRESH_SECONDS, PAUSE_SECONDS, AccessTokens, Claims
 from asyncgate.parts.settings import Jwt, Outgoing, SecuritySettings
 
@@ -676,11 +675,15 @@ def test_an_audience_of_nobody_stops_the_start(tmp_path: Path) -> None:
         Gate(settings(tmp_path, audience=()))
 
 
-def test_keys_are_a_way_in_and_without_them_there_is_none(tmp_path: Path) -> None:
-    guard_start(settings(tmp_path))
+async def test_keys_are_a_way_in_and_without_them_there_is_none(tmp_path: Path) -> None:
+    async def start(of: Settings) -> None:
+        gate = Gate(of, await open_backend("memory:"))
+        async with gate.app.router.lifespan_context(gate.app):
+            pass
 
+    await start(settings(tmp_path))
     with pytest.raises(StartupError, match="no way in"):
-        guard_start(settings(None))
+        await start(settings(None))
     assert [way for way in Gate(settings(None)).identity.ways if isinstance(way, AccessTokens)] == []
 
 

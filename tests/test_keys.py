@@ -1020,7 +1020,7 @@ async def ask(served: Any, facade: str, token: str) -> Any:
 @pytest.mark.parametrize("facade", FACADES)
 async def test_every_wrong_key_gets_the_same_answer_and_the_eleventh_of_an_address_another(
         world: World, served: Any, facade: str) -> None:
-    served.gate.identity.ways.append(world.keys)
+    served.gate.identity.ways[0].keys = world.keys
     good = world.issue()
     wrong = [good[:-1] + ("1" if good[-1] != "1" else "2"), with_wrong_secret(good), generate(),
              *(world.issue(**fields) for fields in BARRED.values())]
@@ -1038,7 +1038,7 @@ async def test_every_wrong_key_gets_the_same_answer_and_the_eleventh_of_an_addre
 
 
 async def test_a_gate_that_is_asked_for_too_much_argon2_still_tells_its_health(world: World, served: Any) -> None:
-    served.gate.identity.ways.append(world.keys)
+    served.gate.identity.ways[0].keys = world.keys
     world.threads.go.clear()
     wrong = [with_wrong_secret(world.issue()) for _ in range(200)]
 

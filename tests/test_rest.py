@@ -75,6 +75,10 @@ class Walk:
         found = await self.served.get(f"/v1/tasks/{await self.created()}")
         return str(found["obligation_receipt_id"])
 
+    async def issued(self) -> str:
+        made = await self.served.post("/v1/keys", {"name": "a key", "principal_id": "reader-1"})
+        return str(made["key"]["key_id"])
+
     async def body(self, op: Operation, path: str) -> dict[str, Any]:
         """Make what this operation needs and return a good request, path fields included."""
         if op.name in ("renew_lease", "release_lease", "start_task", "report_progress", "complete", "fail"):
@@ -87,6 +91,8 @@ class Walk:
             return {"parent_receipt_id": await self.duty()}
         if "task_id" in op.takes.needed:
             return {"task_id": await self.created()}
+        if "key_id" in op.takes.needed:
+            return {"key_id": await self.issued()}
         return await self.rest(op)
 
     async def rest(self, op: Operation) -> dict[str, Any]:
@@ -97,6 +103,8 @@ class Walk:
             "create_task": {"type": "demo"}, "create_tasks": {"tasks": [{"type": "demo"}]},
             "run_task": {"type": "demo", "wait_seconds": 0}, "lease_next": {"worker_id": "w1"},
             "list_leases": {"worker_id": "w1"}, "report_schedule": {"schedules": [{"schedule_id": "unknown"}]},
+            "create_tenant": {"name": "Acme"}, "suspend_tenant": {"tenant": OTHER},
+            "set_limits": {"tenant": OTHER, "tier": "paid"}, "issue_key": {"name": "a key", "principal_id": "reader-1"},
             "complete_tasks": {"tasks": [await self.held()] if op.name == "complete_tasks" else []}}
         return known.get(op.name, {})
 
@@ -141,7 +149,7 @@ async def test_every_operation_but_health_needs_a_credential(served: Any, op: Op
 @pytest.mark.parametrize(("op", "verb", "path"), WAYS, ids=IDS)
 async def test_unknown_fields_are_ignored(served: Any, op: Operation, verb: str, path: str) -> None:
     target, body = await Walk(served).request(op, verb, path)
-    strange = {"trace_id": "abc", "tenant": {"id": OTHER}, "receipt_id_": None, "__proto__": [1]}
+    strange = {"trace_id": "abc", "tenants": {"id": OTHER}, "receipt_id_": None, "__proto__": [1]}
 
     if body is None:
         answer = await served.call(verb, target + "&trace_id=abc&__proto__=1")

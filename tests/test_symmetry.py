@@ -20,6 +20,7 @@ from hypothesis import settings
 
 from asyncgate import OPERATIONS, SCOPES, Caller, Gate, Principal, Settings
 from asyncgate.backends import open_backend
+from asyncgate.backends.identity_guard import Guard
 from asyncgate.clients.http import Exchange
 from asyncgate.conformance.harness import Numbered, OwnTenants
 from asyncgate.conformance.model import Rules
@@ -244,8 +245,30 @@ async def refused_in_every_way(do: Do) -> None:
     assert await do(ADA, "create_task", type="demo", idempotency_key="k", priority=1) == "idempotency_conflict"
 
 
+async def administered(do: Do) -> None:
+    """A tenant is made and limited; a key is issued, rotated and revoked; all of it is in the log."""
+    room = "3c9d1f52-7a3e-4d0b-9f43-5b1e6c2a8d70"
+    for tenant, name in ((TENANT, "our own"), (room, "Reading Room")):
+        await do(ROOT, "create_tenant", tenant=tenant, name=name, tier="free")
+    await do(ROOT, "set_limits", tenant=room, tier="paid")
+    assert (await do(ROOT, "get_limits", tenant=room))["tier"] == "paid"
+    first = await do(ROOT, "issue_key", tenant=room, name="r", principal_id="reader-1", principal_kind="worker")
+    second = await do(ROOT, "rotate_key", tenant=room, key_id=first["key"]["key_id"])
+    await do(ROOT, "revoke_key", tenant=room, key_id=second["key"]["key_id"], reason="enough")
+    assert await do(ROOT, "rotate_key", tenant=room, key_id=second["key"]["key_id"]) == "invalid_request"
+    assert await do(ROOT, "revoke_key", tenant=room, key_id="nobody") == "key_not_found"
+    assert len((await do(ROOT, "list_keys", tenant=room))["keys"]) == 2
+    await do(ROOT, "suspend_tenant", tenant=room, reason="moved out")
+    await do(ROOT, "list_tenants")
+    log = await do(ROOT, "list_audit", tenant=room, limit=5)
+    log = log["lines"] + (await do(ROOT, "list_audit", tenant=room, cursor=log["next_cursor"]))["lines"]
+    assert [line["event"] for line in log] == [
+        "tenant_created", "tier_changed", "key_issued", "key_rotated", "key_revoked", "tenant_suspended"]
+    assert await do(ADA, "list_audit") == "forbidden"
+
+
 STORIES = [done_well, failed_twice, canceled_at_work, located_later, given_back, in_batches, scheduled,
-           read_and_acknowledged, refused_in_every_way]
+           read_and_acknowledged, refused_in_every_way, administered]
 SETTINGS: dict[str, dict[str, Any]] = {"refused_in_every_way": {
     "locatability": "strict", "max_lease_renewals": 1, "idempotency_mismatch": "refuse", "max_payload_bytes": 1000,
     "max_waiting_claims": 0}}
@@ -267,12 +290,15 @@ def client_of(gate: Gate) -> httpx2.AsyncClient:
 
 
 VARYING = {"uptime", "upkeep", "renew_every_seconds"}
+DRAWN = {"api_key", "key_id", "rotated_to", "not_before"}       # a new key is another one each time
+LOGGED = {"hash", "timestamp", "details"}       # when, from where, and about which key
 
 
 def untimed(value: Any) -> Any:
-    """An answer without what depends on when it was given."""
+    """An answer without what depends on when it was given, and without what was drawn for it."""
     if isinstance(value, dict):
-        return {name: untimed(held) for name, held in value.items() if name not in VARYING and name[-3:] != "_at"}
+        varying = VARYING | DRAWN | (LOGGED if "audit_id" in value else set())
+        return {name: untimed(held) for name, held in value.items() if name not in varying and name[-3:] != "_at"}
     return [untimed(held) for held in value] if isinstance(value, list) else value
 
 
@@ -288,7 +314,7 @@ async def told(story: Callable[[Do], Awaitable[None]], ask: Any, gate: Gate, htt
     """Tell a story and return all answers, and what it left."""
     answers: list[Any] = []
 
-    async def do(who: tuple[str, str], name: str, **fields: Any) -> Any:
+    async def do(who: tuple[str, str], name: str, /, **fields: Any) -> Any:
         http.headers["authorization"] = f"Bearer {token_of(TENANT, *who)}"
         said = await ask(http, name, fields)
         answers.append((name, untimed(list(said))))
@@ -354,6 +380,7 @@ class WireSide(Side):
                  tenants: list[str]) -> None:
         super().__init__(run, backend, rules, tenants)
         gate.engine = self.gates[0].engine
+        gate.guard = Guard(gate.engine)
         self.tongue, self.http = tongue, client_of(gate)
 
     def perform(self, who: Who, name: str, fields: dict[str, Any]) -> Outcome:

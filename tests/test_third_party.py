@@ -65,7 +65,8 @@ async def live(gate):
     async with gate.app.router.lifespan_context(gate.app):
         pass
 
-asyncio.run(live(Gate(load_settings(flags={"database.url": "third://", "database.pool_size": "3"}).settings)))
+flags = {"database.url": "third://", "database.pool_size": "3", "api_key": "x"}
+asyncio.run(live(Gate(load_settings(flags=flags).settings)))
 """
 
 

@@ -39,8 +39,8 @@ CREATE TABLE audit (                        -- append-only: see the triggers
     tenant_id       TEXT NOT NULL,
     audit_id        TEXT NOT NULL,          -- the number with its zeros: lines sort as they are chained
     number          INTEGER NOT NULL,       -- 1, 2, 3, … in each tenant
-    at              REAL NOT NULL,
-    event           TEXT NOT NULL,
+    at              REAL NOT NULL,          -- when it happened
+    event           TEXT NOT NULL,          -- what happened
     severity        TEXT NOT NULL,          -- info warning critical
     body            TEXT NOT NULL,          -- canonical JSON: who, from where, why
     hash            TEXT NOT NULL,          -- over all of this and the hash of the line before
@@ -49,8 +49,8 @@ CREATE TABLE audit (                        -- append-only: see the triggers
 
 CREATE TABLE audit_heads (                  -- where each tenant's audit log ends
     tenant_id       TEXT PRIMARY KEY,
-    number          INTEGER NOT NULL,
-    hash            TEXT NOT NULL
+    number          INTEGER NOT NULL,       -- of the last line
+    hash            TEXT NOT NULL           -- of the last line
 ) WITHOUT ROWID;
 
 CREATE TABLE usage (                        -- what a tenant has of what its tier limits
