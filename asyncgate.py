@@ -111,6 +111,7 @@ class Needs(Struct):
     receipts: set[str] = set()                         # with their children
     endings: set[tuple[str, str]] = set()              # task_id, lease_id: the receipts under that lease
     records: set[tuple[type[Struct], tuple[str, ...]]] = set()     # kind and key
+    recount: bool = False                              # load a Usage as it is, not as it was kept
 
 
 class TaskFilter(Struct, frozen=True):
@@ -227,6 +228,7 @@ SCOPES = frozenset({"tasks:read", "tasks:write", "tasks:lease", "receipts:read",
                     "admin:read", "admin:write"})
 LAST_MOMENT = 253_402_214_400   # 9999-12-31
 SCHEMA_VERSION = "1"            # of receipt bodies (spec 19.9)
+GIGABYTE = 10**9
 STUCK_EXPIRIES = 3              # H.7.2: more requeues than this are an anomaly
 STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
 FENCES_SKIPPED = 1000           # by a task that moves to another gate: no lease of the old one can outrank it again
@@ -312,6 +314,29 @@ def pointers(artifacts: Any) -> list[Any]:
 def alive(lease: Lease | None, now: float, grace: float) -> bool:
     """Whether a lease still protects its task; it ends at its time, whether or not the sweep has seen it."""
     return lease is not None and lease.ending == "live" and lease.expires_at + grace > now
+
+
+def tier_of(settings: Settings, account: Account | None) -> str:
+    """Return the tier of a tenant (spec 21.4.2)."""
+    return (account.tier if account else "") or settings.security.rate_limiting.default_tier
+
+
+def allowance(settings: Settings, account: Account | None, now: float) -> Tier:
+    """Return what a tenant may use; one that is exempt may use everything (spec 21.4.5)."""
+    if account is not None and (account.exempt_until or 0.0) > now:
+        return Tier()
+    found: Tier = getattr(settings.rate_limits, f"{tier_of(settings, account)}_tier")
+    return found
+
+
+def counted(loads: Loads | None, recount: bool) -> Loads:
+    """Load also what quotas are decided by; who counts takes turns with the tenant's other writers."""
+    def load(needs: Needs, caller: Caller, ask: Any) -> None:
+        needs.records |= {(Account, ()), (Usage, ())}
+        needs.recount |= recount
+        if loads is not None:
+            loads(needs, caller, ask)
+    return load
 
 
 ENDINGS = {"completed": "completed", "failed": "completed", "canceled": "canceled"}
@@ -525,6 +550,7 @@ class Work:
             self._set(self.keys, (task.owner_kind, task.owner_id, task.idempotency_key), task.task_id)
         self._set(self.added, task.task_id, task)
         self._set(self.tasks, task.task_id, task)
+        self.use(active=task.status not in TERMINAL)
 
     def move(self, task: Task, step: Step, **changes: Any) -> Task:
         """Take one step of the state machine; a step that is not in the law is refused."""
@@ -532,6 +558,7 @@ class Work:
             needs = " or ".join(sorted(step.since))
             raise InvalidTransition(f"task {task.task_id} is {task.status}; {step.name} needs it {needs}",
                                     status=task.status)
+        self.use(active=-(step.to in TERMINAL))
         return self.change(task, status=step.to, **changes)
 
     def change(self, task: Task, **changes: Any) -> Task:
@@ -543,6 +570,8 @@ class Work:
 
     def hold(self, lease: Lease) -> None:
         """Store the latest lease of a task, in whatever state."""
+        before = self.leases.get(lease.task_id)
+        self.use(leases=(lease.ending == "live") - (before is not None and before.ending == "live"))
         self._set(self.leased, lease.task_id, lease)
         self._set(self.leases, lease.task_id, lease)
         self._set(self.holders, lease.lease_id, lease.task_id)
@@ -570,6 +599,7 @@ class Work:
         self._set(self.recorded, mine, receipt.receipt_id)
         self._set(self.written, receipt.receipt_id, receipt)
         self._set(self.receipts, receipt.receipt_id, receipt)
+        self.use(receipt_bytes=len(receipt.body.encode()))
         if receipt.receipt_type in TERMINATES:
             self._set(self.opened, receipt.receipt_id, receipt.to)
         return receipt
@@ -587,6 +617,11 @@ class Work:
         """Store a record, in place of the one with its key."""
         self._set(self.records, (type(row), key_of(row)), row)
         self._set(self.kept, (type(row), key_of(row)), row)
+
+    def use(self, active: int = 0, leases: int = 0, receipt_bytes: int = 0) -> None:
+        """Count what the tenant has more or less of, where that is counted."""
+        if (usage := self.found(Usage)) is not None and (active or leases or receipt_bytes):
+            self.keep(Usage(usage.active + active, usage.leases + leases, usage.receipt_bytes + receipt_bytes))
 
     def drop(self, kind: type[Struct], *key: str) -> None:
         """Forget a record."""
@@ -655,6 +690,9 @@ class Engine:
         self.upkeep: Upkeep | None = None
         self.watchers: set[Callable[[Work], None]] = set()      # who is told of every commit
         self.listeners: set[Callable[[News], None]] = set()     # and of those of other processes
+        self.limited = self.settings.security.rate_limiting.enabled
+        self.counted: set[str] = set()                          # tenants whose usage is known to be exact
+        self.still_good: Callable[[Caller], Awaitable[None]] = any_caller   # asked when a call that waited goes on
 
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation: the one way in, for every façade and every test (H.9)."""
@@ -667,6 +705,8 @@ class Engine:
 
     async def write(self, run: Callable[..., Any], loads: Loads | None, caller: Caller, ask: Ask) -> Any:
         """Let a write method join the tenant's next batch; return its reply once it is durable."""
+        if self.limited:
+            loads = counted(loads, caller.tenant_id not in self.counted)
         return await self.batches.join(caller.tenant_id, Job(partial(run, self), loads, caller, ask))
 
     def admit(self, op: Operation, caller: Caller, ask: Ask) -> None:
@@ -676,10 +716,11 @@ class Engine:
             return
         if ask.tenant_id is not None:
             self.at_home(caller, ask.tenant_id)
+        needed = " or ".join([role for role in op.roles if role != "system"])      # which nobody outside can have
         if caller.role not in op.roles:
-            raise barred(caller, f"a credential with the role {caller.role} cannot {op.name}", " or ".join(op.roles))
+            raise barred(caller, f"a credential with the role {caller.role} cannot {op.name}", needed)
         if op.scopes and not caller.scopes & op.scopes:
-            raise barred(caller, f"{op.name} needs the scope {' or '.join(sorted(op.scopes))}", " or ".join(op.roles))
+            raise barred(caller, f"{op.name} needs the scope {' or '.join(sorted(op.scopes))}", needed)
 
     def at_home(self, caller: Caller, tenant_id: str) -> None:
         """Tolerate a tenant that a request names when it is the credential's own, refuse any other (21.3.1)."""
@@ -707,7 +748,26 @@ class Engine:
             return self._first(work.tasks[first], task)
         duty = self._emit(work, EMISSION["create"], task, contract)
         work.add(replace(task, duty=duty.receipt_id), needed)
+        self._keep_quotas(work)
         return Created(task.task_id, "queued")
+
+    def _keep_quotas(self, work: Work) -> None:
+        """Refuse a new task that is one too many, or whose receipts find no room; what is there can be finished."""
+        if (usage := work.found(Usage)) is None:
+            return
+        may = allowance(self.settings, work.found(Account), work.now)
+        if 0 <= may.active_tasks < usage.active:
+            raise QuotaExceeded(f"{may.active_tasks} tasks of this tenant have not ended, which is all there may be",
+                                quota="active_tasks", limit=may.active_tasks)
+        if 0 <= may.receipt_storage_gb * GIGABYTE < usage.receipt_bytes:
+            raise QuotaExceeded(f"this tenant's receipts take up all {may.receipt_storage_gb} GB that they may",
+                                quota="receipt_storage_gb", limit=may.receipt_storage_gb)
+
+    def _may_lease(self, work: Work) -> bool:
+        """Whether the tenant may hold another lease: at its limit a claim comes back empty (spec 21.6.2)."""
+        usage = work.found(Usage)
+        most = allowance(self.settings, work.found(Account), work.now).concurrent_leases if usage else -1
+        return usage is None or most < 0 or usage.leases < most
 
     def _first(self, task: Task, again: Task) -> Created:
         differs = task.fingerprint != again.fingerprint
@@ -790,6 +850,7 @@ class Engine:
                 found = await self._readable(caller, ask.task_id)
                 if found[0].status in TERMINAL or self.waiting.closed or not await self.called(ended, until):
                     return record(caller.tenant_id, *found)
+                await self.still_good(caller)
 
     @contextlib.contextmanager
     def _outcome(self, key: tuple[str, str]) -> Iterator[asyncio.Future[None]]:
@@ -924,6 +985,7 @@ class Engine:
                 offers: Offers = await self.write(Engine._claim, its_claim, caller, ask)
                 if offers.tasks or self.waiting.closed or not await place.called(until):
                     return offers
+                await self.still_good(caller)
 
     def _claim(self, work: Work, caller: Caller, ask: LeaseNext) -> Offers:
         worker = speaker(caller, ask)
@@ -932,7 +994,7 @@ class Engine:
         if ask.claim_id is not None and (again := self._again(work, worker, ask)):
             return Offers(again)
         offers: list[Offer] = []
-        while len(offers) < (ask.max_tasks or 1) and (task := work.best(ask)):
+        while len(offers) < (ask.max_tasks or 1) and self._may_lease(work) and (task := work.best(ask)):
             offers.append(self._lease(work, worker, ask, task))
         return Offers(offers)
 
@@ -1388,7 +1450,18 @@ class Engine:
             await self.write(Engine._deliver, None, caller, Delivered(receipts=fresh))
         return Welcome(self._server(), await self._relationship(caller, who),
                        Attention([shown(caller.tenant_id, row) for row in rows]),
-                       LatestReceipt(rows[-1].receipt_id if rows else None), self.settings.environment)
+                       LatestReceipt(rows[-1].receipt_id if rows else None), self.settings.environment,
+                       await self._warnings(caller))
+
+    async def _warnings(self, caller: Caller) -> list[str]:
+        """Say in time that the room for receipts comes to its end (spec 21.6.3)."""
+        if not self.limited or (usage := await self.backend.record(caller.tenant_id, Usage)) is None:
+            return []
+        account = await self.backend.record(caller.tenant_id, Account)
+        most = allowance(self.settings, account, self.backend.now()).receipt_storage_gb
+        used = usage.receipt_bytes / GIGABYTE
+        return [f"receipts take up {used:.1f} of {most} GB; beyond that no task can be created"] * (
+            most >= 0 and used >= 0.8 * most)
 
     def _deliver(self, work: Work, caller: Caller, ask: Delivered) -> None:
         for receipt_id in ask.receipts:
@@ -1492,6 +1565,8 @@ class Engine:
 
     def _after_commit(self, work: Work) -> None:
         """Wake who waits for what this batch has changed; only now may anybody learn of it."""
+        if work.found(Usage) is not None:
+            self.counted.add(work.tenant_id)
         for watcher in tuple(self.watchers):
             watcher(work)
         for task in (*work.added.values(), *work.moved.values()):
@@ -1546,6 +1621,10 @@ class Engine:
         if cursor and await self.backend.receipt(caller.tenant_id, cursor):
             return cursor
         return self.position(caller, cursor, *query)
+
+
+async def any_caller(caller: Caller) -> None:
+    """Take every caller for as good as it was."""
 
 
 def news_of(work: Work) -> News | None:
@@ -1777,7 +1856,8 @@ class Waiting:
         place, queue = Place(self.engine, ask), self.places[tenant_id]
         queue[place] = None
         self.count += 1
-        self._check(tenant_id)
+        if len(queue) == 1:     # from now on the timer is kept: every task that is delayed from here on is offered
+            self._check(tenant_id)
         try:
             yield place
         except BaseException:       # it was called and could not come
@@ -1944,7 +2024,7 @@ class Operation:
         self.gives: type[Struct] = hints["return"]
         self.direct = inspect.iscoroutinefunction(run)
         self.decode: Callable[[bytes], Ask] = msgspec.json.Decoder(self.takes).decode
-        self.types = {field.name: field.type for field in msgspec.structs.fields(self.takes)}
+        self.fields = get_type_hints(self.takes, include_extras=True)
         self.summary, _, self.text = (inspect.getdoc(run) or "").partition("\n")
 
 
@@ -2235,7 +2315,7 @@ class Endpoint:
                 ask = op.decode(without_nulls(body) if body else b"{}")
                 fill(ask, query)
             for name, value in scope["path_params"].items():
-                setattr(ask, name, msgspec.convert(value, op.types[name]))
+                setattr(ask, name, msgspec.convert(value, op.fields[name]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
             raise InvalidRequest(f"{op.name}: {wrong}") from None
         for named in claimed_tenants(query, scope["headers"]):

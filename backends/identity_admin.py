@@ -36,10 +36,12 @@ from asyncgate import (
     Settings,
     TenantNotFound,
     Work,
+    allowance,
     barred,
     instant,
     maybe,
     outside,
+    tier_of,
 )
 from asyncgate.backends.identity_audit import Severity, chained, head, spoken, visitor, who, worded
 from asyncgate.backends.identity_keys_stored import (
@@ -51,7 +53,6 @@ from asyncgate.backends.identity_keys_stored import (
     parse,
     retired,
 )
-from asyncgate.parts.settings import Tier as Allowance
 from asyncgate.parts.wire_admin import (
     AuditLine,
     AuditLines,
@@ -221,22 +222,10 @@ async def set_limits(engine: Engine, caller: Caller, ask: SetLimits) -> Limits:
 
 def allowed(settings: Settings, tenant_id: str, account: Account | None) -> Limits:
     """Show what a tenant may use."""
-    tier = tier_of(settings, account)
-    found = allowance(settings, tier)
-    return Limits(tenant_id, tier, settings.security.rate_limiting.enabled, found.tasks_per_hour,
-                  found.api_calls_per_hour, found.concurrent_leases, found.receipt_storage_gb,
+    may = allowance(settings, account, 0.0)
+    return Limits(tenant_id, tier_of(settings, account), settings.security.rate_limiting.enabled, may.tasks_per_hour,
+                  may.api_calls_per_hour, may.active_tasks, may.concurrent_leases, may.receipt_storage_gb,
                   maybe(account.exempt_until) if account else None)
-
-
-def tier_of(settings: Settings, account: Account | None) -> str:
-    """Return the tier of a tenant."""
-    return (account.tier if account else "") or settings.security.rate_limiting.default_tier
-
-
-def allowance(settings: Settings, tier: str) -> Allowance:
-    """Return what tenants of a tier may use."""
-    found: Allowance = getattr(settings.rate_limits, f"{tier}_tier")
-    return found
 
 
 # Issued keys.
@@ -374,7 +363,7 @@ async def list_audit(engine: Engine, caller: Caller, ask: ListAudit) -> AuditLin
         return ask.event in (None, line.event) and ask.severity in (None, line.severity)
     rows, more = await page(engine, caller, ask, ("audit", tenant_id, ask.event, ask.severity),
                             partial(engine.backend.export, Audit, tenant_id), lambda line: line.audit_id, wanted)
-    lines = [AuditLine(line.audit_id, line.number, outside(line.at), line.event, line.severity,
+    lines = [AuditLine(line.audit_id, line.number, tenant_id, outside(line.at), line.event, line.severity,
                        Raw(line.body.encode()), line.hash) for line in rows]
     return AuditLines(lines, more, more)
 

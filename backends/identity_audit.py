@@ -301,8 +301,9 @@ class Auditor:
     async def _ask(self, caller: Caller, name: str, id: str, where: dict[str, Any]) -> None:
         try:
             if await self._elsewhere(caller.tenant_id, name, id):
-                self.note(caller.tenant_id, "cross_tenant_attempt", "critical", **where, **who(caller), **{name: id},
-                          reason=f"{name.removesuffix('_id')}_not_found", message="the id belongs to another tenant")
+                self.note(caller.tenant_id, "cross_tenant_attempt", "critical", **where, **who(caller),
+                          **{f"foreign_{name}": id}, reason=f"{name.removesuffix('_id')}_not_found",
+                          message="the id belongs to another tenant")
         except Exception:
             log.exception("cannot tell whose id %s is", id)
 

@@ -21,8 +21,8 @@ from asyncgate import (
     StartupError,
     Unauthenticated,
     Work,
+    tier_of,
 )
-from asyncgate.backends.identity_admin import tier_of
 from asyncgate.backends.identity_audit import Auditor, visit
 from asyncgate.backends.identity_keys import IssuedKeys
 from asyncgate.backends.identity_keys_stored import PREFIX
@@ -132,13 +132,14 @@ class Guard:
         await self._require_a_way_in()
         self.engine.watchers.add(self.changed)
         self.engine.listeners.add(self.heard)
+        self.engine.still_good = self.still_good
         self.auditor.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.auditor.close()
         await self.keys.close()
-        if self.limits:
+        if self.limits is not None:
             await self.limits.close()
 
     async def _require_a_way_in(self) -> None:
@@ -186,6 +187,12 @@ class Guard:
         scope["asyncgate.caller"] = caller
         return caller
 
+    async def still_good(self, caller: Caller) -> None:
+        """Refuse a caller whose key or tenant was barred while its call waited."""
+        await self.accounts.admit(caller)
+        if caller.key_id is not None and not await self.keys.still_good(caller.key_id):
+            raise InvalidToken("this credential is not good any more")
+
     def _visited(self, scope: Scope, headers: Headers) -> str:
         """Note where a request comes from."""
         scope["asyncgate.address"] = address = client_address(scope, headers, self.settings.trusted_proxies)
@@ -206,7 +213,7 @@ class Guard:
 
     async def created(self, caller: Caller, number: int) -> None:
         """Count new tasks, before they are made (21.4.2); the answer tells of that limit only when it refuses."""
-        if self.limits and (tier := await self._tier(caller)):
+        if self.limits is not None and (tier := await self._tier(caller)):     # an empty store counts nothing yet
             verdict = await self.limits.take([task_bucket(self.settings, tier, caller.tenant_id)], number)
             if not verdict.admitted:
                 if (scope := visit.get()) is not None:

@@ -222,6 +222,15 @@ class IssuedKeys:
             return entry.caller
         return await self._admit(*parts, digest, network(address)) if (parts := parse(token)) else None
 
+    async def still_good(self, key_id: str) -> bool:
+        """Whether a key that was let in would be let in again."""
+        if (entry := self.proven.get(key_id)) is None:      # pushed out by others, or void
+            if (found := await self.store.find_key(key_id)) is None:
+                return False
+            entry = Proven(b"", found[2].version, self.clock())
+            entry.take(*found, self.clock())
+        return await self._is_current(key_id, entry) and entry.begins <= self.clock() < entry.ends
+
     def forget(self, key_id: str) -> None:
         """Ask the database before this key is let in again: it was revoked or changed, here or elsewhere."""
         if entry := self.proven.get(key_id):

@@ -38,6 +38,7 @@ from asyncgate import (
     Schedule,
     Task,
     TaskFilter,
+    Usage,
     Work,
     export_key,
 )
@@ -143,6 +144,10 @@ class Memory:
         for kind, key in needs.records:
             if (row := tenant.records[kind].get(key)) is not None:
                 work.learn(row)
+        if needs.recount:
+            active = sum(task.status not in TERMINAL for task in tenant.tasks.values())
+            work.keep(Usage(active, len(list(tenant.live())),
+                            sum(len(receipt.body.encode()) for receipt in tenant.receipts.values())))
 
     def _claimable(self, tenant: Tenant, lanes: frozenset[int], now: float) -> Iterator[Task]:
         """Yield what may be leased now from some lanes, in the order of the queue."""

@@ -41,6 +41,7 @@ from asyncgate import (
     StartupError,
     Task,
     TaskFilter,
+    Usage,
     Work,
     export_order,
 )
@@ -235,7 +236,8 @@ class Postgres:
         queues = self.queues[work.tenant_id]
         if promoted:
             queues.forget()
-        for task in (*work.added.values(), *work.moved.values()):
+        left = (work.tasks[task_id] for ready in work.ready.values() for task_id in ready)
+        for task in (*work.added.values(), *work.moved.values(), *left):    # others saw none of it, or not here
             if task.status == "queued":
                 queues.saved(task)
 
@@ -262,6 +264,7 @@ class Postgres:
                 await db.execute(begin)
                 yield db
             except BaseException as error:
+                self.queues[tenant_id].forget()     # others may have looked past what was locked here
                 if isinstance(error, asyncpg.PostgresError) and not isinstance(error, BROKEN):
                     await db.execute("ROLLBACK")
                 else:
@@ -324,13 +327,16 @@ class Postgres:
         if head.due:
             await db.execute(sql.PROMOTE, work.tenant_id, head.clock, PROMOTED)
             queues.forget()
-        while wanted and (head.due or (head.full and len(rows) < enough and slack < MOST_SLACK)):
+        locked = {row[0]: row for row in rows}
+        while wanted and (head.due or (head.full and len(locked) < enough and slack < MOST_SLACK)):
             slack *= 1 if head.due else 16
             given = sql.offered(wanted, slack, queues.start)
             head, _, rows = await self._rows(db, work.tenant_id, sql.load(False, True), given)
             work.now = head.clock       # later than every lock: ids and times of a task must follow one another
             head = head._replace(due=False)
-        for task, _, progress in sorted(await self._fresh(db, work.tenant_id, rows), key=lambda row: place(row[0])):
+            locked |= {row[0]: row for row in rows}     # what an earlier look has locked, nobody else can offer
+        offers = await self._fresh(db, work.tenant_id, list(locked.values()))
+        for task, _, progress in sorted(offers, key=lambda row: place(row[0])):
             work.offer(task, progress)
 
     async def _give(self, db: asyncpg.Connection, work: Work, needs: Needs) -> None:
@@ -346,6 +352,8 @@ class Postgres:
             keys = [key for of, key in needs.records if of is kind]
             for row in await db.fetch(sql.RECORD[kind], tenant_id, *sql.columns(keys, len(keys[0]))):
                 work.learn(kind(*row))
+        if needs.recount:
+            work.keep(Usage(*await db.fetchrow(sql.COUNT, tenant_id)))
 
     async def _save(self, db: asyncpg.Connection, work: Work) -> str | None:
         """Save what a batch has changed; return the number of the transaction, None if there was nothing."""

@@ -431,6 +431,10 @@ NEXT_DUE = """
 SELECT min(next_eligible_at) FROM asyncgate.states
 WHERE tenant_id = $1 AND status = 'queued' AND NOT ready AND held IS NULL AND next_eligible_at > $2"""
 OVERDUE = "SELECT tenant_id::text, kind, id FROM asyncgate.overdue($1, $2, $3, $4)"
+COUNT = """
+SELECT (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('queued', 'leased', 'running')),
+       (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('leased', 'running')),
+       (SELECT coalesce(sum(octet_length(body)), 0)::bigint FROM asyncgate.receipts WHERE tenant_id = $1)"""
 FIND_KEY = f"SELECT f.tenant::text, f.suspended, {listed(typed(Key), '(f.key).')} FROM asyncgate.find_key($1) AS f"
 TENANTS = "SELECT asyncgate.all_tenants()::text"
 

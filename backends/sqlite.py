@@ -51,6 +51,7 @@ from asyncgate import (
     StartupError,
     Task,
     TaskFilter,
+    Usage,
     Work,
     export_order,
 )
@@ -171,6 +172,10 @@ LATE_TENANTS = """
                    AND status IN ('queued', 'leased', 'running'))
         OR EXISTS (SELECT 1 FROM tasks WHERE tenant_id = t.tenant_id AND status = 'queued' AND attempt >= max_attempts)
         OR EXISTS (SELECT 1 FROM schedules WHERE tenant_id = t.tenant_id AND late_at <= ?1)"""
+COUNT = """
+    SELECT (SELECT count(*) FROM tasks WHERE tenant_id = ?1 AND status IN ('queued', 'leased', 'running')),
+           (SELECT count(*) FROM leases WHERE tenant_id = ?1 AND ending = 'live'),
+           (SELECT coalesce(sum(length(CAST(body AS BLOB))), 0) FROM receipts WHERE tenant_id = ?1)"""
 FIND_KEY = f"""
     SELECT k.tenant_id, a.suspended_at IS NOT NULL, {listed(Key, 'k.')}
     FROM api_keys AS k LEFT JOIN accounts AS a USING (tenant_id) WHERE k.key_id = ?"""
@@ -385,6 +390,8 @@ class Sqlite:
         for kind, named in needs.records:
             for row in self.db.execute(RECORD[kind], (tenant_id, *named)):
                 work.learn(kind(*row))
+        if needs.recount:
+            work.keep(Usage(*self.db.execute(COUNT, (tenant_id,)).fetchone()))
 
     def _offer(self, work: Work, claims: list[LeaseNext]) -> None:
         """Load the best claimable tasks: enough for every claim of the batch, whatever the others take."""

@@ -53,6 +53,7 @@ class UnsupportedMediaType(GateError): code, status = "unsupported_media_type", 
 class Misdirected(GateError): code, status = "misdirected_request", 421
 class TooManyWaiting(GateError): code, status = "rate_limit_exceeded", 429
 class RateLimitExceeded(GateError): code, status = "rate_limit_exceeded", 429
+class QuotaExceeded(GateError): code, status = "quota_exceeded", 429
 class Overloaded(GateError): code, status = "overloaded", 503
 class DatabaseUnavailable(GateError): code, status = "database_unavailable", 503
 class LimiterUnavailable(GateError): code, status = "rate_limiter_unavailable", 503

@@ -33,6 +33,7 @@ Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 MAX_DEPTH = 64      # of a request's JSON
+BLANKS = " \t"      # what is no part of a header's value; of other white space a token would have several spellings
 _any = msgspec.json.Decoder().decode
 ITEMS = {"tasks", "schedules"}      # members of a batch that hold requests of their own
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -109,8 +110,8 @@ def fill(ask: Ask, query: dict[str, str]) -> None:
 def presented(headers: Headers) -> str | None:
     """Return the one token that a request shows; two different ones are nobody's."""
     bearers = [value.decode("latin-1").partition(" ") for name, value in headers if name == b"authorization"]
-    tokens = {token.strip() if scheme.lower() == "bearer" else "" for scheme, _, token in bearers}
-    tokens |= {value.decode("latin-1").strip() for name, value in headers if name == b"x-api-key"}
+    tokens = {token.strip(BLANKS) if scheme.lower() == "bearer" else "" for scheme, _, token in bearers}
+    tokens |= {value.decode("latin-1").strip(BLANKS) for name, value in headers if name == b"x-api-key"}
     if len(tokens) > 1 or len(bearers) > 1 or "" in tokens:
         raise Unauthenticated("show one credential: Authorization: Bearer <token>, or X-API-Key: <token>")
     return tokens.pop() if tokens else None

@@ -15,7 +15,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct, convert
 
-__all__ = ["Configured", "DatabaseSettings", "Settings", "SettingsError", "effective", "leaves", "load_settings"]
+__all__ = [
+    "Configured", "DatabaseSettings", "Settings", "SettingsError", "Tier", "effective", "leaves", "load_settings"]
 
 
 def says(text: str, *, secret: bool = False) -> Meta:
@@ -177,13 +178,15 @@ class Tier(Group, frozen=True):
     concurrent_leases: Annotated[Quota, says("Leases a tenant may hold at once; -1 is unlimited")] = -1
     api_calls_per_hour: Annotated[Quota, says("Calls a tenant may make an hour; -1 is unlimited")] = -1
     receipt_storage_gb: Annotated[Quota, says("Gigabytes of receipts a tenant may keep; -1 is unlimited")] = -1
+    active_tasks: Annotated[Quota, says("Unfinished tasks a tenant may have at once; -1 is unlimited")] = -1
 
 class RateLimits(Group, frozen=True):
     """The tiers."""
 
-    free_tier: Tier = Tier(tasks_per_hour=100, concurrent_leases=10, api_calls_per_hour=1_000, receipt_storage_gb=1)
-    paid_tier: Tier = Tier(
-        tasks_per_hour=10_000, concurrent_leases=100, api_calls_per_hour=100_000, receipt_storage_gb=10)
+    free_tier: Tier = Tier(tasks_per_hour=100, concurrent_leases=10, api_calls_per_hour=1_000, receipt_storage_gb=1,
+                           active_tasks=1_000)
+    paid_tier: Tier = Tier(tasks_per_hour=10_000, concurrent_leases=100, api_calls_per_hour=100_000,
+                           receipt_storage_gb=10, active_tasks=100_000)
     enterprise_tier: Tier = Tier()
 
 class BootstrapSettings(Group, frozen=True):

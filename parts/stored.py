@@ -208,6 +208,14 @@ class Account(Struct, frozen=True):
     exempt_why: str | None = None
 
 
+class Usage(Struct, frozen=True):
+    """What a tenant has of what its tier limits; kept exactly while limits are enforced (spec 21.6)."""
+
+    active: int = 0                     # tasks that have not ended
+    leases: int = 0                     # that are live
+    receipt_bytes: int = 0              # of their bodies
+
+
 class Audit(Struct, frozen=True):
     """One line of a tenant's audit log, chained to the one before by its hash (spec 21.7.4)."""
 
@@ -229,12 +237,13 @@ class AuditHead(Struct, frozen=True):
 
 # What is loaded and saved by its key alone, and in which table: a batch may keep such a record or drop it.
 RECORDS: dict[type[Struct], str] = {
-    Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys", AuditHead: "audit_heads"}
+    Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys", AuditHead: "audit_heads",
+    Usage: "usage"}
 
 # What the primary key of a table has behind the tenant, where that is more than the first field.
 EXPORT_ORDER: dict[type[Struct], tuple[str, ...]] = {
     Event: ("task_id", "event_id"), Obligation: ("to_kind", "to_id", "receipt_id"), Presence: ("kind", "id"),
-    Account: (), AuditHead: ()}
+    Account: (), AuditHead: (), Usage: ()}
 
 
 def export_order(table: type[Struct]) -> tuple[str, ...]:

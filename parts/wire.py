@@ -654,7 +654,7 @@ class LatestReceipt(Struct):
     latest_receipt_id: str | None
 
 
-class Welcome(Struct):
+class Welcome(Struct, omit_defaults=True):
     """The bootstrap packet."""
 
     server: Server
@@ -662,6 +662,7 @@ class Welcome(Struct):
     attention: Attention
     cursor: LatestReceipt
     environment: str
+    warnings: list[str] = []
 
 
 class Configuration(Struct):

@@ -136,6 +136,7 @@ class Limits(Struct):
     enforced: bool
     tasks_per_hour: int
     api_calls_per_hour: int
+    active_tasks: int
     concurrent_leases: int
     receipt_storage_gb: int
     exempt_until: datetime | None = None
@@ -183,6 +184,7 @@ class AuditLine(Struct):
 
     audit_id: str
     number: int
+    tenant_id: str
     timestamp: datetime
     event: str
     severity: str

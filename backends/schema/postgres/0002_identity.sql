@@ -37,7 +37,7 @@ CREATE UNIQUE INDEX api_keys_id ON asyncgate.api_keys (key_id);    -- led by the
 
 CREATE TABLE asyncgate.audit (              -- append-only: nobody is granted to change or delete a line
     tenant_id       uuid NOT NULL,
-    audit_id        asyncgate.id NOT NULL,  -- the number, written so that it sorts
+    audit_id        asyncgate.id NOT NULL,  -- the number with its zeros: lines sort as they are chained
     number          bigint NOT NULL,        -- 1, 2, 3, … in each tenant
     at              float8 NOT NULL,        -- when it happened
     event           text NOT NULL,          -- what happened
@@ -53,11 +53,18 @@ CREATE TABLE asyncgate.audit_heads (        -- where each tenant's audit log end
     hash            text NOT NULL           -- of the last line
 );
 
+CREATE TABLE asyncgate.usage (              -- what a tenant has of what its tier limits
+    tenant_id       uuid PRIMARY KEY,
+    active          bigint NOT NULL,        -- tasks that have not ended
+    leases          bigint NOT NULL,        -- that are live
+    receipt_bytes   bigint NOT NULL         -- of their bodies
+);
+
 DO $$
 DECLARE
     name text;
 BEGIN
-    FOREACH name IN ARRAY ARRAY['accounts', 'api_keys', 'audit', 'audit_heads'] LOOP
+    FOREACH name IN ARRAY ARRAY['accounts', 'api_keys', 'audit', 'audit_heads', 'usage'] LOOP
         EXECUTE format('ALTER TABLE asyncgate.%I ENABLE ROW LEVEL SECURITY', name);
         EXECUTE format('ALTER TABLE asyncgate.%I FORCE ROW LEVEL SECURITY', name);
         EXECUTE format('CREATE POLICY tenant ON asyncgate.%I TO asyncgate_app '
@@ -66,7 +73,7 @@ BEGIN
         EXECUTE format('GRANT SELECT, INSERT ON asyncgate.%I TO asyncgate_app', name);
     END LOOP;
 END $$;
-GRANT UPDATE ON asyncgate.accounts, asyncgate.api_keys, asyncgate.audit_heads TO asyncgate_app;
+GRANT UPDATE ON asyncgate.accounts, asyncgate.api_keys, asyncgate.audit_heads, asyncgate.usage TO asyncgate_app;
 
 -- The one look at keys before a tenant is known: one row, by its whole id.
 

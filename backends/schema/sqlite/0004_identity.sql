@@ -36,7 +36,7 @@ CREATE UNIQUE INDEX api_keys_id ON api_keys (key_id);    -- led by the id, which
 
 CREATE TABLE audit (                        -- append-only: see the triggers
     tenant_id       TEXT NOT NULL,
-    audit_id        TEXT NOT NULL,          -- the number, written so that it sorts
+    audit_id        TEXT NOT NULL,          -- the number with its zeros: lines sort as they are chained
     number          INTEGER NOT NULL,       -- 1, 2, 3, … in each tenant
     at              REAL NOT NULL,          -- when it happened
     event           TEXT NOT NULL,          -- what happened
@@ -52,7 +52,18 @@ CREATE TABLE audit_heads (                  -- where each tenant's audit log end
     hash            TEXT NOT NULL           -- of the last line
 ) WITHOUT ROWID;
 
+CREATE TABLE usage (                        -- what a tenant has of what its tier limits
+    tenant_id       TEXT PRIMARY KEY,
+    active          INTEGER NOT NULL,       -- tasks that have not ended
+    leases          INTEGER NOT NULL,       -- that are live
+    receipt_bytes   INTEGER NOT NULL        -- of their bodies
+) WITHOUT ROWID;
+
 CREATE TRIGGER audit_stay BEFORE UPDATE ON audit BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
+-- INSERT OR REPLACE deletes without asking the triggers of a DELETE.
+CREATE TRIGGER audit_once BEFORE INSERT ON audit
+    WHEN EXISTS (SELECT 1 FROM audit WHERE tenant_id = NEW.tenant_id AND audit_id = NEW.audit_id)
+    BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
 CREATE TRIGGER audit_keep BEFORE DELETE ON audit BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
 
 CREATE TRIGGER accounts_insert_wall BEFORE INSERT ON accounts
@@ -86,5 +97,15 @@ CREATE TRIGGER audit_heads_update_wall BEFORE UPDATE ON audit_heads
         OR OLD.tenant_id IS NOT NEW.tenant_id
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 CREATE TRIGGER audit_heads_delete_wall BEFORE DELETE ON audit_heads
+    WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER usage_insert_wall BEFORE INSERT ON usage
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER usage_update_wall BEFORE UPDATE ON usage
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+        OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER usage_delete_wall BEFORE DELETE ON usage
     WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;

@@ -1,0 +1,184 @@
+"""Quotas: how much a tenant may have at once, exactly, however many ask at the same time (spec 21.6)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from asyncgate import Account, Caller, Engine, GateError, Needs, Principal, Usage, Work
+from asyncgate.conformance.harness import Gate, refused, under
+from asyncgate.parts.settings import RateLimiting, RateLimits, SecuritySettings, Settings, Tier
+
+pytestmark = pytest.mark.anyio
+FOREVER = 4e9
+
+
+def limited(**tier: Any) -> dict[str, Any]:
+    """Return settings under which every tenant has these limits and no others."""
+    return {"security": SecuritySettings(rate_limiting=RateLimiting(enabled=True)),
+            "rate_limits": RateLimits(free_tier=Tier(**tier))}
+
+
+async def used(gate: Gate) -> Usage:
+    """Return what the tenant has, as it is kept."""
+    found = await gate.backend.record(gate.tenant_id, Usage)
+    assert found is not None
+    return found
+
+
+async def counted_anew(gate: Gate) -> Usage:
+    """Return what the tenant has, by looking."""
+    seen: list[Usage | None] = []
+    await gate.backend.transact(gate.tenant_id, Needs(recount=True), lambda work: seen.append(work.found(Usage)))
+    assert seen[-1] is not None
+    return seen[-1]
+
+
+async def test_a_task_too_many_is_refused_until_one_has_ended(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(**limited(active_tasks=2))
+    await gate.create()
+    await gate.create()
+
+    async with gate.unchanged():
+        with refused("quota_exceeded", quota="active_tasks", limit=2):
+            await gate.create()
+
+    offer = await gate.claim()
+    assert offer is not None
+    await gate.as_worker().complete(**under(offer), artifacts=[{"uri": "file:///out"}])
+    await gate.create()
+
+
+async def test_of_many_that_ask_at_once_as_many_get_in_as_fit(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(**limited(active_tasks=10))
+    for _ in range(9):
+        await gate.create()
+
+    outcomes = await asyncio.gather(*(gate.create() for _ in range(50)), return_exceptions=True)
+
+    assert sum(isinstance(one, str) for one in outcomes) == 1
+    assert {one.code for one in outcomes if isinstance(one, GateError)} == {"quota_exceeded"}
+    assert (await used(gate)).active == 10
+
+
+async def test_of_a_batch_the_first_tasks_get_in(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(**limited(active_tasks=3))
+
+    made = await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 5)
+
+    assert [item.error.error if item.error else item.status for item in made.results] == [
+        "queued"] * 3 + ["quota_exceeded"] * 2
+
+
+async def test_a_repeated_creation_needs_no_room(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(**limited(active_tasks=1))
+    first = await gate.create(idempotency_key="once")
+
+    assert await gate.create(idempotency_key="once") == first
+
+
+async def test_at_its_limit_of_leases_a_claim_comes_back_empty(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(**limited(concurrent_leases=2))
+    for _ in range(4):
+        await gate.create()
+
+    offers = (await gate.as_worker().lease_next(max_tasks=10)).tasks
+
+    assert len(offers) == 2
+    assert await gate.claim("w2") is None
+    await gate.as_worker().release_lease(**under(offers[0]))
+    assert await gate.claim("w2") is not None
+
+
+async def test_claims_at_once_never_pass_the_limit(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(**limited(concurrent_leases=5))
+    for _ in range(20):
+        await gate.create()
+
+    found = await asyncio.gather(*(gate.claim(f"w{number}") for number in range(20)))
+
+    assert sum(offer is not None for offer in found) == 5
+
+
+async def test_a_lost_lease_makes_room(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(**limited(concurrent_leases=1))
+    await gate.create()
+    await gate.create()
+    offer = await gate.claim()
+    assert offer is not None
+    assert await gate.claim("w2") is None
+
+    await gate.lose(offer)
+
+    assert await gate.claim("w2") is not None
+
+
+async def test_no_room_for_receipts_refuses_new_tasks_and_lets_old_ones_end(make_gate: Callable[..., Gate]) -> None:
+    offer = await (free := make_gate()).leased()
+    full = Gate(Engine(free.backend, Settings(instance_id="asyncgate-1", **limited(receipt_storage_gb=0))),
+                free.tenant_id)
+
+    with refused("quota_exceeded", quota="receipt_storage_gb"):
+        await full.create()
+    await full.as_worker().complete(**under(offer), artifacts=[{"uri": "file:///out"}])
+
+    assert "receipts take up" in (await full.as_agent().bootstrap()).warnings[0]
+    assert (await full.task(offer.task_id)).status == "succeeded"
+
+
+async def test_what_was_there_before_limits_counts(make_gate: Callable[..., Gate]) -> None:
+    before = make_gate()
+    await before.finished()
+    await before.leased()
+    await before.create()
+    gate = Gate(Engine(before.backend, Settings(instance_id="asyncgate-1", **limited(active_tasks=3))),
+                before.tenant_id)
+
+    await gate.create()
+    with refused("quota_exceeded"):
+        await gate.create()
+
+    assert await used(gate) == await counted_anew(gate)
+
+
+async def test_what_is_kept_is_what_there_is(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(**limited())
+    lost = await gate.leased()
+    await gate.lose(lost)
+    again = await gate.claim("w2")
+    assert again is not None
+    await gate.as_worker("w2").fail(**under(again, retryable=True, retry_after_seconds=0))
+    failed = await gate.claim("w3")
+    assert failed is not None
+    await gate.as_worker("w3").fail(**under(failed))
+    await gate.as_agent().cancel_task(task_id=await gate.create())
+    await gate.as_agent().cancel_task(task_id=(await gate.leased("w4")).task_id)
+    await gate.finished("w5")
+    await gate.leased("w6")
+
+    assert await used(gate) == await counted_anew(gate)
+    assert ((await used(gate)).active, (await used(gate)).leases) == (1, 1)
+
+
+async def test_who_is_exempt_is_not_limited(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(**limited(active_tasks=0, concurrent_leases=0))
+    with refused("quota_exceeded"):
+        await gate.create()
+
+    def exempt(engine: Engine, work: Work, caller: Caller, ask: Any) -> None:
+        work.keep(Account("acme", work.now, exempt_until=FOREVER, exempt_why="contract"))
+    await gate.engine.write(exempt, None, Caller(gate.tenant_id, Principal("system", "test"), "system", frozenset()),
+                            None)  # type: ignore[arg-type]
+
+    await gate.create()
+    assert await gate.claim() is not None
+
+
+async def test_tenants_have_their_own(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(**limited(active_tasks=1))
+    await gate.create()
+
+    await gate.stranger().create()

@@ -1,0 +1,645 @@
+"""The audit log: what is written, with what, and that nobody can take it back (spec 21.7.4; B11 of the threats)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import pytest
+from msgspec.structs import replace
+
+from asyncgate import OPERATIONS, Audit, AuditHead, DatabaseUnavailable, Gate, Settings
+from asyncgate.backends import open_backend
+from asyncgate.backends.identity_audit import COUNTED_SECONDS, FLUSH_SECONDS, MOST_NOTED, SUSPECTS, broken
+from asyncgate.backends.identity_keys_stored import generate
+from asyncgate.conformance.plugin import POSTGRES, database_of, urls
+
+if TYPE_CHECKING:
+    from conftest import Live, Served
+    from identity_tools import FACADES, HOME, OTHER, THIRD, House, mcp_call, security, tiers
+else:
+    from tests.conftest import Live, Served
+    from tests.identity_tools import FACADES, HOME, OTHER, THIRD, House, mcp_call, security, tiers
+
+pytestmark = pytest.mark.anyio
+
+PATIENCE_SECONDS = 30.0
+AGENT = ("user-agent", "tests/1.0")
+FIELDS = {"audit_id", "number", "tenant_id", "timestamp", "event", "severity", "details", "hash"}
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Each test runs on both: one decides in the event loop, the other in a thread of its own."""
+    return "memory:" if request.param == "memory" else f"sqlite:///{tmp_path / 'gate.db'}"
+
+
+@pytest.fixture
+async def house(serve: Any) -> House:
+    """A gate that issues keys."""
+    return House(await serve(security=security()))
+
+
+@pytest.fixture
+async def limited(serve: Any) -> House:
+    """A gate that counts, and whose free tenants may call five times an hour."""
+    limits = security(limits=True, default_tier="paid")
+    house = House(await serve(security=limits, rate_limits=tiers(calls=5, tasks=3)))
+    house.counting()
+    return house
+
+
+def of(lines: list[dict[str, Any]], event: str) -> list[dict[str, Any]]:
+    """Return the lines of one event."""
+    return [line for line in lines if line["event"] == event]
+
+
+def the(lines: list[dict[str, Any]], event: str) -> dict[str, Any]:
+    """Return the one line of an event."""
+    [line] = of(lines, event)
+    return line
+
+
+def has(line: dict[str, Any], severity: str, **details: Any) -> None:
+    """Insist on the fields of spec 21.7.4, and on these values."""
+    assert line.keys() == FIELDS
+    assert (line["severity"], line["details"]["ip"]) == (severity, "127.0.0.1")
+    assert {name: line["details"].get(name) for name in details} == details
+
+
+# Every event of the spec, over every façade.
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_who_is_not_let_in_is_written_down(house: House, facade: str) -> None:
+    for token in (generate(), "no credential of ours"):
+        await house.ask("list_tasks", token=token, facade=facade, headers=[AGENT])
+
+    lines = of(await house.audit(), "auth_failure")
+    assert len(lines) == 2
+    for line in lines:
+        has(line, "warning", reason="unauthenticated", user_agent="tests/1.0")
+        assert line["tenant_id"] == HOME
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_the_first_use_of_a_credential_is_written_down_and_then_they_are_counted(
+        house: House, facade: str) -> None:
+    key = await house.key("agent", "ada")
+    asked: dict[str, Any] = {"token": key, "facade": facade, "headers": [AGENT]}
+
+    for _ in range(4):
+        await house.good("list_tasks", **asked)
+    first = [line for line in of(await house.audit(), "auth_success") if line["details"]["principal_id"] == "ada"]
+    house.guard.auditor.count()
+    counted = [line for line in of(await house.audit(), "auth_success") if line["details"]["principal_id"] == "ada"]
+
+    has(first[0], "info", principal_kind="agent", key_id=house.ids[key], role="agent", user_agent="tests/1.0")
+    assert len(first) == 1
+    assert counted[1]["details"]["uses"] >= 3
+    assert COUNTED_SECONDS == 300.0
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_who_lacks_role_scope_or_ownership_is_written_down(house: House, facade: str) -> None:
+    worker, reader = await house.key("worker", "w1"), await house.key("agent", "bob", scopes=["tasks:read"])
+    task = await house.good("create_task", {"type": "demo", "agent_id": "ada"})
+
+    await house.ask("cancel_task", {"task_id": task["task_id"]}, token=worker, facade=facade, headers=[AGENT])
+    await house.ask("create_task", {"type": "demo"}, token=reader, facade=facade)
+    await house.ask("get_task", {"task_id": task["task_id"]}, token=reader, facade=facade)
+
+    lines = of(await house.audit(), "authorization_failure")
+    has(lines[0], "warning", reason="forbidden", principal_id="w1", operation="cancel_task", user_agent="tests/1.0")
+    assert [line["details"]["operation"] for line in lines] == ["cancel_task", "create_task", "get_task"]
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_who_asks_too_often_is_written_down(limited: House, facade: str) -> None:
+    root = await limited.admin_of(OTHER)
+    await limited.good("set_limits", {"tenant": OTHER, "tier": "free"})
+
+    told = [await limited.ask("list_tasks", token=root, facade=facade, headers=[AGENT]) for _ in range(7)]
+
+    assert [answer.code for answer in told] == [""] * 5 + ["rate_limit_exceeded"] * 2
+    line = the(await limited.audit(OTHER), "rate_limit_exceeded")
+    has(line, "warning", reason="rate_limit_exceeded", principal_id="root", operation="list_tasks", times=2)
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_who_creates_too_many_tasks_is_written_down(limited: House, facade: str) -> None:
+    root = await limited.admin_of(OTHER)
+    await limited.good("set_limits", {"tenant": OTHER, "tier": "free"})
+
+    told = await limited.ask("create_tasks", {"tasks": [{"type": "demo"}] * 4}, token=root, facade=facade)
+
+    assert told.code == "rate_limit_exceeded"
+    has(the(await limited.audit(OTHER), "rate_limit_exceeded"), "warning", operation="create_tasks")
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_who_shows_too_many_wrong_keys_is_written_down(house: House, facade: str) -> None:
+    for _ in range(12):
+        await house.ask("list_tasks", token=generate(), facade=facade)
+
+    lines = await house.audit()
+    assert the(lines, "auth_failure")["details"]["times"] == 10
+    has(the(lines, "rate_limit_exceeded"), "warning", times=2)
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_what_administrators_do_is_written_down_where_it_is_done(house: House, facade: str) -> None:
+    ask: dict[str, Any] = {"facade": facade, "headers": [AGENT]}
+    await house.good("create_tenant", {"tenant": OTHER, "name": "ours"}, **ask)
+    wanted = {"tenant": OTHER, "name": "k", "principal_id": "root", "role": "admin"}
+    issued = await house.good("issue_key", wanted, **ask)
+    key_id = issued["key"]["key_id"]
+    rotated = await house.good("rotate_key", {"tenant": OTHER, "key_id": key_id}, **ask)
+    await house.good("revoke_key", {"tenant": OTHER, "key_id": key_id, "reason": "leaked"}, **ask)
+    await house.good("set_limits", {"tenant": OTHER, "tier": "paid"}, **ask)
+    for until, reason in (("2030-01-01T00:00:00Z", "clause 3.2"), ("2020-01-01T00:00:00Z", "over")):
+        await house.good("set_limits", {"tenant": OTHER, "exempt_until": until, "reason": reason}, **ask)
+    await house.good("suspend_tenant", {"tenant": OTHER, "reason": "misuse"}, **ask)
+    await house.good("suspend_tenant", {"tenant": OTHER, "suspended": False}, **ask)
+
+    lines = await house.audit(OTHER)
+    by = {"principal_id": "asyncgate", "user_agent": "tests/1.0"}
+    has(the(lines, "tenant_created"), "info", name="ours", **by)
+    has(the(lines, "key_issued"), "info", issued=key_id, issued_to="root", issued_role="admin", **by)
+    has(the(lines, "key_rotated"), "info", rotated=key_id, rotated_to=rotated["key"]["key_id"], **by)
+    has(the(lines, "key_revoked"), "warning", revoked=key_id, reason="leaked", **by)
+    has(the(lines, "tier_changed"), "warning", tier="paid", **by)
+    has(the(lines, "rate_limit_bypass_granted"), "warning", reason="clause 3.2", approved_by="asyncgate",
+        expires_at="2030-01-01T00:00:00Z", **by)
+    has(the(lines, "rate_limit_bypass_ended"), "warning", reason="over", **by)
+    has(the(lines, "tenant_suspended"), "critical", reason="misuse", **by)
+    has(the(lines, "tenant_resumed"), "critical", **by)
+    assert {line["tenant_id"] for line in lines} == {OTHER}
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_a_tenant_that_is_named_but_not_ones_own_is_a_critical_event(house: House, facade: str) -> None:
+    root = await house.admin_of(OTHER)
+
+    in_body = await house.ask("create_task", {"type": "demo", "tenant_id": THIRD}, token=root, facade=facade)
+    in_header = await house.ask("list_tasks", token=root, facade=facade, headers=[("x-tenant-id", THIRD)])
+    batch = {"tasks": [{"type": "a", "tenant_id": THIRD}, {"type": "b"}]}
+    in_item = await house.good("create_tasks", batch, token=root, facade=facade)
+    about = await house.ask("list_keys", {"tenant": THIRD}, token=root, facade=facade)
+
+    assert (in_body.code, in_header.code, about.code) == ("tenant_mismatch", "tenant_mismatch", "tenant_not_found")
+    assert [item.get("error", {}).get("error") for item in in_item["results"]] == ["tenant_mismatch", None]
+    lines = of(await house.audit(OTHER), "cross_tenant_attempt")
+    assert {line["severity"] for line in lines} == {"critical"}
+    operations = [line["details"]["operation"] for line in lines]
+    assert operations == ["create_task", "list_tasks", "create_tasks", "list_keys"]
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_an_id_of_another_tenant_is_a_404_and_a_critical_event(house: House, facade: str) -> None:
+    root, victim = await house.admin_of(OTHER), await house.admin_of(THIRD)
+    task = (await house.good("create_task", {"type": "demo"}, token=victim))["task_id"]
+    receipt = (await house.good("list_receipts", token=victim))["receipts"][0]["receipt_id"]
+    asked: dict[str, Any] = {"token": root, "facade": facade, "headers": [AGENT]}
+    held = {"task_id": task, "lease_id": "x", "worker_id": "w1"}
+
+    told = [await house.ask("get_task", {"task_id": task}, **asked),
+            await house.ask("cancel_task", {"task_id": task}, **asked),
+            await house.ask("complete", held, **asked),
+            await house.ask("get_receipt", {"receipt_id": receipt}, **asked),
+            await house.ask("revoke_key", {"key_id": house.ids[victim]}, **asked),
+            await house.ask("emit_receipt", {"receipt_type": "schedule.deleted", "parents": [receipt]}, **asked)]
+    batch = await house.good("complete_tasks", {"tasks": [held]}, **asked)
+    await house.ask("get_task", {"task_id": "one that nobody has"}, **asked)
+
+    assert [answer.code for answer in told] == ["task_not_found"] * 3 + [
+        "receipt_not_found", "key_not_found", "parent_not_found"]
+    assert batch["results"][0]["error"]["error"] == "task_not_found"
+    lines = of(await house.audit(OTHER), "cross_tenant_attempt")
+    assert sum(line["details"].get("times", 1) for line in lines) == 7
+    for line in lines:
+        has(line, "critical", principal_id="root", user_agent="tests/1.0")
+    named = [next(value for name, value in line["details"].items() if name.startswith("foreign_")) for line in lines]
+    assert set(named) == {task, receipt, house.ids[victim]}
+    assert of(await house.audit(THIRD), "cross_tenant_attempt") == []
+
+
+async def test_a_foreign_id_is_looked_for_without_anybody_asking(house: House) -> None:
+    root, victim = await house.admin_of(OTHER), await house.admin_of(THIRD)
+    task = (await house.good("create_task", {"type": "demo"}, token=victim))["task_id"]
+
+    await house.ask("get_task", {"task_id": task}, token=root)
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (await house.good("list_audit", {"tenant": OTHER, "severity": "critical"}))["lines"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_a_lease_of_another_worker_is_written_down(house: House, facade: str) -> None:
+    w1, w2 = await house.key("worker", "w1"), await house.key("worker", "w2")
+    await house.good("create_task", {"type": "demo"})
+    [offer] = (await house.good("lease_next", token=w1))["tasks"]
+
+    await house.ask("complete", {"task_id": offer["task_id"], "lease_id": offer["lease_id"]}, token=w2, facade=facade)
+
+    has(the(await house.audit(), "lease_refused"), "warning", principal_id="w2", operation="complete",
+        reason="lease_invalid_or_expired")
+
+
+async def test_a_page_of_another_site_is_written_down(house: House) -> None:
+    told = await house.ask("list_tasks", headers=[("origin", "https://evil.example")])
+
+    assert told.code == "forbidden"
+    has(the(await house.audit(), "authorization_failure"), "warning", reason="forbidden")
+
+
+@pytest.mark.parametrize("facade", ["rest", "modern"])
+async def test_what_is_merely_wrong_is_no_event(house: House, facade: str) -> None:
+    await house.good("list_tasks")
+    before = len(await house.audit())
+
+    await house.ask("create_task", {"type": ""}, facade=facade)
+    await house.ask("get_task", {"task_id": "nobody's"}, facade=facade)
+    await house.ask("list_tasks", {"cursor": "made up"}, facade=facade)
+
+    assert len(await house.audit()) == before
+
+
+# From where.
+
+
+@pytest.fixture
+async def proxied(serve: Any) -> House:
+    """A gate behind a proxy, which says who its client is."""
+    return House(await serve(security=security(), trusted_proxies=("127.0.0.1",)))
+
+
+async def test_those_who_share_a_batch_do_not_share_an_address(proxied: House) -> None:
+    async def issue(n: int) -> None:
+        await proxied.good("issue_key", {"name": "k", "principal_id": f"p{n}"},
+                           headers=[("x-forwarded-for", f"192.0.2.{n}")])
+
+    await asyncio.gather(*(issue(n) for n in range(1, 30)))
+
+    lines = of(await proxied.audit(), "key_issued")
+    assert {(line["details"]["issued_to"], line["details"]["ip"]) for line in lines} == {
+        (f"p{n}", f"192.0.2.{n}") for n in range(1, 30)}
+
+
+async def test_a_made_up_address_is_not_believed(house: House) -> None:
+    await house.ask("list_tasks", token=generate(), headers=[("x-forwarded-for", "192.0.2.1")])
+
+    has(the(await house.audit(), "auth_failure"), "warning")
+
+
+# Floods.
+
+
+async def test_equal_refusals_are_one_line_with_a_count(house: House) -> None:
+    worker = await house.key("worker", "w1")
+
+    for _ in range(500):
+        await house.ask("create_task", {"type": "demo"}, token=worker)
+
+    assert len(house.guard.auditor.noted[HOME]) <= MOST_NOTED
+    lines = of(await house.audit(), "authorization_failure")
+    assert sum(line["details"].get("times", 1) for line in lines) == 500
+    assert len(lines) < 20
+
+
+async def test_a_flood_of_different_refusals_is_counted_and_fills_no_memory(house: House) -> None:
+    worker, root = await house.key("worker", "w1"), await house.admin_of(OTHER)
+    await house.audit()
+    auditor = house.guard.auditor
+    for loop in auditor.loops:
+        loop.cancel()       # all of it falls into one second
+
+    for n in range(3 * MOST_NOTED):
+        await house.ask("create_task", {"type": "demo"}, token=worker, headers=[("user-agent", f"{n}")])
+    await house.ask("list_tenants", token=root)
+    assert {tenant: len(lines) for tenant, lines in auditor.noted.items()} == {HOME: MOST_NOTED, OTHER: 2}
+
+    lines = await house.audit()
+    written = sum(line["details"].get("times", 1) for line in of(lines, "authorization_failure"))
+    missed = sum(line["details"]["times"]["authorization_failure"] for line in of(lines, "audit_overflow"))
+    assert written + missed == 3 * MOST_NOTED
+    assert the(lines, "audit_overflow")["severity"] == "critical"
+    assert the(await house.audit(OTHER), "authorization_failure"), "another tenant's flood pushes nothing out"
+
+
+async def test_a_flood_of_unknown_ids_is_counted_and_fills_no_memory(house: House) -> None:
+    root = await house.admin_of(OTHER)
+    auditor = house.guard.auditor
+    for loop in auditor.loops:
+        loop.cancel()
+
+    for n in range(2 * SUSPECTS):
+        await house.ask("get_task", {"task_id": f"t{n}"}, token=root)
+
+    assert auditor.suspects.qsize() == SUSPECTS
+    assert the(await house.audit(OTHER), "audit_overflow")["details"]["times"] == {"unknown_id": SUSPECTS}
+
+
+async def test_a_flood_of_strangers_with_names_of_their_own_fills_no_memory(house: House) -> None:
+    auditor = house.guard.auditor
+    for n in range(3 * MOST_NOTED):
+        await house.ask("list_tasks", token=f"wrong {n}", headers=[("user-agent", "x" * 10_000 + str(n))])
+
+    assert len(auditor.noted[HOME]) <= MOST_NOTED
+    assert all(len(line[2]) < 1000 for line in auditor.noted[HOME])
+
+
+# Secrets.
+
+
+async def test_no_secret_is_ever_written_down(serve: Any, url: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    house = House(await serve(security=security(), api_key="the-shared-secret-of-this-test"),
+                  "the-shared-secret-of-this-test")
+    answers = []
+    ada, root = await house.key("agent", "ada"), await house.admin_of(OTHER)
+    rotated = await house.good("rotate_key", {"key_id": house.ids[ada]})
+    house.secrets.append(rotated["api_key"])
+    wrong = generate()
+    for facade in FACADES:
+        for token in (ada, root, wrong, rotated["api_key"], "the-shared-secret-of-this-tesT"):
+            misplaced = [("user-agent", f"client {token}"), ("x-forwarded-for", token)]
+            for name, fields in (("list_tasks", {}), ("create_tenant", {"name": "x"}), ("list_keys", {}),
+                                 ("list_audit", {}), ("get_task", {"task_id": "x"}), ("lease_next", {})):
+                answers.append(await house.ask(name, fields, token=token, facade=facade, headers=misplaced))
+    answers.append(await house.ask("revoke_key", {"key_id": house.ids[ada], "reason": f"{ada} leaked"}))
+    await house.audit()
+    answers.append(await house.ask("list_audit", {"limit": 200}))
+    await house.guard.auditor.close()
+
+    kept = b"".join(path.read_bytes() for path in Path(url.removeprefix("sqlite:///")).parent.glob("gate.db*")
+                    ) if url.startswith("sqlite") else b""
+    text = caplog.text + kept.decode("latin-1") + "".join(str(answer.content) for answer in answers)
+    parts = [secret[16:59] if secret.startswith("aga_") else secret for secret in (*house.secrets, wrong)]
+    assert [part for part in parts if part in text] == []
+    assert "aga_" not in caplog.text
+    assert "key_issued" in caplog.text
+
+
+# The chain.
+
+
+async def chain(house: House) -> list[Audit]:
+    """Write some lines, and return them as they are stored."""
+    for n in range(5):
+        await house.key("worker", f"w{n}")
+    await house.audit()
+    rows: list[Audit] = []
+    while more := await house.served.backend.export(Audit, HOME, rows[-1].audit_id if rows else ""):
+        rows += more
+    return rows
+
+
+START = AuditHead(0, "")
+
+
+async def test_the_chain_is_whole_and_its_head_is_the_last_line(house: House) -> None:
+    lines = await chain(house)
+
+    assert broken(lines, START) is None
+    assert [line.number for line in lines] == list(range(1, len(lines) + 1))
+    assert await house.served.backend.record(HOME, AuditHead) == AuditHead(len(lines), lines[-1].hash)
+
+
+CHANGES: dict[str, Callable[[Audit], Audit]] = {
+    "time": lambda line: replace(line, at=line.at + 1), "event": lambda line: replace(line, event="auth_success"),
+    "severity": lambda line: replace(line, severity="critical"), "id": lambda line: replace(line, audit_id="x"),
+    "body": lambda line: replace(line, body=line.body.replace("127.0.0.1", "127.0.0.2")),
+    "hash": lambda line: replace(line, hash="0" * 64)}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+async def test_a_changed_line_breaks_the_chain(house: House, name: str) -> None:
+    lines = await chain(house)
+    changed = CHANGES[name](lines[2])
+    assert changed != lines[2]
+
+    said = broken([*lines[:2], changed, *lines[3:]], START)
+
+    assert said is not None
+    assert "is not what was written" in said
+
+
+async def test_a_missing_added_or_moved_line_breaks_the_chain(house: House) -> None:
+    lines = await chain(house)
+
+    assert "missing" in (broken([*lines[:2], *lines[3:]], START) or "")
+    assert broken([lines[0], lines[2], lines[1], *lines[3:]], START)
+    assert broken([*lines[:3], replace(lines[2], number=4), *lines[3:]], START)
+    assert broken(lines[1:], START)
+    assert broken(lines[1:], AuditHead(1, lines[0].hash)) is None, "it may be checked piece by piece"
+
+
+async def test_a_line_that_was_chained_anew_breaks_the_one_behind_it(house: House) -> None:
+    from asyncgate.backends.identity_audit import link
+
+    lines = await chain(house)
+    forged = link(AuditHead(2, lines[1].hash), replace(lines[2], event="nothing"))
+
+    assert broken([*lines[:2], forged], START) is None
+    assert broken([*lines[:2], forged, *lines[3:]], START)
+
+
+async def test_tenants_have_chains_of_their_own(house: House) -> None:
+    await house.admin_of(OTHER)
+    await house.admin_of(THIRD)
+
+    assert [line["number"] for line in await house.audit(OTHER)][:2] == [1, 2]
+    assert [line["number"] for line in await house.audit(THIRD)][:2] == [1, 2]
+
+
+# Append-only (B11).
+
+
+def test_no_operation_changes_the_log() -> None:
+    assert [name for name in OPERATIONS if "audit" in name] == ["list_audit"]
+    assert OPERATIONS["list_audit"].kind == "R"
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_only_an_admin_reads_the_log_and_only_its_own(house: House, facade: str) -> None:
+    ada, w1, root = await house.key("agent"), await house.key("worker", "w1"), await house.admin_of(OTHER)
+    scopes = sorted(["tasks:read", "tasks:write", "tasks:lease", "receipts:read", "receipts:ack"])
+    narrow = await house.key("admin", "narrow", scopes=scopes)
+
+    refused = [(await house.ask("list_audit", token=token, facade=facade)).code for token in (ada, w1, narrow)]
+    foreign = await house.ask("list_audit", {"tenant": HOME}, token=root, facade=facade)
+    own = await house.good("list_audit", token=root, facade=facade)
+
+    assert refused == ["forbidden"] * 3
+    assert foreign.code == "tenant_not_found"
+    assert {line["tenant_id"] for line in own["lines"]} == {OTHER}
+
+
+@pytest.mark.parametrize("statement", ["UPDATE audit SET body = '{}'", "DELETE FROM audit",
+                                       "UPDATE audit SET number = number + 1 WHERE number = 1",
+                                       "INSERT OR REPLACE INTO audit SELECT * FROM audit LIMIT 1"])
+async def test_sqlite_refuses_to_change_or_delete_a_line(house: House, url: str, statement: str) -> None:
+    if not url.startswith("sqlite"):
+        pytest.skip("of the SQLite backend")
+    await chain(house)
+
+    other = sqlite3.connect(url.removeprefix("sqlite:///"))
+    with pytest.raises(sqlite3.Error):
+        other.execute(statement)
+    other.close()
+
+
+@pytest.fixture
+def postgres(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database, as the role of the gate sees it."""
+    if POSTGRES not in urls(request.config):
+        pytest.skip("of the Postgres backend")
+    return database_of(POSTGRES, request.config, tmp_path)
+
+
+@pytest.fixture
+async def on_postgres(postgres: str) -> AsyncIterator[House]:
+    """A gate over Postgres."""
+    gate = Gate(Settings(api_key="a-token-for-tests", security=security()), await open_backend(postgres))
+    async with gate.app.router.lifespan_context(gate.app):
+        yield House(Served(gate))
+
+
+@pytest.mark.parametrize("statement", ["UPDATE asyncgate.audit SET body = '{}'", "DELETE FROM asyncgate.audit",
+                                       "TRUNCATE asyncgate.audit", "DROP TABLE asyncgate.audit",
+                                       "DELETE FROM asyncgate.audit_heads"])
+async def test_postgres_grants_the_gate_no_way_to_change_or_delete_a_line(
+        on_postgres: House, postgres: str, statement: str) -> None:
+    lines = await chain(on_postgres)
+    assert broken(lines, START) is None
+    connection = await asyncpg.connect(postgres)
+    try:
+        async with connection.transaction():
+            await connection.execute(f"SELECT set_config('app.tenant_id', '{HOME}', true)")
+            assert await connection.fetchval("SELECT count(*) FROM asyncgate.audit") == len(lines)
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                async with connection.transaction():
+                    await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+# When the process or the database goes.
+
+
+async def test_what_is_noted_is_written_within_a_second_by_itself(house: House) -> None:
+    await house.ask("list_tasks", token=generate())
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (await house.good("list_audit", {"event": "auth_failure"}))["lines"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert FLUSH_SECONDS <= 1.0
+
+
+async def test_a_gate_that_stops_writes_down_all_that_it_has_noted(serve: Any, url: str) -> None:
+    if not url.startswith("sqlite"):
+        pytest.skip("memory ends with its gate")
+    backend = await open_backend(url)
+    gate = Gate(Settings(api_key="a-token-for-tests", security=security()), backend)
+    async with gate.app.router.lifespan_context(gate.app):
+        house = House(Served(gate))
+        root, victim = await house.admin_of(OTHER), await house.admin_of(THIRD)
+        task = (await house.good("create_task", {"type": "demo"}, token=victim))["task_id"]
+        for n in range(20):
+            await house.ask("list_tasks", token=f"wrong {n}")
+        await house.ask("get_task", {"task_id": task}, token=root)
+
+    again = House(await serve(security=security()))
+    assert the(await again.audit(), "auth_failure")["details"]["times"] == 20
+    assert the(await again.audit(OTHER), "cross_tenant_attempt")["severity"] == "critical"
+
+
+def test_what_is_written_outlives_the_death_of_the_process(tmp_path: Path, start: Callable[..., Live]) -> None:
+    import httpx2
+
+    database = f"sqlite:///{tmp_path / 'gate.db'}"
+    first = start(database=database)
+    with httpx2.Client(base_url=first.url, trust_env=False, timeout=PATIENCE_SECONDS) as client:
+        headers = {"authorization": "Bearer a-token-for-tests"}
+        client.get("/v1/tasks", headers={"authorization": "Bearer wrong"})
+        while not client.get("/v1/audit", params={"event": "auth_failure"}, headers=headers).json()["lines"]:
+            assert first.process.poll() is None
+    first.kill()
+    second = start(database=database)
+    lines = httpx2.get(f"{second.url}/v1/audit", params={"event": "auth_failure"}, headers=headers, trust_env=False)
+
+    assert [line["details"]["reason"] for line in lines.json()["lines"]] == ["unauthenticated"]
+
+
+async def test_what_the_database_does_not_take_is_written_later(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    transact, down = house.served.backend.transact, [True]
+
+    async def failing(*given: Any) -> None:
+        if down:
+            raise DatabaseUnavailable("it is away")
+        await transact(*given)
+
+    monkeypatch.setattr(house.served.backend, "transact", failing)
+    for _ in range(3):
+        await house.ask("list_tasks", token="wrong")
+    await house.guard.auditor.flush()
+    await house.ask("list_tasks", token="wrong")
+    await house.guard.auditor.flush()
+    down.clear()
+
+    line = the(await house.audit(), "auth_failure")
+    assert line["details"]["times"] == 4
+
+
+# The setting.
+
+
+async def test_a_log_that_is_turned_off_keeps_nothing_and_the_process_still_tells(
+        serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    house = House(await serve(security=security(audit=False)))
+    key = await house.key("agent", "ada")
+
+    await house.ask("list_tasks", token=generate())
+    await house.ask("lease_next", token=key)
+
+    assert await house.audit() == []
+    assert not house.guard.auditor.noted
+    assert {"key_issued", "auth_failure", "authorization_failure"} <= {
+        record.getMessage().split()[1] for record in caplog.records if record.name == "asyncgate.audit"}
+
+
+def test_the_log_is_on_unless_it_is_turned_off_and_kept_for_90_days_at_least() -> None:
+    assert Settings().security.audit_logging.enabled
+    assert Settings().security.audit_logging.retention_days == 90
+
+
+async def test_a_line_of_the_process_s_log_is_json_behind_its_names(
+        house: House, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    await house.ask("list_tasks", token=generate(), headers=[("user-agent", "a\x1b[31m\u0085b")])
+
+    [told] = [record.getMessage() for record in caplog.records if " auth_failure " in record.getMessage()]
+    assert json.loads(told.partition(f"tenant={HOME} ")[2])["reason"] == "unauthenticated"
+
+
+async def test_a_call_over_mcp_that_is_refused_before_it_is_read_is_written_down(limited: House) -> None:
+    root = await limited.admin_of(OTHER)
+    await limited.good("set_limits", {"tenant": OTHER, "tier": "free"})
+    method, target, body, headers = mcp_call("list_tasks", {}, "modern")
+    body["method"] = "tools/list"
+    headers = [*headers[:2], ("mcp-protocol-version", "2026-07-28"), ("mcp-method", "tools/list")]
+
+    answers = [await limited.served.call(method, target, body, headers=headers, token=root) for _ in range(7)]
+
+    assert [answer.status for answer in answers].count(429) == 2
+    has(the(await limited.audit(OTHER), "rate_limit_exceeded"), "warning", times=2)
