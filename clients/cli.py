@@ -456,7 +456,8 @@ def openapi() -> None:
 def verify(configured: Configured) -> None:
     """Check that a stored gate is sound; the server may go on meanwhile.
 
-    Receipts match the states of their tasks, open obligations equal the evidence, created = discharged + open.
+    Receipts match the states of their tasks, open obligations equal the evidence, created = discharged + open, and no
+    line of the audit log was changed, moved or taken away.
     Exit status 1 if anything is wrong.
     """
     url = existing(configured.settings.database.url)
@@ -507,6 +508,7 @@ def told(verdict: Any, what: str) -> int:
     for problem in verdict.problems:
         click.echo(plain(str(problem)))
     click.echo(counts(verdict))
+    click.echo(f"audit logs: {verdict.audited} lines")
     wrong = len(verdict.problems)
     click.echo(f"{what}: {wrong} problem{'s' * (wrong > 1)}" if wrong else f"{what}: sound")
     return BROKEN if wrong else 0

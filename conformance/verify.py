@@ -1,5 +1,7 @@
 """Verify a stored gate: what its tasks, leases and obligations say must follow from its receipts, the evidence.
 
+Each line of a tenant's audit log must have the hash that covers it and the line before, up to the last one written.
+
 It reads every row once, a page at a time, keeps ids and a few small facts of each task, and works beside a running
 server: what looks wrong only because it was changed between two pages does not look wrong a second time.
 """
@@ -17,6 +19,8 @@ from asyncgate import (
     DISCHARGING,
     TERMINAL,
     TERMINATES,
+    Audit,
+    AuditHead,
     Event,
     Lease,
     Obligation,
@@ -26,6 +30,7 @@ from asyncgate import (
     fences_skipped,
     receipt_hash,
 )
+from asyncgate.backends.identity_audit import broken
 from asyncgate.parts.wire import Principal
 
 ENDINGS = {"succeeded": "task.completed", "failed": "task.failed", "canceled": "task.canceled"}
@@ -43,6 +48,7 @@ class Verdict(Struct):
     created: int = 0            # obligations ever opened
     open: int = 0
     discharged: int = 0
+    audited: int = 0            # lines of audit logs
     problems: list[str] = []
 
     @property
@@ -123,11 +129,28 @@ class Tenant:
         async for obligations in self._pages(Obligation):
             index.update({row.receipt_id: Principal(row.to_kind, row.to_id) for row in obligations})
             yield len(obligations)
+        async for count in self._audit():
+            yield count
         self._parents()
         self._obligations(index)
         for task_id, facts in self.tasks.items():
             self._ended(task_id, facts)
         self._count(len(index))
+
+    async def _audit(self) -> AsyncIterator[int]:
+        """Check the chain; behind a line that is wrong it goes on, so that each one is named."""
+        end = AuditHead(0, "")
+        async for lines in self._pages(Audit):
+            for line in lines:
+                if problem := broken([line], end):
+                    self._wrong(f"tenant {self.tenant_id}: {problem}")
+                end = AuditHead(line.number, line.hash)
+            self.verdict.audited += len(lines)
+            yield len(lines)
+        head = await self.backend.record(self.tenant_id, AuditHead) or AuditHead(0, "")
+        if head != end:
+            self._wrong(f"tenant {self.tenant_id}: the audit log ends with line {end.number}, {end.hash[:16]}, "
+                        f"but line {head.number}, {head.hash[:16]}, was the last one written")
 
     async def _pages(self, table: type[Row]) -> AsyncIterator[list[Row]]:
         after = ""

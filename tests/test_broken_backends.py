@@ -27,6 +27,8 @@ CAUGHT = {
     "forgets_keys": ("races", "test_50_creates_with_one_key_are_one_task"),
     "ignores_lanes": ("claim", "test_a_worker_gets_only_what_needs_a_subset_of_its_capabilities"),
     "keeps_refused_batches": ("batches", "test_an_operation_that_the_database_refuses_fails_alone"),
+    "keeps_one_line": ("identity", "test_a_log_is_one_chain_however_many_write_at_once"),
+    "forgets_suspensions": ("identity", "test_a_key_tells_at_once_whether_its_tenant_is_suspended"),
 }
 
 

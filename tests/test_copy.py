@@ -464,7 +464,7 @@ class Dying:
 
 
 async def test_a_copy_goes_on_wherever_it_was_stopped(source: str, new_target: New) -> None:
-    before, transactions = await rows_at(source), 2 * len(copy.TABLES) + 1      # the tables of HOME and AWAY; VISITED has presences
+    before, transactions = await rows_at(source), 2 * len(copy.TABLES) + 1     # VISITED has presences, the others all
     async with opened(source) as old:
         for stop in range(transactions):
             target = await new_target()

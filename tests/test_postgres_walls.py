@@ -29,6 +29,7 @@ from asyncgate import (
     Engine,
     GateError,
     Ids,
+    Key,
     Needs,
     Principal,
     ReceiptFilter,
@@ -45,13 +46,14 @@ from asyncgate.conformance.postgres_server import Cluster, connected
 
 pytestmark = pytest.mark.anyio
 
-SCHEMA = Path(asyncgate.__file__).parent / "backends" / "schema" / "postgres" / "0001_initial.sql"
+SCHEMA = Path(asyncgate.__file__).parent / "backends" / "schema" / "postgres"
 PATIENCE = 30.0
 FILE = [{"type": "file", "uri": "file:///out"}]
 
-# In these no row belongs to a tenant, and these indexes serve upkeep, which asks for all tenants at once.
+# In these no row belongs to a tenant, and these indexes serve upkeep, which asks for all tenants at once, and whoever
+# shows a key, whose tenant is not known before it is found.
 TENANTLESS = {"meta", "migrations", "instances"}
-LED_BY_TIME = {"states_check", "schedules_late"}
+LED_BY_TIME, LED_BY_ID = {"states_check", "schedules_late"}, {"api_keys_id"}
 WALL = "(tenant_id = ( SELECT asyncgate.tenant() AS tenant))"
 TABLES = "pg_class AS c WHERE c.relnamespace = 'asyncgate'::regnamespace AND c.relkind IN ('r', 'p')"
 
@@ -74,7 +76,7 @@ RULES: dict[str, tuple[str, set[str]]] = {
         SELECT i.relname FROM pg_index AS x JOIN pg_class AS i ON i.oid = x.indexrelid
         LEFT JOIN pg_attribute AS a ON a.attrelid = x.indrelid AND a.attnum = x.indkey[0]
         WHERE i.relnamespace = 'asyncgate'::regnamespace AND a.attname IS DISTINCT FROM 'tenant_id'""",
-        LED_BY_TIME | {f"{name}_pkey" for name in TENANTLESS}),
+        LED_BY_TIME | LED_BY_ID | {f"{name}_pkey" for name in TENANTLESS}),
     "row-level security is on, for the owner too": (f"""
         SELECT relname FROM {TABLES} AND NOT (relrowsecurity AND relforcerowsecurity)""", TENANTLESS),
     "the gate's role sees one tenant": (f"""
@@ -84,7 +86,8 @@ RULES: dict[str, tuple[str, set[str]]] = {
     "no other policy lets anybody see more": (f"""
         SELECT concat_ws(' ', cmd, tablename, roles) FROM pg_policies WHERE schemaname = 'asyncgate'
         AND NOT (roles = '{{asyncgate_app}}' AND qual = '{WALL}' AND with_check = '{WALL}')""",
-        {f"{what} {{asyncgate_sweeper}}" for what in ("SELECT tenants", "SELECT schedules", "ALL states")}),
+        {f"{what} {{asyncgate_sweeper}}" for what in ("SELECT tenants", "SELECT schedules", "ALL states")}
+        | {f"SELECT {table} {{asyncgate_auth}}" for table in ("api_keys", "accounts")}),
     "no role of ours is strong": ("""
         SELECT rolname FROM pg_roles WHERE rolname LIKE 'asyncgate\\_%'
         AND (rolsuper OR rolbypassrls OR rolcreaterole OR rolcreatedb OR rolreplication)""", set()),
@@ -100,13 +103,13 @@ RULES: dict[str, tuple[str, set[str]]] = {
             UNION ALL SELECT proowner, proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace
             UNION ALL SELECT nspowner, nspname FROM pg_namespace WHERE nspname = 'asyncgate') AS o (owner, name)
         WHERE pg_get_userbyid(owner) <> 'asyncgate_owner'""",
-        each("asyncgate_sweeper owns", "all_tenants overdue")),
+        each("asyncgate_sweeper owns", "all_tenants overdue") | {"asyncgate_auth owns find_key"}),
     "what the gate's role may change": (f"""
         SELECT concat_ws(' ', may, relname)
         FROM unnest(ARRAY['UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS may, {TABLES}
         AND (has_table_privilege('asyncgate_app', c.oid, may) OR may IN ('UPDATE', 'REFERENCES')
              AND has_any_column_privilege('asyncgate_app', c.oid, may))""",
-        each("UPDATE", "states progress schedules presences deliveries instances meta")
+        each("UPDATE", "states progress schedules presences deliveries instances meta accounts api_keys audit_heads")
         | each("DELETE", "obligations schedules instances")),
     "what the roles that look across tenants may": (f"""
         SELECT concat_ws(' ', role, may, relname || '.' || attname)
@@ -117,7 +120,9 @@ RULES: dict[str, tuple[str, set[str]]] = {
              "schedules.tenant_id schedules.schedule_id schedules.late_at",
              "states.tenant_id states.task_id states.asyncgate_instance states.status states.attempt "
              "states.max_attempts states.deadline_at states.expires_at states.check_at")
-        | each("asyncgate_sweeper UPDATE", "states.check_at")),
+        | each("asyncgate_sweeper UPDATE", "states.check_at")
+        | each("asyncgate_auth SELECT", "accounts.tenant_id accounts.suspended_at")
+        | {f"asyncgate_auth SELECT api_keys.{name}" for name in ("tenant_id", *Key.__struct_fields__)}),
     "nor may they take rows away": (f"""
         SELECT concat_ws(' ', role, may, relname) FROM unnest(ARRAY['asyncgate_sweeper', 'asyncgate_auth']) AS role,
             unnest(ARRAY['DELETE', 'TRUNCATE', 'TRIGGER']) AS may, {TABLES}
@@ -126,9 +131,9 @@ RULES: dict[str, tuple[str, set[str]]] = {
         SELECT relname FROM {TABLES} AND EXISTS (SELECT FROM aclexplode(relacl) WHERE grantee = 0)
         UNION ALL SELECT nspname FROM pg_namespace
         WHERE nspname = 'asyncgate' AND has_schema_privilege('public', oid, 'USAGE, CREATE')""", set()),
-    "only upkeep's two look-ups run as another role": ("""
+    "only the three look-ups across tenants run as another role": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef""",
-        {"all_tenants", "overdue"}),
+        {"all_tenants", "overdue", "find_key"}),
     "nobody can lend them other tables, nor call them unasked": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef
         AND (proconfig IS DISTINCT FROM '{"search_path=pg_catalog, pg_temp"}'
@@ -155,7 +160,7 @@ BREACHES = {
     "nor may they take rows away": "GRANT DELETE ON asyncgate.states TO asyncgate_sweeper",
     "nobody else may anything": "GRANT SELECT (body) ON asyncgate.receipts TO PUBLIC; "
                                 "GRANT SELECT ON asyncgate.edges TO PUBLIC",
-    "only upkeep's two look-ups run as another role": "ALTER FUNCTION asyncgate.one_task SECURITY DEFINER",
+    "only the three look-ups across tenants run as another role": "ALTER FUNCTION asyncgate.one_task SECURITY DEFINER",
     "nobody can lend them other tables, nor call them unasked": "ALTER FUNCTION asyncgate.overdue RESET search_path",
     "a view shows what its reader may see": "CREATE VIEW asyncgate.stray AS SELECT * FROM asyncgate.receipts",
 }
@@ -205,9 +210,11 @@ async def test_a_breach_of_the_rule_is_found(admin: str, rule: str) -> None:
 
 
 def test_an_index_that_a_tenant_does_not_lead_says_why() -> None:
-    reasons = dict(re.findall(r"^CREATE INDEX (\w+) ON .*?-- (.+)$", SCHEMA.read_text(), re.M))
+    text = "\n".join(path.read_text() for path in sorted(SCHEMA.glob("*.sql")))
+    reasons = dict(re.findall(r"^CREATE (?:UNIQUE )?INDEX (\w+) ON .*?-- (.+)$", text, re.M))
 
     assert {name for name, reason in reasons.items() if "led by time" in reason} == LED_BY_TIME
+    assert {name for name, reason in reasons.items() if "led by the id" in reason} == LED_BY_ID
 
 
 # Two tenants with rows of every kind, and the same ids of everything.
@@ -241,10 +248,27 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
     await w1.renew_lease(**under(running))
     await gate.create(payload=mark, type="waiting")
     await Upkeep(gate.engine).remember()
-    return {**under(running), "receipt_id": running.obligation_receipt_id, "created": made[0],
+    await operator_of(gate).create_tenant(tenant=gate.tenant_id, name=mark)
+    return {**under(running), **await keys_of(gate, mark),
+            "receipt_id": running.obligation_receipt_id, "created": made[0],
             "discharged": done.obligation_receipt_id, "schedule_id": "nightly", "key": "key", "claim": "claim",
             "worker": "w1", "agent": "ada", "type": "waiting",
             "cursor": str((await ada.list_tasks(limit=1)).next_cursor)}
+
+
+def operator_of(gate: Gate) -> View:
+    """Return the gate as the operator sees it, who looks after all tenants."""
+    return gate.beside(default_tenant_id=gate.tenant_id).as_admin()
+
+
+async def keys_of(gate: Gate, mark: str) -> dict[str, str]:
+    """Let a tenant have keys, one of them revoked, and a log that says so."""
+    root = gate.as_admin()
+    made = [await root.issue_key(name=mark, principal_id=mark) for _ in range(2)]
+    await root.revoke_key(key_id=made[1].key.key_id, reason=mark)
+    return {"tenant": gate.tenant_id, "key_id": made[0].key.key_id,
+            "keys_cursor": str((await root.list_keys(limit=1)).next_cursor),
+            "audit_cursor": str((await root.list_audit(limit=1)).next_cursor)}
 
 
 async def live_more(gate: Gate, mark: str) -> dict[str, str]:
@@ -262,7 +286,8 @@ async def live_more(gate: Gate, mark: str) -> dict[str, str]:
     bob, ended = gate.as_agent("bob-there"), await gate.create(type="type-there", by="bob-there")
     await bob.cancel_task(task_id=ended)
     duty = await gate.receipt(ended, "task.assigned")
-    return {**under(first), "receipt_id": first.obligation_receipt_id, "created": created.receipt_id,
+    return {**under(first), **await keys_of(gate, mark),
+            "receipt_id": first.obligation_receipt_id, "created": created.receipt_id,
             "discharged": duty.receipt_id, "schedule_id": "s-there", "key": "key-there",
             "claim": "type-there-claim-there", "worker": "w-there", "agent": "bob-there", "type": "type-there",
             "cursor": str((await bob.list_tasks(limit=1)).next_cursor)}
@@ -331,9 +356,9 @@ def our_tenant(url: str) -> str:
     return asyncio.run(settled())
 
 
-async def twin(backend: Any, engine: Engine | None = None, tenant_id: str | None = None) -> Gate:
+async def twin(backend: Any, engine: Engine | None = None) -> Gate:
     """Return a tenant whose ids are the neighbour's, too."""
-    gate = Gate(engine or Engine(backend), tenant_id or str(uuid.uuid4()))
+    gate = Gate(engine or Engine(backend), str(uuid.uuid4()))
     backend.ids = Numbered()
     await live(gate, OURS)
     backend.ids = Ids()
@@ -346,7 +371,8 @@ async def test_the_twins_have_rows_in_every_table_and_share_their_ids(
         ours = Neighbour(our_tenant, {}, {}, neighbour.tables)
         assert {table for table, _ in await ours.rows(db)} == set(neighbour.tables)
         for table, key in (("states", "task_id"), ("states", "lease_id"), ("receipts", "receipt_id"),
-                           ("events", "event_id"), ("edges", "child_id"), ("obligations", "receipt_id")):
+                           ("events", "event_id"), ("edges", "child_id"), ("obligations", "receipt_id"),
+                           ("audit", "audit_id")):
             mine, both = [await db.fetchval(f"""
                 SELECT count(DISTINCT o.{key}) FROM asyncgate.{table} AS o
                 WHERE o.tenant_id = $1 AND {more}""", our_tenant, *given) for more, given in (
@@ -417,6 +443,11 @@ FORBIDDEN = [
     "DELETE FROM asyncgate.events",
     "UPDATE asyncgate.tasks SET payload = '{}'",
     "DELETE FROM asyncgate.tasks",
+    "UPDATE asyncgate.audit SET body = '{}'",
+    "DELETE FROM asyncgate.audit",
+    "DELETE FROM asyncgate.audit_heads",
+    "DELETE FROM asyncgate.api_keys",
+    "DELETE FROM asyncgate.accounts",
     "UPDATE asyncgate.meta SET name = ''",
     "DELETE FROM asyncgate.meta",
     "INSERT INTO asyncgate.migrations VALUES (9999, 'mine', 1)",
@@ -424,6 +455,14 @@ FORBIDDEN = [
     "INSERT INTO asyncgate.presences VALUES ('{theirs}', 'agent', 'ada', NULL, 0, 0, 0) "
     "ON CONFLICT (tenant_id, kind, id) DO UPDATE SET sessions = 99",
     "INSERT INTO asyncgate.lanes SELECT '{theirs}', lane, type, capabilities FROM asyncgate.lanes",
+    "INSERT INTO asyncgate.audit_heads VALUES ('{theirs}', 9, 'made up') "
+    "ON CONFLICT (tenant_id) DO UPDATE SET number = 9",
+    "INSERT INTO asyncgate.audit "
+    "SELECT '{theirs}', 'another', 99, at, event, severity, body, hash FROM asyncgate.audit",
+    "INSERT INTO asyncgate.accounts VALUES ('{theirs}', 'mine', 0, 'paid', NULL, NULL, NULL) "
+    "ON CONFLICT (tenant_id) DO UPDATE SET tier = 'paid'",
+    "UPDATE asyncgate.api_keys SET tenant_id = '{theirs}'",
+    "UPDATE asyncgate.accounts SET tenant_id = '{theirs}'",
     "UPDATE asyncgate.states SET tenant_id = '{theirs}'",
     "UPDATE asyncgate.schedules SET tenant_id = '{theirs}'",
 ]
@@ -443,6 +482,9 @@ async def test_the_role_of_the_gate_cannot(
     "WHERE s.tenant_id <> asyncgate.tenant() AND s.task_id = p.task_id",
     "DELETE FROM asyncgate.obligations WHERE tenant_id <> asyncgate.tenant()",
     "DELETE FROM asyncgate.schedules WHERE tenant_id = '{theirs}'",
+    "UPDATE asyncgate.api_keys SET revoked_at = 1 WHERE tenant_id = '{theirs}'",
+    "UPDATE asyncgate.accounts SET suspended_at = 1 WHERE tenant_id <> asyncgate.tenant()",
+    "UPDATE asyncgate.audit_heads SET number = 9 WHERE tenant_id = '{theirs}'",
 ])
 async def test_what_the_role_of_the_gate_may_change_it_does_not_find_at_a_neighbour(
         url: str, admin: str, neighbour: Neighbour, our_tenant: str, statement: str) -> None:
@@ -488,13 +530,25 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "check_terminator": [{"parent_receipt_id": "{receipt_id}"}, {"parent_receipt_id": "{discharged}"}],
     "list_open_obligations": [ASKING, {"since_receipt_id": "{receipt_id}"}],
     "bootstrap": [ASKING, {"since_receipt_id": "{receipt_id}"}],
+    "create_tenant": [{"tenant": "{tenant}", "name": "a name"}],
+    "list_tenants": [{}],
+    "suspend_tenant": [{"tenant": "{tenant}"}],
+    "get_limits": [{"tenant": "{tenant}"}],
+    "set_limits": [{"tenant": "{tenant}", "tier": "paid"}],
+    "issue_key": [{"tenant": "{tenant}", "name": "a key", "principal_id": "{worker}"}],
+    "list_keys": [{"tenant": "{tenant}"}, {"cursor": "{keys_cursor}"}],
+    "rotate_key": [{"key_id": "{key_id}"}, {"key_id": "{key_id}", "tenant": "{tenant}"}],
+    "revoke_key": [{"key_id": "{key_id}"}, {"key_id": "{key_id}", "tenant": "{tenant}"}],
+    "list_audit": [{"tenant": "{tenant}"}, {"cursor": "{audit_cursor}"}, {"event": "key_issued"}],
     "get_config": [{}],
     "health": [{}],
 }
+# These are for the operator only, who looks after all tenants.
+OPERATORS = {"create_tenant", "list_tenants", "suspend_tenant", "set_limits"}
 # Whoever asks is named by these, and by these all that is asked about.
 ASKERS = {"tenant_id", "principal_id", "principal_instance_id", "agent_id", "agent_instance_id", "worker_id",
           "worker_instance_id"}
-NAMING = re.compile(r".*_id|.*_key|parents|cursor|created_by|accept_types")
+NAMING = re.compile(r".*_id|.*_key|parents|cursor|created_by|accept_types|tenant")
 
 
 def how(operation: str) -> list[dict[str, Any]]:
@@ -517,7 +571,7 @@ VARYING = re.compile(rb'[0-9a-f]{8}-[0-9a-f]{4}-[47][0-9a-f-]{21}|20\d\d-\d\d-\d
 Tongue = Callable[[str, dict[str, Any]], Awaitable[bytes]]
 
 
-def tongues(served: Any, gate: Gate) -> dict[str, Tongue]:
+def tongues(served: Any, gate: Gate, token: str) -> dict[str, Tongue]:
     """The ways to ask the gate of one tenant: at the engine in every role, over REST, and over MCP."""
     def at_engine(view: View) -> Tongue:
         async def ask(operation: str, fields: dict[str, Any]) -> bytes:
@@ -531,13 +585,13 @@ def tongues(served: Any, gate: Gate) -> dict[str, Tongue]:
         request = Exchange("http://localhost", "").request(operation, fields)
         target = request["url"].removeprefix("http://localhost")
         query = "?" + urlencode(request["params"]) if request.get("params") else ""
-        answer = await served.call(request["method"], target + query, request.get("content"))
+        answer = await served.call(request["method"], target + query, request.get("content"), token=token)
         return repr((answer.status, answer.pairs)).encode() + bytes(answer.content)
 
     async def mcp(operation: str, fields: dict[str, Any]) -> bytes:
         told = {"jsonrpc": "2.0", "id": 1, "method": "tools/call",
                 "params": {"name": f"asyncgate.{operation}", "arguments": fields}}
-        answer = await served.call("POST", "/mcp", told, headers=[("content-type", "application/json")])
+        answer = await served.call("POST", "/mcp", told, headers=[("content-type", "application/json")], token=token)
         return bytes(answer.content)
 
     return {"as admin": at_engine(gate.as_admin()), "as agent": at_engine(gate.as_agent()),
@@ -547,9 +601,10 @@ def tongues(served: Any, gate: Gate) -> dict[str, Tongue]:
 @pytest.fixture
 async def ours(serve: Any, neighbour: Neighbour) -> dict[str, Tongue]:
     """The ways to ask as a tenant that is the neighbour's twin."""
-    tenant_id = str(uuid.uuid4())
-    served = await serve(default_tenant_id=tenant_id)
-    return tongues(served, await twin(served.backend, served.engine, tenant_id))
+    served = await serve()
+    gate = await twin(served.backend, served.engine)
+    made = await gate.as_admin().issue_key(name="root", principal_kind="human", principal_id="root", role="admin")
+    return tongues(served, gate, made.api_key)
 
 
 def test_each_request_names_all_that_it_can() -> None:
@@ -587,17 +642,25 @@ async def test_what_only_the_neighbour_has_is_answered_like_what_nobody_has(
                 assert THEIRS.encode() not in foreign
 
 
-@pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - {"get_config", "health"}))
+@pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - OPERATORS - {"get_config", "health"}))
 async def test_whoever_has_it_is_answered_otherwise(serve: Any, operation: str) -> None:
     served, answers = await serve(), []
     gate = Gate(served.engine, str(uuid.uuid4()))
-    ask, own = tongues(served, gate)["as admin"], await live_more(gate, THEIRS)
+    ask, own = tongues(served, gate, "none")["as admin"], await live_more(gate, THEIRS)
 
     for fields in how(operation):
         for names in (own, {what: unlike(name) for what, name in own.items()}):
             answers.append(masked(await ask(operation, filled(fields, names)), names))
 
     assert answers[::2] != answers[1::2]
+
+
+@pytest.mark.parametrize("operation", sorted(OPERATORS))
+async def test_what_is_for_the_operator_is_refused_whoever_else_asks(
+        neighbour: Neighbour, ours: dict[str, Tongue], operation: str) -> None:
+    for fields in how(operation):
+        for way, ask in ours.items():
+            assert b"forbidden" in await ask(operation, filled(fields, neighbour.own)), way
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -748,6 +811,17 @@ def never_sent(statements: set[str]) -> set[str]:
     return {name for name, text in parts.items() if not any(text in statement for statement in statements)}
 
 
+async def test_a_key_is_found_before_its_tenant_is_known_and_only_by_its_whole_id(
+        url: str, neighbour: Neighbour, our_tenant: str) -> None:
+    key_id = neighbour.own["key_id"]
+    for tenant_id in (None, our_tenant):
+        async with behind_the_wall(url, tenant_id) as db:
+            found = await db.fetch("SELECT tenant::text, suspended, (key).name FROM asyncgate.find_key($1)", key_id)
+            assert [tuple(row) for row in found] == [(neighbour.tenant_id, False, THEIRS)]
+            for name in ("", "%", "_" * len(key_id), key_id[:-1], key_id + " ", unlike(key_id), None):
+                assert await db.fetch("SELECT * FROM asyncgate.find_key($1)", name) == [], name
+
+
 # What the functions of the schema ask for whoever calls them, tried in the same way.
 CALLS = {"one_task": "SELECT f::text FROM asyncgate.one_task($1, '{task_id}') AS f",
          "open_obligations": "SELECT f::text FROM asyncgate.open_obligations($1, 'agent', 'ada', '', 100) AS f"}
@@ -865,6 +939,7 @@ STRONG = {
     "a member of the owner": ("owns", "owns the tables"),
     "one that can become the owner": ("can_own", "owns the tables"),
     "a member of the sweeper": ("sweeps", "sees all tenants' work"),
+    "a member of those who look up keys": ("looks_up", "sees all tenants' keys"),
     "one that can become a superuser": ("can_all", "is a superuser"),
 }
 
@@ -881,6 +956,7 @@ def strong(cluster: Cluster, admin: str) -> Callable[[str], str]:
                 CREATE ROLE between NOINHERIT IN ROLE asyncgate_owner;
                 GRANT between TO can_own;
                 CREATE ROLE sweeps LOGIN IN ROLE asyncgate_app, asyncgate_sweeper;
+                CREATE ROLE looks_up LOGIN IN ROLE asyncgate_app, asyncgate_auth;
                 CREATE ROLE all_may NOLOGIN SUPERUSER;
                 CREATE ROLE can_all LOGIN IN ROLE asyncgate_app, all_may""")
     asyncio.run(make())

@@ -17,15 +17,22 @@ from asyncgate.conformance.harness import Gate
 pytestmark = pytest.mark.anyio
 OURS, THEIRS = "00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002"
 REACHING_OUT = ["UPDATE tasks SET priority = 9", "DELETE FROM leases", "UPDATE tasks SET tenant_id = 'another'",
-                "INSERT INTO edges (tenant_id, child_id, parent_id) VALUES ('another', 'a', 'b')"]
+                "INSERT INTO edges (tenant_id, child_id, parent_id) VALUES ('another', 'a', 'b')",
+                "UPDATE accounts SET tier = 'paid'", "DELETE FROM api_keys", "UPDATE api_keys SET revoked_at = NULL",
+                "UPDATE audit_heads SET number = 9", "UPDATE api_keys SET tenant_id = 'another'",
+                "INSERT INTO audit SELECT 'another', audit_id, number, at, event, severity, body, hash FROM audit"]
+APPEND_ONLY = ["receipts", "audit"]
 
 
 @pytest.fixture
 async def path(tmp_path: Path) -> Path:
-    """A file with tasks and leases of two tenants; ours has written last."""
+    """A file with tasks, leases, keys and logs of two tenants; ours has written last."""
     opened = await open_backend(f"sqlite:///{tmp_path / 'gate.db'}")
     for tenant in (THEIRS, OURS):
-        await Gate(Engine(opened), tenant).leased()
+        gate = Gate(Engine(opened), tenant)
+        await gate.leased()
+        await gate.beside(default_tenant_id=tenant).as_admin().create_tenant(tenant=tenant, name="a name")
+        await gate.as_admin().issue_key(name="a key", principal_id="w1")
     await opened.close()
     return tmp_path / "gate.db"
 
@@ -34,6 +41,28 @@ async def path(tmp_path: Path) -> Path:
 async def test_a_statement_that_reaches_a_neighbour_aborts(path: Path, statement: str) -> None:
     with closing(sqlite3.connect(path)) as db, pytest.raises(sqlite3.IntegrityError, match="another tenant's row"):
         db.execute(statement)
+
+
+@pytest.mark.parametrize("table", APPEND_ONLY)
+@pytest.mark.parametrize("change", ["UPDATE {} SET hash = 'made up'", "DELETE FROM {}"])
+async def test_what_is_append_only_is_neither_changed_nor_taken_away(path: Path, table: str, change: str) -> None:
+    with closing(sqlite3.connect(path)) as db, pytest.raises(sqlite3.IntegrityError, match="append-only"):
+        db.execute(f"{change.format(table)} WHERE tenant_id = ?", (OURS,))
+
+
+async def test_every_table_with_rows_of_tenants_has_its_wall(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        columns = db.execute("SELECT m.name, c.name FROM sqlite_master AS m, pragma_table_info(m.name) AS c "
+                             "WHERE m.type = 'table'").fetchall()
+        walls = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")}
+    there = {table for table, column in columns if column == "tenant_id"}
+    tables = there - {"wall", "tenants"}        # these name tenants, and hold nothing of theirs
+
+    kept = {table for table in tables if {f"{table}_stay", f"{table}_keep"} <= walls}      # nobody may change these
+    needed = {f"{table}_{change}_wall" for table in tables
+              for change in ("insert", *(("update", "delete") if table not in kept else ()))}
+    assert needed - walls == set()
+    assert {"audit", "receipts"} <= kept
 
 
 async def test_each_batch_says_whose_it_is_before_it_writes(path: Path) -> None:

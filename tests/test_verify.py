@@ -16,7 +16,8 @@ from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.verify import Verdict, verify
 
 pytestmark = pytest.mark.anyio
-TENANT = "00000000-0000-0000-0000-000000000000"
+TENANT, OTHER = "00000000-0000-0000-0000-000000000000", "11111111-1111-4111-8111-111111111111"
+LINES = 5       # of the audit log of each
 
 
 @pytest.fixture
@@ -54,6 +55,10 @@ async def story(gate: Gate) -> dict[str, str]:
     await gate.as_worker().fail(**under(retried), error="once more", retryable=True)
     lost = await gate.leased(timeouts={"lease_ttl_seconds": 1})
     await gate.wait(2)
+    for tenant_id in (TENANT, OTHER):
+        await gate.as_admin().create_tenant(tenant=tenant_id, name="a name")
+        for number in range(1, LINES):
+            await gate.as_admin().set_limits(tenant=tenant_id, tier="free", reason=f"change {number}")
     return tasks | {"unlocated": unlocated.task_id, "located": located.task_id, "failed": failed.task_id,
                     "canceled": canceled, "leased": leased.task_id, "retried": retried.task_id, "lost": lost.task_id}
 
@@ -81,6 +86,7 @@ async def test_a_gate_in_which_everything_has_happened_verifies(gate: Gate, stor
 
     assert verdict.problems == []
     assert (verdict.tasks, verdict.created, verdict.open, verdict.discharged) == (8, 8, 4, 4)
+    assert verdict.audited == 2 * LINES
 
 
 async def test_an_empty_gate_verifies(gate: Gate) -> None:
@@ -94,7 +100,7 @@ async def test_progress_is_told_up_to_the_last_row(gate: Gate, story: dict[str, 
 
     leases = 7      # all but the canceled task had one; and nothing happened that is an event
     assert told == sorted(told)
-    assert told[-1] == verdict.tasks + leases + verdict.receipts + verdict.open
+    assert told[-1] == verdict.tasks + leases + verdict.receipts + verdict.open + verdict.audited
 
 
 TASK = "task_id = :task_id AND tenant_id = :tenant"
@@ -151,6 +157,63 @@ async def test_each_damage_is_named_and_nothing_else(
 
     assert len(problems) == len(named), problems
     assert [words for words in named if not any(words in problem for problem in problems)] == [], problems
+
+
+LINE = "tenant_id = :tenant AND number"
+LATER = """
+    INSERT INTO audit SELECT tenant_id, '000000000006', 6, at, event, severity, body, hash FROM audit
+    WHERE tenant_id = :tenant AND number = 5"""
+SWAPPED = """
+    UPDATE audit SET at = o.at, event = o.event, body = o.body, hash = o.hash FROM audit AS o
+    WHERE audit.tenant_id = :tenant AND o.tenant_id = :tenant AND audit.number IN (2, 3) AND o.number = 5 - audit.number
+    """
+TAMPERINGS = [
+    (f"UPDATE audit SET body = '{{}}' WHERE {LINE} = 3", ["line 3 of the audit log, 000000000003, is not what was"]),
+    (f"UPDATE audit SET body = 'no JSON' WHERE {LINE} = 3", ["line 3 of the audit log, 000000000003, is not what was"]),
+    (f"UPDATE audit SET body = replace(body, 'root', 'eve') WHERE {LINE} = 1", ["line 1 of the audit log, "]),
+    (f"UPDATE audit SET event = 'tenant_created' WHERE {LINE} = 2", ["line 2 of the audit log, "]),
+    (f"UPDATE audit SET severity = 'info' WHERE {LINE} = 2", ["line 2 of the audit log, "]),
+    (f"UPDATE audit SET at = at - 1 WHERE {LINE} = 5", ["line 5 of the audit log, "]),
+    (f"UPDATE audit SET audit_id = '0000000000030' WHERE {LINE} = 3", ["line 3 of the audit log, "]),
+    (f"UPDATE audit SET hash = 'made up' WHERE {LINE} = 3", ["line 3 of the audit log, ", "line 4 of the audit log, "]),
+    (f"DELETE FROM audit WHERE {LINE} = 1", ["line 1 of the audit log is missing: 000000000002 is number 2"]),
+    (f"DELETE FROM audit WHERE {LINE} = 3", ["line 3 of the audit log is missing: 000000000004 is number 4"]),
+    (f"DELETE FROM audit WHERE {LINE} = 5", ["the audit log ends with line 4, "]),
+    (f"DELETE FROM audit WHERE {LINE} > 0", ["the audit log ends with line 0, , but line 5, "]),
+    (SWAPPED, ["line 2 of the audit log, ", "line 3 of the audit log, ", "line 4 of the audit log, "]),
+    (f"UPDATE audit SET number = 4 WHERE {LINE} = 3", ["line 3 of the audit log is missing: 000000000003 is number 4",
+                                                       "line 5 of the audit log is missing: 000000000004 is number 4"]),
+    (LATER, ["line 6 of the audit log, 000000000006, ", "the audit log ends with line 6, "]),
+    ("UPDATE audit_heads SET number = 4 WHERE tenant_id = :tenant", [" but line 4, "]),
+    ("UPDATE audit_heads SET hash = 'made up' WHERE tenant_id = :tenant", [" but line 5, made up, was the last"]),
+    ("DELETE FROM audit_heads WHERE tenant_id = :tenant", ["the audit log ends with line 5, "]),
+]
+
+
+@pytest.mark.parametrize(("sql", "named"), TAMPERINGS, ids=[" ".join(sql.split())[:70] for sql, _ in TAMPERINGS])
+async def test_a_line_of_the_log_that_was_changed_moved_or_taken_away_is_named_and_nothing_else(
+        path: Path, gate: Gate, story: dict[str, str], sql: str, named: list[str]) -> None:
+    assert damage(path, sql) >= 1
+
+    problems = (await verified(path)).problems
+
+    assert len(problems) == len(named), problems
+    assert all(problem.startswith(f"tenant {TENANT}: ") for problem in problems)
+    assert [words for words in named if not any(words in problem for problem in problems)] == [], problems
+
+
+async def test_a_log_that_grows_while_it_is_read_is_sound(gate: Gate, story: dict[str, str]) -> None:
+    class Growing:
+        """A backend on which somebody writes to the log whenever its end is asked for."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(gate.backend, name)
+
+        async def record(self, tenant_id: str, kind: Any, *key: str) -> Any:
+            await gate.as_admin().set_limits(tenant=tenant_id, tier="paid")
+            return await gate.backend.record(tenant_id, kind, *key)
+
+    assert (await verify(Growing())).problems == []
 
 
 async def test_a_damaged_file_is_named(path: Path, gate: Gate, story: dict[str, str]) -> None:

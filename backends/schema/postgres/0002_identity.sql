@@ -33,8 +33,7 @@ CREATE TABLE asyncgate.api_keys (           -- issued keys; what a holder shows 
     last_used_at    float8,                 -- within a minute
     PRIMARY KEY (tenant_id, key_id)
 );
--- Not led by the tenant: a key is looked up before its tenant is known.
-CREATE UNIQUE INDEX api_keys_id ON asyncgate.api_keys (key_id);
+CREATE UNIQUE INDEX api_keys_id ON asyncgate.api_keys (key_id);    -- led by the id, which says whose it is
 
 CREATE TABLE asyncgate.audit (              -- append-only: nobody is granted to change or delete a line
     tenant_id       uuid NOT NULL,

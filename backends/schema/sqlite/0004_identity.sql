@@ -32,8 +32,7 @@ CREATE TABLE api_keys (                     -- issued keys; what a holder shows 
     last_used_at    REAL,                   -- within a minute
     PRIMARY KEY (tenant_id, key_id)
 ) WITHOUT ROWID;
--- Not led by the tenant: a key is looked up before its tenant is known.
-CREATE UNIQUE INDEX api_keys_id ON api_keys (key_id);
+CREATE UNIQUE INDEX api_keys_id ON api_keys (key_id);    -- led by the id, which says whose it is
 
 CREATE TABLE audit (                        -- append-only: see the triggers
     tenant_id       TEXT NOT NULL,

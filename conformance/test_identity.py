@@ -1,0 +1,127 @@
+"""What a backend keeps of identity: accounts, issued keys, and the audit log (spec 21.2.2, 21.7.4)."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from asyncgate import Account, Audit, AuditHead, Key, Needs, Work, export_key
+from asyncgate.backends.identity_audit import broken, chained, head
+from asyncgate.conformance.harness import Gate
+
+pytestmark = pytest.mark.anyio
+
+KEY = Key("k1", "a hash", "a name", "worker", "w1", None, "worker", '["tasks:lease"]', None, None, 1.25, None, None,
+          None, 1, 2.5, "human root")
+FULL = replace(KEY, key_id="k2", principal_instance_id="i1", capabilities='["gpu"]', task_types='["a"]', expires_at=9.5,
+               revoked_at=8.5, rotated_to="k3", version=7, last_used_at=3.5)
+ACCOUNT = Account("a name", 1.5, "paid", 2.5, 3.5, "why")
+
+
+async def keep(gate: Gate, *rows: Any) -> None:
+    """Store records as they are."""
+    def decide(work: Work) -> None:
+        for row in rows:
+            work.keep(row)
+    await gate.backend.transact(gate.tenant_id, Needs(), decide)
+
+
+async def lines_of(gate: Gate) -> list[Audit]:
+    """Read the whole log."""
+    found: list[Audit] = []
+    while page := await gate.backend.export(Audit, gate.tenant_id, export_key(found[-1]) if found else ""):
+        found += page
+    return found
+
+
+def unique(key: Key) -> Key:
+    """Return a key whose id no other test has: a key's id is one for all tenants."""
+    return replace(key, key_id=uuid.uuid4().hex[:12])
+
+
+@pytest.mark.parametrize("key", [KEY, FULL], ids=["the least", "everything"])
+async def test_a_key_comes_back_as_it_was_kept_and_as_it_was_changed(gate: Gate, key: Key) -> None:
+    for stored in (first := unique(key), replace(first, revoked_at=10.5, last_used_at=11.5)):
+        await keep(gate, stored)
+
+        assert await gate.backend.record(gate.tenant_id, Key, stored.key_id) == stored
+        assert await gate.backend.find_key(stored.key_id) == (gate.tenant_id, False, stored)
+        assert await gate.backend.export(Key, gate.tenant_id, "") == [stored]
+
+
+async def test_a_key_is_found_before_its_tenant_is_known_and_only_by_its_whole_id(gate: Gate) -> None:
+    theirs, ours = gate.stranger(), unique(KEY)
+    await keep(gate, ours)
+    await keep(theirs, other := unique(FULL))
+
+    assert await gate.backend.find_key(ours.key_id) == (gate.tenant_id, False, ours)
+    assert await gate.backend.find_key(other.key_id) == (theirs.tenant_id, False, other)
+    for name in ("", "%", "_" * 12, ours.key_id[:-1], ours.key_id.upper() + "x", uuid.uuid4().hex[:12]):
+        assert await gate.backend.find_key(name) is None
+    assert await gate.backend.record(gate.tenant_id, Key, other.key_id) is None
+
+
+async def test_a_key_tells_at_once_whether_its_tenant_is_suspended(gate: Gate) -> None:
+    await keep(gate, key := unique(KEY))
+    for suspended_at in (5.0, None):
+        await keep(gate, replace(ACCOUNT, suspended_at=suspended_at))
+
+        assert await gate.backend.find_key(key.key_id) == (gate.tenant_id, suspended_at is not None, key)
+
+
+async def test_a_tenant_has_one_account_and_one_head_and_they_are_exported_once(gate: Gate) -> None:
+    other = gate.stranger()
+    for account in (Account("", 1.0), ACCOUNT):
+        await keep(gate, account, AuditHead(3, "a hash"))
+
+        assert await gate.backend.record(gate.tenant_id, Account) == account
+        for table, row in ((Account, account), (AuditHead, AuditHead(3, "a hash"))):
+            assert await gate.backend.export(table, gate.tenant_id, "") == [row]
+            assert await gate.backend.export(table, gate.tenant_id, export_key(row)) == []
+            assert await gate.backend.export(table, other.tenant_id, "") == []
+    assert await gate.backend.record(other.tenant_id, Account) is None
+    assert gate.tenant_id in await gate.backend.tenants()
+
+
+async def test_a_line_comes_back_as_it_was_written_and_in_its_place(gate: Gate) -> None:
+    written: list[Audit] = []
+
+    def decide(work: Work) -> None:
+        written.extend(chained(work, f"event {number}", "info", b'{"text":"\xc3\xa9 \\"\\u0001"}', number / 4)
+                       for number in range(1500))
+    needs = Needs()
+    head(needs, gate.caller, None)
+    await gate.backend.transact(gate.tenant_id, needs, decide)
+
+    assert await lines_of(gate) == written
+    assert await gate.backend.record(gate.tenant_id, AuditHead) == AuditHead(1500, written[-1].hash)
+
+
+async def test_a_log_is_one_chain_however_many_write_at_once(gate: Gate) -> None:
+    operators = [gate.beside(default_tenant_id=gate.tenant_id).as_admin() for _ in range(3)]
+
+    await asyncio.gather(*(operators[number % 3].set_limits(
+        tenant=gate.tenant_id, tier="free" if number % 2 else "paid") for number in range(60)))
+
+    lines = await lines_of(gate)
+    assert [line.number for line in lines] == [*range(1, 61)]
+    assert broken(lines, AuditHead(0, "")) is None
+    assert await gate.backend.record(gate.tenant_id, AuditHead) == AuditHead(60, lines[-1].hash)
+
+
+async def test_what_is_refused_is_not_in_the_log_of_what_was_done(gate: Gate) -> None:
+    def decide(work: Work) -> None:
+        chained(work, "an event", "info", b"{}")
+        raise ZeroDivisionError
+
+    needs = Needs()
+    head(needs, gate.caller, None)
+    with pytest.raises(ZeroDivisionError):
+        await gate.backend.transact(gate.tenant_id, needs, decide)
+
+    assert await lines_of(gate) == []
+    assert await gate.backend.record(gate.tenant_id, AuditHead) is None
