@@ -19,8 +19,8 @@ __all__ = ["Configured", "DatabaseSettings", "Settings", "SettingsError", "effec
 
 
 def says(text: str, *, secret: bool = False) -> Meta:
-    """Describe a setting in one sentence; the value of a secret one is never shown."""
-    return Meta(description=text, extra={"secret": secret})
+    """Describe a setting in one sentence; the value of a secret one is never shown, and may come from a file."""
+    return Meta(description=text, extra={"secret": secret, "in_file": secret} if secret else {})
 
 
 def span(low: float, high: float, what: str = "a whole number") -> Meta:
@@ -36,7 +36,8 @@ Ttl = Annotated[int, span(1, 604_800)]
 Quota = Annotated[int, span(-1, 2**53 - 1)]
 Seconds = Annotated[float, span(0, 86_400, "a number")]
 Timer = Annotated[float, span(0.01, 86_400, "a number")]
-Url = Annotated[str, Meta(pattern=r"\A([a-z][a-z0-9+.-]*://.*)?\Z", title="a URL, as scheme://rest")]
+Url = Annotated[str, Meta(pattern=r"\A([a-z][a-z0-9+.-]*://.*)?\Z", title="a URL, as scheme://rest",
+                          extra={"in_file": True})]     # it may hold a password
 Uuid = Annotated[str, Meta(pattern=r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", title="a UUID in lower case")]
 Label = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,100}\Z", title="up to 100 letters, digits, dots, - and _")]
 Name = Annotated[str, Meta(min_length=1, title="text that is not empty")]
@@ -281,7 +282,10 @@ class Configured(Struct, frozen=True):
 
 
 class Setting(Struct, frozen=True):
-    """One setting, as `asyncgate config` and the README show it; `form` is its type."""
+    """One setting, as `asyncgate config` and the README show it; `form` is its type.
+
+    The value of one that is `in_file` may be kept in a file, which the environment names as `<environment>_FILE`.
+    """
 
     name: str
     kind: str
@@ -290,10 +294,11 @@ class Setting(Struct, frozen=True):
     secret: bool
     environment: str
     form: Any
+    in_file: bool = False
 
 
-PREFIX, TEST_PREFIX, KEY_FILE = "ASYNCGATE_", "ASYNCGATE_TEST_", "ASYNCGATE_API_KEY_FILE"
-NOT_SETTINGS = {"ASYNCGATE_CONFIG", "ASYNCGATE_URL", KEY_FILE}
+PREFIX, TEST_PREFIX = "ASYNCGATE_", "ASYNCGATE_TEST_"
+NOT_SETTINGS = {"ASYNCGATE_CONFIG", "ASYNCGATE_URL"}
 UNPREFIXED = {  # spec 19.2 and 19.8
     "ALLOW_INSECURE_DEV", "DEFAULT_LEASE_TTL_SECONDS", "LEASE_SWEEP_INTERVAL_SECONDS", "DEFAULT_MAX_ATTEMPTS",
     "DEFAULT_RETRY_BACKOFF_SECONDS", "DEFAULT_BOOTSTRAP_MAX_ITEMS"}
@@ -372,9 +377,10 @@ def describe(name: str, field: msgspec.structs.FieldInfo, default: Any) -> Setti
     schema = msgspec.json.schema(field.type)
     choice = f"one of {', '.join(schema['enum'])}" if "enum" in schema else ""
     kind = schema.get("title") or choice or PLAIN_KINDS[schema["type"]]
-    secret = any((meta.extra or {}).get("secret") for meta in get_args(field.type)[1:])
+    extra = {key: value for meta in get_args(field.type)[1:] for key, value in (meta.extra or {}).items()}
     variable = PREFIX + name.upper().replace(".", "_")
-    return Setting(name, kind, default, schema["description"], secret, variable, field.type)
+    return Setting(name, kind, default, schema["description"], extra.get("secret", False), variable, field.type,
+                   extra.get("in_file", False))
 
 
 def assemble(group: type[Struct], values: Mapping[str, Any], prefix: str = "") -> Any:
@@ -432,12 +438,24 @@ def is_network(text: str) -> bool:
 def from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
     """Yield what the environment says, and refuse what it cannot mean."""
     names = {setting.environment: setting.name for setting in leaves(Settings)}
+    files = {f"{setting.environment}_FILE": setting for setting in leaves(Settings) if setting.in_file}
     for variable in sorted(environ):
         full = PREFIX + variable if variable in UNPREFIXED and PREFIX + variable not in environ else variable
-        if full.startswith(PREFIX) and not full.startswith(TEST_PREFIX) and full not in NOT_SETTINGS:
+        if full in files:
+            yield files[full].name, kept(files[full], environ, full), f"environment {full}"
+        elif full.startswith(PREFIX) and not full.startswith(TEST_PREFIX) and full not in NOT_SETTINGS:
             yield names.get(full, variable), environ[variable], f"environment {variable}"
-    if KEY_FILE in environ:
-        yield "api_key", read_text(environ[KEY_FILE], f"environment {KEY_FILE}").strip(), f"environment {KEY_FILE}"
+
+
+def kept(setting: Setting, environ: Mapping[str, str], variable: str) -> str:
+    """Read a value that is kept in a file, as secrets are; the newline that editors put at its end is no part of it."""
+    if setting.environment in environ:
+        both = f"environment {setting.environment}; environment {variable}"
+        raise SettingsError(f"{setting.name}: given twice, by itself and in a file ({both})")
+    text = read_text(environ[variable], f"environment {variable}").removesuffix("\n").removesuffix("\r")
+    if not text:
+        raise SettingsError(f"{setting.name}: {environ[variable]!r} is empty (environment {variable})")
+    return text
 
 
 def from_file(path: str, environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
