@@ -66,6 +66,7 @@ if "__path__" not in globals():  # a bare checkout: its folders are this module'
 from asyncgate.parts.errors import *
 from asyncgate.parts.http import *
 from asyncgate.parts.ids import Ids as Ids
+from asyncgate.parts.polls import Polls
 from asyncgate.parts.settings import *
 from asyncgate.parts.stored import *
 from asyncgate.parts.views import *
@@ -632,6 +633,7 @@ class Engine:
         self.born = time.monotonic()
         self.batches = Batches(backend, self.settings.batch_size, self._after_commit)
         self.waiting = Waiting(self)
+        self.polls = Polls(self.settings)
         self.outcomes: defaultdict[tuple[str, str], set[asyncio.Future[None]]] = defaultdict(set)
         self.sightings: dict[tuple[str, str, str, str | None], tuple[float, float]] = {}
         self.upkeep: Upkeep | None = None
@@ -644,6 +646,9 @@ class Engine:
         if not op.open:
             self._admit(op, caller, ask)
             self._see(caller, ask)
+        if getattr(ask, "wait_seconds", 0) > 0:
+            with self.polls.place(caller.tenant_id, speaker(caller, ask)):
+                return await op.run(self, caller, ask)
         if op.direct:
             return await op.run(self, caller, ask)
         return await self.write(op.run, op.loads, caller, ask)
