@@ -1995,6 +1995,7 @@ class Identity:
 
 def guard_start(settings: Settings) -> None:
     """Refuse to start what would be open to the world, or promise what this release cannot do."""
+    import_module("asyncgate.parts.guards").guard(settings)
     if settings.allow_insecure_dev and not loopback(settings.host):
         raise StartupError(f"allow_insecure_dev opens the gate to everybody who reaches it: it needs a loopback host, "
                            f"not {settings.host}")
@@ -2036,6 +2037,8 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Guard the door against other sites' pages (DNS rebinding, CSRF), then let the application answer."""
         if scope["type"] == "http":
+            if self.settings.trusted_proxies and said_https(scope, self.settings.trusted_proxies):
+                scope["scheme"] = "https"
             if no := self._foreign(scope["headers"]):
                 return await self.send(send, scope, no.status, encode(no.body()))
             if endpoint := self._endpoint(scope):

@@ -129,7 +129,6 @@ class Library:
         for uri in params.notifications.resource_subscriptions or ():
             await self._text(ctx, str(uri))
         handler = ListenHandler(Feed(self.engine(), *self.whose(ctx)))
-        self.listening.add(handler)
         try:
             with self.engine().polls.place(*self.whose(ctx)):
                 self.listening.add(handler)

@@ -49,6 +49,7 @@ Mismatch = Literal["return", "refuse"]
 Consistency = Literal["eventual", "strict"]
 StoreFailure = Literal["local", "deny"]
 ToolNames = Literal["dotted", "underscore"]
+TlsVersion = Literal["TLSv1.2", "TLSv1.3"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
 
@@ -156,6 +157,14 @@ class AuditLogging(Group, frozen=True):
     retention_days: Annotated[int, span(90, 36500), says("Days an audit event is kept")] = 90
     sensitive_fields: Annotated[Texts, says("Fields whose values are never logged")] = ("password", "token", "api_key")
 
+class Tls(Group, frozen=True):
+    """The certificate that the gate itself shows; without one it speaks plain HTTP, on loopback or to a proxy."""
+
+    certificate_path: Annotated[str, says("PEM file of the certificate and its chain; empty is plain HTTP")] = ""
+    private_key_path: Annotated[str, says("PEM file of its private key; empty is the certificate's own file")] = ""
+    private_key_password: Annotated[str, says("Password of the private key; empty is none", secret=True)] = ""
+    minimum_version: Annotated[TlsVersion, says("Oldest version of TLS that is spoken")] = "TLSv1.2"
+
 class Outgoing(Group, frozen=True):
     """Where the gate's own calls may go."""
 
@@ -170,6 +179,7 @@ class SecuritySettings(Group, frozen=True):
     rate_limiting: RateLimiting = RateLimiting()
     audit_logging: AuditLogging = AuditLogging()
     outgoing: Outgoing = Outgoing()
+    tls: Tls = Tls()
 
 class Tier(Group, frozen=True):
     """What a tenant of one tier may use."""
@@ -218,7 +228,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     allow_insecure_dev: Annotated[bool, says("Whether callers on loopback need no credential")] = False
     allowed_hosts: Annotated[Texts, says("Host headers that are answered; empty is automatic")] = ()
     allowed_origins: Annotated[Texts, says("Origin headers that are answered; empty is automatic")] = ()
-    trusted_proxies: Annotated[Texts, says("Addresses and networks whose X-Forwarded-For is believed")] = ()
+    trusted_proxies: Annotated[Texts, says("Addresses and networks whose X-Forwarded-… are believed")] = ()
     default_tenant_id: Annotated[Uuid, says("Tenant of the shared token")] = "00000000-0000-0000-0000-000000000000"
     default_fallback_owner_kind: Annotated[OwnerKind, says("Kind of the owner of tasks that name nobody")] = "system"
     default_fallback_owner_id: Annotated[Name, says("Id of the owner of tasks that name nobody")] = "asyncgate"
@@ -255,6 +265,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     inline_result_bytes: Annotated[Count, says("Largest result copied into its receipt, in bytes of JSON")] = 16384
     batch_size: Annotated[PageSize, says("Most writes that share one transaction")] = 256
     limit_concurrency: Annotated[Positive, says("Most connections served at once; more are answered 503")] = 4096
+    max_connections_per_address: Annotated[Count, says("Most connections of an address; 0 is no limit")] = 1024
     header_timeout_seconds: Annotated[Timer, says("Seconds a client has to send its headers")] = 10.0
     body_timeout_seconds: Annotated[Timer, says("Seconds a client has to send its body")] = 30.0
     shutdown_seconds: Annotated[Seconds, says("Seconds open requests have to finish at shutdown")] = 4.0
