@@ -66,6 +66,7 @@ if "__path__" not in globals():  # a bare checkout: its folders are this module'
 from asyncgate.parts.errors import *
 from asyncgate.parts.http import *
 from asyncgate.parts.ids import Ids as Ids
+from asyncgate.parts.polls import Polls
 from asyncgate.parts.settings import *
 from asyncgate.parts.stored import *
 from asyncgate.parts.views import *
@@ -685,6 +686,7 @@ class Engine:
         self.born = time.monotonic()
         self.batches = Batches(backend, self.settings.batch_size, self._after_commit)
         self.waiting = Waiting(self)
+        self.polls = Polls(self.settings)
         self.outcomes: defaultdict[tuple[str, str], set[asyncio.Future[None]]] = defaultdict(set)
         self.sightings: dict[tuple[str, str, str, str | None], tuple[float, float]] = {}
         self.upkeep: Upkeep | None = None
@@ -699,6 +701,9 @@ class Engine:
         self.admit(op, caller, ask)
         if not op.open:
             self._see(caller, ask)
+        if getattr(ask, "wait_seconds", 0) > 0:
+            with self.polls.place(caller.tenant_id, speaker(caller, ask)):
+                return await op.run(self, caller, ask)
         if op.direct:
             return await op.run(self, caller, ask)
         return await self.write(op.run, op.loads, caller, ask)
@@ -2101,6 +2106,7 @@ class Identity:
 
 def guard_start(settings: Settings) -> None:
     """Refuse to start what would be open to the world, or promise what this release cannot do."""
+    import_module("asyncgate.parts.guards").guard(settings)
     if settings.allow_insecure_dev and not loopback(settings.host):
         raise StartupError(f"allow_insecure_dev opens the gate to everybody who reaches it: it needs a loopback host, "
                            f"not {settings.host}")
@@ -2140,6 +2146,8 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Guard the door against other sites' pages (DNS rebinding, CSRF), then let the application answer."""
         if scope["type"] == "http":
+            if self.settings.trusted_proxies and said_https(scope, self.settings.trusted_proxies):
+                scope["scheme"] = "https"
             if no := self._foreign(scope["headers"]):
                 if self.guard is not None:
                     self.guard.refused(scope, no)

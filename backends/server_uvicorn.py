@@ -2,6 +2,7 @@
 
 uvicorn reads HTTP with httptools, which has no clock and no limits of its own. `Http` adds both for about
 two microseconds a request: it sets no timer and counts no header unless a message spans several reads.
+With a certificate it speaks TLS, and everything here holds inside it too.
 `Server` adds an orderly end: waiting polls are drained first, running requests finish, then the app's lifespan closes.
 
 The app's bodies are not timed here: it reads them, so it knows how long one may take.
@@ -16,8 +17,9 @@ import json
 import logging
 import math
 import socket
+import ssl
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from http import HTTPStatus
 from types import FrameType
@@ -33,8 +35,31 @@ MAX_HEAD_BYTES = 32 * 1024
 KEEP_ALIVE_SECONDS = 75
 # An answer that nobody reads is kept this long before its connection is cut.
 STALL_SECONDS = 60.0
+# What TLS 1.2 may use: forward secrecy and authenticated encryption only. Level 2 refuses certificates with RSA keys
+# shorter than 2048 bits. TLS 1.3 has no other suites.
+CIPHERS = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
 
 log = logging.getLogger("asyncgate.server")
+
+
+class Tls(Protocol):
+    """The settings of the certificate."""
+
+    @property
+    def certificate_path(self) -> str: ...
+    @property
+    def private_key_path(self) -> str: ...
+    @property
+    def private_key_password(self) -> str: ...
+    @property
+    def minimum_version(self) -> str: ...
+
+
+class Security(Protocol):
+    """The settings of safety, as far as the server reads them."""
+
+    @property
+    def tls(self) -> Tls: ...
 
 
 class Transport(Protocol):
@@ -51,7 +76,13 @@ class Transport(Protocol):
     @property
     def limit_concurrency(self) -> int | None: ...
     @property
+    def max_connections_per_address(self) -> int: ...
+    @property
+    def trusted_proxies(self) -> tuple[str, ...]: ...
+    @property
     def log_level(self) -> str: ...
+    @property
+    def security(self) -> Security: ...
 
 
 def _ignore(url: str) -> None:
@@ -66,16 +97,41 @@ def run(app: Any, settings: Transport, *, drain: Callable[[], None], ready: Call
     waiting. A second signal cuts whatever still runs and makes the status 1.
     """
     try:
+        context = tls_context(settings.security.tls)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        return _no_good(settings.security.tls, error)
+    try:
         sockets = bind(settings.host, settings.port)
     except OSError as error:
         return _cannot_listen(settings.host, settings.port, error)
-    server = Server(configure(app, settings), drain=drain, ready=ready)
+    server = Server(configure(app, settings, context), drain=drain, ready=ready)
     try:
         server.run(sockets)
     finally:
         for sock in sockets:
             sock.close()
     return server.status
+
+
+def tls_context(tls: Tls) -> ssl.SSLContext | None:
+    """Load the certificate and say how TLS is spoken; without one there is none."""
+    if not tls.certificate_path:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion[tls.minimum_version.replace(".", "_")]
+    context.set_ciphers(CIPHERS)
+    context.set_alpn_protocols(["http/1.1"])
+    # A function, even for no password: without one OpenSSL would ask the terminal.
+    context.load_cert_chain(
+        tls.certificate_path, tls.private_key_path or None, password=lambda: tls.private_key_password
+    )
+    return context
+
+
+def _no_good(tls: Tls, error: Exception) -> int:
+    why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+    print(f"asyncgate: security.tls: {tls.certificate_path!r}, or its private key, is no good: {why}", file=sys.stderr)
+    return 1
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
@@ -122,11 +178,13 @@ def _cannot_listen(host: str, port: int, error: OSError) -> int:
     return 1
 
 
-def configure(app: Any, settings: Transport) -> uvicorn.Config:
+def configure(app: Any, settings: Transport, context: ssl.SSLContext | None = None) -> uvicorn.Config:
     """Return uvicorn's configuration for an app and these settings; logging stays the caller's."""
 
     class Timed(Http):
         header_timeout_seconds = settings.header_timeout_seconds
+        # Behind a proxy all connections come from the proxy's address.
+        crowd = Crowd(0 if settings.trusted_proxies else settings.max_connections_per_address)
 
     config = uvicorn.Config(
         app,
@@ -144,6 +202,7 @@ def configure(app: Any, settings: Transport) -> uvicorn.Config:
         limit_concurrency=settings.limit_concurrency,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=math.ceil(settings.shutdown_seconds),
+        ssl_context_factory=(lambda config, default: context) if context else None,
     )
     config.load()
     config.lifespan_class = Lifespan
@@ -171,13 +230,16 @@ class Server(uvicorn.Server):
         await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        try:
-            await super().startup(sockets)
-        except SystemExit:
-            # So uvicorn says that the lifespan did not start. A signal in the meantime is not a failure.
+        """Start the app, then listen."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            # A signal in the meantime is not a failure.
             self.status = 0 if self.should_exit else 1
             self.should_exit = True
             self.lifespan.explain()
+            return
+        try:
+            self.servers = [await self._listen(sock) for sock in sockets or ()]
         except OSError as error:
             self.status = _cannot_listen(self.config.host, self.config.port, error)
             self.should_exit = True
@@ -187,13 +249,32 @@ class Server(uvicorn.Server):
             gc.collect()
             gc.freeze()
             gc.set_threshold(10_000, 20, 20)
+            self.started = True
             self.ready(self.url())
+
+    async def _listen(self, sock: socket.socket) -> asyncio.Server:
+        # uvicorn would leave a client a minute for its handshake, and half a minute for its goodbye.
+        seconds = cast(type[Http], self.config.http_protocol_class).header_timeout_seconds
+        clock = seconds if self.config.ssl else None
+        return await self.loop.create_server(
+            self._connection,
+            sock=sock,
+            backlog=self.config.backlog,
+            ssl=self.config.ssl,
+            ssl_handshake_timeout=clock,
+            ssl_shutdown_timeout=clock,
+        )
+
+    def _connection(self) -> asyncio.Protocol:
+        made = cast(type[Http], self.config.http_protocol_class)
+        return made(self.config, self.server_state, self.lifespan.state, self.loop)
 
     def url(self) -> str:
         """Return the address that the server answers on."""
         host = self.config.host or "0.0.0.0"
         port = self.servers[0].sockets[0].getsockname()[1]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "https" if self.config.ssl else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Waiting polls are running requests too: uvicorn would wait for them, so they are answered first.
@@ -293,6 +374,12 @@ SAFE_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"connection", b"close"),
 ]
+STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000; includeSubDomains")
+
+
+def safe_headers(scheme: str | None) -> list[tuple[bytes, bytes]]:
+    """Return the headers of every answer that the app does not give."""
+    return [*SAFE_HEADERS, STRICT_TRANSPORT] if scheme == "https" else SAFE_HEADERS
 
 
 def _error(code: str, message: str, detail: str) -> bytes:
@@ -307,10 +394,10 @@ class Refusal(Exception):
         self.status = status
         self.body = _error("invalid_request", message, detail)
 
-    def encode(self, default_headers: list[tuple[bytes, bytes]]) -> bytes:
+    def encode(self, default_headers: list[tuple[bytes, bytes]], scheme: str | None) -> bytes:
         """Return the whole response as it goes over the wire."""
         length = (b"content-length", b"%d" % len(self.body))
-        lines = [b"%s: %s\r\n" % pair for pair in (*default_headers, *SAFE_HEADERS, length)]
+        lines = [b"%s: %s\r\n" % pair for pair in (*default_headers, *safe_headers(scheme), length)]
         return b"".join([STATUS_LINE[self.status], *lines, b"\r\n", self.body])
 
 
@@ -377,15 +464,60 @@ class Whole:
 
 async def _overloaded(scope: Any, receive: Any, send: Any) -> None:
     """Answer 503 in place of the app when `limit_concurrency` is reached."""
-    headers = [*SAFE_HEADERS, (b"retry-after", b"1"), (b"content-length", b"%d" % len(OVERLOADED))]
+    # The app, which knows whom to believe, is not asked here; over plain HTTP browsers ignore the promise anyway.
+    proxied = (b"x-forwarded-proto", b"https") in scope["headers"]
+    safe = safe_headers("https" if proxied else scope["scheme"])
+    headers = [*safe, (b"retry-after", b"1"), (b"content-length", b"%d" % len(OVERLOADED))]
     await send({"type": "http.response.start", "status": 503, "headers": headers})
     await send({"type": "http.response.body", "body": OVERLOADED})
+
+
+class Crowd:
+    """Counts the connections of each address, of IPv6 those of each /64, which is what a single host is given."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most  # 0 is no limit
+        self.counts: Counter[str] = Counter()
+        self.told: set[str] = set()
+
+    def enter(self, peer: tuple[str, int] | None) -> str | None:
+        """Count a connection; return what to leave under, or None when it is not counted."""
+        if not self.most or not peer:
+            return None
+        where = network(peer[0]) if ":" in peer[0] else peer[0]
+        self.counts[where] += 1
+        return where
+
+    def is_too_large(self, where: str | None) -> bool:
+        """Whether an address has more connections than it may; that goes to the log once, until it has none."""
+        if where is None or self.counts[where] <= self.most:
+            return False
+        if where not in self.told:
+            self.told.add(where)
+            log.warning("%s has %d connections, the most of an address; more are cut", where, self.most)
+        return True
+
+    def leave(self, where: str | None) -> None:
+        """Forget a connection."""
+        if where is not None:
+            self.counts[where] -= 1
+            if not self.counts[where]:
+                del self.counts[where]
+                self.told.discard(where)
+
+
+def network(address: str) -> str:
+    """Write the /64 that an IPv6 address is in."""
+    head = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8]
+    return socket.inet_ntop(socket.AF_INET6, head + bytes(8)) + "/64"
 
 
 class Http(HttpToolsProtocol):
     """One client's connection, with a clock on headers, a limit on their size and no doubt about their framing."""
 
     header_timeout_seconds = 10.0
+    crowd = Crowd(0)
+    where: str | None = None
 
     # uvicorn's type does not say that there is none before the first request.
     cycle: Any
@@ -398,14 +530,18 @@ class Http(HttpToolsProtocol):
     stall: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Give the client so long to send its headers."""
+        """Give the client so long to send its headers, unless its address has too many connections already."""
         super().connection_made(transport)
         self.headers = TRAILERS
+        self.where = self.crowd.enter(self.client)
+        if self.crowd.is_too_large(self.where):
+            return transport.abort()
         self._start_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop every clock of the connection."""
         super().connection_lost(exc)
+        self.crowd.leave(self.where)
         self._stop_clock()
         self._stop_stall()
 
@@ -509,7 +645,7 @@ class Http(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         if in_head or cycle is None or not cycle.response_complete:
-            self.transport.write(refusal.encode(self.server_state.default_headers))
+            self.transport.write(refusal.encode(self.server_state.default_headers, self.scheme))
         # Closing under a client that still sends would make its system discard the answer unread, so what follows
         # is read and dropped until the client is done or the clock runs out.
         if self.transport.can_write_eof():

@@ -23,6 +23,7 @@ from asyncgate.parts.errors import (
     Unauthenticated,
     UnsupportedMediaType,
 )
+from asyncgate.parts.limits import from_proxy
 from asyncgate.parts.settings import Settings
 from asyncgate.parts.wire import Ask, Kind, Name
 
@@ -121,6 +122,12 @@ def address_of(scope: Scope) -> str | None:
     """Return the address that a request comes from; over a Unix socket there is none."""
     client = scope.get("client")
     return client[0] if client else None
+
+
+def said_https(scope: Scope, trusted_proxies: tuple[str, ...]) -> bool:
+    """Whether a trusted proxy says that its client came by HTTPS; of several proxies the first one knows."""
+    said = (value for name, value in scope["headers"] if name == b"x-forwarded-proto")
+    return next(said, b"").partition(b",")[0].strip().lower() == b"https" and from_proxy(scope, trusted_proxies)
 
 
 def claimed_tenants(query: dict[str, str], headers: Headers) -> list[str]:

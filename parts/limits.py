@@ -135,6 +135,12 @@ def client_address(scope: Any, headers: Iterable[tuple[bytes, bytes]], trusted_p
     return str(address)
 
 
+def from_proxy(scope: Any, trusted_proxies: tuple[str, ...]) -> bool:
+    """Whether a request comes straight from a trusted proxy, so that what it says of its client is believed."""
+    address = _read((scope.get("client") or ("",))[0])
+    return address is not None and _within(address, _networks(trusted_proxies))
+
+
 def neighbourhood(address: str) -> str:
     """Return what is counted as one address: of IPv6 the /64, for that is what a single host is given."""
     found = _read(address)

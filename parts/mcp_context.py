@@ -22,7 +22,7 @@ from mcp.server.subscriptions import ListenHandler, ResourceUpdated, ServerEvent
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from asyncgate.parts.errors import GateError
+from asyncgate.parts.errors import GateError, TooManyWaiting
 from asyncgate.parts.mcp_tools import told_refusal
 from asyncgate.parts.wire import Principal
 
@@ -129,9 +129,12 @@ class Library:
         for uri in params.notifications.resource_subscriptions or ():
             await self._text(ctx, str(uri))
         handler = ListenHandler(Feed(self.engine(), *self.whose(ctx)))
-        self.listening.add(handler)
         try:
-            return await handler(ctx, params)
+            with self.engine().polls.place(*self.whose(ctx)):
+                self.listening.add(handler)
+                return await handler(ctx, params)
+        except TooManyWaiting as no:
+            raise MCPError(types.INTERNAL_ERROR, str(no), told_refusal(no)) from None
         finally:
             self.listening.discard(handler)
 

@@ -20,8 +20,8 @@ __all__ = [
 
 
 def says(text: str, *, secret: bool = False) -> Meta:
-    """Describe a setting in one sentence; the value of a secret one is never shown."""
-    return Meta(description=text, extra={"secret": secret})
+    """Describe a setting in one sentence; the value of a secret one is never shown, and may come from a file."""
+    return Meta(description=text, extra={"secret": secret, "in_file": secret} if secret else {})
 
 
 def span(low: float, high: float, what: str = "a whole number") -> Meta:
@@ -37,7 +37,8 @@ Ttl = Annotated[int, span(1, 604_800)]
 Quota = Annotated[int, span(-1, 2**53 - 1)]
 Seconds = Annotated[float, span(0, 86_400, "a number")]
 Timer = Annotated[float, span(0.01, 86_400, "a number")]
-Url = Annotated[str, Meta(pattern=r"\A([a-z][a-z0-9+.-]*://.*)?\Z", title="a URL, as scheme://rest")]
+Url = Annotated[str, Meta(pattern=r"\A([a-z][a-z0-9+.-]*://.*)?\Z", title="a URL, as scheme://rest",
+                          extra={"in_file": True})]     # it may hold a password
 Uuid = Annotated[str, Meta(pattern=r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", title="a UUID in lower case")]
 Label = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,100}\Z", title="up to 100 letters, digits, dots, - and _")]
 Name = Annotated[str, Meta(min_length=1, title="text that is not empty")]
@@ -49,6 +50,7 @@ Mismatch = Literal["return", "refuse"]
 Consistency = Literal["eventual", "strict"]
 StoreFailure = Literal["local", "deny"]
 ToolNames = Literal["dotted", "underscore"]
+TlsVersion = Literal["TLSv1.2", "TLSv1.3"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
 
@@ -156,6 +158,14 @@ class AuditLogging(Group, frozen=True):
     retention_days: Annotated[int, span(90, 36500), says("Days an audit event is kept")] = 90
     sensitive_fields: Annotated[Texts, says("Fields whose values are never logged")] = ("password", "token", "api_key")
 
+class Tls(Group, frozen=True):
+    """The certificate that the gate itself shows; without one it speaks plain HTTP, on loopback or to a proxy."""
+
+    certificate_path: Annotated[str, says("PEM file of the certificate and its chain; empty is plain HTTP")] = ""
+    private_key_path: Annotated[str, says("PEM file of its private key; empty is the certificate's own file")] = ""
+    private_key_password: Annotated[str, says("Password of the private key; empty is none", secret=True)] = ""
+    minimum_version: Annotated[TlsVersion, says("Oldest version of TLS that is spoken")] = "TLSv1.2"
+
 class Outgoing(Group, frozen=True):
     """Where the gate's own calls may go."""
 
@@ -170,6 +180,7 @@ class SecuritySettings(Group, frozen=True):
     rate_limiting: RateLimiting = RateLimiting()
     audit_logging: AuditLogging = AuditLogging()
     outgoing: Outgoing = Outgoing()
+    tls: Tls = Tls()
 
 class Tier(Group, frozen=True):
     """What a tenant of one tier may use."""
@@ -220,7 +231,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     allow_insecure_dev: Annotated[bool, says("Whether callers on loopback need no credential")] = False
     allowed_hosts: Annotated[Texts, says("Host headers that are answered; empty is automatic")] = ()
     allowed_origins: Annotated[Texts, says("Origin headers that are answered; empty is automatic")] = ()
-    trusted_proxies: Annotated[Texts, says("Addresses and networks whose X-Forwarded-For is believed")] = ()
+    trusted_proxies: Annotated[Texts, says("Addresses and networks whose X-Forwarded-… are believed")] = ()
     default_tenant_id: Annotated[Uuid, says("Tenant of the shared token")] = "00000000-0000-0000-0000-000000000000"
     default_fallback_owner_kind: Annotated[OwnerKind, says("Kind of the owner of tasks that name nobody")] = "system"
     default_fallback_owner_id: Annotated[Name, says("Id of the owner of tasks that name nobody")] = "asyncgate"
@@ -235,6 +246,8 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_claim_tasks: Annotated[int, span(1, 1000), says("Most tasks one claim may lease")] = 100
     max_wait_seconds: Annotated[float, span(0, 60, "a number"), says("Longest a claim or read may wait")] = 30.0
     max_waiting_claims: Annotated[Count, says("Most claims that may wait at once")] = 4096
+    max_waiting_per_tenant: Annotated[Positive, says("Most calls of a tenant that may wait at once")] = 2048
+    max_waiting_per_principal: Annotated[Positive, says("Most calls of a principal that may wait at once")] = 256
     default_max_attempts: Annotated[int, span(1, 1000), says("Attempts of a task that names none")] = 3
     default_retry_backoff_seconds: Annotated[Count, says("Seconds before the first retry; each next one doubles")] = 30
     max_retry_backoff_seconds: Annotated[Ttl, says("Longest delay before a retry, in seconds")] = 900
@@ -255,6 +268,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     inline_result_bytes: Annotated[Count, says("Largest result copied into its receipt, in bytes of JSON")] = 16384
     batch_size: Annotated[PageSize, says("Most writes that share one transaction")] = 256
     limit_concurrency: Annotated[Positive, says("Most connections served at once; more are answered 503")] = 4096
+    max_connections_per_address: Annotated[Count, says("Most connections of an address; 0 is no limit")] = 1024
     header_timeout_seconds: Annotated[Timer, says("Seconds a client has to send its headers")] = 10.0
     body_timeout_seconds: Annotated[Timer, says("Seconds a client has to send its body")] = 30.0
     shutdown_seconds: Annotated[Seconds, says("Seconds open requests have to finish at shutdown")] = 4.0
@@ -284,7 +298,10 @@ class Configured(Struct, frozen=True):
 
 
 class Setting(Struct, frozen=True):
-    """One setting, as `asyncgate config` and the README show it; `form` is its type."""
+    """One setting, as `asyncgate config` and the README show it; `form` is its type.
+
+    The value of one that is `in_file` may be kept in a file, which the environment names as `<environment>_FILE`.
+    """
 
     name: str
     kind: str
@@ -293,10 +310,11 @@ class Setting(Struct, frozen=True):
     secret: bool
     environment: str
     form: Any
+    in_file: bool = False
 
 
-PREFIX, TEST_PREFIX, KEY_FILE = "ASYNCGATE_", "ASYNCGATE_TEST_", "ASYNCGATE_API_KEY_FILE"
-NOT_SETTINGS = {"ASYNCGATE_CONFIG", "ASYNCGATE_URL", KEY_FILE}
+PREFIX, TEST_PREFIX = "ASYNCGATE_", "ASYNCGATE_TEST_"
+NOT_SETTINGS = {"ASYNCGATE_CONFIG", "ASYNCGATE_URL"}
 UNPREFIXED = {  # spec 19.2 and 19.8
     "ALLOW_INSECURE_DEV", "DEFAULT_LEASE_TTL_SECONDS", "LEASE_SWEEP_INTERVAL_SECONDS", "DEFAULT_MAX_ATTEMPTS",
     "DEFAULT_RETRY_BACKOFF_SECONDS", "DEFAULT_BOOTSTRAP_MAX_ITEMS"}
@@ -375,9 +393,10 @@ def describe(name: str, field: msgspec.structs.FieldInfo, default: Any) -> Setti
     schema = msgspec.json.schema(field.type)
     choice = f"one of {', '.join(schema['enum'])}" if "enum" in schema else ""
     kind = schema.get("title") or choice or PLAIN_KINDS[schema["type"]]
-    secret = any((meta.extra or {}).get("secret") for meta in get_args(field.type)[1:])
+    extra = {key: value for meta in get_args(field.type)[1:] for key, value in (meta.extra or {}).items()}
     variable = PREFIX + name.upper().replace(".", "_")
-    return Setting(name, kind, default, schema["description"], secret, variable, field.type)
+    return Setting(name, kind, default, schema["description"], extra.get("secret", False), variable, field.type,
+                   extra.get("in_file", False))
 
 
 def assemble(group: type[Struct], values: Mapping[str, Any], prefix: str = "") -> Any:
@@ -435,12 +454,24 @@ def is_network(text: str) -> bool:
 def from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
     """Yield what the environment says, and refuse what it cannot mean."""
     names = {setting.environment: setting.name for setting in leaves(Settings)}
+    files = {f"{setting.environment}_FILE": setting for setting in leaves(Settings) if setting.in_file}
     for variable in sorted(environ):
         full = PREFIX + variable if variable in UNPREFIXED and PREFIX + variable not in environ else variable
-        if full.startswith(PREFIX) and not full.startswith(TEST_PREFIX) and full not in NOT_SETTINGS:
+        if full in files:
+            yield files[full].name, kept(files[full], environ, full), f"environment {full}"
+        elif full.startswith(PREFIX) and not full.startswith(TEST_PREFIX) and full not in NOT_SETTINGS:
             yield names.get(full, variable), environ[variable], f"environment {variable}"
-    if KEY_FILE in environ:
-        yield "api_key", read_text(environ[KEY_FILE], f"environment {KEY_FILE}").strip(), f"environment {KEY_FILE}"
+
+
+def kept(setting: Setting, environ: Mapping[str, str], variable: str) -> str:
+    """Read a value that is kept in a file, as secrets are; the newline that editors put at its end is no part of it."""
+    if setting.environment in environ:
+        both = f"environment {setting.environment}; environment {variable}"
+        raise SettingsError(f"{setting.name}: given twice, by itself and in a file ({both})")
+    text = read_text(environ[variable], f"environment {variable}").removesuffix("\n").removesuffix("\r")
+    if not text:
+        raise SettingsError(f"{setting.name}: {environ[variable]!r} is empty (environment {variable})")
+    return text
 
 
 def from_file(path: str, environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:

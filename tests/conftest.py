@@ -221,7 +221,7 @@ class Live:
     def _address(self) -> str:
         assert self.process.stderr
         deadline, text = time.monotonic() + PATIENCE_SECONDS, ""
-        while not (found := re.search(r"http://\S+:\d+", text)):
+        while not (found := re.search(r"https?://\S+:\d+", text)):
             assert select.select([self.process.stderr], [], [], max(deadline - time.monotonic(), 0.0))[0], text
             line = self.process.stderr.readline()
             assert line, f"the server ended: {text}"

@@ -8,7 +8,6 @@ import json
 import logging
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import quote
 
@@ -28,10 +27,10 @@ POST_IDS = [way for way in IDS if way.startswith("POST")]
 WIDEST = 2**53 - 1
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Run each test on both kinds of store."""
-    return "memory:" if request.param == "memory" else f"sqlite:///{tmp_path}/gate.db"
+@pytest.fixture
+def url(backend_url: str) -> str:
+    """Run each test on every kind of store."""
+    return backend_url
 
 
 def refused(answer: Any, status: int, code: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import asyncio, json, sys
 from types import SimpleNamespace
 
 sys.path.append(sys.argv[1])
-options = json.loads(sys.argv[2])
+options = json.loads(sys.argv[2], object_hook=lambda members: SimpleNamespace(**members))
 
 import server_uvicorn
 
@@ -43,18 +43,18 @@ class NoKey(Exception):
 
 async def lifespan(receive, send):
     await receive()
-    if options["start"] == "refuse":
+    if options.start == "refuse":
         await send({"type": "lifespan.startup.failed", "message": "Traceback (most recent call last)"})
         raise NoKey
-    if options["start"] == "break":
+    if options.start == "break":
         raise ValueError("the app is broken")
-    if options["start"] == "hang":
+    if options.start == "hang":
         say("starting")
         await asyncio.Event().wait()
     await send({"type": "lifespan.startup.complete"})
     await receive()
     say("closing")
-    if options["close"] == "hang":
+    if options.close == "hang":
         await asyncio.Event().wait()
     await send({"type": "lifespan.shutdown.complete"})
 
@@ -113,7 +113,7 @@ def drain():
     released.set()
 
 
-sys.exit(server_uvicorn.run(app, SimpleNamespace(**options), drain=drain, ready=say))
+sys.exit(server_uvicorn.run(app, options, drain=drain, ready=say))
 """
 
 
@@ -127,6 +127,9 @@ class Server:
             "header_timeout_seconds": HEADER_TIMEOUT_SECONDS,
             "shutdown_seconds": 10,
             "limit_concurrency": None,
+            "max_connections_per_address": 0,
+            "trusted_proxies": [],
+            "security": {"tls": {"certificate_path": ""}},
             "log_level": "WARNING",
             "start": "well",
             "close": "well",

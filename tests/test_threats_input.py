@@ -1,0 +1,444 @@
+"""Bad input (threats E1 to E11) over MCP as over REST, on every backend: the same refusal, and nothing is written.
+
+Over REST most of it is told field by field in test_bad_input.py, which runs on SQLite and on Postgres too.
+
+    E1   test_bad_input.py::test_what_is_not_json_or_not_an_object_is_refused
+         test_bad_input.py::test_json_that_nobody_could_read_later_is_refused_in_every_field_that_takes_any
+         test_bad_input.py::test_the_nul_character_is_refused_everywhere
+         test_bad_input.py::test_json_may_be_nested_64_deep_and_no_deeper
+         test_bad_input.py::test_numbers_of_others_are_kept_as_they_came
+         test_bad_input.py::test_own_integers_stay_within_what_every_reader_keeps
+         test_mcp.py::test_what_is_no_message_is_refused_and_nothing_breaks
+         test_threats_input.py::test_e1_what_somebody_could_not_read_is_refused_in_every_argument
+         test_threats_input.py::test_e1_an_argument_of_another_type_is_refused_as_it_is_over_rest
+    E2   test_bad_input.py::test_the_largest_value_is_taken_and_one_byte_more_is_413
+         test_bad_input.py::test_compressed_bodies_are_never_unpacked
+         test_rest.py::test_a_body_over_the_limit_is_413_with_and_without_its_length
+         test_rest.py::test_over_a_socket_a_body_is_held_to_its_limits
+         test_transport.py::test_bytes_beyond_the_content_length_are_refused_and_never_join_the_body
+         test_transport.py::test_a_body_shorter_than_its_content_length_ends_as_a_disconnect
+         test_threats_input.py::test_e2_the_largest_value_is_taken_over_mcp_too_and_one_byte_more_is_refused
+         test_threats_input.py::test_e2_a_message_over_the_limit_or_compressed_is_refused_at_mcp
+    E3   test_threats_input.py::test_e3_json_of_many_keys_or_much_white_space_is_read_once
+         (that it takes under 50 ms is measured, not asserted: a time limit in a test fails on a busy machine)
+    E4   test_bad_input.py::test_what_a_field_cannot_take_is_refused_and_nothing_is_written
+         test_bad_input.py::test_who_asks_is_checked_in_the_query_of_a_post_too
+         test_threats_input.py::test_e4_a_name_with_what_nobody_sees_is_refused_in_every_tongue
+    E5   test_bad_input.py::test_a_filter_matches_literally
+         test_threats_input.py::test_e5_a_filter_matches_literally_over_mcp
+    E6   test_bad_input.py::test_a_cursor_that_was_not_given_for_this_list_is_refused
+         conformance/test_lists.py::test_a_cursor_that_was_tampered_with_is_refused
+         conformance/test_lists.py::test_a_cursor_of_another_query_is_refused
+         conformance/test_lists.py::test_a_cursor_of_another_inbox_is_refused
+         conformance/test_lists.py::test_a_cursor_or_receipt_of_another_tenant_is_refused
+         test_threats_input.py::test_e6_a_cursor_that_was_not_given_for_this_list_is_refused_over_mcp
+         (a cursor does not expire: it holds a position, no permission, and is checked against who shows it)
+    E7   test_bad_input.py::test_a_limit_below_one_or_no_integer_is_refused_and_a_large_one_is_clamped
+         conformance/test_lists.py::test_a_limit_below_one_or_not_an_integer_is_refused
+         test_threats_input.py::test_e7_a_limit_is_held_to_its_span_over_mcp
+    E8   test_bad_input.py::test_a_time_at_the_edge_of_the_calendar_breaks_nothing
+         test_threats_input.py::test_e8_a_moment_that_is_none_is_refused_in_every_tongue
+    E9   test_limits.py::test_a_name_of_any_letters_makes_a_key_that_a_header_may_carry
+         test_threats_input.py::test_e9_no_header_of_an_answer_repeats_what_a_request_says
+    E10  test_bad_input.py::test_what_comes_from_outside_never_breaks_out_of_its_log_line
+         test_bad_input.py::test_both_formats_escape_what_a_record_carries
+         test_threats_input.py::test_e10_what_comes_over_mcp_never_breaks_out_of_its_log_line
+    E11  test_bad_input.py::test_an_id_in_a_path_plays_no_tricks
+         test_bad_input.py::test_another_spelling_of_a_path_is_another_path
+         test_rest.py::test_a_path_that_is_none_is_404
+         test_threats_input.py::test_e11_an_id_plays_no_tricks_as_an_argument
+         test_threats_input.py::test_e11_over_a_socket_another_spelling_of_a_path_opens_nothing
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import re
+import socket
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import pytest
+
+from asyncgate import OPERATIONS, Operation
+from asyncgate.parts.logs import JsonLines, Lines
+
+pytestmark = pytest.mark.anyio
+
+TOKEN = "a-token-for-tests"
+MODERN = "2026-07-28"
+META = {"io.modelcontextprotocol/protocolVersion": MODERN, "io.modelcontextprotocol/clientCapabilities": {}}
+JSON_TYPE = ("content-type", "application/json")
+TONGUES = ["modern", "bare"]
+tongues = pytest.mark.parametrize("tongue", TONGUES)
+every_tongue = pytest.mark.parametrize("tongue", ["rest", *TONGUES])
+operations = pytest.mark.parametrize("name", OPERATIONS)
+# What is refused while it is read never gets as far as a store; that no store gets it is asserted all the same.
+in_memory = pytest.mark.parametrize("url", ["memory:"])
+PARSE_ERRORS = {-32700, -32600, -32602}     # of JSON-RPC: no JSON, no message, no arguments
+REFUSED = {"invalid_request", "payload_too_deep"}
+
+
+@pytest.fixture
+def url(backend_url: str) -> str:
+    """Run each test on every kind of store."""
+    return backend_url
+
+
+# Each tongue says raw JSON, and what it hears is told as a code: "" for a good answer.
+
+
+def message(tongue: str, name: str, arguments: bytes) -> tuple[bytes, list[tuple[str, str]]]:
+    """Return a call of a tool as it goes over the wire."""
+    meta = b',"_meta":' + json.dumps(META).encode() if tongue == "modern" else b""
+    body = (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"asyncgate.%b","arguments":%b%b}}'
+            % (name.encode(), arguments, meta))
+    more = [("accept", "application/json, text/event-stream"), ("mcp-protocol-version", MODERN),
+            ("mcp-method", "tools/call"), ("mcp-name", f"asyncgate.{name}")]
+    return body, [JSON_TYPE, *(more if tongue == "modern" else [])]
+
+
+def code_of(answer: Any) -> str:
+    """Return the code of a refusal, whatever tongue it is told in, and "" for a good answer."""
+    assert answer.status < 500, answer
+    told = answer.json()
+    if "error" in told and not isinstance(told["error"], dict):
+        return str(told["error"])
+    if "error" in told:
+        code = (told["error"].get("data") or {}).get("code")
+        assert code or told["error"]["code"] in PARSE_ERRORS, answer
+        return str(code or "invalid_request")
+    return str(told["result"].get("_meta", {}).get("asyncgate/error", {}).get("code", "")) if "result" in told else ""
+
+
+def reply_of(answer: Any) -> Any:
+    """Return the reply of a good answer, whatever tongue it is told in."""
+    assert code_of(answer) == "", answer
+    told = answer.json()
+    return told["result"]["structuredContent"] if "jsonrpc" in told else told
+
+
+async def asked(served: Any, tongue: str, name: str, fields: dict[str, Any] | bytes) -> Any:
+    """Ask for an operation in a tongue; bytes go as they are."""
+    raw = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
+    if tongue != "rest":
+        body, headers = message(tongue, name, raw)
+        return await served.call("POST", "/mcp", body, headers=headers)
+    (verb, path), given = OPERATIONS[name].rest[0], json.loads(raw)
+    for carried in re.findall(r"{(\w+)}", path):
+        path = path.replace(f"{{{carried}}}", quote(str(given.pop(carried)), safe=""))
+    if verb == "POST":
+        return await served.call(verb, path, given)
+    return await served.call(verb, path + "?" + "&".join(f"{k}={quote(str(v), safe='')}" for k, v in given.items()))
+
+
+async def reply(served: Any, tongue: str, name: str, **fields: Any) -> Any:
+    """Return what a good answer holds."""
+    return reply_of(await asked(served, tongue, name, fields))
+
+
+async def code(served: Any, tongue: str, name: str, **fields: Any) -> str:
+    """Return the code of a refusal, "" for none."""
+    return code_of(await asked(served, tongue, name, fields))
+
+
+def least(op: Operation, known: dict[str, Any]) -> dict[str, Any]:
+    """Return the least that a good request says."""
+    fields = {name: known[name] for name in op.takes.needed}
+    more: dict[str, dict[str, Any]] = {
+        "create_task": {"type": "demo"}, "run_task": {"type": "demo", "wait_seconds": 0}, "lease_next": {},
+        "create_tasks": {"tasks": [{"type": "demo"}]}, "emit_receipt": {"receipt_type": "schedule.created"},
+        "complete_tasks": {"tasks": [{"task_id": known["task_id"], "lease_id": known["lease_id"]}]},
+        "report_schedule": {"schedules": [{"schedule_id": "s"}]}}
+    worker = {"worker_id": "w1"} if "worker_id" in op.takes.__struct_fields__ else {}
+    return fields | worker | more.get(op.name, {})
+
+
+async def known(served: Any) -> dict[str, Any]:
+    """Make a task that is leased; return ids that exist."""
+    offer = await served.leased()
+    duty = offer["obligation_receipt_id"]
+    return {"task_id": offer["task_id"], "lease_id": offer["lease_id"], "receipt_id": duty, "parent_receipt_id": duty}
+
+
+def with_raw(fields: dict[str, Any], name: str, value: bytes) -> bytes:
+    """Write fields as JSON with one of them as it is given."""
+    rest = json.dumps({key: held for key, held in fields.items() if key != name}).encode()[:-1]
+    return rest + b'%b"%b":%b}' % (b"," if len(rest) > 1 else b"", name.encode(), value)
+
+
+# E1: what some reader or database could not take.
+
+
+UNREADABLE = {
+    "a lone surrogate": b'"\\ud800"', "NUL": b'"a\\u0000b"', "NUL in a key": b'{"\\u0000":1}', "bad UTF-8": b'"\xff"',
+    "NaN": b"NaN", "Infinity": b"[-Infinity]", "a huge float": b"1e400", "5,000 digits": b"9" * 5000,
+    "a comment": b'"a" /* b */', "a comma": b"[1,]", "trailing text": b'"a" x', "a byte order mark": b'\xef\xbb\xbf"a"',
+    "a raw control": b'"\x01"', "depth": b"[" * 70 + b"]" * 70, "great depth": b'{"a":' * 5000 + b"1" + b"}" * 5000,
+    "greater depth": b"[" * 100_000 + b"]" * 100_000}
+
+
+@in_memory
+@tongues
+@operations
+async def test_e1_what_somebody_could_not_read_is_refused_in_every_argument(
+    served: Any, name: str, tongue: str
+) -> None:
+    op = OPERATIONS[name]
+    fields = least(op, await known(served))
+
+    async with served.unchanged():
+        for field in op.takes.__struct_fields__:
+            for what, value in UNREADABLE.items():
+                answer = await asked(served, tongue, name, with_raw(fields, field, value))
+                assert answer.status in (200, 400), (field, what, answer)
+                assert code_of(answer) in REFUSED, (field, what, answer)
+
+
+@in_memory
+@tongues
+@operations
+async def test_e1_an_argument_of_another_type_is_refused_as_it_is_over_rest(
+    served: Any, name: str, tongue: str
+) -> None:
+    op = OPERATIONS[name]
+    if op.rest[0][0] == "GET":
+        return await read_with_other_types(served, op, tongue)
+    fields, carried = least(op, await known(served)), re.findall(r"{(\w+)}", op.rest[0][1])
+
+    async with served.unchanged():
+        for field in (one for one in msgspec.structs.fields(op.takes) if one.name not in carried):
+            for value in others(field):
+                codes = [await code(served, each, name, **fields, **{field.name: value}) if field.name not in fields
+                         else await code(served, each, name, **{**fields, field.name: value})
+                         for each in ("rest", tongue)]
+                assert codes == ["invalid_request"] * 2, (field.name, value)
+    return None
+
+
+async def read_with_other_types(served: Any, op: Operation, tongue: str) -> None:
+    """A query knows text only; as arguments its numbers must be numbers."""
+    fields = least(op, await known(served))
+
+    async with served.unchanged():
+        for field in msgspec.structs.fields(op.takes):
+            for value in others(field):
+                assert await code(served, tongue, op.name, **{**fields, field.name: value}) == "invalid_request", field
+
+
+def others(field: Any) -> Iterator[Any]:
+    """Yield values that are of no type which a field takes."""
+    schema = msgspec.json.schema(field.type)
+    some = json.dumps(schema)
+    kinds = {"integer": 5, "number": 1.5, "string": "text", "array": [1], "object": {"a": 1}, "boolean": True}
+    if field.name in ("requirements", "artifacts") or not re.search(r'"(type|\$ref|enum)"', some):
+        return      # any JSON, or looked at by the rules
+    for kind, value in kinds.items():
+        taken = {"integer": ("integer", "number"), "string": ("string", "enum")}.get(kind, (kind,))
+        if not any(f'"{one}"' in some for one in taken) and not (kind == "object" and "$ref" in some):
+            yield value
+
+
+# E2, E3: sizes.
+
+
+@tongues
+@pytest.mark.parametrize(("name", "field", "limit"), [
+    ("create_task", "payload", 2**20), ("complete", "result", 2**20), ("report_progress", "progress", 2**16)])
+async def test_e2_the_largest_value_is_taken_over_mcp_too_and_one_byte_more_is_refused(
+    served: Any, name: str, field: str, limit: int, tongue: str
+) -> None:
+    fields = least(OPERATIONS[name], await known(served))
+
+    async with served.unchanged():
+        assert await code(served, tongue, name, **fields, **{field: "a" * (limit - 1)}) == "payload_too_large"
+    assert await code(served, tongue, name, **fields, **{field: "a" * (limit - 2)}) == ""
+
+
+@tongues
+async def test_e2_a_message_over_the_limit_or_compressed_is_refused_at_mcp(serve: Any, tongue: str) -> None:
+    served = await serve(max_request_bytes=2000)
+    body, headers = message(tongue, "create_task", b'{"type":"demo","payload":"%b"}' % (b"a" * 2000))
+
+    async with served.unchanged():
+        told = await served.call("POST", "/mcp", b"", headers=[*headers, ("content-length", str(len(body)))])
+        chunked = await served.call("POST", "/mcp", [body[:1500], body[1500:]], headers=headers)
+        headers.append(("content-encoding", "gzip"))
+        packed = await served.call("POST", "/mcp", gzip.compress(body), headers=headers)
+
+    assert [(one.status, one.json()["error"]) for one in (told, chunked, packed)] == [
+        (413, "payload_too_large"), (413, "payload_too_large"), (415, "unsupported_media_type")]
+
+
+@every_tongue
+async def test_e3_json_of_many_keys_or_much_white_space_is_read_once(served: Any, tongue: str) -> None:
+    many = {str(number): 0 for number in range(80_000)}
+    for payload in (json.dumps(many, separators=(",", ":")).encode(), b"[" + b" " * 1_000_000 + b"]", b"[[],{}]"):
+        made = reply_of(await asked(served, tongue, "create_task", b'{"type":"demo","payload":%b}' % payload)
+                        if tongue != "rest" else
+                        await served.call("POST", "/v1/tasks", b'{"type":"demo","payload":%b}' % payload))
+        found = await served.get(f"/v1/tasks/{made['task_id']}")
+        assert found["payload"] == json.loads(payload)
+
+
+# E4 to E8: names, filters, cursors, limits, times.
+
+
+UNSEEN = ["", " ", "   a", "a\n", "a\r\nb", "\ta", "a\x1b[31m", "a\x85", "\x7f", "\u202eadm", "a\u200bb", "\ufeffa",
+          "a" * 201]
+
+
+@every_tongue
+async def test_e4_a_name_with_what_nobody_sees_is_refused_in_every_tongue(served: Any, tongue: str) -> None:
+    ids = await known(served)
+    held = {"task_id": ids["task_id"], "lease_id": ids["lease_id"]}
+
+    async with served.unchanged():
+        for text in UNSEEN:
+            for name, fields in (("create_task", {"type": text}), ("create_task", {"type": "a", "principal_id": text}),
+                                 ("lease_next", {"worker_id": text}), ("list_tasks", {"principal_id": text}),
+                                 ("fail", {**held, "worker_id": text})):
+                assert await code(served, tongue, name, **fields) == "invalid_request", (name, fields)
+
+
+@tongues
+@pytest.mark.parametrize("text", ["%", "_", "a%", "\\", "'", '"', "x' OR '1'='1", "x'; --", "a_b", "[a-z]*", "*"])
+async def test_e5_a_filter_matches_literally_over_mcp(served: Any, text: str, tongue: str) -> None:
+    for type in ("ab", "axb", "a%b", "x", text):
+        await reply(served, tongue, "create_task", type=type, agent_id=type)
+
+    by_type = await reply(served, tongue, "list_tasks", type=text)
+    by_recipient = await reply(served, tongue, "list_receipts", to_id=text)
+    claimed = await reply(served, tongue, "lease_next", worker_id="w1", accept_types=[text], max_tasks=9)
+
+    assert [task["type"] for task in by_type["tasks"]] == [text]
+    assert {receipt["to"]["id"] for receipt in by_recipient["receipts"]} == {text}
+    assert [task["type"] for task in claimed["tasks"]] == [text]
+
+
+@tongues
+@pytest.mark.parametrize("name", ["list_tasks", "list_receipts"])
+async def test_e6_a_cursor_that_was_not_given_for_this_list_is_refused_over_mcp(
+    served: Any, name: str, tongue: str
+) -> None:
+    for number in range(3):
+        await served.post("/v1/tasks", {"type": f"t{number}", "agent_id": "ada"})
+    ada = {"principal_id": "ada", "principal_kind": "agent"}
+    page = await reply(served, tongue, name, limit=1, **ada)
+    good = page["next_cursor"]
+    flipped = good[:9] + ("A" if good[9] != "A" else "B") + good[10:]
+
+    for bad in (good[:-1], good + "A", flipped, good.swapcase(), "x", "....", "0" * 5000, "-1", "1 OR 1=1", "é"):
+        assert await code(served, tongue, name, cursor=bad, **ada) == "invalid_cursor", bad
+    assert await code(served, tongue, name, cursor=good, principal_id="bob") == "invalid_cursor"
+    assert await code(served, tongue, name, cursor=good, **ada) == ""
+
+
+@tongues
+@pytest.mark.parametrize("name", ["list_tasks", "list_receipts", "list_open_obligations", "bootstrap"])
+async def test_e7_a_limit_is_held_to_its_span_over_mcp(served: Any, name: str, tongue: str) -> None:
+    await known(served)
+
+    for limit in (0, -1, "ten", 1.5, True, "5", [1], 2**53, 10**400):
+        assert await code(served, tongue, name, limit=limit) == "invalid_request", limit
+    for limit in (1, 200, 1_000_000_000, 2**53 - 1):
+        assert await code(served, tongue, name, limit=limit) == "", limit
+
+
+NO_MOMENTS = ["now", "2026-01-01", "2026-01-01T00:00:00", "0000-01-01T00:00:00Z", "10000-01-01T00:00:00Z",
+              "2026-13-01T00:00:00Z", "2026-02-30T00:00:00Z", "2026-01-01T00:00:00+99:00", "2026-12-31T23:59:60Z",
+              "2026-01-01T00:00:00 PST8PDT", "2026-01-01T24:00:00Z", "1767225600", 1767225600, 1e300, True]
+
+
+@every_tongue
+async def test_e8_a_moment_that_is_none_is_refused_in_every_tongue(served: Any, tongue: str) -> None:
+    async with served.unchanged():
+        for moment in NO_MOMENTS:
+            for name, fields in (
+                ("create_task", {"type": "demo", "timeouts": {"deadline": moment}}),
+                ("report_schedule", {"worker_id": "w", "schedules": [{"schedule_id": "s", "next_run_at": moment}]})):
+                assert await code(served, tongue, name, **fields) == "invalid_request", (name, moment)
+
+
+# E9, E10: what is echoed, and what is logged.
+
+
+EVIL = "evil\r\nset-cookie: a=b\r\n\r\n<script>\x1b[31m"
+
+
+@every_tongue
+async def test_e9_no_header_of_an_answer_repeats_what_a_request_says(served: Any, tongue: str) -> None:
+    evil = quote(EVIL, safe="")
+    answers = [await served.call("POST", f"/v1/tasks/{evil}/cancel", {}),
+               await served.call("BREW", f"/{evil}"), await served.call("BREW", f"/v1/tasks/{evil}"),
+               await served.call("GET", f"/v1/bootstrap?principal_kind=agent&principal_id={quote(EVIL)}"),
+               await served.call("GET", "/v1/config", headers=[("x-tenant-id", EVIL), ("x-request-id", EVIL)]),
+               await served.call("GET", "/v1/config", headers=[("host", EVIL)]),
+               await served.call("GET", "/v1/config", token=EVIL)]
+    for name in OPERATIONS:
+        fields = dict.fromkeys(OPERATIONS[name].takes.__struct_fields__, EVIL)
+        answers.append(await asked(served, tongue, name, fields))
+
+    for answer in answers:
+        for name, value in answer.pairs:
+            assert not re.search(r"[\x00-\x1f\x7f]|evil|script", name + value), (name, value)
+        assert "set-cookie" not in answer.headers
+
+
+@in_memory
+@tongues
+@pytest.mark.parametrize("form", [JsonLines, Lines], ids=["json", "console"])
+async def test_e10_what_comes_over_mcp_never_breaks_out_of_its_log_line(
+    served: Any, caplog: pytest.LogCaptureFixture, form: type[logging.Formatter], tongue: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    for name in OPERATIONS:
+        await asked(served, tongue, name, dict.fromkeys(OPERATIONS[name].takes.__struct_fields__, EVIL))
+        await asked(served, tongue, EVIL.encode().hex(), {"a": EVIL})
+    body, headers = message(tongue, "no", b"{}")
+    await served.call("POST", f"/mcp?{quote(EVIL)}", body, headers=[*headers, ("user-agent", EVIL), ("x-evil", EVIL)])
+    await asked(served, tongue, "bootstrap", {"principal_id": "ada", "principal_kind": "agent"})
+
+    lines = [form("%(message)s").format(record) for record in caplog.records if record.name.startswith("asyncgate")]
+    assert any("bootstrap" in line for line in lines)
+    assert [line for line in lines if re.search(r"[\x00-\x1f\x7f-\x9f]", line)] == []
+
+
+# E11: ids and paths.
+
+
+TRICKS = ["..", ".", "../..", "a/b", "%2e%2e", "%00", "a;b=c", "' OR '1", "%", "a\n", "a\r\nb", "\u202e", "a" * 201,
+          "a" * 20_000, " ", "null", "~", "-1", "0"]
+
+
+@tongues
+@pytest.mark.parametrize("name", [name for name, op in OPERATIONS.items() if "{" in op.rest[0][1]])
+async def test_e11_an_id_plays_no_tricks_as_an_argument(served: Any, name: str, tongue: str) -> None:
+    op = OPERATIONS[name]
+    fields, (carried,) = least(op, await known(served)), re.findall(r"{(\w+)}", op.rest[0][1])
+
+    async with served.unchanged():
+        for trick in TRICKS:
+            told = await code(served, tongue, name, **{**fields, carried: trick})
+            assert told in {"invalid_request", "task_not_found", "receipt_not_found", "lease_invalid_or_expired"}, trick
+
+
+@pytest.mark.parametrize("path", [
+    "//v1/tasks", "/v1//tasks", "/v1/tasks/", "/v1/./tasks", "/v1/tasks/%2e%2e/tasks", "/v1/tasks%00", "/v1/tasks%2f",
+    "/V1/tasks", "/v1/tasks;a", "/mcp/", "/MCP", "/mcp%00", "//mcp", "/mcp/u/", "/v1/tasks/..%2f..%2fmcp", "/%ff",
+    "/../../etc/passwd", "/v1/tasks\\", "http://localhost//v1/tasks", "*", "/" + "a" * 30_000])
+def test_e11_over_a_socket_another_spelling_of_a_path_opens_nothing(live_for_all: Any, path: str) -> None:
+    with socket.create_connection(("127.0.0.1", live_for_all.port), timeout=30) as sock:
+        sock.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
+                     'Content-Length: 15\r\nConnection: close\r\n\r\n{"type":"demo"}'.encode())
+        answer = b"".join(iter(lambda: sock.recv(65536), b""))
+
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert int(head.split()[1]) in (400, 404, 405), answer[:300]
+    assert json.loads(body)["error"] in {"invalid_request", "not_found", "method_not_allowed"}
+    assert b"etc" not in body
