@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from msgspec.structs import replace
 
 from asyncgate import (
     Account,
@@ -124,14 +125,14 @@ class Served:
         return offer
 
     async def stored(self) -> dict[str, list[Any]]:
-        """Return everything that is stored for the tenant."""
+        """Return everything that is stored for the tenant, but for when its keys were last used."""
         return {kind.__name__: [row async for row in self._rows(kind)] for kind in STORED}
 
     async def _rows(self, kind: Any) -> AsyncIterator[Any]:
         last = ""
         while rows := await self.backend.export(kind, self.tenant_id, last):
             for row in rows:
-                yield row
+                yield replace(row, last_used_at=None) if isinstance(row, Key) else row
             last = export_key(rows[-1])
 
     @contextlib.asynccontextmanager
