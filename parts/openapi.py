@@ -47,7 +47,7 @@ SEEN = {**ASKER, "principal_instance_id": None, "first_seen_at": NOW, "last_seen
 OTHER, KEY_ID = "3c9d1f52-7a3e-4d0b-9f43-5b1e6c2a8d70", "4fK8sWq1ZbXe"
 ROOM = {"tenant": OTHER, "name": "Reading Room", "tier": "paid", "created_at": NOW}
 ALLOWED = {"tenant": TENANT, "tier": "free", "enforced": True, "tasks_per_hour": 100, "api_calls_per_hour": 1000,
-           "concurrent_leases": 10, "receipt_storage_gb": 1}
+           "active_tasks": 1000, "concurrent_leases": 10, "receipt_storage_gb": 1}
 KEY = {"key_id": KEY_ID, "tenant": TENANT, "name": "the reader", "principal_kind": "worker", "principal_id": "reader-1",
        "role": "worker", "scopes": ["receipts:read", "tasks:lease"], "task_types": ["page.summarize"],
        "created_at": NOW, "created_by": "human ada", "not_before": NOW, "expires_at": "2099-01-01T00:00:00Z"}
@@ -104,7 +104,8 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         **KEY, "key_id": "7dRtQ0cLZx2u"}}),
     "revoke_key": ({"key_id": KEY_ID, "reason": "published by mistake"}, {"ok": True}),
     "list_audit": ({"severity": "warning", "limit": 20}, {"lines": [{
-        "audit_id": "000000000007", "number": 7, "timestamp": NOW, "event": "key_revoked", "severity": "warning",
+        "audit_id": "000000000007", "tenant_id": TENANT, "number": 7, "timestamp": NOW,
+        "event": "key_revoked", "severity": "warning",
         "details": {"principal_kind": "human", "principal_id": "ada", "revoked": KEY_ID}, "hash": "5d0c1e72" * 8}]}),
     "get_config": ({}, {"receipt_mode": "standalone", "memorygate_url": None, "capabilities": ["leases"], **SELF}),
     "health": ({}, {"status": "healthy", "service": "AsyncGate", "uptime": 47, "database": "ok", "upkeep": {}, **SELF}),
@@ -141,7 +142,7 @@ UNKNOWN_TASK, UNKNOWN_RECEIPT = "404 task_not_found", "404 receipt_not_found"
 HOLDER = f"{UNKNOWN_TASK}, {LOST}"
 # Beyond what follows from the method and the path.
 REFUSALS = {name: f", {refusals}" for name, refusals in {
-    "create_task": f"{LARGE}, 409 idempotency_conflict", "run_task": f"{LARGE}, 409 idempotency_conflict",
+    **dict.fromkeys(("create_task", "run_task"), f"{LARGE}, 409 idempotency_conflict, 429 quota_exceeded"),
     "get_task": UNKNOWN_TASK, "get_task_history": UNKNOWN_TASK, "release_hold": UNKNOWN_TASK,
     "cancel_task": f"{LARGE}, {UNKNOWN_TASK}", "list_receipts": UNKNOWN_TASK,
     "attach_artifacts": f"{ARTIFACTS}, {UNKNOWN_TASK}, 409 invalid_state_transition",
