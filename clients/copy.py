@@ -42,7 +42,7 @@ from asyncgate import (
     needs_of,
 )
 
-# In this order, or a task would be there without what it was: see `Tenant.raised`.
+# In this order, or a task would be there without what it was: see `Tenant.raised`.  Usage is counted anew.
 TABLES: dict[type[Struct], str] = {
     Task: "tasks", Lease: "leases", Progress: "progress", Receipt: "receipts", Obligation: "obligations",
     Event: "events", Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys",

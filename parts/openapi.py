@@ -104,8 +104,8 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         **KEY, "key_id": "7dRtQ0cLZx2u"}}),
     "revoke_key": ({"key_id": KEY_ID, "reason": "published by mistake"}, {"ok": True}),
     "list_audit": ({"severity": "warning", "limit": 20}, {"lines": [{
-        "audit_id": "000000000007", "number": 7, "timestamp": NOW, "tenant_id": TENANT, "event": "key_revoked",
-        "severity": "warning",
+        "audit_id": "000000000007", "tenant_id": TENANT, "number": 7, "timestamp": NOW,
+        "event": "key_revoked", "severity": "warning",
         "details": {"principal_kind": "human", "principal_id": "ada", "revoked": KEY_ID}, "hash": "5d0c1e72" * 8}]}),
     "get_config": ({}, {"receipt_mode": "standalone", "memorygate_url": None, "capabilities": ["leases"], **SELF}),
     "health": ({}, {"status": "healthy", "service": "AsyncGate", "uptime": 47, "database": "ok", "upkeep": {}, **SELF}),

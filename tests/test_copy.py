@@ -19,7 +19,20 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import astuple, replace
 
-from asyncgate import Engine, Needs, Principal, Refused, Settings, Task, Upkeep, Work, export_key, main
+from asyncgate import (
+    RECORDS,
+    Engine,
+    Needs,
+    Principal,
+    Refused,
+    Settings,
+    Task,
+    Upkeep,
+    Usage,
+    Work,
+    export_key,
+    main,
+)
 from asyncgate.backends import open_backend
 from asyncgate.backends.identity_guard import Guard
 from asyncgate.backends.memory import Memory, Tenant
@@ -240,6 +253,10 @@ async def copied(source: Any, target: Any) -> None:
     await copy.join(target)
     for step in (copy.survey, copy.carry, copy.prove):
         await step(source, target, lambda rows: None)
+
+
+def test_every_kind_of_record_comes_along_but_for_what_is_counted_anew() -> None:
+    assert RECORDS.keys() - copy.TABLES.keys() == {Usage}
 
 
 async def test_the_gate_that_is_copied_here_has_rows_of_every_kind(source: str) -> None:

@@ -43,6 +43,7 @@ from asyncgate.backends import postgres_statements as sql
 from asyncgate.clients.http import Exchange
 from asyncgate.conformance.harness import Gate, Numbered, View, under
 from asyncgate.conformance.postgres_server import Cluster, connected
+from asyncgate.parts.settings import RateLimiting, SecuritySettings
 
 pytestmark = pytest.mark.anyio
 
@@ -109,7 +110,8 @@ RULES: dict[str, tuple[str, set[str]]] = {
         FROM unnest(ARRAY['UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS may, {TABLES}
         AND (has_table_privilege('asyncgate_app', c.oid, may) OR may IN ('UPDATE', 'REFERENCES')
              AND has_any_column_privilege('asyncgate_app', c.oid, may))""",
-        each("UPDATE", "states progress schedules presences deliveries instances meta accounts api_keys audit_heads")
+        each("UPDATE", "states progress schedules presences deliveries instances meta accounts api_keys audit_heads "
+                       "usage")
         | each("DELETE", "obligations schedules instances")),
     "what the roles that look across tenants may": (f"""
         SELECT concat_ws(' ', role, may, relname || '.' || attname)
@@ -257,8 +259,9 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
 
 
 def operator_of(gate: Gate) -> View:
-    """Return the gate as the operator sees it, who looks after all tenants."""
-    return gate.beside(default_tenant_id=gate.tenant_id).as_admin()
+    """Return a gate that keeps tenants to their limits as the operator sees it, who looks after all of them."""
+    security = SecuritySettings(rate_limiting=RateLimiting(enabled=True))
+    return gate.beside(default_tenant_id=gate.tenant_id, security=security).as_admin()
 
 
 async def keys_of(gate: Gate, mark: str) -> dict[str, str]:
@@ -745,6 +748,11 @@ class Trying:
         """Try, then send."""
         await self.trials.attempt(self.db, statement, given)
         return await self.db.fetch(statement, *given)
+
+    async def fetchrow(self, statement: str, *given: Any) -> Any:
+        """Try, then send."""
+        await self.trials.attempt(self.db, statement, given)
+        return await self.db.fetchrow(statement, *given)
 
     async def fetchval(self, statement: str, *given: Any) -> Any:
         """Try, then send."""
