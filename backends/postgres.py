@@ -76,7 +76,7 @@ REFUSED = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError)
 # The connection is gone or no good any more; another one may be better.
 BROKEN = (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.AdminShutdownError,
           asyncpg.CrashShutdownError, asyncpg.CannotConnectNowError, asyncpg.ReadOnlySQLTransactionError,
-          ConnectionError)
+          asyncpg.InternalClientError, ConnectionError)
 
 
 class Queues:

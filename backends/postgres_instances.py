@@ -33,7 +33,8 @@ AGAIN_SECONDS = 0.5         # between attempts to reach the database
 FORGOTTEN = "1 day"         # after which nobody remembers an instance that gave no sign
 # The database gives up the lock of a machine that vanished without a word in half a minute, not in two hours.
 PROBED = "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3"
-AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)   # the database is not to be had now
+# The database is not to be had now; the last one is what asyncpg says of a connection that broke in the middle.
+AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
 # Alive: its lock is held, or it gave a sign within three beats (DESIGN 5.10).
 LOCK = "hashtextextended({0}, 25959)"

@@ -268,8 +268,12 @@ def test_a_rival_that_is_refused_ends_the_benchmark(gate: Gate) -> None:
 # By itself.
 
 
+# A shell without job control has its background processes ignore SIGINT, and so do their children.
+HEARS_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+
+
 def by_itself(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    asked = [sys.executable, "-c", SERVE, "bench", "--self", *arguments]
+    asked = [sys.executable, "-c", HEARS_SIGINT + SERVE, "bench", "--self", *arguments]
     environment = {**os.environ, "TMPDIR": str(folder)}
     return subprocess.Popen(asked, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
