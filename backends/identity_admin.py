@@ -246,6 +246,7 @@ async def issue_key(engine: Engine, caller: Caller, ask: IssueKey) -> IssuedKey:
     """
     tenant_id = issuer(engine, caller, ask.tenant)
     text, key = await drawn(engine.settings, ask, caller, engine.backend.now())
+    no_more_than_own(caller, key)
 
     def issue(work: Work) -> None:
         work.keep(key)
@@ -253,6 +254,13 @@ async def issue_key(engine: Engine, caller: Caller, ask: IssueKey) -> IssuedKey:
              issued_role=key.role)
     await change(engine, caller, tenant_id, Key, (key.key_id,), issue)
     return IssuedKey(text, described(tenant_id, key))
+
+
+def no_more_than_own(caller: Caller, key: Key) -> None:
+    """Refuse a key that may do what its issuer may not: by way of it the issuer could."""
+    if beyond := msgspec.json.decode(key.scopes, type=frozenset[str]) - caller.scopes:
+        raise barred(caller, f"this credential has no scope {', '.join(sorted(beyond))}, so it cannot give a key that "
+                             "has; name scopes that it has")
 
 
 async def drawn(settings: Settings, ask: IssueKey, caller: Caller, now: float) -> tuple[str, Key]:
@@ -304,6 +312,7 @@ async def rotate_key(engine: Engine, caller: Caller, ask: RotateKey) -> IssuedKe
         old = good(work.found(Key, ask.key_id), ask.key_id)
         if old.revoked_at is not None or old.rotated_to is not None:
             raise InvalidRequest(f"key {old.key_id} was revoked or rotated already; issue_key makes a new one")
+        no_more_than_own(caller, old)
         new = replace(old, key_id=key_id, hash=hash, not_before=work.now, created_at=work.now, last_used_at=None,
                       created_by=str(caller.principal))
         work.keep(retired(old, key_id, work.now, ask.overlap_seconds))

@@ -154,6 +154,19 @@ async def test_a_limited_key_cannot_issue_or_rotate_one_that_may_do_more(house: 
     assert len((await house.good("list_keys"))["keys"]) == 1
 
 
+async def test_an_admin_cannot_issue_or_rotate_a_key_with_scopes_that_it_has_not(house: House) -> None:
+    clerk = await house.key("admin", "clerk", scopes=["admin:write", "tasks:lease"])
+    mighty = await house.key("admin", "root")
+
+    issued = await house.ask("issue_key", {**KEY_FIELDS, "scopes": ["tasks:lease", "tasks:write"]}, token=clerk)
+    rotated = await house.ask("rotate_key", {"key_id": house.ids[mighty]}, token=clerk)
+    within = await house.good("issue_key", {**KEY_FIELDS, "scopes": ["tasks:lease"]}, token=clerk)
+
+    assert (issued.code, rotated.code) == ("forbidden", "forbidden")
+    assert "tasks:write" in issued.body["message"]
+    assert within["key"]["scopes"] == ["tasks:lease"]
+
+
 # Operator, and admin of another tenant (B12).
 
 
