@@ -40,7 +40,8 @@ FILLED = {"type": "demo", "task_id": "none", "lease_id": "none", "receipt_id": "
           "receipt_type": "x", "schedules": [{"schedule_id": "s"}], "worker_id": None,
           "tasks": [{"type": "demo", "task_id": "none", "lease_id": "none"}], "key_id": "none", "name": "x",
           "tenant": "00000000-0000-4000-8000-000000000000"}
-MORE: dict[str, dict[str, Any]] = {"run_task": {"wait_seconds": 0}, "issue_key": {"principal_id": "x"}}
+MORE: dict[str, dict[str, Any]] = {
+    "run_task": {"wait_seconds": 0}, "issue_key": {"principal_id": "x", "scopes": frozenset()}}
 # spec 21.5.2: what the role `system` may and may not.
 SYSTEM = {"create_task": True, "get_task": True, "list_tasks": True, "cancel_task": True, "list_receipts": True,
           "lease_next": False, "renew_lease": False, "complete": False, "fail": False}

@@ -37,7 +37,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "get_receipt": {"receipt_id": "none"}, "emit_receipt": {"receipt_type": "x"},
     "report_schedule": {"schedules": [{"schedule_id": "s"}]}, "check_terminator": {"parent_receipt_id": "none"},
     "create_tenant": {"name": "x"}, "suspend_tenant": {"tenant": OTHER}, "set_limits": {"tenant": OTHER},
-    "issue_key": {"name": "x", "principal_id": "x"}, "rotate_key": {"key_id": "none"}, "revoke_key": {"key_id": "none"},
+    "issue_key": {"name": "x", "principal_id": "x", "scopes": []},
+    "rotate_key": {"key_id": "none"}, "revoke_key": {"key_id": "none"},
     **{name: {"task_id": "none"} for name in ("get_task", "get_task_history", "cancel_task", "release_hold")},
     **{name: {"task_id": "none", "lease_id": "none"} for name in (
         "renew_lease", "release_lease", "start_task", "complete", "fail")},

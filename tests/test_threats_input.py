@@ -60,6 +60,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -136,12 +137,12 @@ async def asked(served: Any, tongue: str, name: str, fields: dict[str, Any] | by
     return await served.call(verb, path + "?" + "&".join(f"{k}={quote(str(v), safe='')}" for k, v in given.items()))
 
 
-async def reply(served: Any, tongue: str, name: str, **fields: Any) -> Any:
+async def reply(served: Any, tongue: str, name: str, /, **fields: Any) -> Any:
     """Return what a good answer holds."""
     return reply_of(await asked(served, tongue, name, fields))
 
 
-async def code(served: Any, tongue: str, name: str, **fields: Any) -> str:
+async def code(served: Any, tongue: str, name: str, /, **fields: Any) -> str:
     """Return the code of a refusal, "" for none."""
     return code_of(await asked(served, tongue, name, fields))
 
@@ -158,11 +159,15 @@ def least(op: Operation, known: dict[str, Any]) -> dict[str, Any]:
     return fields | worker | more.get(op.name, {})
 
 
-async def known(served: Any) -> dict[str, Any]:
-    """Make a task that is leased; return ids that exist."""
+async def known(served: Any, op: Operation) -> dict[str, Any]:
+    """Make a task that is leased, and a key where one is asked for; return ids that exist."""
     offer = await served.leased()
     duty = offer["obligation_receipt_id"]
-    return {"task_id": offer["task_id"], "lease_id": offer["lease_id"], "receipt_id": duty, "parent_receipt_id": duty}
+    ids = {"task_id": offer["task_id"], "lease_id": offer["lease_id"], "receipt_id": duty, "parent_receipt_id": duty,
+           "tenant": str(UUID(int=7)), "principal_id": "x"}
+    if "key_id" in op.takes.needed:
+        ids["key_id"] = (await reply(served, "rest", "issue_key", name="x", principal_id="x"))["key"]["key_id"]
+    return ids
 
 
 def with_raw(fields: dict[str, Any], name: str, value: bytes) -> bytes:
@@ -189,7 +194,7 @@ async def test_e1_what_somebody_could_not_read_is_refused_in_every_argument(
     served: Any, name: str, tongue: str
 ) -> None:
     op = OPERATIONS[name]
-    fields = least(op, await known(served))
+    fields = least(op, await known(served, op))
 
     async with served.unchanged():
         for field in op.takes.__struct_fields__:
@@ -208,7 +213,7 @@ async def test_e1_an_argument_of_another_type_is_refused_as_it_is_over_rest(
     op = OPERATIONS[name]
     if op.rest[0][0] == "GET":
         return await read_with_other_types(served, op, tongue)
-    fields, carried = least(op, await known(served)), re.findall(r"{(\w+)}", op.rest[0][1])
+    fields, carried = least(op, await known(served, op)), re.findall(r"{(\w+)}", op.rest[0][1])
 
     async with served.unchanged():
         for field in (one for one in msgspec.structs.fields(op.takes) if one.name not in carried):
@@ -222,7 +227,7 @@ async def test_e1_an_argument_of_another_type_is_refused_as_it_is_over_rest(
 
 async def read_with_other_types(served: Any, op: Operation, tongue: str) -> None:
     """A query knows text only; as arguments its numbers must be numbers."""
-    fields = least(op, await known(served))
+    fields = least(op, await known(served, op))
 
     async with served.unchanged():
         for field in msgspec.structs.fields(op.takes):
@@ -252,7 +257,7 @@ def others(field: Any) -> Iterator[Any]:
 async def test_e2_the_largest_value_is_taken_over_mcp_too_and_one_byte_more_is_refused(
     served: Any, name: str, field: str, limit: int, tongue: str
 ) -> None:
-    fields = least(OPERATIONS[name], await known(served))
+    fields = least(OPERATIONS[name], await known(served, OPERATIONS[name]))
 
     async with served.unchanged():
         assert await code(served, tongue, name, **fields, **{field: "a" * (limit - 1)}) == "payload_too_large"
@@ -294,7 +299,7 @@ UNSEEN = ["", " ", "   a", "a\n", "a\r\nb", "\ta", "a\x1b[31m", "a\x85", "\x7f",
 
 @every_tongue
 async def test_e4_a_name_with_what_nobody_sees_is_refused_in_every_tongue(served: Any, tongue: str) -> None:
-    ids = await known(served)
+    ids = await known(served, OPERATIONS["complete"])
     held = {"task_id": ids["task_id"], "lease_id": ids["lease_id"]}
 
     async with served.unchanged():
@@ -341,7 +346,7 @@ async def test_e6_a_cursor_that_was_not_given_for_this_list_is_refused_over_mcp(
 @tongues
 @pytest.mark.parametrize("name", ["list_tasks", "list_receipts", "list_open_obligations", "bootstrap"])
 async def test_e7_a_limit_is_held_to_its_span_over_mcp(served: Any, name: str, tongue: str) -> None:
-    await known(served)
+    await served.leased()
 
     for limit in (0, -1, "ten", 1.5, True, "5", [1], 2**53, 10**400):
         assert await code(served, tongue, name, limit=limit) == "invalid_request", limit
@@ -420,12 +425,13 @@ TRICKS = ["..", ".", "../..", "a/b", "%2e%2e", "%00", "a;b=c", "' OR '1", "%", "
 @pytest.mark.parametrize("name", [name for name, op in OPERATIONS.items() if "{" in op.rest[0][1]])
 async def test_e11_an_id_plays_no_tricks_as_an_argument(served: Any, name: str, tongue: str) -> None:
     op = OPERATIONS[name]
-    fields, (carried,) = least(op, await known(served)), re.findall(r"{(\w+)}", op.rest[0][1])
+    fields, (carried,) = least(op, await known(served, op)), re.findall(r"{(\w+)}", op.rest[0][1])
 
     async with served.unchanged():
         for trick in TRICKS:
             told = await code(served, tongue, name, **{**fields, carried: trick})
-            assert told in {"invalid_request", "task_not_found", "receipt_not_found", "lease_invalid_or_expired"}, trick
+            assert told in {"invalid_request", "task_not_found", "receipt_not_found", "key_not_found",
+                            "lease_invalid_or_expired"}, trick
 
 
 @pytest.mark.parametrize("path", [
