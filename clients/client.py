@@ -11,12 +11,13 @@ fails is repeated where that can do no harm, and only for so long; `Refusal` and
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, Unpack
 
 import msgspec
 
@@ -93,7 +94,7 @@ class AsyncGate(AsyncOperations):
         self.agent_id, self.worker_id, self.patience_seconds = agent_id, worker_id, patience_seconds
         self.way: Way = way_to(via, url, token, transport)
 
-    async def __aenter__(self) -> AsyncGate:
+    async def __aenter__(self) -> Self:
         await self.way.__aenter__()
         return self
 
@@ -101,6 +102,12 @@ class AsyncGate(AsyncOperations):
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         await self.way.__aexit__(kind, error, at)
+
+    def speaking_as(self, *, agent_id: str | None = None, worker_id: str | None = None) -> Self:
+        """Return this gate for somebody else who asks; both share the connections, and are open as long as this is."""
+        other = copy.copy(self)
+        other.agent_id, other.worker_id = agent_id, worker_id
+        return other
 
     # Handing over work.
 
