@@ -177,7 +177,10 @@ def way_to(via: str, url: str | None, token: str | None, transport: httpx2.Async
     """Return the way to the gate that was asked for."""
     if via == "rest":
         return AsyncHttp(url, token, transport=transport)
-    raise ValueError(f"a gate is reached via rest, not {via!r}")
+    if via == "mcp":        # imported here: it takes the SDK along, which is large
+        from asyncgate.clients.via_mcp import McpWay
+        return McpWay(url, token, transport)
+    raise ValueError(f"a gate is reached via rest or mcp, not {via!r}")
 
 
 def decode(text: bytes, reply: type[R]) -> R:
