@@ -209,6 +209,11 @@ def present(task: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in task.items() if value is not None}
 
 
+def jittered(count: int) -> float:
+    """Draw a pause from the whole of what doubles with each, so that those who fail together do not return together."""
+    return random.uniform(0, min(FIRST_PAUSE * 2 ** min(count, 16), LONGEST_PAUSE))
+
+
 class Tries:
     """The attempts at one call: whether there is another one, and when.
 
@@ -234,7 +239,7 @@ class Tries:
     def pause(self, error: Refusal | Unreachable) -> float:
         """Return how many seconds to wait before the next attempt; raise the error when there is none."""
         self.count, self.last = self.count + 1, error
-        pause = random.uniform(0, min(FIRST_PAUSE * 2 ** (self.count - 1), LONGEST_PAUSE))  # full jitter
+        pause = jittered(self.count - 1)
         pause += (error.retry_after or 0.0) if isinstance(error, Refusal) else 0.0
         if not self._may_repeat(error) or time.monotonic() - self.began + pause > self.seconds:
             raise error
@@ -316,4 +321,4 @@ class Handle:
                     raise
             # A gate that stops, or waits for nobody, answers at once: then this does not ask without a pause.
             pauses = 0 if time.monotonic() - asked > LONG_POLL / 2 else pauses + 1
-            await asyncio.sleep(random.uniform(0, min(FIRST_PAUSE * 2 ** min(pauses, 6), LONGEST_PAUSE)))
+            await asyncio.sleep(jittered(pauses))

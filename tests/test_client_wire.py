@@ -1,4 +1,4 @@
-"""The Python client on a bad wire, and over restarts: real gates in processes of their own, over REST and over MCP."""
+"""The Python client on a bad wire, and over restarts: real gates on real ports, over REST and over MCP."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import re
 import signal
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ import pytest
 from asyncgate.clients import AsyncGate, Refusal, SyncGate, TaskCanceled, TaskFailed, Unreachable
 from asyncgate.clients.client import OVER
 from asyncgate.clients.sync import Aside
+from asyncgate.clients.testing import Gate, SyncTestGate
 
 pytestmark = pytest.mark.anyio
 
@@ -122,9 +124,16 @@ BUSY = {"status": 429, "retry_after": 0, "body": {"error": "rate_limit_exceeded"
 
 
 @pytest.fixture
-async def wire(live: Any) -> AsyncIterator[Wire]:
+def served() -> Iterator[SyncTestGate]:
+    """Return a gate on a port and a thread of its own."""
+    with Gate(port=0, api_key=TOKEN) as gate:
+        yield gate
+
+
+@pytest.fixture
+async def wire(served: SyncTestGate) -> AsyncIterator[Wire]:
     """Return a wire to a gate."""
-    async with asyncio.timeout(PATIENCE_SECONDS * 2), Wire(live.port) as wire:
+    async with asyncio.timeout(PATIENCE_SECONDS * 2), Wire(urlsplit(served.url).port or 0) as wire:
         yield wire
 
 
@@ -139,8 +148,8 @@ async def both(url: str, via: Any, **more: Any) -> AsyncIterator[tuple[AsyncGate
 
 
 @vias
-async def test_a_task_goes_from_hand_to_hand(live: Any, via: Any) -> None:
-    async with both(live.url, via) as (gate, worker):
+async def test_a_task_goes_from_hand_to_hand(served: SyncTestGate, via: Any) -> None:
+    async with both(served.url, via) as (gate, worker):
         handle = await gate.submit("ocr.page", {"page": 3}, needs={"ocr"}, key="doc-7", priority=2)
         waiting = asyncio.create_task(handle.result(PATIENCE_SECONDS))
         assert (await worker.lease_next(capabilities={"ink"})).tasks == []
@@ -158,8 +167,8 @@ async def test_a_task_goes_from_hand_to_hand(live: Any, via: Any) -> None:
 
 
 @vias
-async def test_a_task_that_ends_badly_is_an_exception(live: Any, via: Any) -> None:
-    async with both(live.url, via) as (gate, worker):
+async def test_a_task_that_ends_badly_is_an_exception(served: SyncTestGate, via: Any) -> None:
+    async with both(served.url, via) as (gate, worker):
         failing, canceled = [await gate.submit("demo", key=key) for key in ("a", "b")]
         (offer,) = (await worker.lease_next()).tasks
         await worker.fail(offer.task_id, offer.lease_id, error={"why": "no ink"})
@@ -174,15 +183,15 @@ async def test_a_task_that_ends_badly_is_an_exception(live: Any, via: Any) -> No
 
 
 @vias
-async def test_a_refusal_says_the_same_over_both(live: Any, via: Any) -> None:
-    async with both(live.url, via) as (gate, worker):
+async def test_a_refusal_says_the_same_over_both(served: SyncTestGate, via: Any) -> None:
+    async with both(served.url, via) as (gate, worker):
         with pytest.raises(Refusal) as unknown:
             await gate.handle("nobody").result()
         with pytest.raises(Refusal) as lost:
             await worker.complete((await gate.submit("demo")).task_id, "no-lease")
         with pytest.raises(Refusal) as wrong:
             await gate.create_task("")
-    async with AsyncGate(live.url, "another-token", via=via) as stranger:
+    async with AsyncGate(served.url, "another-token", via=via) as stranger:
         with pytest.raises(Refusal) as barred:
             await stranger.list_tasks()
 
@@ -304,8 +313,8 @@ async def test_connections_are_used_again(wire: Wire) -> None:
 
 
 @vias
-async def test_a_wait_that_is_given_up_leaves_the_gate_usable(live: Any, via: Any) -> None:
-    async with both(live.url, via) as (gate, worker):
+async def test_a_wait_that_is_given_up_leaves_the_gate_usable(served: SyncTestGate, via: Any) -> None:
+    async with both(served.url, via) as (gate, worker):
         handle = await gate.submit("demo")
         waiting = [asyncio.create_task(handle.result()) for _ in range(20)]
         await asyncio.wait(waiting, timeout=0.2)
@@ -353,8 +362,8 @@ async def test_an_outcome_is_waited_for_over_restarts_of_the_gate(
 
 
 @vias
-def test_the_same_without_await(live: Any, via: Any) -> None:
-    with SyncGate(live.url, TOKEN, via=via, agent_id="ada") as gate:
+def test_the_same_without_await(served: SyncTestGate, via: Any) -> None:
+    with SyncGate(served.url, TOKEN, via=via, agent_id="ada") as gate:
         worker = gate.speaking_as(worker_id="w1")
         handle = gate.submit("demo", {"n": 1}, needs=["math"])
         assert gate.handle(handle.task_id).status() == "queued"
@@ -370,14 +379,14 @@ def test_the_same_without_await(live: Any, via: Any) -> None:
         assert gate.call("health")["status"] == "healthy"
 
 
-def test_many_threads_share_one_gate(live: Any) -> None:
-    with SyncGate(live.url, TOKEN, agent_id="ada") as gate, ThreadPoolExecutor(8) as threads:
+def test_many_threads_share_one_gate(served: SyncTestGate) -> None:
+    with SyncGate(served.url, TOKEN, agent_id="ada") as gate, ThreadPoolExecutor(8) as threads:
         made = list(threads.map(lambda number: gate.submit("demo", number).task_id, range(64)))
 
         assert len(set(made)) == len(gate.list_tasks(limit=100).tasks) == 64
 
 
-def test_who_is_interrupted_gives_the_call_up(live: Any) -> None:
+def test_who_is_interrupted_gives_the_call_up(served: SyncTestGate) -> None:
     canceled, main = threading.Event(), threading.main_thread().ident or 0
 
     async def interrupt() -> NoReturn:
@@ -390,7 +399,7 @@ def test_who_is_interrupted_gives_the_call_up(live: Any) -> None:
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with SyncGate(live.url, TOKEN) as gate:
+        with SyncGate(served.url, TOKEN) as gate:
             with pytest.raises(KeyboardInterrupt):
                 gate.aside.run(interrupt())
             assert canceled.wait(PATIENCE_SECONDS)
