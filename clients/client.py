@@ -40,6 +40,7 @@ OVER = ("succeeded", "failed", "canceled")
 # Answers that come before anything is done, and one after which nobody knows.
 NOT_DONE = {408, 429, 503}
 OUTCOME_UNKNOWN = {"database_unavailable", "unexpected_answer"}
+AWAY = {*NOT_DONE, 502, 504}
 MADE_UP = ("idempotency_key", "claim_id")       # what makes a repetition of a request the same request
 
 
@@ -93,9 +94,11 @@ class AsyncGate(AsyncOperations):
     ) -> None:
         self.agent_id, self.worker_id, self.patience_seconds = agent_id, worker_id, patience_seconds
         self.way: Way = way_to(via, url, token, transport)
+        self.opened = False
 
     async def __aenter__(self) -> Self:
         await self.way.__aenter__()
+        self.opened = True
         return self
 
     async def __aexit__(
@@ -141,6 +144,8 @@ class AsyncGate(AsyncOperations):
 
     async def send(self, operation: str, fields: Mapping[str, Any]) -> bytes:
         """Call an operation, again and again while that is safe and there is time; return the reply as JSON."""
+        if not self.opened:
+            raise RuntimeError("a gate is used inside `async with AsyncGate(...) as gate`")
         op = OPERATIONS[operation]
         tries = Tries(op, self._complete(op, fields), self.patience_seconds)
         try:
@@ -311,14 +316,17 @@ class Handle:
     async def _ended(self) -> TaskRecord:
         pauses = 0
         while True:
-            asked = time.monotonic()
+            asked, least = time.monotonic(), 0.0
             try:
                 task = await self.gate.get_task(self.task_id, wait_seconds=LONG_POLL)
                 if task.status in OVER:
                     return task
-            except (Refusal, Unreachable) as error:
-                if isinstance(error, Refusal) and error.status not in {*NOT_DONE, 502, 504}:
+            except Unreachable:
+                pass
+            except Refusal as no:
+                if no.status not in AWAY:
                     raise
+                least = no.retry_after or 0.0
             # A gate that stops, or waits for nobody, answers at once: then this does not ask without a pause.
             pauses = 0 if time.monotonic() - asked > LONG_POLL / 2 else pauses + 1
-            await asyncio.sleep(jittered(pauses))
+            await asyncio.sleep(least + jittered(pauses))

@@ -31,31 +31,35 @@ class Aside(Generic[T]):
 
     def __init__(self, what: AbstractAsyncContextManager[T]) -> None:
         self.what = what
+        self.opened: Future[T] = Future()
+        self.left: Future[None] = Future()
+        self.thread = threading.Thread(target=lambda: asyncio.run(self._stay()), name="asyncgate", daemon=True)
 
     def __enter__(self) -> T:
-        self.opened: Future[T] = Future()
-        self.thread = threading.Thread(target=lambda: asyncio.run(self._stay()), name="asyncgate", daemon=True)
         self.thread.start()
         try:
             return self.opened.result()
         except BaseException:
-            self.thread.join()
+            self._leave()
             raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.loop.call_soon_threadsafe(self.left.set)
-        self.thread.join()
+        self._leave()
         if self.failed is not None and error is None:
             raise self.failed
 
+    def _leave(self) -> None:
+        self.left.set_result(None)
+        self.thread.join()
+
     async def _stay(self) -> None:
         """Enter and leave in one task, as what is built of cancel scopes must be."""
-        self.loop, self.left = asyncio.get_running_loop(), asyncio.Event()
+        self.loop = asyncio.get_running_loop()
         self.failed: BaseException | None = None
         try:
             async with self.what as opened:
                 self.opened.set_result(opened)
-                await self.left.wait()
+                await asyncio.wrap_future(self.left)
         except BaseException as error:
             if self.opened.done():
                 self.failed = error
@@ -64,6 +68,9 @@ class Aside(Generic[T]):
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine there and wait for it; whoever is interrupted meanwhile cancels it."""
+        if not self.opened.done() or self.left.done():
+            work.close()
+            raise RuntimeError("this is open only inside its `with` block")
         running = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return running.result()

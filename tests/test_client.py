@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncgate import OPERATIONS
-from asyncgate.clients import Refusal, Unreachable
+from asyncgate.clients import AsyncGate, Refusal, SyncGate, Unreachable
 from asyncgate.clients import operations as made
 from asyncgate.clients.client import FIRST_PAUSE, LONGEST_PAUSE, Tries
 from asyncgate.clients.declare import FILE, holds_json, source
 from asyncgate.clients.operations import AsyncOperations, SyncOperations
 from asyncgate.parts.openapi import EXAMPLES
 
+pytestmark = pytest.mark.anyio
 both = pytest.mark.parametrize("kind", [AsyncOperations, SyncOperations])
 every = pytest.mark.parametrize("name", sorted(OPERATIONS))
 
@@ -36,6 +37,11 @@ def test_a_method_takes_the_fields_of_its_request_and_gives_its_reply(kind: type
 
     assert inspect.signature(method).parameters.keys() - {"self"} == {*op.takes.__struct_fields__}
     assert get_type_hints(method)["return"].__name__ == op.gives.__name__
+
+
+def test_no_operation_hides_behind_what_the_clients_add() -> None:
+    for kind, base in ((AsyncGate, AsyncOperations), (SyncGate, SyncOperations)):
+        assert {name for name in OPERATIONS if getattr(kind, name) is not getattr(base, name)} == set()
 
 
 @every
@@ -123,3 +129,19 @@ def test_a_repeated_poll_waits_only_for_what_is_left() -> None:
     assert 4.9 < tries.fields()["wait_seconds"] <= 5.0
     tries.began -= 15
     assert tries.fields()["wait_seconds"] == 0.0
+
+
+async def test_a_gate_that_is_not_open_says_so() -> None:
+    with pytest.raises(RuntimeError, match="async with"):
+        await AsyncGate("http://localhost").health()
+    with pytest.raises(RuntimeError, match="`with` block"):
+        SyncGate("http://localhost").health()
+    with SyncGate("http://localhost") as closed:
+        pass
+    with pytest.raises(RuntimeError, match="`with` block"):
+        closed.health()
+
+
+def test_there_is_no_third_way() -> None:
+    with pytest.raises(ValueError, match="rest or mcp"):
+        AsyncGate(via="pigeon")  # type: ignore[arg-type]

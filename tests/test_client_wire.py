@@ -21,6 +21,7 @@ from asyncgate.clients import AsyncGate, Refusal, SyncGate, TaskCanceled, TaskFa
 from asyncgate.clients.client import OVER
 from asyncgate.clients.sync import Aside
 from asyncgate.clients.testing import Gate, SyncTestGate
+from asyncgate.parts.wire import Principal, Timeouts
 
 pytestmark = pytest.mark.anyio
 
@@ -202,6 +203,30 @@ async def test_a_refusal_says_the_same_over_both(served: SyncTestGate, via: Any)
     assert (barred.value.status, barred.value.code) == (401, "unauthenticated")
 
 
+@vias
+async def test_replies_of_a_real_gate_are_what_the_methods_say(served: SyncTestGate, via: Any) -> None:
+    async with both(served.url, via) as (gate, worker):
+        ran = await gate.run_task("demo", payload=1, wait_seconds=0.01, timeouts=Timeouts(lease_ttl_seconds=9))
+        tenant = await gate.create_tenant("Reading Room", tier="paid")
+        issued = await gate.issue_key("the reader", "r1", principal_kind="worker", task_types={"page"})
+        (offer,) = (await worker.lease_next(claim_id="c1")).tasks
+        history = await gate.get_task_history(ran.task_id)
+        receipts = await gate.list_receipts(task_id=ran.task_id)
+
+        assert (ran.status, ran.payload, ran.timeouts) == ("queued", 1, Timeouts(lease_ttl_seconds=9))
+        assert (await worker.list_leases()).leases[0].lease_id == offer.lease_id
+        assert history.events[0].receipt == receipts.receipts[0]
+        assert receipts.receipts[0].sender == Principal("agent", "ada")
+        assert tenant.tenant in [one.tenant for one in (await gate.list_tenants()).tenants]
+        assert (await gate.get_limits()).tier
+        assert [key.key_id for key in (await gate.list_keys()).keys] == [issued.key.key_id]
+        assert (await gate.revoke_key(issued.key.key_id, reason="a test")).ok
+        assert "key_revoked" in [line.event for line in (await gate.list_audit()).lines]
+        assert (await gate.check_terminator(receipts.receipts[0].receipt_id)).has_terminator is False
+        assert (await gate.bootstrap()).attention.inbox_receipts
+        assert (await gate.get_config()).version == (await gate.health()).version
+
+
 # What may be repeated, and what may not.
 
 
@@ -302,6 +327,18 @@ async def test_a_proxy_that_speaks_for_a_gate_that_is_away_is_understood(wire: W
             await gate.list_tasks()
 
     assert len(wire.seen) >= 4
+
+
+async def test_who_waits_for_an_outcome_comes_back_no_sooner_than_a_gate_asks(wire: Wire) -> None:
+    async with both(wire.url, "rest", patience_seconds=0.1) as (gate, _):
+        handle = await gate.submit("demo")
+        away = {"status": 503, "retry_after": 3600, "body": {"error": "overloaded", "message": "come back later"}}
+        wire.next.append(away)
+
+        with pytest.raises(TimeoutError):
+            await handle.result(1.0)
+
+    assert wire.calls("GET /v1/tasks/") == 1
 
 
 async def test_connections_are_used_again(wire: Wire) -> None:
