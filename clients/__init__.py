@@ -1,1 +1,27 @@
 """Programs that reach the gate over the wire: Python client, worker, scheduler, benchmark and web pages."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from asyncgate.clients.client import AsyncGate as AsyncGate
+    from asyncgate.clients.client import Handle as Handle
+    from asyncgate.clients.client import TaskCanceled as TaskCanceled
+    from asyncgate.clients.client import TaskFailed as TaskFailed
+    from asyncgate.clients.http import Refusal as Refusal
+    from asyncgate.clients.http import Unreachable as Unreachable
+    from asyncgate.clients.sync import SyncGate as SyncGate
+    from asyncgate.clients.sync import SyncHandle as SyncHandle
+
+# Where each is; the gate's own programs import this package too, and need none of it.
+EXPORTS = {"AsyncGate": "client", "Handle": "client", "TaskCanceled": "client", "TaskFailed": "client",
+           "Refusal": "http", "Unreachable": "http", "SyncGate": "sync", "SyncHandle": "sync"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for."""
+    if name not in EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{EXPORTS[name]}"), name)

@@ -41,7 +41,11 @@ class Refusal(Exception):
 
 
 class Unreachable(Exception):
-    """No gate answered: the text is one line that says which, and what to do."""
+    """No gate answered: the text is one line that says which, and what to do; `sent` when it may have heard us."""
+
+    def __init__(self, message: str, *, sent: bool = True) -> None:
+        super().__init__(message)
+        self.sent = sent
 
 
 class Exchange:
@@ -80,9 +84,9 @@ class Exchange:
         except ValueError:
             body = None
         if not isinstance(body, dict):
-            raise Refusal(response.status_code, {"message": f"{self.url} does not answer like a gate "
-                                                            f"(status {response.status_code}, no JSON object)"})
-        if response.is_success:
+            body = {"message": f"{self.url} does not answer like a gate "
+                               f"(status {response.status_code}, no JSON object)"}
+        elif response.is_success:
             return response.content
         after = str(body.get("retry_after", response.headers.get("retry-after")))
         raise Refusal(response.status_code, body, float(after) if after.isdecimal() else None)
@@ -92,7 +96,7 @@ class Exchange:
         import httpx2
 
         if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-            return Unreachable(f"no gate answers at {self.url}; start one with `asyncgate dev`")
+            return Unreachable(f"no gate answers at {self.url}; start one with `asyncgate dev`", sent=False)
         if isinstance(error, httpx2.TimeoutException):
             return Unreachable(f"the gate at {self.url} took the request but did not answer in time")
         return Unreachable(f"the connection to {self.url} broke before the answer came: "
@@ -133,6 +137,11 @@ class Http(Exchange):
 class AsyncHttp(Exchange):
     """Calls a gate from asyncio."""
 
+    def __init__(self, url: str | None = None, token: str | None = None, *,
+                 transport: httpx2.AsyncBaseTransport | None = None) -> None:
+        super().__init__(url, token)
+        self.settings["transport"] = transport      # another way than sockets, such as into this process
+
     async def __aenter__(self) -> AsyncHttp:
         import httpx2
 
@@ -146,9 +155,13 @@ class AsyncHttp(Exchange):
 
     async def call(self, operation: str, /, **fields: Any) -> Any:
         """Call an operation; raise Refusal when the gate says no, Unreachable when there is none."""
+        return msgspec.json.decode(await self.send(operation, fields))
+
+    async def send(self, operation: str, fields: Mapping[str, Any]) -> bytes:
+        """Call an operation and return its reply as it came."""
         import httpx2
 
         try:
-            return msgspec.json.decode(self.reply(await self.client.request(**self.request(operation, fields))))
+            return self.reply(await self.client.request(**self.request(operation, fields)))
         except httpx2.TransportError as error:
             raise self.unreachable(error) from error

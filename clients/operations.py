@@ -1,0 +1,1087 @@
+"""Every operation of the gate as a typed method, and what comes back.
+
+Made by `python -m asyncgate.clients.declare` from the table of operations; change that, then make this anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from datetime import datetime
+from typing import Any, Required, TypedDict, TypeVar
+
+from msgspec import Struct, field
+
+from asyncgate.parts.wire import (
+    Configuration,
+    Created,
+    CreatedBy,
+    Delivery,
+    Healthy,
+    Items,
+    Kind,
+    LatestReceipt,
+    Leases,
+    Ok,
+    Principal,
+    Relationship,
+    Released,
+    Renewed,
+    Reported,
+    Role,
+    ScheduleState,
+    Server,
+    Status,
+    Terminator,
+    Timeouts,
+)
+from asyncgate.parts.wire_admin import (
+    IssuedKey,
+    Keys,
+    Limits,
+    Severity,
+    TenantRecord,
+    Tenants,
+    Tier,
+)
+
+R = TypeVar("R")
+Names = Set[str] | list[str] | tuple[str, ...]      # a text alone is not a collection of names
+
+
+class Complete(TypedDict, total=False):
+    """End a task well."""
+
+    tenant_id: str | None
+    worker_id: str | None
+    worker_kind: Kind | None
+    worker_instance_id: str | None
+    task_id: Required[str]
+    lease_id: Required[str]
+    fence: int | None
+    result: Any
+    result_summary: str | None
+    artifacts: Any
+    delivery_proof: Mapping[str, Any] | None
+    completion_metadata: Mapping[str, Any] | None
+
+
+class TaskTerms(TypedDict, total=False):
+    """What may be said of a task beside its type and payload."""
+
+    tenant_id: str | None
+    principal_kind: Kind | None
+    principal_id: str | None
+    principal_instance_id: str | None
+    agent_id: str | None
+    agent_instance_id: str | None
+    payload_pointer: str | None
+    principal_ai: str | None
+    priority: int | None
+    max_attempts: int | None
+    retry_backoff_seconds: int | None
+    delay_seconds: float | None
+    max_expiries: int | None
+    task_summary: str | None
+    instructions: str | None
+    success_criteria: Any
+    expected_outcome_kind: str | None
+    expected_artifact_mime: str | None
+    result_delivery: Delivery | None
+    timeouts: Timeouts | Mapping[str, Any] | None
+    created_by: CreatedBy | Mapping[str, Any] | None
+
+
+class CreateTask(TaskTerms, total=False):
+    """Create one task."""
+
+    type: Required[str]
+    payload: Any
+    requirements: Mapping[str, Any]
+    idempotency_key: str | None
+
+
+class ReceiptRecord(Struct, kw_only=True):
+    """An immutable fact: who said what to whom, and what it answers."""
+
+    receipt_id: str
+    tenant_id: str
+    receipt_type: str
+    created_at: datetime
+    sender: Principal = field(name="from")
+    to: Principal
+    task_id: str | None = None
+    lease_id: str | None = None
+    schedule_id: str | None = None
+    parents: list[str]
+    asyncgate_instance: str
+    body: Any
+    hash: str
+    delivered_at: datetime | None = None
+
+
+class Outcome(Struct, kw_only=True):
+    """How a task ended."""
+
+    outcome: Status
+    result: Any
+    error: Any
+    artifacts: Any
+    completed_at: datetime
+
+
+class TaskRecord(Struct, kw_only=True):
+    """Everything that the gate knows of a task."""
+
+    task_summary: str | None = None
+    instructions: str | None = None
+    success_criteria: Any = None
+    expected_outcome_kind: str | None = None
+    expected_artifact_mime: str | None = None
+    result_delivery: Delivery | None = None
+    timeouts: Timeouts | None = None
+    task_id: str
+    tenant_id: str
+    type: str
+    status: Status
+    created_by: Principal
+    principal_ai: str
+    payload: Any
+    payload_pointer: str | None = None
+    requirements: Any
+    priority: int
+    attempt: int
+    max_attempts: int
+    retry_backoff_seconds: int
+    fence: int
+    expiries: int
+    max_expiries: int
+    held: str | None = None
+    idempotency_key: str | None = None
+    asyncgate_instance: str
+    obligation_receipt_id: str
+    obligation_open: bool
+    created_at: datetime
+    updated_at: datetime
+    next_eligible_at: datetime | None = None
+    started_at: datetime | None = None
+    leased_to: Principal | None = None
+    lease_expires_at: datetime | None = None
+    progress: Any = None
+    progress_at: datetime | None = None
+    result: Outcome | None = None
+
+
+class Attention(Struct, kw_only=True):
+    """The buckets of the first bootstrap; all but the inbox stay empty (PH.6.3)."""
+
+    inbox_receipts: list[ReceiptRecord]
+    assigned_tasks: list[TaskRecord] = []
+    waiting_results: list[TaskRecord] = []
+    running_or_scheduled: list[TaskRecord] = []
+    anomalies: list[ReceiptRecord] = []
+
+
+class Welcome(Struct, kw_only=True):
+    """The bootstrap packet."""
+
+    server: Server
+    relationship: Relationship
+    attention: Attention
+    cursor: LatestReceipt
+    environment: str
+    warnings: list[str] = []
+
+
+class HistoryEvent(Struct, kw_only=True):
+    """One thing that happened to a task; with its receipt when it was a contract."""
+
+    event_id: str
+    event_type: str
+    created_at: datetime
+    payload: Any = None
+    receipt: ReceiptRecord | None = None
+
+
+class History(Struct, kw_only=True):
+    """A page of what happened to a task, oldest first."""
+
+    task_id: str
+    events: list[HistoryEvent]
+    next_cursor: str | None = None
+    cursor: str | None = None
+
+
+class Offer(Struct, kw_only=True):
+    """A task on lease: do it, renew in time, then complete, fail or release it."""
+
+    task_summary: str | None = None
+    instructions: str | None = None
+    success_criteria: Any = None
+    expected_outcome_kind: str | None = None
+    expected_artifact_mime: str | None = None
+    result_delivery: Delivery | None = None
+    timeouts: Timeouts | None = None
+    task_id: str
+    lease_id: str
+    fence: int
+    type: str
+    payload: Any
+    payload_pointer: str | None = None
+    requirements: Any
+    principal_ai: str
+    created_by: Principal
+    tenant_id: str
+    attempt: int
+    expires_at: datetime
+    renew_every_seconds: float
+    obligation_receipt_id: str
+    caused_by_receipt_id: str
+    progress: Any = None
+
+
+class Offers(Struct, kw_only=True):
+    """The tasks that this claim got; an empty list when there are none."""
+
+    tasks: list[Offer]
+
+
+class AuditLine(Struct, kw_only=True):
+    """One line of the audit log; each hash covers the line and the hash before it."""
+
+    audit_id: str
+    number: int
+    tenant_id: str
+    timestamp: datetime
+    event: str
+    severity: str
+    details: Any
+    hash: str
+
+
+class AuditLines(Struct, kw_only=True):
+    """A page of the audit log, oldest first."""
+
+    lines: list[AuditLine]
+    next_cursor: str | None = None
+    cursor: str | None = None
+
+
+class Obligations(Struct, kw_only=True):
+    """What is still owed to a principal: the receipts, oldest first, and nothing else (PH.6.2)."""
+
+    server: Server
+    relationship: Relationship
+    open_obligations: list[ReceiptRecord]
+    cursor: str | None = None
+
+
+class Receipts(Struct, kw_only=True):
+    """A page of receipts, oldest first."""
+
+    receipts: list[ReceiptRecord]
+    next_cursor: str | None = None
+    cursor: str | None = None
+
+
+class Tasks(Struct, kw_only=True):
+    """A page of tasks, newest first."""
+
+    tasks: list[TaskRecord]
+    next_cursor: str | None = None
+    cursor: str | None = None
+
+
+class AsyncOperations:
+    """All operations, to await; who makes a request is filled in."""
+
+    async def ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:
+        """Call an operation with what was said, and make its reply of what comes back."""
+        raise NotImplementedError
+
+    async def ack_receipt(
+        self, receipt_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> Ok:
+        """Acknowledge a receipt: writes a receipt.acknowledged, changes and discharges nothing (H.8)."""
+        return await self.ask("ack_receipt", Ok, locals())
+
+    async def attach_artifacts(
+        self, task_id: str, *, artifacts: Any = None, delivery_proof: Mapping[str, Any] | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Ok:
+        """Say where the result of a succeeded task lies, which discharges its obligation (PH.3).
+
+        For the owner, the worker that completed it, or an admin.  Writes nothing when nothing is owed any more.
+        """
+        return await self.ask("attach_artifacts", Ok, locals())
+
+    async def bootstrap(
+        self, *, since_receipt_id: str | None = None, limit: int | None = None, agent_version: str | None = None,
+        client_capabilities: Any = None, max_items: int | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Welcome:
+        """Begin a session with the receipts in one's inbox; deprecated, call list_open_obligations instead (PH.6.3)."""
+        return await self.ask("bootstrap", Welcome, locals())
+
+    async def cancel_task(
+        self, task_id: str, *, reason: str | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Ok:
+        """Cancel a task; its worker learns it from its next call.
+
+        A task that has ended already stays as it is: the answer is `ok: false` with its status.
+        """
+        return await self.ask("cancel_task", Ok, locals())
+
+    async def check_terminator(
+        self, parent_receipt_id: str, *, tenant_id: str | None = None,
+    ) -> Terminator:
+        """Tell whether an obligation is discharged: by the evidence of the receipts, not by any state."""
+        return await self.ask("check_terminator", Terminator, locals())
+
+    async def complete(
+        self, task_id: str, lease_id: str, *, fence: int | None = None, result: Any = None,
+        result_summary: str | None = None, artifacts: Any = None, delivery_proof: Mapping[str, Any] | None = None,
+        completion_metadata: Mapping[str, Any] | None = None, tenant_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Ok:
+        """End a task well, with its result and where it can be found.
+
+        Give artifacts or delivery_proof (or create the task with result_delivery: inline): without them the task
+        succeeds but its obligation stays open, and strict gates refuse.  The same call again returns the same answer.
+        """
+        return await self.ask("complete", Ok, locals())
+
+    async def complete_tasks(
+        self, tasks: Sequence[Complete], *, tenant_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Items:
+        """End up to 500 tasks well; each is completed or refused by itself, and the answer says which."""
+        return await self.ask("complete_tasks", Items, locals())
+
+    async def create_task(
+        self, type: str, *, payload: Any = None, payload_pointer: str | None = None, principal_ai: str | None = None,
+        requirements: Mapping[str, Any] | None = None, priority: int | None = None, idempotency_key: str | None = None,
+        max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
+        max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
+        success_criteria: Any = None, expected_outcome_kind: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: Delivery | None = None,
+        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+    ) -> Created:
+        """Queue one task for any worker that has the capabilities it requires.
+
+        The same idempotency key from the same creator again returns the first task and writes nothing.  Next:
+        get_task with wait_seconds, or list_open_obligations later.  One transaction.  Spec 6.1, 14.1, PH.6.
+        """
+        return await self.ask("create_task", Created, locals())
+
+    async def create_tasks(
+        self, tasks: Sequence[CreateTask], *, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None,
+    ) -> Items:
+        """Queue up to 500 tasks; each is created or refused by itself, and the answer says which.
+
+        One transaction: when the call answers, every task without an error is durable.
+        """
+        return await self.ask("create_tasks", Items, locals())
+
+    async def create_tenant(
+        self, name: str, *, tenant: str | None = None, tier: Tier | None = None, tenant_id: str | None = None,
+    ) -> TenantRecord:
+        """Make a tenant, with a name and a tier; making one again returns it as it is.
+
+        For the operator.  Then issue_key gives it its first key.  One transaction.  Spec 21.3.1.
+        """
+        return await self.ask("create_tenant", TenantRecord, locals())
+
+    async def emit_receipt(
+        self, receipt_type: str, *, task_id: str | None = None, lease_id: str | None = None, fence: int | None = None,
+        schedule_id: str | None = None, parents: Names | None = None, body: Mapping[str, Any] | None = None,
+        tenant_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> Ok:
+        """Offer a receipt of one's own: a scheduler's schedule.created or schedule.deleted.
+
+        schedule.created needs the live lease of a schedule.create task and goes to that task's creator;
+        schedule.deleted names the schedule.created among its parents and discharges it.  Spec 8, PH.1.3, PH.2.
+        """
+        return await self.ask("emit_receipt", Ok, locals())
+
+    async def fail(
+        self, task_id: str, lease_id: str, *, fence: int | None = None, error: Any = None,
+        retryable: bool | None = None, retry_after_seconds: float | None = None, tenant_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Released:
+        """End an attempt badly: the task waits and is offered again if retryable and attempts remain, else it failed.
+
+        The first retry waits retry_backoff_seconds, each further one twice as long, up to 15 minutes.
+        """
+        return await self.ask("fail", Released, locals())
+
+    async def get_config(
+        self, *, tenant_id: str | None = None,
+    ) -> Configuration:
+        """Return how this gate is set up: receipt mode, instance, version and what it can do."""
+        return await self.ask("get_config", Configuration, locals())
+
+    async def get_limits(
+        self, *, tenant: str | None = None, tenant_id: str | None = None,
+    ) -> Limits:
+        """Return what a tenant may use, and whether that is enforced; -1 is unlimited.
+
+        Spec 21.4.2.
+        """
+        return await self.ask("get_limits", Limits, locals())
+
+    async def get_receipt(
+        self, receipt_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> ReceiptRecord:
+        """Return one receipt."""
+        return await self.ask("get_receipt", ReceiptRecord, locals())
+
+    async def get_task(
+        self, task_id: str, *, wait_seconds: float | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> TaskRecord:
+        """Return the full record of a task, with its result or error once it has ended.
+
+        With wait_seconds the answer comes when the task ends, or when the time is over, whichever is first.
+        """
+        return await self.ask("get_task", TaskRecord, locals())
+
+    async def get_task_history(
+        self, task_id: str, *, limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> History:
+        """Return what happened to a task, oldest first: its receipts, and the events that have none."""
+        return await self.ask("get_task_history", History, locals())
+
+    async def health(
+        self, *, tenant_id: str | None = None,
+    ) -> Healthy:
+        """Tell whether the gate works: its database answers, and its upkeep jobs run."""
+        return await self.ask("health", Healthy, locals())
+
+    async def issue_key(
+        self, name: str, principal_id: str, *, tenant: str | None = None, role: Role | None = None,
+        scopes: Names | None = None, capabilities: Names | None = None, task_types: Names | None = None,
+        not_before: datetime | None = None, expires_at: datetime | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_instance_id: str | None = None,
+    ) -> IssuedKey:
+        """Issue a key for a worker, an agent or a service; its text is in this answer and never shown again.
+
+        It stands for one principal of one tenant, with a role, scopes and, if wished, the only capabilities and task
+        types
+        that it is good for.  Spec 21.2.2.
+        """
+        return await self.ask("issue_key", IssuedKey, locals())
+
+    async def lease_next(
+        self, *, capabilities: Names | None = None, accept_types: Names | None = None,
+        preferred_kinds: Names | None = None, max_tasks: int | None = None, lease_ttl_seconds: int | None = None,
+        wait_seconds: float | None = None, claim_id: str | None = None, tenant_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Offers:
+        """Lease the next tasks that this worker can do: highest priority first, then oldest.
+
+        Always answers with a list, empty when there is nothing; wait_seconds keeps the call open until work arrives.
+        A lease runs out after lease_ttl_seconds: renew it every renew_every_seconds, then complete, fail or release it.
+        Each lease is exclusive and atomic.  Spec 6.2, 18.8.
+        """
+        return await self.ask("lease_next", Offers, locals())
+
+    async def list_audit(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
+        event: str | None = None, severity: Severity | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> AuditLines:
+        """Read the tenant's audit log, oldest first; lines are never changed and never taken away.
+
+        Spec 21.7.4.
+        """
+        return await self.ask("list_audit", AuditLines, locals())
+
+    async def list_keys(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Keys:
+        """List the tenant's keys, revoked ones too; none of them can be read out of it."""
+        return await self.ask("list_keys", Keys, locals())
+
+    async def list_leases(
+        self, *, tenant_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> Leases:
+        """List the live leases of a worker, so that it can go on after a restart."""
+        return await self.ask("list_leases", Leases, locals())
+
+    async def list_open_obligations(
+        self, *, since_receipt_id: str | None = None, limit: int | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Obligations:
+        """List what is still owed to a principal: obligations that no receipt has discharged, oldest first.
+
+        This is the call to begin with after forgetting everything.  Go on with cursor as since_receipt_id.  PH.6.
+        """
+        return await self.ask("list_open_obligations", Obligations, locals())
+
+    async def list_receipts(
+        self, *, limit: int | None = None, cursor: str | None = None, to_kind: Kind | None = None,
+        to_id: str | None = None, task_id: str | None = None, receipt_type: str | None = None,
+        since_receipt_id: str | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> Receipts:
+        """List receipts, oldest first: an inbox, or those of one task.
+
+        Without a recipient it is the caller's own inbox; an admin who names nobody sees the whole tenant's.  Follow
+        next_cursor, or since_receipt_id later on: every receipt comes exactly once.
+        """
+        return await self.ask("list_receipts", Receipts, locals())
+
+    async def list_tasks(
+        self, *, limit: int | None = None, cursor: str | None = None, status: Status | None = None,
+        type: str | None = None, created_by: str | None = None, created_by_kind: Kind | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Tasks:
+        """List tasks, newest first: an agent's own, or any in the tenant for an admin."""
+        return await self.ask("list_tasks", Tasks, locals())
+
+    async def list_tenants(
+        self, *, tenant_id: str | None = None,
+    ) -> Tenants:
+        """List all tenants, with their names and tiers.
+
+        For the operator.
+        """
+        return await self.ask("list_tenants", Tenants, locals())
+
+    async def release_hold(
+        self, task_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> Ok:
+        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew."""
+        return await self.ask("release_hold", Ok, locals())
+
+    async def release_lease(
+        self, task_id: str, lease_id: str, *, fence: int | None = None, tenant_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Released:
+        """Give a task back unfinished: it is offered again at once and costs neither attempt nor expiry."""
+        return await self.ask("release_lease", Released, locals())
+
+    async def renew_lease(
+        self, lease_id: str, *, task_id: str | None = None, fence: int | None = None,
+        extend_by_seconds: int | None = None, tenant_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Renewed:
+        """Keep a lease that is still alive; it runs extend_by_seconds from now.
+
+        A lease that has run out cannot be renewed, even before the sweep has seen it (H.4).
+        """
+        return await self.ask("renew_lease", Renewed, locals())
+
+    async def report_progress(
+        self, task_id: str, lease_id: str, *, fence: int | None = None, progress: Any = None,
+        tenant_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> Ok:
+        """Report progress; if this worker is lost, the next one is handed it as a checkpoint."""
+        return await self.ask("report_progress", Ok, locals())
+
+    async def report_schedule(
+        self, schedules: Sequence[ScheduleState | Mapping[str, Any]], *, tenant_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Reported:
+        """Report when schedules run next, so that the gate notices when they do not (H.7.4)."""
+        return await self.ask("report_schedule", Reported, locals())
+
+    async def revoke_key(
+        self, key_id: str, *, tenant: str | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Ok:
+        """Take a key back: this process refuses it at once, others within five seconds; again is no error.
+
+        Spec 21.9.1.
+        """
+        return await self.ask("revoke_key", Ok, locals())
+
+    async def rotate_key(
+        self, key_id: str, *, tenant: str | None = None, overlap_seconds: float | None = None,
+        tenant_id: str | None = None,
+    ) -> IssuedKey:
+        """Replace a key by a new one with the same rights; the old one stays good for overlap_seconds.
+
+        The new text is in this answer and never shown again.
+        """
+        return await self.ask("rotate_key", IssuedKey, locals())
+
+    async def run_task(
+        self, type: str, *, payload: Any = None, payload_pointer: str | None = None, principal_ai: str | None = None,
+        requirements: Mapping[str, Any] | None = None, priority: int | None = None, idempotency_key: str | None = None,
+        max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
+        max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
+        success_criteria: Any = None, expected_outcome_kind: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: Delivery | None = None,
+        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
+        wait_seconds: float | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None,
+    ) -> TaskRecord:
+        """Queue one task and wait up to wait_seconds (30 at most) for its outcome.
+
+        The answer is the task's record; when its status is not terminal yet, go on with get_task.
+        """
+        return await self.ask("run_task", TaskRecord, locals())
+
+    async def set_limits(
+        self, tenant: str, *, tier: Tier | None = None, exempt_until: datetime | None = None, reason: str | None = None,
+        tenant_id: str | None = None,
+    ) -> Limits:
+        """Give a tenant another tier, or exempt it from all limits until a time (21.4.5), which needs a reason.
+
+        For the operator.  Other processes follow within five seconds.
+        """
+        return await self.ask("set_limits", Limits, locals())
+
+    async def start_task(
+        self, task_id: str, lease_id: str, *, fence: int | None = None, tenant_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Ok:
+        """Say that work on a leased task has begun; optional."""
+        return await self.ask("start_task", Ok, locals())
+
+    async def suspend_tenant(
+        self, tenant: str, *, suspended: bool | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> TenantRecord:
+        """Suspend a tenant: within five seconds none of its credentials is good any more; or let it in again.
+
+        For the operator.  Its tasks stay as they are, its leases run out.  Spec 21.9.
+        """
+        return await self.ask("suspend_tenant", TenantRecord, locals())
+
+
+class SyncOperations:
+    """All operations, to call from where nothing can be awaited."""
+
+    def ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:
+        """Call an operation with what was said, and make its reply of what comes back."""
+        raise NotImplementedError
+
+    def ack_receipt(
+        self, receipt_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> Ok:
+        """Acknowledge a receipt: writes a receipt.acknowledged, changes and discharges nothing (H.8)."""
+        return self.ask("ack_receipt", Ok, locals())
+
+    def attach_artifacts(
+        self, task_id: str, *, artifacts: Any = None, delivery_proof: Mapping[str, Any] | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Ok:
+        """Say where the result of a succeeded task lies, which discharges its obligation (PH.3).
+
+        For the owner, the worker that completed it, or an admin.  Writes nothing when nothing is owed any more.
+        """
+        return self.ask("attach_artifacts", Ok, locals())
+
+    def bootstrap(
+        self, *, since_receipt_id: str | None = None, limit: int | None = None, agent_version: str | None = None,
+        client_capabilities: Any = None, max_items: int | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Welcome:
+        """Begin a session with the receipts in one's inbox; deprecated, call list_open_obligations instead (PH.6.3)."""
+        return self.ask("bootstrap", Welcome, locals())
+
+    def cancel_task(
+        self, task_id: str, *, reason: str | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Ok:
+        """Cancel a task; its worker learns it from its next call.
+
+        A task that has ended already stays as it is: the answer is `ok: false` with its status.
+        """
+        return self.ask("cancel_task", Ok, locals())
+
+    def check_terminator(
+        self, parent_receipt_id: str, *, tenant_id: str | None = None,
+    ) -> Terminator:
+        """Tell whether an obligation is discharged: by the evidence of the receipts, not by any state."""
+        return self.ask("check_terminator", Terminator, locals())
+
+    def complete(
+        self, task_id: str, lease_id: str, *, fence: int | None = None, result: Any = None,
+        result_summary: str | None = None, artifacts: Any = None, delivery_proof: Mapping[str, Any] | None = None,
+        completion_metadata: Mapping[str, Any] | None = None, tenant_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Ok:
+        """End a task well, with its result and where it can be found.
+
+        Give artifacts or delivery_proof (or create the task with result_delivery: inline): without them the task
+        succeeds but its obligation stays open, and strict gates refuse.  The same call again returns the same answer.
+        """
+        return self.ask("complete", Ok, locals())
+
+    def complete_tasks(
+        self, tasks: Sequence[Complete], *, tenant_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Items:
+        """End up to 500 tasks well; each is completed or refused by itself, and the answer says which."""
+        return self.ask("complete_tasks", Items, locals())
+
+    def create_task(
+        self, type: str, *, payload: Any = None, payload_pointer: str | None = None, principal_ai: str | None = None,
+        requirements: Mapping[str, Any] | None = None, priority: int | None = None, idempotency_key: str | None = None,
+        max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
+        max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
+        success_criteria: Any = None, expected_outcome_kind: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: Delivery | None = None,
+        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+    ) -> Created:
+        """Queue one task for any worker that has the capabilities it requires.
+
+        The same idempotency key from the same creator again returns the first task and writes nothing.  Next:
+        get_task with wait_seconds, or list_open_obligations later.  One transaction.  Spec 6.1, 14.1, PH.6.
+        """
+        return self.ask("create_task", Created, locals())
+
+    def create_tasks(
+        self, tasks: Sequence[CreateTask], *, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None,
+    ) -> Items:
+        """Queue up to 500 tasks; each is created or refused by itself, and the answer says which.
+
+        One transaction: when the call answers, every task without an error is durable.
+        """
+        return self.ask("create_tasks", Items, locals())
+
+    def create_tenant(
+        self, name: str, *, tenant: str | None = None, tier: Tier | None = None, tenant_id: str | None = None,
+    ) -> TenantRecord:
+        """Make a tenant, with a name and a tier; making one again returns it as it is.
+
+        For the operator.  Then issue_key gives it its first key.  One transaction.  Spec 21.3.1.
+        """
+        return self.ask("create_tenant", TenantRecord, locals())
+
+    def emit_receipt(
+        self, receipt_type: str, *, task_id: str | None = None, lease_id: str | None = None, fence: int | None = None,
+        schedule_id: str | None = None, parents: Names | None = None, body: Mapping[str, Any] | None = None,
+        tenant_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> Ok:
+        """Offer a receipt of one's own: a scheduler's schedule.created or schedule.deleted.
+
+        schedule.created needs the live lease of a schedule.create task and goes to that task's creator;
+        schedule.deleted names the schedule.created among its parents and discharges it.  Spec 8, PH.1.3, PH.2.
+        """
+        return self.ask("emit_receipt", Ok, locals())
+
+    def fail(
+        self, task_id: str, lease_id: str, *, fence: int | None = None, error: Any = None,
+        retryable: bool | None = None, retry_after_seconds: float | None = None, tenant_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Released:
+        """End an attempt badly: the task waits and is offered again if retryable and attempts remain, else it failed.
+
+        The first retry waits retry_backoff_seconds, each further one twice as long, up to 15 minutes.
+        """
+        return self.ask("fail", Released, locals())
+
+    def get_config(
+        self, *, tenant_id: str | None = None,
+    ) -> Configuration:
+        """Return how this gate is set up: receipt mode, instance, version and what it can do."""
+        return self.ask("get_config", Configuration, locals())
+
+    def get_limits(
+        self, *, tenant: str | None = None, tenant_id: str | None = None,
+    ) -> Limits:
+        """Return what a tenant may use, and whether that is enforced; -1 is unlimited.
+
+        Spec 21.4.2.
+        """
+        return self.ask("get_limits", Limits, locals())
+
+    def get_receipt(
+        self, receipt_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> ReceiptRecord:
+        """Return one receipt."""
+        return self.ask("get_receipt", ReceiptRecord, locals())
+
+    def get_task(
+        self, task_id: str, *, wait_seconds: float | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> TaskRecord:
+        """Return the full record of a task, with its result or error once it has ended.
+
+        With wait_seconds the answer comes when the task ends, or when the time is over, whichever is first.
+        """
+        return self.ask("get_task", TaskRecord, locals())
+
+    def get_task_history(
+        self, task_id: str, *, limit: int | None = None, cursor: str | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> History:
+        """Return what happened to a task, oldest first: its receipts, and the events that have none."""
+        return self.ask("get_task_history", History, locals())
+
+    def health(
+        self, *, tenant_id: str | None = None,
+    ) -> Healthy:
+        """Tell whether the gate works: its database answers, and its upkeep jobs run."""
+        return self.ask("health", Healthy, locals())
+
+    def issue_key(
+        self, name: str, principal_id: str, *, tenant: str | None = None, role: Role | None = None,
+        scopes: Names | None = None, capabilities: Names | None = None, task_types: Names | None = None,
+        not_before: datetime | None = None, expires_at: datetime | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_instance_id: str | None = None,
+    ) -> IssuedKey:
+        """Issue a key for a worker, an agent or a service; its text is in this answer and never shown again.
+
+        It stands for one principal of one tenant, with a role, scopes and, if wished, the only capabilities and task
+        types
+        that it is good for.  Spec 21.2.2.
+        """
+        return self.ask("issue_key", IssuedKey, locals())
+
+    def lease_next(
+        self, *, capabilities: Names | None = None, accept_types: Names | None = None,
+        preferred_kinds: Names | None = None, max_tasks: int | None = None, lease_ttl_seconds: int | None = None,
+        wait_seconds: float | None = None, claim_id: str | None = None, tenant_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Offers:
+        """Lease the next tasks that this worker can do: highest priority first, then oldest.
+
+        Always answers with a list, empty when there is nothing; wait_seconds keeps the call open until work arrives.
+        A lease runs out after lease_ttl_seconds: renew it every renew_every_seconds, then complete, fail or release it.
+        Each lease is exclusive and atomic.  Spec 6.2, 18.8.
+        """
+        return self.ask("lease_next", Offers, locals())
+
+    def list_audit(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
+        event: str | None = None, severity: Severity | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> AuditLines:
+        """Read the tenant's audit log, oldest first; lines are never changed and never taken away.
+
+        Spec 21.7.4.
+        """
+        return self.ask("list_audit", AuditLines, locals())
+
+    def list_keys(
+        self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Keys:
+        """List the tenant's keys, revoked ones too; none of them can be read out of it."""
+        return self.ask("list_keys", Keys, locals())
+
+    def list_leases(
+        self, *, tenant_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> Leases:
+        """List the live leases of a worker, so that it can go on after a restart."""
+        return self.ask("list_leases", Leases, locals())
+
+    def list_open_obligations(
+        self, *, since_receipt_id: str | None = None, limit: int | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Obligations:
+        """List what is still owed to a principal: obligations that no receipt has discharged, oldest first.
+
+        This is the call to begin with after forgetting everything.  Go on with cursor as since_receipt_id.  PH.6.
+        """
+        return self.ask("list_open_obligations", Obligations, locals())
+
+    def list_receipts(
+        self, *, limit: int | None = None, cursor: str | None = None, to_kind: Kind | None = None,
+        to_id: str | None = None, task_id: str | None = None, receipt_type: str | None = None,
+        since_receipt_id: str | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> Receipts:
+        """List receipts, oldest first: an inbox, or those of one task.
+
+        Without a recipient it is the caller's own inbox; an admin who names nobody sees the whole tenant's.  Follow
+        next_cursor, or since_receipt_id later on: every receipt comes exactly once.
+        """
+        return self.ask("list_receipts", Receipts, locals())
+
+    def list_tasks(
+        self, *, limit: int | None = None, cursor: str | None = None, status: Status | None = None,
+        type: str | None = None, created_by: str | None = None, created_by_kind: Kind | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Tasks:
+        """List tasks, newest first: an agent's own, or any in the tenant for an admin."""
+        return self.ask("list_tasks", Tasks, locals())
+
+    def list_tenants(
+        self, *, tenant_id: str | None = None,
+    ) -> Tenants:
+        """List all tenants, with their names and tiers.
+
+        For the operator.
+        """
+        return self.ask("list_tenants", Tenants, locals())
+
+    def release_hold(
+        self, task_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> Ok:
+        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew."""
+        return self.ask("release_hold", Ok, locals())
+
+    def release_lease(
+        self, task_id: str, lease_id: str, *, fence: int | None = None, tenant_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Released:
+        """Give a task back unfinished: it is offered again at once and costs neither attempt nor expiry."""
+        return self.ask("release_lease", Released, locals())
+
+    def renew_lease(
+        self, lease_id: str, *, task_id: str | None = None, fence: int | None = None,
+        extend_by_seconds: int | None = None, tenant_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Renewed:
+        """Keep a lease that is still alive; it runs extend_by_seconds from now.
+
+        A lease that has run out cannot be renewed, even before the sweep has seen it (H.4).
+        """
+        return self.ask("renew_lease", Renewed, locals())
+
+    def report_progress(
+        self, task_id: str, lease_id: str, *, fence: int | None = None, progress: Any = None,
+        tenant_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> Ok:
+        """Report progress; if this worker is lost, the next one is handed it as a checkpoint."""
+        return self.ask("report_progress", Ok, locals())
+
+    def report_schedule(
+        self, schedules: Sequence[ScheduleState | Mapping[str, Any]], *, tenant_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Reported:
+        """Report when schedules run next, so that the gate notices when they do not (H.7.4)."""
+        return self.ask("report_schedule", Reported, locals())
+
+    def revoke_key(
+        self, key_id: str, *, tenant: str | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> Ok:
+        """Take a key back: this process refuses it at once, others within five seconds; again is no error.
+
+        Spec 21.9.1.
+        """
+        return self.ask("revoke_key", Ok, locals())
+
+    def rotate_key(
+        self, key_id: str, *, tenant: str | None = None, overlap_seconds: float | None = None,
+        tenant_id: str | None = None,
+    ) -> IssuedKey:
+        """Replace a key by a new one with the same rights; the old one stays good for overlap_seconds.
+
+        The new text is in this answer and never shown again.
+        """
+        return self.ask("rotate_key", IssuedKey, locals())
+
+    def run_task(
+        self, type: str, *, payload: Any = None, payload_pointer: str | None = None, principal_ai: str | None = None,
+        requirements: Mapping[str, Any] | None = None, priority: int | None = None, idempotency_key: str | None = None,
+        max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
+        max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
+        success_criteria: Any = None, expected_outcome_kind: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: Delivery | None = None,
+        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
+        wait_seconds: float | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None,
+    ) -> TaskRecord:
+        """Queue one task and wait up to wait_seconds (30 at most) for its outcome.
+
+        The answer is the task's record; when its status is not terminal yet, go on with get_task.
+        """
+        return self.ask("run_task", TaskRecord, locals())
+
+    def set_limits(
+        self, tenant: str, *, tier: Tier | None = None, exempt_until: datetime | None = None, reason: str | None = None,
+        tenant_id: str | None = None,
+    ) -> Limits:
+        """Give a tenant another tier, or exempt it from all limits until a time (21.4.5), which needs a reason.
+
+        For the operator.  Other processes follow within five seconds.
+        """
+        return self.ask("set_limits", Limits, locals())
+
+    def start_task(
+        self, task_id: str, lease_id: str, *, fence: int | None = None, tenant_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Ok:
+        """Say that work on a leased task has begun; optional."""
+        return self.ask("start_task", Ok, locals())
+
+    def suspend_tenant(
+        self, tenant: str, *, suspended: bool | None = None, reason: str | None = None, tenant_id: str | None = None,
+    ) -> TenantRecord:
+        """Suspend a tenant: within five seconds none of its credentials is good any more; or let it in again.
+
+        For the operator.  Its tasks stay as they are, its leases run out.  Spec 21.9.
+        """
+        return self.ask("suspend_tenant", TenantRecord, locals())
