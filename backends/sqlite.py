@@ -65,7 +65,8 @@ SCHEMA = Path(__file__).parent / "schema" / "sqlite"
 PRAGMAS = """
     PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 4000; PRAGMA cache_size = -65536;
     PRAGMA mmap_size = 1073741824; PRAGMA temp_store = MEMORY; PRAGMA foreign_keys = OFF;
-"""
+    PRAGMA recursive_triggers = ON;
+"""     # the last one, or REPLACE would delete rows past the triggers that keep them
 SHARE = 64          # batches that may share one commit
 PROMOTED = 1000     # delayed tasks whose time has come that one batch takes in
 
