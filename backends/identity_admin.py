@@ -225,7 +225,7 @@ def allowed(settings: Settings, tenant_id: str, account: Account | None) -> Limi
     may = allowance(settings, account, 0.0)
     return Limits(tenant_id, tier_of(settings, account), settings.security.rate_limiting.enabled, may.tasks_per_hour,
                   may.api_calls_per_hour, may.active_tasks, may.concurrent_leases, may.receipt_storage_gb,
-                  maybe(account.exempt_until) if account else None)
+                  may.terminal_tasks, may.receipts_per_task, maybe(account.exempt_until) if account else None)
 
 
 # Issued keys.
