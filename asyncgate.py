@@ -98,8 +98,13 @@ class Caller(Struct, frozen=True):
 
     @property
     def unlimited(self) -> bool:
-        """Whether it may touch what belongs to others in its tenant (spec 21.5.2)."""
-        return self.role in ("admin", "system")
+        """Whether it may change what belongs to others: an admin whose scopes reach so far (spec 21.5.2, 21.8.3)."""
+        return self.role == "system" or (self.role == "admin" and "admin:write" in self.scopes)
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether it may read what belongs to others: tasks:read is for one's own, in an admin's hands too (21.8.3)."""
+        return self.unlimited or (self.role == "admin" and "admin:read" in self.scopes)
 
 
 class Needs(Struct):
@@ -365,7 +370,8 @@ def speaker(caller: Caller, ask: Ask) -> Principal:
         return caller.principal
     if named.kind in ("system", "asyncgate") and ask.acts:
         raise barred(caller, f"nobody acts as {named.kind} from outside")
-    if caller.bound and not caller.unlimited and not named.same(caller.principal):
+    anybody = caller.unlimited if ask.acts else caller.sees_all
+    if caller.bound and not anybody and not named.same(caller.principal):
         raise barred(caller, f"this credential belongs to {caller.principal}, not to {named}")
     return named
 
@@ -896,7 +902,7 @@ class Engine:
         if (found := await self.backend.task(caller.tenant_id, task_id)) is None:
             raise TaskNotFound(f"no task {task_id}; list_tasks shows the tasks there are")
         task, lease, _ = found
-        if not (caller.unlimited or task.owner.same(caller.principal) or (
+        if not (caller.sees_all or task.owner.same(caller.principal) or (
                 lease is not None and lease.worker.same(caller.principal))):
             raise barred(caller, f"task {task_id} belongs to another principal")
         return found
@@ -904,7 +910,7 @@ class Engine:
     async def list_tasks(self, caller: Caller, ask: ListTasks) -> Tasks:
         """List tasks, newest first: an agent's own, or any in the tenant for an admin."""
         owner = Principal(ask.created_by_kind, ask.created_by) if ask.created_by else claimed(ask)
-        if not caller.unlimited:
+        if not caller.sees_all:
             owner = self._self_only(caller, owner)
         limit, mark = self.limit(ask.limit), ("tasks", owner, ask.status, ask.type)
         before = self.position(caller, ask.cursor, *mark)
@@ -1317,7 +1323,7 @@ class Engine:
         to = Principal(ask.to_kind or "agent", ask.to_id) if ask.to_id else claimed(ask)
         if ask.task_id is not None and to is None:
             await self._readable(caller, ask.task_id)
-        elif not caller.unlimited:
+        elif not caller.sees_all:
             to = self._self_only(caller, to)
         mark = ("receipts", to, ask.task_id, ask.receipt_type)
         after = await self._since(caller, ask.since_receipt_id or ask.cursor, *mark)
@@ -1331,11 +1337,11 @@ class Engine:
         """Return one receipt."""
         if (receipt := await self.backend.receipt(caller.tenant_id, ask.receipt_id)) is None:
             raise ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are")
-        self._party(caller, caller.principal, receipt)
+        self._party(caller, caller.principal, receipt, caller.sees_all)
         return shown(caller.tenant_id, receipt)
 
-    def _party(self, caller: Caller, who: Principal, receipt: Receipt) -> None:
-        if not caller.unlimited and not (receipt.to.same(who) or receipt.sender.same(who)):
+    def _party(self, caller: Caller, who: Principal, receipt: Receipt, anybody: bool) -> None:
+        if not anybody and not (receipt.to.same(who) or receipt.sender.same(who)):
             raise barred(caller, f"receipt {receipt.receipt_id} is between others")
 
     def ack_receipt(self, work: Work, caller: Caller, ask: AckReceipt) -> Ok:
@@ -1400,7 +1406,7 @@ class Engine:
                         if work.receipts[parent].receipt_type == SCHEDULED.type), None)
         if created is None or created.schedule_id is None or ask.schedule_id not in (None, created.schedule_id):
             raise InvalidRequest("schedule.deleted must name the schedule.created of that schedule among its parents")
-        self._party(caller, by, created)
+        self._party(caller, by, created, caller.unlimited)
         receipt = self._emit(work, UNSCHEDULED, None, ask.body or {}, by=by, to=created.to, parents=parents,
                              task_id=ask.task_id or created.task_id, schedule_id=created.schedule_id,
                              mark=created.schedule_id)
@@ -1458,7 +1464,7 @@ class Engine:
     def whose(self, caller: Caller, ask: AsEither) -> Principal:
         """Return the principal that is asked about; only an admin may ask about another."""
         named = claimed(ask) or caller.principal
-        return named if caller.unlimited else self._self_only(caller, named)
+        return named if caller.sees_all else self._self_only(caller, named)
 
     async def bootstrap(self, caller: Caller, ask: Bootstrap) -> Welcome:
         """Begin a session with the receipts in one's inbox; deprecated, call list_open_obligations instead (PH.6.3)."""
