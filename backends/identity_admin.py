@@ -87,7 +87,7 @@ def known(kind: type[Struct], *key: str) -> Callable[[Needs, Caller, Any], None]
 
 def told(engine: Engine, work: Work, event: str, severity: Severity, caller: Caller, **said: Any) -> None:
     """Write what an administrator has done into the log of the tenant that it was done to."""
-    body = worded({**visitor(), **who(caller), **said})
+    body = worded(engine.settings, {**visitor(), **who(caller), **said})
     spoken(severity, event, work.tenant_id, body)
     if engine.settings.security.audit_logging.enabled:
         chained(work, event, severity, body)

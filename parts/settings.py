@@ -156,7 +156,7 @@ class AuditLogging(Group, frozen=True):
 
     enabled: Annotated[bool, says("Whether security events are kept in the audit log")] = True
     retention_days: Annotated[int, span(90, 36500), says("Days an audit event is kept")] = 90
-    sensitive_fields: Annotated[Texts, says("Fields whose values are never logged")] = ("password", "token", "api_key")
+    sensitive_fields: Annotated[Texts, says("Fields whose values no log holds")] = ("password", "token", "api_key")
 
 class Tls(Group, frozen=True):
     """The certificate that the gate itself shows; without one it speaks plain HTTP, on loopback or to a proxy."""
