@@ -67,6 +67,7 @@ from asyncgate.parts.errors import *
 from asyncgate.parts.http import *
 from asyncgate.parts.ids import Ids as Ids
 from asyncgate.parts.polls import Polls
+from asyncgate.parts.quotas import *
 from asyncgate.parts.settings import *
 from asyncgate.parts.stored import *
 from asyncgate.parts.views import *
@@ -97,8 +98,13 @@ class Caller(Struct, frozen=True):
 
     @property
     def unlimited(self) -> bool:
-        """Whether it may touch what belongs to others in its tenant (spec 21.5.2)."""
-        return self.role in ("admin", "system")
+        """Whether it may change what belongs to others: an admin whose scopes reach so far (spec 21.5.2, 21.8.3)."""
+        return self.role == "system" or (self.role == "admin" and "admin:write" in self.scopes)
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether it may read what belongs to others: tasks:read is for one's own, in an admin's hands too (21.8.3)."""
+        return self.unlimited or (self.role == "admin" and "admin:read" in self.scopes)
 
 
 class Needs(Struct):
@@ -113,6 +119,7 @@ class Needs(Struct):
     endings: set[tuple[str, str]] = set()              # task_id, lease_id: the receipts under that lease
     records: set[tuple[type[Struct], tuple[str, ...]]] = set()     # kind and key
     recount: bool = False                              # load a Usage as it is, not as it was kept
+    tally: bool = False                                # and how many receipts each task has that Work is `about`
 
 
 class TaskFilter(Struct, frozen=True):
@@ -229,7 +236,6 @@ SCOPES = frozenset({"tasks:read", "tasks:write", "tasks:lease", "receipts:read",
                     "admin:read", "admin:write"})
 LAST_MOMENT = 253_402_214_400   # 9999-12-31
 SCHEMA_VERSION = "1"            # of receipt bodies (spec 19.9)
-GIGABYTE = 10**9
 STUCK_EXPIRIES = 3              # H.7.2: more requeues than this are an anomaly
 STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
 FENCES_SKIPPED = 1000           # by a task that moves to another gate: no lease of the old one can outrank it again
@@ -317,24 +323,12 @@ def alive(lease: Lease | None, now: float, grace: float) -> bool:
     return lease is not None and lease.ending == "live" and lease.expires_at + grace > now
 
 
-def tier_of(settings: Settings, account: Account | None) -> str:
-    """Return the tier of a tenant (spec 21.4.2)."""
-    return (account.tier if account else "") or settings.security.rate_limiting.default_tier
-
-
-def allowance(settings: Settings, account: Account | None, now: float) -> Tier:
-    """Return what a tenant may use; one that is exempt may use everything (spec 21.4.5)."""
-    if account is not None and (account.exempt_until or 0.0) > now:
-        return Tier()
-    found: Tier = getattr(settings.rate_limits, f"{tier_of(settings, account)}_tier")
-    return found
-
-
-def counted(loads: Loads | None, recount: bool) -> Loads:
+def counted(loads: Loads | None, recount: bool, tally: bool) -> Loads:
     """Load also what quotas are decided by; who counts takes turns with the tenant's other writers."""
     def load(needs: Needs, caller: Caller, ask: Any) -> None:
         needs.records |= {(Account, ()), (Usage, ())}
         needs.recount |= recount
+        needs.tally |= tally
         if loads is not None:
             loads(needs, caller, ask)
     return load
@@ -376,7 +370,8 @@ def speaker(caller: Caller, ask: Ask) -> Principal:
         return caller.principal
     if named.kind in ("system", "asyncgate") and ask.acts:
         raise barred(caller, f"nobody acts as {named.kind} from outside")
-    if caller.bound and not caller.unlimited and not named.same(caller.principal):
+    anybody = caller.unlimited if ask.acts else caller.sees_all
+    if caller.bound and not anybody and not named.same(caller.principal):
         raise barred(caller, f"this credential belongs to {caller.principal}, not to {named}")
     return named
 
@@ -474,6 +469,7 @@ class Work:
         self.ready: defaultdict[int, deque[str]] = defaultdict(deque)   # claimable by lane, best first
         self.receipts: dict[str, Receipt] = {}
         self.recorded: dict[tuple[str, str], str] = {}                  # receipt by task and key
+        self.tallies: dict[str, int] = {}                               # receipts by task, as far as asked for
         self.records: dict[tuple[type[Struct], tuple[str, ...]], Any] = {}
         # To be saved:
         self.lanes: dict[int, tuple[str, frozenset[str]]] = {}
@@ -519,6 +515,11 @@ class Work:
         self.receipts[receipt.receipt_id] = receipt
         self.recorded[receipt.task_id, receipt.receipt_key] = receipt.receipt_id
 
+    def about(self, needs: Needs) -> list[str]:
+        """Return the tasks that a batch names, or answers a receipt of."""
+        held = {self.holders[lease_id] for lease_id in needs.leases & self.holders.keys()}
+        return list(needs.tasks | held | {receipt.task_id for receipt in self.receipts.values()} - {""})
+
     # What the rules read.
 
     def task(self, task_id: str) -> Task:
@@ -551,7 +552,7 @@ class Work:
             self._set(self.keys, (task.owner_kind, task.owner_id, task.idempotency_key), task.task_id)
         self._set(self.added, task.task_id, task)
         self._set(self.tasks, task.task_id, task)
-        self.use(active=task.status not in TERMINAL)
+        self.use(active=task.status not in TERMINAL, terminal=task.status in TERMINAL)
 
     def move(self, task: Task, step: Step, **changes: Any) -> Task:
         """Take one step of the state machine; a step that is not in the law is refused."""
@@ -559,7 +560,7 @@ class Work:
             needs = " or ".join(sorted(step.since))
             raise InvalidTransition(f"task {task.task_id} is {task.status}; {step.name} needs it {needs}",
                                     status=task.status)
-        self.use(active=-(step.to in TERMINAL))
+        self.use(active=-(step.to in TERMINAL), terminal=step.to in TERMINAL)
         return self.change(task, status=step.to, **changes)
 
     def change(self, task: Task, **changes: Any) -> Task:
@@ -601,6 +602,8 @@ class Work:
         self._set(self.written, receipt.receipt_id, receipt)
         self._set(self.receipts, receipt.receipt_id, receipt)
         self.use(receipt_bytes=len(receipt.body.encode()))
+        if receipt.task_id in self.tallies:
+            self._set(self.tallies, receipt.task_id, self.tallies[receipt.task_id] + 1)
         if receipt.receipt_type in TERMINATES:
             self._set(self.opened, receipt.receipt_id, receipt.to)
         return receipt
@@ -619,10 +622,11 @@ class Work:
         self._set(self.records, (type(row), key_of(row)), row)
         self._set(self.kept, (type(row), key_of(row)), row)
 
-    def use(self, active: int = 0, leases: int = 0, receipt_bytes: int = 0) -> None:
+    def use(self, active: int = 0, leases: int = 0, receipt_bytes: int = 0, terminal: int = 0) -> None:
         """Count what the tenant has more or less of, where that is counted."""
-        if (usage := self.found(Usage)) is not None and (active or leases or receipt_bytes):
-            self.keep(Usage(usage.active + active, usage.leases + leases, usage.receipt_bytes + receipt_bytes))
+        if (usage := self.found(Usage)) is not None and (active or leases or receipt_bytes or terminal):
+            self.keep(Usage(usage.active + active, usage.leases + leases, usage.receipt_bytes + receipt_bytes,
+                            usage.terminal + terminal))
 
     def drop(self, kind: type[Struct], *key: str) -> None:
         """Forget a record."""
@@ -693,6 +697,7 @@ class Engine:
         self.watchers: set[Callable[[Work], None]] = set()      # who is told of every commit
         self.listeners: set[Callable[[News], None]] = set()     # and of those of other processes
         self.limited = self.settings.security.rate_limiting.enabled
+        self.tallies = self.limited and counts_receipts(self.settings.rate_limits)
         self.counted: set[str] = set()                          # tenants whose usage is known to be exact
         self.still_good: Callable[[Caller], Awaitable[None]] = any_caller   # asked when a call that waited goes on
 
@@ -711,7 +716,7 @@ class Engine:
     async def write(self, run: Callable[..., Any], loads: Loads | None, caller: Caller, ask: Ask) -> Any:
         """Let a write method join the tenant's next batch; return its reply once it is durable."""
         if self.limited:
-            loads = counted(loads, caller.tenant_id not in self.counted)
+            loads = counted(loads, caller.tenant_id not in self.counted, self.tallies)
         return await self.batches.join(caller.tenant_id, Job(partial(run, self), loads, caller, ask))
 
     def admit(self, op: Operation, caller: Caller, ask: Ask) -> None:
@@ -757,21 +762,31 @@ class Engine:
         return Created(task.task_id, "queued")
 
     def _keep_quotas(self, work: Work) -> None:
-        """Refuse a new task that is one too many, or whose receipts find no room; what is there can be finished."""
-        if (usage := work.found(Usage)) is None:
-            return
-        may = allowance(self.settings, work.found(Account), work.now)
-        if 0 <= may.active_tasks < usage.active:
-            raise QuotaExceeded(f"{may.active_tasks} tasks of this tenant have not ended, which is all there may be",
-                                quota="active_tasks", limit=may.active_tasks)
-        if 0 <= may.receipt_storage_gb * GIGABYTE < usage.receipt_bytes:
-            raise QuotaExceeded(f"this tenant's receipts take up all {may.receipt_storage_gb} GB that they may",
-                                quota="receipt_storage_gb", limit=may.receipt_storage_gb)
+        """Refuse a new task for which there is no room; what is there can be finished."""
+        if (usage := work.found(Usage)) is not None:
+            room_for_task(may := self._allowance(work), usage)
+            room_for_receipt(may, "", 0)
+
+    def _allowance(self, work: Work) -> Tier:
+        return allowance(self.settings, work.found(Account), work.now)
+
+    @contextlib.contextmanager
+    def _short(self, work: Work, task_id: str) -> Iterator[None]:
+        """Refuse what is written inside about a task that has all the receipts it may have (21.6.3)."""
+        before = work.tallies.get(task_id)
+        yield
+        if before is not None and work.tallies[task_id] > before:
+            room_for_receipt(self._allowance(work), task_id, before)
+
+    def _overtold(self, work: Work, task: Task) -> str | None:
+        """Say why a task is held when its lease ends: another one would be a receipt too many (21.6.3)."""
+        most = self._allowance(work).receipts_per_task if task.task_id in work.tallies else -1
+        return RECEIPTS if 0 <= most <= work.tallies[task.task_id] + 1 else None
 
     def _may_lease(self, work: Work) -> bool:
         """Whether the tenant may hold another lease: at its limit a claim comes back empty (spec 21.6.2)."""
         usage = work.found(Usage)
-        most = allowance(self.settings, work.found(Account), work.now).concurrent_leases if usage else -1
+        most = self._allowance(work).concurrent_leases if usage else -1
         return usage is None or most < 0 or usage.leases < most
 
     def _first(self, task: Task, again: Task) -> Created:
@@ -887,7 +902,7 @@ class Engine:
         if (found := await self.backend.task(caller.tenant_id, task_id)) is None:
             raise TaskNotFound(f"no task {task_id}; list_tasks shows the tasks there are")
         task, lease, _ = found
-        if not (caller.unlimited or task.owner.same(caller.principal) or (
+        if not (caller.sees_all or task.owner.same(caller.principal) or (
                 lease is not None and lease.worker.same(caller.principal))):
             raise barred(caller, f"task {task_id} belongs to another principal")
         return found
@@ -895,7 +910,7 @@ class Engine:
     async def list_tasks(self, caller: Caller, ask: ListTasks) -> Tasks:
         """List tasks, newest first: an agent's own, or any in the tenant for an admin."""
         owner = Principal(ask.created_by_kind, ask.created_by) if ask.created_by else claimed(ask)
-        if not caller.unlimited:
+        if not caller.sees_all:
             owner = self._self_only(caller, owner)
         limit, mark = self.limit(ask.limit), ("tasks", owner, ask.status, ask.type)
         before = self.position(caller, ask.cursor, *mark)
@@ -1056,8 +1071,9 @@ class Engine:
             return Released(True, "queued", True)
         task, lease = self._held(work, caller, ask)
         work.hold(replace(lease, ending="released"))
-        task = work.move(task, EXPIRE, next_eligible_at=None, started_at=None)
+        task = work.move(task, EXPIRE, next_eligible_at=None, started_at=None, held=self._overtold(work, task))
         self._emit(work, EMISSION["expire"], task, self._expiry(task, lease, "released"), lease=lease)
+        self._tell_held(work, task, lease)
         return Released(True, "queued", True)
 
     async def list_leases(self, caller: Caller, ask: ListLeases) -> Leases:
@@ -1087,8 +1103,9 @@ class Engine:
         self._start(work, task)
         noted = work.note(task, bytes(ask.progress).decode())
         if self.settings.progress_receipts:
-            self._emit(work, PROGRESSED, task, {"progress": told, "sequence": noted.sequence}, by=lease.worker,
-                       lease=lease, mark=str(noted.sequence))
+            with self._short(work, task.task_id):
+                self._emit(work, PROGRESSED, task, {"progress": told, "sequence": noted.sequence}, by=lease.worker,
+                           lease=lease, mark=str(noted.sequence))
         return Ok(True, "running")
 
     def complete(self, work: Work, caller: Caller, ask: Complete) -> Ok:
@@ -1196,8 +1213,10 @@ class Engine:
     def _retry(self, work: Work, task: Task, lease: Lease, wished: float | None, body: dict[str, Any]) -> Released:
         attempt, most = task.attempt + 1, self.settings.max_retry_backoff_seconds
         pause = backoff(task.retry_backoff_seconds, attempt, most) if wished is None else min(wished, float(most))
-        task = work.move(task, RETRY, attempt=attempt, next_eligible_at=work.now + pause, started_at=None)
+        task = work.move(task, RETRY, attempt=attempt, next_eligible_at=work.now + pause, started_at=None,
+                         held=self._overtold(work, task))
         self._emit(work, EMISSION["retry"], task, body, by=lease.worker, lease=lease)
+        self._tell_held(work, task, lease)
         return Released(True, "queued", True, outside(work.now + pause))
 
     # Who holds a lease, and how its end is told.
@@ -1304,7 +1323,7 @@ class Engine:
         to = Principal(ask.to_kind or "agent", ask.to_id) if ask.to_id else claimed(ask)
         if ask.task_id is not None and to is None:
             await self._readable(caller, ask.task_id)
-        elif not caller.unlimited:
+        elif not caller.sees_all:
             to = self._self_only(caller, to)
         mark = ("receipts", to, ask.task_id, ask.receipt_type)
         after = await self._since(caller, ask.since_receipt_id or ask.cursor, *mark)
@@ -1318,11 +1337,11 @@ class Engine:
         """Return one receipt."""
         if (receipt := await self.backend.receipt(caller.tenant_id, ask.receipt_id)) is None:
             raise ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are")
-        self._party(caller, caller.principal, receipt)
+        self._party(caller, caller.principal, receipt, caller.sees_all)
         return shown(caller.tenant_id, receipt)
 
-    def _party(self, caller: Caller, who: Principal, receipt: Receipt) -> None:
-        if not caller.unlimited and not (receipt.to.same(who) or receipt.sender.same(who)):
+    def _party(self, caller: Caller, who: Principal, receipt: Receipt, anybody: bool) -> None:
+        if not anybody and not (receipt.to.same(who) or receipt.sender.same(who)):
             raise barred(caller, f"receipt {receipt.receipt_id} is between others")
 
     def ack_receipt(self, work: Work, caller: Caller, ask: AckReceipt) -> Ok:
@@ -1332,8 +1351,9 @@ class Engine:
         by = speaker(caller, ask)
         if not caller.unlimited and not receipt.to.same(by):
             raise barred(caller, f"receipt {receipt.receipt_id} is addressed to another principal")
-        acked = self._emit(work, ACKNOWLEDGED, None, {"receipt_id": receipt.receipt_id}, by=by,
-                           parents=(receipt.receipt_id,), task_id=receipt.task_id)
+        with self._short(work, receipt.task_id):
+            acked = self._emit(work, ACKNOWLEDGED, None, {"receipt_id": receipt.receipt_id}, by=by,
+                               parents=(receipt.receipt_id,), task_id=receipt.task_id)
         return Ok(True, receipt_id=acked.receipt_id)
 
     def emit_receipt(self, work: Work, caller: Caller, ask: EmitReceipt) -> Ok:
@@ -1374,8 +1394,10 @@ class Engine:
         if task.type != "schedule.create" or known is not None:
             raise InvalidRequest(f"schedule.created belongs to a task of type schedule.create and a new schedule; "
                                  f"task {task.task_id} is {task.type}")
-        receipt = self._emit(work, SCHEDULED, task, ask.body or {}, by=by, lease=lease, schedule_id=ask.schedule_id,
-                             parents=parents or (lease.accepted,), mark=ask.schedule_id)
+        with self._short(work, task.task_id):
+            receipt = self._emit(work, SCHEDULED, task, ask.body or {}, by=by, lease=lease,
+                                 schedule_id=ask.schedule_id, parents=parents or (lease.accepted,),
+                                 mark=ask.schedule_id)
         work.keep(Schedule(ask.schedule_id, task.owner_kind, task.owner_id, by.kind, by.id, receipt.receipt_id))
         return receipt.receipt_id
 
@@ -1384,7 +1406,7 @@ class Engine:
                         if work.receipts[parent].receipt_type == SCHEDULED.type), None)
         if created is None or created.schedule_id is None or ask.schedule_id not in (None, created.schedule_id):
             raise InvalidRequest("schedule.deleted must name the schedule.created of that schedule among its parents")
-        self._party(caller, by, created)
+        self._party(caller, by, created, caller.unlimited)
         receipt = self._emit(work, UNSCHEDULED, None, ask.body or {}, by=by, to=created.to, parents=parents,
                              task_id=ask.task_id or created.task_id, schedule_id=created.schedule_id,
                              mark=created.schedule_id)
@@ -1442,7 +1464,7 @@ class Engine:
     def whose(self, caller: Caller, ask: AsEither) -> Principal:
         """Return the principal that is asked about; only an admin may ask about another."""
         named = claimed(ask) or caller.principal
-        return named if caller.unlimited else self._self_only(caller, named)
+        return named if caller.sees_all else self._self_only(caller, named)
 
     async def bootstrap(self, caller: Caller, ask: Bootstrap) -> Welcome:
         """Begin a session with the receipts in one's inbox; deprecated, call list_open_obligations instead (PH.6.3)."""
@@ -1536,7 +1558,7 @@ class Engine:
         """PH.4: a lost lease is not a failure.  But a task that keeps killing its workers is held at last."""
         lost_to = [*_any(task.lost_to), lease.worker_id][-10:]
         losses, most = task.expiries + 1, task.max_expiries
-        held = "lease_expiries" if most and losses >= most else None
+        held = "lease_expiries" if most and losses >= most else self._overtold(work, task)
         pause = jitter(lease.lease_id, self.settings.expiry_jitter_seconds)
         work.hold(replace(lease, ending="expired"))
         # Clarification C: only a task's own instance sweeps it, and here it is adopted first (DESIGN 5.10).
@@ -1546,13 +1568,18 @@ class Engine:
         if losses == STUCK_EXPIRIES + 1:
             self._anomaly(work, task, "lease_expired_often", expiries=losses,
                           recommended_action="look at the workers of this type")
-        if held:
-            work.tell(task.task_id, "task.held", held=held, expiries=losses)
+        self._tell_held(work, task, lease)
+        return task
+
+    def _tell_held(self, work: Work, task: Task, lease: Lease) -> None:
+        """Tell the owner, where a task is not offered again of itself."""
+        if task.held:
+            work.tell(task.task_id, "task.held", held=task.held, expiries=task.expiries)
             progress = work.progress.get(task.task_id)
-            self._anomaly(work, task, "task_held", lease=lease, expiries=losses, workers=sorted(set(lost_to)),
+            self._anomaly(work, task, "task_held", lease=lease, expiries=task.expiries,
+                          workers=sorted(set(_any(task.lost_to))), held=task.held,
                           last_progress=_any(progress.progress) if progress else None,
                           recommended_action="release_hold to offer it again, or cancel_task")
-        return task
 
     def _expiry(self, task: Task, lease: Lease, reason: str) -> dict[str, Any]:
         return {"task_id": task.task_id, "previous_worker_id": lease.worker_id, "attempt": task.attempt,

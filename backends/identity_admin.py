@@ -87,7 +87,7 @@ def known(kind: type[Struct], *key: str) -> Callable[[Needs, Caller, Any], None]
 
 def told(engine: Engine, work: Work, event: str, severity: Severity, caller: Caller, **said: Any) -> None:
     """Write what an administrator has done into the log of the tenant that it was done to."""
-    body = worded({**visitor(), **who(caller), **said})
+    body = worded(engine.settings, {**visitor(), **who(caller), **said})
     spoken(severity, event, work.tenant_id, body)
     if engine.settings.security.audit_logging.enabled:
         chained(work, event, severity, body)
@@ -225,7 +225,7 @@ def allowed(settings: Settings, tenant_id: str, account: Account | None) -> Limi
     may = allowance(settings, account, 0.0)
     return Limits(tenant_id, tier_of(settings, account), settings.security.rate_limiting.enabled, may.tasks_per_hour,
                   may.api_calls_per_hour, may.active_tasks, may.concurrent_leases, may.receipt_storage_gb,
-                  maybe(account.exempt_until) if account else None)
+                  may.terminal_tasks, may.receipts_per_task, maybe(account.exempt_until) if account else None)
 
 
 # Issued keys.

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import re
 from collections import defaultdict
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,10 +27,12 @@ from asyncgate import (
     GateError,
     Items,
     Principal,
+    Settings,
     Sweep,
     Work,
     canonical,
 )
+from asyncgate.parts.logs import Redaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,7 +59,6 @@ EVENTS: dict[str, tuple[str, Severity]] = {
 }
 # What may be another tenant's, which the refusal itself must not tell (DESIGN 13).
 FOREIGN = {"task_not_found": "task_id", "receipt_not_found": "receipt_id", "key_not_found": "key_id"}
-SECRETS = re.compile(rb"aga_[0-9A-Za-z]{12,}|eyJ[0-9A-Za-z_-]+\.[0-9A-Za-z_.-]+")
 # The request that the running task answers, for what the log says of where it came from.
 visit: ContextVar[Scope | None] = ContextVar("visit", default=None)
 
@@ -71,9 +71,10 @@ def visitor() -> dict[str, str | None]:
     return {"ip": scope.get("asyncgate.address"), "user_agent": agents[0][:200].decode("latin-1") if agents else None}
 
 
-def worded(said: dict[str, Any]) -> bytes:
-    """Write what there is to say; a credential that somebody put where it does not belong is left out."""
-    return SECRETS.sub(b"***", canonical({name: value for name, value in said.items() if value is not None}))
+def worded(settings: Settings, said: dict[str, Any]) -> bytes:
+    """Write what there is to say; a secret that somebody put where it does not belong is left out."""
+    redaction = Redaction(settings.security.audit_logging.sensitive_fields)
+    return canonical(redaction.tree({name: value for name, value in said.items() if value is not None}))
 
 
 def spoken(severity: Severity, event: str, tenant_id: str, body: bytes) -> None:
@@ -167,7 +168,7 @@ class Auditor:
 
     def note(self, tenant_id: str, event: str, severity: Severity, **said: Any) -> None:
         """Note that something happened."""
-        line = (event, severity, worded({**visitor(), **said}))
+        line = (event, severity, worded(self.engine.settings, {**visitor(), **said}))
         noted = self.noted[tenant_id]
         if line not in noted and len(noted) >= MOST_NOTED:
             self.missed[tenant_id][event] += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -147,7 +147,12 @@ class Memory:
         if needs.recount:
             active = sum(task.status not in TERMINAL for task in tenant.tasks.values())
             work.keep(Usage(active, len(list(tenant.live())),
-                            sum(len(receipt.body.encode()) for receipt in tenant.receipts.values())))
+                            sum(len(receipt.body.encode()) for receipt in tenant.receipts.values()),
+                            len(tenant.tasks) - active))
+        if needs.tally:
+            about = Counter(receipt.task_id for receipt in tenant.receipts.values())
+            for task_id in work.about(needs):
+                work.tallies[task_id] = about[task_id]
 
     def _claimable(self, tenant: Tenant, lanes: frozenset[int], now: float) -> Iterator[Task]:
         """Yield what may be leased now from some lanes, in the order of the queue."""

@@ -354,6 +354,8 @@ class Postgres:
                 work.learn(kind(*row))
         if needs.recount:
             work.keep(Usage(*await db.fetchrow(sql.COUNT, tenant_id)))
+        if needs.tally:
+            work.tallies.update(map(tuple, await db.fetch(sql.TALLY, tenant_id, work.about(needs))))
 
     async def _save(self, db: asyncpg.Connection, work: Work) -> str | None:
         """Save what a batch has changed; return the number of the transaction, None if there was nothing."""

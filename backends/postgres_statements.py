@@ -434,7 +434,11 @@ OVERDUE = "SELECT tenant_id::text, kind, id FROM asyncgate.overdue($1, $2, $3, $
 COUNT = """
 SELECT (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('queued', 'leased', 'running')),
        (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('leased', 'running')),
-       (SELECT coalesce(sum(octet_length(body)), 0)::bigint FROM asyncgate.receipts WHERE tenant_id = $1)"""
+       (SELECT coalesce(sum(octet_length(body)), 0)::bigint FROM asyncgate.receipts WHERE tenant_id = $1),
+       (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('succeeded', 'failed', 'canceled'))"""
+TALLY = """
+SELECT k.id, (SELECT count(*) FROM asyncgate.receipts WHERE tenant_id = $1 AND task_id = k.id)
+FROM unnest($2::text[]) AS k (id)"""
 FIND_KEY = f"SELECT f.tenant::text, f.suspended, {listed(typed(Key), '(f.key).')} FROM asyncgate.find_key($1) AS f"
 TENANTS = "SELECT asyncgate.all_tenants()::text"
 

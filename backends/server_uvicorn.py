@@ -29,6 +29,8 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from asyncgate.parts.http import said_https
+
 MAX_HEAD_BYTES = 32 * 1024
 # A client that polls comes back within 30 seconds, and common proxies keep a connection for 60. Whoever closes first
 # can cut a request that is already on the wire, so the server waits longer than both.
@@ -183,6 +185,7 @@ def configure(app: Any, settings: Transport, context: ssl.SSLContext | None = No
 
     class Timed(Http):
         header_timeout_seconds = settings.header_timeout_seconds
+        trusted_proxies = settings.trusted_proxies
         # Behind a proxy all connections come from the proxy's address.
         crowd = Crowd(0 if settings.trusted_proxies else settings.max_connections_per_address)
 
@@ -516,6 +519,7 @@ class Http(HttpToolsProtocol):
     """One client's connection, with a clock on headers, a limit on their size and no doubt about their framing."""
 
     header_timeout_seconds = 10.0
+    trusted_proxies: tuple[str, ...] = ()
     crowd = Crowd(0)
     where: str | None = None
 
@@ -645,12 +649,19 @@ class Http(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         if in_head or cycle is None or not cycle.response_complete:
-            self.transport.write(refusal.encode(self.server_state.default_headers, self.scheme))
+            self.transport.write(refusal.encode(self.server_state.default_headers, self._spoken()))
         # Closing under a client that still sends would make its system discard the answer unread, so what follows
         # is read and dropped until the client is done or the clock runs out.
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._start_clock()
+
+    def _spoken(self) -> str | None:
+        """Return the scheme that the client speaks, as far as the headers read so far tell what a proxy knows of it."""
+        before = self.cycle.scope["headers"] if self.cycle is not None else []
+        headers = self.headers if self._is_in_head() else before
+        scope = {"client": self.client, "headers": headers}
+        return "https" if self.trusted_proxies and said_https(scope, self.trusted_proxies) else self.scheme
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         super()._start_asgi_task(cycle, app if app is self.app else _overloaded)

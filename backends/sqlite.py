@@ -65,7 +65,8 @@ SCHEMA = Path(__file__).parent / "schema" / "sqlite"
 PRAGMAS = """
     PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 4000; PRAGMA cache_size = -65536;
     PRAGMA mmap_size = 1073741824; PRAGMA temp_store = MEMORY; PRAGMA foreign_keys = OFF;
-"""
+    PRAGMA recursive_triggers = ON;
+"""     # the last one, or REPLACE would delete rows past the triggers that keep them
 SHARE = 64          # batches that may share one commit
 PROMOTED = 1000     # delayed tasks whose time has come that one batch takes in
 
@@ -175,7 +176,11 @@ LATE_TENANTS = """
 COUNT = """
     SELECT (SELECT count(*) FROM tasks WHERE tenant_id = ?1 AND status IN ('queued', 'leased', 'running')),
            (SELECT count(*) FROM leases WHERE tenant_id = ?1 AND ending = 'live'),
-           (SELECT coalesce(sum(length(CAST(body AS BLOB))), 0) FROM receipts WHERE tenant_id = ?1)"""
+           (SELECT coalesce(sum(length(CAST(body AS BLOB))), 0) FROM receipts WHERE tenant_id = ?1),
+           (SELECT count(*) FROM tasks WHERE tenant_id = ?1 AND status IN ('succeeded', 'failed', 'canceled'))"""
+TALLY = """
+    SELECT t.value, (SELECT count(*) FROM receipts WHERE tenant_id = ?1 AND task_id = t.value)
+    FROM json_each(?2) AS t"""
 FIND_KEY = f"""
     SELECT k.tenant_id, a.suspended_at IS NOT NULL, {listed(Key, 'k.')}
     FROM api_keys AS k LEFT JOIN accounts AS a USING (tenant_id) WHERE k.key_id = ?"""
@@ -392,6 +397,8 @@ class Sqlite:
                 work.learn(kind(*row))
         if needs.recount:
             work.keep(Usage(*self.db.execute(COUNT, (tenant_id,)).fetchone()))
+        if needs.tally:
+            work.tallies.update(self.db.execute(TALLY, (tenant_id, json.dumps(work.about(needs)))))
 
     def _offer(self, work: Work, claims: list[LeaseNext]) -> None:
         """Load the best claimable tasks: enough for every claim of the batch, whatever the others take."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
 from typing import Any, NoReturn
 
 import click
@@ -45,7 +46,8 @@ class Asked(msgspec.Struct):
     warm_up: float
     rounds: int
     url: str
-    token: str
+    token: tuple[str, ...]
+    bad_keys: int
     as_json: bool
     of_itself: bool
     databases: tuple[str, ...]
@@ -60,7 +62,9 @@ class Asked(msgspec.Struct):
         """Return what is to be measured: nothing if only filling was asked for."""
         modes = list(self.modes) or (["create", "mcp"] if self.with_mcp else [])
         if self.of_itself:
-            modes = modes or [mode for mode in EVERY_MODE if mode != "echo"]
+            modes = modes or [mode for mode in EVERY_MODE if mode not in ("echo", "health")]
+        elif self.bad_keys:
+            modes = modes or ["health"]
         elif not (modes or self.to_fill):
             modes = ["cycle"]
         if (self.with_echo or self.of_itself) and "echo" not in modes:
@@ -94,7 +98,8 @@ FILL_STATES = "; ".join(f"{name}: {says}" for name, says in MEANING.items())
               help="How long each mode runs before the first round.")
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="Rounds; medians are printed.")
 @click.option("--url", envvar="ASYNCGATE_URL", default="http://127.0.0.1:8080", show_default=True, help="The gate.")
-@click.option("--token", envvar="ASYNCGATE_API_KEY", default="", help="Its credential; default ASYNCGATE_API_KEY.")
+@click.option("--token", envvar="ASYNCGATE_API_KEY", multiple=True,
+              help="Its credential; default ASYNCGATE_API_KEY. Several are measured in turns, and compared.")
 @click.option("--self", "of_itself", is_flag=True,
               help="Start servers, on a fresh SQLite file and on each --database; print the table as Markdown.")
 @click.option("--database", "databases", multiple=True, metavar="URL",
@@ -109,6 +114,8 @@ FILL_STATES = "; ".join(f"{name}: {says}" for name, says in MEANING.items())
               help="Measure each mode twice: alone, and while another keeps so many creations under way.")
 @click.option("--rival-kind", default="create", show_default=True, type=click.Choice(RIVALRIES), help="What it does.")
 @click.option("--rival-token", default="", help="Its credential, to make it another tenant's; default --token.")
+@click.option("--bad-keys", default=0, type=click.IntRange(0, 2000), metavar="N",
+              help="Start a server; measure its health without and beside so many that try bad keys, and its memory.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def bench(ctx: click.Context, /, **options: Any) -> None:
@@ -121,13 +128,15 @@ def bench(ctx: click.Context, /, **options: Any) -> None:
     asyncgate bench --self                             the table of the README
     asyncgate bench --fill 1000000 --mode claim-empty  is a full gate as fast as an empty one?
     asyncgate bench --mode create --clients 1 --rival 100000
+    asyncgate bench --token SHARED --token aga_...     what does an issued key cost beside the shared token?
+    asyncgate bench --bad-keys 200                     is the health check answered under a flood of bad keys?
     """
     asked = Asked(**{param.name: options[param.name] for param in ctx.command.params if param.name in options})
     if said := "; ".join(contradictions(ctx, asked)):
         raise click.UsageError(said)
     allow_files(max(2 * max(asked.clients), asked.idle) + asked.idle)
     try:
-        of_itself(asked) if asked.of_itself else of_another(asked)
+        (of_itself if asked.of_itself else under_bad_keys if asked.bad_keys else of_another)(asked)
     except (Failed, ValueError) as wrong:
         end(wrong)
 
@@ -139,8 +148,10 @@ def contradictions(ctx: click.Context, asked: Asked) -> Iterator[str]:
         yield "--seconds and --count exclude each other"
     if asked.databases and not asked.of_itself:
         yield "--database needs --self: a gate that runs has its database already, name it with --url"
-    if asked.of_itself and {"url", "token"} & given:
-        yield "--self starts servers of its own: leave --url and --token away"
+    if (asked.of_itself or asked.bad_keys) and {"url", "token"} & given:
+        yield "--self and --bad-keys start servers of their own: leave --url and --token away"
+    if asked.bad_keys and (asked.of_itself or asked.rival or asked.idle or asked.to_fill or asked.with_echo):
+        yield "--bad-keys goes with --mode, --clients and how long, and nothing else"
     if asked.states and not asked.to_fill:
         yield "--fill-state needs --fill, how many"
     if {"rival_kind", "rival_token"} & given and not asked.rival:
@@ -164,18 +175,28 @@ def end(wrong: Exception) -> NoReturn:
 
 def of_another(asked: Asked) -> None:
     """Fill and measure a gate that runs."""
-    gate, plan = Gate(asked.url, asked.token), asked.plan()
-    filled(asked, [gate])
+    tokens, plan = asked.token or ("",), asked.plan()
+    named = [f"credential {number}" for number, _ in enumerate(tokens, 1)] if len(tokens) > 1 else [""]
+    gates = [Gate(asked.url, token, name) for token, name in zip(tokens, named, strict=True)]
+    filled(asked, gates[:1])
     if plan.modes:
-        rows = run(beside(asked, [gate], plan))
+        rows = run(beside(asked, gates, plan))
         click.echo(msgspec.json.encode({"url": asked.url, "idle": asked.idle, "rows": rows}) if asked.as_json
                    else table(rows))
+
+
+def under_bad_keys(asked: Asked) -> None:
+    """Start a server and try bad keys on it."""
+    part = import_module("asyncgate.clients.bench_bad")
+    with serving((), 0) as [server]:
+        flood = run(part.flooded(server, asked.plan(), asked.bad_keys))
+    click.echo(msgspec.json.encode(flood) if asked.as_json else f"{table(flood.rows)}\n{part.told(flood)}")
 
 
 async def beside(asked: Asked, gates: list[Gate], plan: Plan) -> list[Row]:
     """Measure, with all that shall go on meanwhile."""
     other = partial(rival, token=asked.rival_token, kind=asked.rival_kind, number=asked.rival)
-    async with waiting(gates, asked.idle):
+    async with waiting(gates if asked.of_itself else gates[:1], asked.idle):
         return await measured(gates, plan, asked.rival, other if asked.rival else None)
 
 
@@ -212,21 +233,24 @@ async def at_rest_and_at_work(asked: Asked, servers: list[Server], plan: Plan) -
 
 def table(rows: list[Row]) -> str:
     """Write the rows for people; a ratio to the echo stands where the echo was measured too."""
-    echo = {one.clients: one.requests_per_second for one in rows if one.mode == "echo" and not one.rival}
+    echo = {(one.clients, one.database): one.requests_per_second for one in rows
+            if one.mode == "echo" and not one.rival}
     wide = max(len(label(one)) for one in rows)
     lines = [f"{'mode':{wide}} {'clients':>7}  {'operation':16} {'requests/s':>10} {'of echo':>8} {'tasks/s':>8} "
              f"{'p50 ms':>8} {'p99 ms':>8} {'p999 ms':>8}"]
     for one in sorted(rows, key=lambda one: (EVERY_MODE.index(one.mode), one.clients, one.rival)):
-        ratio = f"{one.requests_per_second / echo[one.clients]:.2f}" if one.clients in echo else "-"
+        bare = echo.get((one.clients, one.database))
+        ratio = f"{one.requests_per_second / bare:.2f}" if bare else "-"
         tasks = f"{one.tasks_per_second:,.0f}" if one.tasks_per_second else "-"
         lines.append(f"{label(one):{wide}} {one.clients:7}  {one.operation:16} {one.requests_per_second:10,.0f} "
                      f"{ratio:>8} {tasks:>8} {one.p50_ms:8.2f} {one.p99_ms:8.2f} {one.p999_ms:8.2f}")
-    return "\n".join([*lines, *cycles(rows), *slowed(rows)])
+    return "\n".join([*lines, *cycles(rows), *slowed(rows), *compared(rows)])
 
 
 def label(one: Row) -> str:
     """Name a mode, and the rival beside it."""
-    return f"{one.mode} beside {one.rival}" if one.rival else one.mode
+    told = f"{one.mode} beside {one.rival}" if one.rival else one.mode
+    return f"{told} ({one.database})" if one.database else told
 
 
 def cycles(rows: list[Row]) -> Iterator[str]:
@@ -238,12 +262,23 @@ def cycles(rows: list[Row]) -> Iterator[str]:
 
 def slowed(rows: list[Row]) -> Iterator[str]:
     """Tell how much slower a rival makes each operation."""
-    alone = {(one.mode, one.clients, one.operation): one for one in rows if not one.rival}
+    alone = {(one.mode, one.clients, one.operation, one.database): one for one in rows if not one.rival}
     for one in rows:
         if one.rival:
-            lone = alone[one.mode, one.clients, one.operation]
-            yield (f"{one.mode}, {so_many(one.clients)}, {one.operation}: p50 {one.p50_ms / lone.p50_ms:.2f} ×, "
+            lone = alone[one.mode, one.clients, one.operation, one.database]
+            yield (f"{label(lone)}, {so_many(one.clients)}, {one.operation}: p50 {one.p50_ms / lone.p50_ms:.2f} ×, "
                    f"p99 {one.p99_ms / lone.p99_ms:.2f} × beside {one.rival}")
+
+
+def compared(rows: list[Row]) -> Iterator[str]:
+    """Tell how each further credential fares beside the first: the ratio of their rates in the same run."""
+    first = next((one.database for one in rows), "")
+    base = {(one.mode, one.clients, one.operation, one.rival): one for one in rows if one.database == first}
+    for one in rows:
+        if one.database != first and one.mode != "echo":
+            with_first = base[one.mode, one.clients, one.operation, one.rival]
+            yield (f"{label(one)}, {so_many(one.clients)}, {one.operation}: "
+                   f"{one.requests_per_second / with_first.requests_per_second:.3f} × the rate with {first}")
 
 
 class Document(msgspec.Struct):

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterable
 from functools import partial
+from importlib import import_module
 from typing import IO, cast
 
 import click
@@ -26,8 +27,10 @@ NEVER = "bench.never"           # the type that waiting claims wait for
 RIVAL = "bench.rival"
 AT_ONCE = 100                   # connections opened together
 CONNECTIONS = 200               # of a rival; beyond that its creations go by the batch
-RIVALRIES = ("create", "claim")
+BAD_KEY = "bad-key"
+RIVALRIES = ("create", "claim", BAD_KEY)
 SETTLE_SECONDS = 0.3
+REFUSALS = (401, 429, 503)      # of a bad key
 
 
 def allow_files(number: int) -> None:
@@ -117,8 +120,29 @@ async def hears(child: subprocess.Popen[str], wanted: str) -> None:
         raise Failed(f"the rival ended: {line.strip() or 'it was stopped'}")
 
 
+async def keep_trying(gate: Gate, number: int) -> None:
+    """Keep so many bad keys under way until this process is stopped; each is refused, and the next one tried."""
+    bad = import_module("asyncgate.clients.bench_bad").bad
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def refused(wire: Wire, place: int, wrong: Exception) -> None:
+        if getattr(wrong, "status", 0) in REFUSALS:
+            wire.send(Gate(gate.url, bad(gate.token, place)).get(b"/v1/config"))
+        elif not ended.done():
+            ended.set_exception(wrong)
+
+    async with gate.connected(number) as wires:
+        for place, wire in enumerate(wires):
+            wire.failed = partial(refused, wire, place)
+            wire.send(Gate(gate.url, bad(gate.token, place)).get(b"/v1/config"))
+        click.echo("ready")
+        await ended
+
+
 async def keep_busy(gate: Gate, kind: str, number: int) -> None:
     """Keep so many creations or claims under way until this process is stopped."""
+    if kind == BAD_KEY:
+        return await keep_trying(gate, number)
     each = math.ceil(number / CONNECTIONS) if kind == "create" else 1
     task = {**TASK, "type": RIVAL, "principal_id": RIVAL}
     one = create(gate, task) if kind == "create" else claim(gate, 0, RIVAL + ".nothing", 1)

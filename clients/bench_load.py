@@ -56,6 +56,7 @@ class Client:
         owner = f"principal_kind=agent&principal_id={OWNER}".encode()
         self.owed = gate.get(b"/v1/obligations/open?" + owner)
         self.bare = gate.post(b"/echo", encoded(TASK))
+        self.well = gate.get(b"/v1/health")
         call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call",
                 "params": {"name": "asyncgate.create_task", "arguments": {**TASK, "type": LEFT}, "_meta": MCP_META}}
         self.tool = gate.post(b"/mcp", encoded(call), MCP_HEAD)
@@ -114,6 +115,11 @@ class Client:
             raise Failed(f"the call over MCP failed: {answer[:200].decode(errors='replace')}")
         return None
 
+    def health(self) -> Step:
+        """Ask whether the gate works, which takes no credential."""
+        yield "health", self.well
+        return None
+
     def echo(self) -> Step:
         """Ask the bare echo of a bench-server, the yardstick."""
         yield "echo", self.bare
@@ -141,9 +147,10 @@ def sound(answer: bytes) -> bytes:
 
 MODES: dict[str, Callable[[Client], Step]] = {
     "cycle": Client.cycle, "create": Client.create, "drain": Client.drain, "batch": Client.batch,
-    "claim-empty": Client.claim_empty, "obligations": Client.obligations, "mcp": Client.mcp, "echo": Client.echo}
+    "claim-empty": Client.claim_empty, "obligations": Client.obligations, "mcp": Client.mcp, "health": Client.health,
+    "echo": Client.echo}
 LONG_POLL = "long-poll"
-EVERY_MODE = ["cycle", "create", "drain", "batch", "claim-empty", LONG_POLL, "obligations", "mcp", "echo"]
+EVERY_MODE = ["cycle", "create", "drain", "batch", "claim-empty", LONG_POLL, "obligations", "mcp", "health", "echo"]
 COMPLETIONS = {"complete": 1, f"complete {BATCH}": BATCH}
 TASKS = {**COMPLETIONS, "create": 1, "claim": 1, f"create {BATCH}": BATCH, f"claim {BATCH}": BATCH,
          "create over MCP": 1, "wake": 1}

@@ -411,7 +411,7 @@ class Model:
             self.anomaly(task, "lease_expired_often", None, expiries=4)
         if task.held:
             self.anomaly(task, "task_held", lease, expiries=task.expiries, workers=sorted(set(task.lost_to)),
-                         last_progress=task.progress)
+                         held=task.held, last_progress=task.progress)
 
     # What the rules above share.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from asyncgate import Account, Caller, Engine, GateError, Needs, Principal, Usage, Work
+from asyncgate import Account, Caller, Engine, GateError, Needs, Offer, Principal, Usage, Work
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.parts.settings import RateLimiting, RateLimits, SecuritySettings, Settings, Tier
 
@@ -35,6 +35,14 @@ async def counted_anew(gate: Gate) -> Usage:
     await gate.backend.transact(gate.tenant_id, Needs(recount=True), lambda work: seen.append(work.found(Usage)))
     assert seen[-1] is not None
     return seen[-1]
+
+
+async def keep(gate: Gate, row: Account | Usage) -> None:
+    """Store what is agreed with the tenant, or what it is said to have."""
+    def change(engine: Engine, work: Work, caller: Caller, ask: Any) -> None:
+        work.keep(row)
+    await gate.engine.write(change, None, Caller(gate.tenant_id, Principal("system", "test"), "system", frozenset()),
+                            None)  # type: ignore[arg-type]
 
 
 async def test_a_task_too_many_is_refused_until_one_has_ended(make_gate: Callable[..., Gate]) -> None:
@@ -129,6 +137,156 @@ async def test_no_room_for_receipts_refuses_new_tasks_and_lets_old_ones_end(make
     assert (await full.task(offer.task_id)).status == "succeeded"
 
 
+@pytest.mark.parametrize(("used", "warned"), [(790_000_000, False), (810_000_000, True)])
+async def test_bootstrap_warns_when_the_room_for_receipts_comes_to_its_end(
+        make_gate: Callable[..., Gate], used: int, warned: bool) -> None:
+    gate = make_gate(**limited(receipt_storage_gb=1))
+    await gate.create()
+
+    await keep(gate, Usage(active=1, receipt_bytes=used))
+
+    assert bool((await gate.as_agent().bootstrap()).warnings) is warned
+    await gate.create()     # there is room still
+
+
+async def test_a_task_has_its_place_among_the_ended_ones_from_the_start(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(**limited(terminal_tasks=3))
+    await gate.finished()
+    waiting, canceled = await gate.create(), await gate.create()
+
+    async with gate.unchanged():
+        with refused("quota_exceeded", quota="terminal_tasks", limit=3):
+            await gate.create()
+
+    offer = await gate.claim()
+    assert offer is not None
+    await gate.as_worker().fail(**under(offer))
+    await gate.as_agent().cancel_task(task_id=canceled)
+    assert ((await gate.task(waiting)).status, (await gate.task(canceled)).status) == ("failed", "canceled")
+    with refused("quota_exceeded", quota="terminal_tasks", limit=3):
+        await gate.create()
+    assert await used(gate) == await counted_anew(gate)
+    assert (await used(gate)).terminal == 3
+
+
+async def test_of_many_that_ask_at_once_as_many_get_in_as_may_ever_end(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(**limited(terminal_tasks=10))
+    for number in range(5):
+        await gate.finished(f"w{number}")
+    ended = [await gate.create() for _ in range(3)]
+
+    outcomes = await asyncio.gather(*(gate.create() for _ in range(20)),
+                                    *(gate.as_agent().cancel_task(task_id=task_id) for task_id in ended),
+                                    return_exceptions=True)
+
+    assert sum(isinstance(one, str) for one in outcomes) == 2
+    assert not [one for one in outcomes if isinstance(one, Exception) and getattr(one, "code", "") != "quota_exceeded"]
+    assert ((await used(gate)).active, (await used(gate)).terminal) == (2, 8)
+
+
+def talkative(**more: Any) -> dict[str, Any]:
+    """Return settings under which each progress report is a receipt, and a task may have five."""
+    return limited(receipts_per_task=5) | {"progress_receipts": True, "expiry_jitter_seconds": 0.0} | more
+
+
+async def about(gate: Gate, task_id: str) -> list[str]:
+    """Return the types of a task's receipts, oldest first."""
+    listed = await gate.as_admin().list_receipts(task_id=task_id)
+    return [receipt.receipt_type for receipt in listed.receipts]
+
+
+async def test_progress_too_much_is_refused_and_the_task_ends_all_the_same(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(**talkative())
+    offer = await gate.leased()
+    for step in range(3):
+        await gate.as_worker().report_progress(**under(offer, progress=step))
+
+    async with gate.unchanged():
+        with refused("quota_exceeded", quota="receipts_per_task", limit=5):
+            await gate.as_worker().report_progress(**under(offer, progress=3))
+
+    await gate.as_worker().renew_lease(lease_id=offer.lease_id)
+    await gate.as_worker().complete(**under(offer))
+    await gate.as_agent().attach_artifacts(task_id=offer.task_id, artifacts=[{"uri": "file:///out"}])
+    assert (await gate.task(offer.task_id)).obligation_open is False
+    assert (await about(gate, offer.task_id))[5:] == [
+        "task.completed", "task.result_ready", "system.anomaly", "task.completed", "task.result_ready"]
+
+
+async def test_of_much_progress_at_once_as_much_is_told_as_fits(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(**talkative())
+    offer = await gate.leased()
+
+    outcomes = await asyncio.gather(*(gate.as_worker().report_progress(**under(offer, progress=step))
+                                      for step in range(20)), return_exceptions=True)
+
+    assert sum(isinstance(one, GateError) and one.code == "quota_exceeded" for one in outcomes) == 17
+    assert (await about(gate, offer.task_id)).count("task.progress") == 3
+
+
+async def test_who_has_acknowledged_already_is_not_refused(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(**limited(receipts_per_task=2))
+    task_id = await gate.create()
+    [assigned] = (await gate.as_agent().list_receipts(task_id=task_id)).receipts
+    first = await gate.as_agent().ack_receipt(receipt_id=assigned.receipt_id)
+
+    again = await gate.as_agent().ack_receipt(receipt_id=assigned.receipt_id)
+    with refused("quota_exceeded", quota="receipts_per_task", limit=2):
+        await gate.as_admin().ack_receipt(receipt_id=first.receipt_id)
+
+    assert again.receipt_id == first.receipt_id
+    assert await about(gate, task_id) == ["task.assigned", "receipt.acknowledged"]
+
+
+async def test_a_task_with_receipts_enough_opens_no_schedule_and_closes_one(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(**limited(receipts_per_task=3))
+    offer = await gate.leased(type="schedule.create")
+    made = await gate.as_worker().emit_receipt(receipt_type="schedule.created", schedule_id="s1", **under(offer))
+
+    with refused("quota_exceeded", quota="receipts_per_task", limit=3):
+        await gate.as_worker().emit_receipt(receipt_type="schedule.created", schedule_id="s2", **under(offer))
+    again = await gate.as_worker().emit_receipt(receipt_type="schedule.created", schedule_id="s1", **under(offer))
+    await gate.as_worker().emit_receipt(receipt_type="schedule.deleted", parents=[made.receipt_id])
+
+    assert again.receipt_id == made.receipt_id
+    assert (await about(gate, offer.task_id))[-1] == "schedule.deleted"
+
+
+LOSSES = ["release", "fail", "lose"]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+async def test_a_task_with_receipts_enough_is_held_when_its_lease_ends(
+        make_gate: Callable[..., Gate], loss: str) -> None:
+    gate = make_gate(**talkative())
+    offer = await gate.leased(max_attempts=100, retry_backoff_seconds=0)
+    await lost_by(loss, gate, offer)
+    again = await gate.claim()
+    assert again is not None
+
+    await lost_by(loss, gate, again)
+
+    assert (await gate.task(offer.task_id)).held == "receipts_per_task"
+    assert await gate.claim() is None
+    [told] = [one for one in await gate.anomalies(offer.task_id) if one["kind"] == "task_held"]
+    assert told["details"]["held"] == "receipts_per_task"
+    await gate.as_agent().release_hold(task_id=offer.task_id)
+    last = await gate.claim()
+    assert last is not None
+    await gate.as_worker().complete(**under(last), artifacts=[{"uri": "file:///out"}])
+    assert (await gate.task(offer.task_id)).obligation_open is False
+
+
+async def lost_by(loss: str, gate: Gate, offer: Offer) -> None:
+    """Let a worker lose its lease."""
+    if loss == "lose":
+        await gate.lose(offer)
+    elif loss == "fail":
+        await gate.as_worker().fail(**under(offer, retryable=True))
+    else:
+        await gate.as_worker().release_lease(**under(offer))
+
+
 async def test_what_was_there_before_limits_counts(make_gate: Callable[..., Gate]) -> None:
     before = make_gate()
     await before.finished()
@@ -160,18 +318,15 @@ async def test_what_is_kept_is_what_there_is(make_gate: Callable[..., Gate]) -> 
     await gate.leased("w6")
 
     assert await used(gate) == await counted_anew(gate)
-    assert ((await used(gate)).active, (await used(gate)).leases) == (1, 1)
+    assert ((await used(gate)).active, (await used(gate)).leases, (await used(gate)).terminal) == (1, 1, 4)
 
 
 async def test_who_is_exempt_is_not_limited(make_gate: Callable[..., Gate]) -> None:
-    gate = make_gate(**limited(active_tasks=0, concurrent_leases=0))
+    gate = make_gate(**limited(active_tasks=0, concurrent_leases=0, terminal_tasks=0, receipts_per_task=0))
     with refused("quota_exceeded"):
         await gate.create()
 
-    def exempt(engine: Engine, work: Work, caller: Caller, ask: Any) -> None:
-        work.keep(Account("acme", work.now, exempt_until=FOREVER, exempt_why="contract"))
-    await gate.engine.write(exempt, None, Caller(gate.tenant_id, Principal("system", "test"), "system", frozenset()),
-                            None)  # type: ignore[arg-type]
+    await keep(gate, Account("acme", 0.0, exempt_until=FOREVER, exempt_why="contract"))
 
     await gate.create()
     assert await gate.claim() is not None

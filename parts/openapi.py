@@ -47,7 +47,8 @@ SEEN = {**ASKER, "principal_instance_id": None, "first_seen_at": NOW, "last_seen
 OTHER, KEY_ID = "3c9d1f52-7a3e-4d0b-9f43-5b1e6c2a8d70", "4fK8sWq1ZbXe"
 ROOM = {"tenant": OTHER, "name": "Reading Room", "tier": "paid", "created_at": NOW}
 ALLOWED = {"tenant": TENANT, "tier": "free", "enforced": True, "tasks_per_hour": 100, "api_calls_per_hour": 1000,
-           "active_tasks": 1000, "concurrent_leases": 10, "receipt_storage_gb": 1}
+           "active_tasks": 1000, "concurrent_leases": 10, "receipt_storage_gb": 1,
+           "terminal_tasks": -1, "receipts_per_task": -1}
 KEY = {"key_id": KEY_ID, "tenant": TENANT, "name": "the reader", "principal_kind": "worker", "principal_id": "reader-1",
        "role": "worker", "scopes": ["receipts:read", "tasks:lease"], "task_types": ["page.summarize"],
        "created_at": NOW, "created_by": "human ada", "not_before": NOW, "expires_at": "2099-01-01T00:00:00Z"}

@@ -156,7 +156,7 @@ class AuditLogging(Group, frozen=True):
 
     enabled: Annotated[bool, says("Whether security events are kept in the audit log")] = True
     retention_days: Annotated[int, span(90, 36500), says("Days an audit event is kept")] = 90
-    sensitive_fields: Annotated[Texts, says("Fields whose values are never logged")] = ("password", "token", "api_key")
+    sensitive_fields: Annotated[Texts, says("Fields whose values no log holds")] = ("password", "token", "api_key")
 
 class Tls(Group, frozen=True):
     """The certificate that the gate itself shows; without one it speaks plain HTTP, on loopback or to a proxy."""
@@ -190,6 +190,8 @@ class Tier(Group, frozen=True):
     api_calls_per_hour: Annotated[Quota, says("Calls a tenant may make an hour; -1 is unlimited")] = -1
     receipt_storage_gb: Annotated[Quota, says("Gigabytes of receipts a tenant may keep; -1 is unlimited")] = -1
     active_tasks: Annotated[Quota, says("Unfinished tasks a tenant may have at once; -1 is unlimited")] = -1
+    terminal_tasks: Annotated[Quota, says("Tasks a tenant may keep, ended or to end; -1 is unlimited")] = -1
+    receipts_per_task: Annotated[Quota, says("Receipts a task may have before its end; -1 is unlimited")] = -1
 
 class RateLimits(Group, frozen=True):
     """The tiers."""

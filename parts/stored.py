@@ -214,6 +214,7 @@ class Usage(Struct, frozen=True):
     active: int = 0                     # tasks that have not ended
     leases: int = 0                     # that are live
     receipt_bytes: int = 0              # of their bodies
+    terminal: int = 0                   # tasks that have ended
 
 
 class Audit(Struct, frozen=True):

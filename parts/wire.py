@@ -267,6 +267,8 @@ class ReleaseLease(Held, kw_only=True):
 class ListLeases(AsWorker, kw_only=True):
     """List the leases that a worker holds."""
 
+    acts: ClassVar[bool] = False
+
 
 class StartTask(Held, kw_only=True):
     """Say that work has begun."""

@@ -139,6 +139,8 @@ class Limits(Struct):
     active_tasks: int
     concurrent_leases: int
     receipt_storage_gb: int
+    terminal_tasks: int
+    receipts_per_task: int
     exempt_until: datetime | None = None
 
 

@@ -359,6 +359,21 @@ async def test_a_flood_of_strangers_with_names_of_their_own_fills_no_memory(hous
 # Secrets.
 
 
+async def test_the_value_of_a_sensitive_field_is_not_written_down(serve: Any) -> None:
+    """Spec 21.10.1, audit_logging.sensitive_fields; an operator may name further ones."""
+    settings = security()
+    logging_of = replace(settings.audit_logging, sensitive_fields=("password", "pin"))
+    house = House(await serve(security=replace(settings, audit_logging=logging_of)))
+    told = 'they sent {"PIN": "12 34"} and password=hunter2'
+
+    await house.good("create_tenant", {"tenant": OTHER, "name": "acme"})
+    await house.good("suspend_tenant", {"tenant": OTHER, "reason": told}, headers=[("user-agent", "x?pin=1234")])
+
+    details = the(await house.audit(OTHER), "tenant_suspended")["details"]
+    assert details["reason"] == 'they sent {"PIN": ***} and password=***'
+    assert details["user_agent"] == "x?pin=***"
+
+
 async def test_no_secret_is_ever_written_down(serve: Any, url: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     house = House(await serve(security=security(), api_key="the-shared-secret-of-this-test"),

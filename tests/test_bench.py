@@ -16,7 +16,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
+
+from asyncgate.backends.identity_keys_stored import ID_END, generate, parse
+from asyncgate.clients.bench_bad import bad
 
 SERVE = "from asyncgate import main; main()"
 PATIENCE_SECONDS = 30.0
@@ -265,6 +269,50 @@ def test_a_rival_that_is_refused_ends_the_benchmark(gate: Gate) -> None:
     assert "the rival ended: unauthenticated (401)" in done.stderr
 
 
+# Credentials.
+
+
+def test_two_credentials_are_measured_in_turns_and_compared(gate: Gate) -> None:
+    with httpx2.Client(base_url=gate.url, headers={"authorization": "Bearer secret"}) as client:
+        fields = {"name": "hot", "principal_kind": "human", "principal_id": "root", "role": "admin"}
+        key = client.post("/v1/keys", json=fields).json()["api_key"]
+
+    both = ("--token", key, "--mode", "cycle", "--clients", "1", "--count", "3", "--rounds", "1", "--warm-up", "0")
+    rows, told = measure(gate, *both), bench(gate.url, *both)
+
+    assert {row["database"]: row["requests"] for row in rows if row["operation"] == "all"} == {
+        "credential 1": 9, "credential 2": 9}
+    assert gate.rows("SELECT last_used_at IS NOT NULL FROM api_keys WHERE name = 'hot'") == [(1,)]
+    assert re.search(r"^cycle \(credential 2\), 1 client, all: [\d.]+ × the rate with credential 1$", told.stdout, re.M)
+
+
+def test_a_flood_of_bad_keys_is_measured_by_the_health_of_a_server_and_its_memory(tmp_path: Path) -> None:
+    asked = [sys.executable, "-c", SERVE, "bench", "--bad-keys", "5", "--clients", "1", *SHORT]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+
+    done = subprocess.run([*asked, "--json"], capture_output=True, text=True, timeout=60, env=environment)
+    told = subprocess.run(asked, capture_output=True, text=True, timeout=60, env=environment)
+
+    found = json.loads(done.stdout)
+    assert [(row["mode"], row["rival"]) for row in found["rows"]] == [("health", 0), ("health", 5)]
+    assert all(row["requests"] for row in found["rows"])
+    assert 0 < found["memory"]["before"] <= found["memory"]["most"] >= found["memory"]["after"] > 0
+    assert "health beside 5" in told.stdout
+    assert re.search(r"^the server's memory: [\d.]+ MiB before, [\d.]+ MiB after 5 at once", told.stdout, re.M)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_bad_key_is_well_formed_and_half_of_them_have_the_id_of_a_good_one(number: int) -> None:
+    known = generate()
+
+    one, another = bad(known, number), bad(known, number)
+
+    assert parse(one) is not None
+    assert (one[:ID_END] == known[:ID_END]) is (number % 2 == 0)
+    assert len({one, another, known}) == 3
+
+
 # By itself.
 
 
@@ -380,7 +428,8 @@ def test_a_gate_that_ends_in_the_middle_is_one_clear_line(tmp_path: Path) -> Non
     (["--clients", "1,"], "not a list of numbers"), (["--mode", "fly"], "'fly' is not one of"),
     (["--seconds", "1", "--count", "2"], "exclude each other"), (["--fill-state", "lanes"], "needs --fill"),
     (["--database", "sqlite:///x.db"], "--database needs --self"), (["--self"], "leave --url and --token away"),
-    (["--rival-token", "x"], "need --rival"), (["--rival", "2001", "--rival-kind", "claim"], "at most 2000 claims"),
+    (["--rival-token", "x"], "need --rival"), (["--bad-keys", "2"], "leave --url and --token away"),
+    (["--rival", "2001", "--rival-kind", "claim"], "at most 2000 claims"),
     (["--url", "ftp://gate"], "a gate's URL is like"), (["--token", "two words"], "printable ASCII")])
 def test_what_cannot_be_meant_is_refused(arguments: list[str], said: str) -> None:
     done = bench("http://127.0.0.1:9", *arguments)

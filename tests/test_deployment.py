@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import asyncgate
+from asyncgate.parts.http import said_https
 
 ROOT = Path(__file__).parents[1]
 
@@ -71,13 +72,25 @@ def test_every_variable_of_both_files_is_a_setting(fly: dict[str, Any], environm
 
 
 def test_fly_has_the_values_of_spec_19_8(fly: dict[str, Any]) -> None:
-    assert fly["env"] == {
+    assert {name: value for name, value in fly["env"].items() if name != "ASYNCGATE_TRUSTED_PROXIES"} == {
         "ASYNCGATE_DEFAULT_LEASE_TTL_SECONDS": "120",
         "ASYNCGATE_LEASE_SWEEP_INTERVAL_SECONDS": "5",
         "ASYNCGATE_DEFAULT_MAX_ATTEMPTS": "2",
         "ASYNCGATE_DEFAULT_RETRY_BACKOFF_SECONDS": "15",
         "ASYNCGATE_DEFAULT_BOOTSTRAP_MAX_ITEMS": "50",
     }
+
+
+def test_the_gate_believes_the_proxy_that_ends_tls_and_not_its_neighbours(fly: dict[str, Any]) -> None:
+    settings = asyncgate.load_settings(environ={"ASYNCGATE_TRUSTED_PROXIES": fly["env"]["ASYNCGATE_TRUSTED_PROXIES"]})
+    said = [(b"x-forwarded-proto", b"https")]
+
+    def strict(peer: str) -> bool:
+        return said_https({"client": (peer, 1), "headers": said}, settings.settings.trusted_proxies)
+
+    assert strict("172.16.3.162")
+    assert not strict("fdaa:0:1:a7b::2")        # another app of the organisation
+    assert not strict("203.0.113.9")
 
 
 def test_the_gate_accepts_what_the_deployment_sets(fly: dict[str, Any], environment: dict[str, str]) -> None:

@@ -440,14 +440,8 @@ FORBIDDEN = [
     "CREATE TRIGGER mine BEFORE INSERT ON asyncgate.tasks EXECUTE FUNCTION suppress_redundant_updates_trigger()",
     "TRUNCATE asyncgate.obligations",
     "DROP TABLE asyncgate.receipts",
-    "UPDATE asyncgate.receipts SET body = '{}'",
-    "DELETE FROM asyncgate.receipts",
-    "UPDATE asyncgate.edges SET parent_id = child_id",
-    "DELETE FROM asyncgate.events",
     "UPDATE asyncgate.tasks SET payload = '{}'",
     "DELETE FROM asyncgate.tasks",
-    "UPDATE asyncgate.audit SET body = '{}'",
-    "DELETE FROM asyncgate.audit",
     "DELETE FROM asyncgate.audit_heads",
     "DELETE FROM asyncgate.api_keys",
     "DELETE FROM asyncgate.accounts",
@@ -469,6 +463,15 @@ FORBIDDEN = [
     "UPDATE asyncgate.states SET tenant_id = '{theirs}'",
     "UPDATE asyncgate.schedules SET tenant_id = '{theirs}'",
 ]
+
+
+APPEND_ONLY = {"receipts": "receipt_id", "edges": "child_id", "events": "event_id", "audit": "audit_id"}
+FORBIDDEN += [change.format(table=table, column=column) for table, column in APPEND_ONLY.items() for change in (
+    "UPDATE asyncgate.{table} SET {column} = 'made up'",
+    "DELETE FROM asyncgate.{table}",
+    "TRUNCATE asyncgate.{table}",
+    "INSERT INTO asyncgate.{table} SELECT * FROM asyncgate.{table} "
+    "ON CONFLICT ON CONSTRAINT {table}_pkey DO UPDATE SET {column} = 'made up'")]
 
 
 @pytest.mark.parametrize("statement", FORBIDDEN)

@@ -12,7 +12,7 @@ import pytest
 from asyncgate import Engine
 from asyncgate.backends import sqlite as backend
 from asyncgate.backends.sqlite import open_backend
-from asyncgate.conformance.harness import Gate
+from asyncgate.conformance.harness import Gate, under
 
 pytestmark = pytest.mark.anyio
 OURS, THEIRS = "00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002"
@@ -21,16 +21,38 @@ REACHING_OUT = ["UPDATE tasks SET priority = 9", "DELETE FROM leases", "UPDATE t
                 "UPDATE accounts SET tier = 'paid'", "DELETE FROM api_keys", "UPDATE api_keys SET revoked_at = NULL",
                 "UPDATE audit_heads SET number = 9", "UPDATE api_keys SET tenant_id = 'another'",
                 "INSERT INTO audit SELECT 'another', audit_id, number, at, event, severity, body, hash FROM audit"]
-APPEND_ONLY = ["receipts", "audit"]
+APPEND_ONLY = {"receipts": "receipt_id", "edges": "child_id", "events": "event_id", "audit": "audit_id"}
+# Each takes rows that are there already, and would leave others in their place.
+CHANGES = {
+    "an UPDATE": "UPDATE {table} SET {column} = 'made up' WHERE tenant_id = '{ours}'",
+    "an UPDATE OR REPLACE": "UPDATE OR REPLACE {table} SET {column} = 'made up' WHERE tenant_id = '{ours}'",
+    "a DELETE": "DELETE FROM {table} WHERE tenant_id = '{ours}'",
+    "an INSERT OR REPLACE": "INSERT OR REPLACE INTO {table} SELECT * FROM {table} WHERE tenant_id = '{ours}'",
+    "a REPLACE": "REPLACE INTO {table} SELECT * FROM {table} WHERE tenant_id = '{ours}'",
+    "an UPSERT": "INSERT INTO {table} SELECT * FROM {table} WHERE tenant_id = '{ours}' "
+                 "ON CONFLICT DO UPDATE SET {column} = 'made up'",
+}
+# A receipt is also found by what it is about, and by its place in the file.
+OTHER_KEYS = {
+    "its key": "INSERT OR REPLACE INTO receipts SELECT tenant_id, 'made up', receipt_key, receipt_type, created_at, "
+               "from_kind, from_id, to_kind, to_id, task_id, lease_id, schedule_id, asyncgate_instance, hash, body, "
+               "parent_id FROM receipts WHERE tenant_id = '{ours}' LIMIT 1",
+    "its place": "INSERT OR REPLACE INTO receipts (rowid, tenant_id, receipt_id, receipt_key, receipt_type, "
+                 "created_at, from_kind, from_id, to_kind, to_id, task_id, asyncgate_instance, hash, body) "
+                 "SELECT rowid, tenant_id, 'made up', 'made up', 'x', 0, 'x', 'x', 'x', 'x', 'x', 'x', 'x', '{{}}' "
+                 "FROM receipts WHERE tenant_id = '{ours}' LIMIT 1",
+}
 
 
 @pytest.fixture
 async def path(tmp_path: Path) -> Path:
     """A file with tasks, leases, keys and logs of two tenants; ours has written last."""
-    opened = await open_backend(f"sqlite:///{tmp_path / 'gate.db'}")
+    opened: Any = await open_backend(f"sqlite:///{tmp_path / 'gate.db'}")
     for tenant in (THEIRS, OURS):
         gate = Gate(Engine(opened), tenant)
-        await gate.leased()
+        offer = await gate.leased()
+        await gate.as_worker().start_task(**under(offer))       # an event
+        opened.db.execute("INSERT INTO edges VALUES (?, 'child', 'parent')", (tenant,))
         await gate.beside(default_tenant_id=tenant).as_admin().create_tenant(tenant=tenant, name="a name")
         await gate.as_admin().issue_key(name="a key", principal_id="w1")
     await opened.close()
@@ -44,10 +66,27 @@ async def test_a_statement_that_reaches_a_neighbour_aborts(path: Path, statement
 
 
 @pytest.mark.parametrize("table", APPEND_ONLY)
-@pytest.mark.parametrize("change", ["UPDATE {} SET hash = 'made up'", "DELETE FROM {}"])
+@pytest.mark.parametrize("change", CHANGES)
 async def test_what_is_append_only_is_neither_changed_nor_taken_away(path: Path, table: str, change: str) -> None:
-    with closing(sqlite3.connect(path)) as db, pytest.raises(sqlite3.IntegrityError, match="append-only"):
-        db.execute(f"{change.format(table)} WHERE tenant_id = ?", (OURS,))
+    await stays(path, table, CHANGES[change].format(table=table, column=APPEND_ONLY[table], ours=OURS))
+
+
+@pytest.mark.parametrize("found_by", OTHER_KEYS)
+async def test_no_other_receipt_takes_the_place_of_one(path: Path, found_by: str) -> None:
+    await stays(path, "receipts", OTHER_KEYS[found_by].format(ours=OURS))
+
+
+async def stays(path: Path, table: str, change: str) -> None:
+    """Expect that the gate's own connection refuses a change, and that every row is what it was."""
+    opened: Any = await open_backend(f"sqlite:///{path}")
+    before = opened.db.execute(f"SELECT * FROM {table}").fetchall()
+    assert OURS in {row[0] for row in before}
+
+    with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+        opened.db.execute(change)
+
+    assert opened.db.execute(f"SELECT * FROM {table}").fetchall() == before
+    await opened.close()
 
 
 async def test_every_table_with_rows_of_tenants_has_its_wall(path: Path) -> None:

@@ -165,13 +165,19 @@ REQUESTS = {
     "another host": (421, "GET /health HTTP/1.1\nHost: evil.example\nConnection: close\n\n"),
     "a large head": (431, f"GET /health HTTP/1.1\n{AUTHORIZED}X-Large: {'a' * 40_000}\n\n"),
     "no HTTP": (400, "GET / HTTP/1.1\n\n"),
+    "two lengths": (400, f"POST /v1/tasks HTTP/1.1\n{AUTHORIZED}Content-Length: 1\nTransfer-Encoding: chunked\n\n"),
+    "no chunk": (400, f"POST /v1/tasks HTTP/1.1\n{AUTHORIZED}Transfer-Encoding: chunked\n\nnone\n"),
+    "a slow body": (408, f"POST /v1/tasks HTTP/1.1\n{AUTHORIZED}Content-Length: 9\n\n{{"),
 }
+
+
+QUICK = "header_timeout_seconds=0.5", "body_timeout_seconds=0.5"
 
 
 def test_h1_over_tls_every_answer_carries_every_header_of_safety(
     start: Any, pair: tuple[Path, Path], authority: trustme.CA
 ) -> None:
-    live, context = start(*named(pair), "header_timeout_seconds=0.5"), trusting(authority)
+    live, context = start(*named(pair), *QUICK), trusting(authority)
 
     for what, (status, request) in REQUESTS.items():
         found, headers = exchange(live, request, context)
@@ -184,10 +190,9 @@ def test_h1_over_tls_every_answer_carries_every_header_of_safety(
 
 @pytest.mark.parametrize("proto", ["https", "HTTPS", "https, http", " https"])
 def test_h1_a_trusted_proxy_that_speaks_https_gets_strict_transport_on_every_answer(start: Any, proto: str) -> None:
-    live = start("trusted_proxies=10.0.0.0/8,127.0.0.0/8")
+    live = start("trusted_proxies=10.0.0.0/8,127.0.0.0/8", *QUICK)
 
-    for what in ("a good answer", "a write", "a tool", "nobody", "nothing there", "another host", "only the head"):
-        status, request = REQUESTS[what]
+    for what, (status, request) in REQUESTS.items():
         found, headers = exchange(live, request.replace("\n", f"\nX-Forwarded-Proto: {proto}\n", 1))
         assert (found, headers.get("strict-transport-security")) == (status, STRICT), what
 
@@ -205,7 +210,9 @@ async def test_h1_nobody_else_is_believed_about_https(serve: Any, proxies: tuple
     assert "strict-transport-security" not in answer.headers
 
 
-def test_h1_over_plain_http_nothing_demands_strict_transport(live: Any) -> None:
+def test_h1_over_plain_http_nothing_demands_strict_transport(start: Any) -> None:
+    live = start(*QUICK)
+
     for what, (status, request) in REQUESTS.items():
         found, headers = exchange(live, request)
         assert (found, headers.get("strict-transport-security")) == (status, None), what

@@ -104,10 +104,11 @@ PROVEN: dict[str, list[str]] = {
            "conformance/test_claim.py::test_a_claim_of_too_many_is_clamped"],
     "C5": ["tests/test_bad_input.py::test_a_list_of_names_is_held_to_its_limits",
            f"{HERE}::test_c5_a_million_capabilities_are_refused"],
+    "C6": ["conformance/test_quotas.py::test_claims_at_once_never_pass_the_limit"],
     "C7": ["tests/test_keys.py::test_a_clock_that_leaps_lets_no_revoked_key_in_for_longer",
            "tests/test_postgres_batches.py::test_the_time_of_a_batch_is_later_than_its_last_lock_also_when_it_looks_twice"],
 }
-LATER = {"B5": "refresh tokens come with OAuth", "B6": "clients come with OAuth", "C6": "quotas are not built yet"}
+LATER = {"B5": "refresh tokens come with OAuth", "B6": "clients come with OAuth"}
 
 
 @cache

@@ -66,7 +66,7 @@ import msgspec
 import pytest
 
 from asyncgate import OPERATIONS, Operation
-from asyncgate.parts.logs import JsonLines, Lines
+from asyncgate.parts.logs import JsonLines, Lines, Redaction
 
 pytestmark = pytest.mark.anyio
 
@@ -448,3 +448,37 @@ def test_e11_over_a_socket_another_spelling_of_a_path_opens_nothing(live_for_all
     assert int(head.split()[1]) in (400, 404, 405), answer[:300]
     assert json.loads(body)["error"] in {"invalid_request", "not_found", "method_not_allowed"}
     assert b"etc" not in body
+
+
+LEAKS = {
+    "as JSON": '{"password": "hun ter \\" 2", "next": "kept"}',
+    "as a number": '{"password": 22222, "next": "kept"}',
+    "as Python": "{'Password': 'hun ter 2', 'next': 'kept'}",
+    "in a query": "GET /login?password=hunter2&next=kept",
+    "in a message that is JSON again": r'{"message": "got {\"password\": \"hun ter 2\"}", "next": "kept"}'}
+
+
+@pytest.mark.parametrize("form", [JsonLines, Lines], ids=["json", "console"])
+@pytest.mark.parametrize("leak", LEAKS)
+def test_the_value_of_a_sensitive_field_is_in_no_log_line(form: type[JsonLines | Lines], leak: str) -> None:
+    """Spec 21.10.1, audit_logging.sensitive_fields."""
+    formatter = form()
+    formatter.redaction = Redaction(["password"])
+    record = logging.LogRecord("asyncgate", logging.ERROR, "", 0, "refused %s", (LEAKS[leak],), None)
+
+    line = formatter.format(record)
+
+    assert "kept" in line
+    assert not re.search("hun|ter|2222", line), line
+
+
+def test_what_only_speaks_of_a_sensitive_field_is_logged_as_it_is() -> None:
+    said = 'token: expired; the password is long, max_tokens=5, {"kind": "token", "next": "api_key"}'
+
+    assert Redaction(["password", "token", "api_key"]).text(said) == said
+
+
+def test_credentials_are_in_no_log_line_whatever_the_fields_are() -> None:
+    said = Redaction().text("aga_0123456789abcdef eyJhbGciOiJ9.eyJzdWIiOiJ9.c2ln postgres://a:pw@db/gate")
+
+    assert said == "*** *** postgres://a:***@db/gate"

@@ -57,7 +57,8 @@ CREATE TABLE asyncgate.usage (              -- what a tenant has of what its tie
     tenant_id       uuid PRIMARY KEY,
     active          bigint NOT NULL,        -- tasks that have not ended
     leases          bigint NOT NULL,        -- that are live
-    receipt_bytes   bigint NOT NULL         -- of their bodies
+    receipt_bytes   bigint NOT NULL,        -- of their bodies
+    terminal        bigint NOT NULL         -- tasks that have ended
 );
 
 DO $$

@@ -56,7 +56,8 @@ CREATE TABLE usage (                        -- what a tenant has of what its tie
     tenant_id       TEXT PRIMARY KEY,
     active          INTEGER NOT NULL,       -- tasks that have not ended
     leases          INTEGER NOT NULL,       -- that are live
-    receipt_bytes   INTEGER NOT NULL        -- of their bodies
+    receipt_bytes   INTEGER NOT NULL,       -- of their bodies
+    terminal        INTEGER NOT NULL        -- tasks that have ended
 ) WITHOUT ROWID;
 
 CREATE TRIGGER audit_stay BEFORE UPDATE ON audit BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END;
