@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from itertools import chain, islice, pairwise
 from math import floor, inf
 from typing import Literal, Protocol
@@ -204,6 +204,6 @@ CHOICES: dict[str, Callable[[Timing, float, float, int], list[int]]] = {
 }
 
 
-def iso(moment: float) -> str:
-    """Write a time as RFC 3339 in UTC, to the second."""
-    return datetime.fromtimestamp(floor(moment), UTC).isoformat()
+def iso(moment: float, zone: tzinfo = UTC) -> str:
+    """Write a time as RFC 3339, to the second: in UTC, or as the clock of a zone shows it."""
+    return datetime.fromtimestamp(floor(moment), zone).isoformat()

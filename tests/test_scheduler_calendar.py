@@ -73,9 +73,9 @@ class Plain:
         for moment in range(start - 2 * DAY, end + 1, MINUTE):
             wall = datetime.fromtimestamp(moment, clock).replace(tzinfo=None)
             if self.fixed:
-                passed = [] if reached is None else minutes(reached, wall)
-                hit = any(map(self.matches, passed))
-                reached = wall if reached is None else max(reached, wall)
+                reached = wall if reached is None else reached
+                hit = any(map(self.matches, minutes(reached, wall)))
+                reached = max(reached, wall)
             else:
                 hit = self.matches(wall)
             if hit and moment > start:
