@@ -30,7 +30,7 @@ from asyncgate.parts.wire import AsEither, Ask
 SECTIONS = {
     "Try it": ("demo", "dev"),
     "Run a gate": ("serve", "mcp", "keys", "migrate", "config", "openapi"),
-    "Work for it": ("scheduler",),
+    "Work for one": ("scheduler",),
     "Look after it": ("verify", "backup", "copy", "conformance", "bench", "bench-server"),
 }
 BESIDE = ("keys", "scheduler")      # in modules of their own; keys is made of this one, so it cannot be there before it
