@@ -228,23 +228,28 @@ class Scheduler:
     # Control tasks.
 
     async def _obey(self) -> None:
-        """Lease control tasks and carry them out, one after another."""
+        """Carry out control tasks, one after another, for as long as there is a gate."""
         while True:
             asked = time.monotonic()
             try:
-                offers = (await self.worker.call(
-                    "lease_next", **self.as_worker, accept_types=list(TYPES), capabilities=["scheduler"],
-                    lease_ttl_seconds=TTL_SECONDS, wait_seconds=WAIT_SECONDS))["tasks"]
-                for offer in offers:
-                    await self.carry_out(offer)
-                self.patience.worked("control tasks")
+                found = await self.obey()
                 for what in ("gate", "control tasks"):
+                    self.patience.worked(what)
                     self.complaints.pop(what, None)
-                if not offers and time.monotonic() - asked < PAUSES[0]:
+                if not found and time.monotonic() - asked < PAUSES[0]:
                     await asyncio.sleep(PAUSES[0])      # a gate that stops answers waiting claims at once
             except (Refusal, Unreachable) as error:
                 self._complain("control tasks", error)
                 await asyncio.sleep(self.patience.failed("control tasks", getattr(error, "retry_after", None)))
+
+    async def obey(self, wait_seconds: float = WAIT_SECONDS) -> bool:
+        """Wait for a control task and carry it out; return whether there was one."""
+        reply = await self.worker.call(
+            "lease_next", **self.as_worker, accept_types=list(TYPES), capabilities=["scheduler"],
+            lease_ttl_seconds=TTL_SECONDS, wait_seconds=wait_seconds)
+        for offer in reply["tasks"]:
+            await self.carry_out(offer)
+        return bool(reply["tasks"])
 
     async def carry_out(self, offer: Mapping[str, Any]) -> None:
         """Carry out a control task, or repeat the answer to one that came before."""

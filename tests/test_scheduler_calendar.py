@@ -70,7 +70,7 @@ class Plain:
     def between(self, zone: str, start: int, end: int) -> list[int]:
         """Look at each minute: a fixed time runs when the clock first reaches it, another when the clock shows it."""
         clock, found, reached = ZoneInfo(zone), [], None
-        for moment in range(start - 2 * DAY, end + 1, MINUTE):
+        for moment in range(start - start % MINUTE - 2 * DAY, end + 1, MINUTE):
             wall = datetime.fromtimestamp(moment, clock).replace(tzinfo=None)
             if self.fixed:
                 reached = wall if reached is None else reached
