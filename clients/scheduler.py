@@ -21,6 +21,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from itertools import groupby
@@ -33,6 +34,7 @@ from asyncgate.clients.http import AsyncHttp, Refusal, Unreachable
 from asyncgate.clients.scheduler_calendar import iso, to_run
 from asyncgate.clients.scheduler_plan import Invalid, OfSchedule, read, read_plan
 from asyncgate.clients.scheduler_store import Control, Fired, Firing, Schedule, Store, StoreError
+from asyncgate.parts.wire import LONGEST
 
 TYPES = ("schedule.create", "schedule.delete", "schedule.pause", "schedule.resume", "schedule.status")
 OVER = ("succeeded", "failed", "canceled")
@@ -87,7 +89,7 @@ class Scheduler:
         self.store, self.worker, self.agent, self.clock, self.say = store, worker, agent, clock, say
         self.as_worker, self.as_agent = dict(as_worker), dict(as_agent)
         self.turn, self.woken, self.patience = asyncio.Lock(), asyncio.Event(), Patience()
-        self.reported: dict[str, Any] = {}
+        self.reported: dict[str, tuple[bool, int | None]] = {}
         self.in_hand = set[str]()       # control tasks that are being answered
         self.complaints: dict[str, str] = {}
         self.instance = ""
@@ -216,14 +218,15 @@ class Scheduler:
 
     async def _report(self) -> None:
         """Tell the gate when schedules run next, wherever that has changed."""
-        states = {schedule.schedule_id: state_of(schedule) for schedule in self.store.live()}
-        news = [state for name, state in states.items() if self.reported.get(name) != state]
+        live = {schedule.schedule_id: schedule for schedule in self.store.live()}
+        news = [name for name, schedule in live.items() if self.reported.get(name) != told_of(schedule)]
         for at in range(0, len(news), REPORTED):
-            reply = await self.worker.call("report_schedule", **self.as_worker, schedules=news[at:at + REPORTED])
-            self.reported |= {state["schedule_id"]: state for state in news[at:at + REPORTED]}
+            some = [live[name] for name in news[at:at + REPORTED]]
+            reply = await self.worker.call("report_schedule", **self.as_worker, schedules=list(map(state_of, some)))
+            self.reported |= {schedule.schedule_id: told_of(schedule) for schedule in some}
             for unknown in reply["unknown"]:
                 self.say(f"schedule {unknown}: the gate does not know it, so it will not notice its silence")
-        self.reported = {name: state for name, state in self.reported.items() if name in states}
+        self.reported = {name: told for name, told in self.reported.items() if name in live}
 
     # Control tasks.
 
@@ -422,6 +425,11 @@ def status_of(schedule: Schedule) -> dict[str, Any]:
             "last_status": schedule.last_status, "last_task_id": schedule.last_task_id}
 
 
+def told_of(schedule: Schedule) -> tuple[bool, int | None]:
+    """Return what a report must be repeated for when it changes."""
+    return schedule.enabled, schedule.next_run_at
+
+
 def state_of(schedule: Schedule) -> dict[str, Any]:
     """Return what report_schedule says; the interval of a cron expression is the time from one run to the next."""
     return {"schedule_id": schedule.schedule_id, "enabled": schedule.enabled, "interval_seconds": gap_after(schedule),
@@ -434,7 +442,7 @@ def gap_after(schedule: Schedule) -> int | None:
         return None
     with contextlib.suppress(ValueError):       # a zone that is no more
         following = next(schedule.timing().after(schedule.next_run_at), None)
-        return following[0] - schedule.next_run_at if following else None
+        return min(following[0] - schedule.next_run_at, LONGEST) if following else None
     return None
 
 
@@ -498,6 +506,8 @@ def scheduler(url: str | None, path: str, worker_key: str | None, agent_key: str
             asyncio.run(serve(store, url, (worker_key, agent_key), who))
     except (StoreError, ValueError) as wrong:
         raise click.ClickException(str(wrong)) from None
+    except sqlite3.Error as error:      # a full disk, say: better to end and be started again than to go on without it
+        raise click.ClickException(f"{path} does not work: {error}") from None
 
 
 async def serve(store: Store, url: str | None, keys: tuple[str, str], who: tuple[dict[str, str], ...]) -> None:

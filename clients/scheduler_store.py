@@ -29,19 +29,19 @@ CREATE TABLE schedules (
     state TEXT NOT NULL,            -- new: not yet promised to its owner; live; deleted: to be taken leave of
     due_at REAL,                    -- when the next run is due; NULL while it runs no more
     record BLOB NOT NULL            -- the Schedule, as JSON
-) STRICT, WITHOUT ROWID;
+) WITHOUT ROWID;
 CREATE INDEX schedules_due ON schedules (due_at) WHERE state = 'live' AND due_at IS NOT NULL;
 CREATE TABLE firings (
     schedule_id TEXT NOT NULL,
     run_at INTEGER NOT NULL,        -- seconds since 1970
     ask BLOB NOT NULL,              -- create_task, as JSON
     PRIMARY KEY (schedule_id, run_at)
-) STRICT, WITHOUT ROWID;
+) WITHOUT ROWID;
 CREATE TABLE controls (
     task_id TEXT PRIMARY KEY,
     done_at REAL,                   -- when the gate had the answer; NULL until then
     record BLOB NOT NULL            -- the Control, as JSON
-) STRICT, WITHOUT ROWID;
+) WITHOUT ROWID;
 CREATE INDEX controls_open ON controls (task_id) WHERE done_at IS NULL;
 """
 
@@ -110,18 +110,20 @@ class Store:
     """The file of one scheduler, which keeps others out of it for as long as it is open."""
 
     def __init__(self, path: str) -> None:
-        try:
-            if path != ":memory:":
+        with contextlib.ExitStack() as opened:
+            try:
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))     # payloads are nobody else's business
-            self.db = sqlite3.connect(path, isolation_level=None, timeout=0)
-            self.db.executescript("PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL; "
-                                  "PRAGMA synchronous = FULL; BEGIN EXCLUSIVE; COMMIT;")
-            self._migrate()
-        except (OSError, sqlite3.Error) as error:
-            why = "another scheduler has it open" if "locked" in str(error) else getattr(error, "strerror", "") or error
-            raise StoreError(f"cannot use {path}: {why}") from None
+                self.db = sqlite3.connect(path, isolation_level=None, timeout=0)
+                opened.callback(self.db.close)
+                self._migrate()
+            except (OSError, sqlite3.Error) as error:
+                taken = "another scheduler has it open" if "locked" in str(error) else None
+                raise StoreError(f"cannot use {path}: {taken or getattr(error, 'strerror', '') or error}") from None
+            opened.pop_all()
 
     def _migrate(self) -> None:
+        self.db.executescript("PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; "
+                              "BEGIN EXCLUSIVE; COMMIT;")
         version = self.db.execute("PRAGMA user_version").fetchone()[0]
         if version > SCHEMA:
             raise sqlite3.DatabaseError(f"its schema is {version}, of a newer AsyncGate than this one")

@@ -561,6 +561,16 @@ async def test_a_schedule_that_is_paused_is_not_late(world: World) -> None:
     assert await late(world) == []
 
 
+async def test_a_schedule_that_hardly_ever_runs_can_be_reported(world: World) -> None:
+    rare = "0 0 29 2 MON#5"     # every 28 years
+    await world.made(mode="cron", interval_seconds=None, cron_expr=rare)
+
+    await world.scheduler.tick()
+
+    assert world.said == []
+    assert world.worker.called.count("report_schedule") == 1
+
+
 async def test_only_what_has_changed_is_reported(world: World) -> None:
     await world.made()
     for _ in range(3):

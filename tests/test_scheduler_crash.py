@@ -213,9 +213,12 @@ class Story:
     def idea(self) -> tuple[str, dict[str, Any]]:
         """Think of an order."""
         model = self.random.choice(list(self.models.values()))
-        if self.random.random() < 0.2:
+        if self.random.random() < 0.1:
             return "create", model.plan
-        return self.random.choice(["pause", "resume", "status"]), {"schedule_id": model.schedule_id}
+        paused = [one for one in self.models.values() if not all(world.on for world in one.worlds)]
+        if paused and self.random.random() < 0.5:
+            return "resume", {"schedule_id": paused[0].schedule_id}
+        return self.random.choice(["pause", "pause", "resume", "status"]), {"schedule_id": model.schedule_id}
 
     def give(self, what: str, payload: dict[str, Any]) -> None:
         """Give an order, and kill as long as it is not carried out."""
