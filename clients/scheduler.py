@@ -38,7 +38,7 @@ from asyncgate.parts.wire import LONGEST
 
 TYPES = ("schedule.create", "schedule.delete", "schedule.pause", "schedule.resume", "schedule.status")
 OVER = ("succeeded", "failed", "canceled")
-FINAL = (400, 404, 409, 413, 415)       # refusals of a task that a repetition would not change
+FINAL = (400, 409, 413)                 # refusals that a repetition would not change
 LOST = "lease_invalid_or_expired"
 TTL_SECONDS, WAIT_SECONDS = 60, 25.0    # of a lease on a control task, and that an empty claim stays open
 TICK_SECONDS = 1.0                      # between looks at the clock, which may be set at any time
@@ -192,7 +192,7 @@ class Scheduler:
             try:
                 reply = await self.agent.call("create_task", **self.as_agent, **firing.ask)
             except (Refusal, Unreachable) as error:
-                if getattr(error, "status", None) not in FINAL:
+                if not final(error):
                     self._put_off(schedule_id, error)
                     break
                 done.append(Fired(firing, f"refused: {getattr(error, 'code', '')}: {error}"))
@@ -324,7 +324,7 @@ class Scheduler:
                 await self._announce(control)
             await self._end(control)
         except Refusal as no:
-            if no.status == 404 or no.more.get("status") in OVER:
+            if no.code == "task_not_found" or no.more.get("status") in OVER:
                 return self._unwanted(control)
             if no.code != LOST:
                 raise
@@ -341,7 +341,7 @@ class Scheduler:
         try:
             receipt_id = await self._created(schedule, control.lease)
         except Refusal as no:
-            if no.status != 400:
+            if no.code == LOST or not final(no):
                 raise
             control.error, control.result = {"code": no.code, "field": "payload", "message": str(no)}, None
             self.store.carry_out(control, ended(schedule))
@@ -383,7 +383,7 @@ class Scheduler:
                 await self.worker.call("emit_receipt", **self.as_worker, receipt_type="schedule.deleted",
                                        schedule_id=schedule.schedule_id, parents=[created])
         except Refusal as no:
-            if no.status not in FINAL:
+            if not final(no):
                 raise
             self.say(f"schedule {schedule.schedule_id} is deleted, but the gate does not take the receipt: {no}")
         self.store.remove(schedule.schedule_id)
@@ -395,7 +395,7 @@ class Scheduler:
         try:
             return await self._created(schedule, control.lease)
         except Refusal as no:
-            if no.code != LOST and no.status not in FINAL:
+            if not final(no):
                 raise
             return None         # it was never emitted, or is another scheduler's
 
@@ -406,6 +406,11 @@ class Scheduler:
                 if lease["type"] in TYPES:
                     held = {name: lease[name] for name in ("task_id", "lease_id")}
                     await self.worker.call("release_lease", **self.as_worker, **held)
+
+
+def final(error: Refusal | Unreachable) -> bool:
+    """Whether a gate, and not something in between, has said what it would say again."""
+    return isinstance(error, Refusal) and error.status in FINAL and error.code != "unexpected_answer"
 
 
 def when(moment: int | None) -> str | None:

@@ -37,11 +37,13 @@ class Key:
     def __init__(self, house: House, token: str) -> None:
         self.house, self.token = house, token
         self.called: list[str] = []
-        self.lost = set[str]()
+        self.lost, self.misled = set[str](), set[str]()
 
     async def call(self, operation: str, /, **fields: Any) -> Any:
         """Call the gate."""
         self.called.append(operation)
+        if operation in self.misled:
+            raise Refusal(404, {"message": "a proxy says that there is no such page"})
         told = await self.house.ask(operation, fields, token=self.token)
         if told.code:
             raise Refusal(told.status, told.body)
@@ -479,6 +481,90 @@ async def test_a_gate_that_is_away_is_told_of_once_and_nothing_piles_up(world: W
 
     assert len(world.store.firings()) == 1
     assert len([said for said in world.said if "lost" in said]) == 1
+
+
+async def test_a_second_scheduler_with_a_file_of_its_own_does_not_run_what_the_first_has_announced(
+        world: World, tmp_path: Path) -> None:
+    world.worker.lost = {"emit_receipt"}
+    task_id = await world.ordered("create", MINUTELY)
+    with pytest.raises(Unreachable):
+        await world.scheduler.obey(0)
+    world.worker.lost = set()
+    await world.skip(61, tick=False)
+    other = Key(world.house, await world.house.key("worker", "other"))
+
+    with closing(Store(str(tmp_path / "other.db"))) as store:
+        second = Scheduler(store, other, world.agent, clock=world.now)
+        assert await second.obey(0)
+        await second.tick()
+        assert (store.live(), store.deleted(), store.unanswered()) == ([], [], [])
+
+    task = await world.task(task_id)
+    assert (task["status"], task["result"]["error"]["code"]) == ("failed", "invalid_request")
+    await world.scheduler.tick()
+    assert (world.store.live(), world.store.unanswered()) == ([], []), "the first one gives it up, too"
+    assert await world.owed() == []
+
+
+async def test_a_schedule_that_the_gate_has_forgotten_can_be_deleted(world: World) -> None:
+    schedule_id = await world.made()
+    schedule = world.store.schedule(schedule_id)
+    assert schedule
+    world.store.keep(msgspec.structs.replace(schedule, receipt_id="of-another-gate"))
+
+    await world.answer("delete", {"schedule_id": schedule_id})
+    await world.scheduler.tick()
+
+    assert world.store.deleted() == []
+    assert [said for said in world.said if schedule_id in said and "receipt" in said]
+
+
+async def test_an_order_that_the_gate_has_forgotten_is_let_go(world: World) -> None:
+    world.worker.lost = {"emit_receipt"}
+    task_id = await world.ordered("create", MINUTELY)
+    with pytest.raises(Unreachable):
+        await world.scheduler.obey(0)
+    world.worker.lost = set()
+    control = world.store.control(task_id)
+    assert control
+    with closing(world.store.db.cursor()) as cursor:
+        cursor.execute("DELETE FROM controls")
+    world.store.carry_out(msgspec.structs.replace(control, task_id="of-another-gate"))
+
+    for _ in range(2):
+        await world.scheduler.tick()
+
+    assert (world.store.live(), world.store.deleted(), world.store.unanswered()) == ([], [], [])
+
+
+async def test_answers_are_forgotten_when_nobody_can_ask_for_them_again(world: World) -> None:
+    task_id = await world.ordered("create", MINUTELY)
+    await world.scheduler.obey(0)
+    world.store.forget(world.now() - 1)
+    assert world.store.control(task_id)
+
+    world.store.forget(world.now() + 1)
+
+    assert world.store.control(task_id) is None
+    assert len(world.store.live()) == 1
+
+
+async def test_what_a_proxy_says_while_the_gate_is_away_is_no_answer(world: World) -> None:
+    schedule_id = await world.made()
+    world.agent.misled, world.worker.misled = {"create_task"}, {"complete"}
+    await world.skip(61)
+    task_id = await world.ordered("create", MINUTELY)
+    with pytest.raises(Refusal):
+        await world.scheduler.obey(0)
+    assert (await world.runs(), len(world.store.unanswered())) == ([], 1)
+    world.die()
+    world.agent.misled, world.worker.misled = set(), set()
+
+    world.start()
+    await world.scheduler.tick()
+
+    assert (await world.status(schedule_id))["last_status"] == "created"
+    assert (await world.task(task_id))["status"] == "succeeded"
 
 
 # Two credentials.
