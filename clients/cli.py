@@ -30,8 +30,10 @@ from asyncgate.parts.wire import AsEither, Ask
 SECTIONS = {
     "Try it": ("demo", "dev"),
     "Run a gate": ("serve", "mcp", "keys", "migrate", "config", "openapi"),
+    "Work for one": ("scheduler",),
     "Look after it": ("verify", "backup", "copy", "conformance", "bench", "bench-server"),
 }
+BESIDE = ("keys", "scheduler")      # in modules of their own; keys is made of this one, so it cannot be there before it
 STATUSES = {400: 2, 413: 2, 415: 2, 401: 3, 403: 3, 404: 4, 409: 5, 429: 6}
 BROKEN, WRONG, CONFLICT, NO_GATE = 1, 2, 5, 7
 EXIT_STATUS = ("Exit status: 0 done, 1 broken, 2 wrong request, 3 not allowed, 4 not found, 5 conflict, 6 too many, "
@@ -43,13 +45,13 @@ class Clients(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Name every command."""
-        return [*super().list_commands(ctx), "keys"]
+        return sorted([*super().list_commands(ctx), *BESIDE])
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Find a command by its name."""
-        if name == "keys":      # it is made of this module, so it cannot be there before it
-            keys: click.Command = import_module("asyncgate.clients.keys").keys
-            return keys
+        if name in BESIDE:
+            command: click.Command = getattr(import_module(f"asyncgate.clients.{name}"), name)
+            return command
         return super().get_command(ctx, name.replace("_", "-"))
 
 
