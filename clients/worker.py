@@ -333,6 +333,8 @@ class Worker:
 
     async def _drain(self) -> None:
         """Wait for what is under way, then take it away from its functions."""
+        if self.jobs:
+            log.info("%s: stopping; %d under way", self.worker_id, len(self.jobs))
         hurried, until = asyncio.ensure_future(self.hurried.wait()), self.loop.time() + self.drain_seconds
         while self.jobs and not hurried.done() and (left := until - self.loop.time()) > 0:
             await asyncio.wait([hurried, *self.jobs.values()], timeout=left, return_when=asyncio.FIRST_COMPLETED)

@@ -183,7 +183,7 @@ async def test_a_function_that_blocks_the_event_loop_keeps_its_lease(gate: Async
     worker = made(gate, ttl_seconds=1)
 
     @worker.task("t")
-    async def block(page: Any, job: Job) -> int:
+    async def block(page: Any, job: Job) -> Any:
         until = time.monotonic() + 2.5      # many times a third of the lease
         while time.monotonic() < until:
             time.sleep(0.05)                # noqa: ASYNC251  # this is what must do no harm
