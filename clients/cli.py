@@ -408,6 +408,7 @@ class Passing(click.Command):
 
 @commands.command(cls=Passing, epilog="Example: asyncgate worker --type ocr.page -- ./ocr.sh")
 @click.argument("what", metavar="[echo | sleep_then_return | http_get | -- PROGRAM]", required=False)
+@click.option("--ai", "profile", metavar="FILE", help="Do them with a language model and tools, as this profile says.")
 @click.option("--type", "types", multiple=True, metavar="TYPE", help="Type of task to take; may be repeated.")
 @click.option("--url", help=f"Where the gate is; default ASYNCGATE_URL, else {DEFAULT_URL}.")
 @click.option("--token", help="The credential; default ASYNCGATE_API_KEY.")
@@ -425,8 +426,9 @@ class Passing(click.Command):
 @click.option("--timeout", "timeout_seconds", type=float, default=30.0, show_default=True, help="http_get: seconds.")
 @click.option("--lifeline", "quiet", is_flag=True, hidden=True)
 @click.pass_context
-def worker(ctx: click.Context, /, what: str | None, forget: bool, quiet: bool, **about: Any) -> None:
-    """Do tasks: three built-in kinds, or any program that is called for each task.
+def worker(ctx: click.Context, /, what: str | None, profile: str | None, forget: bool, quiet: bool, **about: Any,
+           ) -> None:
+    """Do tasks: three built-in kinds, any program that is called for each task, or a language model with tools.
 
     A program finds the payload as JSON on standard input, and ASYNCGATE_TASK_ID, ASYNCGATE_ATTEMPT and the like in its
     environment; what it writes to standard output is the result, JSON or text.  Each line on file descriptor 3 is
@@ -438,8 +440,9 @@ def worker(ctx: click.Context, /, what: str | None, forget: bool, quiet: bool, *
     part, command = import_module("asyncgate.clients.worker_program"), ctx.meta["passed"]
     if what not in (None, *part.TASKS):
         raise click.UsageError(f"{what!r} is none of {', '.join(part.TASKS)}; a program stands behind --")
-    if (what is None) != bool(command) or (command and not about["types"]):
-        raise click.UsageError("say which tasks: echo, sleep_then_return, http_get, or --type TYPE -- PROGRAM")
+    if [bool(what), bool(command), bool(profile)].count(True) != 1 or (command and not about["types"]):
+        raise click.UsageError("say which tasks: echo, sleep_then_return, http_get, --ai FILE, "
+                               "or --type TYPE -- PROGRAM")
     if quiet:
         import_module("asyncgate.clients.dev").lifeline()
     if forget or about["state"]:
@@ -447,7 +450,12 @@ def worker(ctx: click.Context, /, what: str | None, forget: bool, quiet: bool, *
     else:
         del about["state"]
     try:
-        part.run(what, command, quiet=quiet, **about)
+        if profile:
+            for of_http_get in ("allow", "plain_http", "timeout_seconds"):
+                del about[of_http_get]
+            import_module("asyncgate.clients.worker_ai_command").run(profile, quiet=quiet, **about)
+        else:
+            part.run(what, command, quiet=quiet, **about)
     except Refusal as no:
         raise ended(f"{no.code} ({no.status}): {plain(no.message)}", STATUSES.get(no.status, BROKEN)) from None
     except (FileNotFoundError, ValueError) as wrong:

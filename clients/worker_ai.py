@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
-from msgspec import Struct, to_builtins
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from asyncgate.clients.worker_ai_model import Answer, Call, JobFailed, Message, Model
@@ -38,6 +38,7 @@ from asyncgate.clients.worker_ai_talk import (
     tool_message,
 )
 from asyncgate.clients.worker_ai_tools import McpServer, Told, Tool, Toolbox, function_of
+from asyncgate.clients.worker_job import Done, Lost
 from asyncgate.parts.http import loopback
 
 log = logging.getLogger("asyncgate.worker.ai")
@@ -47,17 +48,6 @@ LEAST_CHECKPOINT = 1000     # bytes; below that only the counts are kept
 
 class ReportTooLarge(Exception):
     """The gate takes no progress of this size."""
-
-
-class Cancelled(Exception):
-    """The task was taken from this worker between two steps: it is dropped."""
-
-
-class Done(Struct, frozen=True):
-    """A job that was done: what the task is completed with."""
-
-    result: dict[str, Any]
-    artifacts: list[dict[str, Any]]
 
 
 class Executor:
@@ -84,7 +74,7 @@ class Executor:
         await self._open.aclose()
 
     async def execute(self, offer: Offer, report: Report, is_cancelled: Callable[[], bool]) -> Done:
-        """Do one task; raises JobFailed when it cannot be done, Cancelled when it is no longer wanted.
+        """Do one task; raises JobFailed when it cannot be done, Lost when it is no longer wanted.
 
         `report` sends progress.  To cancel what runs between two looks at `is_cancelled`, cancel the asyncio task: that
         breaks off the question to the model, and tells the server of a running tool.
@@ -96,7 +86,8 @@ class Executor:
             failed.args = (failed.message,)
             log.warning("task %s: %s (%s)", offer.get("task_id"), failed.message, failed.code)
             raise
-        return Done(self.secrets.hidden(done.result), self.secrets.hidden(done.artifacts))
+        said: dict[str, Any] = self.secrets.hidden(to_builtins(done))
+        return Done(said["result"], artifacts=said["artifacts"], summary=said["result_summary"])
 
 
 class Job:
@@ -147,7 +138,7 @@ class Job:
     def _look(self) -> None:
         """See whether the next step may be taken."""
         if self.is_cancelled():
-            raise Cancelled
+            raise Lost("canceled")
         if self.spent.steps >= self.limits.steps:
             raise JobFailed("step_limit", f"the task was not done in {self.limits.steps} steps")
         if self.spent.tokens >= self.limits.tokens:
@@ -159,7 +150,7 @@ class Job:
         told, alone = [], len(answer.calls) == 1
         for call in answer.calls:
             if self.is_cancelled():
-                raise Cancelled
+                raise Lost("canceled")
             if self.profile.finish_tool and call.name == FINISH_NAME:
                 said = self._finished(call) if alone else Told("call finish alone, after all results", failed=True)
                 if isinstance(said, Ending):
@@ -195,10 +186,11 @@ class Job:
                 "step": self.spent.steps, "tokens": self.spent.tokens}
         while True:
             try:
-                return await self.report(self.executor.secrets.hidden({**said, "checkpoint": self._checkpoint()}))
+                await self.report(self.executor.secrets.hidden({**said, "checkpoint": self._checkpoint()}))
+                return
             except ReportTooLarge:      # this gate takes less than the profile thinks
                 if not self.checkpoint_bytes:
-                    raise
+                    return log.warning("task %s: the gate takes no progress of it", self.offer.get("task_id"))
                 self.checkpoint_bytes = self.checkpoint_bytes // 2 if self.checkpoint_bytes > LEAST_CHECKPOINT else 0
 
     def _checkpoint(self) -> dict[str, Any]:
@@ -216,4 +208,4 @@ class Job:
                   "steps": self.spent.steps, "tokens": self.spent.tokens}
         if size(result) + size(ending.artifacts) > self.limits.result_bytes:
             raise JobFailed("result_too_large", f"the result is larger than {self.limits.result_bytes} bytes")
-        return Done(result, ending.artifacts)
+        return Done(result, artifacts=ending.artifacts or None, summary=summary)

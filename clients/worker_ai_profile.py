@@ -30,7 +30,7 @@ LEAST_SECRET = 8        # characters; a shorter one could not be told from ordin
 OURS = frozenset({"messages", "model", "n", "stream", "stream_options", "tools"})   # what this program says to a model
 
 
-class ProfileError(Exception):
+class ProfileError(ValueError):
     """Says in one line which field of a profile is wrong, and why; the worker does not start."""
 
 

@@ -21,6 +21,7 @@ Offer = Mapping[str, Any]
 Whole = Annotated[int, Meta(ge=0)]
 SUMMARY = 1000              # characters of a result's summary, as its receipt takes it
 MOST_ARTIFACTS = 100
+ARTIFACT_BYTES = 32 * 2**10 # of all of them; a receipt has 64 KB for everything
 MOST_DEPTH = 48             # of a result; a gate takes 64, of the whole request
 DROPPED = "[this result was dropped from the checkpoint]"
 FORGOTTEN = "[earlier steps were dropped from the checkpoint]"
@@ -71,6 +72,8 @@ class Ending(Struct, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if any(not isinstance(one.get("uri"), str) or not one["uri"] for one in self.artifacts):
             raise ValueError("each of artifacts needs a uri, a text")
+        if size(self.artifacts) > ARTIFACT_BYTES:
+            raise ValueError(f"artifacts are larger than {ARTIFACT_BYTES} bytes: name fewer")
         if too_deep([self.result, self.artifacts]):
             raise ValueError(f"result and artifacts may be nested {MOST_DEPTH} deep at most")
 

@@ -180,11 +180,11 @@ def named(found: list[tuple[McpServer, Tool]], taken: frozenset[str]) -> dict[st
     plain = Counter(callable_name(tool.name) for _, tool in found) + Counter(taken)
     names: dict[str, tuple[McpServer, Tool]] = {}
     for server, tool in found:
-        name = callable_name(tool.name)
-        name = callable_name(f"{server.name}_{tool.name}") if plain[name] > 1 else name
+        own = callable_name(tool.name)
+        name = own = callable_name(f"{server.name}_{tool.name}") if plain[own] > 1 else own
         number = 2
         while name in names or name in taken:
-            name, number = f"{name[:LONGEST_NAME - 4].rstrip('_')}_{number}", number + 1
+            name, number = f"{own[:LONGEST_NAME - 4]}_{number}", number + 1
         names[name] = server, tool
     return names
 

@@ -29,6 +29,7 @@ class Pulse:
         self.under, self.lost = under, lost
         self.until, self.renew_at, self.rest_until = now + 3 * every_seconds, now + every_seconds, 0.0
         self.news: Any = None       # the progress that the gate has not heard of: the newest, older ones say nothing
+        self.refused: Refusal | None = None     # why the gate did not take the last one
         self.running = False        # whether the gate knows that the work has begun
         self.silent = threading.Event()
         self.silent.set()
@@ -78,7 +79,7 @@ class Heart:
         """Report progress under a lease as soon as the gate hears it; newer progress takes the place of older."""
         with self.changed:
             if pulse.under["lease_id"] in self.pulses:
-                pulse.news = progress
+                pulse.news, pulse.refused = progress, None
                 pulse.silent.clear()
                 self.changed.notify()
 
@@ -157,8 +158,9 @@ class Heart:
             self._end(pulse, str(no.more.get("reason", "unknown")))
         elif operation == "report_progress" and no.status in (400, 413):
             log.warning("task %s: its progress is not taken: %s", pulse.under["task_id"], no)
-            pulse.news = None
-            pulse.silent.set()
+            with self.changed:
+                pulse.news, pulse.refused = None, no
+                pulse.silent.set()
         elif no.status == 409:      # it may not be renewed any more, but it lives until its end
             pulse.renew_at = pulse.until
         else:

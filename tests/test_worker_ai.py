@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncgate.clients.worker_ai import Cancelled, Done, Executor, ReportTooLarge
+from asyncgate.clients.worker_ai import Executor, ReportTooLarge
 from asyncgate.clients.worker_ai_model import JobFailed, after
 from asyncgate.clients.worker_ai_profile import profile_of
+from asyncgate.clients.worker_job import Done, Lost
 
 if TYPE_CHECKING:
     from ai_tools import KEY, PATIENCE_SECONDS, TOKEN, ModelProgram, Program, notes, profile_with, stdio
@@ -134,7 +135,7 @@ async def test_a_json_answer_of_another_shape_is_the_result_as_text(begin: Begin
         done = await run.do({"say": '{"artifacts": [{"path": "no uri"}]}'})
 
     assert done.result["result"] == '{"artifacts": [{"path": "no uri"}]}'
-    assert done.artifacts == []
+    assert done.artifacts is None
 
 
 async def test_without_tools_none_are_named_to_the_model(begin: Begin, model: ModelProgram) -> None:
@@ -299,7 +300,7 @@ async def test_a_job_is_dropped_between_two_steps(begin: Begin, model: ModelProg
 
         run.report = report
         before = len(model.seen())
-        with pytest.raises(Cancelled):
+        with pytest.raises(Lost):
             await run.do({"call": [ADD]}, END)
 
     assert len(model.seen()) == before + 1

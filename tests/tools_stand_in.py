@@ -22,7 +22,7 @@ NOTES = Path(sys.argv[2]) / "notes"
 NUMBER = {"type": "number"}
 TOOLS: dict[str, dict[str, Any]] = {
     "add": {"a": NUMBER, "b": NUMBER}, "big": {"bytes": NUMBER}, "break": {}, "die": {}, "fail": {},
-    "math.half": {"of": NUMBER}, "secret": {}, "wait": {}}
+    "hold": {}, "math.half": {"of": NUMBER}, "secret": {}, "wait": {}}
 
 
 def note(line: str) -> None:
@@ -66,7 +66,10 @@ async def call_tool(ctx: Any, params: types.CallToolRequestParams) -> types.Call
     if params.name == "die":
         os._exit(3)
     try:
-        await asyncio.sleep(600)
+        for _ in range(60_000):
+            if params.name == "hold" and (NOTES.parent / "go").exists():
+                return text("let go")
+            await asyncio.sleep(0.01)
     except asyncio.CancelledError:
         note("cancelled")
         raise
