@@ -41,8 +41,8 @@ class Program:
 class ModelProgram(Program):
     """The stand-in for the model."""
 
-    def __init__(self, port: str = "0") -> None:
-        super().__init__("model_stand_in.py", port)
+    def __init__(self, script: list[Json] | None = None) -> None:
+        super().__init__("model_stand_in.py", "0", json.dumps(script or []))
 
     def seen(self) -> list[Json]:
         """Return what it was asked."""

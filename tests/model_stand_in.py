@@ -1,7 +1,8 @@
 """A stand-in for an OpenAI-compatible endpoint, in a process of its own: `python model_stand_in.py` prints its address.
 
 What it answers is scripted by what it is asked: the payload of the task (in the first user message) holds `script`, a
-list with one entry for each answer.  It is strict: a request that a real endpoint might refuse is refused with 400.
+list with one entry for each answer; for other payloads the script is the second argument.  It is strict: a request that
+a real endpoint might refuse is refused with 400.
 An entry may hold: `call` (tools to call), `say` (text; {last} is the last tool's result, {known} the opening),
 `finish` (a call of the tool finish), `status` with `times` and `headers` (refuse so often first), `raw` with `times`
 (a body that is no completion), `hang` (no answer until the client leaves), `tokens`, `reason` (finish_reason).
@@ -126,7 +127,8 @@ class Endpoint(BaseHTTPRequestHandler):
 
     def _entry(self, messages: list[Json]) -> tuple[Json, int]:
         """Find the entry of the script that is next; earlier tries of it count."""
-        script = json.loads(section(messages, "payload"))["script"]
+        payload = json.loads(section(messages, "payload"))
+        script = payload["script"] if "script" in payload else json.loads(sys.argv[2])
         at = sum(message["role"] == "assistant" for message in messages)
         if "[earlier steps were dropped" in json.dumps(messages):
             at = len(script) - 1

@@ -285,6 +285,38 @@ def test_no_secret_leaves_the_worker(house: House) -> None:
     assert TOKEN not in told
 
 
+def shown(name: str) -> str:
+    """Return the commands of the README that stand below a mark."""
+    found = re.search(rf"<!-- {name} -->\n```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert found
+    return found[1]
+
+
+def test_the_example_of_the_readme_does_what_it_says(house: House) -> None:
+    prices = [{"name": "price", "arguments": {"product": product}} for product in ("pen", "ink")]
+    finish = {"summary": "10 pens at 1.20 and 2 of ink at 4.50", "result": {"total": 21.0}}
+    model = ModelProgram([{"call": prices}, {"finish": finish}])
+    command = house.folder / "asyncgate"
+    command.write_text(f"#!{sys.executable}\nimport sys\nfrom asyncgate import main\nsys.exit(main())\n")
+    command.chmod(0o755)
+    surroundings = {**os.environ, "PYTHONPATH": str(ROOT), "ASYNCGATE_API_KEY": TOKEN, "ASYNCGATE_URL": house.url,
+                    "OPENAI_API_KEY": KEY, "XDG_STATE_HOME": str(house.folder / "state"),
+                    "PATH": os.pathsep.join([str(house.folder), str(Path(sys.executable).parent), os.environ["PATH"]])}
+    start = shown("ai-worker:start").replace("https://api.openai.com/v1", model.url).replace("gpt-5-mini", "stand-in")
+    start = start.replace("asyncgate worker", "exec asyncgate worker")
+    try:
+        house.processes.append(subprocess.Popen(["bash", "-ec", start], cwd=house.folder, env=surroundings))
+        ran = subprocess.run(["bash", "-ec", shown("ai-worker:ask").rstrip() + " --json"], cwd=house.folder,
+                             env=surroundings, capture_output=True, text=True, timeout=PATIENCE_SECONDS * 2)
+        told = [message["content"] for message in model.seen()[-1]["messages"] if message["role"] == "tool"]
+    finally:
+        model.kill()
+
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["result"]["result"]["result"] == {"total": 21.0}
+    assert told == ["1.2", "4.5"]
+
+
 def test_a_profile_that_is_wrong_stops_the_start_and_names_the_field(tmp_path: Path) -> None:
     path = tmp_path / "clerk.yaml"
     path.write_text(json.dumps(profile_with("http://127.0.0.1:1/v1", limits={"steps": 0})))
