@@ -43,6 +43,7 @@ from asyncgate.parts.http import loopback
 
 log = logging.getLogger("asyncgate.worker.ai")
 Report = Callable[[dict[str, Any]], Awaitable[None]]
+MOST_CALLS = 32             # of tools in one answer; a model that asks for more is told so
 LEAST_CHECKPOINT = 1000     # bytes; below that only the counts are kept
 
 
@@ -148,7 +149,7 @@ class Job:
     async def _carried_out(self, answer: Answer) -> tuple[list[Message], Ending | None]:
         """Call the tools of an answer one after another; `finish` is heard when it comes alone."""
         told, alone = [], len(answer.calls) == 1
-        for call in answer.calls:
+        for at, call in enumerate(answer.calls):
             if self.is_cancelled():
                 raise Lost("canceled")
             if self.profile.finish_tool and call.name == FINISH_NAME:
@@ -156,7 +157,8 @@ class Job:
                 if isinstance(said, Ending):
                     return [], said
             else:
-                said = await self._called(call)
+                too_many = Told(f"at most {MOST_CALLS} calls at once", failed=True)
+                said = await self._called(call) if at < MOST_CALLS else too_many
             told.append(tool_message(call.id, f"error: {said.text}" if said.failed else said.text))
         return told, None
 

@@ -11,7 +11,7 @@ from typing import Any
 from asyncgate.clients.worker import Done, Fail, Job, Retry, Worker
 from asyncgate.clients.worker_ai import Executor, ReportTooLarge
 from asyncgate.clients.worker_ai_model import JobFailed
-from asyncgate.clients.worker_ai_profile import ProfileError, load_profile
+from asyncgate.clients.worker_ai_profile import ProfileError, Secrets, load_profile
 from asyncgate.clients.worker_program import start_logging
 
 log = logging.getLogger("asyncgate.worker.ai")
@@ -50,11 +50,29 @@ def run(path: str, *, types: Sequence[str], capabilities: Sequence[str], quiet: 
     """Be an AI worker until told to stop; raises ProfileError when its profile or its tools are not in order."""
     start_logging(logging.WARNING if quiet else logging.INFO)
     profile = load_profile(path)
-    worker = Worker(url, capabilities=[*profile.capabilities, *capabilities], **about)
+    executor, worker = Executor(profile), Worker(url, capabilities=[*profile.capabilities, *capabilities], **about)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(Discreet(executor.secrets))
     try:
-        asyncio.run(serve(worker, Executor(profile), types or profile.types))
+        asyncio.run(serve(worker, executor, types or profile.types))
     except JobFailed as failed:
         raise ProfileError(f"{failed.message} (file {path})") from None
+
+
+class Discreet(logging.Filter):
+    """Keeps secrets out of the log, whoever writes to it: the SDK of MCP logs what a server said and could not mean."""
+
+    def __init__(self, secrets: Secrets) -> None:
+        super().__init__()
+        self.secrets = secrets
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Blot out the secrets of a record."""
+        record.msg, record.args = self.secrets.hidden(record.getMessage()), ()
+        if record.exc_info:
+            record.exc_text = self.secrets.hidden(logging.Formatter().formatException(record.exc_info))
+            record.exc_info = None
+        return True
 
 
 async def serve(worker: Worker, executor: Executor, types: Sequence[str]) -> None:

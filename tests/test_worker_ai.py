@@ -187,6 +187,14 @@ async def test_a_failing_tool_is_told_to_the_model_and_kills_no_job(begin: Begin
     assert notes(tmp_path).count("start") == 1
 
 
+async def test_an_answer_with_too_many_calls_is_cut_short(begin: Begin) -> None:
+    async with begin() as run:
+        await run.do({"call": [ADD] * 40}, END)
+
+    told = [message["content"] for message in run.reports[0]["checkpoint"]["messages"][1:]]
+    assert [text.startswith("error: at most 32 calls") for text in told] == [False] * 32 + [True] * 8
+
+
 async def test_a_server_that_dies_is_told_and_started_again(begin: Begin, tmp_path: Path) -> None:
     async with begin(servers={"sums": stdio(tmp_path)}) as run:
         done = await run.do({"call": [{"name": "die", "arguments": {}}]}, {"call": [ADD]}, {"say": "{last}"})
@@ -197,12 +205,12 @@ async def test_a_server_that_dies_is_told_and_started_again(begin: Begin, tmp_pa
 
 
 async def test_a_tool_that_takes_too_long_is_given_up_and_its_server_is_told(begin: Begin, tmp_path: Path) -> None:
-    async with begin(servers={"sums": stdio(tmp_path)}, limits={"tool_seconds": 0.5}) as run:
+    async with begin(servers={"sums": stdio(tmp_path)}, limits={"tool_seconds": 2}) as run:
         done = await run.do({"call": [{"name": "wait", "arguments": {}}]}, {"call": [ADD]}, {"say": "{last}"})
 
     assert done.result["result"] == "5"
     assert "cancelled" in notes(tmp_path)
-    assert run.reports[0]["checkpoint"]["messages"][1]["content"].startswith("error: no answer within 0.5 s")
+    assert run.reports[0]["checkpoint"]["messages"][1]["content"].startswith("error: no answer within 2 s")
 
 
 async def test_a_large_result_is_cut(begin: Begin, tmp_path: Path) -> None:
@@ -271,6 +279,20 @@ async def test_a_server_over_http_is_called_with_its_token(begin: Begin, tmp_pat
 
     assert done.result["result"] == "5"
     assert (refused.code, refused.retryable) == ("tools_unavailable", True)
+
+
+async def test_a_session_that_a_server_has_forgotten_is_begun_again(begin: Begin, tmp_path: Path) -> None:
+    server = Program("tools_stand_in.py", "http", str(tmp_path), STAND_IN_LEGACY="1")
+    try:
+        async with begin(servers={"far": {"url": server.url, "tools": ["add"]}}) as run:
+            await run.do({"call": [ADD]}, END)
+            (tmp_path / "forget").touch()
+            done = await run.do({"call": [ADD]}, {"call": [ADD]}, {"say": "{last}"})
+    finally:
+        server.kill()
+
+    assert "Session terminated" in run.reports[1]["checkpoint"]["messages"][1]["content"]
+    assert done.result["result"] == "5"
 
 
 async def test_a_server_over_http_may_go_and_come_back(begin: Begin, tmp_path: Path) -> None:

@@ -80,9 +80,9 @@ class House:
 
     def worker(self, worker_id: str = "clerk-1", *arguments: str, **profile: Any) -> subprocess.Popen[Any]:
         """Start an AI worker, and wait until it takes tasks."""
-        servers = {"sums": stdio(self.folder)}
+        profile = {"servers": {"sums": stdio(self.folder)}, **profile}
         path = self.folder / f"{worker_id}.yaml"
-        path.write_text(json.dumps(profile_with(self.model.url, servers, **profile)))       # JSON is YAML
+        path.write_text(json.dumps(profile_with(self.model.url, **profile)))       # JSON is YAML
         worker = self.start("worker", "--ai", str(path), "--worker-id", worker_id, "--state",
                             str(self.folder / worker_id), *arguments, stderr=subprocess.PIPE, text=True, bufsize=1)
         assert worker.stderr
@@ -283,6 +283,17 @@ def test_no_secret_leaves_the_worker(house: House) -> None:
     assert task["result"]["result"]["summary"] == "[secret] and [secret]"
     assert KEY not in told
     assert TOKEN not in told
+
+
+def test_the_gate_itself_is_an_mcp_server_so_a_model_can_hand_over_work(house: House) -> None:
+    gate = {"url": f"{house.url}/mcp", "token_env": "ASYNCGATE_API_KEY", "tools": ["asyncgate.create_task"]}
+    house.worker(servers={"gate": gate})
+    call = {"name": "asyncgate_create_task", "arguments": {"type": "sub", "payload": 7, "idempotency_key": "sub-7"}}
+
+    task = house.ended(house.create({"call": [call]}, {"say": "{last}"}))
+
+    made = json.loads(task["result"]["result"]["result"])
+    assert house.task(made["task_id"])["payload"] == 7
 
 
 def shown(name: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from asyncgate.clients.worker_ai_command import Discreet
 from asyncgate.clients.worker_ai_profile import ProfileError, Secrets, load_profile, profile_of
 from asyncgate.clients.worker_ai_talk import shrunk, size
 from asyncgate.clients.worker_ai_tools import McpServer, Tool, callable_name, named
@@ -110,6 +112,21 @@ def test_a_secret_is_blotted_out_wherever_it_stands() -> None:
     assert told == {"[secret]": ["[secret]", {"said": "it is [secret]."}], "count": 5, "no": None}
     assert secrets.hidden("a\0b") == "a\ufffdb"
     assert Secrets(profile_of(GOOD), {}).hidden("nothing to hide") == "nothing to hide"
+
+
+def test_the_log_of_a_worker_hides_secrets_whoever_writes(caplog: pytest.LogCaptureFixture) -> None:
+    secrets = Secrets(profile_of({**GOOD, "api_key_env": "KEY"}), {"KEY": "the-key-itself"})
+    caplog.handler.addFilter(discreet := Discreet(secrets))
+    try:
+        raise ValueError("the-key-itself is wrong")
+    except ValueError:
+        logging.getLogger("mcp.client").exception("it said %r", "the-key-itself")
+    finally:
+        caplog.handler.removeFilter(discreet)
+
+    assert "it said '[secret]'" in caplog.text
+    assert "ValueError: [secret] is wrong" in caplog.text
+    assert "the-key-itself" not in caplog.text
 
 
 def test_every_tool_gets_a_name_that_endpoints_take() -> None:

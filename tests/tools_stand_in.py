@@ -19,6 +19,7 @@ from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
 
 NOTES = Path(sys.argv[2]) / "notes"
+FORGET = NOTES.parent / "forget"
 NUMBER = {"type": "number"}
 TOOLS: dict[str, dict[str, Any]] = {
     "add": {"a": NUMBER, "b": NUMBER}, "big": {"bytes": NUMBER}, "break": {}, "die": {}, "fail": {},
@@ -86,18 +87,25 @@ async def over_stdio() -> None:
 
 
 class Guarded:
-    """Lets in who has the token."""
+    """Lets in who has the token; it can be a server of old that knows sessions, and forgets one."""
 
     def __init__(self, app: Any) -> None:
-        self.app, self.token = app, os.environ.get("STAND_IN_TOKEN")
+        self.app, token = app, os.environ.get("STAND_IN_TOKEN")
+        self.wants = f"Bearer {token}".encode() if token else None
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        given = dict(scope.get("headers", [])).get(b"authorization", b"")
-        if scope["type"] == "http" and self.token and given != f"Bearer {self.token}".encode():
-            await send({"type": "http.response.start", "status": 401, "headers": []})
-            await send({"type": "http.response.body", "body": b""})
-        else:
-            await self.app(scope, receive, send)
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> Any:
+        headers, status = dict(scope.get("headers", [])), 0
+        if os.environ.get("STAND_IN_LEGACY") and headers.get(b"mcp-method") == b"server/discover":
+            status = 404
+        elif scope.get("method") == "POST" and b"mcp-session-id" in headers and FORGET.exists():
+            FORGET.unlink()
+            status = 404
+        elif scope["type"] == "http" and self.wants and headers.get(b"authorization") != self.wants:
+            status = 401
+        if not status:
+            return await self.app(scope, receive, send)
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
 
 
 def over_http() -> None:
