@@ -11,12 +11,13 @@ fails is repeated where that can do no harm, and only for so long; `Refusal` and
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, Unpack
 
 import msgspec
 
@@ -93,7 +94,7 @@ class AsyncGate(AsyncOperations):
         self.agent_id, self.worker_id, self.patience_seconds = agent_id, worker_id, patience_seconds
         self.way: Way = way_to(via, url, token, transport)
 
-    async def __aenter__(self) -> AsyncGate:
+    async def __aenter__(self) -> Self:
         await self.way.__aenter__()
         return self
 
@@ -101,6 +102,12 @@ class AsyncGate(AsyncOperations):
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         await self.way.__aexit__(kind, error, at)
+
+    def speaking_as(self, *, agent_id: str | None = None, worker_id: str | None = None) -> Self:
+        """Return this gate for somebody else who asks; both share the connections, and are open as long as this is."""
+        other = copy.copy(self)
+        other.agent_id, other.worker_id = agent_id, worker_id
+        return other
 
     # Handing over work.
 
@@ -170,7 +177,10 @@ def way_to(via: str, url: str | None, token: str | None, transport: httpx2.Async
     """Return the way to the gate that was asked for."""
     if via == "rest":
         return AsyncHttp(url, token, transport=transport)
-    raise ValueError(f"a gate is reached via rest, not {via!r}")
+    if via == "mcp":        # imported here: it takes the SDK along, which is large
+        from asyncgate.clients.via_mcp import McpWay
+        return McpWay(url, token, transport)
+    raise ValueError(f"a gate is reached via rest or mcp, not {via!r}")
 
 
 def decode(text: bytes, reply: type[R]) -> R:
@@ -199,6 +209,11 @@ def present(task: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in task.items() if value is not None}
 
 
+def jittered(count: int) -> float:
+    """Draw a pause from the whole of what doubles with each, so that those who fail together do not return together."""
+    return random.uniform(0, min(FIRST_PAUSE * 2 ** min(count, 16), LONGEST_PAUSE))
+
+
 class Tries:
     """The attempts at one call: whether there is another one, and when.
 
@@ -224,7 +239,7 @@ class Tries:
     def pause(self, error: Refusal | Unreachable) -> float:
         """Return how many seconds to wait before the next attempt; raise the error when there is none."""
         self.count, self.last = self.count + 1, error
-        pause = random.uniform(0, min(FIRST_PAUSE * 2 ** (self.count - 1), LONGEST_PAUSE))  # full jitter
+        pause = jittered(self.count - 1)
         pause += (error.retry_after or 0.0) if isinstance(error, Refusal) else 0.0
         if not self._may_repeat(error) or time.monotonic() - self.began + pause > self.seconds:
             raise error
@@ -306,4 +321,4 @@ class Handle:
                     raise
             # A gate that stops, or waits for nobody, answers at once: then this does not ask without a pause.
             pauses = 0 if time.monotonic() - asked > LONG_POLL / 2 else pauses + 1
-            await asyncio.sleep(random.uniform(0, min(FIRST_PAUSE * 2 ** min(pauses, 6), LONGEST_PAUSE)))
+            await asyncio.sleep(jittered(pauses))

@@ -10,12 +10,13 @@ may be used by many threads.
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Generic, Literal, TypeVar, Unpack
+from typing import Any, Generic, Literal, Self, TypeVar, Unpack
 
 from asyncgate.clients.client import PATIENCE_SECONDS, AsyncGate, Handle
 from asyncgate.clients.operations import Names, SyncOperations, TaskRecord, TaskTerms
@@ -82,12 +83,18 @@ class SyncGate(SyncOperations):
                               patience_seconds=patience_seconds)
         self.aside: Aside[Any] = Aside(self.gate)
 
-    def __enter__(self) -> SyncGate:
+    def __enter__(self) -> Self:
         self.aside.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.aside.__exit__(kind, error, at)
+
+    def speaking_as(self, *, agent_id: str | None = None, worker_id: str | None = None) -> Self:
+        """Return this gate for somebody else who asks; both share the connections, and are open as long as this is."""
+        other = copy.copy(self)
+        other.gate = self.gate.speaking_as(agent_id=agent_id, worker_id=worker_id)
+        return other
 
     def ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:
         """Call an operation with what was said, and make its reply of what comes back."""

@@ -7,9 +7,13 @@ from typing import Any, get_type_hints
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from asyncgate import OPERATIONS
+from asyncgate.clients import Refusal, Unreachable
 from asyncgate.clients import operations as made
+from asyncgate.clients.client import FIRST_PAUSE, LONGEST_PAUSE, Tries
 from asyncgate.clients.declare import FILE, holds_json, source
 from asyncgate.clients.operations import AsyncOperations, SyncOperations
 from asyncgate.parts.openapi import EXAMPLES
@@ -42,3 +46,80 @@ def test_a_reply_says_what_the_gate_says(name: str) -> None:
     assert (shown is op.gives) != holds_json(op.gives)
     reply, again = EXAMPLES[name][1], msgspec.to_builtins(msgspec.convert(EXAMPLES[name][1], shown, strict=False))
     assert {field: again[field] for field in reply}.keys() == reply.keys()
+
+
+# Which calls are repeated, and when.
+
+LOST, UNSENT = Unreachable("lost"), Unreachable("nobody there", sent=False)
+NOT_KNOWN_AGAIN = {"create_tenant", "issue_key", "release_hold", "report_progress", "revoke_key", "rotate_key",
+                   "set_limits", "suspend_tenant"}
+
+
+def refused(status: int, code: str, retry_after: float | None = None) -> Refusal:
+    return Refusal(status, {"error": code, "message": "no"}, retry_after)
+
+
+def again(name: str, error: Refusal | Unreachable) -> bool:
+    """Whether a call that failed so is tried again."""
+    try:
+        return Tries(OPERATIONS[name], {}, 1000.0).pause(error) >= 0
+    except (Refusal, Unreachable):
+        return False
+
+
+@pytest.mark.parametrize("error", [LOST, refused(503, "database_unavailable"), refused(502, "unexpected_answer")])
+def test_a_call_that_may_have_been_carried_out_is_repeated_only_where_the_gate_knows_it_again(error: Any) -> None:
+    assert {name for name in OPERATIONS if not again(name, error)} == NOT_KNOWN_AGAIN
+
+
+@every
+def test_a_call_that_was_not_carried_out_is_repeated(name: str) -> None:
+    for error in (UNSENT, refused(429, "rate_limit_exceeded", 1), refused(503, "overloaded", 1),
+                  refused(503, "rate_limiter_unavailable"), refused(408, "request_timeout")):
+        assert again(name, error)
+
+
+@every
+def test_a_no_is_a_no(name: str) -> None:
+    for error in (refused(400, "invalid_request"), refused(401, "unauthenticated"), refused(404, "task_not_found"),
+                  refused(409, "lease_invalid_or_expired"), refused(429, "quota_exceeded"),
+                  refused(500, "internal_error"), refused(200, "unexpected_answer")):
+        assert not again(name, error)
+
+
+@given(count=st.integers(0, 2000), after=st.none() | st.floats(0, 60))
+def test_a_pause_is_drawn_from_the_whole_of_what_doubles_up_to_a_limit_and_comes_after_what_was_asked(
+    count: int, after: float | None,
+) -> None:
+    tries = Tries(OPERATIONS["get_task"], {}, 1000.0)
+    tries.count = count
+
+    pause = tries.pause(refused(503, "overloaded", after)) - (after or 0.0)
+
+    assert -1e-9 <= pause <= min(FIRST_PAUSE * 2.0 ** min(count, 99), LONGEST_PAUSE) + 1e-9
+
+
+def test_pauses_differ_from_call_to_call() -> None:
+    drawn = {Tries(OPERATIONS["get_task"], {}, 1000.0).pause(LOST) for _ in range(100)}
+
+    assert len(drawn) > 90
+    assert min(drawn) < FIRST_PAUSE / 4 < FIRST_PAUSE * 3 / 4 < max(drawn)
+
+
+def test_there_is_no_time_for_a_pause_that_is_longer_than_what_is_left() -> None:
+    error = refused(429, "rate_limit_exceeded", 31)
+
+    with pytest.raises(Refusal) as raised:
+        Tries(OPERATIONS["get_task"], {}, 30.0).pause(error)
+
+    assert raised.value is error
+
+
+def test_a_repeated_poll_waits_only_for_what_is_left() -> None:
+    tries = Tries(OPERATIONS["get_task"], {"task_id": "t", "wait_seconds": 20.0}, 30.0)
+    assert tries.fields()["wait_seconds"] == 20.0
+    tries.pause(LOST)
+    tries.began -= 15
+    assert 4.9 < tries.fields()["wait_seconds"] <= 5.0
+    tries.began -= 15
+    assert tries.fields()["wait_seconds"] == 0.0

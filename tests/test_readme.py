@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,3 +45,41 @@ def test_the_backend_of_the_readme_is_the_one_that_the_suite_runs_against() -> N
     shown = re.search(r"<!-- third-party -->\n```python\n(.*?)```", README, re.S)
     assert shown
     assert shown[1] == (ROOT / "tests" / "third_party_backend.py").read_text()
+
+
+def examples(kind: str) -> list[str]:
+    """Return the Python examples that are marked so."""
+    return re.findall(rf"<!-- {kind} -->\n```python\n(.*?)```", README, re.S)
+
+
+@pytest.fixture
+def echoing(start: Callable[..., Any]) -> Iterator[dict[str, str]]:
+    """Return the surroundings of a program that finds a gate, with the worker of `asyncgate dev`."""
+    surroundings = {**os.environ, "ASYNCGATE_URL": start().url, "ASYNCGATE_API_KEY": "a-token-for-tests"}
+    worker = subprocess.Popen([sys.executable, "-m", "asyncgate.clients.echo"], env=surroundings)
+    yield surroundings
+    worker.terminate()
+    worker.wait()
+
+
+@pytest.mark.parametrize("said", [(0, "{'page': 3}\n"), (1, "0\n1\n2\n")])
+def test_the_examples_of_the_client_print_what_they_should(echoing: dict[str, str], said: tuple[int, str]) -> None:
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", examples("client:run")[said[0]]], env=echoing,
+                         capture_output=True, text=True, timeout=60)
+
+    assert (ran.stdout, ran.stderr) == (said[1], "")
+
+
+def test_every_example_of_the_client_is_run() -> None:
+    assert (len(examples("client:run")), len(examples("client:pytest"))) == (2, 1)
+    chapter = README.partition("## The Python client\n")[2].partition("\n## ")[0]
+    assert chapter.count("```python") == 3
+
+
+def test_the_example_of_the_testing_kit_passes(tmp_path: Path) -> None:
+    (tmp_path / "test_example.py").write_text(examples("client:pytest")[0])
+
+    ran = subprocess.run([sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", tmp_path],
+                         cwd=tmp_path, capture_output=True, text=True, timeout=120)
+
+    assert "1 passed" in ran.stdout, ran.stdout + ran.stderr
