@@ -23,7 +23,7 @@ def task(executor: Executor) -> Callable[[Any, Job], Awaitable[Done]]:
     """Return the task function of an executor that is open."""
     async def work(payload: Any, job: Job) -> Done:
         async def report(progress: dict[str, Any]) -> None:
-            job.save(progress.pop("checkpoint"))
+            job.checkpoint = progress.pop("checkpoint")     # the report carries it along
             job.report(progress)
             await asyncio.to_thread(job.flush, HEARD_SECONDS)
             if job.pulse.refused:

@@ -38,6 +38,31 @@ def model() -> Iterator[ModelProgram]:
     running.kill()
 
 
+@pytest.fixture(scope="module")
+def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
+    """Return a server over HTTP that all tests share."""
+    folder = tmp_path_factory.mktemp("far")
+    running = Program("tools_stand_in.py", "http", str(folder))
+    yield Far(running.url, folder)
+    running.kill()
+
+
+class Far:
+    """A server that runs already: its settings, and what has happened to it since a test began."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url, self.folder = url, folder
+
+    def tools(self, *names: str) -> Json:
+        """Return settings with these tools, and forget what happened."""
+        self.folder.joinpath("notes").unlink(missing_ok=True)
+        return {"far": {"url": self.url, "tools": list(names or ["*"])}}
+
+    def calls(self, name: str) -> int:
+        """Count the calls of a tool."""
+        return notes(self.folder).count(f"call {name}")
+
+
 class Run:
     """A job that is done directly, and what it reported."""
 
@@ -101,8 +126,8 @@ async def test_a_server_is_started_and_asked_for_its_tools_once_for_all_jobs(beg
     assert notes(tmp_path) == ["start", "list", "list", *["call add"] * 4]
 
 
-async def test_each_step_is_reported_with_what_was_said_so_far(begin: Begin, tmp_path: Path) -> None:
-    async with begin(servers={"sums": stdio(tmp_path)}) as run:
+async def test_each_step_is_reported_with_what_was_said_so_far(begin: Begin, far: Far) -> None:
+    async with begin(servers=far.tools()) as run:
         await run.do({"call": [ADD]}, {"call": [ADD, ADD]}, END)
 
     assert [report["summary"] for report in run.reports] == ["step 1 of 20: add", "step 2 of 20: add, add"]
@@ -178,13 +203,12 @@ FAILING = [
 ]
 
 
-async def test_a_failing_tool_is_told_to_the_model_and_kills_no_job(begin: Begin, tmp_path: Path) -> None:
-    async with begin(servers={"sums": stdio(tmp_path, "add", "fail", "break")}) as run:
+async def test_a_failing_tool_is_told_to_the_model_and_kills_no_job(begin: Begin, far: Far) -> None:
+    async with begin(servers=far.tools("add", "fail", "break")) as run:
         await run.do(*[{"call": [call]} for call, _ in FAILING], {"say": "{last}"})
 
     told = [message["content"] for message in run.reports[-1]["checkpoint"]["messages"] if message["role"] == "tool"]
     assert [(text, says) for text, (_, says) in zip(told, FAILING, strict=True) if not text.startswith(says)] == []
-    assert notes(tmp_path).count("start") == 1
 
 
 async def test_an_answer_with_too_many_calls_is_cut_short(begin: Begin) -> None:
@@ -213,8 +237,8 @@ async def test_a_tool_that_takes_too_long_is_given_up_and_its_server_is_told(beg
     assert run.reports[0]["checkpoint"]["messages"][1]["content"].startswith("error: no answer within 2 s")
 
 
-async def test_a_large_result_is_cut(begin: Begin, tmp_path: Path) -> None:
-    async with begin(servers={"sums": stdio(tmp_path)}, limits={"tool_result_bytes": 500}) as run:
+async def test_a_large_result_is_cut(begin: Begin, far: Far) -> None:
+    async with begin(servers=far.tools(), limits={"tool_result_bytes": 500}) as run:
         done = await run.do({"call": [{"name": "big", "arguments": {"bytes": 10_000}}]}, {"say": "{last}"})
 
     assert done.result["result"].endswith("[cut off here: 10000 bytes in all]")
@@ -222,22 +246,22 @@ async def test_a_large_result_is_cut(begin: Begin, tmp_path: Path) -> None:
 
 
 async def test_only_tools_that_the_profile_allows_are_shown_and_called(
-    begin: Begin, model: ModelProgram, tmp_path: Path
+    begin: Begin, model: ModelProgram, far: Far
 ) -> None:
-    async with begin(servers={"sums": stdio(tmp_path, "add", "b*")}) as run:
+    async with begin(servers=far.tools("add", "b*")) as run:
         done = await run.do({"call": [{"name": "secret", "arguments": {}}]}, {"say": "{last}"})
 
     assert {tool["function"]["name"] for tool in model.seen()[-1]["tools"]} == {"add", "big", "break", "finish"}
     assert done.result["result"].startswith("error: there is no tool 'secret'")
-    assert "call secret" not in notes(tmp_path)
+    assert far.calls("secret") == 0
 
 
-async def test_a_tool_that_no_server_has_fails_the_task_for_another_worker(begin: Begin, tmp_path: Path) -> None:
-    async with begin(servers={"sums": stdio(tmp_path, "subtract")}) as run:
+async def test_a_tool_that_no_server_has_fails_the_task_for_another_worker(begin: Begin, far: Far) -> None:
+    async with begin(servers=far.tools("subtract")) as run:
         failed = await run.fails(END)
 
     assert (failed.code, failed.retryable) == ("tools_unavailable", True)
-    assert "servers.sums.tools: the server has no tool 'subtract'" in failed.message
+    assert "servers.far.tools: the server has no tool 'subtract'" in failed.message
 
 
 async def test_a_server_that_cannot_be_started_fails_the_task_for_another_worker(begin: Begin) -> None:
@@ -315,8 +339,8 @@ async def test_a_server_over_http_may_go_and_come_back(begin: Begin, tmp_path: P
 # Cancellation.
 
 
-async def test_a_job_is_dropped_between_two_steps(begin: Begin, model: ModelProgram, tmp_path: Path) -> None:
-    async with begin(servers={"sums": stdio(tmp_path)}) as run:
+async def test_a_job_is_dropped_between_two_steps(begin: Begin, model: ModelProgram, far: Far) -> None:
+    async with begin(servers=far.tools()) as run:
         async def report(progress: Json) -> None:
             run.cancelled = True
 
@@ -435,8 +459,8 @@ def test_retry_after_is_seconds_or_a_date() -> None:
     ({"steps": 3}, "step_limit"), ({"tokens": 250}, "token_limit"), ({"seconds": 3}, "time_limit"),
     ({"payload_bytes": 200}, "payload_too_large"),
 ])
-async def test_a_limit_ends_the_task_for_good(begin: Begin, tmp_path: Path, limits: Json, code: str) -> None:
-    async with begin(servers={"sums": stdio(tmp_path)}, limits=limits) as run:
+async def test_a_limit_ends_the_task_for_good(begin: Begin, far: Far, limits: Json, code: str) -> None:
+    async with begin(servers=far.tools(), limits=limits) as run:
         script = [{"hang": True}] if "seconds" in limits else [{"call": [ADD]}] * 4
         failed = await run.fails(*script)
 
@@ -458,22 +482,22 @@ async def test_a_result_over_the_limit_is_told_to_the_model_or_fails(begin: Begi
 
 
 async def test_another_worker_goes_on_where_the_last_one_reported(
-    begin: Begin, model: ModelProgram, tmp_path: Path
+    begin: Begin, model: ModelProgram, far: Far
 ) -> None:
     script = [{"call": [ADD]}, {"call": [{"name": "big", "arguments": {"bytes": 10}}]}, {"say": "{last}"}]
-    async with begin(servers={"sums": stdio(tmp_path)}) as run:
+    async with begin(servers=far.tools()) as run:
         await run.do(*script)
-    async with begin(servers={"sums": stdio(tmp_path)}) as heir:
+    async with begin(servers=far.tools()) as heir:      # what happened so far is forgotten
         before = len(model.seen())
         done = await heir.do(*script, progress=run.reports[0])
 
     assert len(model.seen()) == before + 2
     assert (done.result["steps"], done.result["tokens"]) == (3, 300)
-    assert notes(tmp_path).count("call add") == 1
+    assert (far.calls("add"), far.calls("big")) == (0, 1)
 
 
-async def test_steps_of_all_workers_count(begin: Begin, tmp_path: Path) -> None:
-    async with begin(servers={"sums": stdio(tmp_path)}, limits={"steps": 2}) as run:
+async def test_steps_of_all_workers_count(begin: Begin, far: Far) -> None:
+    async with begin(servers=far.tools(), limits={"steps": 2}) as run:
         await run.fails(*[{"call": [ADD]}] * 5)
         failed = await run.fails(*[{"call": [ADD]}] * 5, progress=run.reports[-1])
 
@@ -507,10 +531,10 @@ async def test_a_checkpoint_puts_no_words_into_other_mouths(begin: Begin, model:
 
 @pytest.mark.parametrize("most", [4000, 1500, 400])
 async def test_a_checkpoint_shrinks_until_the_gate_takes_it_and_can_be_gone_on_from(
-    begin: Begin, tmp_path: Path, most: int
+    begin: Begin, far: Far, most: int
 ) -> None:
     script = [*[{"call": [{"name": "big", "arguments": {"bytes": 2000}}, ADD]}] * 6, END]
-    async with begin(servers={"sums": stdio(tmp_path)}) as run:
+    async with begin(servers=far.tools()) as run:
         run.most = most
         await run.do(*script)
         reports = list(run.reports)

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -83,15 +82,12 @@ class House:
         profile = {"servers": {"sums": stdio(self.folder)}, **profile}
         path = self.folder / f"{worker_id}.yaml"
         path.write_text(json.dumps(profile_with(self.model.url, **profile)))       # JSON is YAML
-        worker = self.start("worker", "--ai", str(path), "--worker-id", worker_id, "--state",
-                            str(self.folder / worker_id), *arguments, stderr=subprocess.PIPE, text=True, bufsize=1)
-        assert worker.stderr
-        said = ""
-        while not re.search("takes count of", said):
-            assert select.select([worker.stderr], [], [], PATIENCE_SECONDS)[0], said
-            line = worker.stderr.readline()
-            assert line, f"the worker ended: {said}"
-            said += line
+        log = self.folder / f"{worker_id}.log"
+        with log.open("w") as file:
+            worker = self.start("worker", "--ai", str(path), "--worker-id", worker_id, "--state",
+                                str(self.folder / worker_id), *arguments, stderr=file)
+        until(lambda: "takes count of" in log.read_text() or worker.poll(), f"{worker_id} to take tasks")
+        assert worker.poll() is None, log.read_text()
         return worker
 
     def create(self, *script: Json, **more: Any) -> str:
@@ -121,8 +117,6 @@ class House:
         for process in reversed(self.processes):
             process.kill()
             process.wait()
-            if process.stderr:
-                process.stderr.close()
 
 
 @pytest.fixture
@@ -133,42 +127,55 @@ def house(tmp_path: Path, model: ModelProgram) -> Iterator[House]:
     running.close()
 
 
-def test_a_model_does_a_task_with_tools_and_the_obligation_is_discharged(house: House) -> None:
-    house.worker()
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory, model: ModelProgram) -> Iterator[House]:
+    """Return a gate with a worker, for all tests that kill neither."""
+    running = House(tmp_path_factory.mktemp("busy"), model)
+    gate = {"url": f"{running.url}/mcp", "token_env": "ASYNCGATE_API_KEY", "tools": ["asyncgate.create_task"]}
+    running.worker(servers={"sums": stdio(running.folder), "gate": gate},
+                   limits={"answer_tries": 2, "retry_seconds": 0.001, "steps": 4})
+    yield running
+    running.close()
 
-    task_id = house.create({"call": [ADD, FAIL]}, {"call": [ADD]}, END, instructions="Count.", task_summary="Counting")
-    task = house.ended(task_id)
+
+@pytest.fixture(autouse=True)
+def _afresh(request: pytest.FixtureRequest) -> None:
+    if "busy" in request.fixturenames:
+        request.getfixturevalue("busy").folder.joinpath("notes").unlink(missing_ok=True)
+
+
+def test_a_model_does_a_task_with_tools_and_the_obligation_is_discharged(busy: House) -> None:
+    task_id = busy.create({"call": [ADD, FAIL]}, {"call": [ADD]}, END, instructions="Count.", task_summary="Counting")
+    task = busy.ended(task_id)
 
     assert (task["status"], task["obligation_open"]) == ("succeeded", False)
     said = {"summary": "counted", "result": 5}
     assert task["result"]["result"] == {**said, "model": "stand-in", "steps": 3, "tokens": 300}
     assert [artifact["type"] for artifact in task["result"]["artifacts"]] == ["inline"]
-    assert (task["progress"]["step"], task["progress"]["summary"]) == (2, "step 2 of 20: add")
-    assert house.receipts(task_id) == ["task.accepted", "task.assigned", "task.completed", "task.result_ready"]
-    assert notes(house.folder).count("call fail") == 1
-    assert "[begin task_instructions " in house.model.seen()[-1]["messages"][0]["content"]
+    assert (task["progress"]["step"], task["progress"]["summary"]) == (2, "step 2 of 4: add")
+    assert busy.receipts(task_id) == ["task.accepted", "task.assigned", "task.completed", "task.result_ready"]
+    assert notes(busy.folder).count("call fail") == 1
+    assert "[begin task_instructions " in busy.model.seen()[-1]["messages"][0]["content"]
 
 
-def test_artifacts_that_the_model_names_are_those_of_the_task(house: House) -> None:
-    house.worker()
+def test_artifacts_that_the_model_names_are_those_of_the_task(busy: House) -> None:
     artifacts = [{"type": "s3", "uri": "s3://counts/5", "mime": "text/plain"}]
 
-    task = house.ended(house.create({"finish": {"summary": "stored", "artifacts": artifacts}}))
+    task = busy.ended(busy.create({"finish": {"summary": "stored", "artifacts": artifacts}}))
 
     assert (task["result"]["artifacts"], task["obligation_open"]) == (artifacts, False)
 
 
-def test_canceling_a_task_reaches_its_running_tool_and_the_worker_goes_on(house: House) -> None:
-    house.worker()
-    task_id = house.create({"call": [WAIT]}, END)
-    until(lambda: "call wait" in notes(house.folder), "the tool to be called")
+def test_canceling_a_task_reaches_its_running_tool_and_the_worker_goes_on(busy: House) -> None:
+    task_id = busy.create({"call": [WAIT]}, END)
+    until(lambda: "call wait" in notes(busy.folder), "the tool to be called")
 
-    house.gate.call("cancel_task", task_id=task_id, agent_id="ada")
-    until(lambda: "cancelled" in notes(house.folder), "the tool to hear of it")
+    busy.gate.call("cancel_task", task_id=task_id, agent_id="ada")
+    until(lambda: "cancelled" in notes(busy.folder), "the tool to hear of it")
 
-    assert house.ended(house.create({"call": [ADD]}, END))["status"] == "succeeded"
-    assert house.task(task_id)["status"] == "canceled"
-    assert notes(house.folder).count("start") == 1
+    assert busy.ended(busy.create({"call": [ADD]}, END))["status"] == "succeeded"
+    assert busy.task(task_id)["status"] == "canceled"
+    assert "start" not in notes(busy.folder)
 
 
 def test_another_worker_goes_on_from_the_checkpoint_of_one_that_was_killed(house: House) -> None:
@@ -226,38 +233,32 @@ def test_what_was_done_while_the_gate_is_away_is_a_dead_letter_that_the_next_sta
     assert notes(house.folder).count("call hold") == 1
 
 
-def test_a_model_that_is_away_costs_an_attempt_and_the_next_goes_on_from_the_checkpoint(house: House) -> None:
-    house.worker(limits={"answer_tries": 2, "retry_seconds": 0.001})
-
-    task_id = house.create({"call": [ADD]}, {"status": 503, "times": 3, **END})
-    task = house.ended(task_id)
+def test_a_model_that_is_away_costs_an_attempt_and_the_next_goes_on_from_the_checkpoint(busy: House) -> None:
+    task_id = busy.create({"call": [ADD]}, {"status": 503, "times": 3, **END})
+    task = busy.ended(task_id)
 
     assert (task["status"], task["attempt"]) == ("succeeded", 1)
-    assert notes(house.folder).count("call add") == 1
-    assert house.receipts(task_id).count("task.failed") == 1
+    assert notes(busy.folder).count("call add") == 1
+    assert busy.receipts(task_id).count("task.failed") == 1
 
 
 @pytest.mark.parametrize(("script", "code"), [
     ([{"status": 400, "message": "too long"}], "model_rejected_request"),
-    ([{"call": [ADD]}] * 3, "step_limit"),
+    ([{"call": [ADD]}] * 5, "step_limit"),
     ([{"finish": {"outcome": "failed", "summary": "there is nothing to count"}}], "gave_up"),
 ])
-def test_what_no_other_attempt_would_mend_fails_the_task(house: House, script: list[Json], code: str) -> None:
-    house.worker(limits={"steps": 2})
-
-    task = house.ended(house.create(*script))
+def test_what_no_other_attempt_would_mend_fails_the_task(busy: House, script: list[Json], code: str) -> None:
+    task = busy.ended(busy.create(*script))
 
     assert (task["status"], task["attempt"], task["result"]["error"]["code"]) == ("failed", 0, code)
 
 
-def test_attempts_run_out_when_the_model_stays_away(house: House) -> None:
-    house.worker(limits={"answer_tries": 1})
-
-    task_id = house.create({"raw": "<html>"}, max_attempts=2)
-    task = house.ended(task_id)
+def test_attempts_run_out_when_the_model_stays_away(busy: House) -> None:
+    task_id = busy.create({"raw": "<html>"}, max_attempts=2)
+    task = busy.ended(task_id)
 
     assert (task["status"], task["result"]["error"]["code"]) == ("failed", "model_malformed_answer")
-    assert house.receipts(task_id).count("task.failed") == 2
+    assert busy.receipts(task_id).count("task.failed") == 2
 
 
 def test_a_gate_that_takes_little_progress_gets_a_smaller_checkpoint(tmp_path: Path, model: ModelProgram) -> None:
@@ -272,28 +273,24 @@ def test_a_gate_that_takes_little_progress_gets_a_smaller_checkpoint(tmp_path: P
     assert "dropped from the checkpoint" in json.dumps(task["progress"])
 
 
-def test_no_secret_leaves_the_worker(house: House) -> None:
-    worker = house.worker()
-    task_id = house.create({"call": [ADD]}, {"finish": {"summary": f"{KEY} and {TOKEN}", "result": [KEY]}})
-    task = house.ended(task_id)
-    worker.terminate()
-    log = worker.communicate(timeout=PATIENCE_SECONDS)[1]
+def test_no_secret_leaves_the_worker(busy: House) -> None:
+    task_id = busy.create({"call": [ADD]}, {"finish": {"summary": f"{KEY} and {TOKEN}", "result": [KEY]}})
+    task = busy.ended(task_id)
+    log = (busy.folder / "clerk-1.log").read_text()
 
-    told = json.dumps([task["progress"], task["result"], house.gate.call("get_task_history", task_id=task_id)]) + log
+    told = json.dumps([task["progress"], task["result"], busy.gate.call("get_task_history", task_id=task_id)]) + log
     assert task["result"]["result"]["summary"] == "[secret] and [secret]"
     assert KEY not in told
     assert TOKEN not in told
 
 
-def test_the_gate_itself_is_an_mcp_server_so_a_model_can_hand_over_work(house: House) -> None:
-    gate = {"url": f"{house.url}/mcp", "token_env": "ASYNCGATE_API_KEY", "tools": ["asyncgate.create_task"]}
-    house.worker(servers={"gate": gate})
+def test_the_gate_itself_is_an_mcp_server_so_a_model_can_hand_over_work(busy: House) -> None:
     call = {"name": "asyncgate_create_task", "arguments": {"type": "sub", "payload": 7, "idempotency_key": "sub-7"}}
 
-    task = house.ended(house.create({"call": [call]}, {"say": "{last}"}))
+    task = busy.ended(busy.create({"call": [call]}, {"say": "{last}"}))
 
     made = json.loads(task["result"]["result"]["result"])
-    assert house.task(made["task_id"])["payload"] == 7
+    assert busy.task(made["task_id"])["payload"] == 7
 
 
 def shown(name: str) -> str:
@@ -340,11 +337,11 @@ def test_a_profile_that_is_wrong_stops_the_start_and_names_the_field(tmp_path: P
     assert str(path) in ran.stderr
 
 
-def test_a_tool_that_does_not_exist_stops_the_start(house: House) -> None:
-    path = house.folder / "clerk.yaml"
-    path.write_text(json.dumps(profile_with(house.model.url, {"sums": stdio(house.folder, "subtract")})))
+def test_a_tool_that_does_not_exist_stops_the_start(busy: House) -> None:
+    path = busy.folder / "clerk.yaml"
+    path.write_text(json.dumps(profile_with(busy.model.url, {"sums": stdio(busy.folder, "subtract")})))
 
-    worker = house.start("worker", "--ai", str(path), stderr=subprocess.PIPE, text=True)
+    worker = busy.start("worker", "--ai", str(path), stderr=subprocess.PIPE, text=True)
     log = worker.communicate(timeout=PATIENCE_SECONDS)[1]
 
     assert worker.returncode == 1
