@@ -66,7 +66,10 @@ class Worker:
         is a folder for what must outlive the process, by default one of the user's; None keeps nothing.
         `ttl_seconds` is how long a lost worker's task waits; without it the task or the gate decides.
         """
-        self.gate = AsyncHttp(getattr(gate, "url", gate), getattr(gate, "token", None) if token is None else token)
+        way = getattr(gate, "way", gate)        # how an AsyncGate speaks
+        if getattr(way, "settings", {}).get("transport") is not None:
+            raise ValueError("a worker speaks HTTP, from two threads; a test's gate needs a port: Gate(port=0)")
+        self.gate = AsyncHttp(getattr(way, "url", way), getattr(way, "token", None) if token is None else token)
         self.worker_id = worker_id or socket.gethostname()
         self.worker_kind, self.capabilities, self.concurrency = worker_kind, list(capabilities), concurrency
         self.ttl_seconds, self.drain_seconds, self.delivery_tries = ttl_seconds, drain_seconds, delivery_tries

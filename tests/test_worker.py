@@ -13,9 +13,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import msgspec
 import pytest
 
+from asyncgate.clients import AsyncGate
 from asyncgate.clients.http import AsyncHttp, Refusal
 from asyncgate.clients.worker import Done, Fail, Job, Lost, Retry, Worker
 from asyncgate.clients.worker_state import Letter, Place
@@ -340,10 +342,11 @@ async def test_a_task_that_takes_longer_than_a_moment_is_running(gate: AsyncHttp
 
     async with at_work(worker):
         task_id = (await gate.call("create_task", type="t"))["task_id"]
+        await until(lambda: running(gate, task_id))
 
-        async def running() -> bool:
-            return bool((await gate.call("get_task", task_id=task_id))["status"] == "running")
-        await until(running)
+
+async def running(gate: AsyncHttp, task_id: str) -> bool:
+    return bool((await gate.call("get_task", task_id=task_id))["status"] == "running")
 
 
 async def test_work_ends_with_its_lease_when_the_gate_is_away(gate: AsyncHttp, door: Door) -> None:
@@ -507,6 +510,33 @@ async def test_a_worker_takes_what_it_has_functions_and_capabilities_for(gate: A
 
     assert [task["status"] for task in done] == ["succeeded"] * 2
     assert [(await gate.call("get_task", task_id=one["task_id"]))["status"] for one in others] == ["queued"] * 2
+
+
+async def test_an_issued_key_of_a_worker_is_enough(gate: AsyncHttp, tmp_path: Path) -> None:
+    key = await gate.call("issue_key", name="ocr", principal_kind="worker", principal_id="ocr-1", role="worker")
+    worker = Worker(gate.url, "ocr-1", token=key["api_key"], ttl_seconds=3, state=tmp_path)
+    place = Place(tmp_path, "ocr-1")
+    await gate.call("create_task", type="t", payload=0)
+    async with AsyncHttp(gate.url, key["api_key"]) as held:
+        [offer] = (await held.call("lease_next", worker_id="ocr-1", worker_instance_id=place.instance_id))["tasks"]
+    place.close()
+
+    @worker.task("t")
+    async def read(page: Any, job: Job) -> Any:
+        job.save(page)
+        if page:
+            await until(lambda: running(gate, job.task_id))
+        return job.fence
+
+    async with at_work(worker):
+        tasks = [await ended(gate, offer["task_id"]), await run(gate, payload=1)]
+
+    assert [task["result"]["result"] for task in tasks] == [1, 1]
+
+
+def test_a_gate_that_only_this_loop_reaches_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs a port"):
+        Worker(AsyncGate("http://localhost", transport=httpx2.AsyncHTTPTransport()))
 
 
 # Over several lives.
