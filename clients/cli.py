@@ -458,7 +458,7 @@ def worker(ctx: click.Context, /, what: str | None, profile: str | None, forget:
             part.run(what, command, quiet=quiet, **about)
     except Refusal as no:
         raise ended(f"{no.code} ({no.status}): {plain(no.message)}", STATUSES.get(no.status, BROKEN)) from None
-    except (FileNotFoundError, ValueError) as wrong:
+    except (OSError, ValueError) as wrong:
         raise click.ClickException(str(wrong)) from None
 
 

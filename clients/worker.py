@@ -33,9 +33,9 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncgate.clients.http import AsyncHttp, Refusal, Unreachable
-from asyncgate.clients.worker_heart import GONE, Heart
-from asyncgate.clients.worker_job import Done, Fail, Job, Lost, Retry, Task
-from asyncgate.clients.worker_state import Letter, Place, default_folder
+from asyncgate.clients.worker_heart import Heart, passing
+from asyncgate.clients.worker_job import Done, Fail, Job, Lost, Retry, Task, readable, told
+from asyncgate.clients.worker_state import Letter, Place, default_folder, take
 
 __all__ = ["Done", "Fail", "Job", "Lost", "Retry", "Worker"]
 
@@ -46,7 +46,7 @@ QUIET_SECONDS = 1.0         # that a gate may be away before it is worth a word
 TRIES = 8                   # to deliver an ending, some twenty seconds in all
 CANCEL_SECONDS = 10.0       # that an async function has to end when it is canceled
 NOTICE_SECONDS = 1.0        # that a plain one has, which cannot be canceled
-DEFAULT = Path()
+DEFAULT: Any = object()
 ME = ("worker_id", "worker_kind", "worker_instance_id")
 
 log = logging.getLogger("asyncgate.worker")
@@ -66,11 +66,14 @@ class Worker:
         is a folder for what must outlive the process, by default one of the user's; None keeps nothing.
         `ttl_seconds` is how long a lost worker's task waits; without it the task or the gate decides.
         """
-        self.gate = AsyncHttp(getattr(gate, "url", gate), getattr(gate, "token", None) if token is None else token)
+        way = getattr(gate, "way", gate)        # how an AsyncGate speaks
+        if getattr(way, "settings", {}).get("transport") is not None:
+            raise ValueError("a worker speaks HTTP, from two threads; a test's gate needs a port: Gate(port=0)")
+        self.gate = AsyncHttp(getattr(way, "url", way), getattr(way, "token", None) if token is None else token)
         self.worker_id = worker_id or socket.gethostname()
         self.worker_kind, self.capabilities, self.concurrency = worker_kind, list(capabilities), concurrency
         self.ttl_seconds, self.drain_seconds, self.delivery_tries = ttl_seconds, drain_seconds, delivery_tries
-        self.state = default_folder(self.gate.url) if state == DEFAULT else None if state is None else Path(state)
+        self.state = default_folder(self.gate.url) if state is DEFAULT else None if state is None else Path(state)
         self.tasks: dict[str | None, Task] = {}
         self.jobs: dict[str, asyncio.Task[None]] = {}       # by lease
         self.unfinished: set[str] = set()                   # leases of functions that do not end
@@ -106,7 +109,7 @@ class Worker:
 
     async def serve(self) -> None:
         """Work until `stop`; canceled, it gives back at once what it holds."""
-        self.place = Place(self.state, self.worker_id)
+        self.place = take(self.state, self.worker_id)
         self.me = {"worker_id": self.worker_id, "worker_kind": self.worker_kind,
                    "worker_instance_id": self.place.instance_id}
         self.heart = Heart(self.gate.url, self.gate.token, self.me, self.ttl_seconds)
@@ -142,7 +145,8 @@ class Worker:
     async def _come_back(self) -> None:
         """Say what could not be said before, and go on with what is still held from an earlier life."""
         self.instance = (await self.gate.call("get_config"))["instance_id"]
-        await self._replay()
+        for place in (self.place, *self.place.abandoned()):
+            await self._replay(place)
         for lease in await self._held():
             if lease["lease_id"] not in self.jobs:
                 await self._resume(lease)
@@ -171,7 +175,7 @@ class Worker:
 
     async def _claim(self) -> None:
         if self.place.letters():
-            await self._replay()
+            await self._replay(self.place)
         asked = time.monotonic()
         reply = await self.gate.call(
             "lease_next", **self.me, accept_types=None if None in self.tasks else list(self.tasks),
@@ -267,7 +271,8 @@ class Worker:
                 return self._letter(job, "complete", **self._result(job, work.result()))
         except Fail as unfit:
             error = unfit
-        log.warning("%s: failed: %s", job, error, exc_info=None if isinstance(error, Retry | Fail) else error)
+        expected = isinstance(error, Retry | Fail)
+        log.warning("%s: failed: %s", job, readable(str(error)), exc_info=None if expected else error)
         return self._letter(job, "fail", **task.failure(error))
 
     def _result(self, job: Job, value: Any) -> dict[str, Any]:
@@ -312,22 +317,21 @@ class Worker:
         except Refusal as no:
             if passing(no):
                 return replace(letter, why=str(no)), no.retry_after or 0.0
-            if letter.operation == "complete" and no.code != GONE and no.status in (400, 413):
-                return unfit(letter, no), 0.0
+            if no.status in (400, 413) and (changed := unfit(letter, no)) != letter:
+                return changed, 0.0
             log.warning("task %s: its end is dropped: %s (%s)", letter.fields["task_id"], no,
                         no.more.get("reason", no.code))
         return None, 0.0
 
-    async def _replay(self) -> None:
+    async def _replay(self, place: Place) -> None:
         """Send what earlier tries could not, each under the lease that it was done under."""
-        for letter in self.place.letters():
-            left, _ = await self._send(letter)
-            if left and left.operation == letter.operation:
+        while letters := place.letters():
+            left, _ = await self._send(letters[0])
+            if left and replace(left, why="") == replace(letters[0], why=""):
                 return      # later, then
             if left:
-                self.place.keep(left)
-            self.place.forget(letter)
-            log.info("task %s: its end, which was kept on disk, is delivered", letter.fields["task_id"])
+                place.keep(left)
+            place.forget(letters[0])
 
     # Stopping.
 
@@ -348,7 +352,7 @@ class Worker:
         await asyncio.gather(*doing, return_exceptions=True)
         await asyncio.to_thread(self.heart.stop)
         with contextlib.suppress(Unreachable, Refusal):
-            await self._replay()
+            await self._replay(self.place)
             for lease in await self._held():
                 if lease["lease_id"] not in self.unfinished:
                     await self._release(lease)
@@ -358,23 +362,18 @@ class Worker:
         await self.gate.call("release_lease", **self.me, task_id=lease["task_id"], lease_id=lease["lease_id"])
 
 
-def passing(no: Refusal) -> bool:
-    """Whether a refusal is about now and not about what was asked."""
-    return no.status in (401, 403, 408, 425, 429) or no.status >= 500 or no.code == "unexpected_answer"
-
-
 def unfit(letter: Letter, no: Refusal) -> Letter:
-    """Make of a completion that the gate can never take the failure that it is."""
-    holder = {name: letter.fields[name] for name in (*ME, "task_id", "lease_id", "fence")}
-    said = {"code": no.code, "message": f"the gate does not take the result: {no}"}
-    return Letter("fail", {**holder, "error": said, "retryable": False}, letter.why)
+    """Make of an end that the gate can never take a failure that says so."""
+    kept = {name: letter.fields[name] for name in (*ME, "task_id", "lease_id", "fence", "retryable")
+            if name in letter.fields}
+    what = "result" if letter.operation == "complete" else "error"
+    said = {"code": no.code, "message": f"the gate does not take the {what}: {no}"}
+    return Letter("fail", {"retryable": False, **kept, "error": said}, letter.why)
 
 
 def plain(done: Done) -> dict[str, Any]:
     """Return the fields of a completion as JSON has them; raises Fail where JSON has nothing like it."""
     try:
-        found: dict[str, Any] = msgspec.to_builtins(done, str_keys=True)
-        msgspec.json.encode(found)
+        return dict(told(done))
     except (TypeError, ValueError, RecursionError) as wrong:
         raise Fail(f"the result is nothing that JSON can say: {wrong}", code="invalid_result") from None
-    return found

@@ -88,10 +88,15 @@ class Heart:
     def _run(self) -> None:
         with self.http:
             while (due := self._due()) is not None:
-                for pulse in due:
-                    self._beat(pulse)
-                if time.monotonic() >= self.look_at:
-                    self._look()
+                try:
+                    for pulse in due:
+                        self._beat(pulse)
+                    if time.monotonic() >= self.look_at:
+                        self._look()
+                except Exception:       # without this thread every lease would be lost
+                    log.exception("the heart of this worker missed a beat")
+                    for pulse in due:
+                        self._rest(pulse, 1.0)
 
     def _due(self) -> list[Pulse] | None:
         """Wait until something is to be done; None when this worker stops."""
@@ -154,17 +159,18 @@ class Heart:
             self._rest(pulse, 1.0)
 
     def _refused(self, pulse: Pulse, operation: str, no: Refusal) -> None:
-        if no.code == GONE or no.status == 404:
+        if no.code in (GONE, "task_not_found"):
             self._end(pulse, str(no.more.get("reason", "unknown")))
-        elif operation == "report_progress" and no.status in (400, 413):
+        elif passing(no):
+            self._rest(pulse, no.retry_after or 1.0)
+        elif operation == "report_progress":
             log.warning("task %s: its progress is not taken: %s", pulse.under["task_id"], no)
             with self.changed:
                 pulse.news, pulse.refused = None, no
                 pulse.silent.set()
-        elif no.status == 409:      # it may not be renewed any more, but it lives until its end
-            pulse.renew_at = pulse.until
-        else:
-            self._rest(pulse, no.retry_after or 1.0)
+        else:       # it may not be renewed any more, but it lives until its end
+            log.warning("task %s: %s", pulse.under["task_id"], no)
+            pulse.renew_at, pulse.running = pulse.until, True
 
     def _rest(self, pulse: Pulse, seconds: float) -> None:
         """Try again soon, and several times before the lease runs out."""
@@ -177,3 +183,8 @@ class Heart:
         self.drop(pulse)
         if kept:
             pulse.lost(reason)
+
+
+def passing(no: Refusal) -> bool:
+    """Whether a refusal is about now and not about what was asked."""
+    return no.status in (401, 403, 408, 425, 429) or no.status >= 500 or no.code == "unexpected_answer"

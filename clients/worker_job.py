@@ -76,7 +76,7 @@ class Job:
 
     def report(self, progress: Any) -> None:
         """Report progress.  It returns at once; the newest progress goes out first.  Raises Lost."""
-        progress = msgspec.to_builtins(progress, str_keys=True)
+        progress = told(progress)
         self._said = progress if isinstance(progress, dict) else {"progress": progress}
         self._send()
 
@@ -85,7 +85,7 @@ class Job:
 
         It returns at once; `flush` waits until the gate has it.
         """
-        self.checkpoint = msgspec.to_builtins(checkpoint, str_keys=True)
+        self.checkpoint = told(checkpoint)
         self._send()
 
     def _send(self) -> None:
@@ -143,12 +143,26 @@ class Task:
     def failure(self, error: BaseException) -> dict[str, Any]:
         """Say what `fail` is told about an error."""
         code = getattr(error, "code", None) if isinstance(error, Retry | Fail) else type(error).__name__
-        said: dict[str, Any] = {"code": code, "message": (str(error) or type(error).__name__)[:MESSAGE_LENGTH]}
+        said: dict[str, Any] = {"code": code, "message": readable(str(error) or type(error).__name__)}
         if isinstance(error, Fail):
-            return {"error": said if error.detail is None else {**said, "detail": error.detail}, "retryable": False}
+            with contextlib.suppress(TypeError, ValueError, RecursionError):    # a detail that JSON can say
+                said |= {} if error.detail is None else {"detail": told(error.detail)}
+            return {"error": said, "retryable": False}
         if isinstance(error, Retry):
             return {"error": said, "retryable": True, "retry_after_seconds": error.after}
         return {"error": said, "retryable": isinstance(error, self.retry)}
+
+
+def told(value: Any) -> Any:
+    """Return a value as JSON has it; raises TypeError or ValueError where JSON has nothing like it."""
+    found = msgspec.to_builtins(value, str_keys=True)
+    msgspec.json.encode(found)
+    return found
+
+
+def readable(text: str) -> str:
+    """Return what of a text every gate takes: not too long, no NUL, no half of a character."""
+    return text[:MESSAGE_LENGTH].encode(errors="replace").decode().replace("\0", "\ufffd")
 
 
 def annotated(function: Callable[..., Any], name: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import logging
 import os
 import uuid
@@ -18,6 +19,8 @@ from typing import Any
 from urllib.parse import quote
 
 import msgspec
+
+LETTERS = ".letters"
 
 log = logging.getLogger("asyncgate.worker")
 
@@ -43,19 +46,22 @@ class Place:
     system takes away from a process that ends, however it ends.
     """
 
-    def __init__(self, folder: Path | None, worker_id: str) -> None:
-        self.instance_id, self.file, self.lock = uuid.uuid4().hex, None, -1
-        if folder is None:
-            return
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for number in count(1):
-            path = folder / f"{quote(worker_id, safe='')}.{number}"
-            if (lock := taken(path)) is not None:
-                self.lock, self.file = lock, path.with_name(path.name + ".letters")
-                self.instance_id = settled(lock, self.instance_id)
-                return
+    def __init__(self, path: Path | None = None, lock: int = -1) -> None:
+        self.path, self.lock = path, lock
+        self.file = None if path is None else path.with_name(path.name + LETTERS)
+        self.instance_id = uuid.uuid4().hex if path is None else settled(lock)
 
-    file: Path | None
+    def abandoned(self) -> Iterator[Place]:
+        """Take in turn the other places of this worker that nobody holds, where letters were left."""
+        folder, name = (self.path.parent, self.path.stem) if self.path else (Path(), "")
+        for letters in sorted(folder.glob(f"{glob.escape(name)}.*{LETTERS}")) if name else ():
+            path = letters.with_name(letters.name.removesuffix(LETTERS))
+            if path != self.path and (lock := taken(path)) is not None:
+                place = Place(path, lock)
+                try:
+                    yield place
+                finally:
+                    place.close()
 
     def close(self) -> None:
         """Leave the place to the next process."""
@@ -100,6 +106,15 @@ class Place:
         synced(self.file.parent)
 
 
+def take(folder: Path | None, worker_id: str) -> Place:
+    """Take the first place of a worker in a folder that is free; without a folder, nothing outlives the process."""
+    if folder is None:
+        return Place()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    paths = (folder / f"{quote(worker_id, safe='')}.{number}" for number in count(1))
+    return next(Place(path, lock) for path in paths if (lock := taken(path)) is not None)
+
+
 def taken(path: Path) -> int | None:
     """Open a file and lock it; None if another process has it."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -111,10 +126,11 @@ def taken(path: Path) -> int | None:
     return lock
 
 
-def settled(lock: int, fresh: str) -> str:
+def settled(lock: int) -> str:
     """Return the instance id that a file holds; an empty one is given a fresh one."""
     if known := os.read(lock, 100).decode("ascii", "replace").strip():
         return known
+    fresh = uuid.uuid4().hex
     os.write(lock, fresh.encode())
     os.fsync(lock)
     return fresh

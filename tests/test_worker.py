@@ -13,12 +13,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import msgspec
 import pytest
 
+from asyncgate.clients import AsyncGate
 from asyncgate.clients.http import AsyncHttp, Refusal
 from asyncgate.clients.worker import Done, Fail, Job, Lost, Retry, Worker
-from asyncgate.clients.worker_state import Letter, Place
+from asyncgate.clients.worker_state import Letter, Place, take
 
 pytestmark = pytest.mark.anyio
 
@@ -227,8 +229,10 @@ async def test_a_payload_of_another_shape_fails_for_good_and_says_what_is_wrong(
 @pytest.mark.parametrize(("error", "runs", "code"), [
     (Retry("busy", after=0), 3, "retry"), (Fail("no", code="unreadable"), 1, "unreadable"),
     (ConnectionError("gone"), 3, "ConnectionError"), (ValueError("bug"), 1, "ValueError"),
-    (KeyError("mine"), 3, "KeyError"), (SystemExit(3), 1, "RuntimeError"), (StopIteration(), 1, "RuntimeError")],
-    ids=repr)
+    (KeyError("mine"), 3, "KeyError"), (Fail("a\0b\ud800", detail=object()), 1, "failed"),
+    (Fail("deep", detail=json.loads("[" * 80 + "]" * 80)), 1, "payload_too_deep"),
+    (SystemExit(3), 1, "RuntimeError"), (StopIteration(), 1, "RuntimeError")],
+    ids=["retry", "fail", "retried class", "other class", "named class", "strange text", "deep detail", "exit", "stop"])
 async def test_an_error_costs_an_attempt_or_the_task_by_its_class(
         gate: AsyncHttp, error: BaseException, runs: int, code: str) -> None:
     worker, seen = made(gate), []
@@ -340,10 +344,11 @@ async def test_a_task_that_takes_longer_than_a_moment_is_running(gate: AsyncHttp
 
     async with at_work(worker):
         task_id = (await gate.call("create_task", type="t"))["task_id"]
+        await until(lambda: running(gate, task_id))
 
-        async def running() -> bool:
-            return bool((await gate.call("get_task", task_id=task_id))["status"] == "running")
-        await until(running)
+
+async def running(gate: AsyncHttp, task_id: str) -> bool:
+    return bool((await gate.call("get_task", task_id=task_id))["status"] == "running")
 
 
 async def test_work_ends_with_its_lease_when_the_gate_is_away(gate: AsyncHttp, door: Door) -> None:
@@ -509,6 +514,33 @@ async def test_a_worker_takes_what_it_has_functions_and_capabilities_for(gate: A
     assert [(await gate.call("get_task", task_id=one["task_id"]))["status"] for one in others] == ["queued"] * 2
 
 
+async def test_an_issued_key_of_a_worker_is_enough(gate: AsyncHttp, tmp_path: Path) -> None:
+    key = await gate.call("issue_key", name="ocr", principal_kind="worker", principal_id="ocr-1", role="worker")
+    worker = Worker(gate.url, "ocr-1", token=key["api_key"], ttl_seconds=3, state=tmp_path)
+    place = take(tmp_path, "ocr-1")
+    await gate.call("create_task", type="t", payload=0)
+    async with AsyncHttp(gate.url, key["api_key"]) as held:
+        [offer] = (await held.call("lease_next", worker_id="ocr-1", worker_instance_id=place.instance_id))["tasks"]
+    place.close()
+
+    @worker.task("t")
+    async def read(page: Any, job: Job) -> Any:
+        job.save(page)
+        if page:
+            await until(lambda: running(gate, job.task_id))
+        return job.fence
+
+    async with at_work(worker):
+        tasks = [await ended(gate, offer["task_id"]), await run(gate, payload=1)]
+
+    assert [task["result"]["result"] for task in tasks] == [1, 1]
+
+
+def test_a_gate_that_only_this_loop_reaches_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs a port"):
+        Worker(AsyncGate("http://localhost", transport=httpx2.AsyncHTTPTransport()))
+
+
 # Over several lives.
 
 
@@ -573,8 +605,31 @@ async def test_the_next_life_tells_what_the_last_could_not_unless_somebody_else_
                for one in caplog.records) is not in_time
 
 
+async def test_what_other_processes_of_a_worker_left_is_told_when_nobody_takes_their_place(
+        gate: AsyncHttp, tmp_path: Path) -> None:
+    places = [take(tmp_path, "w") for _ in range(3)]
+    ids = [(await gate.call("create_task", type="t"))["task_id"] for _ in places]
+    for place in places:
+        me = {"worker_id": "w", "worker_instance_id": place.instance_id}
+        [offer] = (await gate.call("lease_next", **me))["tasks"]
+        under = {name: offer[name] for name in ("task_id", "lease_id", "fence")}
+        place.keep(Letter("complete", {**me, **under, "result": "kept"}, "away"))
+    places[0].close()
+    places[2].close()
+    worker = made(gate, state=tmp_path)
+    worker.task("other")(lambda page: page)
+
+    async with at_work(worker):
+        await run(gate, "other")
+
+    statuses = [(await gate.call("get_task", task_id=task_id))["status"] for task_id in ids]
+    assert statuses == ["succeeded", "leased", "succeeded"]     # the second place is held, so its letters are, too
+    assert [name for name in sorted(os.listdir(tmp_path)) if name.endswith(".letters")] == ["w.2.letters"]
+    places[1].close()
+
+
 async def test_a_worker_that_is_started_again_goes_on_under_its_lease(gate: AsyncHttp, tmp_path: Path) -> None:
-    place = Place(tmp_path, "w")
+    place = take(tmp_path, "w")
     me = {"worker_id": "w", "worker_instance_id": place.instance_id}
     task_id = (await gate.call("create_task", type="t", payload="page"))["task_id"]
     [offer] = (await gate.call("lease_next", **me))["tasks"]
@@ -618,7 +673,7 @@ async def test_two_processes_of_one_worker_keep_out_of_each_others_leases(gate: 
 
 
 def test_letters_survive_a_crash_in_the_middle_of_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    place, letters = Place(tmp_path, "a/b"), [Letter("complete", {"task_id": str(n)}, "away") for n in range(3)]
+    place, letters = take(tmp_path, "a/b"), [Letter("complete", {"task_id": str(n)}, "away") for n in range(3)]
     for letter in letters:
         place.keep(letter)
     assert place.file
@@ -637,7 +692,7 @@ def test_letters_survive_a_crash_in_the_middle_of_one(tmp_path: Path, caplog: py
 
 
 def test_a_worker_without_a_folder_says_that_an_end_is_lost(caplog: pytest.LogCaptureFixture) -> None:
-    Place(None, "w").keep(Letter("complete", {"task_id": "t-1"}, "away"))
+    Place().keep(Letter("complete", {"task_id": "t-1"}, "away"))
 
     assert [one.levelno for one in caplog.records if "t-1: its end is lost" in one.getMessage()] == [logging.ERROR]
 
