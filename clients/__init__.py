@@ -14,10 +14,17 @@ if TYPE_CHECKING:
     from asyncgate.clients.http import Unreachable as Unreachable
     from asyncgate.clients.sync import SyncGate as SyncGate
     from asyncgate.clients.sync import SyncHandle as SyncHandle
+    from asyncgate.clients.worker import Done as Done
+    from asyncgate.clients.worker import Fail as Fail
+    from asyncgate.clients.worker import Job as Job
+    from asyncgate.clients.worker import Lost as Lost
+    from asyncgate.clients.worker import Retry as Retry
+    from asyncgate.clients.worker import Worker as Worker
 
 # Where each is; the gate's own programs import this package too, and need none of it.
 EXPORTS = {"AsyncGate": "client", "Handle": "client", "TaskCanceled": "client", "TaskFailed": "client",
-           "Refusal": "http", "Unreachable": "http", "SyncGate": "sync", "SyncHandle": "sync"}
+           "Refusal": "http", "Unreachable": "http", "SyncGate": "sync", "SyncHandle": "sync",
+           **dict.fromkeys(("Done", "Fail", "Job", "Lost", "Retry", "Worker"), "worker")}
 
 
 def __getattr__(name: str) -> Any:

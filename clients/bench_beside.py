@@ -20,8 +20,7 @@ import click
 
 from asyncgate.clients.bench_load import LARGEST, TASK, WAIT_SECONDS, Client, claim, create, encoded
 from asyncgate.clients.bench_wire import Failed, Gate, Wire, run
-from asyncgate.clients.dev import start, stop
-from asyncgate.clients.echo import lifeline
+from asyncgate.clients.dev import lifeline, start, stop
 
 NEVER = "bench.never"           # the type that waiting claims wait for
 RIVAL = "bench.rival"

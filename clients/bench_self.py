@@ -24,8 +24,7 @@ from asyncgate.clients.bench_beside import waiting
 from asyncgate.clients.bench_load import COMPLETIONS, EVERY_MODE, LONG_POLL, Turn, load
 from asyncgate.clients.bench_rounds import Plan, Row, so_many
 from asyncgate.clients.bench_wire import Failed, Gate
-from asyncgate.clients.dev import start, stop
-from asyncgate.clients.echo import lifeline
+from asyncgate.clients.dev import lifeline, start, stop
 from asyncgate.parts.settings import discreet
 
 TOKEN = "bench-self"

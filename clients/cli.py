@@ -30,7 +30,7 @@ from asyncgate.parts.wire import AsEither, Ask
 SECTIONS = {
     "Try it": ("demo", "dev"),
     "Run a gate": ("serve", "mcp", "keys", "migrate", "config", "openapi"),
-    "Work for one": ("scheduler",),
+    "Work for one": ("worker", "scheduler"),
     "Look after it": ("verify", "backup", "copy", "conformance", "bench", "bench-server"),
 }
 BESIDE = ("keys", "scheduler")      # in modules of their own; keys is made of this one, so it cannot be there before it
@@ -405,6 +405,62 @@ class Passing(click.Command):
         at = args.index("--") if "--" in args else len(args)
         ctx.meta["passed"] = args[at + 1:]
         return super().parse_args(ctx, args[:at])
+
+
+@commands.command(cls=Passing, epilog="Example: asyncgate worker --type ocr.page -- ./ocr.sh")
+@click.argument("what", metavar="[echo | sleep_then_return | http_get | -- PROGRAM]", required=False)
+@click.option("--ai", "profile", metavar="FILE", help="Do them with a language model and tools, as this profile says.")
+@click.option("--type", "types", multiple=True, metavar="TYPE", help="Type of task to take; may be repeated.")
+@click.option("--url", help=f"Where the gate is; default ASYNCGATE_URL, else {DEFAULT_URL}.")
+@click.option("--token", help="The credential; default ASYNCGATE_API_KEY.")
+@click.option("--worker-id", metavar="ID", help="The worker's name; default the host's. With a key, its principal's.")
+@click.option("--worker-kind", metavar="KIND", help="The kind of the key's principal, where that is not worker.")
+@click.option("--capability", "capabilities", multiple=True, help="What it can do; may be repeated.")
+@click.option("--concurrency", type=click.IntRange(1, 1000), default=1, show_default=True, help="Tasks at a time.")
+@click.option("--ttl", "ttl_seconds", type=click.IntRange(1), help="Seconds that a lease lasts without a heartbeat.")
+@click.option("--drain", "drain_seconds", type=click.FloatRange(0), default=20.0, show_default=True,
+              help="Seconds that tasks have to end after SIGTERM.")
+@click.option("--state", type=click.Path(file_okay=False), help="Folder for what outlives the process.")
+@click.option("--forget", is_flag=True, help="Keep nothing on disk: no dead letters, another instance at every start.")
+@click.option("--allow", multiple=True, metavar="HOST", help="http_get: host or network to reach though not public.")
+@click.option("--plain-http", is_flag=True, help="http_get: allow http://, not https:// only.")
+@click.option("--timeout", "timeout_seconds", type=float, default=30.0, show_default=True, help="http_get: seconds.")
+@click.option("--lifeline", "quiet", is_flag=True, hidden=True)
+@click.pass_context
+def worker(ctx: click.Context, /, what: str | None, profile: str | None, forget: bool, quiet: bool, **about: Any,
+           ) -> None:
+    """Do tasks: three built-in kinds, any program that is called for each task, or a language model with tools.
+
+    A program finds the payload as JSON on standard input, and ASYNCGATE_TASK_ID, ASYNCGATE_ATTEMPT and the like in its
+    environment; what it writes to standard output is the result, JSON or text.  Each line on file descriptor 3 is
+    progress; an object with a member "checkpoint" comes back as ASYNCGATE_CHECKPOINT if the task has to be begun again.
+
+    Exit status 0 completes the task, 75 or a signal costs an attempt, any other fails it with the end of standard
+    error.  When the lease is lost, its process group gets SIGTERM, five seconds later SIGKILL.
+    """
+    part, command = import_module("asyncgate.clients.worker_program"), ctx.meta["passed"]
+    if what not in (None, *part.TASKS):
+        raise click.UsageError(f"{what!r} is none of {', '.join(part.TASKS)}; a program stands behind --")
+    if [bool(what), bool(command), bool(profile)].count(True) != 1 or (command and not about["types"]):
+        raise click.UsageError("say which tasks: echo, sleep_then_return, http_get, --ai FILE, "
+                               "or --type TYPE -- PROGRAM")
+    if quiet:
+        import_module("asyncgate.clients.dev").lifeline()
+    if forget or about["state"]:
+        about["state"] = None if forget else about["state"]
+    else:
+        del about["state"]
+    try:
+        if profile:
+            for of_http_get in ("allow", "plain_http", "timeout_seconds"):
+                del about[of_http_get]
+            import_module("asyncgate.clients.worker_ai_command").run(profile, quiet=quiet, **about)
+        else:
+            part.run(what, command, quiet=quiet, **about)
+    except Refusal as no:
+        raise ended(f"{no.code} ({no.status}): {plain(no.message)}", STATUSES.get(no.status, BROKEN)) from None
+    except (OSError, ValueError) as wrong:
+        raise click.ClickException(str(wrong)) from None
 
 
 @commands.command(cls=Passing, options_metavar="", epilog="Example: asyncgate conformance memory:// -- -k lease -x")

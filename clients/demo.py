@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from msgspec import Struct
 
 from asyncgate import TERMINATES
 from asyncgate.clients.cli import checked, counts
-from asyncgate.clients.dev import start, stop
-from asyncgate.clients.echo import Worker, lifeline, until_told
-from asyncgate.clients.http import AsyncHttp, Http, Refusal, Unreachable
+from asyncgate.clients.dev import lifeline, start, stop
+from asyncgate.clients.http import Http, Refusal, Unreachable
+from asyncgate.clients.worker import Job, Worker
 
 TASKS = 20
 TTL_SECONDS = 2
@@ -48,23 +49,28 @@ class Failed(Exception):
 # The parts that run in processes of their own.
 
 
-class Reader(Worker):
-    """Reads documents page by page, reports each page, and goes on where a lost worker stopped."""
+class Document(Struct):
+    """What is read."""
 
-    async def work(self, offer: Row) -> tuple[Any, Any]:
-        """Read the pages that nobody has read."""
-        done = (offer["progress"] or {}).get("page", 0)
-        for page in range(done + 1, offer["payload"]["pages"] + 1):
-            await asyncio.sleep(PAGE_SECONDS)
-            await self.gate.call("report_progress", **offer["mine"], progress={"page": page})
-        result = {"pages": offer["payload"]["pages"], "begun_at_page": done + 1}
-        return result, await self.in_the_record(offer["task_id"])
+    document: str
+    pages: int
 
 
-async def read(worker_id: str) -> None:
+async def read(document: Document, job: Job) -> Row:
+    """Read a document page by page, report each page, and go on where a lost worker stopped."""
+    done = (job.progress or {}).get("page", 0)
+    for page in range(done + 1, document.pages + 1):
+        await asyncio.sleep(PAGE_SECONDS)
+        job.report({"page": page})
+    return {"pages": document.pages, "begun_at_page": done + 1}
+
+
+def work(worker_id: str) -> None:
     """Be a worker until told to stop."""
-    async with AsyncHttp() as gate:
-        await until_told(Reader(gate, worker_id, capabilities=SKILLS[worker_id], ttl_seconds=TTL_SECONDS))
+    worker = Worker(worker_id=worker_id, capabilities=SKILLS[worker_id], ttl_seconds=TTL_SECONDS, state=None,
+                    drain_seconds=0)
+    worker.task("read")(read)
+    worker.run()
 
 
 def hand_over() -> None:
@@ -338,7 +344,7 @@ def part(role: str, *arguments: str) -> None:
     elif role == "agent":
         hand_over()
     else:
-        asyncio.run(read(arguments[0]))
+        work(arguments[0])
 
 
 if __name__ == "__main__":

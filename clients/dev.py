@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,8 @@ def run(configured: Configured, *, worker: bool) -> int:
     def ready(url: str) -> None:
         click.echo(banner(settings, url, worker))
         if worker:
-            children.append(start("asyncgate.clients.echo", "--lifeline", url=url, token=settings.api_key))
+            children.append(start("asyncgate", "worker", "echo", "--forget", "--lifeline", url=url,
+                                  token=settings.api_key))
 
     try:
         return asyncgate.serve_forever(settings, ready)
@@ -92,6 +95,15 @@ def surroundings(url: str, token: str) -> dict[str, str]:
         kept["PYTHONPATH"] = os.pathsep.join(filter(None, [str(home.parent), kept.get("PYTHONPATH")]))
     given = {"ASYNCGATE_URL": url, "ASYNCGATE_API_KEY": token}
     return kept | {name: value for name, value in given.items() if value}
+
+
+def lifeline() -> None:
+    """Stop this process when its standard input closes: so it never outlives the one that started it."""
+    def watch() -> None:
+        while os.read(0, 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
 
 def stop(*children: subprocess.Popen[Any]) -> None:

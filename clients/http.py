@@ -51,6 +51,8 @@ class Unreachable(Exception):
 class Exchange:
     """What both callers share: which request an operation is, and what its answer means."""
 
+    patience_seconds = PATIENCE_SECONDS
+
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
         self.url = (url or os.environ.get("ASYNCGATE_URL") or DEFAULT_URL).rstrip("/")
         self.token = os.environ.get("ASYNCGATE_API_KEY", "") if token is None else token
@@ -72,7 +74,7 @@ class Exchange:
         if "{" in path:
             raise ValueError(f"{operation} needs {path.partition('{')[2].partition('}')[0]}")
         wait = float(said.get("wait_seconds", 30.0 if operation == "run_task" else 0.0))
-        request = {"method": verb, "url": self.url + path, "timeout": PATIENCE_SECONDS + wait}
+        request = {"method": verb, "url": self.url + path, "timeout": self.patience_seconds + wait}
         if verb == "GET":
             return {**request, "params": {name: in_query(value) for name, value in said.items()}}
         return {**request, "content": msgspec.json.encode(said), "headers": {"content-type": "application/json"}}

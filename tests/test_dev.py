@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -19,8 +18,7 @@ from typing import Any
 
 import pytest
 
-from asyncgate.clients.echo import Worker
-from asyncgate.clients.http import AsyncHttp, Http
+from asyncgate.clients.http import Http
 
 ROOT = Path(__file__).parents[1]
 DEV = [sys.executable, "-c", "import sys; from asyncgate import main; sys.exit(main())", "dev"]
@@ -172,7 +170,7 @@ def test_a_dev_that_cannot_start_says_why_in_one_line(tmp_path: Path, more: dict
 def test_an_echo_worker_waits_for_a_gate_that_is_away(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "asyncgate.clients.echo", "--url", f"http://127.0.0.1:{port}", "--lifeline"]
+    command = [*DEV[:-1], "worker", "echo", "--forget", "--url", f"http://127.0.0.1:{port}", "--lifeline"]
     with subprocess.Popen(command, env=clean(), stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as worker:
         assert worker.stderr
         assert "no gate answers" in worker.stderr.readline()
@@ -183,86 +181,3 @@ def test_an_echo_worker_waits_for_a_gate_that_is_away(start: Start) -> None:
 
     assert task["status"] == "succeeded"
     assert worker.returncode == 0
-
-
-class Patient(Worker):
-    """A worker whose work is what a test says."""
-
-    async def work(self, offer: dict[str, Any]) -> tuple[Any, Any]:
-        await self.script(offer)
-        return await super().work(offer)
-
-    script: Callable[[dict[str, Any]], Any]
-
-
-def with_worker(url: str, script: Callable[[AsyncHttp, dict[str, Any]], Any],
-                story: Callable[[AsyncHttp, asyncio.Task[None]], Any], ttl_seconds: int = 30) -> Any:
-    """Tell a story while a worker runs."""
-    async def play() -> Any:
-        async with AsyncHttp(url, "") as gate, AsyncHttp(url, "") as own, asyncio.timeout(PATIENCE_SECONDS):
-            worker = Patient(own, "patient", types=["t"], ttl_seconds=ttl_seconds)
-            worker.script = lambda offer: script(gate, offer)
-            running = asyncio.ensure_future(worker.run())
-            try:
-                return await story(gate, running)
-            finally:
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
-    return asyncio.run(play())
-
-
-def test_a_worker_that_is_told_to_stop_gives_its_task_back(start: Start) -> None:
-    _, told = start("--no-worker")
-    begun = asyncio.Event()
-
-    async def script(gate: AsyncHttp, offer: dict[str, Any]) -> None:
-        begun.set()
-        await asyncio.Event().wait()
-
-    async def story(gate: AsyncHttp, running: asyncio.Task[None]) -> tuple[str, Any]:
-        task_id = (await gate.call("create_task", type="t"))["task_id"]
-        await begun.wait()
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        return (await gate.call("get_task", task_id=task_id))["status"], await history(gate, task_id)
-
-    status, events = with_worker(address(told), script, story)
-
-    assert status == "queued"
-    assert events == ["task.assigned", "task.accepted", "lease.expired"]
-
-
-async def history(gate: AsyncHttp, task_id: str) -> list[str]:
-    return [event["event_type"] for event in (await gate.call("get_task_history", task_id=task_id))["events"]]
-
-
-def test_a_worker_renews_its_lease_while_the_work_lasts(start: Start) -> None:
-    _, told = start("--no-worker", "--set", "lease_sweep_interval_seconds=0.1")
-
-    async def script(gate: AsyncHttp, offer: dict[str, Any]) -> None:
-        renewals = 0
-        while renewals < 4:     # a third of its TTL lies between two: without them the lease would be gone by now
-            renewals = (await gate.call("list_leases", worker_id="patient"))["leases"][0]["renewals"]
-
-    async def story(gate: AsyncHttp, running: asyncio.Task[None]) -> Any:
-        return await gate.call("run_task", type="t", payload=1, result_delivery="inline")
-
-    task = with_worker(address(told), script, story, ttl_seconds=1)
-
-    assert (task["status"], task["fence"], task["expiries"]) == ("succeeded", 1, 0)
-
-
-def test_a_worker_drops_a_task_that_was_canceled_and_takes_the_next(start: Start) -> None:
-    _, told = start("--no-worker")
-
-    async def script(gate: AsyncHttp, offer: dict[str, Any]) -> None:
-        if offer["payload"] == "cancel me":
-            await gate.call("cancel_task", task_id=offer["task_id"])
-            await asyncio.Event().wait()    # until the next renewal is refused
-
-    async def story(gate: AsyncHttp, running: asyncio.Task[None]) -> list[str]:
-        first = await gate.call("create_task", type="t", payload="cancel me", priority=1)
-        second = await gate.call("run_task", type="t", payload="do me")
-        return [(await gate.call("get_task", task_id=first["task_id"]))["status"], second["status"]]
-
-    assert with_worker(address(told), script, story, ttl_seconds=1) == ["canceled", "succeeded"]

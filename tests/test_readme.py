@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from asyncgate.clients.http import Http
 from asyncgate.parts.settings import load_settings
 from asyncgate.parts.tables import refreshed, tables
 
@@ -56,7 +58,7 @@ def examples(kind: str) -> list[str]:
 def echoing(start: Callable[..., Any]) -> Iterator[dict[str, str]]:
     """Return the surroundings of a program that finds a gate, with the worker of `asyncgate dev`."""
     surroundings = {**os.environ, "ASYNCGATE_URL": start().url, "ASYNCGATE_API_KEY": "a-token-for-tests"}
-    worker = subprocess.Popen([sys.executable, "-m", "asyncgate.clients.echo"], env=surroundings)
+    worker = subprocess.Popen([sys.executable, "-m", "asyncgate", "worker", "echo", "--forget"], env=surroundings)
     yield surroundings
     worker.terminate()
     worker.wait()
@@ -83,3 +85,48 @@ def test_the_example_of_the_testing_kit_passes(tmp_path: Path) -> None:
                          cwd=tmp_path, capture_output=True, text=True, timeout=120)
 
     assert "1 passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+@pytest.fixture
+def working(start: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[..., Http]]:
+    """Start a worker with a gate of its own; return a client of it."""
+    with contextlib.ExitStack() as stack:
+        def work(*command: str) -> Http:
+            gate = stack.enter_context(Http(start().url, "a-token-for-tests"))
+            around = {**os.environ, "ASYNCGATE_URL": gate.url, "ASYNCGATE_API_KEY": gate.token,
+                      "XDG_STATE_HOME": str(tmp_path)}
+            worker = stack.enter_context(subprocess.Popen([sys.executable, *command], env=around))
+            stack.callback(worker.kill)
+            return gate
+        yield work
+
+
+@pytest.mark.parametrize(("at", "task", "result"), [
+    (0, {"type": "greet", "payload": "ada"}, "hello ada"),
+    (1, {"type": "ocr.scan", "payload": {"file": "a.png", "pages": 2}, "requirements": {"capabilities": ["ocr"]}},
+     ["page 0 of a.png", "page 1 of a.png"])])
+def test_the_workers_of_the_readme_work(working: Callable[..., Http], at: int, task: Any, result: Any) -> None:
+    gate = working("-W", "error", "-c", examples("worker:run")[at])
+
+    done = gate.call("run_task", **task)
+
+    assert (done["status"], done["result"]["result"]) == ("succeeded", result)
+
+
+def test_every_worker_of_the_readme_is_run_and_the_first_has_ten_lines() -> None:
+    found = examples("worker:run")
+
+    assert len(found) == 2
+    assert len([line for line in found[0].splitlines() if line]) <= 10
+
+
+def test_the_shell_worker_of_the_readme_counts_words(working: Callable[..., Http], tmp_path: Path) -> None:
+    [script] = re.findall(r"<!-- worker:sh -->\n```sh\n(.*?)```", README, re.S)
+    (tmp_path / "count.sh").write_text(script)
+    (tmp_path / "count.sh").chmod(0o755)
+    gate = working("-m", "asyncgate", "worker", "--type", "words.count", "--", str(tmp_path / "count.sh"))
+
+    done = gate.call("run_task", type="words.count", payload="to be or not to be")
+
+    assert (done["status"], done["result"]["result"]) == ("succeeded", 6)
+    assert done["progress"] in (None, {"doing": "counting"})

@@ -1,0 +1,190 @@
+"""The heart of a worker: it keeps leases from a thread and a connection of its own.
+
+So work that blocks the event loop loses no lease.  The same thread learns that a lease is lost, and tells the gate how
+far the work is: whatever is said under a lease goes out in order, from one place.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from asyncgate.clients.http import Http, Refusal, Unreachable
+
+PATIENCE_SECONDS = 5.0      # for an answer; with a longer one, a gate that hangs would cost a lease that could be kept
+LOOK_SECONDS = 2.0          # between two looks at which leases this worker still holds
+GONE = "lease_invalid_or_expired"
+
+log = logging.getLogger("asyncgate.worker")
+
+
+class Pulse:
+    """One lease that is kept: until when it lives, when it is renewed, what is still to be told under it."""
+
+    def __init__(self, under: dict[str, Any], every_seconds: float, lost: Callable[[str], None]) -> None:
+        now = time.monotonic()
+        self.under, self.lost = under, lost
+        self.until, self.renew_at, self.rest_until = now + 3 * every_seconds, now + every_seconds, 0.0
+        self.news: Any = None       # the progress that the gate has not heard of: the newest, older ones say nothing
+        self.refused: Refusal | None = None     # why the gate did not take the last one
+        self.running = False        # whether the gate knows that the work has begun
+        self.silent = threading.Event()
+        self.silent.set()
+
+    @property
+    def due(self) -> float:
+        """When something is to be done about it."""
+        return min(self.until, max(self.rest_until, 0.0 if self.news is not None else self.renew_at))
+
+
+class Heart:
+    """Renews the leases of one worker, and looks now and then which it still has."""
+
+    def __init__(self, url: str, token: str, me: dict[str, Any], ttl_seconds: int | None) -> None:
+        self.http, self.me, self.ttl_seconds = Http(url, token), me, ttl_seconds
+        self.http.patience_seconds = PATIENCE_SECONDS
+        self.pulses: dict[str, Pulse] = {}
+        self.changed, self.stopped, self.look_at = threading.Condition(), False, 0.0
+        self.thread = threading.Thread(target=self._run, name="asyncgate-heart", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Stop beating; what is held now runs out by itself."""
+        with self.changed:
+            self.stopped = True
+            self.changed.notify()
+        self.thread.join()
+
+    def keep(self, pulse: Pulse) -> None:
+        """Keep a lease from now on."""
+        with self.changed:
+            if not self.pulses:
+                self.look_at = time.monotonic() + LOOK_SECONDS
+            self.pulses[pulse.under["lease_id"]] = pulse
+            self.changed.notify()
+
+    def drop(self, pulse: Pulse) -> None:
+        """Keep a lease no more."""
+        with self.changed:
+            self.pulses.pop(pulse.under["lease_id"], None)
+            pulse.silent.set()
+
+    def tell(self, pulse: Pulse, progress: dict[str, Any]) -> None:
+        """Report progress under a lease as soon as the gate hears it; newer progress takes the place of older."""
+        with self.changed:
+            if pulse.under["lease_id"] in self.pulses:
+                pulse.news, pulse.refused = progress, None
+                pulse.silent.clear()
+                self.changed.notify()
+
+    # What the thread does.
+
+    def _run(self) -> None:
+        with self.http:
+            while (due := self._due()) is not None:
+                try:
+                    for pulse in due:
+                        self._beat(pulse)
+                    if time.monotonic() >= self.look_at:
+                        self._look()
+                except Exception:       # without this thread every lease would be lost
+                    log.exception("the heart of this worker missed a beat")
+                    for pulse in due:
+                        self._rest(pulse, 1.0)
+
+    def _due(self) -> list[Pulse] | None:
+        """Wait until something is to be done; None when this worker stops."""
+        with self.changed:
+            while not self.stopped:
+                now = time.monotonic()
+                due = [pulse for pulse in self.pulses.values() if pulse.due <= now]
+                if due or (self.pulses and self.look_at <= now):
+                    return due
+                moments = [pulse.due for pulse in self.pulses.values()]
+                self.changed.wait(min(self.look_at, *moments) - now if moments else None)
+        return None
+
+    def _beat(self, pulse: Pulse) -> None:
+        if time.monotonic() >= pulse.until:
+            return self._end(pulse, "expired")
+        if pulse.news is not None:
+            self._report(pulse)
+        elif time.monotonic() >= pulse.renew_at:
+            self._renew(pulse)
+
+    def _report(self, pulse: Pulse) -> None:
+        told = pulse.news
+        if self._say(pulse, "report_progress", progress=told) is None:
+            return
+        pulse.running = True
+        with self.changed:
+            if pulse.news is told:
+                pulse.news = None
+                pulse.silent.set()
+
+    def _renew(self, pulse: Pulse) -> None:
+        asked = time.monotonic()    # the gate counts from later, so this side gives up first
+        if reply := self._say(pulse, "renew_lease", extend_by_seconds=self.ttl_seconds):
+            every = float(reply["renew_every_seconds"])
+            pulse.until, pulse.renew_at = asked + 3 * every, asked + every
+
+    def _look(self) -> None:
+        """Find out which leases are gone, long before they would be renewed: a canceled task shall not go on."""
+        self.look_at = time.monotonic() + LOOK_SECONDS
+        with self.changed:
+            known = list(self.pulses.values())
+        try:
+            live = {lease["lease_id"] for lease in self.http.call("list_leases", **self.me)["leases"]}
+        except (Unreachable, Refusal):
+            return      # renewals will tell
+        for pulse in known:
+            if pulse.under["lease_id"] not in live:
+                self._renew(pulse)      # the refusal says why
+            elif not pulse.running:
+                pulse.running = self._say(pulse, "start_task") is not None
+
+    def _say(self, pulse: Pulse, operation: str, **fields: Any) -> Any:
+        """Say something under a lease; None when it was not heard."""
+        try:
+            return self.http.call(operation, **self.me, **pulse.under, **fields)
+        except Refusal as no:
+            return self._refused(pulse, operation, no)
+        except Unreachable:
+            self._rest(pulse, 1.0)
+
+    def _refused(self, pulse: Pulse, operation: str, no: Refusal) -> None:
+        if no.code in (GONE, "task_not_found"):
+            self._end(pulse, str(no.more.get("reason", "unknown")))
+        elif passing(no):
+            self._rest(pulse, no.retry_after or 1.0)
+        elif operation == "report_progress":
+            log.warning("task %s: its progress is not taken: %s", pulse.under["task_id"], no)
+            with self.changed:
+                pulse.news, pulse.refused = None, no
+                pulse.silent.set()
+        else:       # it may not be renewed any more, but it lives until its end
+            log.warning("task %s: %s", pulse.under["task_id"], no)
+            pulse.renew_at, pulse.running = pulse.until, True
+
+    def _rest(self, pulse: Pulse, seconds: float) -> None:
+        """Try again soon, and several times before the lease runs out."""
+        now = time.monotonic()
+        pulse.rest_until = now + min(seconds, max(0.05, (pulse.until - now) / 4))
+
+    def _end(self, pulse: Pulse, reason: str) -> None:
+        with self.changed:
+            kept = self.pulses.get(pulse.under["lease_id"]) is pulse
+        self.drop(pulse)
+        if kept:
+            pulse.lost(reason)
+
+
+def passing(no: Refusal) -> bool:
+    """Whether a refusal is about now and not about what was asked."""
+    return no.status in (401, 403, 408, 425, 429) or no.status >= 500 or no.code == "unexpected_answer"

@@ -1,0 +1,782 @@
+"""Workers against a gate in a process of its own: what a task function sees, and what the gate sees of the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+
+from asyncgate.clients import AsyncGate
+from asyncgate.clients.http import AsyncHttp, Refusal
+from asyncgate.clients.worker import Done, Fail, Job, Lost, Retry, Worker
+from asyncgate.clients.worker_state import Letter, Place, take
+
+pytestmark = pytest.mark.anyio
+
+TOKEN = "a-token-for-tests"
+PATIENCE_SECONDS = 30.0
+HASTY = ("lease_sweep_interval_seconds=0.1", "expiry_jitter_seconds=0")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """What a worker runs on."""
+    return "asyncio"
+
+
+class Page(msgspec.Struct):
+    document: str
+    pages: int = 1
+
+
+class Read(msgspec.Struct):
+    document: str
+    words: int
+
+
+@pytest.fixture
+async def gate(start: Any) -> AsyncIterator[AsyncHttp]:
+    """A client of a gate that sweeps fast."""
+    async with asyncio.timeout(2 * PATIENCE_SECONDS), AsyncHttp(start(*HASTY).url, TOKEN) as gate:
+        yield gate
+
+
+class Door:
+    """A port before that of the gate, which can be shut, and which loses an answer when it is told to."""
+
+    def __init__(self, target: str) -> None:
+        self.target, self.losing, self.asked = int(target.rpartition(":")[2]), b"", list[str]()
+        self.port, self.server, self.links = 0, None, set[asyncio.Task[None]]()
+        self.writers: list[asyncio.StreamWriter] = []
+
+    server: asyncio.Server | None
+
+    @property
+    def url(self) -> str:
+        """Where the gate is, for those outside."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def open(self) -> None:
+        """Let everybody in."""
+        self.server = await asyncio.start_server(self._enter, "127.0.0.1", self.port)
+        self.port = self.server.sockets[0].getsockname()[1]
+
+    async def shut(self) -> None:
+        """Let nobody in, and cut all connections."""
+        if self.server:
+            self.server.close()
+            self.server = None
+        while self.writers:
+            writer = self.writers.pop()
+            writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+        await asyncio.gather(*self.links, return_exceptions=True)
+
+    def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.append(writer)
+        link = asyncio.create_task(self._carry(reader, writer))
+        self.links.add(link)
+        link.add_done_callback(self.links.discard)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", self.target)
+        self.writers.append(back)
+        lost: list[bytes] = []
+        both = [asyncio.create_task(self._up(reader, back, lost)), asyncio.create_task(self._down(there, writer, lost))]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        for one in (writer, back):
+            one.transport.abort()
+        await asyncio.gather(*both, return_exceptions=True)
+
+    async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lost: list[bytes]) -> None:
+        while part := await reader.read(2**16):
+            if part.startswith((b"POST ", b"GET ")):
+                self.asked.append(part.split()[1].decode())
+            if self.losing and self.losing in part:
+                lost.append(self.losing)
+                self.losing = b""
+            writer.write(part)
+
+    async def _down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lost: list[bytes]) -> None:
+        while (part := await reader.read(2**16)) and not lost:
+            writer.write(part)
+
+
+@pytest.fixture
+async def door(gate: AsyncHttp) -> AsyncIterator[Door]:
+    """A door to the gate."""
+    door = Door(gate.url)
+    await door.open()
+    yield door
+    await door.shut()
+
+
+def through(door: Door, state: Path | None = None, **more: Any) -> Worker:
+    return Worker(door.url, "w", token=TOKEN, state=state, **more)
+
+
+def made(gate: AsyncHttp, worker_id: str = "w", state: Path | None = None, **more: Any) -> Worker:
+    return Worker(gate.url, worker_id, token=TOKEN, state=state, **more)
+
+
+@contextlib.asynccontextmanager
+async def at_work(worker: Worker) -> AsyncIterator[asyncio.Task[None]]:
+    """Let a worker work for the time of a block; then it gives back at once what it holds."""
+    working = asyncio.create_task(worker.serve())
+    try:
+        yield working
+    finally:
+        working.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await working
+
+
+async def run(gate: AsyncHttp, type: str = "t", payload: Any = None, **more: Any) -> dict[str, Any]:
+    """Create a task and wait for its end."""
+    made = await gate.call("create_task", type=type, payload=payload, retry_backoff_seconds=0, **more)
+    return await ended(gate, made["task_id"])
+
+
+async def ended(gate: AsyncHttp, task_id: str) -> dict[str, Any]:
+    task: dict[str, Any] = {"status": "queued"}
+    while task["status"] not in ("succeeded", "failed", "canceled"):
+        task = await gate.call("get_task", task_id=task_id, wait_seconds=30)
+    return task
+
+
+async def until(look: Callable[[], Awaitable[Any]]) -> Any:
+    """Look again and again until there is something to see."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (seen := await look()):  # noqa: ASYNC110  # another program changes what is seen
+            await asyncio.sleep(0.02)
+    return seen
+
+
+async def until_so(look: Callable[[], Any]) -> Any:
+    """The same, for what can be seen without asking the gate."""
+    async def seen() -> Any:
+        return look()
+    return await until(seen)
+
+
+async def history(gate: AsyncHttp, task_id: str) -> list[str]:
+    return [event["event_type"] for event in (await gate.call("get_task_history", task_id=task_id))["events"]]
+
+
+# What goes in and what comes out.
+
+
+async def test_payload_and_result_have_the_types_that_the_function_declares(gate: AsyncHttp) -> None:
+    worker = made(gate)
+
+    @worker.task("t")
+    async def read(page: Page) -> Read:
+        assert isinstance(page, Page)
+        return Read(page.document, 7 * page.pages)
+
+    async with at_work(worker):
+        task = await run(gate, payload={"document": "d", "pages": 2})
+
+    assert (task["status"], task["result"]["result"]) == ("succeeded", {"document": "d", "words": 14})
+    assert task["obligation_open"] is False
+    assert task["result"]["artifacts"] == [
+        {"type": "inline", "uri": f"asyncgate://{task['asyncgate_instance']}/tasks/{task['task_id']}/result"}]
+
+
+async def test_a_plain_function_runs_in_a_thread_and_may_say_where_its_result_lies(gate: AsyncHttp) -> None:
+    worker = made(gate)
+
+    @worker.task("t")
+    def read(page: dict[str, Any], job: Job) -> Done:
+        assert threading.current_thread() is not threading.main_thread()
+        return Done({"attempt": job.attempt}, artifacts=[{"type": "file", "uri": "file:///out"}], summary="read")
+
+    async with at_work(worker):
+        task = await run(gate, payload={})
+
+    assert task["result"]["result"] == {"attempt": 0}
+    assert task["result"]["artifacts"] == [{"type": "file", "uri": "file:///out"}]
+
+
+async def test_a_payload_of_another_shape_fails_for_good_and_says_what_is_wrong(gate: AsyncHttp) -> None:
+    worker = made(gate)
+
+    @worker.task("t")
+    def read(page: Page) -> None:
+        raise AssertionError("it must not be called")
+
+    async with at_work(worker):
+        task = await run(gate, payload={"document": 5}, max_attempts=3)
+
+    assert (task["status"], task["attempt"]) == ("failed", 0)
+    assert task["result"]["error"] == {
+        "code": "invalid_payload", "message": "the payload is not what this task takes: Expected `str`, got `int` - at "
+                                              "`$.document`"}
+
+
+@pytest.mark.parametrize(("error", "runs", "code"), [
+    (Retry("busy", after=0), 3, "retry"), (Fail("no", code="unreadable"), 1, "unreadable"),
+    (ConnectionError("gone"), 3, "ConnectionError"), (ValueError("bug"), 1, "ValueError"),
+    (KeyError("mine"), 3, "KeyError"), (Fail("a\0b\ud800", detail=object()), 1, "failed"),
+    (Fail("deep", detail=json.loads("[" * 80 + "]" * 80)), 1, "payload_too_deep"),
+    (SystemExit(3), 1, "RuntimeError"), (StopIteration(), 1, "RuntimeError")],
+    ids=["retry", "fail", "retried class", "other class", "named class", "strange text", "deep detail", "exit", "stop"])
+async def test_an_error_costs_an_attempt_or_the_task_by_its_class(
+        gate: AsyncHttp, error: BaseException, runs: int, code: str) -> None:
+    worker, seen = made(gate), []
+
+    @worker.task("t", retry=(OSError, KeyError))
+    def read(page: Any) -> None:
+        seen.append(page)
+        raise error
+
+    async with at_work(worker):
+        task = await run(gate, max_attempts=3)
+
+    assert (task["status"], len(seen), task["result"]["error"]["code"]) == ("failed", runs, code)
+
+
+@pytest.mark.parametrize("result", [object(), float, {"big": "x" * 1_100_000}], ids=["object", "class", "too large"])
+async def test_a_result_that_cannot_be_told_fails_the_task(gate: AsyncHttp, result: Any) -> None:
+    worker = made(gate)
+    worker.task("t")(lambda page: result)
+
+    async with at_work(worker):
+        task = await run(gate, max_attempts=3)
+
+    assert (task["status"], task["attempt"]) == ("failed", 0)
+    assert task["result"]["error"]["code"] in ("invalid_result", "payload_too_large")
+
+
+@pytest.mark.parametrize("function", [lambda: None, lambda a, b, c: None])
+async def test_a_function_that_takes_neither_payload_nor_payload_and_job_is_refused(function: Any) -> None:
+    with pytest.raises(TypeError, match="must take the payload"):
+        Worker().task("t")(function)
+
+
+# Leases.
+
+
+async def test_a_function_that_blocks_the_event_loop_keeps_its_lease(gate: AsyncHttp) -> None:
+    worker = made(gate, ttl_seconds=1)
+
+    @worker.task("t")
+    async def block(page: Any, job: Job) -> Any:
+        until = time.monotonic() + 2.5      # many times a third of the lease
+        while time.monotonic() < until:
+            time.sleep(0.05)                # noqa: ASYNC251  # this is what must do no harm
+        return job.fence
+
+    async with at_work(worker):
+        task = await run(gate)
+
+    assert (task["status"], task["result"]["result"], task["expiries"]) == ("succeeded", 1, 0)
+
+
+async def test_an_async_function_is_canceled_when_its_task_is(gate: AsyncHttp) -> None:
+    worker, told = made(gate, ttl_seconds=600), []
+
+    @worker.task("t")
+    async def read(page: Any, job: Job) -> None:
+        job.report("begun")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            told.append(job.reason)
+            raise
+
+    async with at_work(worker):
+        task_id = (await gate.call("create_task", type="t", priority=1))["task_id"]
+        await until(lambda: progress(gate, task_id))
+        await gate.call("cancel_task", task_id=task_id)
+        await until_so(lambda: not worker.jobs)
+
+    assert told == ["canceled"]
+
+
+async def progress(gate: AsyncHttp, task_id: str) -> Any:
+    return (await gate.call("get_task", task_id=task_id))["progress"]
+
+
+async def test_a_plain_function_learns_it_from_the_job_and_the_worker_goes_on(gate: AsyncHttp) -> None:
+    worker, told = made(gate, ttl_seconds=600), list[Any]()
+
+    @worker.task("t")
+    def read(page: Any, job: Job) -> int:
+        if page != "cancel me":
+            return 1
+        job.report("begun")
+        told.append(job.lost.wait(PATIENCE_SECONDS))
+        with pytest.raises(Lost) as lost:
+            job.report("more")
+        told.append(lost.value.reason)
+        job.check()
+        return 2
+
+    async with at_work(worker):
+        task_id = (await gate.call("create_task", type="t", payload="cancel me"))["task_id"]
+        await until(lambda: progress(gate, task_id))
+        await gate.call("cancel_task", task_id=task_id)
+        task = await run(gate)
+
+    assert told == [True, "canceled"]
+    assert (task["status"], (await ended(gate, task_id))["status"]) == ("succeeded", "canceled")
+
+
+async def test_a_task_that_takes_longer_than_a_moment_is_running(gate: AsyncHttp) -> None:
+    worker = made(gate)
+
+    @worker.task("t")
+    async def read(page: Any) -> None:
+        await asyncio.Event().wait()
+
+    async with at_work(worker):
+        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        await until(lambda: running(gate, task_id))
+
+
+async def running(gate: AsyncHttp, task_id: str) -> bool:
+    return bool((await gate.call("get_task", task_id=task_id))["status"] == "running")
+
+
+async def test_work_ends_with_its_lease_when_the_gate_is_away(gate: AsyncHttp, door: Door) -> None:
+    worker, told, begun = through(door, ttl_seconds=1), list[str](), asyncio.Event()
+
+    @worker.task("t")
+    async def read(page: Any, job: Job) -> int:
+        if job.fence == 1:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                told.append(job.reason)
+        return int(job.fence)
+
+    async with at_work(worker):
+        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        await begun.wait()
+        await door.shut()
+        await until_so(lambda: bool(told))
+        await door.open()
+        task = await ended(gate, task_id)
+
+    assert told == ["expired"]
+    assert (task["result"]["result"], task["expiries"]) == (2, 1)
+
+
+async def test_no_end_is_told_under_a_lease_that_is_known_to_be_lost(gate: AsyncHttp, door: Door) -> None:
+    worker, begun, go = through(door, ttl_seconds=1), threading.Event(), threading.Event()
+
+    @worker.task("t")
+    def read(page: Any) -> str:
+        begun.set()
+        go.wait(PATIENCE_SECONDS)
+        return "late"
+
+    async with at_work(worker):
+        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
+        await door.shut()
+        [offer] = (await gate.call("lease_next", worker_id="heir", wait_seconds=30))["tasks"]
+        await gate.call("complete", task_id=task_id, lease_id=offer["lease_id"], worker_id="heir", result="in time")
+        await door.open()
+        go.set()
+        task = await run(gate)
+
+    assert task["status"] == "succeeded"
+    assert not any(f"{task_id}/complete" in asked for asked in door.asked)
+    assert (await ended(gate, task_id))["result"]["result"] == "in time"
+
+
+async def test_an_end_that_the_gate_refuses_is_dropped_and_never_sent_again(
+        gate: AsyncHttp, door: Door, caplog: pytest.LogCaptureFixture) -> None:
+    worker = through(door)
+
+    @worker.task("t")
+    async def read(page: Any, job: Job) -> str:
+        if page == "cancel me":
+            await gate.call("cancel_task", task_id=job.task_id)
+        return "done"
+
+    async with at_work(worker):
+        canceled = await run(gate, payload="cancel me")
+        await run(gate)
+
+    sent = [asked for asked in door.asked if f"{canceled['task_id']}/complete" in asked]
+    assert (canceled["status"], len(sent)) == ("canceled", 1)
+    assert [one.levelname for one in caplog.records if "its end is dropped" in one.getMessage()
+            and "(canceled)" in one.getMessage()] == ["WARNING"]
+
+
+async def test_an_end_whose_answer_is_lost_is_told_once_more_and_counts_once(gate: AsyncHttp, door: Door) -> None:
+    worker = through(door)
+    worker.task("t")(lambda page: page)
+    door.losing = b"/complete"
+
+    async with at_work(worker):
+        task = await run(gate, payload=7)
+        await until_so(lambda: sum(f"{task['task_id']}/complete" in asked for asked in door.asked) == 2)
+
+    assert (await history(gate, task["task_id"])).count("task.completed") == 1
+
+
+async def test_a_claim_whose_answer_is_lost_gets_its_task_all_the_same(gate: AsyncHttp, door: Door) -> None:
+    worker = through(door)
+    worker.task("t")(lambda page: page)
+    await gate.call("create_task", type="other")
+    task_id = (await gate.call("create_task", type="t"))["task_id"]
+    door.losing = b"/leases/claim"
+
+    async with at_work(worker):
+        task = await ended(gate, task_id)
+
+    assert (task["fence"], task["expiries"]) == (1, 0)
+
+
+# What is handed on.
+
+
+async def test_a_checkpoint_comes_back_with_the_next_lease_and_reports_keep_it(gate: AsyncHttp) -> None:
+    worker, seen = made(gate), list[Any]()
+
+    @worker.task("t")
+    def read(page: Any, job: Job) -> str:
+        seen.append((job.checkpoint, job.progress))
+        if job.attempt == 0:
+            job.save({"page": 3})
+        job.report({"percent": 10 * job.attempt})
+        assert job.flush()
+        if job.attempt < 2:
+            raise Retry(after=0)
+        return "read"
+
+    async with at_work(worker):
+        await run(gate, max_attempts=3)
+
+    assert seen == [(None, None), ({"page": 3}, {"checkpoint": {"page": 3}, "percent": 0}),
+                    ({"page": 3}, {"checkpoint": {"page": 3}, "percent": 10})]
+
+
+async def test_progress_that_the_gate_does_not_take_harms_nothing(
+        gate: AsyncHttp, caplog: pytest.LogCaptureFixture) -> None:
+    worker = made(gate)
+
+    @worker.task("t")
+    def read(page: Any, job: Job) -> bool:
+        job.report("x" * 70_000)
+        return job.flush()
+
+    async with at_work(worker):
+        task = await run(gate)
+
+    assert task["result"]["result"] is True
+    assert any("its progress is not taken" in one.getMessage() for one in caplog.records)
+
+
+async def test_several_tasks_are_done_at_a_time_and_no_more(gate: AsyncHttp) -> None:
+    worker, doing, most = made(gate, concurrency=3), set[str](), list[int]()
+
+    @worker.task("t")
+    async def read(page: Any, job: Job) -> None:
+        doing.add(job.task_id)
+        most.append(len(doing))
+        await asyncio.sleep(0.05)
+        doing.remove(job.task_id)
+
+    async with at_work(worker):
+        await asyncio.gather(*(run(gate) for _ in range(12)))
+
+    assert max(most) in (2, 3)
+
+
+async def test_a_worker_takes_what_it_has_functions_and_capabilities_for(gate: AsyncHttp) -> None:
+    worker = made(gate, capabilities=["ocr"])
+    worker.task("a", "b")(lambda page: "read")
+
+    async with at_work(worker):
+        others = [await gate.call("create_task", type="c"),
+                  await gate.call("create_task", type="a", requirements={"capabilities": ["gpu"]})]
+        done = [await run(gate, "a"), await run(gate, "b", requirements={"capabilities": ["ocr"]})]
+
+    assert [task["status"] for task in done] == ["succeeded"] * 2
+    assert [(await gate.call("get_task", task_id=one["task_id"]))["status"] for one in others] == ["queued"] * 2
+
+
+async def test_an_issued_key_of_a_worker_is_enough(gate: AsyncHttp, tmp_path: Path) -> None:
+    key = await gate.call("issue_key", name="ocr", principal_kind="worker", principal_id="ocr-1", role="worker")
+    worker = Worker(gate.url, "ocr-1", token=key["api_key"], ttl_seconds=3, state=tmp_path)
+    place = take(tmp_path, "ocr-1")
+    await gate.call("create_task", type="t", payload=0)
+    async with AsyncHttp(gate.url, key["api_key"]) as held:
+        [offer] = (await held.call("lease_next", worker_id="ocr-1", worker_instance_id=place.instance_id))["tasks"]
+    place.close()
+
+    @worker.task("t")
+    async def read(page: Any, job: Job) -> Any:
+        job.save(page)
+        if page:
+            await until(lambda: running(gate, job.task_id))
+        return job.fence
+
+    async with at_work(worker):
+        tasks = [await ended(gate, offer["task_id"]), await run(gate, payload=1)]
+
+    assert [task["result"]["result"] for task in tasks] == [1, 1]
+
+
+def test_a_gate_that_only_this_loop_reaches_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs a port"):
+        Worker(AsyncGate("http://localhost", transport=httpx2.AsyncHTTPTransport()))
+
+
+# Over several lives.
+
+
+async def test_an_end_that_no_gate_hears_of_is_kept_and_told_when_it_is_back(
+        gate: AsyncHttp, door: Door, tmp_path: Path) -> None:
+    worker = through(door, tmp_path, delivery_tries=2)
+
+    @worker.task("t")
+    async def read(page: Any) -> str:
+        await door.shut()
+        return "done"
+
+    async with at_work(worker):
+        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        letters = await until_so(lambda: kept(tmp_path))
+        mode = letters.stat().st_mode & 0o777
+        [letter] = [json.loads(line) for line in letters.read_text().splitlines()]
+        await door.open()
+        task = await ended(gate, task_id)
+        await until_so(lambda: nothing_kept(tmp_path))
+
+    assert (letter["operation"], letter["fields"]["result"], mode) == ("complete", "done", 0o600)
+    assert (task["result"]["result"], task["fence"]) == ("done", 1)
+
+
+def kept(state: Path) -> Path | None:
+    return next((path for path in state.glob("*.letters") if path.read_bytes().endswith(b"\n")), None)
+
+
+def nothing_kept(state: Path) -> bool:
+    return not list(state.glob("*.letters"))
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+async def test_the_next_life_tells_what_the_last_could_not_unless_somebody_else_has_the_task(
+        gate: AsyncHttp, door: Door, tmp_path: Path, in_time: bool, caplog: pytest.LogCaptureFixture) -> None:
+    worker, begun = through(door, tmp_path, ttl_seconds=600 if in_time else 1), asyncio.Event()
+
+    @worker.task("t")
+    async def read(page: Any) -> str:
+        await door.shut()
+        begun.set()
+        return "first"
+
+    async with at_work(worker):
+        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        await begun.wait()
+    assert kept(tmp_path)
+    if not in_time:
+        [offer] = (await gate.call("lease_next", worker_id="heir", wait_seconds=30))["tasks"]
+        await gate.call("complete", task_id=task_id, lease_id=offer["lease_id"], worker_id="heir", result="second")
+    await door.open()
+    again = through(door, tmp_path)
+    again.task("t")(lambda page: "third")
+    async with at_work(again):
+        await run(gate)
+
+    assert nothing_kept(tmp_path)
+    assert (await ended(gate, task_id))["result"]["result"] == ("first" if in_time else "second")
+    assert (await history(gate, task_id)).count("task.completed") == 1
+    assert any("(superseded)" in one.getMessage() or "(completed)" in one.getMessage()
+               for one in caplog.records) is not in_time
+
+
+async def test_what_other_processes_of_a_worker_left_is_told_when_nobody_takes_their_place(
+        gate: AsyncHttp, tmp_path: Path) -> None:
+    places = [take(tmp_path, "w") for _ in range(3)]
+    ids = [(await gate.call("create_task", type="t"))["task_id"] for _ in places]
+    for place in places:
+        me = {"worker_id": "w", "worker_instance_id": place.instance_id}
+        [offer] = (await gate.call("lease_next", **me))["tasks"]
+        under = {name: offer[name] for name in ("task_id", "lease_id", "fence")}
+        place.keep(Letter("complete", {**me, **under, "result": "kept"}, "away"))
+    places[0].close()
+    places[2].close()
+    worker = made(gate, state=tmp_path)
+    worker.task("other")(lambda page: page)
+
+    async with at_work(worker):
+        await run(gate, "other")
+
+    statuses = [(await gate.call("get_task", task_id=task_id))["status"] for task_id in ids]
+    assert statuses == ["succeeded", "leased", "succeeded"]     # the second place is held, so its letters are, too
+    assert [name for name in sorted(os.listdir(tmp_path)) if name.endswith(".letters")] == ["w.2.letters"]
+    places[1].close()
+
+
+async def test_a_worker_that_is_started_again_goes_on_under_its_lease(gate: AsyncHttp, tmp_path: Path) -> None:
+    place = take(tmp_path, "w")
+    me = {"worker_id": "w", "worker_instance_id": place.instance_id}
+    task_id = (await gate.call("create_task", type="t", payload="page"))["task_id"]
+    [offer] = (await gate.call("lease_next", **me))["tasks"]
+    await gate.call("report_progress", **me, task_id=task_id, lease_id=offer["lease_id"],
+                    progress={"checkpoint": 3})
+    unknown = (await gate.call("create_task", type="unknown"))["task_id"]
+    await gate.call("lease_next", **me)
+    place.close()
+    worker = made(gate, state=tmp_path)
+    worker.task("t")(lambda page, job: [page, job.fence, job.checkpoint])
+
+    async with at_work(worker):
+        task = await ended(gate, task_id)
+
+    assert task["result"]["result"] == ["page", 1, 3]
+    left = await gate.call("get_task", task_id=unknown)
+    assert (left["status"], left["expiries"]) == ("queued", 0)
+
+
+async def test_two_processes_of_one_worker_keep_out_of_each_others_leases(gate: AsyncHttp, tmp_path: Path) -> None:
+    first, second = made(gate, state=tmp_path), made(gate, state=tmp_path)
+    going, done = asyncio.Event(), list[str]()
+
+    @first.task("t")
+    async def long(page: Any) -> str:
+        await going.wait()
+        return "first"
+
+    second.task("t")(lambda page: done.append(page))
+
+    async with at_work(first):
+        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        await until_so(lambda: bool(first.jobs))
+        async with at_work(second):
+            await run(gate, payload="other")
+            going.set()
+            task = await ended(gate, task_id)
+
+    assert (task["result"]["result"], task["fence"], done) == ("first", 1, ["other"])
+    assert sorted(os.listdir(tmp_path)) == ["w.1", "w.2"]
+
+
+def test_letters_survive_a_crash_in_the_middle_of_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place, letters = take(tmp_path, "a/b"), [Letter("complete", {"task_id": str(n)}, "away") for n in range(3)]
+    for letter in letters:
+        place.keep(letter)
+    assert place.file
+    with place.file.open("ab") as file:
+        file.write(b'{"operation": "comp')
+
+    assert place.letters() == letters
+    place.forget(letters[1])
+    assert place.letters() == [letters[0], letters[2]]
+    for letter in letters:
+        place.forget(letter)
+    place.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["a%2Fb.1"]
+    assert os.stat(tmp_path / "a%2Fb.1").st_mode & 0o777 == 0o600
+    assert "has a line that is no letter" in caplog.text
+
+
+def test_a_worker_without_a_folder_says_that_an_end_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    Place().keep(Letter("complete", {"task_id": "t-1"}, "away"))
+
+    assert [one.levelno for one in caplog.records if "t-1: its end is lost" in one.getMessage()] == [logging.ERROR]
+
+
+# Stopping and starting.
+
+
+async def test_a_worker_that_is_told_to_stop_ends_what_it_has_and_takes_no_more(gate: AsyncHttp) -> None:
+    worker, begun, go = made(gate), asyncio.Event(), asyncio.Event()
+
+    @worker.task("t")
+    async def read(page: Any) -> str:
+        begun.set()
+        await go.wait()
+        return "done"
+
+    async with at_work(worker) as working:
+        first = (await gate.call("create_task", type="t"))["task_id"]
+        await begun.wait()
+        worker.stop()
+        second = (await gate.call("create_task", type="t"))["task_id"]
+        go.set()
+        await working
+
+    assert (await ended(gate, first))["result"]["result"] == "done"
+    assert (await gate.call("get_task", task_id=second))["status"] == "queued"
+
+
+@pytest.mark.parametrize("hurried", [True, False])
+async def test_what_does_not_end_in_time_is_given_back(gate: AsyncHttp, hurried: bool) -> None:
+    worker, begun = made(gate, drain_seconds=600 if hurried else 0.1), asyncio.Event()
+
+    @worker.task("t")
+    async def read(page: Any) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with at_work(worker) as working:
+        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        await begun.wait()
+        worker.stop()
+        if hurried:
+            worker.stop()
+        await working
+
+    assert await history(gate, task_id) == ["task.assigned", "task.accepted", "lease.expired"]
+    assert (await gate.call("get_task", task_id=task_id))["expiries"] == 0
+
+
+async def test_the_lease_of_a_plain_function_that_does_not_end_is_not_given_back(gate: AsyncHttp) -> None:
+    worker, begun, go = made(gate), threading.Event(), threading.Event()
+
+    @worker.task("t")
+    def read(page: Any) -> None:
+        begun.set()
+        go.wait(PATIENCE_SECONDS)
+
+    async with at_work(worker):
+        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
+
+    assert (await gate.call("get_task", task_id=task_id))["leased_to"]["id"] == "w"
+    go.set()
+
+
+async def test_a_worker_that_is_refused_from_the_start_ends(gate: AsyncHttp) -> None:
+    worker = Worker(gate.url, "w", token="wrong", state=None)
+    worker.task("t")(lambda page: page)
+
+    with pytest.raises(Refusal, match="credential") as no:
+        await worker.serve()
+
+    assert no.value.status == 401
+
+
+async def test_a_worker_that_starts_before_its_gate_waits_for_it(
+        gate: AsyncHttp, door: Door, caplog: pytest.LogCaptureFixture) -> None:
+    await door.shut()
+    worker = through(door)
+    worker.task("t")(lambda page: page)
+
+    async with at_work(worker):
+        await until_so(lambda: "trying on" in caplog.text)
+        await door.open()
+        task = await run(gate)
+
+    assert task["status"] == "succeeded"
