@@ -57,6 +57,7 @@ class Door:
 
     def __init__(self, target: str) -> None:
         self.target, self.losing, self.asked = int(target.rpartition(":")[2]), b"", list[str]()
+        self.barred = b""       # what is not let through
         self.port, self.server, self.links = 0, None, set[asyncio.Task[None]]()
         self.writers: list[asyncio.StreamWriter] = []
 
@@ -102,6 +103,8 @@ class Door:
 
     async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lost: list[bytes]) -> None:
         while part := await reader.read(2**16):
+            if self.barred and self.barred in part:
+                return
             if part.startswith((b"POST ", b"GET ")):
                 self.asked.append(part.split()[1].decode())
             if self.losing and self.losing in part:
@@ -398,6 +401,23 @@ async def test_no_end_is_told_under_a_lease_that_is_known_to_be_lost(gate: Async
     assert task["status"] == "succeeded"
     assert not any(f"{task_id}/complete" in asked for asked in door.asked)
     assert (await ended(gate, task_id))["result"]["result"] == "in time"
+
+
+async def test_an_end_that_waits_for_delivery_is_dropped_when_nobody_wants_it_any_more(
+        gate: AsyncHttp, door: Door, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    worker = through(door, tmp_path, ttl_seconds=1, delivery_tries=1000)
+    worker.task("t")(lambda page: "late")
+    door.barred = b"/complete"
+
+    async with at_work(worker):
+        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        await until_so(lambda: worker.jobs)
+        await gate.call("cancel_task", task_id=task_id)
+        await until_so(lambda: not worker.jobs)
+
+    assert "its end is dropped, the lease is lost (canceled)" in caplog.text
+    assert not any("/complete" in asked for asked in door.asked)
+    assert nothing_kept(tmp_path)
 
 
 async def test_an_end_that_the_gate_refuses_is_dropped_and_never_sent_again(
