@@ -303,7 +303,8 @@ class Worker:
 
     def _superseded(self, job: Job) -> bool:
         """Whether nobody wants to hear of it any more; that it was heard already is no reason to give up."""
-        gone = job.lost.is_set() and job.reason not in ("completed", "stopping")
+        # That it ran out is a matter of clocks, which the gate decides; that it was completed may be our own doing.
+        gone = job.lost.is_set() and job.reason not in ("completed", "expired", "stopping")
         if gone:
             log.warning("%s: its end is dropped, the lease is lost (%s)", job, job.reason)
         return gone

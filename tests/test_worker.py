@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import msgspec
 import pytest
 
 from asyncgate.clients import AsyncGate
-from asyncgate.clients.http import AsyncHttp, Refusal
+from asyncgate.clients.http import AsyncHttp, Http, Refusal
 from asyncgate.clients.worker import Done, Fail, Job, Lost, Retry, Worker
 from asyncgate.clients.worker_state import Letter, Place, take
 
@@ -57,6 +56,7 @@ class Door:
 
     def __init__(self, target: str) -> None:
         self.target, self.losing, self.asked = int(target.rpartition(":")[2]), b"", list[str]()
+        self.barred = b""       # what is not let through
         self.port, self.server, self.links = 0, None, set[asyncio.Task[None]]()
         self.writers: list[asyncio.StreamWriter] = []
 
@@ -102,6 +102,8 @@ class Door:
 
     async def _up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lost: list[bytes]) -> None:
         while part := await reader.read(2**16):
+            if self.barred and self.barred in part:
+                return
             if part.startswith((b"POST ", b"GET ")):
                 self.asked.append(part.split()[1].decode())
             if self.losing and self.losing in part:
@@ -270,19 +272,20 @@ async def test_a_function_that_takes_neither_payload_nor_payload_and_job_is_refu
 
 
 async def test_a_function_that_blocks_the_event_loop_keeps_its_lease(gate: AsyncHttp) -> None:
-    worker = made(gate, ttl_seconds=1)
+    worker = made(gate, ttl_seconds=2)
 
     @worker.task("t")
-    async def block(page: Any, job: Job) -> Any:
-        until = time.monotonic() + 2.5      # many times a third of the lease
-        while time.monotonic() < until:
-            time.sleep(0.05)                # noqa: ASYNC251  # this is what must do no harm
-        return job.fence
+    async def block(page: Any) -> Any:
+        renewals = 0
+        with Http(gate.url, TOKEN) as other:    # which waits, and so does the event loop
+            while renewals < 4:                 # a third of the lease lies between two
+                renewals = other.call("list_leases", worker_id="w")["leases"][0]["renewals"]
+        return renewals
 
     async with at_work(worker):
         task = await run(gate)
 
-    assert (task["status"], task["result"]["result"], task["expiries"]) == ("succeeded", 1, 0)
+    assert (task["status"], task["fence"], task["expiries"]) == ("succeeded", 1, 0)
 
 
 async def test_an_async_function_is_canceled_when_its_task_is(gate: AsyncHttp) -> None:
@@ -398,6 +401,23 @@ async def test_no_end_is_told_under_a_lease_that_is_known_to_be_lost(gate: Async
     assert task["status"] == "succeeded"
     assert not any(f"{task_id}/complete" in asked for asked in door.asked)
     assert (await ended(gate, task_id))["result"]["result"] == "in time"
+
+
+async def test_an_end_that_waits_for_delivery_is_dropped_when_nobody_wants_it_any_more(
+        gate: AsyncHttp, door: Door, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    worker = through(door, tmp_path, ttl_seconds=600, delivery_tries=1000)
+    worker.task("t")(lambda page: "late")
+    door.barred = b"/complete"
+
+    async with at_work(worker):
+        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        await until_so(lambda: worker.jobs)
+        await gate.call("cancel_task", task_id=task_id)
+        await until_so(lambda: not worker.jobs)
+
+    assert "its end is dropped, the lease is lost (canceled)" in caplog.text
+    assert not any("/complete" in asked for asked in door.asked)
+    assert nothing_kept(tmp_path)
 
 
 async def test_an_end_that_the_gate_refuses_is_dropped_and_never_sent_again(
