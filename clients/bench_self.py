@@ -28,7 +28,7 @@ from asyncgate.clients.dev import start, stop
 from asyncgate.clients.echo import lifeline
 from asyncgate.parts.settings import discreet
 
-TOKEN = "bench-self"
+TOKEN = "bench-self"      # noqa: S105  # of servers that live as long as the benchmark, on loopback
 PATIENCE_SECONDS = 30.0
 NAMES = {"sqlite": "SQLite", "postgresql": "Postgres", "postgres": "Postgres"}
 ROOM = 1000         # connections beside the waiting claims

@@ -266,3 +266,11 @@ def test_a_worker_drops_a_task_that_was_canceled_and_takes_the_next(start: Start
         return [(await gate.call("get_task", task_id=first["task_id"]))["status"], second["status"]]
 
     assert with_worker(address(told), script, story, ttl_seconds=1) == ["canceled", "succeeded"]
+
+
+def test_on_postgres_it_says_what_to_run_instead() -> None:
+    done = subprocess.run([*DEV, "--database", "postgresql://nobody@127.0.0.1:1/gate"], capture_output=True, text=True,
+                          timeout=60)
+
+    assert done.returncode == 1
+    assert "set ASYNCGATE_API_KEY and run `asyncgate serve`" in done.stderr
