@@ -274,7 +274,7 @@ class Server(uvicorn.Server):
 
     def url(self) -> str:
         """Return the address that the server answers on."""
-        host = self.config.host or "0.0.0.0"
+        host = self.config.host or "0.0.0.0"  # noqa: S104  # it is only told: what is bound was bound before
         port = self.servers[0].sockets[0].getsockname()[1]
         scheme = "https" if self.config.ssl else "http"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -27,7 +27,7 @@ from asyncgate.clients.bench_wire import Failed, Gate
 from asyncgate.clients.dev import lifeline, start, stop
 from asyncgate.parts.settings import discreet
 
-TOKEN = "bench-self"
+TOKEN = "bench-self"      # noqa: S105  # of servers that live as long as the benchmark, on loopback
 PATIENCE_SECONDS = 30.0
 NAMES = {"sqlite": "SQLite", "postgresql": "Postgres", "postgres": "Postgres"}
 ROOM = 1000         # connections beside the waiting claims

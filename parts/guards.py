@@ -24,7 +24,7 @@ def guard(settings: Settings) -> None:
     """Refuse to start with what nobody should run; say which setting it is, and what to do."""
     if settings.allow_insecure_dev and settings.database.url.startswith("postgres"):
         raise StartupError("allow_insecure_dev lets everybody in as admin: it is for trials on SQLite or in memory, "
-                           "not for a Postgres database; set ASYNCGATE_API_KEY instead")
+                           "not for a Postgres database; there set ASYNCGATE_API_KEY and run `asyncgate serve`")
     if settings.api_key and not loopback(settings.host):
         guard_token(settings.api_key, settings.host)
     guard_certificate(settings.security.tls)

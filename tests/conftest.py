@@ -14,7 +14,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -262,8 +264,15 @@ def live() -> Iterator[Live]:
 def live_for_all() -> Iterator[Live]:
     """Return a gate in a process of its own that serves all tests of a module, and waits for nothing."""
     running = Live("max_wait_seconds=0.01")
+    log = running.process.stderr
+    assert log
+    reading = threading.Thread(target=lambda: deque(log, maxlen=0))     # a full pipe would stop the gate
+    reading.start()
     yield running
-    running.kill()
+    running.process.kill()
+    running.process.wait()
+    reading.join()
+    log.close()
 
 
 class Node:

@@ -181,3 +181,11 @@ def test_an_echo_worker_waits_for_a_gate_that_is_away(start: Start) -> None:
 
     assert task["status"] == "succeeded"
     assert worker.returncode == 0
+
+
+def test_on_postgres_it_says_what_to_run_instead() -> None:
+    done = subprocess.run([*DEV, "--database", "postgresql://nobody@127.0.0.1:1/gate"], capture_output=True, text=True,
+                          timeout=60)
+
+    assert done.returncode == 1
+    assert "set ASYNCGATE_API_KEY and run `asyncgate serve`" in done.stderr

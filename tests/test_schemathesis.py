@@ -22,6 +22,7 @@ ALWAYS = ["not_a_server_error", "status_code_conformance", "content_type_conform
           "response_schema_conformance"]
 FEW = hypothesis.settings(max_examples=5, deadline=None, derandomize=True, database=None,
                           suppress_health_check=list(hypothesis.HealthCheck))
+ONE = hypothesis.settings(FEW, max_examples=1)
 DOCUMENT = json.loads(openapi.document(OPERATIONS.values(), __version__))
 # What a schema cannot say: a cursor comes from the gate, parents exist, a shared token needs a worker's name.
 BEYOND_SCHEMAS = {"invalid_cursor", "parents_required", "parent_not_found", "not_locatable"}
@@ -32,7 +33,9 @@ NEEDS_MORE = {"POST /v1/receipts", "POST /v1/leases/claim"}
 # Each item of a batch is answered by itself, so the whole is 200.
 BATCHES = {"POST /v1/tasks/batch", "POST /v1/tasks/complete-batch"}
 
-Call = Callable[[Any, list[str]], Any]
+SHARED = {"Authorization": f"Bearer {TOKEN}"}
+
+Call = Callable[..., Any]
 
 
 def described(mode: GenerationMode, document: Any = DOCUMENT) -> Any:
@@ -48,11 +51,21 @@ fitting, unfitting = described(GenerationMode.POSITIVE), described(GenerationMod
 
 
 @pytest.fixture(scope="module")
+def credentials(live_for_all: Any) -> dict[str, dict[str, str]]:
+    """Return the headers of an issued key of each role, and of nobody."""
+    def issued(role: str) -> dict[str, str]:
+        fields = {"name": role, "principal_kind": "service", "principal_id": "tests", "role": role}
+        made = requests.post(f"{live_for_all.url}/v1/keys", json=fields, headers=SHARED, timeout=30)
+        return {"Authorization": f"Bearer {made.json()['api_key']}"}
+
+    return {"nobody": {}} | {role: issued(role) for role in ("agent", "worker", "admin")}
+
+
+@pytest.fixture(scope="module")
 def call(live_for_all: Any) -> Iterator[Call]:
     """Return what carries a request to a serving gate and checks its answer."""
-    credential = {"Authorization": f"Bearer {TOKEN}"}
     with requests.Session() as session:
-        def call(case: Any, checks: list[str]) -> Any:
+        def call(case: Any, checks: list[str], credential: dict[str, str] = SHARED) -> Any:
             return case.call_and_validate(base_url=live_for_all.url, session=session, headers=credential,
                                           checks=CHECKS.get_by_names(checks))
 
@@ -73,6 +86,16 @@ def test_a_request_that_fits_the_document_is_carried_out_or_refused_as_documente
         # JSON Schema takes 1.0 for an integer, the gate does not.
         told = no["message"]
         assert no["error"] in BEYOND_SCHEMAS or "got `float`" in told or told.startswith(BEYOND_FIELDS), no
+
+
+@fitting.parametrize()  # type: ignore[untyped-decorator]
+@ONE
+def test_whoever_asks_is_answered_as_documented(
+        case: Any, call: Call, credentials: dict[str, dict[str, str]]) -> None:
+    for who, credential in credentials.items():
+        answer = call(case, ALWAYS, credential)
+        if who == "nobody" and "health" not in case.operation.path:
+            assert answer.status_code == 401
 
 
 @unfitting.parametrize()  # type: ignore[untyped-decorator]
