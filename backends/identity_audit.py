@@ -14,6 +14,7 @@ import hashlib
 import logging
 from collections import defaultdict
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -73,8 +74,14 @@ def visitor() -> dict[str, str | None]:
 
 def worded(settings: Settings, said: dict[str, Any]) -> bytes:
     """Write what there is to say; a secret that somebody put where it does not belong is left out."""
-    redaction = Redaction(settings.security.audit_logging.sensitive_fields)
+    redaction = redacting(tuple(settings.security.audit_logging.sensitive_fields))
     return canonical(redaction.tree({name: value for name, value in said.items() if value is not None}))
+
+
+@lru_cache(8)
+def redacting(fields: tuple[str, ...]) -> Redaction:
+    """Return what hides these fields; to make it costs more than to use it."""
+    return Redaction(fields)
 
 
 def spoken(severity: Severity, event: str, tenant_id: str, body: bytes) -> None:
@@ -142,6 +149,7 @@ class Auditor:
     def __init__(self, engine: Engine, enabled: bool) -> None:
         self.engine, self.enabled = engine, enabled
         self.noted: defaultdict[str, Noted] = defaultdict(dict)
+        self.words: dict[bytes, bytes] = {}     # by what was to be said
         self.missed: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
         self.counted: dict[tuple[str, str | None, Principal], list[Any]] = {}
         self.suspects: asyncio.Queue[tuple[Caller, str, str, dict[str, Any]]] = asyncio.Queue(SUSPECTS)
@@ -168,7 +176,7 @@ class Auditor:
 
     def note(self, tenant_id: str, event: str, severity: Severity, **said: Any) -> None:
         """Note that something happened."""
-        line = (event, severity, worded(self.engine.settings, {**visitor(), **said}))
+        line = (event, severity, self._worded({**visitor(), **said}))
         noted = self.noted[tenant_id]
         if line not in noted and len(noted) >= MOST_NOTED:
             self.missed[tenant_id][event] += 1
@@ -177,6 +185,15 @@ class Auditor:
         noted[line] = since, times + 1
         if not times:       # the process's own log learns how often when the line is written
             spoken(severity, event, tenant_id, line[2])
+
+    def _worded(self, said: dict[str, Any]) -> bytes:
+        """Write what there is to say; in a flood most of it was said within this second."""
+        raw = canonical(said)
+        if (text := self.words.get(raw)) is None:
+            text = worded(self.engine.settings, said)
+            if len(self.words) < MOST_NOTED:
+                self.words[raw] = text
+        return text
 
     def refused(self, caller: Caller, no: GateError, operation: str, ask: Ask | None = None) -> None:
         """Note a refusal once, where that is a matter of security."""
@@ -230,6 +247,7 @@ class Auditor:
 
     async def flush(self) -> None:
         """Write down what is noted; what the database does not take is tried again with what is noted next."""
+        self.words.clear()
         noted, self.noted = self.noted, defaultdict(dict)
         missed, self.missed = self.missed, defaultdict(lambda: defaultdict(int))
         for tenant_id in [*noted, *(missed.keys() - noted.keys())]:

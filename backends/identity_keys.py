@@ -6,7 +6,7 @@ Argon2 is dear by design, so a key goes through ever dearer steps, and most end 
     proven      a digest of the key, known in this process only: the secret was right once, and 24 hours are not over
     status      revoked, suspended, limits: its row is read again after 5 seconds, or at once when `forget` says so
     refused     a digest that was wrong within the last minute is wrong still
-    failures    ten wrong keys a minute, by address and by key id
+    failures    ten wrong keys a minute, by address and by key id; who goes on trying waits a second for each refusal
     Argon2      two at a time, sixteen waiting
 
 Whatever is wrong with a key, the answer is the same.
@@ -22,7 +22,7 @@ import secrets
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from hashlib import blake2b
@@ -56,6 +56,7 @@ V = TypeVar("V")
 PROVEN_SECONDS, STATUS_SECONDS, REFUSED_SECONDS, USED_SECONDS = DAY, 5.0, 60.0, 60.0
 FAILURES, FAILURES_SECONDS = 10, 60.0       # wrong keys by one address, or for one key id
 HASHING, WAITING = 2, 16
+HELD_SECONDS, MOST_HELD = 1.0, 1000         # refusals of those who go on trying
 REMEMBERED = 10_000                         # entries of each memory
 
 
@@ -85,10 +86,14 @@ class Failures:
 
     def check(self, now: float, *names: str) -> None:
         """Refuse if one of the names has used up its minute."""
-        for since, count in (self._window(name, now) for name in names if name):
-            if count >= FAILURES:
-                raise RateLimitExceeded("too many wrong keys; wait, then show a key that is good",
-                                      retry_after=ceil(since + FAILURES_SECONDS - now), limit=FAILURES, window="1m")
+        if (over := self.over(now, *names)) is not None:
+            raise RateLimitExceeded("too many wrong keys; wait, then show a key that is good",
+                                    retry_after=ceil(over + FAILURES_SECONDS - now), limit=FAILURES, window="1m")
+
+    def over(self, now: float, *names: str) -> float | None:
+        """Return since when the minute runs that one of the names has used up."""
+        windows = (self._window(name, now) for name in names if name)
+        return next((since for since, count in windows if count >= FAILURES), None)
 
     def add(self, now: float, *names: str) -> None:
         """Count one failure for each name."""
@@ -200,8 +205,9 @@ class IssuedKeys:
     """The way in for issued keys, on the event loop but for Argon2; `clock` decides what has expired."""
 
     def __init__(self, store: KeyStore, costs: ApiKeys, clock: Callable[[], float] = time.time,
-                 executor: Executor | None = None) -> None:
+                 executor: Executor | None = None, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self.store, self.costs, self.clock, self.hasher = store, costs, clock, Hasher(executor)
+        self.sleep, self.held = sleep, 0
         # The digests mean nothing outside this process: what is stored stays Argon2id.
         self.keyed = blake2b(key=secrets.token_bytes(32), digest_size=32)
         self.proven: Bounded[str, Proven] = Bounded()       # by key id
@@ -269,6 +275,7 @@ class IssuedKeys:
 
     async def _proved(self, key_id: str, secret: str, digest: bytes, where: str) -> Proven | None:
         """Have the secret proven, once for all who show it meanwhile."""
+        await self._hold_back(where, key_id)
         now = self.clock()
         if 0 <= now - self.refused.get(digest, -inf) < REFUSED_SECONDS:
             return None
@@ -276,6 +283,15 @@ class IssuedKeys:
         if (flight := self.flights.get(digest)) is None:
             flight = self.flights[digest] = self._begin(self._fly(key_id, secret, digest, where))
         return await outcome(flight)
+
+    async def _hold_back(self, *names: str) -> None:
+        """Keep who tries key after key waiting, so that a flood of them leaves the gate to others (threat A10)."""
+        if self.held < MOST_HELD and self.failures.over(self.clock(), *names) is not None:
+            self.held += 1
+            try:
+                await self.sleep(HELD_SECONDS)
+            finally:
+                self.held -= 1
 
     async def _fly(self, key_id: str, secret: str, digest: bytes, where: str) -> Proven | None:
         try:

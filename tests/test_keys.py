@@ -31,6 +31,7 @@ from asyncgate import (
     RateLimitExceeded,
     Settings,
 )
+from asyncgate.backends import identity_keys
 from asyncgate.backends.identity_keys import Bounded, IssuedKeys, network
 from asyncgate.backends.identity_keys_stored import (
     DAY,
@@ -119,11 +120,17 @@ class World:
 
     def __init__(self) -> None:
         self.table, self.clock, self.threads = Table(), Clock(), Counting()
+        self.naps: list[float] = []
         self.keys = self.process()
 
     def process(self, threads: ThreadPoolExecutor | None = None) -> IssuedKeys:
         """Return what another process, or this one after a restart, would let in by."""
-        return IssuedKeys(self.table, CHEAP, self.clock, threads or self.threads)
+        return IssuedKeys(self.table, CHEAP, self.clock, threads or self.threads, self.sleep)
+
+    async def sleep(self, seconds: float) -> None:
+        """Be kept waiting as long as the others need."""
+        self.naps.append(seconds)
+        await asyncio.sleep(0)
 
     def issue(self, **fields: Any) -> str:
         """Store a new key and return it."""
@@ -552,6 +559,23 @@ async def test_the_eleventh_wrong_key_of_an_address_in_a_minute_costs_nothing(wo
     assert refusal.value.body() | {"message": "", "detail": ""} == {
         "error": "rate_limit_exceeded", "message": "", "detail": "", "retry_after": 60, "limit": 10, "window": "1m"}
     assert (len(world.table.asked), world.threads.given) == (asked, 0)
+
+
+async def test_who_goes_on_trying_is_kept_waiting_and_nobody_else(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity_keys, "MOST_HELD", 3)      # more than that would cost memory
+    hot = world.issue()
+    await world.show(hot)
+    for _ in range(10):
+        assert not await world.lets_in(generate())
+    quick = list(world.naps)
+
+    await world.together(hot, *[generate()] * 5)
+    await world.show(generate(), "192.0.2.9")
+
+    assert (quick, world.naps) == ([], [identity_keys.HELD_SECONDS] * 3)
+    assert world.keys.held == 0
 
 
 async def test_who_waits_as_long_as_told_is_let_in_and_a_moment_earlier_not(world: World) -> None:

@@ -502,7 +502,7 @@ GUARDS: dict[str, tuple[Check, Any, str, Any]] = {
     "audit of foreign ids": (the_audit_of_foreign_ids, Auditor, "_suspect", ignore),
     "audit of administration": (the_audit_of_administration, identity_admin, "told", ignore),
     "chain": (the_chain, identity_audit, "link", lambda head, line: replace(LINK(head, line), hash="")),
-    "redaction": (the_redaction, identity_audit, "worded", asyncgate.canonical),
+    "redaction": (the_redaction, identity_audit, "worded", lambda settings, said: asyncgate.canonical(said)),
 }
 
 
