@@ -463,7 +463,7 @@ class Work:
         self.leased: dict[str, Lease] = {}
         self.progressed: dict[str, Progress] = {}
         self.written: dict[str, Receipt] = {}
-        self.posted: dict[str, Outgoing] = {}                           # kept with its receipt, if that is not there yet
+        self.posted: dict[str, Outgoing] = {}                           # kept with its receipt, if that is new
         self.events: dict[str, Event] = {}
         self.audited: dict[str, Audit] = {}
         self.opened: dict[str, Principal] = {}                          # whose obligation, by receipt
@@ -1503,7 +1503,8 @@ class Engine:
             log.exception("the database does not answer")
             database = "unavailable"
         return Healthy("healthy" if database == "ok" else "unhealthy", "AsyncGate", __version__, self.instance,
-                       self._uptime(), database, self.upkeep.report() if self.upkeep else {})
+                       self._uptime(), database, self.upkeep.report() if self.upkeep else {},
+                       await self.ledger.lag() if self.ledger and database == "ok" else UNSET)
 
     # Upkeep's own writes.
 
@@ -2106,10 +2107,8 @@ def guard_start(settings: Settings) -> None:
     if settings.allow_insecure_dev and not loopback(settings.host):
         raise StartupError(f"allow_insecure_dev opens the gate to everybody who reaches it: it needs a loopback host, "
                            f"not {settings.host}")
-    later = {"receipt_mode: " + settings.receipt_mode: settings.receipt_mode != "standalone",
-             "security.oauth.enabled": settings.security.oauth.enabled}
-    if missing := [name for name, wanted in later.items() if wanted]:
-        raise StartupError(f"{missing[0]} is not part of this release; unset it")
+    if settings.security.oauth.enabled:
+        raise StartupError("security.oauth.enabled is not part of this release; unset it")
     if settings.allow_insecure_dev:
         log.warning("INSECURE: allow_insecure_dev is on, whoever reaches %s is admin", settings.host)
 
@@ -2127,6 +2126,8 @@ DEPRECATED = [(b"deprecation", b"true"), (b"x-asyncgate-deprecated", b"true"),
 
 class Gate:
     """The server over one backend: the engine, who may come in, and the application that speaks REST."""
+
+    operations = OPERATIONS
 
     def __init__(self, settings: Settings, backend: Backend | None = None) -> None:
         self.settings, self.backend, self.identity = settings, backend, Identity(settings)
@@ -2175,9 +2176,11 @@ class Gate:
         part = import_module("asyncgate.backends.identity_guard")
         self.guard = part.Guard(self.engine)
         self.identity.ways.insert(0, part.Keys(self.guard.keys))
+        if self.settings.receipt_mode != "standalone":
+            self.engine.ledger = import_module("asyncgate.backends.receipts_outbox").Ledger(self.engine)
         try:
             await backend.join(self.engine.instance, self.settings.lease_sweep_interval_seconds, self.engine.hear)
-            async with self.guard, self.engine.upkeep:
+            async with self.guard, self.engine.upkeep, self.engine.ledger or contextlib.nullcontext():
                 yield
         finally:
             await self.mcp.close()
@@ -2192,7 +2195,7 @@ class Gate:
 
     def _endpoints(self) -> dict[str, Endpoint]:
         paths: dict[str, dict[str, Operation]] = {}
-        for op in OPERATIONS.values():
+        for op in self.operations.values():
             for verb, path in op.rest:
                 paths.setdefault(path, {})[verb] = op
         endpoints = {path: Endpoint(self, operations, path) for path, operations in paths.items()}
@@ -2539,9 +2542,10 @@ def serve(configured: Configured) -> None:
     sys.exit(serve_forever(configured.settings))
 
 
-def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None, beside: Iterable[Route] = ()) -> int:
+def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None, beside: Iterable[Route] = (),
+                  kind: type[Gate] = Gate) -> int:
     """Serve until a signal comes, with further routes beside the gate's own; return the exit status."""
-    gate = Gate(settings)
+    gate = kind(settings)
     gate.app.router.routes.extend(beside)
     said = ready or (lambda url: log.info("asyncgate %s serves %s", __version__, url))
     status: int = import_module("asyncgate.backends.server_uvicorn").run(gate, settings, drain=gate.drain, ready=said)

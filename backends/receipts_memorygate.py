@@ -36,6 +36,12 @@ class Filed(ReceiptRecord, kw_only=True, omit_defaults=True):
     receipt_key: str = ""
 
 
+class Rendered(Struct):
+    """What a rendered receipt holds that its skeleton does not."""
+
+    body: msgspec.Raw
+
+
 class Listed(Struct):
     """A page as a ledger answers it; other ledgers may name the cursor otherwise or not at all."""
 
@@ -46,7 +52,7 @@ class Listed(Struct):
 encode = msgspec.json.encode
 listed = msgspec.json.Decoder(Listed).decode
 record = msgspec.json.Decoder(ReceiptRecord).decode
-body_in = msgspec.json.Decoder(type("Body", (Struct,), {"__annotations__": {"body": msgspec.Raw}})).decode
+rendered = msgspec.json.Decoder(Rendered).decode
 
 
 class MemoryGate:
@@ -76,7 +82,7 @@ class MemoryGate:
 
     def body(self, content: bytes) -> bytes:
         """Return the body of a rendered receipt."""
-        return bytes(body_in(content).body)     # type: ignore[attr-defined]
+        return bytes(rendered(content).body)
 
     async def send(self, tenant_id: str, content: bytes) -> None:
         """Store one receipt."""
@@ -90,14 +96,14 @@ class MemoryGate:
     async def _fetch(self, tenant_id: str, receipt_id: str) -> ReceiptRecord | None:
         async with self.fetching:
             try:
-                text = await self._ask("GET", f"/{quoted(receipt_id)}", params={"tenant_id": self.tenant(tenant_id)})
+                text = await self._ask("GET", f"/{quoted(receipt_id)}", params={"tenant": self.tenant(tenant_id)})
             except Missing:
                 return None
         return self._ours(tenant_id, record(text))
 
     async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
         """List receipts in the order of their arrival."""
-        given = {"tenant_id": self.tenant(tenant_id), "limit": str(of.limit), **principal(of.to), "task_id": of.task_id,
+        given = {"tenant": self.tenant(tenant_id), "limit": str(of.limit), **principal(of.to), "task_id": of.task_id,
                  "receipt_type": of.receipt_type, "asyncgate_instance": of.instance, "since_receipt_id": of.after}
         text = await self._ask("GET", "", params={name: value for name, value in given.items() if value is not None})
         try:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pytest
 from asyncgate import Engine, Settings
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import Gate, OwnTenants
+from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.postgres_server import URL_GIVEN, Cluster, Programs, Server, empty, find_programs
 
 POSTGRES = "postgres:"
@@ -171,6 +172,13 @@ def database_of(url: str, config: pytest.Config, folder: Path) -> str:
 def backend_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the URL of the database of this test."""
     return database_of(request.param, request.config, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def ledger() -> Iterator[LedgerServer]:
+    """Return a ledger in a process of its own, whose operator may name any tenant."""
+    with LedgerServer() as running:
+        yield running
 
 
 @pytest.fixture

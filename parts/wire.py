@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal
 
-from msgspec import Meta, Raw, Struct, field
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 Status = Literal["queued", "leased", "running", "succeeded", "failed", "canceled"]
 Kind = Literal["agent", "worker", "service", "system", "human", "asyncgate"]
@@ -675,6 +675,15 @@ class Configuration(Struct):
     version: str
 
 
+class LedgerLag(Struct):
+    """How far the receipt ledger is behind: what waits, what it refused, and since when the oldest one waits."""
+
+    waiting: int
+    parked: int
+    oldest_seconds: float
+    circuit: Literal["closed", "open", "half_open"]
+
+
 class Healthy(Struct):
     """Whether the gate works, and its upkeep with it."""
 
@@ -685,3 +694,4 @@ class Healthy(Struct):
     uptime: int
     database: Literal["ok", "unavailable"]
     upkeep: dict[str, Any]
+    receipt_ledger_lag: LedgerLag | UnsetType = UNSET
