@@ -686,6 +686,7 @@ class Engine:
         self.counted: set[str] = set()                          # tenants whose usage is known to be exact
         self.still_good: Callable[[Caller], Awaitable[None]] = any_caller   # asked when a call that waited goes on
         self.ledger: Any = None                                 # in integrated mode, where receipts go
+        self.instead: dict[str, Callable[..., Awaitable[Any]]] = {}     # and what is carried out otherwise there
 
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation: the one way in, for every façade and every test (H.9)."""
@@ -695,6 +696,8 @@ class Engine:
         if getattr(ask, "wait_seconds", 0) > 0:
             with self.polls.place(caller.tenant_id, speaker(caller, ask)):
                 return await op.run(self, caller, ask)
+        if (other := self.instead.get(op.name)) is not None:
+            return await other(self, caller, ask)
         if op.direct:
             return await op.run(self, caller, ask)
         return await self.write(op.run, op.loads, caller, ask)
@@ -1297,11 +1300,7 @@ class Engine:
         Without a recipient it is the caller's own inbox; an admin who names nobody sees the whole tenant's.  Follow
         next_cursor, or since_receipt_id later on: every receipt comes exactly once.
         """
-        to = Principal(ask.to_kind or "agent", ask.to_id) if ask.to_id else claimed(ask)
-        if ask.task_id is not None and to is None:
-            await self._readable(caller, ask.task_id)
-        elif not caller.unlimited:
-            to = self._self_only(caller, to)
+        to = await self.inbox(caller, ask)
         mark = ("receipts", to, ask.task_id, ask.receipt_type)
         after = await self._since(caller, ask.since_receipt_id or ask.cursor, *mark)
         limit = self.limit(ask.limit)
@@ -1310,14 +1309,24 @@ class Engine:
         more = self.cursor(caller, rows[limit - 1].receipt_id, *mark) if len(rows) > limit else None
         return Receipts([shown(caller.tenant_id, row) for row in rows[:limit]], more, more)
 
+    async def inbox(self, caller: Caller, ask: ListReceipts) -> Principal | None:
+        """Return whose receipts are meant; None is everybody's, of a task or of the tenant."""
+        to = Principal(ask.to_kind or "agent", ask.to_id) if ask.to_id else claimed(ask)
+        if ask.task_id is not None and to is None:
+            await self._readable(caller, ask.task_id)
+        elif not caller.unlimited:
+            to = self._self_only(caller, to)
+        return to
+
     async def get_receipt(self, caller: Caller, ask: GetReceipt) -> ReceiptRecord:
         """Return one receipt."""
         if (receipt := await self.backend.receipt(caller.tenant_id, ask.receipt_id)) is None:
             raise ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are")
-        self._party(caller, caller.principal, receipt)
+        self.party(caller, caller.principal, receipt)
         return shown(caller.tenant_id, receipt)
 
-    def _party(self, caller: Caller, who: Principal, receipt: Receipt) -> None:
+    def party(self, caller: Caller, who: Principal, receipt: Receipt | ReceiptRecord) -> None:
+        """Refuse who neither stated a receipt nor is addressed by it."""
         if not caller.unlimited and not (receipt.to.same(who) or receipt.sender.same(who)):
             raise barred(caller, f"receipt {receipt.receipt_id} is between others")
 
@@ -1380,7 +1389,7 @@ class Engine:
                         if work.receipts[parent].receipt_type == SCHEDULED.type), None)
         if created is None or created.schedule_id is None or ask.schedule_id not in (None, created.schedule_id):
             raise InvalidRequest("schedule.deleted must name the schedule.created of that schedule among its parents")
-        self._party(caller, by, created)
+        self.party(caller, by, created)
         receipt = self._emit(work, UNSCHEDULED, None, ask.body or {}, by=by, to=created.to, parents=parents,
                              task_id=ask.task_id or created.task_id, schedule_id=created.schedule_id,
                              mark=created.schedule_id)
@@ -1452,7 +1461,7 @@ class Engine:
         return Welcome(self._server(), await self._relationship(caller, who),
                        Attention([shown(caller.tenant_id, row) for row in rows]),
                        LatestReceipt(rows[-1].receipt_id if rows else None), self.settings.environment,
-                       await self._warnings(caller))
+                       warnings=await self._warnings(caller))
 
     async def _warnings(self, caller: Caller) -> list[str]:
         """Say in time that the room for receipts comes to its end (spec 21.6.3)."""
@@ -1723,6 +1732,7 @@ class Batches:
 
     def __init__(self, backend: Backend, size: int, after_commit: Callable[[Work], None]) -> None:
         self.backend, self.size, self.after_commit = backend, size, after_commit
+        self.transact = backend.transact                # or what asks the ledger before it commits
         self.waiting: dict[str, list[Job]] = {}         # in the order of the tenants' turns
         self.under_way: defaultdict[str, list[int]] = defaultdict(list)     # sizes
         self.flights: set[asyncio.Task[None]] = set()
@@ -1781,12 +1791,15 @@ class Batches:
     async def _fly(self, tenant_id: str, jobs: list[Job]) -> None:
         decided: list[Work] = []
         try:
-            await self.backend.transact(tenant_id, named(jobs), partial(decide, jobs, decided))
+            await self.transact(tenant_id, named(jobs), partial(decide, jobs, decided))
             error: Exception | None = None
         except Refused as refused:
             if len(jobs) > 1:
                 return await self._fly_alone(tenant_id, jobs)
-            error = fault(type(jobs[0].ask).__name__, refused)
+            why = refused.__cause__
+            error = why if isinstance(why, GateError) else fault(type(jobs[0].ask).__name__, refused)
+        except GateError as no:
+            error = no
         except Exception as broken:
             log.error("a batch of %d did not reach the database", len(jobs), exc_info=broken)
             error = DatabaseUnavailable("the database did not take this; try again", retry_after=1)

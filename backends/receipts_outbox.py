@@ -24,7 +24,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from asyncgate import ANOMALY, Ask, Caller, Lag, LedgerLag, Needs, News, Outgoing, Principal, Receipt
+from asyncgate.backends.receipts_reading import Reading
 from asyncgate.backends.receipts_sinks import Outage, Refusal, open_sink
+from asyncgate.backends.receipts_strict import Strict
 from asyncgate.parts.settings import CircuitBreaker
 
 if TYPE_CHECKING:
@@ -47,10 +49,23 @@ class Ledger:
         self.sender = Sender(engine, self.sink)
 
     async def __aenter__(self) -> Ledger:
-        self.sender.open()
+        self.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def open(self) -> None:
+        """Begin to send, and to read what is in the ledger."""
+        if self.sink.reads:
+            self.engine.instead |= Reading(self.engine, self.sink, self.sender.breaker).operations()
+        if self.engine.settings.receipt_consistency_mode == "strict":
+            strict = Strict(self.engine.backend, self.sink, self.sender.breaker)
+            self.engine.batches.transact = strict.transact
+        self.sender.open()
+
+    async def close(self) -> None:
+        """Let what is on the wire arrive, and the connections go."""
         await self.sender.close()
         await self.sink.close()
 

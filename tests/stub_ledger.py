@@ -1,4 +1,4 @@
-"""Somebody else's ledger, which answers as a test wants: it refuses, breaks off, is slow, and counts what it was sent."""
+"""Somebody else's ledger, which answers as a test wants: it refuses, breaks off, and counts what it was sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 Answer = tuple[int, dict[str, Any], str]
-CUT = (0, {}, "")       # the connection is broken after the receipt was read
+CUT: Answer = (0, {}, "")       # the connection is broken after the receipt was read
 
 
 class StubLedger:
