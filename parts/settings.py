@@ -228,7 +228,10 @@ class LeaseSettings(Group, frozen=True):
     requeue_on_expiry_no_increment: Annotated[bool, says("Always true: a lost lease spends no attempt (PH.4)")] = True
 
 class LedgerSettings(Group, frozen=True):
+    """The other system that keeps receipts in integrated mode."""
+
     profile: Annotated[Literal["memorygate", "receiptgate"], says("Which protocol the ledger speaks")] = "memorygate"
+    adopt_seconds: Annotated[Seconds, says("Seconds between looks for what workers state there; 0 is never")] = 10.0
 
 
 class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):

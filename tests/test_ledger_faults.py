@@ -1,4 +1,4 @@
-"""Two real processes, a gate and its ledger, either of which may die at any moment: nothing is lost, nothing is twice."""
+"""Two real processes, a gate and its ledger, either of which may die at any moment: nothing is lost or said twice."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def told(server: Server) -> dict[str, Any]:
 async def until_sent(server: Server) -> None:
     """Wait until the ledger has everything."""
     async with asyncio.timeout(PATIENCE):
-        while (await told(server))["waiting"]:
+        while (await told(server))["waiting"]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
@@ -226,7 +226,7 @@ async def test_a_gate_that_is_killed_while_it_sends_sends_nothing_twice_and_lose
             for _ in range(rounds):
                 had = len(books.receipts(TENANT))
                 async with asyncio.timeout(PATIENCE):
-                    while len(books.receipts(TENANT)) < had + 10 and not running.done():
+                    while len(books.receipts(TENANT)) < had + 10 and not running.done():  # noqa: ASYNC110
                         await asyncio.sleep(0.01)
                 await server.stop(signal.SIGKILL)
                 await server.start()
@@ -257,7 +257,7 @@ async def test_a_strict_gate_refuses_while_its_ledger_is_away_and_goes_on_when_i
         assert await all_receipts(server) == []
         with books:
             async with asyncio.timeout(PATIENCE):
-                while (await agent.ask("create_task", type="probe")).error:
+                while (await agent.ask("create_task", type="probe")).error:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             await run(server, 2 * LANES)
             there = books.receipts(TENANT)
