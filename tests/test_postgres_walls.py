@@ -87,7 +87,8 @@ RULES: dict[str, tuple[str, set[str]]] = {
     "no other policy lets anybody see more": (f"""
         SELECT concat_ws(' ', cmd, tablename, roles) FROM pg_policies WHERE schemaname = 'asyncgate'
         AND NOT (roles = '{{asyncgate_app}}' AND qual = '{WALL}' AND with_check = '{WALL}')""",
-        {f"{what} {{asyncgate_sweeper}}" for what in ("SELECT tenants", "SELECT schedules", "ALL states")}
+        {f"{what} {{asyncgate_sweeper}}"
+         for what in ("SELECT tenants", "SELECT schedules", "ALL states", "SELECT outbox")}
         | {f"SELECT {table} {{asyncgate_auth}}" for table in ("api_keys", "accounts")}),
     "no role of ours is strong": ("""
         SELECT rolname FROM pg_roles WHERE rolname LIKE 'asyncgate\\_%'
@@ -104,21 +105,21 @@ RULES: dict[str, tuple[str, set[str]]] = {
             UNION ALL SELECT proowner, proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace
             UNION ALL SELECT nspowner, nspname FROM pg_namespace WHERE nspname = 'asyncgate') AS o (owner, name)
         WHERE pg_get_userbyid(owner) <> 'asyncgate_owner'""",
-        each("asyncgate_sweeper owns", "all_tenants overdue") | {"asyncgate_auth owns find_key"}),
+        each("asyncgate_sweeper owns", "all_tenants overdue unsent") | {"asyncgate_auth owns find_key"}),
     "what the gate's role may change": (f"""
         SELECT concat_ws(' ', may, relname)
         FROM unnest(ARRAY['UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS may, {TABLES}
         AND (has_table_privilege('asyncgate_app', c.oid, may) OR may IN ('UPDATE', 'REFERENCES')
              AND has_any_column_privilege('asyncgate_app', c.oid, may))""",
         each("UPDATE", "states progress schedules presences deliveries instances meta accounts api_keys audit_heads "
-                       "usage")
-        | each("DELETE", "obligations schedules instances")),
+                       "usage outbox ledger_marks")
+        | each("DELETE", "obligations schedules instances outbox")),
     "what the roles that look across tenants may": (f"""
         SELECT concat_ws(' ', role, may, relname || '.' || attname)
         FROM unnest(ARRAY['asyncgate_sweeper', 'asyncgate_auth']) AS role,
              unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'REFERENCES']) AS may, pg_attribute AS a, {TABLES}
         AND a.attrelid = c.oid AND a.attnum > 0 AND has_column_privilege(role, c.oid, a.attnum, may)""",
-        each("asyncgate_sweeper SELECT", "tenants.tenant_id tenants.since",
+        each("asyncgate_sweeper SELECT", "tenants.tenant_id tenants.since outbox.tenant_id outbox.state",
              "schedules.tenant_id schedules.schedule_id schedules.late_at",
              "states.tenant_id states.task_id states.asyncgate_instance states.status states.attempt "
              "states.max_attempts states.deadline_at states.expires_at states.check_at")

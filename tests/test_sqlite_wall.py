@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from asyncgate import Engine
+from asyncgate import Engine, Entry, LedgerMark, Needs, Outgoing, Work
 from asyncgate.backends import sqlite as backend
 from asyncgate.backends.sqlite import open_backend
 from asyncgate.conformance.harness import Gate
@@ -19,9 +19,20 @@ OURS, THEIRS = "00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-
 REACHING_OUT = ["UPDATE tasks SET priority = 9", "DELETE FROM leases", "UPDATE tasks SET tenant_id = 'another'",
                 "INSERT INTO edges (tenant_id, child_id, parent_id) VALUES ('another', 'a', 'b')",
                 "UPDATE accounts SET tier = 'paid'", "DELETE FROM api_keys", "UPDATE api_keys SET revoked_at = NULL",
-                "UPDATE audit_heads SET number = 9", "UPDATE api_keys SET tenant_id = 'another'",
+                "UPDATE audit_heads SET number = 9", "UPDATE outbox SET content = 'forged'", "DELETE FROM outbox",
+                "DELETE FROM ledger_marks",
+                "INSERT INTO ledger SELECT 'another', receipt_id, arrival, receipt_type, "
+                "task_id, from_kind, from_id, to_kind, to_id, asyncgate_instance, digest, content FROM ledger",
+                "UPDATE api_keys SET tenant_id = 'another'",
                 "INSERT INTO audit SELECT 'another', audit_id, number, at, event, severity, body, hash FROM audit"]
-APPEND_ONLY = ["receipts", "audit"]
+APPEND_ONLY = {"receipts": "hash", "audit": "hash", "ledger": "digest"}
+
+
+def books(work: Work) -> None:
+    """Leave something where receipts go to a ledger, or come from gates."""
+    work.keep(Outgoing("r-1", "", "{}", 0.0))
+    work.keep(Entry("r-1", work.new_id(), "plan.made", "", "agent", "ada", "agent", "bob", "", "d", "{}"))
+    work.keep(LedgerMark("task.completed", "r-1"))
 
 
 @pytest.fixture
@@ -33,6 +44,7 @@ async def path(tmp_path: Path) -> Path:
         await gate.leased()
         await gate.beside(default_tenant_id=tenant).as_admin().create_tenant(tenant=tenant, name="a name")
         await gate.as_admin().issue_key(name="a key", principal_id="w1")
+        await opened.transact(tenant, Needs(), books)
     await opened.close()
     return tmp_path / "gate.db"
 
@@ -44,10 +56,10 @@ async def test_a_statement_that_reaches_a_neighbour_aborts(path: Path, statement
 
 
 @pytest.mark.parametrize("table", APPEND_ONLY)
-@pytest.mark.parametrize("change", ["UPDATE {} SET hash = 'made up'", "DELETE FROM {}"])
+@pytest.mark.parametrize("change", ["UPDATE {} SET {} = 'made up'", "DELETE FROM {}"])
 async def test_what_is_append_only_is_neither_changed_nor_taken_away(path: Path, table: str, change: str) -> None:
     with closing(sqlite3.connect(path)) as db, pytest.raises(sqlite3.IntegrityError, match="append-only"):
-        db.execute(f"{change.format(table)} WHERE tenant_id = ?", (OURS,))
+        db.execute(f"{change.format(table, APPEND_ONLY[table])} WHERE tenant_id = ?", (OURS,))
 
 
 async def test_every_table_with_rows_of_tenants_has_its_wall(path: Path) -> None:
