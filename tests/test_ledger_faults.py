@@ -35,6 +35,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run on the backends that outlive a process."""
     if "database" in metafunc.fixturenames:
         lasting = [url for url in urls(metafunc.config) if not url.startswith("memory:")]
+        if "shared" in metafunc.function.__name__:
+            lasting = [url for url in lasting if url.startswith("postgres")]
         metafunc.parametrize("database", lasting, ids=[url.partition(":")[0] for url in lasting], indirect=True)
 
 
@@ -82,9 +84,9 @@ async def until_sent(server: Server) -> None:
 # The same program every time: each lane has one task after another, and no two lanes meet.
 
 
-async def lane(server: Server, number: int, tasks: int) -> None:
-    """Bring so many tasks to their ends, each kind of end in turn."""
-    agent, worker = Client(server, f"a{number}"), Client(server, f"w{number}")
+async def lane(server: Server, number: int, tasks: int, beside: Server | None = None) -> None:
+    """Bring so many tasks to their ends, each kind of end in turn; the worker may come to another gate."""
+    agent, worker = Client(server, f"a{number}"), Client(beside or server, f"w{number}")
     for n in range(tasks):
         made = await agent.insist("create_task", type=f"demo-{number}", payload={"n": n}, retry_backoff_seconds=0,
                                   idempotency_key=f"{number}-{n}")
@@ -116,8 +118,8 @@ async def leased(worker: Client, number: int, claim: str) -> dict[str, Any]:
                 return {"task_id": offer["task_id"], "lease_id": offer["lease_id"]}
 
 
-async def run(server: Server, tasks: int) -> None:
-    await asyncio.gather(*(lane(server, number, tasks // LANES) for number in range(LANES)))
+async def run(server: Server, tasks: int, beside: Server | None = None, lanes: range = range(LANES)) -> None:
+    await asyncio.gather(*(lane(server, number, tasks // len(lanes), beside) for number in lanes))
 
 
 def stories(receipts: list[dict[str, Any]]) -> Counter[str]:
@@ -149,10 +151,10 @@ async def all_receipts(server: Server) -> list[dict[str, Any]]:
             return found
 
 
-async def alone(tasks: int, tmp_path: Path) -> list[dict[str, Any]]:
+async def alone(tasks: int, lanes: range = range(LANES)) -> list[dict[str, Any]]:
     """What a standalone gate writes for the same program."""
-    async with serving(f"sqlite:///{tmp_path / 'alone.db'}") as server:
-        await run(server, tasks)
+    async with serving("memory://") as server:
+        await run(server, tasks, lanes=lanes)
         return await all_receipts(server)
 
 
@@ -183,7 +185,7 @@ async def killing(books: LedgerServer) -> AsyncIterator[Any]:
 
 
 async def test_a_ledger_that_dies_again_and_again_has_in_the_end_what_a_standalone_gate_writes(
-        database: str, books: LedgerServer, rounds: int, tmp_path: Path, killing: Any, record_property: Any) -> None:
+        database: str, books: LedgerServer, rounds: int, killing: Any, record_property: Any) -> None:
     tasks = rounds * TASKS_PER_ROUND // LANES * LANES
     async with integrated(database, books) as server:
         await run(server, tasks)
@@ -193,7 +195,7 @@ async def test_a_ledger_that_dies_again_and_again_has_in_the_end_what_a_standalo
         shown = await all_receipts(server)
         assert (await told(server))["parked"] == 0
 
-    expected = await alone(tasks, tmp_path)
+    expected = await alone(tasks)
     record_property("ledger", f"{tasks} tasks, {len(there)} receipts, the ledger was killed {kills} times")
     print(f"{tasks} tasks, {len(there)} receipts, the ledger was killed {kills} times")
     assert len({one["receipt_id"] for one in there}) == len(there)
@@ -203,7 +205,7 @@ async def test_a_ledger_that_dies_again_and_again_has_in_the_end_what_a_standalo
 
 
 async def test_a_gate_that_is_killed_between_commit_and_sending_sends_when_it_lives_again(
-        database: str, books: LedgerServer, tmp_path: Path) -> None:
+        database: str, books: LedgerServer) -> None:
     tasks = 2 * LANES
     async with integrated(database, books) as server:     # nobody takes anything yet
         await run(server, tasks)
@@ -214,11 +216,11 @@ async def test_a_gate_that_is_killed_between_commit_and_sending_sends_when_it_li
             await until_sent(server)
             there = books.receipts(TENANT)
 
-    assert stories(there) == stories(await alone(tasks, tmp_path))
+    assert stories(there) == stories(await alone(tasks))
 
 
 async def test_a_gate_that_is_killed_while_it_sends_sends_nothing_twice_and_loses_nothing(
-        database: str, books: LedgerServer, rounds: int, tmp_path: Path) -> None:
+        database: str, books: LedgerServer, rounds: int) -> None:
     tasks = 5 * LANES
     with books:
         async with integrated(database, books) as server:
@@ -234,7 +236,26 @@ async def test_a_gate_that_is_killed_while_it_sends_sends_nothing_twice_and_lose
             await until_sent(server)
             there = books.receipts(TENANT)
 
-    assert stories(there) == stories(await alone(tasks, tmp_path))
+    assert stories(there) == stories(await alone(tasks))
+
+
+async def test_of_gates_on_a_shared_database_one_sends_for_all_and_another_goes_on_when_it_dies(
+        database: str, books: LedgerServer) -> None:
+    tasks = 5 * LANES
+    async with integrated(database, books) as first, integrated(database, books) as second:
+        with books:
+            await run(first, tasks, second)
+            await until_sent(second)
+            assert stories(books.receipts(TENANT)) == stories(await alone(tasks))
+        await first.stop(signal.SIGTERM)
+        await first.start()
+        await run(first, tasks, second, range(LANES, 2 * LANES))
+        await first.stop(signal.SIGKILL)        # with what both have left
+        with books:
+            await until_sent(second)
+            there = books.receipts(TENANT)
+
+    assert stories(there) == stories(await alone(2 * tasks, range(2 * LANES)))
 
 
 async def test_a_ledger_that_is_away_costs_no_answer_and_is_told_of(
@@ -249,7 +270,7 @@ async def test_a_ledger_that_is_away_costs_no_answer_and_is_told_of(
 
 
 async def test_a_strict_gate_refuses_while_its_ledger_is_away_and_goes_on_when_it_is_back(
-        database: str, books: LedgerServer, tmp_path: Path) -> None:
+        database: str, books: LedgerServer) -> None:
     async with integrated(database, books, receipt_consistency_mode="strict") as server:
         agent = Client(server, "a0")
         no = await agent.ask("create_task", type="demo")
@@ -264,4 +285,4 @@ async def test_a_strict_gate_refuses_while_its_ledger_is_away_and_goes_on_when_i
         await agent.aclose()
 
     assert stories([one for one in there if one["body"].get("type") != "probe"]) == stories(
-        await alone(2 * LANES, tmp_path))
+        await alone(2 * LANES))
