@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from asyncgate import ANOMALY, Ask, Caller, Lag, LedgerLag, Needs, News, Outgoing
+from asyncgate import ANOMALY, Ask, Caller, Lag, LedgerLag, Needs, News, Outgoing, export_key
 from asyncgate.backends.receipts_adopting import JOB, Adopter, anomaly
 from asyncgate.backends.receipts_reading import Reading
 from asyncgate.backends.receipts_sinks import Outage, Refusal, open_sink
@@ -352,6 +352,23 @@ class Sender:
             lags = [await self.engine.backend.lag(tenant) for tenant in await self.engine.backend.unsent()]
             self.told = self._time(), total(lags)
         return self.told[1]
+
+
+async def resend(engine: Engine, tenant_id: str) -> int:
+    """Let the ledger be asked once more for what it refused; return how many receipts wait again.
+
+    For whoever has seen to it that the ledger takes them now.
+    """
+    after, count = "", 0
+    while page := await engine.backend.export(Outgoing, tenant_id, after):
+        after = export_key(page[-1])
+        again = [replace(row, state="waiting", reason=None, tries=0) for row in page if row.state == "parked"]
+        caller = Caller(tenant_id, engine.gate, "system", frozenset())
+        await engine.write(settle, None, caller, Settled(outcome=Outcome(tried=again)))
+        count += len(again)
+    if engine.ledger is not None:
+        engine.ledger.sender.call(tenant_id)
+    return count
 
 
 def total(lags: Iterable[Lag]) -> Lag:

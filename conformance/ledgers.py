@@ -19,8 +19,9 @@ from asyncgate.parts.settings import CircuitBreaker, EmissionRetry, MemoryGate
 PATIENCE = 60.0
 LEDGER = "from asyncgate import main; main()"
 # A test does not wait for a ledger that is well, and gives one that is not no rest.
-HASTY = {"emission_retry": EmissionRetry(retry_interval_seconds=0.2, max_retries=3), "timeout_ms": 10_000,
-         "circuit_breaker": CircuitBreaker(timeout_seconds=0.1)}
+HASTY: dict[str, Any] = {
+    "emission_retry": EmissionRetry(retry_interval_seconds=0.2, max_retries=3), "timeout_ms": 10_000,
+    "circuit_breaker": CircuitBreaker(timeout_seconds=0.1)}
 
 
 class LedgerServer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
 import re
 from collections.abc import Callable
@@ -17,7 +18,7 @@ class StubLedger:
     """A ledger on a port of its own; `answer` says what each receipt gets."""
 
     def __init__(self) -> None:
-        self.answer: Callable[[dict[str, Any]], Answer] = lambda receipt: (200, {}, "{}")
+        self.answer: Callable[[dict[str, Any]], Any] = lambda receipt: (200, {}, "{}")
         self.sent: list[bytes] = []         # every body that came, answered or not
         self.taken: list[dict[str, Any]] = []
         self.came = asyncio.Event()
@@ -37,17 +38,25 @@ class StubLedger:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 length = re.search(r"content-length: (\d+)", head.lower())
                 body = await reader.readexactly(int(length[1]) if length else 0)
-                status, headers, text = self._take(body)
+                verb, path, _ = head.split(" ", 2)
+                status, headers, text = self._show(path) if verb == "GET" else await self._take(body)
                 if not status:
                     break
                 lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
                 writer.write(f"HTTP/1.1 {status} X\r\ncontent-length: {len(text)}\r\n{lines}\r\n{text}".encode())
         writer.close()
 
-    def _take(self, body: bytes) -> Answer:
+    def _show(self, path: str) -> Answer:
+        found = [one for one in self.taken if path.startswith(f"/v1/receipts/{one['receipt_id']}")]
+        if "/v1/receipts?" in path:
+            return 200, {}, json.dumps({"receipts": []})
+        return (200, {}, json.dumps(found[0])) if found else (404, {}, "{}")
+
+    async def _take(self, body: bytes) -> Answer:
         receipt = json.loads(body)
         self.sent.append(body)
-        answer = self.answer(receipt)
+        said = self.answer(receipt)
+        answer: Answer = await said if inspect.isawaitable(said) else said
         if answer[0] == 200 and receipt not in self.taken:
             self.taken.append(receipt)
         self.came.set()

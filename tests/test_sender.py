@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncgate import Lag, Receipt, ReceiptFilter
-from asyncgate.backends.receipts_outbox import Breaker, Ledger
+from asyncgate.backends.receipts_outbox import Breaker, Ledger, resend
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.ledgers import HASTY, LedgerServer
 from asyncgate.parts.settings import CircuitBreaker, EmissionRetry, MemoryGate
@@ -122,6 +122,41 @@ async def test_a_ledger_that_refuses_everything_is_not_told_about_that_for_ever(
 
         assert await gate.backend.lag(gate.tenant_id) == lag_of(parked=2)
     assert len(stub.sent) == 2
+
+
+async def test_what_was_refused_is_sent_again_when_somebody_asks_for_it(
+        integrated: Integrated, stub: StubLedger) -> None:
+    stub.answer = lambda receipt: (422, {}, "no") if receipt["receipt_type"] == "task.assigned" else (200, {}, "{}")
+    async with integrated(stub.url) as gate:
+        await gate.create()
+        await emptied(gate)
+        stub.answer = lambda receipt: (200, {}, "{}")
+
+        assert await resend(gate.engine, gate.tenant_id) == 1
+        await emptied(gate)
+        assert await gate.backend.lag(gate.tenant_id) == Lag()
+    assert types(stub.taken) == ["system.anomaly", "task.assigned"]
+
+
+async def test_a_receipt_whose_answer_was_lost_is_sent_again_and_is_there_once(
+        integrated: Integrated, ledger: LedgerServer, stub: StubLedger) -> None:
+    lost = set[str]()
+
+    def answer(receipt: dict[str, Any]) -> Any:
+        stored = ledger.call("POST", "/v1/receipts", receipt)
+        if receipt["receipt_id"] in lost:
+            assert stored["replay"] is True
+            return 200, {}, "{}"
+        lost.add(receipt["receipt_id"])
+        return CUT
+    stub.answer = answer
+    async with integrated(stub.url, circuit_breaker=CircuitBreaker(enabled=False)) as gate:
+        await gate.finished()
+        await emptied(gate)
+
+    assert types(ledger.receipts(gate.tenant_id)) == [
+        "task.assigned", "task.accepted", "task.completed", "task.result_ready"]
+    assert len(stub.sent) == 8
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 500, 503])
