@@ -15,17 +15,19 @@ import msgspec
 from msgspec import Struct
 
 from asyncgate import ReceiptRecord, StartupError
-from asyncgate.backends.receipts_sinks import Filed, LedgerPage, Outage, Refusal
+from asyncgate.backends.receipts_sinks import Filed, LedgerPage, Outage, Refusal, Singly
 from asyncgate.parts.views import shown
+from asyncgate.parts.wire import Problem
 
 if TYPE_CHECKING:
     import httpx2
 
     from asyncgate import EntryFilter, Principal, Receipt, Settings, Task
-    from asyncgate.backends.receipts_sinks import Sink
+    from asyncgate.backends.receipts_sinks import Bulk, Sink
 
 # These say something about the way to the ledger, or about the gate's credential, and nothing about the receipt.
 NOT_ABOUT_THE_RECEIPT = {401, 403, 404, 405, 407, 408, 421, 425, 429}
+NO_REFUSALS = {"forbidden", "tenant_mismatch"}      # what a ledger like ours says of the gate's credential
 AT_ONCE = 16            # receipts that are fetched beside one another
 MOST_TOLD = 300         # characters of what a ledger says that are kept
 
@@ -49,7 +51,20 @@ class Listed(Struct):
     next_cursor: str | None = None
 
 
+class Answered(Struct):
+    """What became of one receipt of many."""
+
+    error: Problem | None = None
+
+
+class AllAnswered(Struct):
+    """What became of each."""
+
+    results: list[Answered]
+
+
 encode = msgspec.json.encode
+many = msgspec.json.Decoder(AllAnswered).decode
 listed = msgspec.json.Decoder(Listed).decode
 record = msgspec.json.Decoder(Filed).decode
 rendered = msgspec.json.Decoder(Rendered).decode
@@ -87,6 +102,19 @@ class MemoryGate:
     async def send(self, tenant_id: str, content: bytes) -> None:
         """Store one receipt."""
         await self._ask("POST", "", content=content)
+
+    async def send_many(self, tenant_id: str, contents: list[bytes]) -> list[Refusal | None]:
+        """Store many receipts, where the ledger takes a list (20.9)."""
+        try:
+            results = many(await self._ask("POST", "", content=b"[" + b",".join(contents) + b"]")).results
+        except (Refusal, msgspec.DecodeError) as no:
+            raise Singly(str(no)) from None
+        if len(results) != len(contents):
+            raise Singly(f"{len(results)} answers to {len(contents)} receipts")
+        if away := [one.error.error for one in results if one.error and one.error.error in NO_REFUSALS]:
+            raise Outage(away[0])
+        return [Refusal(f"{one.error.error}: {one.error.message}"[:MOST_TOLD]) if one.error else None
+                for one in results]
 
     async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
         """Fetch receipts one by one, several at a time."""
@@ -178,3 +206,4 @@ def open_sink(settings: Settings) -> MemoryGate:
 
 if TYPE_CHECKING:
     _: type[Sink] = MemoryGate
+    __: type[Bulk] = MemoryGate

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from asyncgate import ANOMALY, Ask, Caller, Lag, LedgerLag, Needs, News, Outgoing, export_key
 from asyncgate.backends.receipts_adopting import JOB, Adopter, anomaly
 from asyncgate.backends.receipts_reading import Reading
-from asyncgate.backends.receipts_sinks import Outage, Refusal, open_sink
+from asyncgate.backends.receipts_sinks import Outage, Refusal, Singly, open_sink
 from asyncgate.backends.receipts_strict import Strict
 from asyncgate.parts.settings import CircuitBreaker
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("asyncgate.ledger")
 
 PAGE = 500                  # receipts that are read, sent and taken out together
+MANY, FEW = 100, 20         # receipts that share a call to a ledger that takes many, where more than a few wait
 SOON_SECONDS = 0.1          # before the first try again; each further one waits twice as long
 FRESH_SECONDS = 1.0         # how old the numbers may be that health tells
 STOP_SECONDS = 5.0          # that receipts on the wire have to arrive when the gate stops
@@ -176,6 +177,7 @@ class Sender:
         self.timers: dict[str, asyncio.TimerHandle] = {}
         self.later: dict[tuple[str, str], float] = {}           # receipts that are not to be tried before
         self.overflown: set[str] = set()
+        self.singly = False                                     # the ledger takes one receipt a call
         self.told: tuple[float, Lag] = (-FRESH_SECONDS, Lag())
         self.following_until = 0.0                              # another process sends
         self.looking: asyncio.Task[None] | None = None
@@ -274,13 +276,47 @@ class Sender:
 
     async def _send_page(self, tenant_id: str, rows: list[Outgoing], stuck: dict[str, float]) -> Outcome:
         """Send a page: of each task one receipt after another, of different tasks many at once."""
-        chains: defaultdict[str, list[Outgoing]] = defaultdict(list)
-        for row in rows:
-            if (chain := row.task_id or row.receipt_id) not in stuck:
-                chains[chain].append(row)
-        outcome = Outcome()
+        outcome, chains = Outcome(), defaultdict[str, list[Outgoing]](list)
+        held = {id for tenant, id in self.later if tenant == tenant_id}
+        behind = {chain_of(row) for row in rows if row.receipt_id in held}
+        due = [row for row in rows if chain_of(row) not in stuck]
+        left = await self._send_many(tenant_id, [row for row in due if chain_of(row) not in behind], outcome)
+        for row in (*left, *(row for row in due if chain_of(row) in behind)):
+            chains[chain_of(row)].append(row)
         await asyncio.gather(*(self._send_chain(tenant_id, key, chain, outcome) for key, chain in chains.items()))
         return outcome
+
+    async def _send_many(self, tenant_id: str, rows: list[Outgoing], outcome: Outcome) -> list[Outgoing]:
+        """Send many receipts a call while all is well; return what is left to be sent one by one."""
+        send_many: Callable[..., Any] | None = getattr(self.sink, "send_many", None)
+        while send_many and len(rows) > FEW and self.breaker.state == "closed" and not (self.singly or self.closed):
+            try:
+                refusals = await send_many(tenant_id, [row.content.encode() for row in rows[:MANY]])
+            except Singly as why:
+                log.info("the ledger takes one receipt a call: %s", why)
+                self.singly = True
+                break
+            except Outage as away:      # the first that is sent by itself will tell more
+                self.breaker.failed()
+                log.warning("the ledger does not take %d receipts: %s", len(rows[:MANY]), away)
+                break
+            for row, no in zip(rows, refusals, strict=False):
+                self._answered(row, no, tenant_id, outcome)
+            rows = rows[MANY:]
+        return rows
+
+    def _answered(self, row: Outgoing, no: Refusal | None, tenant_id: str, outcome: Outcome) -> None:
+        """Note that the ledger took a receipt, or refused it: an answer too, so the ledger is well."""
+        if no is None:
+            outcome.sent.append(row.receipt_id)
+        else:
+            log.error("the ledger refuses receipt %s of tenant %s: %s", row.receipt_id, tenant_id, no)
+            outcome.parked.append(replace(row, state="parked", reason=str(no)))
+        self.later.pop((tenant_id, row.receipt_id), None)
+        if self.breaker.passed():
+            log.info("the ledger answers again")
+            for waiting in tuple(self.timers):
+                self._call_later(waiting, 0.0)
 
     async def _send_chain(self, tenant_id: str, key: str, rows: list[Outgoing], outcome: Outcome) -> None:
         """Send the receipts of one task, until one of them must wait."""
@@ -297,10 +333,9 @@ class Sender:
         """Send one receipt; tell whether the next one may follow."""
         try:
             await self.sink.send(tenant_id, row.content.encode())
-            outcome.sent.append(row.receipt_id)
-        except Refusal as no:       # an answer, so the ledger is well
-            log.error("the ledger refuses receipt %s of tenant %s: %s", row.receipt_id, tenant_id, no)
-            outcome.parked.append(replace(row, state="parked", reason=str(no)))
+            self._answered(row, None, tenant_id, outcome)
+        except Refusal as no:
+            self._answered(row, no, tenant_id, outcome)
         except Outage as away:
             self.breaker.failed()
             outcome.tried.append(row := replace(row, tries=row.tries + 1, reason=str(away)))
@@ -309,11 +344,6 @@ class Sender:
             outcome.stuck[key] = max(pause, self.breaker.wait())
             log.warning("the ledger does not take receipt %s (try %d): %s", row.receipt_id, row.tries, away)
             return False
-        self.later.pop((tenant_id, row.receipt_id), None)
-        if self.breaker.passed():
-            log.info("the ledger answers again")
-            for waiting in tuple(self.timers):
-                self._call_later(waiting, 0.0)
         return True
 
     def _pause(self, tries: int) -> float:
@@ -352,6 +382,11 @@ class Sender:
             lags = [await self.engine.backend.lag(tenant) for tenant in await self.engine.backend.unsent()]
             self.told = self._time(), total(lags)
         return self.told[1]
+
+
+def chain_of(row: Outgoing) -> str:
+    """Return what is sent in order: the receipts of a task, or one that belongs to none."""
+    return row.task_id or row.receipt_id
 
 
 async def resend(engine: Engine, tenant_id: str) -> int:

@@ -30,6 +30,10 @@ class Outage(Exception):
         self.retry_after = retry_after
 
 
+class Singly(Exception):
+    """This ledger takes one receipt a call."""
+
+
 class Filed(ReceiptRecord, kw_only=True):
     """A receipt as a ledger gives it back; those that others wrote may lack what only a gate knows."""
 
@@ -81,6 +85,13 @@ class Sink(Protocol):
 
     async def close(self) -> None:
         """Let the connections go."""
+
+
+class Bulk(Protocol):
+    """What a sink may offer beside: many receipts in one call."""
+
+    async def send_many(self, tenant_id: str, contents: list[bytes]) -> list[Refusal | None]:
+        """Let the ledger take receipts in this order; return what it refuses.  Raises Outage, and Singly."""
 
 
 def profile_of(settings: Settings) -> str:

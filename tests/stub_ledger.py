@@ -54,6 +54,8 @@ class StubLedger:
 
     async def _take(self, body: bytes) -> Answer:
         receipt = json.loads(body)
+        if isinstance(receipt, list):
+            return 400, {}, "one at a time"
         self.sent.append(body)
         said = self.answer(receipt)
         answer: Answer = await said if inspect.isawaitable(said) else said

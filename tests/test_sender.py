@@ -78,6 +78,27 @@ async def test_the_ledger_has_every_receipt_as_the_gate_would_show_it(
     assert {one["tenant_id"] for one in there} == {gate.tenant_id}
 
 
+async def test_many_receipts_share_a_call_and_the_refused_ones_are_parked(
+        integrated: Integrated, ledger: LedgerServer) -> None:
+    async with integrated(ledger.url, auth_token="not yet good") as gate:
+        for _ in range(30):
+            await gate.finished()
+        [first, *_] = await gate.backend.outbox(gate.tenant_id, "", 1)
+        ledger.call("POST", "/v1/receipts", {**json.loads(first.content), "body": {"another": True}})
+    async with integrated(ledger.url, gate.tenant_id, auth_token=ledger.token) as gate:
+        await emptied(gate)
+
+        assert (await gate.backend.lag(gate.tenant_id)).parked == 1
+        assert not gate.engine.ledger.sender.singly
+    there = ledger.receipts(gate.tenant_id)
+    assert len(there) == 121        # one of them the other's, one the anomaly that tells of it
+    tasks: dict[str, list[str]] = {one["task_id"]: [] for one in there}
+    for one in there:
+        tasks[one["task_id"]] += [one["receipt_type"]] * (one["receipt_type"] != "system.anomaly")
+    assert set(map(tuple, tasks.values())) == {
+        ("task.assigned", "task.accepted", "task.completed", "task.result_ready")}
+
+
 async def test_receipts_of_a_task_arrive_in_their_order(integrated: Integrated, stub: StubLedger) -> None:
     cut = itertools.cycle([CUT, (200, {}, "{}"), (503, {}, "busy"), (200, {}, "{}"), (429, {}, "slowly")])
     stub.answer = lambda receipt: next(cut)
