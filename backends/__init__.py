@@ -111,7 +111,7 @@ class Backend(Protocol):
         """Return one of the RECORDS, by its key."""
 
     async def unsent(self) -> list[str]:
-        """Return the tenants whose receipts wait for the ledger."""
+        """Return the tenants with receipts that the ledger does not have, waiting or parked."""
 
     async def outbox(self, tenant_id: str, since: str, limit: int) -> list[Outgoing]:
         """Return a page of the receipts of a tenant that wait for the ledger, oldest first, from behind an id."""

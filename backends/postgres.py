@@ -488,7 +488,7 @@ class Postgres:
         return kind(*rows[0]) if rows else None
 
     async def unsent(self) -> list[str]:
-        """Return the tenants whose receipts wait for the ledger."""
+        """Return the tenants with receipts that the ledger does not have."""
         return [row[0] for row in await self._ask(sql.UNSENT)]
 
     async def outbox(self, tenant_id: str, since: str, limit: int) -> list[Outgoing]:

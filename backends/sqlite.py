@@ -185,7 +185,7 @@ FIND_KEY = f"""
     FROM api_keys AS k LEFT JOIN accounts AS a USING (tenant_id) WHERE k.key_id = ?"""
 UNSENT = """
     SELECT tenant_id FROM tenants AS t
-    WHERE EXISTS (SELECT 1 FROM outbox WHERE tenant_id = t.tenant_id AND state = 'waiting')"""
+    WHERE EXISTS (SELECT 1 FROM outbox WHERE tenant_id = t.tenant_id)"""
 WAITING = f"""
     SELECT {listed(Outgoing)} FROM outbox
     WHERE tenant_id = ? AND state = 'waiting' AND receipt_id > ? ORDER BY receipt_id LIMIT ?"""
@@ -546,7 +546,7 @@ class Sqlite:
         return kind(*rows[0]) if rows else None
 
     async def unsent(self) -> list[str]:
-        """Return the tenants whose receipts wait for the ledger."""
+        """Return the tenants with receipts that the ledger does not have."""
         return [row[0] for row in await self._rows(UNSENT)]
 
     async def outbox(self, tenant_id: str, since: str, limit: int) -> list[Outgoing]:

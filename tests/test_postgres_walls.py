@@ -126,7 +126,7 @@ RULES: dict[str, tuple[str, set[str]]] = {
         FROM unnest(ARRAY['asyncgate_sweeper', 'asyncgate_auth']) AS role,
              unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'REFERENCES']) AS may, pg_attribute AS a, {TABLES}
         AND a.attrelid = c.oid AND a.attnum > 0 AND has_column_privilege(role, c.oid, a.attnum, may)""",
-        each("asyncgate_sweeper SELECT", "tenants.tenant_id tenants.since outbox.tenant_id outbox.state",
+        each("asyncgate_sweeper SELECT", "tenants.tenant_id tenants.since outbox.tenant_id",
              "schedules.tenant_id schedules.schedule_id schedules.late_at",
              "states.tenant_id states.task_id states.asyncgate_instance states.status states.attempt "
              "states.max_attempts states.deadline_at states.expires_at states.check_at")

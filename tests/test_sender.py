@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncgate import Lag, Receipt, ReceiptFilter
+from asyncgate import NOBODY, Health, Lag, Receipt, ReceiptFilter
 from asyncgate.backends.receipts_outbox import Breaker, Ledger, resend
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.ledgers import HASTY, LedgerServer
@@ -124,6 +124,7 @@ async def test_a_refused_receipt_is_parked_and_told_and_does_not_open_the_circui
             await gate.finished()
         await emptied(gate)
         lag = await gate.engine.ledger.lag(gate.tenant_id)
+        assert (await gate.engine.health(NOBODY, Health())).receipt_ledger_lag.parked == 4
         rows = await gate.backend.receipts(gate.tenant_id, ALL)
 
     assert (lag.waiting, lag.parked, lag.circuit) == (0, 4, "closed")

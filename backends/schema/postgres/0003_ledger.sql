@@ -70,16 +70,16 @@ END $$;
 GRANT UPDATE, DELETE ON asyncgate.outbox TO asyncgate_app;
 GRANT UPDATE ON asyncgate.ledger_marks TO asyncgate_app;
 
--- Which tenants have receipts that wait: across tenants, and nothing of what they say.
+-- Which tenants have receipts that the ledger has not: across tenants, and nothing of what they say.
 
 CREATE POLICY sweep ON asyncgate.outbox FOR SELECT TO asyncgate_sweeper USING (true);
-GRANT SELECT (tenant_id, state) ON asyncgate.outbox TO asyncgate_sweeper;
+GRANT SELECT (tenant_id) ON asyncgate.outbox TO asyncgate_sweeper;
 
 CREATE FUNCTION asyncgate.unsent() RETURNS SETOF uuid LANGUAGE sql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT t.tenant_id FROM asyncgate.tenants AS t, LATERAL (
-        SELECT FROM asyncgate.outbox WHERE tenant_id = t.tenant_id AND state = 'waiting' LIMIT 1) AS o
+        SELECT FROM asyncgate.outbox WHERE tenant_id = t.tenant_id LIMIT 1) AS o
 $$;
 REVOKE ALL ON FUNCTION asyncgate.unsent() FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION asyncgate.unsent() TO asyncgate_app;
