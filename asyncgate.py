@@ -122,26 +122,6 @@ class Needs(Struct):
     tally: bool = False                                # and how many receipts each task has that Work is `about`
 
 
-class TaskFilter(Struct, frozen=True):
-    """Which tasks a list shows, newest first."""
-
-    owner: Principal | None
-    status: str | None
-    type: str | None
-    before: str | None          # a task_id
-    limit: int
-
-
-class ReceiptFilter(Struct, frozen=True):
-    """Which receipts a list shows, oldest first."""
-
-    to: Principal | None
-    task_id: str | None
-    receipt_type: str | None
-    after: str | None           # a receipt_id
-    limit: int
-
-
 class Sweep(Ask, kw_only=True):
     """Upkeep's own request: look after these tasks and schedules."""
 
@@ -171,6 +151,7 @@ class News(Struct, frozen=True):
     many: bool = False                                      # more than is listed: look for whatever there may be
     keys: tuple[str, ...] = ()                              # issued keys that have changed
     account: bool = False                                   # whether what is agreed with the tenant has changed
+    posted: bool = False                                    # whether receipts wait for the ledger
 
 
 # LAW ##################################################################################################################
@@ -478,6 +459,7 @@ class Work:
         self.leased: dict[str, Lease] = {}
         self.progressed: dict[str, Progress] = {}
         self.written: dict[str, Receipt] = {}
+        self.posted: dict[str, Outgoing] = {}                           # kept with its receipt, if that is new
         self.events: dict[str, Event] = {}
         self.audited: dict[str, Audit] = {}
         self.opened: dict[str, Principal] = {}                          # whose obligation, by receipt
@@ -608,6 +590,17 @@ class Work:
             self._set(self.opened, receipt.receipt_id, receipt.to)
         return receipt
 
+    def post(self, row: Outgoing, skeleton: bool) -> None:
+        """Put a receipt just written on its way to the ledger; of a skeleton the body goes along."""
+        self._set(self.posted, row.receipt_id, row)
+        if skeleton:
+            self.known_elsewhere(self.written[row.receipt_id])
+
+    def known_elsewhere(self, receipt: Receipt) -> None:
+        """Leave of a receipt just written only the skeleton: the ledger has had it before."""
+        self.use(receipt_bytes=-len(receipt.body.encode()))
+        self._set(self.written, receipt.receipt_id, replace(receipt, body=""))
+
     def close(self, receipt_id: str, to: Principal) -> None:
         """Close the obligation that `receipt_id` opened in the inbox of `to`."""
         self._set(self.closed, receipt_id, to)
@@ -700,6 +693,8 @@ class Engine:
         self.tallies = self.limited and counts_receipts(self.settings.rate_limits)
         self.counted: set[str] = set()                          # tenants whose usage is known to be exact
         self.still_good: Callable[[Caller], Awaitable[None]] = any_caller   # asked when a call that waited goes on
+        self.ledger: Any = None                                 # in integrated mode, where receipts go
+        self.instead: dict[str, Callable[..., Awaitable[Any]]] = {}     # and what is carried out otherwise there
 
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation: the one way in, for every façade and every test (H.9)."""
@@ -709,6 +704,8 @@ class Engine:
         if getattr(ask, "wait_seconds", 0) > 0:
             with self.polls.place(caller.tenant_id, speaker(caller, ask)):
                 return await op.run(self, caller, ask)
+        if (other := self.instead.get(op.name)) is not None:
+            return await other(self, caller, ask)
         if op.direct:
             return await op.run(self, caller, ask)
         return await self.write(op.run, op.loads, caller, ask)
@@ -717,6 +714,8 @@ class Engine:
         """Let a write method join the tenant's next batch; return its reply once it is durable."""
         if self.limited:
             loads = counted(loads, caller.tenant_id not in self.counted, self.tallies)
+        if self.ledger is not None:
+            run = self.ledger.posting(run)
         return await self.batches.join(caller.tenant_id, Job(partial(run, self), loads, caller, ask))
 
     def admit(self, op: Operation, caller: Caller, ask: Ask) -> None:
@@ -1072,7 +1071,7 @@ class Engine:
         task, lease = self._held(work, caller, ask)
         work.hold(replace(lease, ending="released"))
         task = work.move(task, EXPIRE, next_eligible_at=None, started_at=None, held=self._overtold(work, task))
-        self._emit(work, EMISSION["expire"], task, self._expiry(task, lease, "released"), lease=lease)
+        self._emit(work, EMISSION["expire"], task, self._expiry(task, lease, "released"), lease=lease, mark="released")
         self._tell_held(work, task, lease)
         return Released(True, "queued", True)
 
@@ -1253,7 +1252,10 @@ class Engine:
         return mine and any(one.receipt_type == contract.type and self._by_worker(one) for one in under)
 
     def _by_worker(self, ended: Receipt) -> bool:
-        return ended.receipt_type != EXPIRED.type or _any(ended.body)["reason"] == "released"
+        """Whether its worker ended a lease; a receipt that was sent to the ledger has left its body there."""
+        mine = receipt_key(EXPIRED, ended.task_id, ended.sender, ended.lease_id, ended.parents, "released")
+        return ended.receipt_type != EXPIRED.type or ended.receipt_key == mine or (
+            ended.body != "" and _any(ended.body)["reason"] == "released")
 
     def _until_when(self, acquired: float, now: float, wished: int | None) -> float:
         """Return when a lease runs out: so long from now, but never past its lifetime."""
@@ -1320,11 +1322,7 @@ class Engine:
         Without a recipient it is the caller's own inbox; an admin who names nobody sees the whole tenant's.  Follow
         next_cursor, or since_receipt_id later on: every receipt comes exactly once.
         """
-        to = Principal(ask.to_kind or "agent", ask.to_id) if ask.to_id else claimed(ask)
-        if ask.task_id is not None and to is None:
-            await self._readable(caller, ask.task_id)
-        elif not caller.sees_all:
-            to = self._self_only(caller, to)
+        to = await self.inbox(caller, ask)
         mark = ("receipts", to, ask.task_id, ask.receipt_type)
         after = await self._since(caller, ask.since_receipt_id or ask.cursor, *mark)
         limit = self.limit(ask.limit)
@@ -1333,14 +1331,24 @@ class Engine:
         more = self.cursor(caller, rows[limit - 1].receipt_id, *mark) if len(rows) > limit else None
         return Receipts([shown(caller.tenant_id, row) for row in rows[:limit]], more, more)
 
+    async def inbox(self, caller: Caller, ask: ListReceipts) -> Principal | None:
+        """Return whose receipts are meant; None is everybody's, of a task or of the tenant."""
+        to = Principal(ask.to_kind or "agent", ask.to_id) if ask.to_id else claimed(ask)
+        if ask.task_id is not None and to is None:
+            await self._readable(caller, ask.task_id)
+        elif not caller.sees_all:
+            to = self._self_only(caller, to)
+        return to
+
     async def get_receipt(self, caller: Caller, ask: GetReceipt) -> ReceiptRecord:
         """Return one receipt."""
         if (receipt := await self.backend.receipt(caller.tenant_id, ask.receipt_id)) is None:
             raise ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are")
-        self._party(caller, caller.principal, receipt, caller.sees_all)
+        self.party(caller, caller.principal, receipt, caller.sees_all)
         return shown(caller.tenant_id, receipt)
 
-    def _party(self, caller: Caller, who: Principal, receipt: Receipt, anybody: bool) -> None:
+    def party(self, caller: Caller, who: Principal, receipt: Receipt | ReceiptRecord, anybody: bool) -> None:
+        """Refuse who neither stated a receipt nor is addressed by it, unless anybody's is meant."""
         if not anybody and not (receipt.to.same(who) or receipt.sender.same(who)):
             raise barred(caller, f"receipt {receipt.receipt_id} is between others")
 
@@ -1406,7 +1414,7 @@ class Engine:
                         if work.receipts[parent].receipt_type == SCHEDULED.type), None)
         if created is None or created.schedule_id is None or ask.schedule_id not in (None, created.schedule_id):
             raise InvalidRequest("schedule.deleted must name the schedule.created of that schedule among its parents")
-        self._party(caller, by, created, caller.unlimited)
+        self.party(caller, by, created, caller.unlimited)
         receipt = self._emit(work, UNSCHEDULED, None, ask.body or {}, by=by, to=created.to, parents=parents,
                              task_id=ask.task_id or created.task_id, schedule_id=created.schedule_id,
                              mark=created.schedule_id)
@@ -1478,7 +1486,7 @@ class Engine:
         return Welcome(self._server(), await self._relationship(caller, who),
                        Attention([shown(caller.tenant_id, row) for row in rows]),
                        LatestReceipt(rows[-1].receipt_id if rows else None), self.settings.environment,
-                       await self._warnings(caller))
+                       warnings=await self._warnings(caller))
 
     async def _warnings(self, caller: Caller) -> list[str]:
         """Say in time that the room for receipts comes to its end (spec 21.6.3)."""
@@ -1529,7 +1537,8 @@ class Engine:
             log.exception("the database does not answer")
             database = "unavailable"
         return Healthy("healthy" if database == "ok" else "unhealthy", "AsyncGate", __version__, self.instance,
-                       self._uptime(), database, self.upkeep.report() if self.upkeep else {})
+                       self._uptime(), database, self.upkeep.report() if self.upkeep else {},
+                       await self.ledger.lag() if self.ledger and database == "ok" else UNSET)
 
     # Upkeep's own writes.
 
@@ -1668,11 +1677,11 @@ def news_of(work: Work) -> News | None:
     ended = [task.task_id for task in changed if task.status in TERMINAL]
     keys = tuple(key[0] for kind, key in work.kept if kind is Key)
     account = (Account, ()) in work.kept
-    if not (queued or ended or keys or account):
+    if not (queued or ended or keys or account or work.posted):
         return None
     kinds = tuple((task.type, tuple(sorted(needs_of(raw(task.requirements))))) for task in now[:MOST_QUEUED])
     return News(work.tenant_id, kinds, tuple(ended[:MOST_ENDED]), min(later, default=None),
-                len(now) > MOST_QUEUED or len(ended) > MOST_ENDED, keys, account)
+                len(now) > MOST_QUEUED or len(ended) > MOST_ENDED, keys, account, bool(work.posted))
 
 
 def sized(text: bytes, most: int, what: str) -> None:
@@ -1753,6 +1762,7 @@ class Batches:
 
     def __init__(self, backend: Backend, size: int, after_commit: Callable[[Work], None]) -> None:
         self.backend, self.size, self.after_commit = backend, size, after_commit
+        self.transact = backend.transact                # or what asks the ledger before it commits
         self.waiting: dict[str, list[Job]] = {}         # in the order of the tenants' turns
         self.under_way: defaultdict[str, list[int]] = defaultdict(list)     # sizes
         self.flights: set[asyncio.Task[None]] = set()
@@ -1811,12 +1821,15 @@ class Batches:
     async def _fly(self, tenant_id: str, jobs: list[Job]) -> None:
         decided: list[Work] = []
         try:
-            await self.backend.transact(tenant_id, named(jobs), partial(decide, jobs, decided))
+            await self.transact(tenant_id, named(jobs), partial(decide, jobs, decided))
             error: Exception | None = None
         except Refused as refused:
             if len(jobs) > 1:
                 return await self._fly_alone(tenant_id, jobs)
-            error = fault(type(jobs[0].ask).__name__, refused)
+            why = refused.__cause__
+            error = why if isinstance(why, GateError) else fault(type(jobs[0].ask).__name__, refused)
+        except GateError as no:
+            error = no
         except Exception as broken:
             log.error("a batch of %d did not reach the database", len(jobs), exc_info=broken)
             error = DatabaseUnavailable("the database did not take this; try again", retry_after=1)
@@ -2137,10 +2150,8 @@ def guard_start(settings: Settings) -> None:
     if settings.allow_insecure_dev and not loopback(settings.host):
         raise StartupError(f"allow_insecure_dev opens the gate to everybody who reaches it: it needs a loopback host, "
                            f"not {settings.host}")
-    later = {"receipt_mode: " + settings.receipt_mode: settings.receipt_mode != "standalone",
-             "security.oauth.enabled": settings.security.oauth.enabled}
-    if missing := [name for name, wanted in later.items() if wanted]:
-        raise StartupError(f"{missing[0]} is not part of this release; unset it")
+    if settings.security.oauth.enabled:
+        raise StartupError("security.oauth.enabled is not part of this release; unset it")
     if settings.allow_insecure_dev:
         log.warning("INSECURE: allow_insecure_dev is on, whoever reaches %s is admin", settings.host)
 
@@ -2158,6 +2169,8 @@ DEPRECATED = [(b"deprecation", b"true"), (b"x-asyncgate-deprecated", b"true"),
 
 class Gate:
     """The server over one backend: the engine, who may come in, and the application that speaks REST."""
+
+    operations = OPERATIONS
 
     def __init__(self, settings: Settings, backend: Backend | None = None) -> None:
         self.settings, self.backend, self.identity = settings, backend, Identity(settings)
@@ -2206,9 +2219,11 @@ class Gate:
         part = import_module("asyncgate.backends.identity_guard")
         self.guard = part.Guard(self.engine)
         self.identity.ways.insert(0, part.Keys(self.guard.keys))
+        if self.settings.receipt_mode != "standalone":
+            self.engine.ledger = import_module("asyncgate.backends.receipts_outbox").Ledger(self.engine)
         try:
             await backend.join(self.engine.instance, self.settings.lease_sweep_interval_seconds, self.engine.hear)
-            async with self.guard, self.engine.upkeep:
+            async with self.guard, self.engine.upkeep, self.engine.ledger or contextlib.nullcontext():
                 yield
         finally:
             await self.mcp.close()
@@ -2223,7 +2238,7 @@ class Gate:
 
     def _endpoints(self) -> dict[str, Endpoint]:
         paths: dict[str, dict[str, Operation]] = {}
-        for op in OPERATIONS.values():
+        for op in self.operations.values():
             for verb, path in op.rest:
                 paths.setdefault(path, {})[verb] = op
         endpoints = {path: Endpoint(self, operations, path) for path, operations in paths.items()}
@@ -2570,9 +2585,10 @@ def serve(configured: Configured) -> None:
     sys.exit(serve_forever(configured.settings))
 
 
-def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None, beside: Iterable[Route] = ()) -> int:
+def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None, beside: Iterable[Route] = (),
+                  kind: type[Gate] = Gate) -> int:
     """Serve until a signal comes, with further routes beside the gate's own; return the exit status."""
-    gate = Gate(settings)
+    gate = kind(settings)
     gate.app.router.routes.extend(beside)
     said = ready or (lambda url: log.info("asyncgate %s serves %s", __version__, url))
     status: int = import_module("asyncgate.backends.server_uvicorn").run(gate, settings, drain=gate.drain, ready=said)

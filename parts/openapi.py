@@ -283,6 +283,7 @@ def codes(op: Any, verb: str, path: str) -> dict[int, list[str]]:
         told += (", 401 unauthenticated, 403 tenant_mismatch, 429 rate_limit_exceeded, 503 overloaded, "
                  "503 rate_limiter_unavailable, 503 issuer_unavailable")
     told += ", 503 database_unavailable" if op.open or op.kind != "B" else ""
+    told += ", 503 receipt_ledger_unavailable" if op.kind == "W" else ""
     told += ", 400 invalid_cursor" if {"cursor", "since_receipt_id"} & {*op.takes.__struct_fields__} else ""
     told += ", 404 not_found" if "{" in path else ""
     if verb != "GET":

@@ -22,6 +22,8 @@ from msgspec.structs import astuple, replace
 from asyncgate import (
     RECORDS,
     Engine,
+    Entry,
+    LedgerMark,
     Needs,
     Principal,
     Refused,
@@ -36,12 +38,14 @@ from asyncgate import (
 from asyncgate.backends import open_backend
 from asyncgate.backends.identity_guard import Guard
 from asyncgate.backends.memory import Memory, Tenant
+from asyncgate.backends.receipts_outbox import Ledger
 from asyncgate.clients import copy
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.history import stored, violations
 from asyncgate.conformance.plugin import SHARED
 from asyncgate.conformance.postgres_server import Server
 from asyncgate.conformance.verify import verify
+from asyncgate.parts.settings import MemoryGate
 
 pytestmark = pytest.mark.anyio
 PATIENCE_SECONDS = 60.0
@@ -124,8 +128,22 @@ async def fill(backend: Any) -> None:
     await Upkeep(visited.engine).once("presence")
 
 
+async def keep_books(gate: Gate) -> None:
+    """Leave a receipt that waits for a ledger, one that somebody has stored here, and the place of a reader."""
+    gate.engine.ledger = Ledger(Engine(gate.backend, Settings(
+        receipt_mode="memorygate_integrated", memorygate=MemoryGate(url="http://127.0.0.1:9"))))
+    await gate.as_agent().cancel_task(task_id=await gate.create(type="told elsewhere"))
+    gate.engine.ledger = None
+
+    def store(work: Work) -> None:
+        work.keep(Entry("r-1", work.new_id(), "plan.made", "", "agent", "ada", "agent", "bob", "", "d", "{}"))
+        work.keep(LedgerMark("task.completed", "r-1"))
+    await gate.backend.transact(gate.tenant_id, Needs(), store)
+
+
 async def live(gate: Gate) -> None:
     """Let everything happen that leaves a row."""
+    await keep_books(gate)
     await end_tasks(gate)
     await make_schedules(gate)
     held = await gate.leased(max_expiries=1, timeouts={"lease_ttl_seconds": 1})

@@ -27,23 +27,30 @@ from asyncgate import (
     DatabaseSettings,
     DatabaseUnavailable,
     Engine,
+    Entry,
+    EntryFilter,
     GateError,
     Ids,
     Key,
+    LedgerMark,
     Needs,
+    Outgoing,
     Principal,
     ReceiptFilter,
+    Settings,
     StartupError,
     TaskFilter,
     Upkeep,
     Work,
+    encode,
 )
 from asyncgate.backends import open_backend
 from asyncgate.backends import postgres_statements as sql
+from asyncgate.backends.receipts_outbox import Ledger
 from asyncgate.clients.http import Exchange
 from asyncgate.conformance.harness import Gate, Numbered, View, under
 from asyncgate.conformance.postgres_server import Cluster, connected
-from asyncgate.parts.settings import RateLimiting, SecuritySettings
+from asyncgate.parts.settings import MemoryGate, RateLimiting, SecuritySettings
 
 pytestmark = pytest.mark.anyio
 
@@ -87,7 +94,8 @@ RULES: dict[str, tuple[str, set[str]]] = {
     "no other policy lets anybody see more": (f"""
         SELECT concat_ws(' ', cmd, tablename, roles) FROM pg_policies WHERE schemaname = 'asyncgate'
         AND NOT (roles = '{{asyncgate_app}}' AND qual = '{WALL}' AND with_check = '{WALL}')""",
-        {f"{what} {{asyncgate_sweeper}}" for what in ("SELECT tenants", "SELECT schedules", "ALL states")}
+        {f"{what} {{asyncgate_sweeper}}"
+         for what in ("SELECT tenants", "SELECT schedules", "ALL states", "SELECT outbox")}
         | {f"SELECT {table} {{asyncgate_auth}}" for table in ("api_keys", "accounts")}),
     "no role of ours is strong": ("""
         SELECT rolname FROM pg_roles WHERE rolname LIKE 'asyncgate\\_%'
@@ -104,21 +112,21 @@ RULES: dict[str, tuple[str, set[str]]] = {
             UNION ALL SELECT proowner, proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace
             UNION ALL SELECT nspowner, nspname FROM pg_namespace WHERE nspname = 'asyncgate') AS o (owner, name)
         WHERE pg_get_userbyid(owner) <> 'asyncgate_owner'""",
-        each("asyncgate_sweeper owns", "all_tenants overdue") | {"asyncgate_auth owns find_key"}),
+        each("asyncgate_sweeper owns", "all_tenants overdue unsent") | {"asyncgate_auth owns find_key"}),
     "what the gate's role may change": (f"""
         SELECT concat_ws(' ', may, relname)
         FROM unnest(ARRAY['UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS may, {TABLES}
         AND (has_table_privilege('asyncgate_app', c.oid, may) OR may IN ('UPDATE', 'REFERENCES')
              AND has_any_column_privilege('asyncgate_app', c.oid, may))""",
         each("UPDATE", "states progress schedules presences deliveries instances meta accounts api_keys audit_heads "
-                       "usage")
-        | each("DELETE", "obligations schedules instances")),
+                       "usage outbox ledger_marks")
+        | each("DELETE", "obligations schedules instances outbox")),
     "what the roles that look across tenants may": (f"""
         SELECT concat_ws(' ', role, may, relname || '.' || attname)
         FROM unnest(ARRAY['asyncgate_sweeper', 'asyncgate_auth']) AS role,
              unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'REFERENCES']) AS may, pg_attribute AS a, {TABLES}
         AND a.attrelid = c.oid AND a.attnum > 0 AND has_column_privilege(role, c.oid, a.attnum, may)""",
-        each("asyncgate_sweeper SELECT", "tenants.tenant_id tenants.since",
+        each("asyncgate_sweeper SELECT", "tenants.tenant_id tenants.since outbox.tenant_id",
              "schedules.tenant_id schedules.schedule_id schedules.late_at",
              "states.tenant_id states.task_id states.asyncgate_instance states.status states.attempt "
              "states.max_attempts states.deadline_at states.expires_at states.check_at")
@@ -133,9 +141,9 @@ RULES: dict[str, tuple[str, set[str]]] = {
         SELECT relname FROM {TABLES} AND EXISTS (SELECT FROM aclexplode(relacl) WHERE grantee = 0)
         UNION ALL SELECT nspname FROM pg_namespace
         WHERE nspname = 'asyncgate' AND has_schema_privilege('public', oid, 'USAGE, CREATE')""", set()),
-    "only the three look-ups across tenants run as another role": ("""
+    "only the four look-ups across tenants run as another role": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef""",
-        {"all_tenants", "overdue", "find_key"}),
+        {"all_tenants", "overdue", "unsent", "find_key"}),
     "nobody can lend them other tables, nor call them unasked": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef
         AND (proconfig IS DISTINCT FROM '{"search_path=pg_catalog, pg_temp"}'
@@ -162,7 +170,7 @@ BREACHES = {
     "nor may they take rows away": "GRANT DELETE ON asyncgate.states TO asyncgate_sweeper",
     "nobody else may anything": "GRANT SELECT (body) ON asyncgate.receipts TO PUBLIC; "
                                 "GRANT SELECT ON asyncgate.edges TO PUBLIC",
-    "only the three look-ups across tenants run as another role": "ALTER FUNCTION asyncgate.one_task SECURITY DEFINER",
+    "only the four look-ups across tenants run as another role": "ALTER FUNCTION asyncgate.one_task SECURITY DEFINER",
     "nobody can lend them other tables, nor call them unasked": "ALTER FUNCTION asyncgate.overdue RESET search_path",
     "a view shows what its reader may see": "CREATE VIEW asyncgate.stray AS SELECT * FROM asyncgate.receipts",
 }
@@ -251,11 +259,30 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
     await gate.create(payload=mark, type="waiting")
     await Upkeep(gate.engine).remember()
     await operator_of(gate).create_tenant(tenant=gate.tenant_id, name=mark)
+    await keep_books(gate, mark)
     return {**under(running), **await keys_of(gate, mark),
             "receipt_id": running.obligation_receipt_id, "created": made[0],
             "discharged": done.obligation_receipt_id, "schedule_id": "nightly", "key": "key", "claim": "claim",
             "worker": "w1", "agent": "ada", "type": "waiting",
             "cursor": str((await ada.list_tasks(limit=1)).next_cursor)}
+
+
+async def keep_books(gate: Gate, mark: str) -> None:
+    """Let a tenant have receipts on their way to a ledger, and some that others stored here."""
+    gate.engine.ledger = Ledger(Engine(gate.backend, Settings(
+        receipt_mode="memorygate_integrated", memorygate=MemoryGate(url="http://127.0.0.1:9"))))
+    await gate.create(payload=mark, type="told elsewhere")
+    gate.engine.ledger = None
+
+    def store(work: Work) -> None:
+        work.keep(Outgoing("sent", "", encode(mark).decode(), work.now))
+        work.keep(Entry("stated", work.new_id(), "plan.made", "", "agent", "ada", "agent", "ada", "", mark, "{}"))
+        work.keep(LedgerMark("task.completed", "stated"))
+
+    def take_out(work: Work) -> None:
+        work.drop(Outgoing, "sent")
+    for decide in (store, take_out):
+        await gate.backend.transact(gate.tenant_id, Needs(), decide)
 
 
 def operator_of(gate: Gate) -> View:
@@ -782,6 +809,11 @@ async def read_all(gate: Gate, names: dict[str, str]) -> None:
     await gate.as_agent().list_open_obligations()
     await gate.backend.next_due(tenant)
     await gate.everything()
+    for to in (None, ada):
+        await gate.backend.entries(tenant, EntryFilter(to, None, None, None, None, 10))
+    waiting = await gate.backend.outbox(tenant, "", 10)
+    await gate.backend.outgoing(tenant, [row.receipt_id for row in waiting])
+    await gate.backend.lag(tenant)
 
 
 async def waited_for(admin: str, tenant_id: str, task_id: str) -> None:

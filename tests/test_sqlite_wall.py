@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from asyncgate import Engine
+from asyncgate import Engine, Entry, LedgerMark, Needs, Outgoing, Work
 from asyncgate.backends import sqlite as backend
 from asyncgate.backends.sqlite import open_backend
 from asyncgate.conformance.harness import Gate, under
@@ -19,9 +19,14 @@ OURS, THEIRS = "00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-
 REACHING_OUT = ["UPDATE tasks SET priority = 9", "DELETE FROM leases", "UPDATE tasks SET tenant_id = 'another'",
                 "INSERT INTO edges (tenant_id, child_id, parent_id) VALUES ('another', 'a', 'b')",
                 "UPDATE accounts SET tier = 'paid'", "DELETE FROM api_keys", "UPDATE api_keys SET revoked_at = NULL",
-                "UPDATE audit_heads SET number = 9", "UPDATE api_keys SET tenant_id = 'another'",
+                "UPDATE audit_heads SET number = 9", "UPDATE outbox SET content = 'forged'", "DELETE FROM outbox",
+                "DELETE FROM ledger_marks",
+                "INSERT INTO ledger SELECT 'another', receipt_id, arrival, receipt_type, "
+                "task_id, from_kind, from_id, to_kind, to_id, asyncgate_instance, digest, content FROM ledger",
+                "UPDATE api_keys SET tenant_id = 'another'",
                 "INSERT INTO audit SELECT 'another', audit_id, number, at, event, severity, body, hash FROM audit"]
-APPEND_ONLY = {"receipts": "receipt_id", "edges": "child_id", "events": "event_id", "audit": "audit_id"}
+APPEND_ONLY = {"receipts": "receipt_id", "edges": "child_id", "events": "event_id", "audit": "audit_id",
+               "ledger": "receipt_id"}
 # Each takes rows that are there already, and would leave others in their place.
 CHANGES = {
     "an UPDATE": "UPDATE {table} SET {column} = 'made up' WHERE tenant_id = '{ours}'",
@@ -44,6 +49,13 @@ OTHER_KEYS = {
 }
 
 
+def books(work: Work) -> None:
+    """Leave something where receipts go to a ledger, or come from gates."""
+    work.keep(Outgoing("r-1", "", "{}", 0.0))
+    work.keep(Entry("r-1", work.new_id(), "plan.made", "", "agent", "ada", "agent", "bob", "", "d", "{}"))
+    work.keep(LedgerMark("task.completed", "r-1"))
+
+
 @pytest.fixture
 async def path(tmp_path: Path) -> Path:
     """A file with tasks, leases, keys and logs of two tenants; ours has written last."""
@@ -55,6 +67,7 @@ async def path(tmp_path: Path) -> Path:
         opened.db.execute("INSERT INTO edges VALUES (?, 'child', 'parent')", (tenant,))
         await gate.beside(default_tenant_id=tenant).as_admin().create_tenant(tenant=tenant, name="a name")
         await gate.as_admin().issue_key(name="a key", principal_id="w1")
+        await opened.transact(tenant, Needs(), books)
     await opened.close()
     return tmp_path / "gate.db"
 
