@@ -115,26 +115,6 @@ class Needs(Struct):
     recount: bool = False                              # load a Usage as it is, not as it was kept
 
 
-class TaskFilter(Struct, frozen=True):
-    """Which tasks a list shows, newest first."""
-
-    owner: Principal | None
-    status: str | None
-    type: str | None
-    before: str | None          # a task_id
-    limit: int
-
-
-class ReceiptFilter(Struct, frozen=True):
-    """Which receipts a list shows, oldest first."""
-
-    to: Principal | None
-    task_id: str | None
-    receipt_type: str | None
-    after: str | None           # a receipt_id
-    limit: int
-
-
 class Sweep(Ask, kw_only=True):
     """Upkeep's own request: look after these tasks and schedules."""
 
@@ -164,6 +144,7 @@ class News(Struct, frozen=True):
     many: bool = False                                      # more than is listed: look for whatever there may be
     keys: tuple[str, ...] = ()                              # issued keys that have changed
     account: bool = False                                   # whether what is agreed with the tenant has changed
+    posted: bool = False                                    # whether receipts wait for the ledger
 
 
 # LAW ##################################################################################################################
@@ -482,6 +463,7 @@ class Work:
         self.leased: dict[str, Lease] = {}
         self.progressed: dict[str, Progress] = {}
         self.written: dict[str, Receipt] = {}
+        self.posted: dict[str, Outgoing] = {}                           # kept with its receipt, if that is not there yet
         self.events: dict[str, Event] = {}
         self.audited: dict[str, Audit] = {}
         self.opened: dict[str, Principal] = {}                          # whose obligation, by receipt
@@ -605,6 +587,14 @@ class Work:
             self._set(self.opened, receipt.receipt_id, receipt.to)
         return receipt
 
+    def post(self, row: Outgoing, skeleton: bool) -> None:
+        """Put a receipt just written on its way to the ledger; of a skeleton the body goes along."""
+        receipt = self.written[row.receipt_id]
+        self._set(self.posted, row.receipt_id, row)
+        if skeleton:
+            self.use(receipt_bytes=-len(receipt.body.encode()))
+            self._set(self.written, row.receipt_id, replace(receipt, body=""))
+
     def close(self, receipt_id: str, to: Principal) -> None:
         """Close the obligation that `receipt_id` opened in the inbox of `to`."""
         self._set(self.closed, receipt_id, to)
@@ -695,6 +685,7 @@ class Engine:
         self.limited = self.settings.security.rate_limiting.enabled
         self.counted: set[str] = set()                          # tenants whose usage is known to be exact
         self.still_good: Callable[[Caller], Awaitable[None]] = any_caller   # asked when a call that waited goes on
+        self.ledger: Any = None                                 # in integrated mode, where receipts go
 
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation: the one way in, for every façade and every test (H.9)."""
@@ -712,6 +703,8 @@ class Engine:
         """Let a write method join the tenant's next batch; return its reply once it is durable."""
         if self.limited:
             loads = counted(loads, caller.tenant_id not in self.counted)
+        if self.ledger is not None:
+            run = self.ledger.posting(run)
         return await self.batches.join(caller.tenant_id, Job(partial(run, self), loads, caller, ask))
 
     def admit(self, op: Operation, caller: Caller, ask: Ask) -> None:
@@ -1057,7 +1050,7 @@ class Engine:
         task, lease = self._held(work, caller, ask)
         work.hold(replace(lease, ending="released"))
         task = work.move(task, EXPIRE, next_eligible_at=None, started_at=None)
-        self._emit(work, EMISSION["expire"], task, self._expiry(task, lease, "released"), lease=lease)
+        self._emit(work, EMISSION["expire"], task, self._expiry(task, lease, "released"), lease=lease, mark="released")
         return Released(True, "queued", True)
 
     async def list_leases(self, caller: Caller, ask: ListLeases) -> Leases:
@@ -1234,7 +1227,10 @@ class Engine:
         return mine and any(one.receipt_type == contract.type and self._by_worker(one) for one in under)
 
     def _by_worker(self, ended: Receipt) -> bool:
-        return ended.receipt_type != EXPIRED.type or _any(ended.body)["reason"] == "released"
+        """Whether its worker ended a lease; a receipt that was sent to the ledger has left its body there."""
+        mine = receipt_key(EXPIRED, ended.task_id, ended.sender, ended.lease_id, ended.parents, "released")
+        return ended.receipt_type != EXPIRED.type or ended.receipt_key == mine or (
+            ended.body != "" and _any(ended.body)["reason"] == "released")
 
     def _until_when(self, acquired: float, now: float, wished: int | None) -> float:
         """Return when a lease runs out: so long from now, but never past its lifetime."""
@@ -1641,11 +1637,11 @@ def news_of(work: Work) -> News | None:
     ended = [task.task_id for task in changed if task.status in TERMINAL]
     keys = tuple(key[0] for kind, key in work.kept if kind is Key)
     account = (Account, ()) in work.kept
-    if not (queued or ended or keys or account):
+    if not (queued or ended or keys or account or work.posted):
         return None
     kinds = tuple((task.type, tuple(sorted(needs_of(raw(task.requirements))))) for task in now[:MOST_QUEUED])
     return News(work.tenant_id, kinds, tuple(ended[:MOST_ENDED]), min(later, default=None),
-                len(now) > MOST_QUEUED or len(ended) > MOST_ENDED, keys, account)
+                len(now) > MOST_QUEUED or len(ended) > MOST_ENDED, keys, account, bool(work.posted))
 
 
 def sized(text: bytes, most: int, what: str) -> None:

@@ -12,7 +12,7 @@ one, `sqlite.py` the one to read for a real database.  Then run the suite agains
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -22,12 +22,16 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from asyncgate import (
         DatabaseSettings,
+        Entry,
+        EntryFilter,
         Event,
         Ids,
         Key,
+        Lag,
         Lease,
         Needs,
         News,
+        Outgoing,
         Principal,
         Progress,
         Receipt,
@@ -105,6 +109,27 @@ class Backend(Protocol):
 
     async def record(self, tenant_id: str, kind: type[R], *key: str) -> R | None:
         """Return one of the RECORDS, by its key."""
+
+    async def unsent(self) -> list[str]:
+        """Return the tenants whose receipts wait for the ledger."""
+
+    async def outbox(self, tenant_id: str, since: str, limit: int) -> list[Outgoing]:
+        """Return a page of the receipts of a tenant that wait for the ledger, oldest first, from behind an id."""
+
+    async def outgoing(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Outgoing]:
+        """Return those of some receipts that the ledger does not have yet, waiting or parked."""
+
+    async def lag(self, tenant_id: str) -> Lag:
+        """Return how many receipts wait for the ledger, how many are parked, and since when the oldest waits."""
+
+    async def entries(self, tenant_id: str, of: EntryFilter) -> list[Entry]:
+        """Return a page of what others have stored here, by arrival; no later commit can add to it."""
+
+    async def lead(self, job: str) -> bool:
+        """Whether this process is the one, of all that share the database, that does a job; it stays so while it lives.
+
+        When that one dies, another one that asks becomes it.
+        """
 
     async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
         """Return the tenant of an issued key, whether that is suspended, and the key: before any tenant is known.

@@ -22,14 +22,18 @@ from asyncgate import (
     Account,
     Audit,
     DatabaseSettings,
+    Entry,
+    EntryFilter,
     Event,
     Ids,
     Key,
+    Lag,
     Lanes,
     Lease,
     Needs,
     News,
     Obligation,
+    Outgoing,
     Principal,
     Progress,
     Receipt,
@@ -165,6 +169,8 @@ class Memory:
             if (key := (receipt.task_id, receipt.receipt_key)) not in tenant.recorded:
                 tenant.recorded.add(key)
                 tenant.receipts[receipt.receipt_id] = receipt
+        posted = {(id,): row for id, row in work.posted.items() if id in tenant.receipts}
+        tenant.records[Outgoing].update(posted)
         tenant.events.update(work.events)
         tenant.audit.update(work.audited)
         tenant.open.update(work.opened)
@@ -228,6 +234,38 @@ class Memory:
     async def record(self, tenant_id: str, kind: type[R], *key: str) -> R | None:
         """Return one record."""
         return self.all[tenant_id].records[kind].get(key)
+
+    async def unsent(self) -> list[str]:
+        """Return the tenants whose receipts wait for the ledger."""
+        return [tenant_id for tenant_id in self.all if await self.outbox(tenant_id, "", 1)]
+
+    async def outbox(self, tenant_id: str, since: str, limit: int) -> list[Outgoing]:
+        """Return a page of the receipts that wait for the ledger."""
+        rows = {id: row for (id,), row in self.all[tenant_id].records[Outgoing].items() if row.state == "waiting"}
+        return list(islice(after(rows, since), limit))
+
+    async def outgoing(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Outgoing]:
+        """Return those of some receipts that the ledger does not have yet."""
+        rows = self.all[tenant_id].records[Outgoing]
+        return [rows[id,] for id in receipt_ids if (id,) in rows]
+
+    async def lag(self, tenant_id: str) -> Lag:
+        """Return how many receipts wait, how many are parked, and since when the oldest waits."""
+        rows = self.all[tenant_id].records[Outgoing].values()
+        waiting = [row.posted_at for row in rows if row.state == "waiting"]
+        return Lag(len(waiting), len(rows) - len(waiting), min(waiting, default=None))
+
+    async def entries(self, tenant_id: str, of: EntryFilter) -> list[Entry]:
+        """Return a page of what others have stored here."""
+        rows = {row.arrival: row for row in self.all[tenant_id].records[Entry].values()}
+        found = (row for row in after(rows, of.after) if (of.to is None or row.to.same(of.to))
+                 and of.task_id in (None, row.task_id) and of.receipt_type in (None, row.receipt_type)
+                 and of.instance in (None, row.asyncgate_instance))
+        return list(islice(found, of.limit))
+
+    async def lead(self, job: str) -> bool:
+        """Be the only one there is."""
+        return True
 
     async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
         """Return a key before its tenant is known."""

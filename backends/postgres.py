@@ -25,14 +25,18 @@ from msgspec import Struct
 
 from asyncgate import (
     DatabaseUnavailable,
+    Entry,
+    EntryFilter,
     Event,
     Ids,
     Key,
+    Lag,
     Lanes,
     Lease,
     LeaseNext,
     Needs,
     News,
+    Outgoing,
     Principal,
     Progress,
     Receipt,
@@ -441,7 +445,7 @@ class Postgres:
 
     async def receipts(self, tenant_id: str, of: ReceiptFilter) -> list[Receipt]:
         """Return a page of receipts, oldest first, and none that a transaction still open could add to."""
-        newest = await self._horizon(tenant_id)
+        newest = await self._horizon(tenant_id, "receipts")
         statement = f"{sql.RECEIPTS} AND r.receipt_id > $2 AND r.receipt_id <= $3"
         given: list[Any] = [of.after or "", newest]
         for column, value in (("to_kind", of.to and of.to.kind), ("to_id", of.to and of.to.id),
@@ -452,11 +456,11 @@ class Postgres:
         rows = await self._read(tenant_id, f"{statement} ORDER BY r.receipt_id LIMIT {int(of.limit)}", *given)
         return [sql.receipt_row(row) for row in rows]
 
-    async def _horizon(self, tenant_id: str) -> str:
-        """Return up to which receipt nothing can be added any more; wait a moment for those who still might."""
+    async def _horizon(self, tenant_id: str, table: str) -> str:
+        """Return up to which row nothing can be added any more; wait a moment for those who still might."""
         deadline, target = time.monotonic() + HIDDEN_SECONDS, ""
         while True:
-            newest, since = (await self._read(tenant_id, sql.HORIZON, sql.writers_of(uuid.UUID(tenant_id))))[0]
+            newest, since = (await self._read(tenant_id, sql.HORIZONS[table], sql.writers_of(uuid.UUID(tenant_id))))[0]
             target = target or newest or ""
             sure = None if since is None else sql.before(since + self.skew)
             if sure is None or target < sure:
@@ -482,6 +486,38 @@ class Postgres:
         """Return one record."""
         rows = await self._read(tenant_id, sql.RECORD[kind], *([part] for part in key))
         return kind(*rows[0]) if rows else None
+
+    async def unsent(self) -> list[str]:
+        """Return the tenants whose receipts wait for the ledger."""
+        return [row[0] for row in await self._ask(sql.UNSENT)]
+
+    async def outbox(self, tenant_id: str, since: str, limit: int) -> list[Outgoing]:
+        """Return a page of the receipts that wait for the ledger."""
+        return [Outgoing(*row) for row in await self._read(tenant_id, sql.WAITING, since, limit)]
+
+    async def outgoing(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Outgoing]:
+        """Return those of some receipts that the ledger does not have yet."""
+        return [Outgoing(*row) for row in await self._read(tenant_id, sql.ON_THE_WAY, list(receipt_ids))]
+
+    async def lag(self, tenant_id: str) -> Lag:
+        """Return how many receipts wait, how many are parked, and since when the oldest waits."""
+        return Lag(*(await self._read(tenant_id, sql.LAG))[0])
+
+    async def entries(self, tenant_id: str, of: EntryFilter) -> list[Entry]:
+        """Return a page of what others have stored here, and none that a transaction still open could add to."""
+        statement, given = sql.ENTRIES, list[Any]([of.after or "", await self._horizon(tenant_id, "ledger")])
+        for column, value in (("to_kind", of.to and of.to.kind), ("to_id", of.to and of.to.id),
+                              ("task_id", of.task_id), ("receipt_type", of.receipt_type),
+                              ("asyncgate_instance", of.instance)):
+            if value is not None:
+                given.append(value)
+                statement += f" AND {column} = ${len(given) + 1}"
+        rows = await self._read(tenant_id, f"{statement} ORDER BY arrival LIMIT {int(of.limit)}", *given)
+        return [Entry(*row) for row in rows]
+
+    async def lead(self, job: str) -> bool:
+        """Whether this process does a job that only one may do."""
+        return self.member is None or await self.member.lead(job)
 
     async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
         """Return a key before its tenant is known."""

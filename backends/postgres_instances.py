@@ -95,6 +95,7 @@ class Membership:
         self.beat_seconds, self.hear = beat_seconds, hear
         self.others: set[str] = set()       # that live
         self.db: asyncpg.Connection | None = None
+        self.leads: dict[str, asyncpg.Connection] = {}      # what only one process does, and who holds the lock
         self.using = asyncio.Lock()
         self.pending: list[News] = []
         self.wanted = asyncio.Event()       # a connection, or the pending news sent
@@ -135,6 +136,17 @@ class Membership:
             raise
         await self._run("execute", FORGET)
         self.others = {row[0] for row in await self._run("fetch", LIVING)} - {self.instance_id}
+
+    async def lead(self, job: str) -> bool:
+        """Whether this process does a job that only one may; the lock goes with the connection, as the name does."""
+        if self.db is not None and not self.db.is_closed() and self.leads.get(job) is self.db:
+            return True
+        db = self.db
+        with contextlib.suppress(*AWAY):
+            if await self._run("fetchval", TAKE, f"job\n{job}") and db is self.db and db is not None:
+                self.leads[job] = db
+                return True
+        return False
 
     def tell(self, *news: News) -> None:
         """Let the others know; what is told while a message is on its way shares the next one."""

@@ -23,11 +23,13 @@ from asyncgate import (
     RECORDS,
     TERMINAL,
     Audit,
+    Entry,
     Event,
     Key,
     Lease,
     Needs,
     Obligation,
+    Outgoing,
     Progress,
     Receipt,
     Task,
@@ -263,7 +265,7 @@ TO = {"to_kind": "text[]", "to_id": "text[]", "receipt_id": "text[]"}
 EDGE = {"child_id": "text[]", "parent_id": "text[]"}
 DELIVERY = {"receipt_id": "text[]", "delivered_at": "float8[]"}
 STATED = {**RECEIPT, "parent_id": "text[]"}
-EVENT, AUDIT = typed(Event), typed(Audit)
+EVENT, AUDIT, OUTGOING, ENTRY = typed(Event), typed(Audit), typed(Outgoing), typed(Entry)
 SAVES: dict[str, tuple[dict[str, str], str]] = {
     "tenants": ({"since": "float8[]"}, insert("tenants", ["since"]) + NOTHING),
     "lanes": (LANE, insert("lanes", LANE) + NOTHING),
@@ -277,6 +279,8 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
     "kept": (STATE, insert("states", STATE, "task_id", HELD, ", check_at = least(old.check_at, excluded.expires_at)")),
     "progress": (PROGRESS, insert("progress", PROGRESS, "task_id", PROGRESS)),
     "receipts": (STATED, insert("receipts", STATED) + " ON CONFLICT (tenant_id, task_id, receipt_key) DO NOTHING"),
+    # Only with its receipt, which `save` makes RETURN its id: one that was written before is not sent again.
+    "posted": (OUTGOING, insert("outbox", OUTGOING) + " WHERE r.receipt_id IN (SELECT receipt_id FROM receipts)"),
     "edges": (EDGE, insert("edges", EDGE)),
     "opened": (TO, insert("obligations", TO)),
     # Found one by one, and deleted where they were found: Postgres 16 and older take `= ANY` on a later column of an
@@ -290,6 +294,11 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
     "deliveries": (DELIVERY, insert("deliveries", DELIVERY, "receipt_id", DELIVERY)),
     **{f"kept_{table}": (typed(kind), insert(table, typed(kind), ", ".join(export_order(kind)), typed(kind)))
        for kind, table in RECORDS.items()},
+    "kept_ledger": (ENTRY, insert("ledger", ENTRY)),    # append-only
+    "dropped_outbox": ({"receipt_id": "text[]"}, "DELETE FROM asyncgate.outbox WHERE tenant_id = :tenant "
+                       "AND ctid = ANY (ARRAY(SELECT o.ctid FROM {rows}, LATERAL ("
+                       "SELECT ctid FROM asyncgate.outbox WHERE tenant_id = :tenant "
+                       "AND receipt_id = r.receipt_id LIMIT 1 FOR UPDATE) AS o))"),
     "dropped_schedules": ({"schedule_id": "text[]"}, "DELETE FROM asyncgate.schedules "
                           "WHERE tenant_id = :tenant AND schedule_id = ANY (:dropped_schedules_schedule_id)"),
 }
@@ -301,6 +310,8 @@ def save(tables: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     parts = []
     for table in tables:
         columns, statement = SAVES[table]
+        if table == "receipts" and "posted" in tables:
+            statement += " RETURNING receipt_id"
         rows = ", ".join(f":{table}_{name}::{kind}" for name, kind in columns.items())
         parts.append(f"{table} AS ({statement.format(rows=f'unnest({rows}) AS r ({listed(columns)})')})")
     return numbered(f"WITH {', '.join(parts)} SELECT pg_current_xact_id()::text")
@@ -326,6 +337,7 @@ def changes(work: Work) -> dict[str, list[tuple[Any, ...]]]:
         "progress": [astuple(progress) for progress in work.progressed.values()],
         "receipts": [(*astuple(receipt)[:len(RECEIPT)], receipt.parents[0] if receipt.parents else None)
                      for receipt in receipts],
+        "posted": [astuple(row) for row in work.posted.values()],
         "edges": [(receipt.receipt_id, parent) for receipt in receipts for parent in receipt.parents[1:]],
         "opened": [(to.kind, to.id, receipt_id) for receipt_id, to in work.opened.items()],
         "closed": [(to.kind, to.id, receipt_id) for receipt_id, to in work.closed.items()],
@@ -436,16 +448,29 @@ SELECT (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN
        (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('leased', 'running')),
        (SELECT coalesce(sum(octet_length(body)), 0)::bigint FROM asyncgate.receipts WHERE tenant_id = $1)"""
 FIND_KEY = f"SELECT f.tenant::text, f.suspended, {listed(typed(Key), '(f.key).')} FROM asyncgate.find_key($1) AS f"
+UNSENT = "SELECT asyncgate.unsent()::text"
+WAITING = f"""
+SELECT {listed(OUTGOING)} FROM asyncgate.outbox
+WHERE tenant_id = $1 AND state = 'waiting' AND receipt_id > $2 ORDER BY receipt_id LIMIT $3"""
+ON_THE_WAY = f"""
+SELECT {listed(OUTGOING, 'o.')} FROM unnest($2::text[]) AS k (id), LATERAL (
+    SELECT * FROM asyncgate.outbox WHERE tenant_id = $1 AND receipt_id = k.id LIMIT 1) AS o"""
+LAG = """
+SELECT (SELECT count(*) FROM asyncgate.outbox WHERE tenant_id = $1 AND state = 'waiting'),
+       (SELECT count(*) FROM asyncgate.outbox WHERE tenant_id = $1 AND state = 'parked'),
+       (SELECT posted_at FROM asyncgate.outbox WHERE tenant_id = $1 AND state = 'waiting' ORDER BY receipt_id LIMIT 1)"""
+ENTRIES = f"SELECT {listed(ENTRY)} FROM asyncgate.ledger WHERE tenant_id = $1 AND arrival > $2 AND arrival <= $3"
 TENANTS = "SELECT asyncgate.all_tenants()::text"
 
 # The youngest receipt there is, and since when the oldest transaction is open that may still add some to this tenant:
 # a lock in pg_locks that `begin` took.  The snapshot is older than the look at the locks, so nothing slips through.
-HORIZON = f"""
-SELECT (SELECT receipt_id FROM asyncgate.receipts WHERE tenant_id = $1 ORDER BY receipt_id DESC LIMIT 1),
+HORIZONS = {table: f"""
+SELECT (SELECT {key} FROM asyncgate.{table} WHERE tenant_id = $1 ORDER BY {key} DESC LIMIT 1),
        (SELECT min(extract(epoch FROM coalesce(a.xact_start, '-infinity'))::float8) FROM pg_locks AS l
         LEFT JOIN pg_stat_activity AS a USING (pid)
         WHERE l.locktype = 'advisory' AND l.classid = {WRITERS} AND l.objid = $2::oid AND l.objsubid = 2
         AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))"""
+            for table, key in (("receipts", "receipt_id"), ("ledger", "arrival"))}
 
 EXPORTS: dict[type[Struct], tuple[str, dict[str, str]]] = {
     Progress: ("progress", PROGRESS), Event: ("events", EVENT), Obligation: ("obligations", typed(Obligation)),

@@ -34,15 +34,19 @@ from asyncgate import (
     Audit,
     DatabaseSettings,
     DatabaseUnavailable,
+    Entry,
+    EntryFilter,
     Event,
     Ids,
     Key,
+    Lag,
     Lanes,
     Lease,
     LeaseNext,
     Needs,
     News,
     Obligation,
+    Outgoing,
     Principal,
     Progress,
     Receipt,
@@ -179,6 +183,18 @@ COUNT = """
 FIND_KEY = f"""
     SELECT k.tenant_id, a.suspended_at IS NOT NULL, {listed(Key, 'k.')}
     FROM api_keys AS k LEFT JOIN accounts AS a USING (tenant_id) WHERE k.key_id = ?"""
+UNSENT = """
+    SELECT tenant_id FROM tenants AS t
+    WHERE EXISTS (SELECT 1 FROM outbox WHERE tenant_id = t.tenant_id AND state = 'waiting')"""
+WAITING = f"""
+    SELECT {listed(Outgoing)} FROM outbox
+    WHERE tenant_id = ? AND state = 'waiting' AND receipt_id > ? ORDER BY receipt_id LIMIT ?"""
+OUTGOING = f"""
+    SELECT {listed(Outgoing)} FROM outbox WHERE tenant_id = ? AND receipt_id IN (SELECT value FROM json_each(?))"""
+LAG = """
+    SELECT (SELECT count(*) FROM outbox WHERE tenant_id = ?1 AND state = 'waiting'),
+           (SELECT count(*) FROM outbox WHERE tenant_id = ?1 AND state = 'parked'),
+           (SELECT posted_at FROM outbox WHERE tenant_id = ?1 AND state = 'waiting' ORDER BY receipt_id LIMIT 1)"""
 LATE = "SELECT schedule_id FROM schedules WHERE tenant_id = ? AND late_at <= ? ORDER BY late_at LIMIT ?"
 DUE = """
     SELECT min(next_eligible_at) FROM tasks
@@ -258,8 +274,9 @@ class Sqlite:
             self.lanes[tenant_id].learn(lane, type, json.loads(capabilities))
         for (tenant_id,) in self.db.execute("SELECT tenant_id FROM tenants").fetchall():
             self.known.add(tenant_id)
-            newest = "SELECT max(receipt_id) FROM receipts WHERE tenant_id = ?"
-            self.ids.after(self.db.execute(newest, (tenant_id,)).fetchone()[0])
+            for newest in ("SELECT max(receipt_id) FROM receipts WHERE tenant_id = ?",
+                           "SELECT max(arrival) FROM ledger WHERE tenant_id = ?"):
+                self.ids.after(self.db.execute(newest, (tenant_id,)).fetchone()[0])
         key = self.db.execute("SELECT value FROM meta WHERE name = 'cursor_key'").fetchone()
         self.secret = bytes.fromhex(key[0])
 
@@ -433,6 +450,7 @@ class Sqlite:
         many(ADD_LEASE, map(astuple, work.leased.values()))
         many(ADD_PROGRESS, map(astuple, work.progressed.values()))
         many(ADD_RECEIPT, ((*astuple(r)[:RECEIPT], r.parents[0] if r.parents else None) for r in receipts))
+        many(ADD_POSTED, ((*astuple(row), tenant_id, row.receipt_id) for row in work.posted.values()))
         many(ADD_EDGE, ((r.receipt_id, parent) for r in receipts for parent in r.parents[1:]))
         many(ADD_OBLIGATION, ((id, to.kind, to.id) for id, to in work.opened.items()))
         many(DISCHARGE, ((to.kind, to.id, id) for id, to in work.closed.items()))
@@ -527,6 +545,39 @@ class Sqlite:
         rows = await self._rows(RECORD[kind], tenant_id, *key)
         return kind(*rows[0]) if rows else None
 
+    async def unsent(self) -> list[str]:
+        """Return the tenants whose receipts wait for the ledger."""
+        return [row[0] for row in await self._rows(UNSENT)]
+
+    async def outbox(self, tenant_id: str, since: str, limit: int) -> list[Outgoing]:
+        """Return a page of the receipts that wait for the ledger."""
+        return [Outgoing(*row) for row in await self._rows(WAITING, tenant_id, since, limit)]
+
+    async def outgoing(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Outgoing]:
+        """Return those of some receipts that the ledger does not have yet."""
+        return [Outgoing(*row) for row in await self._rows(OUTGOING, tenant_id, json.dumps(list(receipt_ids)))]
+
+    async def lag(self, tenant_id: str) -> Lag:
+        """Return how many receipts wait, how many are parked, and since when the oldest waits."""
+        return Lag(*(await self._rows(LAG, tenant_id))[0])
+
+    async def entries(self, tenant_id: str, of: EntryFilter) -> list[Entry]:
+        """Return a page of what others have stored here; one writer numbers them in the order of commits."""
+        sql, given = f"SELECT {listed(Entry)} FROM ledger WHERE tenant_id = ?1", [tenant_id]
+        for column, value in (("to_kind", of.to.kind if of.to else None), ("to_id", of.to.id if of.to else None),
+                              ("task_id", of.task_id), ("receipt_type", of.receipt_type),
+                              ("asyncgate_instance", of.instance)):
+            if value is not None:
+                given.append(value)
+                sql += f" AND {column} = ?{len(given)}"
+        given.append(of.after or "")
+        sql += f" AND arrival > ?{len(given)} ORDER BY arrival LIMIT {int(of.limit)}"
+        return [Entry(*row) for row in await self._rows(sql, *given)]
+
+    async def lead(self, job: str) -> bool:
+        """Be the only one: one process serves a file."""
+        return True
+
     async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
         """Return a key before its tenant is known."""
         rows = await self._rows(FIND_KEY, key_id)
@@ -582,11 +633,16 @@ class Sqlite:
 ADD_TASK = insert("tasks", [*fields(Task), "ready"])
 ADD_LEASE = upsert("leases", fields(Lease), ["task_id"])
 ADD_PROGRESS = upsert("progress", fields(Progress), ["task_id"])
+# Only with its receipt: one that was written before is not sent again.
+ADD_POSTED = (f"INSERT OR ROLLBACK INTO outbox (tenant_id, {listed(Outgoing)}) "
+              f"SELECT ?, {', '.join('?' * len(fields(Outgoing)))} "
+              "WHERE EXISTS (SELECT 1 FROM receipts WHERE tenant_id = ? AND receipt_id = ?)")
 ADD_EDGE = insert("edges", ["child_id", "parent_id"])
 ADD_OBLIGATION = insert("obligations", fields(Obligation))
 ADD_EVENT = insert("events", fields(Event))
 ADD_AUDIT = insert("audit", fields(Audit))
 KEEP = {kind: upsert(table, fields(kind), export_order(kind)) for kind, table in RECORDS.items()}
+KEEP[Entry] = insert("ledger", fields(Entry))       # append-only
 ADD_DELIVERY = upsert("deliveries", ["receipt_id", "delivered_at"], ["receipt_id"])
 
 

@@ -56,6 +56,8 @@ class RateLimitExceeded(GateError): code, status = "rate_limit_exceeded", 429
 class QuotaExceeded(GateError): code, status = "quota_exceeded", 429
 class Overloaded(GateError): code, status = "overloaded", 503
 class DatabaseUnavailable(GateError): code, status = "database_unavailable", 503
+class LedgerUnavailable(GateError): code, status = "receipt_ledger_unavailable", 503
+class ReceiptIdCollision(GateError): code, status = "receipt_id_collision", 409
 class LimiterUnavailable(GateError): code, status = "rate_limiter_unavailable", 503
 class IssuerUnavailable(GateError): code, status = "issuer_unavailable", 503
 

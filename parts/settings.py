@@ -83,16 +83,29 @@ class EmissionRetry(Group, frozen=True):
     retry_interval_seconds: Annotated[Timer, says("Seconds between attempts to deliver a waiting receipt")] = 30.0
     max_retries: Annotated[Count, says("Quick attempts before a waiting receipt moves to the slow lane")] = 10
 
+class CircuitBreaker(Group, frozen=True):
+    """When a ledger that does not answer is left in peace."""
+
+    enabled: Annotated[bool, says("Whether a ledger that does not answer is left in peace for a while")] = True
+    failure_threshold: Annotated[Positive, says("Failures in a row after which the ledger is left in peace")] = 5
+    timeout_seconds: Annotated[Timer, says("Seconds before the ledger is tried again")] = 10.0
+    half_open_max_calls: Annotated[Positive, says("Receipts that are sent at once to find out")] = 3
+    success_threshold: Annotated[Positive, says("Receipts it must take in a row before all are sent again")] = 2
+
 class MemoryGate(Group, frozen=True):
     """The receipt ledger of integrated mode."""
 
     url: Annotated[Url, says("Address of the receipt ledger in integrated mode")] = ""
+    auth_token: Annotated[str, says("The gate's token at the ledger", secret=True)] = ""
     auth_token_env: Annotated[str, says("Name of the environment variable that holds the ledger's token")] = ""
+    worker_token: Annotated[str, says("Token at the ledger that workers are given", secret=True)] = ""
     tenant_id: Annotated[str, says("Tenant under which the ledger files our receipts")] = ""
     timeout_ms: Annotated[Positive, says("Longest wait for the ledger's answer, in milliseconds")] = 500
     emission_timeout_ms: Annotated[Positive, says("Another name of memorygate.timeout_ms")] = 500
     failure_mode: Annotated[Consistency, says("Another name of receipt_consistency_mode")] = "eventual"
     emission_retry: EmissionRetry = EmissionRetry()
+    parallel: Annotated[int, span(1, 1000), says("Receipts of different tasks that are sent at once")] = 16
+    circuit_breaker: CircuitBreaker = CircuitBreaker()
 
 class WorkerBootstrap(Group, frozen=True):
     include_memorygate_routing: Annotated[bool, says("Whether bootstrap tells workers where the ledger is")] = True

@@ -7,6 +7,8 @@ them: it leads each key.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 from asyncgate.parts.wire import Kind, Principal, Role, Status
@@ -171,6 +173,52 @@ class Obligation(Struct, frozen=True):
     to_id: str
 
 
+class Outgoing(Struct, frozen=True):
+    """A receipt on its way to the ledger, as the text that is sent, however often (DESIGN 8)."""
+
+    receipt_id: str
+    task_id: str                        # receipts of one task are sent in their order
+    content: str
+    posted_at: float
+    state: Literal["waiting", "parked"] = "waiting"     # parked: the ledger refuses it, and will not be asked again
+    reason: str | None = None           # what the ledger said last
+    tries: int = 0                      # that brought no answer
+
+
+class Entry(Struct, frozen=True):
+    """A receipt that somebody has stored here, where the gate plays the ledger: append-only."""
+
+    receipt_id: str                     # the author's: any text
+    arrival: str                        # UUIDv7: the order in which readers get them
+    receipt_type: str
+    task_id: str                        # empty when it belongs to no task
+    from_kind: str
+    from_id: str
+    to_kind: str
+    to_id: str
+    asyncgate_instance: str             # which gate wrote it; empty when none did
+    digest: str                         # of what it says: the same id may not say something else
+    content: str                        # as it came
+
+    @property
+    def sender(self) -> Principal:
+        """Return who states it."""
+        return Principal(self.from_kind, self.from_id)
+
+    @property
+    def to(self) -> Principal:
+        """Return whose inbox it lies in."""
+        return Principal(self.to_kind, self.to_id)
+
+
+class Lag(Struct, frozen=True):
+    """How far the ledger is behind what a tenant has done."""
+
+    waiting: int = 0
+    parked: int = 0
+    oldest_at: float | None = None      # since when the first one has been waiting
+
+
 class Key(Struct, frozen=True):
     """An issued key as it is stored; the tenant is beside it."""
 
@@ -235,10 +283,44 @@ class AuditHead(Struct, frozen=True):
     hash: str
 
 
+# What is asked of a database.
+
+
+class TaskFilter(Struct, frozen=True):
+    """Which tasks a list shows, newest first."""
+
+    owner: Principal | None
+    status: str | None
+    type: str | None
+    before: str | None          # a task_id
+    limit: int
+
+
+class ReceiptFilter(Struct, frozen=True):
+    """Which receipts a list shows, oldest first."""
+
+    to: Principal | None
+    task_id: str | None
+    receipt_type: str | None
+    after: str | None           # a receipt_id
+    limit: int
+
+
+class EntryFilter(Struct, frozen=True):
+    """Which receipts a ledger lists, in the order of their arrival."""
+
+    to: Principal | None
+    task_id: str | None
+    receipt_type: str | None
+    instance: str | None
+    after: str | None           # an arrival
+    limit: int
+
+
 # What is loaded and saved by its key alone, and in which table: a batch may keep such a record or drop it.
 RECORDS: dict[type[Struct], str] = {
     Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys", AuditHead: "audit_heads",
-    Usage: "usage"}
+    Usage: "usage", Outgoing: "outbox", Entry: "ledger"}
 
 # What the primary key of a table has behind the tenant, where that is more than the first field.
 EXPORT_ORDER: dict[type[Struct], tuple[str, ...]] = {

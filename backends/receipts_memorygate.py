@@ -1,0 +1,174 @@
+"""The sink of the memorygate profile: receipts over REST, as `POST /v1/receipts` takes them (spec 20.12, H.6).
+
+What is sent is the receipt as this gate shows it, with its key beside it, so that a ledger gives back what came and a
+gate can take its receipts home again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from asyncgate import ReceiptRecord, StartupError
+from asyncgate.backends.receipts_sinks import LedgerPage, Outage, Refusal
+from asyncgate.parts.views import shown
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from asyncgate import EntryFilter, Principal, Receipt, Settings, Task
+    from asyncgate.backends.receipts_sinks import Sink
+
+# These say something about the way to the ledger, or about the gate's credential, and nothing about the receipt.
+NOT_ABOUT_THE_RECEIPT = {401, 403, 404, 405, 407, 408, 421, 425, 429}
+AT_ONCE = 16            # receipts that are fetched beside one another
+MOST_TOLD = 300         # characters of what a ledger says that are kept
+
+
+class Filed(ReceiptRecord, kw_only=True, omit_defaults=True):
+    """A receipt as it is sent."""
+
+    receipt_key: str = ""
+
+
+class Listed(Struct):
+    """A page as a ledger answers it; other ledgers may name the cursor otherwise or not at all."""
+
+    receipts: list[ReceiptRecord]
+    next_cursor: str | None = None
+
+
+encode = msgspec.json.encode
+listed = msgspec.json.Decoder(Listed).decode
+record = msgspec.json.Decoder(ReceiptRecord).decode
+body_in = msgspec.json.Decoder(type("Body", (Struct,), {"__annotations__": {"body": msgspec.Raw}})).decode
+
+
+class MemoryGate:
+    """A ledger that speaks REST."""
+
+    reads = True
+
+    def __init__(self, settings: Settings) -> None:
+        ours = settings.memorygate
+        self.url = ours.url.rstrip("/").removesuffix("/v1/receipts") + "/v1/receipts"     # H.6 writes the whole path
+        self.home, self.filed_under = settings.default_tenant_id, ours.tenant_id
+        token = ours.auth_token or os.environ.get(ours.auth_token_env, "")
+        self.headers = {"content-type": "application/json", **({"authorization": f"Bearer {token}"} if token else {})}
+        self.timeout_seconds, self.parallel = ours.timeout_ms / 1000, ours.parallel
+        self.fetching = asyncio.Semaphore(AT_ONCE)
+        self.http: httpx2.AsyncClient | None = None
+
+    def tenant(self, tenant_id: str) -> str:
+        """Return under which tenant the ledger files a tenant of ours: memorygate.tenant_id is the default one's."""
+        return self.filed_under if self.filed_under and tenant_id == self.home else tenant_id
+
+    def render(self, tenant_id: str, receipt: Receipt, task: Task | None) -> bytes | None:
+        """Return the receipt as it is shown, and its key."""
+        view = shown(self.tenant(tenant_id), receipt)
+        facts = {name: getattr(view, name) for name in ReceiptRecord.__struct_fields__ if name != "delivered_at"}
+        return encode(Filed(**facts, receipt_key=receipt.receipt_key))
+
+    def body(self, content: bytes) -> bytes:
+        """Return the body of a rendered receipt."""
+        return bytes(body_in(content).body)     # type: ignore[attr-defined]
+
+    async def send(self, tenant_id: str, content: bytes) -> None:
+        """Store one receipt."""
+        await self._ask("POST", "", content=content)
+
+    async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[ReceiptRecord]:
+        """Fetch receipts one by one, several at a time."""
+        found = await asyncio.gather(*(self._fetch(tenant_id, receipt_id) for receipt_id in receipt_ids))
+        return [one for one in found if one is not None]
+
+    async def _fetch(self, tenant_id: str, receipt_id: str) -> ReceiptRecord | None:
+        async with self.fetching:
+            try:
+                text = await self._ask("GET", f"/{quoted(receipt_id)}", params={"tenant_id": self.tenant(tenant_id)})
+            except Missing:
+                return None
+        return self._ours(tenant_id, record(text))
+
+    async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
+        """List receipts in the order of their arrival."""
+        given = {"tenant_id": self.tenant(tenant_id), "limit": str(of.limit), **principal(of.to), "task_id": of.task_id,
+                 "receipt_type": of.receipt_type, "asyncgate_instance": of.instance, "since_receipt_id": of.after}
+        text = await self._ask("GET", "", params={name: value for name, value in given.items() if value is not None})
+        try:
+            found = listed(text)
+        except msgspec.DecodeError as wrong:
+            raise Outage(f"the ledger's list cannot be read: {wrong}") from None
+        last = found.receipts[-1].receipt_id if found.receipts else None
+        ours = [self._ours(tenant_id, one) for one in found.receipts]
+        return LedgerPage([one for one in ours if one is not None], found.next_cursor or last)
+
+    def _ours(self, tenant_id: str, one: ReceiptRecord) -> ReceiptRecord | None:
+        """Show a receipt to its tenant and to nobody else, whatever the ledger answers with."""
+        if one.tenant_id not in (self.tenant(tenant_id), ""):
+            return None
+        one.tenant_id = tenant_id
+        return one
+
+    async def _ask(self, verb: str, path: str, **more: Any) -> bytes:
+        """Make one call; return what a good answer says."""
+        import httpx2
+        if self.http is None:
+            limits = httpx2.Limits(max_connections=self.parallel + AT_ONCE)
+            self.http = httpx2.AsyncClient(trust_env=False, timeout=self.timeout_seconds, headers=self.headers,
+                                           limits=limits)
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                answer = await self.http.request(verb, self.url + path, **more)
+        except (httpx2.TransportError, TimeoutError) as error:
+            raise Outage(f"{type(error).__name__}: {error}"[:MOST_TOLD]) from None
+        if answer.status_code == 200 or (answer.status_code in (201, 202, 204) and verb == "POST"):
+            return answer.content
+        raise problem(verb, answer)
+
+    async def close(self) -> None:
+        """Let the connections go."""
+        if self.http is not None:
+            await self.http.aclose()
+
+
+class Missing(Outage):
+    """The ledger has no such receipt."""
+
+
+def problem(verb: str, answer: Any) -> Exception:
+    """Tell a refusal of the receipt from an outage of the ledger."""
+    said = f"{answer.status_code} {answer.text}"[:MOST_TOLD]
+    if answer.status_code == 404 and verb == "GET":
+        return Missing(said)
+    if 400 <= answer.status_code < 500 and answer.status_code not in NOT_ABOUT_THE_RECEIPT:
+        return Refusal(said)
+    after = answer.headers.get("retry-after", "")
+    return Outage(said, float(after) if after.isdigit() else 0.0)
+
+
+def principal(to: Principal | None) -> dict[str, str]:
+    """Return the query that asks for an inbox."""
+    return {"to_kind": to.kind, "to_id": to.id} if to else {}
+
+
+def quoted(receipt_id: str) -> str:
+    """Return an id as a part of a path."""
+    from urllib.parse import quote
+    return quote(receipt_id, safe="")
+
+
+def open_sink(settings: Settings) -> MemoryGate:
+    """Open the ledger that the settings name."""
+    if not settings.memorygate.url:
+        raise StartupError(f"receipt_mode {settings.receipt_mode} needs memorygate.url: where is the ledger?")
+    return MemoryGate(settings)
+
+
+if TYPE_CHECKING:
+    _: type[Sink] = MemoryGate

@@ -1,0 +1,78 @@
+"""Where receipts go: the one small protocol of every sink, and what a ledger may answer.
+
+A sink is a module `receipts_<profile>.py` with `open_sink(settings)`.  It renders a receipt once, when its batch is
+saved, and sends the same bytes as often as it takes.  It decides nothing and keeps nothing: the outbox does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
+
+from asyncgate import EntryFilter, ReceiptRecord
+
+if TYPE_CHECKING:
+    from asyncgate import Receipt, Settings, Task
+
+
+class Refusal(Exception):
+    """The ledger understood the receipt and will never take it: it is parked, and nobody asks again."""
+
+
+class Outage(Exception):
+    """There was no answer, or one that says nothing about the receipt: it is sent again, for as long as it takes."""
+
+    def __init__(self, reason: str, retry_after: float = 0.0) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
+
+
+class LedgerPage(Struct):
+    """What a ledger lists, in the order of arrival, and where its next page begins."""
+
+    receipts: list[ReceiptRecord]
+    cursor: str | None = None
+
+
+class Sink(Protocol):
+    """One kind of ledger."""
+
+    reads: bool     # what it took can be read back here, so the body of a receipt goes there and does not stay
+
+    def render(self, tenant_id: str, receipt: Receipt, task: Task | None) -> bytes | None:
+        """Return the bytes that are sent for a receipt, valid UTF-8; None for one that the ledger is not to have.
+
+        A pure function: called once, inside the transaction that writes the receipt, perhaps on another thread.
+        `task` is as the operation leaves it, with its duty, attempt, outcome and artifacts.
+        """
+
+    def body(self, content: bytes) -> bytes:
+        """Return the body of the receipt that these bytes were rendered from."""
+
+    async def send(self, tenant_id: str, content: bytes) -> None:
+        """Let the ledger take what was rendered; to have taken it before is well, too.  Raises Refusal and Outage."""
+
+    async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[ReceiptRecord]:
+        """Return those of some receipts that the ledger has; raises Outage.  Never called unless it `reads`."""
+
+    async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
+        """Return what the ledger has, in the order of arrival, from behind a cursor of its own; raises Outage."""
+
+    async def close(self) -> None:
+        """Let the connections go."""
+
+
+def profile_of(settings: Settings) -> str:
+    """Return which sink the settings ask for."""
+    if settings.receipt_mode == "standalone":
+        return "standalone"
+    return "receiptgate" if settings.receipt_mode == "receiptgate_integrated" else settings.ledger.profile
+
+
+def open_sink(settings: Settings) -> Sink:
+    """Open the sink that the settings ask for."""
+    sink: Sink = import_module(f"asyncgate.backends.receipts_{profile_of(settings)}").open_sink(settings)
+    return sink

@@ -1,0 +1,49 @@
+"""The sink of standalone mode: receipts stay in the gate's own database, whole, and go nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from asyncgate.backends.receipts_sinks import LedgerPage
+
+if TYPE_CHECKING:
+    from asyncgate import EntryFilter, Receipt, ReceiptRecord, Settings, Task
+    from asyncgate.backends.receipts_sinks import Sink
+
+
+class Standalone:
+    """Takes nothing."""
+
+    reads = False
+
+    def render(self, tenant_id: str, receipt: Receipt, task: Task | None) -> bytes | None:
+        """Send nothing."""
+        return None
+
+    def body(self, content: bytes) -> bytes:
+        """Return what is there."""
+        return content
+
+    async def send(self, tenant_id: str, content: bytes) -> None:
+        """Do nothing."""
+
+    async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[ReceiptRecord]:
+        """Find nothing."""
+        return []
+
+    async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
+        """Find nothing."""
+        return LedgerPage([])
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+def open_sink(settings: Settings) -> Standalone:
+    """Open nothing."""
+    return Standalone()
+
+
+if TYPE_CHECKING:
+    _: type[Sink] = Standalone

@@ -1,0 +1,97 @@
+"""Integrated mode keeps each receipt for the ledger in the transaction that writes it (spec 20.12, DESIGN 8)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from asyncgate import Receipt, ReceiptFilter
+from asyncgate.backends.receipts_outbox import Ledger
+from asyncgate.conformance.harness import Gate, under
+from asyncgate.parts.settings import MemoryGate
+
+pytestmark = pytest.mark.anyio
+LEDGER = MemoryGate(url="http://127.0.0.1:9")
+
+
+@pytest.fixture
+def gate(make_gate: Callable[..., Gate]) -> Gate:
+    """A gate whose receipts go to a ledger, and nobody sends them yet."""
+    gate = make_gate(receipt_mode="memorygate_integrated", memorygate=LEDGER)
+    gate.engine.ledger = Ledger(gate.engine)
+    return gate
+
+
+async def outbox(gate: Gate) -> list[dict[str, Any]]:
+    return [json.loads(row.content) for row in await gate.backend.outbox(gate.tenant_id, "", 1000)]
+
+
+async def test_every_receipt_waits_whole_and_leaves_a_skeleton(gate: Gate) -> None:
+    offer = await gate.finished()
+
+    waiting = await outbox(gate)
+    stored = await gate.backend.export(Receipt, gate.tenant_id, "")
+
+    types = ["task.assigned", "task.accepted", "task.completed", "task.result_ready"]
+    assert [one["receipt_type"] for one in waiting] == types
+    assert [(one["receipt_id"], one["receipt_key"], one["hash"], one["parents"]) for one in waiting] == [
+        (row.receipt_id, row.receipt_key, row.hash, list(row.parents)) for row in stored]
+    assert {row.body for row in stored} == {""}
+    assert waiting[2]["body"]["artifacts"] == [{"uri": "file:///out"}]
+    assert {one["task_id"] for one in waiting} == {offer.task_id}
+
+
+async def test_a_receipt_that_was_written_before_is_not_sent_again(gate: Gate) -> None:
+    offer = await gate.finished()
+    [receipt] = await gate.backend.receipts(gate.tenant_id, of_type("task.result_ready"))
+    await gate.as_agent().ack_receipt(receipt_id=receipt.receipt_id)
+    before = await outbox(gate)
+
+    await gate.as_agent().ack_receipt(receipt_id=receipt.receipt_id)
+    await gate.as_worker().complete(**under(offer), result={"ok": True}, artifacts=[{"uri": "file:///out"}])
+
+    assert await outbox(gate) == before
+    assert len(before) == 5
+
+
+async def test_what_a_step_takes_back_is_not_sent(gate: Gate) -> None:
+    made = await gate.as_agent().create_tasks(tasks=[{"type": "demo"}, {"type": "demo", "tenant_id": "another"}])
+
+    assert [item.error is None for item in made.results] == [True, False]
+    assert [one["task_id"] for one in await outbox(gate)] == [made.results[0].task_id]
+
+
+async def test_a_release_can_be_repeated_although_its_receipt_has_left_its_body(gate: Gate) -> None:
+    first = await gate.leased("w1")
+    await gate.as_worker("w1").release_lease(**under(first))
+    assert await gate.claim("w2") is not None
+
+    again = await gate.as_worker("w1").release_lease(**under(first))
+
+    assert (again.ok, again.requeued) == (True, True)
+    assert len([one for one in await outbox(gate) if one["receipt_type"] == "lease.expired"]) == 1
+
+
+async def test_what_waits_is_counted_for_each_tenant(gate: Gate) -> None:
+    await gate.create()
+    other = gate.stranger()
+    await other.leased()
+
+    assert {gate.tenant_id, other.tenant_id} <= set(await gate.backend.unsent())
+    assert [(lag.waiting, lag.parked) for lag in [await gate.backend.lag(one.tenant_id) for one in (gate, other)]] == [
+        (1, 0), (2, 0)]
+
+
+async def test_a_standalone_gate_has_an_empty_outbox(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate()
+    await gate.finished()
+
+    assert await outbox(gate) == []
+    assert gate.tenant_id not in await gate.backend.unsent()
+
+
+def of_type(receipt_type: str) -> Any:
+    return ReceiptFilter(None, None, receipt_type, None, 10)
