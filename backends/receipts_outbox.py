@@ -31,7 +31,8 @@ class Ledger:
             before = len(work.written)
             reply = run(engine, work, caller, ask)
             for receipt in tuple(islice(work.written.values(), before, None)):
-                content = self.sink.render(work.tenant_id, receipt, work.tasks.get(receipt.task_id))
+                task, lease = work.tasks.get(receipt.task_id), work.leases.get(receipt.task_id)
+                content = self.sink.render(work.tenant_id, receipt, task, lease)
                 if content is not None:
                     row = Outgoing(receipt.receipt_id, receipt.task_id, content.decode(), work.now)
                     work.post(row, skeleton=self.sink.reads)

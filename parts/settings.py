@@ -50,6 +50,7 @@ Mismatch = Literal["return", "refuse"]
 Consistency = Literal["eventual", "strict"]
 StoreFailure = Literal["local", "deny"]
 ToolNames = Literal["dotted", "underscore"]
+Dialect = Literal["auto", "1.0", "1.1"]
 TlsVersion = Literal["TLSv1.2", "TLSv1.3"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
@@ -228,7 +229,11 @@ class LeaseSettings(Group, frozen=True):
     requeue_on_expiry_no_increment: Annotated[bool, says("Always true: a lost lease spends no attempt (PH.4)")] = True
 
 class LedgerSettings(Group, frozen=True):
+    """How the ledger is spoken to."""
+
     profile: Annotated[Literal["memorygate", "receiptgate"], says("Which protocol the ledger speaks")] = "memorygate"
+    dialect: Annotated[Dialect, says("ReceiptGate's receipt schema, with obligation_id or without")] = "auto"
+    source_system: Annotated[Name, says("Who we are to ReceiptGate: the principal of our token there")] = "asyncgate"
 
 
 class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -328,9 +333,19 @@ class Setting(Struct, frozen=True):
 
 PREFIX, TEST_PREFIX = "ASYNCGATE_", "ASYNCGATE_TEST_"
 NOT_SETTINGS = {"ASYNCGATE_CONFIG", "ASYNCGATE_URL"}
+ALIASES = {  # names that deployments of peers give to what is the same
+    "RECEIPTGATE_ENDPOINT": "memorygate.url", "RECEIPTGATE_URL": "memorygate.url",
+    "RECEIPTGATE_AUTH_TOKEN": "memorygate.auth_token", "RECEIPTGATE_API_KEY": "memorygate.auth_token",
+    "RECEIPTGATE_TENANT_ID": "memorygate.tenant_id",
+    "RECEIPTGATE_EMISSION_TIMEOUT_MS": "memorygate.timeout_ms",
+    "RECEIPTGATE_EMISSION_BUFFER_SIZE": "memorygate.emission_retry.buffer_size",
+    "RECEIPTGATE_EMISSION_RETRY_INTERVAL_SECONDS": "memorygate.emission_retry.retry_interval_seconds",
+    "RECEIPTGATE_EMISSION_MAX_RETRIES": "memorygate.emission_retry.max_retries",
+    **{f"RECEIPTGATE_CIRCUIT_BREAKER_{name.upper()}": f"memorygate.circuit_breaker.{name}"
+       for name in ("enabled", "failure_threshold", "timeout_seconds", "half_open_max_calls", "success_threshold")}}
 UNPREFIXED = {  # spec 19.2 and 19.8
     "ALLOW_INSECURE_DEV", "DEFAULT_LEASE_TTL_SECONDS", "LEASE_SWEEP_INTERVAL_SECONDS", "DEFAULT_MAX_ATTEMPTS",
-    "DEFAULT_RETRY_BACKOFF_SECONDS", "DEFAULT_BOOTSTRAP_MAX_ITEMS"}
+    "DEFAULT_RETRY_BACKOFF_SECONDS", "DEFAULT_BOOTSTRAP_MAX_ITEMS", "RECEIPTGATE_ENDPOINT", "RECEIPTGATE_URL"}
 PAIRS = [  # the spec has two names for each of these (20.12, 20.14, H.6); giving one gives both
     ("receipt_consistency_mode", "memorygate.failure_mode"),
     ("memorygate.timeout_ms", "memorygate.emission_timeout_ms")]
@@ -437,6 +452,8 @@ def understood(setting: Setting, said: Any) -> Any:
     if isinstance(said, str) and get_origin(form) is tuple:
         parts = [part.strip() for part in said.split(",")]
         return msgspec.json.decode(said) if parts[0].startswith("[") else [part for part in parts if part]
+    if isinstance(said, float) and get_origin(form) is Literal:      # YAML reads 1.0 as a number
+        return str(said)
     if isinstance(said, str) and get_origin(form) is Literal:
         return next((choice for choice in get_args(form) if choice.lower() == said.lower()), said)
     return said
@@ -466,8 +483,10 @@ def is_network(text: str) -> bool:
 
 def from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
     """Yield what the environment says, and refuse what it cannot mean."""
-    names = {setting.environment: setting.name for setting in leaves(Settings)}
-    files = {f"{setting.environment}_FILE": setting for setting in leaves(Settings) if setting.in_file}
+    known = {setting.name: setting for setting in leaves(Settings)}
+    names = {setting.environment: name for name, setting in known.items()}
+    names |= {PREFIX + alias: name for alias, name in ALIASES.items()}
+    files = {f"{variable}_FILE": known[name] for variable, name in names.items() if known[name].in_file}
     for variable in sorted(environ):
         full = PREFIX + variable if variable in UNPREFIXED and PREFIX + variable not in environ else variable
         if full in files:

@@ -123,6 +123,11 @@ class StandIn:
     """The ledger: what it holds, and how it answers; tests turn its knobs and look inside."""
 
     def __init__(self, dialect: str = "1.0", *, notary: bool = False, now: Callable[[], float] = time.time) -> None:
+        self.app = Starlette(routes=[Route("/mcp", self.answer, methods=["POST"])])
+        self.begin(dialect, notary=notary, now=now)
+
+    def begin(self, dialect: str, *, notary: bool = False, now: Callable[[], float] = time.time) -> None:
+        """Forget everything and begin anew."""
         self.dialect, self.notary, self.now = dialect, notary, now
         self.receipts: dict[str, Json] = {}         # in the order in which they were stored
         self.hashes: dict[str, str] = {}
@@ -132,7 +137,6 @@ class StandIn:
         self.status = 0                             # answer this instead, and keep nothing
         self.lose_replies = 0                       # so many times store, and then answer 502
         self.code = ""                              # refuse everything with this code
-        self.app = Starlette(routes=[Route("/mcp", self.answer, methods=["POST"])])
 
     async def answer(self, request: Request) -> Response:
         """Answer one request."""
