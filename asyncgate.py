@@ -176,7 +176,7 @@ class Contract(Struct, frozen=True):
 
     type: str
     sender: Literal["owner", "worker", "caller", "asyncgate"]
-    to: Literal["owner", "asyncgate"]
+    to: Literal["owner", "asyncgate", "target"]
     answers: Literal["nothing", "duty", "accepted", "given"]
     once: bool = False      # H.3: one per task, sender and lease; other types are told apart by parents and mark too
 
@@ -190,6 +190,7 @@ REQUEUED = Contract("task.failed", "worker", "asyncgate", "accepted", once=True)
 CANCELED = Contract("task.canceled", "caller", "asyncgate", "duty")
 RESULT_READY = Contract("task.result_ready", "asyncgate", "owner", "given")
 EXPIRED = Contract("lease.expired", "asyncgate", "owner", "accepted")
+ESCALATED = Contract("task.escalated", "asyncgate", "target", "duty")     # proposes; opens, closes and moves nothing
 ANOMALY = Contract("system.anomaly", "asyncgate", "owner", "given")
 ACKNOWLEDGED = Contract("receipt.acknowledged", "caller", "asyncgate", "given")
 SCHEDULED = Contract("schedule.created", "caller", "owner", "given")
@@ -1184,6 +1185,8 @@ class Engine:
         task = work.move(task, FAIL, completed_at=work.now, outcome=error.decode())
         ended = self._emit(work, EMISSION["fail"], self._discharge(work, task), body, by=lease.worker, lease=lease)
         self._end(work, work.tasks[task.task_id], ended, self._enclosed("error", value, error, task.task_id))
+        if ask.retryable:
+            self._escalate(work, task, lease, "max_retries_exceeded", self.settings.escalation.attempts_spent_class)
         return Released(True, "failed", False)
 
     def _retry(self, work: Work, task: Task, lease: Lease, wished: float | None, body: dict[str, Any]) -> Released:
@@ -1255,13 +1258,28 @@ class Engine:
         body = {"kind": kind, "details": details, "recommended_action": recommended_action}
         self._emit(work, ANOMALY, task, body, lease=lease, mark=f"{kind} {mark}")
 
+    def _escalate(self, work: Work, task: Task, lease: Lease, reason: str, usual: int) -> None:
+        """Propose a task to whom its class names: a word, not a transfer.  Each cause, a lease's end, is told once."""
+        if not self.settings.escalation.enabled:
+            return
+        payload, terms = _any(task.payload), terms_of(task.terms)
+        wished = payload.get("escalation_class") if isinstance(payload, dict) else None
+        chosen = wished if type(wished) is int else usual       # a bool is no class
+        if (target := self.settings.escalation.target(work.tenant_id, chosen)) is not None:
+            to = Principal(target.to_kind, target.to_id)
+            body = {"escalation_class": chosen, "escalation_reason": reason, "escalation_to": to, "type": task.type,
+                    "attempt": task.attempt, "expiries": task.expiries, "previous_worker_id": lease.worker_id,
+                    "expected_outcome_kind": terms.expected_outcome_kind,
+                    "expected_artifact_mime": terms.expected_artifact_mime}
+            self._emit(work, ESCALATED, task, body, to=to, lease=lease, mark=reason)
+
     def _emit(self, work: Work, contract: Contract, task: Task | None, body: Mapping[str, Any], *,
               by: Principal | None = None, to: Principal | None = None, lease: Lease | None = None,
               lease_id: str | None = None, schedule_id: str | None = None, task_id: str = "",
               parents: tuple[str, ...] | None = None, mark: str = "") -> Receipt:
         """Write the receipt that a contract calls for."""
         owner = task.owner if task else to
-        ends = {"owner": owner, "asyncgate": self.gate, "worker": by, "caller": by}
+        ends = {"owner": owner, "asyncgate": self.gate, "worker": by, "caller": by, "target": to}
         sender, to = ends[contract.sender], ends[contract.to]
         assert sender is not None
         assert to is not None
@@ -1539,6 +1557,7 @@ class Engine:
         task = work.move(task, EXPIRE, expiries=losses, held=held, started_at=None, asyncgate_instance=self.instance,
                          next_eligible_at=work.now + pause if pause else None, lost_to=canonical(lost_to).decode())
         self._emit(work, EMISSION["expire"], task, self._expiry(task, lease, "expired"), lease=lease)
+        self._escalate(work, task, lease, "lease_expired", self.settings.escalation.lease_expiry_class)
         if losses == STUCK_EXPIRIES + 1:
             self._anomaly(work, task, "lease_expired_often", expiries=losses,
                           recommended_action="look at the workers of this type")

@@ -31,6 +31,7 @@ def span(low: float, high: float, what: str = "a whole number") -> Meta:
 Positive = Annotated[int, span(1, 2**31 - 1)]
 Count = Annotated[int, span(0, 2**31 - 1)]
 Size = Annotated[int, span(1, 2**30)]
+Class = Annotated[int, span(0, 1_000_000)]
 PageSize = Annotated[int, span(1, 10_000)]
 Days = Annotated[int, span(1, 36_500)]
 Ttl = Annotated[int, span(1, 604_800)]
@@ -40,6 +41,8 @@ Timer = Annotated[float, span(0.01, 86_400, "a number")]
 Url = Annotated[str, Meta(pattern=r"\A([a-z][a-z0-9+.-]*://.*)?\Z", title="a URL, as scheme://rest",
                           extra={"in_file": True})]     # it may hold a password
 Uuid = Annotated[str, Meta(pattern=r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", title="a UUID in lower case")]
+OneTenant = Annotated[str, Meta(pattern=r"\A([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?\Z",
+                                title="a UUID in lower case, or empty")]
 Label = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,100}\Z", title="up to 100 letters, digits, dots, - and _")]
 Name = Annotated[str, Meta(min_length=1, title="text that is not empty")]
 Texts = Annotated[tuple[str, ...], Meta(title="a list of text, split by commas or in JSON")]
@@ -228,6 +231,28 @@ class ReceiptSettings(Group, frozen=True):
 class LeaseSettings(Group, frozen=True):
     requeue_on_expiry_no_increment: Annotated[bool, says("Always true: a lost lease spends no attempt (PH.4)")] = True
 
+class EscalationTarget(Group, frozen=True):
+    """Whom tasks of a class are proposed to."""
+
+    escalation_class: Annotated[Class, says("The class that goes there")] = msgspec.field(name="class")
+    to_kind: Annotated[OwnerKind, says("Kind of the principal")]
+    to_id: Annotated[Name, says("Id of the principal")]
+    tenant_id: Annotated[OneTenant, says("The only tenant that this holds for; empty is all")] = ""
+
+class EscalationSettings(Group, frozen=True):
+    """Who is told when a worker was lost, or the last attempt has failed."""
+
+    enabled: Annotated[bool, says("Whether lost leases and spent attempts are escalated")] = False
+    targets: Annotated[tuple[EscalationTarget, ...], says("Who is told, as {class, to_kind, to_id}")] = ()
+    lease_expiry_class: Annotated[Class, says("Class of a lost lease; payload.escalation_class comes first")] = 1
+    attempts_spent_class: Annotated[Class, says("Class of spent attempts; payload.escalation_class comes first")] = 1
+
+    def target(self, tenant_id: str, escalation_class: int) -> EscalationTarget | None:
+        """Return who is told of a class; what is said for one tenant goes before what is said for all."""
+        fit = [one for one in self.targets if one.escalation_class == escalation_class
+               and one.tenant_id in ("", tenant_id)]
+        return max(fit, key=lambda one: len(one.tenant_id), default=None)
+
 class LedgerSettings(Group, frozen=True):
     """How the ledger is spoken to."""
 
@@ -296,6 +321,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     database: DatabaseSettings = DatabaseSettings()
     memorygate: MemoryGate = MemoryGate()
     ledger: LedgerSettings = LedgerSettings()
+    escalation: EscalationSettings = EscalationSettings()
     worker_bootstrap: WorkerBootstrap = WorkerBootstrap()
     bootstrap: BootstrapSettings = BootstrapSettings()
     receipts: ReceiptSettings = ReceiptSettings()
@@ -393,7 +419,8 @@ def masked(setting: Setting, value: Any) -> Any:
     if isinstance(value, str):
         return discreet(value)
     if isinstance(value, Struct):
-        return {part.name: masked(part, getattr(value, part.name)) for part in leaves(type(value))}
+        named = zip(leaves(type(value)), msgspec.structs.fields(type(value)), strict=True)
+        return {field.encode_name: masked(part, getattr(value, part.name)) for part, field in named}
     return [masked(setting, item) for item in value] if isinstance(value, tuple) else value
 
 

@@ -12,13 +12,14 @@ from msgspec.structs import replace
 
 from asyncgate import Lease, Principal, Receipt, Task, canonical
 from asyncgate.backends.receipts_receiptgate_schema import ledger_receipt, located, plain
+from asyncgate.parts.settings import EscalationSettings, EscalationTarget
 
 if TYPE_CHECKING:
     from conftest import Served
-    from receiptgate_stand_in import problems
+    from receiptgate_stand_in import StandIn, problems
 else:
     from tests.conftest import Served
-    from tests.receiptgate_stand_in import problems
+    from tests.receiptgate_stand_in import StandIn, problems
 
 TENANT = "00000000-0000-0000-0000-000000000000"
 ROOT = ("human", "root")
@@ -135,6 +136,44 @@ async def test_a_cancel_ends_what_was_accepted_and_is_not_told_of_what_never_was
     assert nothing is None
     assert ended is not None
     assert (ended["status"], ended["outcome_text"], ended["from_principal"]) == ("canceled", "no longer needed", "w1")
+
+
+async def test_a_lost_worker_is_told_as_an_escalation_of_what_it_had_accepted(serve: Any) -> None:
+    target = EscalationTarget(escalation_class=1, to_kind="worker", to_id="fallback")
+    served = await serve(escalation=EscalationSettings(enabled=True, targets=(target,)), expiry_jitter_seconds=0.0)
+    await served.leased()
+    served.backend.skew += 301
+    await served.engine.upkeep.once("sweep")
+
+    rows = await chain(served)
+
+    assert [(type, sent and sent["phase"]) for type, sent in rows] == [
+        ("task.assigned", None), ("task.accepted", "accepted"), ("lease.expired", None), ("task.escalated", "escalate")]
+    accepted, escalated = [sent for _, sent in rows if sent]
+    assert escalated["obligation_id"] == accepted["obligation_id"] == escalated["caused_by_receipt_id"]
+    assert (escalated["from_principal"], escalated["recipient_ai"]) == ("w1", "fallback")
+
+
+async def test_a_notary_takes_the_story_of_a_worker_that_was_lost_and_replaced_by_the_target(serve: Any) -> None:
+    target = EscalationTarget(escalation_class=1, to_kind="worker", to_id="fallback")
+    served = await serve(escalation=EscalationSettings(enabled=True, targets=(target,)), expiry_jitter_seconds=0.0)
+    offer = await served.leased()
+    served.backend.skew += 301
+    await served.engine.upkeep.once("sweep")
+    (again,) = (await served.post("/v1/leases/claim", {"worker_id": "fallback"}))["tasks"]
+    await served.post(f"/v1/tasks/{offer['task_id']}/complete", {
+        "worker_id": "fallback", "lease_id": again["lease_id"], "artifacts": FILE})
+    ledger = StandIn("1.1", notary=True)
+
+    answers = []
+    for _, sent in await chain(served):
+        told = ledger.replied({"method": "tools/call", "params": {
+            "name": "receiptgate.submit_receipt", "arguments": {"receipt": {**sent, "tenant_id": "default"}}}}
+        ) if sent else {"result": {}}
+        answers += [told["error"]["code"]] if "error" in told else []
+
+    assert answers == ["OBLIGATION_ALREADY_ACCEPTED"]       # the second lease: custody had come to the target already
+    assert [one.closed for one in ledger.custody.values()] == [True]
 
 
 async def test_what_is_not_of_a_task_is_not_told() -> None:

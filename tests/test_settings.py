@@ -854,3 +854,15 @@ def test_a_dialect_is_read_from_yaml_as_it_is_written(tmp_path: Path) -> None:
     for dialect in ("1.0", "1.1", "auto"):
         (tmp_path / "gate.yml").write_text(f"ledger:\n  dialect: {dialect}\n")
         assert load_settings(str(tmp_path / "gate.yml"), environ={}).settings.ledger.dialect == dialect
+
+
+def test_the_targets_of_escalations_are_read_and_shown_as_peers_write_them() -> None:
+    said = '[{"class":1,"to_kind":"worker","to_id":"fallback","tenant_id":""}]'
+
+    configured = load_settings(environ={"ASYNCGATE_ESCALATION_TARGETS": said, "ASYNCGATE_ESCALATION_ENABLED": "true",
+                                        "ASYNCGATE_ESCALATION_LEASE_EXPIRY_CLASS": "4"})
+
+    (target,) = configured.settings.escalation.targets
+    assert (target.escalation_class, target.to_kind, target.to_id) == (1, "worker", "fallback")
+    assert configured.settings.escalation.lease_expiry_class == 4
+    assert {name: value for name, value, _ in effective(configured)}["escalation.targets"] == said
