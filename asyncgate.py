@@ -196,7 +196,7 @@ ACKNOWLEDGED = Contract("receipt.acknowledged", "caller", "asyncgate", "given")
 SCHEDULED = Contract("schedule.created", "caller", "owner", "given")
 UNSCHEDULED = Contract("schedule.deleted", "caller", "owner", "given")
 
-# What a step writes; every terminal one is followed by RESULT_READY.
+# What a step writes; every terminal one is followed by RESULT_READY, and EXPIRED and FAILED perhaps by ESCALATED.
 EMISSION = {"create": ASSIGNED, CLAIM.name: ACCEPTED, SUCCEED.name: COMPLETED, FAIL.name: FAILED, RETRY.name: REQUEUED,
             EXPIRE.name: EXPIRED, CANCEL.name: CANCELED}
 
@@ -2084,6 +2084,7 @@ OPERATIONS = {op.name: op for op in (
 )}
 # What belongs to a part that can be swapped is declared there.
 OPERATIONS |= {op.name: op for op in import_module("asyncgate.backends.identity_admin").OPERATIONS}
+LEASE_PROTOCOL: tuple[Operation, ...] = import_module("asyncgate.backends.lease_protocol").OPERATIONS
 
 
 # IDENTITY #############################################################################################################
@@ -2218,8 +2219,10 @@ class Gate:
         return {path.replace(f"{{{endpoint.names}}}", "{}"): endpoint for path, endpoint in endpoints.items()}
 
     def _routes(self) -> list[Route]:
-        described = import_module("asyncgate.parts.openapi").routes(OPERATIONS.values(), __version__, self.send)
-        return [*(Route(path, self.mcp) for path in ("/mcp", "/mcp/u")), *described]
+        every = (*OPERATIONS.values(), *LEASE_PROTOCOL)
+        described = import_module("asyncgate.parts.openapi").routes(every, __version__, self.send)
+        polled = [Route(path, Endpoint(self, {verb: op}, path)) for op in LEASE_PROTOCOL for verb, path in op.rest]
+        return [*(Route(path, self.mcp) for path in ("/mcp", "/mcp/u")), *polled, *described]
 
     async def admit(self, scope: Scope, op: Operation | None = None, headers: Headers | None = None) -> Caller:
         """Return who a request comes from, and count the call; some operations need no credential."""
@@ -2264,13 +2267,14 @@ class Gate:
         if self.guard is not None and (no := await self.guard.passing(scope)):
             status, body, more, type = no.status, encode(no.body()), refusal_headers(no), JSON_TYPE
         limits = scope.get("asyncgate.limits", ())
-        if not more and type is JSON_TYPE and (whole := shortcut(scope)) is not None:
+        if not more and type is JSON_TYPE and status != 204 and (whole := shortcut(scope)) is not None:
             lines = self.lines + STRICT_LINE if scope["scheme"] == "https" else self.lines
             lines += b"".join([b"%b: %b\r\n" % header for header in limits]) if limits else b""
             if whole.answer(status, lines, body):
                 return
         safety = self.safety(scope, {name for name, _ in more})
-        headers = [type, (b"content-length", b"%d" % len(body)), *safety, *more]
+        about = [type, (b"content-length", b"%d" % len(body))] if status != 204 else []     # which has no body at all
+        headers = [*about, *safety, *more]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
@@ -2303,7 +2307,8 @@ class Endpoint:
         """Answer one request."""
         more: list[tuple[bytes, bytes]] = []
         try:
-            status, body = 200, encode(await self._perform(scope, receive, more))
+            reply = await self._perform(scope, receive, more)
+            status, body = (204, b"") if reply is None else (200, encode(reply))
         except GateError as no:
             status, body = no.status, encode(no.body())
             more += refusal_headers(no)

@@ -21,7 +21,16 @@ import msgspec
 from msgspec import NODEFAULT, inspect
 from msgspec.structs import replace
 
-from asyncgate import FENCES_SKIPPED, OPERATIONS, GateError, Operation, StartupError, __version__, configured
+from asyncgate import (
+    FENCES_SKIPPED,
+    LEASE_PROTOCOL,
+    OPERATIONS,
+    GateError,
+    Operation,
+    StartupError,
+    __version__,
+    configured,
+)
 from asyncgate.clients.bench import bench, bench_server
 from asyncgate.clients.http import DEFAULT_URL, Http, Refusal, Unreachable
 from asyncgate.parts.settings import Configured, SettingsError, discreet, effective, load_settings
@@ -448,7 +457,8 @@ def config(configured: Configured, as_json: bool) -> None:
 @commands.command()
 def openapi() -> None:
     """Print the OpenAPI document of the REST interface."""
-    click.echo(import_module("asyncgate.parts.openapi").document(OPERATIONS.values(), __version__))
+    click.echo(import_module("asyncgate.parts.openapi").document(
+        (*OPERATIONS.values(), *LEASE_PROTOCOL), __version__))
 
 
 @commands.command()
