@@ -464,7 +464,7 @@ class Work:
         self.leased: dict[str, Lease] = {}
         self.progressed: dict[str, Progress] = {}
         self.written: dict[str, Receipt] = {}
-        self.posted: dict[str, Outgoing] = {}                           # kept with its receipt, if that is not there yet
+        self.posted: dict[str, Outgoing] = {}                           # kept with its receipt, if that is new
         self.events: dict[str, Event] = {}
         self.audited: dict[str, Audit] = {}
         self.opened: dict[str, Principal] = {}                          # whose obligation, by receipt
@@ -687,6 +687,7 @@ class Engine:
         self.counted: set[str] = set()                          # tenants whose usage is known to be exact
         self.still_good: Callable[[Caller], Awaitable[None]] = any_caller   # asked when a call that waited goes on
         self.ledger: Any = None                                 # in integrated mode, where receipts go
+        self.instead: dict[str, Callable[..., Awaitable[Any]]] = {}     # and what is carried out otherwise there
 
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation: the one way in, for every façade and every test (H.9)."""
@@ -696,6 +697,8 @@ class Engine:
         if getattr(ask, "wait_seconds", 0) > 0:
             with self.polls.place(caller.tenant_id, speaker(caller, ask)):
                 return await op.run(self, caller, ask)
+        if (other := self.instead.get(op.name)) is not None:
+            return await other(self, caller, ask)
         if op.direct:
             return await op.run(self, caller, ask)
         return await self.write(op.run, op.loads, caller, ask)
@@ -1186,7 +1189,7 @@ class Engine:
         ended = self._emit(work, EMISSION["fail"], self._discharge(work, task), body, by=lease.worker, lease=lease)
         self._end(work, work.tasks[task.task_id], ended, self._enclosed("error", value, error, task.task_id))
         if ask.retryable:
-            self._escalate(work, task, lease, "max_retries_exceeded", self.settings.escalation.attempts_spent_class)
+            self._escalate(work, task, lease, "max_retries_exceeded")
         return Released(True, "failed", False)
 
     def _retry(self, work: Work, task: Task, lease: Lease, wished: float | None, body: dict[str, Any]) -> Released:
@@ -1258,20 +1261,10 @@ class Engine:
         body = {"kind": kind, "details": details, "recommended_action": recommended_action}
         self._emit(work, ANOMALY, task, body, lease=lease, mark=f"{kind} {mark}")
 
-    def _escalate(self, work: Work, task: Task, lease: Lease, reason: str, usual: int) -> None:
-        """Propose a task to whom its class names: a word, not a transfer.  Each cause, a lease's end, is told once."""
-        if not self.settings.escalation.enabled:
-            return
-        payload, terms = _any(task.payload), terms_of(task.terms)
-        wished = payload.get("escalation_class") if isinstance(payload, dict) else None
-        chosen = wished if type(wished) is int else usual       # a bool is no class
-        if (target := self.settings.escalation.target(work.tenant_id, chosen)) is not None:
-            to = Principal(target.to_kind, target.to_id)
-            body = {"escalation_class": chosen, "escalation_reason": reason, "escalation_to": to, "type": task.type,
-                    "attempt": task.attempt, "expiries": task.expiries, "previous_worker_id": lease.worker_id,
-                    "expected_outcome_kind": terms.expected_outcome_kind,
-                    "expected_artifact_mime": terms.expected_artifact_mime}
-            self._emit(work, ESCALATED, task, body, to=to, lease=lease, mark=reason)
+    def _escalate(self, work: Work, task: Task, lease: Lease, reason: str) -> None:
+        """Propose a task to somebody, where that is enabled: a word, not a transfer."""
+        if self.settings.escalation.enabled:
+            import_module("asyncgate.backends.escalation").escalate(self, work, task, lease, reason)
 
     def _emit(self, work: Work, contract: Contract, task: Task | None, body: Mapping[str, Any], *,
               by: Principal | None = None, to: Principal | None = None, lease: Lease | None = None,
@@ -1315,11 +1308,7 @@ class Engine:
         Without a recipient it is the caller's own inbox; an admin who names nobody sees the whole tenant's.  Follow
         next_cursor, or since_receipt_id later on: every receipt comes exactly once.
         """
-        to = Principal(ask.to_kind or "agent", ask.to_id) if ask.to_id else claimed(ask)
-        if ask.task_id is not None and to is None:
-            await self._readable(caller, ask.task_id)
-        elif not caller.unlimited:
-            to = self._self_only(caller, to)
+        to = await self.inbox(caller, ask)
         mark = ("receipts", to, ask.task_id, ask.receipt_type)
         after = await self._since(caller, ask.since_receipt_id or ask.cursor, *mark)
         limit = self.limit(ask.limit)
@@ -1328,14 +1317,24 @@ class Engine:
         more = self.cursor(caller, rows[limit - 1].receipt_id, *mark) if len(rows) > limit else None
         return Receipts([shown(caller.tenant_id, row) for row in rows[:limit]], more, more)
 
+    async def inbox(self, caller: Caller, ask: ListReceipts) -> Principal | None:
+        """Return whose receipts are meant; None is everybody's, of a task or of the tenant."""
+        to = Principal(ask.to_kind or "agent", ask.to_id) if ask.to_id else claimed(ask)
+        if ask.task_id is not None and to is None:
+            await self._readable(caller, ask.task_id)
+        elif not caller.unlimited:
+            to = self._self_only(caller, to)
+        return to
+
     async def get_receipt(self, caller: Caller, ask: GetReceipt) -> ReceiptRecord:
         """Return one receipt."""
         if (receipt := await self.backend.receipt(caller.tenant_id, ask.receipt_id)) is None:
             raise ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are")
-        self._party(caller, caller.principal, receipt)
+        self.party(caller, caller.principal, receipt)
         return shown(caller.tenant_id, receipt)
 
-    def _party(self, caller: Caller, who: Principal, receipt: Receipt) -> None:
+    def party(self, caller: Caller, who: Principal, receipt: Receipt | ReceiptRecord) -> None:
+        """Refuse who neither stated a receipt nor is addressed by it."""
         if not caller.unlimited and not (receipt.to.same(who) or receipt.sender.same(who)):
             raise barred(caller, f"receipt {receipt.receipt_id} is between others")
 
@@ -1398,7 +1397,7 @@ class Engine:
                         if work.receipts[parent].receipt_type == SCHEDULED.type), None)
         if created is None or created.schedule_id is None or ask.schedule_id not in (None, created.schedule_id):
             raise InvalidRequest("schedule.deleted must name the schedule.created of that schedule among its parents")
-        self._party(caller, by, created)
+        self.party(caller, by, created)
         receipt = self._emit(work, UNSCHEDULED, None, ask.body or {}, by=by, to=created.to, parents=parents,
                              task_id=ask.task_id or created.task_id, schedule_id=created.schedule_id,
                              mark=created.schedule_id)
@@ -1470,7 +1469,7 @@ class Engine:
         return Welcome(self._server(), await self._relationship(caller, who),
                        Attention([shown(caller.tenant_id, row) for row in rows]),
                        LatestReceipt(rows[-1].receipt_id if rows else None), self.settings.environment,
-                       await self._warnings(caller))
+                       warnings=await self._warnings(caller))
 
     async def _warnings(self, caller: Caller) -> list[str]:
         """Say in time that the room for receipts comes to its end (spec 21.6.3)."""
@@ -1521,7 +1520,8 @@ class Engine:
             log.exception("the database does not answer")
             database = "unavailable"
         return Healthy("healthy" if database == "ok" else "unhealthy", "AsyncGate", __version__, self.instance,
-                       self._uptime(), database, self.upkeep.report() if self.upkeep else {})
+                       self._uptime(), database, self.upkeep.report() if self.upkeep else {},
+                       await self.ledger.lag() if self.ledger and database == "ok" else UNSET)
 
     # Upkeep's own writes.
 
@@ -1557,7 +1557,7 @@ class Engine:
         task = work.move(task, EXPIRE, expiries=losses, held=held, started_at=None, asyncgate_instance=self.instance,
                          next_eligible_at=work.now + pause if pause else None, lost_to=canonical(lost_to).decode())
         self._emit(work, EMISSION["expire"], task, self._expiry(task, lease, "expired"), lease=lease)
-        self._escalate(work, task, lease, "lease_expired", self.settings.escalation.lease_expiry_class)
+        self._escalate(work, task, lease, "lease_expired")
         if losses == STUCK_EXPIRIES + 1:
             self._anomaly(work, task, "lease_expired_often", expiries=losses,
                           recommended_action="look at the workers of this type")
@@ -1741,6 +1741,7 @@ class Batches:
 
     def __init__(self, backend: Backend, size: int, after_commit: Callable[[Work], None]) -> None:
         self.backend, self.size, self.after_commit = backend, size, after_commit
+        self.transact = backend.transact                # or what asks the ledger before it commits
         self.waiting: dict[str, list[Job]] = {}         # in the order of the tenants' turns
         self.under_way: defaultdict[str, list[int]] = defaultdict(list)     # sizes
         self.flights: set[asyncio.Task[None]] = set()
@@ -1799,12 +1800,15 @@ class Batches:
     async def _fly(self, tenant_id: str, jobs: list[Job]) -> None:
         decided: list[Work] = []
         try:
-            await self.backend.transact(tenant_id, named(jobs), partial(decide, jobs, decided))
+            await self.transact(tenant_id, named(jobs), partial(decide, jobs, decided))
             error: Exception | None = None
         except Refused as refused:
             if len(jobs) > 1:
                 return await self._fly_alone(tenant_id, jobs)
-            error = fault(type(jobs[0].ask).__name__, refused)
+            why = refused.__cause__
+            error = why if isinstance(why, GateError) else fault(type(jobs[0].ask).__name__, refused)
+        except GateError as no:
+            error = no
         except Exception as broken:
             log.error("a batch of %d did not reach the database", len(jobs), exc_info=broken)
             error = DatabaseUnavailable("the database did not take this; try again", retry_after=1)
@@ -2126,10 +2130,8 @@ def guard_start(settings: Settings) -> None:
     if settings.allow_insecure_dev and not loopback(settings.host):
         raise StartupError(f"allow_insecure_dev opens the gate to everybody who reaches it: it needs a loopback host, "
                            f"not {settings.host}")
-    later = {"receipt_mode: " + settings.receipt_mode: settings.receipt_mode != "standalone",
-             "security.oauth.enabled": settings.security.oauth.enabled}
-    if missing := [name for name, wanted in later.items() if wanted]:
-        raise StartupError(f"{missing[0]} is not part of this release; unset it")
+    if settings.security.oauth.enabled:
+        raise StartupError("security.oauth.enabled is not part of this release; unset it")
     if settings.allow_insecure_dev:
         log.warning("INSECURE: allow_insecure_dev is on, whoever reaches %s is admin", settings.host)
 
@@ -2147,6 +2149,8 @@ DEPRECATED = [(b"deprecation", b"true"), (b"x-asyncgate-deprecated", b"true"),
 
 class Gate:
     """The server over one backend: the engine, who may come in, and the application that speaks REST."""
+
+    operations = OPERATIONS
 
     def __init__(self, settings: Settings, backend: Backend | None = None) -> None:
         self.settings, self.backend, self.identity = settings, backend, Identity(settings)
@@ -2195,9 +2199,11 @@ class Gate:
         part = import_module("asyncgate.backends.identity_guard")
         self.guard = part.Guard(self.engine)
         self.identity.ways.insert(0, part.Keys(self.guard.keys))
+        if self.settings.receipt_mode != "standalone":
+            self.engine.ledger = import_module("asyncgate.backends.receipts_outbox").Ledger(self.engine)
         try:
             await backend.join(self.engine.instance, self.settings.lease_sweep_interval_seconds, self.engine.hear)
-            async with self.guard, self.engine.upkeep:
+            async with self.guard, self.engine.upkeep, self.engine.ledger or contextlib.nullcontext():
                 yield
         finally:
             await self.mcp.close()
@@ -2212,7 +2218,7 @@ class Gate:
 
     def _endpoints(self) -> dict[str, Endpoint]:
         paths: dict[str, dict[str, Operation]] = {}
-        for op in OPERATIONS.values():
+        for op in self.operations.values():
             for verb, path in op.rest:
                 paths.setdefault(path, {})[verb] = op
         endpoints = {path: Endpoint(self, operations, path) for path, operations in paths.items()}
@@ -2563,9 +2569,10 @@ def serve(configured: Configured) -> None:
     sys.exit(serve_forever(configured.settings))
 
 
-def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None, beside: Iterable[Route] = ()) -> int:
+def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None, beside: Iterable[Route] = (),
+                  kind: type[Gate] = Gate) -> int:
     """Serve until a signal comes, with further routes beside the gate's own; return the exit status."""
-    gate = Gate(settings)
+    gate = kind(settings)
     gate.app.router.routes.extend(beside)
     said = ready or (lambda url: log.info("asyncgate %s serves %s", __version__, url))
     status: int = import_module("asyncgate.backends.server_uvicorn").run(gate, settings, drain=gate.drain, ready=said)

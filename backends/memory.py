@@ -169,8 +169,7 @@ class Memory:
             if (key := (receipt.task_id, receipt.receipt_key)) not in tenant.recorded:
                 tenant.recorded.add(key)
                 tenant.receipts[receipt.receipt_id] = receipt
-        posted = {(id,): row for id, row in work.posted.items() if id in tenant.receipts}
-        tenant.records[Outgoing].update(posted)
+        tenant.records[Outgoing].update({(id,): row for id, row in work.posted.items() if id in tenant.receipts})
         tenant.events.update(work.events)
         tenant.audit.update(work.audited)
         tenant.open.update(work.opened)

@@ -458,7 +458,8 @@ SELECT {listed(OUTGOING, 'o.')} FROM unnest($2::text[]) AS k (id), LATERAL (
 LAG = """
 SELECT (SELECT count(*) FROM asyncgate.outbox WHERE tenant_id = $1 AND state = 'waiting'),
        (SELECT count(*) FROM asyncgate.outbox WHERE tenant_id = $1 AND state = 'parked'),
-       (SELECT posted_at FROM asyncgate.outbox WHERE tenant_id = $1 AND state = 'waiting' ORDER BY receipt_id LIMIT 1)"""
+       (SELECT posted_at FROM asyncgate.outbox
+        WHERE tenant_id = $1 AND state = 'waiting' ORDER BY receipt_id LIMIT 1)"""
 ENTRIES = f"SELECT {listed(ENTRY)} FROM asyncgate.ledger WHERE tenant_id = $1 AND arrival > $2 AND arrival <= $3"
 TENANTS = "SELECT asyncgate.all_tenants()::text"
 

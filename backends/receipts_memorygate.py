@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncgate import ReceiptRecord, StartupError
-from asyncgate.backends.receipts_sinks import LedgerPage, Outage, Refusal
+from asyncgate.backends.receipts_sinks import Filed, LedgerPage, Outage, Refusal
 from asyncgate.parts.views import shown
 
 if TYPE_CHECKING:
@@ -30,23 +30,29 @@ AT_ONCE = 16            # receipts that are fetched beside one another
 MOST_TOLD = 300         # characters of what a ledger says that are kept
 
 
-class Filed(ReceiptRecord, kw_only=True, omit_defaults=True):
+class Sent(ReceiptRecord, kw_only=True):
     """A receipt as it is sent."""
 
     receipt_key: str = ""
 
 
+class Rendered(Struct):
+    """What a rendered receipt holds that its skeleton does not."""
+
+    body: msgspec.Raw
+
+
 class Listed(Struct):
     """A page as a ledger answers it; other ledgers may name the cursor otherwise or not at all."""
 
-    receipts: list[ReceiptRecord]
+    receipts: list[Filed]
     next_cursor: str | None = None
 
 
 encode = msgspec.json.encode
 listed = msgspec.json.Decoder(Listed).decode
-record = msgspec.json.Decoder(ReceiptRecord).decode
-body_in = msgspec.json.Decoder(type("Body", (Struct,), {"__annotations__": {"body": msgspec.Raw}})).decode
+record = msgspec.json.Decoder(Filed).decode
+rendered = msgspec.json.Decoder(Rendered).decode
 
 
 class MemoryGate:
@@ -72,32 +78,32 @@ class MemoryGate:
         """Return the receipt as it is shown, and its key."""
         view = shown(self.tenant(tenant_id), receipt)
         facts = {name: getattr(view, name) for name in ReceiptRecord.__struct_fields__ if name != "delivered_at"}
-        return encode(Filed(**facts, receipt_key=receipt.receipt_key))
+        return encode(Sent(**facts, receipt_key=receipt.receipt_key))
 
     def body(self, content: bytes) -> bytes:
         """Return the body of a rendered receipt."""
-        return bytes(body_in(content).body)     # type: ignore[attr-defined]
+        return bytes(rendered(content).body)
 
     async def send(self, tenant_id: str, content: bytes) -> None:
         """Store one receipt."""
         await self._ask("POST", "", content=content)
 
-    async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[ReceiptRecord]:
+    async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
         """Fetch receipts one by one, several at a time."""
         found = await asyncio.gather(*(self._fetch(tenant_id, receipt_id) for receipt_id in receipt_ids))
         return [one for one in found if one is not None]
 
-    async def _fetch(self, tenant_id: str, receipt_id: str) -> ReceiptRecord | None:
+    async def _fetch(self, tenant_id: str, receipt_id: str) -> Filed | None:
         async with self.fetching:
             try:
-                text = await self._ask("GET", f"/{quoted(receipt_id)}", params={"tenant_id": self.tenant(tenant_id)})
+                text = await self._ask("GET", f"/{quoted(receipt_id)}", params={"tenant": self.tenant(tenant_id)})
             except Missing:
                 return None
         return self._ours(tenant_id, record(text))
 
     async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
         """List receipts in the order of their arrival."""
-        given = {"tenant_id": self.tenant(tenant_id), "limit": str(of.limit), **principal(of.to), "task_id": of.task_id,
+        given = {"tenant": self.tenant(tenant_id), "limit": str(of.limit), **principal(of.to), "task_id": of.task_id,
                  "receipt_type": of.receipt_type, "asyncgate_instance": of.instance, "since_receipt_id": of.after}
         text = await self._ask("GET", "", params={name: value for name, value in given.items() if value is not None})
         try:
@@ -108,7 +114,7 @@ class MemoryGate:
         ours = [self._ours(tenant_id, one) for one in found.receipts]
         return LedgerPage([one for one in ours if one is not None], found.next_cursor or last)
 
-    def _ours(self, tenant_id: str, one: ReceiptRecord) -> ReceiptRecord | None:
+    def _ours(self, tenant_id: str, one: Filed) -> Filed | None:
         """Show a receipt to its tenant and to nobody else, whatever the ledger answers with."""
         if one.tenant_id not in (self.tenant(tenant_id), ""):
             return None

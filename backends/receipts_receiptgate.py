@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 from asyncgate import StartupError
 from asyncgate.backends.receipts_memorygate import MOST_TOLD, problem
 from asyncgate.backends.receipts_receiptgate_schema import ledger_receipt, plain
-from asyncgate.backends.receipts_sinks import LedgerPage, Outage, Refusal
+from asyncgate.backends.receipts_sinks import Filed, LedgerPage, Outage, Refusal
 
 if TYPE_CHECKING:
     import httpx2
 
-    from asyncgate import EntryFilter, Lease, Receipt, ReceiptRecord, Settings, Task
+    from asyncgate import EntryFilter, Lease, Receipt, Settings, Task
     from asyncgate.backends.receipts_sinks import Sink
 
 NEWER, OLDER = "1.1", "1.0"
@@ -120,7 +120,7 @@ class ReceiptGate:
         except (httpx2.TransportError, TimeoutError) as error:
             raise Outage(f"{type(error).__name__}: {error}"[:MOST_TOLD]) from None
 
-    async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[ReceiptRecord]:
+    async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
         """Return nothing: what is there is not ours any more."""
         return []
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
-from msgspec import Struct
+from msgspec import Raw, Struct, field
 
-from asyncgate import EntryFilter, ReceiptRecord
+from asyncgate import NOTHING, EntryFilter, ReceiptRecord
 
 if TYPE_CHECKING:
     from asyncgate import Lease, Receipt, Settings, Task
@@ -30,10 +30,28 @@ class Outage(Exception):
         self.retry_after = retry_after
 
 
+class Filed(ReceiptRecord, kw_only=True):
+    """A receipt as a ledger gives it back; those that others wrote may lack what only a gate knows."""
+
+    tenant_id: str = ""
+    task_id: str | None = None
+    lease_id: str | None = None
+    schedule_id: str | None = None
+    parents: list[str] = field(default_factory=list)
+    asyncgate_instance: str = ""
+    body: Raw = NOTHING
+    hash: str = ""
+    receipt_key: str = ""       # only a gate gives it one
+
+    def shown(self) -> ReceiptRecord:
+        """Return it as a gate shows a receipt."""
+        return ReceiptRecord(**{name: getattr(self, name) for name in ReceiptRecord.__struct_fields__})
+
+
 class LedgerPage(Struct):
     """What a ledger lists, in the order of arrival, and where its next page begins."""
 
-    receipts: list[ReceiptRecord]
+    receipts: list[Filed]
     cursor: str | None = None
 
 
@@ -55,7 +73,7 @@ class Sink(Protocol):
     async def send(self, tenant_id: str, content: bytes) -> None:
         """Let the ledger take what was rendered; to have taken it before is well, too.  Raises Refusal and Outage."""
 
-    async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[ReceiptRecord]:
+    async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
         """Return those of some receipts that the ledger has; raises Outage.  Never called unless it `reads`."""
 
     async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from asyncgate.backends.receipts_sinks import LedgerPage
+from asyncgate.backends.receipts_sinks import Filed, LedgerPage
 
 if TYPE_CHECKING:
-    from asyncgate import EntryFilter, Lease, Receipt, ReceiptRecord, Settings, Task
+    from asyncgate import EntryFilter, Lease, Receipt, Settings, Task
     from asyncgate.backends.receipts_sinks import Sink
 
 
@@ -28,7 +28,7 @@ class Standalone:
     async def send(self, tenant_id: str, content: bytes) -> None:
         """Do nothing."""
 
-    async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[ReceiptRecord]:
+    async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
         """Find nothing."""
         return []
 

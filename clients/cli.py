@@ -30,6 +30,7 @@ from asyncgate import (
     StartupError,
     __version__,
     configured,
+    guard_start,
 )
 from asyncgate.clients.bench import bench, bench_server
 from asyncgate.clients.http import DEFAULT_URL, Http, Refusal, Unreachable
@@ -38,7 +39,7 @@ from asyncgate.parts.wire import AsEither, Ask
 
 SECTIONS = {
     "Try it": ("demo", "dev"),
-    "Run a gate": ("serve", "mcp", "keys", "migrate", "config", "openapi"),
+    "Run a gate": ("serve", "ledger", "mcp", "keys", "migrate", "config", "openapi"),
     "Look after it": ("verify", "backup", "copy", "conformance", "bench", "bench-server"),
 }
 STATUSES = {400: 2, 413: 2, 415: 2, 401: 3, 403: 3, 404: 4, 409: 5, 429: 6}
@@ -452,6 +453,17 @@ def config(configured: Configured, as_json: bool) -> None:
     wide = max(len(name) for name, _, _ in rows)
     for name, value, origin in rows:
         click.echo(f"{name:{wide}}  {value}  ({origin})")
+
+
+@commands.command()
+@click.option("--host", metavar="ADDRESS", help="Address to listen on; default 127.0.0.1.")
+@click.option("--port", type=int, metavar="NUMBER", help="Port to listen on; default 8080, 0 takes any free one.")
+@configured
+def ledger(configured: Configured) -> None:
+    """Serve a receipt ledger for gates in integrated mode: MemoryGate's role, on a database of its own."""
+    import_module("asyncgate.parts.logs").start_logging(configured.settings)
+    guard_start(configured.settings)
+    sys.exit(import_module("asyncgate.backends.receipts_ledger").serve(configured.settings))
 
 
 @commands.command()

@@ -380,7 +380,7 @@ def said(call: Call) -> dict[str, Any]:
 
 def body(receipt: Receipt) -> dict[str, Any]:
     """What a receipt says."""
-    read: dict[str, Any] = json.loads(receipt.body)
+    read: dict[str, Any] = json.loads(receipt.body or "{}")
     return read
 
 

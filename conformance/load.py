@@ -42,8 +42,8 @@ class Gates(Protocol):
 class Server:
     """A gate in a process of its own, that can be killed and started again on the same database."""
 
-    def __init__(self, database: str, *, first: str = "", **settings: Any) -> None:
-        self.database, self.settings = database, settings
+    def __init__(self, database: str, *, first: str = "", command: str = "serve", **settings: Any) -> None:
+        self.database, self.settings, self.command = database, settings, command
         self.script = f"{first}\n{SERVE}"       # `first` is Python that handicaps the process
         self.lines: list[str] = []
         self.port = 0
@@ -53,7 +53,7 @@ class Server:
         """Start the process and wait until it serves."""
         flags = [part for name, value in self.settings.items() for part in ("--set", f"{name}={value}")]
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", self.script, "serve", "--port", "0", "--database", self.database, *flags,
+            sys.executable, "-c", self.script, self.command, "--port", "0", "--database", self.database, *flags,
             env={**os.environ, "ASYNCGATE_API_KEY": KEY}, stderr=asyncio.subprocess.PIPE, start_new_session=True)
         async with asyncio.timeout(PATIENCE):
             while not (found := re.search(r" serves http://[^ ]*:(\d+)", await self._line())):
@@ -86,9 +86,9 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def serving(database: str, *, first: str = "", **settings: Any) -> AsyncIterator[Server]:
+async def serving(database: str, *, first: str = "", command: str = "serve", **settings: Any) -> AsyncIterator[Server]:
     """Serve a database for the time of a block; afterwards no process is left."""
-    server = Server(database, first=first, **settings)
+    server = Server(database, first=first, command=command, **settings)
     await server.start()
     try:
         yield server

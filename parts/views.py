@@ -79,4 +79,4 @@ def shown(tenant_id: str, receipt: Receipt) -> ReceiptRecord:
     return ReceiptRecord(
         receipt.receipt_id, tenant_id, receipt.receipt_type, outside(receipt.created_at), receipt.sender, receipt.to,
         receipt.task_id or None, receipt.lease_id, receipt.schedule_id, list(receipt.parents),
-        receipt.asyncgate_instance, raw(receipt.body), receipt.hash, maybe(receipt.delivered_at))
+        receipt.asyncgate_instance, raw(receipt.body or None), receipt.hash, maybe(receipt.delivered_at))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal
 
-from msgspec import Meta, Raw, Struct, field
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 Status = Literal["queued", "leased", "running", "succeeded", "failed", "canceled"]
 Kind = Literal["agent", "worker", "service", "system", "human", "asyncgate"]
@@ -567,12 +567,22 @@ class ReceiptRecord(Struct, omit_defaults=True):
     delivered_at: datetime | None = None
 
 
+class LedgerLag(Struct):
+    """How far the receipt ledger is behind: what waits, what it refused, and since when the oldest one waits."""
+
+    waiting: int
+    parked: int
+    oldest_seconds: float
+    circuit: Literal["closed", "open", "half_open"]
+
+
 class Receipts(Struct):
     """A page of receipts, oldest first."""
 
     receipts: list[ReceiptRecord]
     next_cursor: str | None = None
     cursor: str | None = None
+    warnings: list[str] | UnsetType = UNSET
 
 
 class HistoryEvent(Struct, omit_defaults=True):
@@ -636,6 +646,7 @@ class Obligations(Struct, forbid_unknown_fields=True):
     relationship: Relationship
     open_obligations: list[ReceiptRecord]
     cursor: str | None
+    warnings: list[str] | UnsetType = UNSET
 
 
 class Attention(Struct):
@@ -654,6 +665,16 @@ class LatestReceipt(Struct):
     latest_receipt_id: str | None
 
 
+class Routing(Struct, omit_defaults=True):
+    """Where a worker may state its receipts itself, in integrated mode (spec 20.5)."""
+
+    mode: str
+    memorygate_url: str
+    emit_receipts_to: str = "memorygate"
+    worker_must_emit_to_memorygate: bool = False
+    auth_token: str | None = None
+
+
 class Welcome(Struct, omit_defaults=True):
     """The bootstrap packet."""
 
@@ -662,6 +683,8 @@ class Welcome(Struct, omit_defaults=True):
     attention: Attention
     cursor: LatestReceipt
     environment: str
+    receipt_routing: Routing | None = None
+    receipt_ledger_lag: LedgerLag | None = None
     warnings: list[str] = []
 
 
@@ -685,3 +708,4 @@ class Healthy(Struct):
     uptime: int
     database: Literal["ok", "unavailable"]
     upkeep: dict[str, Any]
+    receipt_ledger_lag: LedgerLag | UnsetType = UNSET

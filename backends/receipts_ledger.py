@@ -1,0 +1,271 @@
+"""The gate in the role of a ledger: what `asyncgate ledger` serves (spec 20.12, 20.13).
+
+Receipts come in as their authors wrote them and go out as they came, in the order of their arrival.  Storing is
+idempotent by receipt_id; the same id with other content is refused.  There are no tasks here and no rules about them:
+a ledger files what is stated, and every receipt stays for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Raw
+from msgspec.structs import replace
+
+from asyncgate import (
+    OPERATIONS,
+    Caller,
+    Endpoint,
+    Engine,
+    Entry,
+    EntryFilter,
+    Gate,
+    GateError,
+    InvalidCursor,
+    InvalidRequest,
+    Needs,
+    Operation,
+    Principal,
+    ReceiptIdCollision,
+    ReceiptNotFound,
+    ReceiptTooLarge,
+    Settings,
+    TenantMismatch,
+    TooManyParents,
+    Work,
+    barred,
+    outside,
+    serve_forever,
+    sha256,
+)
+from asyncgate.backends.identity_admin import operates
+from asyncgate.parts.http import Scope, claimed_tenants, read_body
+from asyncgate.parts.wire import Ask, Problem
+from asyncgate.parts.wire_ledger import (
+    Arriving,
+    Chain,
+    Filed,
+    GetChain,
+    GetFiled,
+    ListFiled,
+    Stored,
+    StoredAll,
+    StoreReceipts,
+    principal_of,
+)
+
+if TYPE_CHECKING:
+    from asyncgate.parts.http import Receive
+
+MOST_AT_ONCE = 500          # receipts of one call
+LONGEST_CHAIN = 2048        # receipts of one chain
+NOT_SAID = ("tenant_id", "stored_at", "delivered_at")       # by the author, but by whoever files a receipt
+
+read = msgspec.json.Decoder(Arriving).decode
+anything = msgspec.json.Decoder().decode
+list_of = msgspec.json.Decoder(list[Raw]).decode
+
+
+class Told(Ask, kw_only=True):
+    """Receipts on their way into one tenant's ledger, and what cannot go there."""
+
+    entries: list[Entry | GateError]
+
+
+async def store_receipt(engine: Engine, caller: Caller, ask: StoreReceipts) -> Stored | StoredAll:
+    """Store a receipt as it is, or up to 500 of one tenant; storing one again writes nothing.
+
+    The same receipt_id with other content is 409 receipt_id_collision.  One transaction.
+    """
+    if not 1 <= len(ask.receipts) <= MOST_AT_ONCE:
+        raise InvalidRequest(f"{len(ask.receipts)} receipts; one call stores 1 to {MOST_AT_ONCE}")
+    tenants, entries = set[str](), list[Entry | GateError]()
+    for content in ask.receipts:
+        try:
+            tenant_id, entry = filed(engine, caller, ask, bytes(content))
+            tenants.add(tenant_id)
+            entries.append(entry)
+        except GateError as no:
+            entries.append(no)
+    if len(tenants) > 1:
+        raise InvalidRequest("the receipts of one call belong to one tenant")
+    into = replace(caller, tenant_id=tenants.pop() if tenants else caller.tenant_id)
+    results: list[Stored | GateError] = await engine.write(keep, its_entries, into, Told(entries=entries))
+    if not ask.alone:
+        return StoredAll([refusal(ask, at, one) if isinstance(one, GateError) else one
+                          for at, one in enumerate(results)])
+    if isinstance(results[0], GateError):
+        raise results[0]
+    return results[0]
+
+
+def refusal(ask: StoreReceipts, at: int, no: GateError) -> Stored:
+    """Tell what is wrong with one receipt of many."""
+    try:
+        said = anything(ask.receipts[at])["receipt_id"]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        said = None
+    return Stored(said if isinstance(said, str) else None, error=Problem(no.code, str(no), str(no)))
+
+
+def filed(engine: Engine, caller: Caller, ask: StoreReceipts, content: bytes) -> tuple[str, Entry]:
+    """Read a receipt, and say in whose ledger and under what it is filed."""
+    try:
+        said, whole = read(content), anything(content)
+    except (msgspec.DecodeError, ValueError, RecursionError) as wrong:
+        raise InvalidRequest(f"a receipt cannot be read: {wrong}") from None
+    limits = engine.settings.receipts
+    if len(bytes(said.body)) > limits.max_body_size_bytes:
+        raise ReceiptTooLarge(f"the body is {len(bytes(said.body))} bytes, {limits.max_body_size_bytes} is the most")
+    if len(said.parents) > limits.max_parents:
+        raise TooManyParents(f"{len(said.parents)} parents; a receipt has {limits.max_parents} at most (PH.5)")
+    sender = principal_of(said.sender)
+    if caller.bound and not caller.unlimited and not sender.same(caller.principal):
+        raise barred(caller, f"this credential states receipts of {caller.principal} only")
+    digest = sha256({name: value for name, value in whole.items() if name not in NOT_SAID})
+    return home(engine, caller, said.tenant_id), Entry(
+        said.receipt_id, "", said.receipt_type, said.task_id or "", sender.kind, sender.id, said.to.kind, said.to.id,
+        said.asyncgate_instance or "", digest, content.decode())
+
+
+def home(engine: Engine, caller: Caller, named: str | None) -> str:
+    """Return the tenant that is meant: another than one's own is there for the operator only."""
+    own = {None, caller.tenant_id, "default" if caller.tenant_id == engine.settings.default_tenant_id else None}
+    if named in own or named is None:
+        return caller.tenant_id
+    if not operates(engine, caller):
+        raise TenantMismatch("this credential belongs to another tenant than the request says")
+    return named
+
+
+def its_entries(needs: Needs, caller: Caller, ask: Told) -> None:
+    """Load what has been stored under the ids."""
+    needs.records.update((Entry, (entry.receipt_id,)) for entry in ask.entries if isinstance(entry, Entry))
+
+
+def keep(engine: Engine, work: Work, caller: Caller, ask: Told) -> list[Stored | GateError]:
+    """Store what is new."""
+    return [entry if isinstance(entry, GateError) else kept(work, entry) for entry in ask.entries]
+
+
+def kept(work: Work, entry: Entry) -> Stored | GateError:
+    """Store one receipt, unless it is there."""
+    if (first := work.found(Entry, entry.receipt_id)) is None:
+        work.keep(replace(entry, arrival=work.new_id()))
+        return Stored(entry.receipt_id, work.tenant_id, outside(work.now))
+    if first.digest != entry.digest:
+        return ReceiptIdCollision(f"another receipt was stored as {entry.receipt_id}, and receipts never change",
+                                  receipt_id=entry.receipt_id)
+    return Stored(entry.receipt_id, work.tenant_id, replay=True)
+
+
+async def list_receipts(engine: Engine, caller: Caller, ask: ListFiled) -> Filed:
+    """List receipts as they came, in the order of their arrival: an inbox, a task, what one gate wrote, or all.
+
+    Follow cursor as since_receipt_id: every receipt comes exactly once.  An admin may list everything, others their
+    own inbox.
+    """
+    tenant_id, to = home(engine, caller, ask.tenant), None
+    if ask.to_id:
+        to = Principal(ask.to_kind or "agent", ask.to_id)
+    if not caller.unlimited:
+        if to is not None and not to.same(caller.principal):
+            raise barred(caller, f"this credential sees what is addressed to {caller.principal} only")
+        to = caller.principal
+    after = await arrival(engine, tenant_id, ask.since_receipt_id) if ask.since_receipt_id else None
+    limit = engine.limit(ask.limit)
+    rows = await engine.backend.entries(tenant_id, EntryFilter(
+        to, ask.task_id, ask.receipt_type, ask.asyncgate_instance, after, limit + 1))
+    last = rows[:limit][-1].receipt_id if rows else ask.since_receipt_id
+    return Filed([Raw(row.content.encode()) for row in rows[:limit]], last if len(rows) > limit else None, last)
+
+
+async def arrival(engine: Engine, tenant_id: str, receipt_id: str) -> str:
+    """Return when a receipt came."""
+    if (entry := await engine.backend.record(tenant_id, Entry, receipt_id)) is None:
+        raise InvalidCursor(f"no receipt {receipt_id} is stored here; begin again without since_receipt_id")
+    return entry.arrival
+
+
+async def get_receipt(engine: Engine, caller: Caller, ask: GetFiled) -> Raw:
+    """Return one receipt as it came."""
+    return Raw((await found(engine, caller, ask)).content.encode())
+
+
+async def found(engine: Engine, caller: Caller, ask: GetFiled) -> Entry:
+    """Return a receipt that the caller may read."""
+    tenant_id = home(engine, caller, ask.tenant)
+    if (entry := await engine.backend.record(tenant_id, Entry, ask.receipt_id)) is None:
+        raise ReceiptNotFound(f"no receipt {ask.receipt_id} is stored here")
+    if not caller.unlimited and not (entry.to.same(caller.principal) or entry.sender.same(caller.principal)):
+        raise barred(caller, f"receipt {ask.receipt_id} is between others")
+    return entry
+
+
+async def get_receipt_chain(engine: Engine, caller: Caller, ask: GetChain) -> Chain:
+    """Return a receipt and all that it answers, up to what nothing caused (spec 20.13)."""
+    tenant_id, first = home(engine, caller, ask.tenant), await found(engine, caller, ask)
+    chain, seen, missing = [first], {first.receipt_id}, list[str]()
+    for entry in chain:         # which grows
+        for parent in read(entry.content.encode()).parents:
+            if parent in seen or len(seen) >= LONGEST_CHAIN:
+                continue
+            seen.add(parent)
+            stored = await engine.backend.record(tenant_id, Entry, parent)
+            missing += [] if stored else [parent]
+            chain += [stored] if stored else []
+    return Chain(first.receipt_id, [Raw(entry.content.encode()) for entry in chain], missing)
+
+
+def operation(run: Callable[..., Any], rest: str, scopes: str) -> Operation:
+    """Declare an operation of a ledger."""
+    return Operation(run, rest, "a w A s", scopes, "R")
+
+
+STORE = operation(store_receipt, "POST /v1/receipts", "receipts:ack tasks:lease")
+SURFACE = (STORE, operation(list_receipts, "GET /v1/receipts", "receipts:read"),
+           operation(get_receipt, "GET /v1/receipts/{receipt_id}", "receipts:read"),
+           operation(get_receipt_chain, "GET /v1/receipts/{receipt_id}/chain", "receipts:read"))
+ADMINISTRATION = ("health", "get_config", "create_tenant", "list_tenants", "suspend_tenant", "get_limits", "set_limits",
+                  "issue_key", "list_keys", "rotate_key", "revoke_key", "list_audit")
+
+
+class Shelf(Endpoint):
+    """`/v1/receipts` of a ledger: what is stored is taken as it comes, byte by byte."""
+
+    async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> Ask:
+        if op is not STORE:
+            return await super()._ask(op, caller, scope, receive)
+        body = (await read_body(scope, receive, self.gate.settings)).strip()
+        try:
+            if body[:1] == b"[":
+                return StoreReceipts(receipts=list_of(body))
+            if (many := msgspec.json.decode(body, type=dict[str, Raw])).keys() == {"receipts"}:
+                return StoreReceipts(receipts=list_of(many["receipts"]))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
+            raise InvalidRequest(f"store_receipt: {wrong}") from None
+        for named in claimed_tenants({}, scope["headers"]):
+            self.gate.engine.at_home(caller, named)
+        return StoreReceipts(receipts=[Raw(body)], alone=True)
+
+
+class LedgerGate(Gate):
+    """A gate that serves the surface of a ledger, and what is needed to look after it."""
+
+    operations = {op.name: op for op in (*SURFACE, *(OPERATIONS[name] for name in ADMINISTRATION))}
+
+    def _endpoints(self) -> dict[str, Endpoint]:
+        endpoints = super()._endpoints()
+        shelf = endpoints["/v1/receipts"]
+        endpoints["/v1/receipts"] = Shelf(self, shelf.operations, "/v1/receipts")
+        return endpoints
+
+    def _routes(self) -> list[Any]:
+        return []
+
+
+def serve(settings: Settings) -> int:
+    """Serve a ledger until a signal comes; return the exit status."""
+    return serve_forever(replace(settings, receipt_mode="standalone"), kind=LedgerGate)

@@ -1,0 +1,294 @@
+"""Reading in integrated mode: what an agent is told is the same as in standalone mode (spec 20.8).
+
+Which receipts this gate wrote, in which order and to whom, it knows by their skeletons; their bodies are in the outbox
+until the ledger has them, and then there.  Behind them come the receipts that others stated in the same ledger.  A
+ledger that cannot be read takes away bodies and what others stated, never the answer.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import Raw, Struct, field
+from msgspec.structs import replace
+
+from asyncgate import (
+    TERMINATES,
+    AckReceipt,
+    Bootstrap,
+    Caller,
+    Engine,
+    EntryFilter,
+    GetReceipt,
+    GetTaskHistory,
+    History,
+    ListOpenObligations,
+    ListReceipts,
+    Obligations,
+    Principal,
+    ReceiptNotFound,
+    ReceiptRecord,
+    Receipts,
+    Routing,
+    Welcome,
+)
+from asyncgate.backends.receipts_sinks import Filed, Outage
+
+if TYPE_CHECKING:
+    from asyncgate.backends.receipts_outbox import Breaker
+    from asyncgate.backends.receipts_sinks import Sink
+
+T = TypeVar("T")
+PAGE, PAGES = 200, 5        # of the ledger that one call looks through for what others stated
+REMEMBERED = 10_000         # bodies
+KNOWN = 1_000               # inboxes
+UNREADABLE = "the receipt ledger cannot be read: bodies that are there, and what others stated, are left out"
+MISSING = "the receipt ledger does not have {} of these receipts: `asyncgate reconcile` says which"
+
+
+class Shelf(Struct):
+    """What others have stated to somebody, or of a task, as far as the ledger was looked through."""
+
+    after: str | None = None
+    rows: dict[str, ReceiptRecord] = field(default_factory=dict)       # in the order of arrival
+    closed: set[str] = field(default_factory=set)      # obligations among them that are discharged
+
+
+Where = tuple[str, Principal | None, str | None]       # tenant, inbox, task
+
+
+class Reading:
+    """What is carried out otherwise while a ledger holds the receipts."""
+
+    def __init__(self, engine: Engine, sink: Sink, breaker: Breaker) -> None:
+        self.engine, self.sink, self.breaker = engine, sink, breaker
+        self.bodies: OrderedDict[tuple[str, str], Raw] = OrderedDict()
+        self.shelves: OrderedDict[Where, Shelf] = OrderedDict()
+        self.ours = {engine.instance}       # gates whose receipts have skeletons here
+
+    def operations(self) -> dict[str, Callable[..., Awaitable[Any]]]:
+        """Return what is carried out otherwise, by name."""
+        return {name: getattr(self, name) for name in ("list_receipts", "get_receipt", "get_task_history",
+                                                       "list_open_obligations", "bootstrap")}
+
+    # The operations.
+
+    async def list_receipts(self, engine: Engine, caller: Caller, ask: ListReceipts) -> Receipts:
+        """List what this gate wrote, then what others stated; a cursor holds the place in both."""
+        where = (caller.tenant_id, to := await engine.inbox(caller, ask), ask.task_id)
+        seal = ("ledger", to, ask.task_id, ask.receipt_type)
+        own, theirs = self._opened(caller, ask.since_receipt_id or ask.cursor, where, *seal)
+        reply = await Engine.list_receipts(engine, caller, replace(ask, cursor=own, since_receipt_id=None))
+        warnings = await self._fill(caller.tenant_id, reply.receipts)
+        own = reply.receipts[-1].receipt_id if reply.receipts else own
+        room = engine.limit(ask.limit) - len(reply.receipts)
+        more = reply.next_cursor is not None
+        if not more:
+            others = [one for one in await self._others(where, theirs, warnings)
+                      if ask.receipt_type in (None, one.receipt_type)]
+            reply.receipts += others[:room]
+            theirs, more = others[:room][-1].receipt_id if others[:room] else theirs, len(others) > room
+        if theirs or more:
+            reply.cursor = engine.cursor(caller, f"{own or ''} {theirs or ''}", *seal)
+            reply.next_cursor = reply.cursor if more else None
+        return said(reply, warnings)
+
+    async def get_receipt(self, engine: Engine, caller: Caller, ask: GetReceipt) -> ReceiptRecord:
+        """Return a receipt of this gate, or one that others stated."""
+        try:
+            record = await Engine.get_receipt(engine, caller, ask)
+        except ReceiptNotFound:
+            record = await self._foreign(caller, ask)
+            engine.party(caller, caller.principal, record)
+            return record
+        await self._fill(caller.tenant_id, [record])
+        return record
+
+    async def _foreign(self, caller: Caller, ask: GetReceipt | AckReceipt) -> ReceiptRecord:
+        try:
+            found = await self._asked(lambda: self.sink.fetch(caller.tenant_id, [ask.receipt_id]))
+        except Outage:
+            found = []
+        if not found:
+            raise ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are")
+        return found[0].shown()
+
+    async def get_task_history(self, engine: Engine, caller: Caller, ask: GetTaskHistory) -> History:
+        """Return what happened to a task here."""
+        reply = await Engine.get_task_history(engine, caller, ask)
+        await self._fill(caller.tenant_id, [event.receipt for event in reply.events if event.receipt is not None])
+        return reply
+
+    async def list_open_obligations(self, engine: Engine, caller: Caller, ask: ListOpenObligations) -> Obligations:
+        """List what is owed to a principal here, then what others in the ledger owe it."""
+        who = engine.whose(caller, ask)
+        where, seal = (caller.tenant_id, who, None), ("ledger", who)
+        own, theirs = self._opened(caller, ask.since_receipt_id, where, *seal)
+        reply = await Engine.list_open_obligations(engine, caller, replace(ask, since_receipt_id=own))
+        warnings = await self._fill(caller.tenant_id, reply.open_obligations)
+        room = engine.limit(ask.limit) - len(reply.open_obligations)
+        others = await self._owed(where, theirs, room, warnings) if room else []
+        if others or theirs:
+            last = (others[-1].receipt_id if others else theirs) or ""
+            reply.cursor = engine.cursor(caller, f"{reply.cursor or own or ''} {last}", *seal)
+        reply.open_obligations += others
+        return said(reply, warnings)
+
+    async def bootstrap(self, engine: Engine, caller: Caller, ask: Bootstrap) -> Welcome:
+        """Begin a session, and say where receipts are and how far they lag (spec 20.5)."""
+        who = engine.whose(caller, ask)
+        where, seal = (caller.tenant_id, who, None), ("ledger", who)
+        own, theirs = self._opened(caller, ask.since_receipt_id, where, *seal)
+        reply = await Engine.bootstrap(engine, caller, replace(ask, since_receipt_id=own))
+        inbox, warnings = reply.attention.inbox_receipts, await self._fill(
+            caller.tenant_id, reply.attention.inbox_receipts)
+        wished = min(ask.max_items or ask.limit or engine.settings.default_bootstrap_max_items,
+                     engine.settings.max_bootstrap_max_items)
+        if others := (await self._others(where, theirs, warnings))[:wished - len(inbox)]:
+            inbox += others
+            last = f"{reply.cursor.latest_receipt_id or own or ''} {others[-1].receipt_id}"
+            reply.cursor.latest_receipt_id = engine.cursor(caller, last, *seal)
+        lag = await engine.ledger.lag(caller.tenant_id)
+        reply.receipt_ledger_lag = lag if lag.waiting or lag.parked or lag.circuit != "closed" else None
+        reply.receipt_routing = self._routing(who)
+        reply.warnings = [*reply.warnings, *warnings]
+        return reply
+
+    def _routing(self, who: Principal) -> Routing | None:
+        """Say where the ledger is; a worker gets the token that is meant for workers, never the gate's own."""
+        settings = self.engine.settings
+        if not settings.worker_bootstrap.include_memorygate_routing:
+            return None
+        token = settings.memorygate.worker_token if who.kind == "worker" else ""
+        return Routing(settings.receipt_mode, settings.memorygate.url, auth_token=token or None)
+
+    # Bodies.
+
+    async def _fill(self, tenant_id: str, records: list[ReceiptRecord]) -> list[str]:
+        """Give skeletons their bodies back: from the outbox, or from the ledger; return what to warn of."""
+        bare = {one.receipt_id: one for one in records if bytes(one.body) == b"null"}
+        for row in await self.engine.backend.outgoing(tenant_id, list(bare)) if bare else ():
+            bare.pop(row.receipt_id).body = Raw(self.sink.body(row.content.encode()))
+        for receipt_id in [id for id in bare if (tenant_id, id) in self.bodies]:
+            bare.pop(receipt_id).body = self.bodies[tenant_id, receipt_id]
+        if not bare:
+            return []
+        try:
+            found = await self._asked(lambda: self.sink.fetch(tenant_id, list(bare)))
+        except Outage:
+            return [UNREADABLE]
+        for one in found:
+            if one.receipt_id in bare:
+                bare.pop(one.receipt_id).body = one.body
+            remember(self.bodies, (tenant_id, one.receipt_id), one.body, REMEMBERED)
+        return [MISSING.format(len(bare))] if bare else []
+
+    async def _asked(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the ledger, unless it is left in peace just now; nobody waits for a ledger that is away."""
+        if not self.breaker.admits():
+            raise Outage("the ledger is left in peace")
+        try:
+            answer = await ask()
+        except Exception as error:
+            self.breaker.failed()
+            raise error if isinstance(error, Outage) else Outage(str(error)) from error
+        self.breaker.passed()
+        return answer
+
+    # What others stated.
+
+    def _opened(self, caller: Caller, cursor: str | None, where: Where, *seal: Any) -> tuple[str | None, str | None]:
+        """Return the place in what this gate wrote, and the one in what others stated."""
+        if cursor is None:
+            return None, None
+        if cursor in self._shelf(where).rows:       # the id of a receipt of somebody else
+            return None, cursor
+        try:
+            own, _, theirs = (self.engine.position(caller, cursor, *seal) or "").partition(" ")
+        except Exception:       # the id of a receipt, or a cursor that has a place in one list only
+            return cursor, None
+        return own or None, theirs or None
+
+    def _shelf(self, where: Where) -> Shelf:
+        if where not in self.shelves:
+            remember(self.shelves, where, Shelf(), KNOWN)
+        self.shelves.move_to_end(where)
+        return self.shelves[where]
+
+    async def _others(self, where: Where, after: str | None, warnings: list[str]) -> list[ReceiptRecord]:
+        """Return what others stated, from behind one of their receipts."""
+        shelf = self._shelf(where)
+        try:
+            await self._look(where, shelf)
+        except Outage:
+            warnings += [UNREADABLE] if UNREADABLE not in warnings else []
+        rows = list(shelf.rows.values())
+        places = {one.receipt_id: at for at, one in enumerate(rows, 1)}
+        return rows[places.get(after or "", 0):]
+
+    async def _look(self, where: Where, shelf: Shelf) -> None:
+        """Look through what the ledger got since the last time."""
+        tenant_id, to, task_id = where
+        for _ in range(PAGES):
+            of = EntryFilter(to, task_id, None, None, shelf.after, PAGE)
+            page = await self._asked(lambda of=of: self.sink.page(tenant_id, of))   # type: ignore[misc]
+            for one in page.receipts:
+                if not await self._is_ours(tenant_id, one):
+                    shelf.rows[one.receipt_id] = one.shown()
+            if page.cursor in (None, shelf.after):
+                return
+            shelf.after = page.cursor
+
+    async def _is_ours(self, tenant_id: str, one: Filed) -> bool:
+        """Whether there is a skeleton of it here; what one gate wrote is here, or nothing of it is."""
+        if one.receipt_key and one.asyncgate_instance in self.ours:
+            return True
+        here = await self.engine.backend.receipt(tenant_id, one.receipt_id) is not None
+        if here and one.receipt_key:
+            self.ours.add(one.asyncgate_instance)
+        return here
+
+    async def _owed(self, where: Where, after: str | None, most: int, warnings: list[str]) -> list[ReceiptRecord]:
+        """Return what others opened and nobody has discharged, by the evidence of the ledger."""
+        shelf, owed = self._shelf(where), list[ReceiptRecord]()
+        for one in await self._others(where, after, warnings):
+            if one.receipt_type not in TERMINATES or one.receipt_id in shelf.closed:
+                continue
+            try:
+                closed = await self._closed(where[0], one)
+            except Outage:
+                return owed
+            if closed:
+                shelf.closed.add(one.receipt_id)
+            elif len(owed) < most:
+                owed.append(one)
+        return owed
+
+    async def _closed(self, tenant_id: str, opened: ReceiptRecord) -> bool:
+        """Whether a receipt in the ledger discharges one that opened an obligation (PH.1.3)."""
+        after, by = None, TERMINATES[opened.receipt_type]
+        while True:
+            of = EntryFilter(None, opened.task_id, None, None, after, PAGE)
+            page = await self._asked(lambda of=of: self.sink.page(tenant_id, of))   # type: ignore[misc]
+            if any(one.receipt_type in by and opened.receipt_id in one.parents for one in page.receipts):
+                return True
+            if page.cursor in (None, after) or not page.receipts:
+                return False
+            after = page.cursor
+
+
+def remember(kept: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
+    """Keep something, and forget what was used longest ago."""
+    kept[key] = value
+    kept.move_to_end(key)
+    while len(kept) > most:
+        kept.popitem(last=False)
+
+
+def said(reply: T, warnings: Iterable[str]) -> T:
+    """Add warnings to a reply, if there are any."""
+    if warnings := list(warnings):
+        reply.warnings = warnings       # type: ignore[attr-defined]
+    return reply

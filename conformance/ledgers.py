@@ -1,0 +1,76 @@
+"""A ledger for gates in integrated mode: `asyncgate ledger` in a process of its own, which tests may kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import select
+import subprocess
+import sys
+import time
+from typing import Any
+from urllib.parse import urlencode
+from urllib.request import ProxyHandler, Request, build_opener
+
+from asyncgate.parts.settings import CircuitBreaker, EmissionRetry, MemoryGate
+
+PATIENCE = 60.0
+LEDGER = "from asyncgate import main; main()"
+# A test does not wait for a ledger that is well, and gives one that is not no rest.
+HASTY = {"emission_retry": EmissionRetry(retry_interval_seconds=0.2, max_retries=3), "timeout_ms": 10_000,
+         "circuit_breaker": CircuitBreaker(timeout_seconds=0.1)}
+
+
+class LedgerServer:
+    """The ledger and its operator's token."""
+
+    def __init__(self, database: str = "memory://", port: int = 0, token: str = "") -> None:
+        self.database, self.port, self.token = database, port, token or secrets.token_hex(16)
+        self.url = ""
+
+    def __enter__(self) -> LedgerServer:
+        command = [sys.executable, "-c", LEDGER, "ledger", "--port", str(self.port), "--database", self.database,
+                   "--set", "log_level=info"]
+        surroundings = {**os.environ, "ASYNCGATE_API_KEY": self.token}
+        self.process = subprocess.Popen(command, env=surroundings, stderr=subprocess.PIPE, bufsize=0)
+        self.url = self._address()
+        self.port = int(self.url.rpartition(":")[2])
+        return self
+
+    def _address(self) -> str:
+        assert self.process.stderr
+        deadline, text = time.monotonic() + PATIENCE, ""
+        while not (found := re.search(r" serves (http://\S+:\d+)", text)):
+            ready = select.select([self.process.stderr], [], [], max(deadline - time.monotonic(), 0.0))[0]
+            if not ready or not (piece := os.read(self.process.stderr.fileno(), 4096)):
+                raise RuntimeError(f"the ledger did not start: {text}")
+            text += piece.decode()
+        return found[1]
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def settings(self, **more: Any) -> MemoryGate:
+        """Return what a gate must be told to send its receipts here."""
+        return MemoryGate(**{"url": self.url, "auth_token": self.token, **HASTY, **more})
+
+    def call(self, verb: str, path: str, body: Any = None, **query: Any) -> Any:
+        """Make one call as the operator and return what a good answer says."""
+        url = self.url + path + (f"?{urlencode(query)}" if query else "")
+        headers = {"authorization": f"Bearer {self.token}", "content-type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        with build_opener(ProxyHandler({})).open(Request(url, data, headers, method=verb), timeout=PATIENCE) as answer:
+            return json.loads(answer.read())
+
+    def receipts(self, tenant_id: str, **query: Any) -> list[dict[str, Any]]:
+        """Return all receipts of a tenant in the order of their arrival."""
+        found: list[dict[str, Any]] = []
+        while True:
+            page = self.call("GET", "/v1/receipts", tenant=tenant_id, limit=200, **query)
+            found += page["receipts"]
+            if page["next_cursor"] is None:
+                return found
+            query["since_receipt_id"] = page["next_cursor"]

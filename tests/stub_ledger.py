@@ -1,0 +1,61 @@
+"""Somebody else's ledger, which answers as a test wants: it refuses, breaks off, and counts what it was sent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+Answer = tuple[int, dict[str, Any], str]
+CUT: Answer = (0, {}, "")       # the connection is broken after the receipt was read
+
+
+class StubLedger:
+    """A ledger on a port of its own; `answer` says what each receipt gets."""
+
+    def __init__(self) -> None:
+        self.answer: Callable[[dict[str, Any]], Answer] = lambda receipt: (200, {}, "{}")
+        self.sent: list[bytes] = []         # every body that came, answered or not
+        self.taken: list[dict[str, Any]] = []
+        self.came = asyncio.Event()
+
+    async def __aenter__(self) -> StubLedger:
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.server.close()
+        await self.server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                length = re.search(r"content-length: (\d+)", head.lower())
+                body = await reader.readexactly(int(length[1]) if length else 0)
+                status, headers, text = self._take(body)
+                if not status:
+                    break
+                lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+                writer.write(f"HTTP/1.1 {status} X\r\ncontent-length: {len(text)}\r\n{lines}\r\n{text}".encode())
+        writer.close()
+
+    def _take(self, body: bytes) -> Answer:
+        receipt = json.loads(body)
+        self.sent.append(body)
+        answer = self.answer(receipt)
+        if answer[0] == 200 and receipt not in self.taken:
+            self.taken.append(receipt)
+        self.came.set()
+        return answer
+
+    async def until(self, enough: Callable[[], bool]) -> None:
+        """Wait until what came is enough."""
+        async with asyncio.timeout(20):
+            while not enough():
+                self.came.clear()
+                await self.came.wait()
