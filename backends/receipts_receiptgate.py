@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncgate import StartupError
 from asyncgate.backends.receipts_memorygate import MOST_TOLD, problem
-from asyncgate.backends.receipts_receiptgate_schema import ledger_receipt, plain
+from asyncgate.backends.receipts_receiptgate_schema import ledger_receipt, plain, written
 from asyncgate.backends.receipts_sinks import Filed, LedgerPage, Outage, Refusal
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class ReceiptGate:
 
     def body(self, content: bytes) -> bytes:
         """Return the body of a rendered receipt, as far as it was sent."""
-        return json.dumps(json.loads(content)["body"], sort_keys=True, separators=(",", ":")).encode()
+        return written(json.loads(content)["body"])
 
     async def send(self, tenant_id: str, content: bytes) -> None:
         """Submit one receipt, in the dialect that this ledger was found to speak."""

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from asyncgate.parts.stored import Receipt, Task
@@ -38,11 +39,12 @@ SENTINELS = frozenset({"", "NA", "TBD"})    # words that say that there is nothi
 SOURCE = "asyncgate"
 
 # Most bytes of a field, as JSON in ASCII with blanks: no way of writing it that a ledger may measure takes more.
-ROOMY = {"inputs": 65_536, "task_body": 102_400, "outcome_text": 102_400, "body": 65_536, "metadata": 16_384}
+ROOMY = {"inputs": 65_536, "task_body": 102_400, "outcome_text": 102_400, "body": 65_536}
 # If all of them are large, the whole is refused (262,144 bytes is the most): then the repeated ones make room.
 TIGHT = {**ROOMY, "inputs": 49_152, "task_body": 24_576, "outcome_text": 49_152}
 MOST_BYTES, MOST_LINE, MOST_POINTER = 256_000, 4_000, 4_000
-MOST_PARENTS = 100
+MOST_PARENTS = 100          # and so metadata, whose ids have 200 characters at most, stays within its 16,384 bytes
+WIDEST_CHARACTER = 13       # bytes, with a blank behind it: what is short even so need not be measured
 
 # Where peers put what a pointer is made of, the most telling name first.
 POINTER = (
@@ -64,6 +66,9 @@ TYPES = {
 UNKNOWN_TYPE = "application/octet-stream"
 
 Json = dict[str, Any]
+_any = msgspec.json.Decoder().decode
+_sorted = msgspec.json.Encoder(order="sorted").encode
+_plainly = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 
 
 class Pointer(Struct, frozen=True):
@@ -98,14 +103,17 @@ def is_forwarded(receipt: Receipt, task: Task) -> bool:
 
 def plain(receipt: bytes) -> bytes:
     """Return a receipt in dialect 1.0."""
-    read = json.loads(receipt)
-    read.pop("obligation_id", None)
-    return written(read)
+    known = _any(receipt)
+    known.pop("obligation_id", None)
+    return written(known)
 
 
 def written(receipt: Json) -> bytes:
     """Write a receipt in the one way that it is always written."""
-    return json.dumps(receipt, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    try:
+        return _sorted(receipt)
+    except OverflowError:       # an integer of more than 64 bits
+        return _plainly(receipt).encode()
 
 
 def fields(tenant_id: str, receipt: Receipt, task: Task, holder: Principal | None, source: str,
@@ -120,8 +128,7 @@ def fields(tenant_id: str, receipt: Receipt, task: Task, holder: Principal | Non
         "attempt": body.get("attempt", task.attempt), "source_system": source, "recipient_ai": task.principal_ai,
         "trust_domain": "default", "phase": phase, "status": status, "realtime": False, "retry_requested": False,
         "created_at": at, "stored_at": at, "started_at": None, "completed_at": None, "read_at": None,
-        "archived_at": None, "body": enclosed(body, most["body"]),
-        "metadata": enclosed(metadata(receipt), most["metadata"])}
+        "archived_at": None, "body": enclosed(receipt.body, body, most["body"]), "metadata": metadata(receipt)}
     made = common | parties(receipt, task, body, holder) | work(task, terms, most) | NO_OUTCOME | NO_ESCALATION
     if phase == "complete":
         started = None if task.started_at is None else moment(task.started_at)
@@ -143,7 +150,7 @@ def work(task: Task, terms: Terms, most: Mapping[str, int]) -> Json:
     payload = None if task.payload == "null" else read(task.payload)
     said = {"payload_pointer": task.payload_pointer, "payload": payload}
     inputs = {name: value for name, value in said.items() if value is not None}
-    if weight(inputs) > most["inputs"]:
+    if not is_short(task.payload + (task.payload_pointer or ""), most["inputs"]) and weight(inputs) > most["inputs"]:
         inputs["payload"] = hashed(task.payload)
     kind = terms.expected_outcome_kind
     text = terms.instructions or ("" if payload is None else task.payload) or task.payload_pointer or "TBD"
@@ -193,7 +200,7 @@ def text_of(told: Json) -> str:
     (only, *more) = told.values()
     if not more and isinstance(only, str) and only.strip() not in SENTINELS:
         return only
-    return json.dumps(told, sort_keys=True, ensure_ascii=False)
+    return written(told).decode()
 
 
 def escalation(body: Json) -> Json:
@@ -244,7 +251,7 @@ def first(one: Json, names: tuple[str, ...], most: int = 400) -> str | None:
     """Return the first of these that is a text that says something."""
     for name in names:
         text = one.get(name)
-        if isinstance(text, str) and text.strip() not in SENTINELS and weight(text) <= most:
+        if isinstance(text, str) and text.strip() not in SENTINELS and fits(text, most):
             return text
     return None
 
@@ -286,25 +293,35 @@ def hashed(text: str) -> Json:
     return {"truncated": True, "sha256": hashlib.sha256(whole).hexdigest(), "bytes": len(whole)}
 
 
-def enclosed(value: Json, most: int) -> Json:
-    """Return an object, or what stands in for one that is too long."""
-    return value if weight(value) <= most else hashed(written(value).decode())
+def is_short(text: str, most: int) -> bool:
+    """Whether a text, or the JSON that it is, is within the limit however it is written."""
+    return (len(text) + 50) * WIDEST_CHARACTER <= most
+
+
+def fits(text: str, most: int) -> bool:
+    """Whether a text is within the limit."""
+    return is_short(text, most) or weight(text) <= most
+
+
+def enclosed(text: str, value: Json, most: int) -> Json:
+    """Return an object that a text is, or what stands in for one that is too long."""
+    return value if is_short(text, most) or weight(value) <= most else hashed(text)
 
 
 def clipped(text: str, most: int) -> str:
     """Cut a text that is too long, and say so with the hash of the whole."""
-    if weight(text) <= most:
+    if fits(text, most):
         return text
     whole = text.encode()
     mark = f" [cut: {len(whole)} bytes, sha256 {hashlib.sha256(whole).hexdigest()}]"
-    fits = bisect_right(range(min(len(text), most)), most, key=lambda length: weight(text[:length] + mark))
-    return text[:max(fits - 1, 0)] + mark
+    room = bisect_right(range(min(len(text), most)), most, key=lambda length: weight(text[:length] + mark))
+    return text[:max(room - 1, 0)] + mark
 
 
 def read(text: str) -> Any:
     """Read stored JSON, or stand in for what this reader cannot take, such as an integer of a thousand digits."""
     try:
-        return json.loads(text)
+        return _any(text)
     except (ValueError, RecursionError):
         return hashed(text)
 

@@ -185,7 +185,7 @@ async def test_the_address_may_name_the_endpoint(ledger: StandIn, url: str, sink
 async def test_the_body_of_ours_is_in_what_is_sent(sink_to: Open) -> None:
     sink = sink_to("http://ledger")
 
-    assert sink.body(rendered(sink, result_summary="ü")) == rb'{"result_summary":"\u00fc"}'
+    assert sink.body(rendered(sink, result_summary="ü")) == '{"result_summary":"ü"}'.encode()
     assert sink.render(TENANT, replace(RECEIPT, receipt_type="task.assigned"), TASK) is None
     assert json.loads(rendered(sink))["tenant_id"] == TENANT_THERE
 
