@@ -590,11 +590,14 @@ class Work:
 
     def post(self, row: Outgoing, skeleton: bool) -> None:
         """Put a receipt just written on its way to the ledger; of a skeleton the body goes along."""
-        receipt = self.written[row.receipt_id]
         self._set(self.posted, row.receipt_id, row)
         if skeleton:
-            self.use(receipt_bytes=-len(receipt.body.encode()))
-            self._set(self.written, row.receipt_id, replace(receipt, body=""))
+            self.known_elsewhere(self.written[row.receipt_id])
+
+    def known_elsewhere(self, receipt: Receipt) -> None:
+        """Leave of a receipt just written only the skeleton: the ledger has had it before."""
+        self.use(receipt_bytes=-len(receipt.body.encode()))
+        self._set(self.written, receipt.receipt_id, replace(receipt, body=""))
 
     def close(self, receipt_id: str, to: Principal) -> None:
         """Close the obligation that `receipt_id` opened in the inbox of `to`."""

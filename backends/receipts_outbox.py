@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from asyncgate import ANOMALY, Ask, Caller, Lag, LedgerLag, Needs, News, Outgoing, Principal, Receipt
+from asyncgate import ANOMALY, Ask, Caller, Lag, LedgerLag, Needs, News, Outgoing
+from asyncgate.backends.receipts_adopting import JOB, Adopter, anomaly
 from asyncgate.backends.receipts_reading import Reading
 from asyncgate.backends.receipts_sinks import Outage, Refusal, open_sink
 from asyncgate.backends.receipts_strict import Strict
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("asyncgate.ledger")
 
-JOB = "send receipts"       # which one of several processes does
 PAGE = 500                  # receipts that are read, sent and taken out together
 SOON_SECONDS = 0.1          # before the first try again; each further one waits twice as long
 FRESH_SECONDS = 1.0         # how old the numbers may be that health tells
@@ -47,6 +47,7 @@ class Ledger:
     def __init__(self, engine: Engine) -> None:
         self.engine, self.sink = engine, open_sink(engine.settings)
         self.sender = Sender(engine, self.sink)
+        self.adopting: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Ledger:
         self.open()
@@ -58,7 +59,9 @@ class Ledger:
     def open(self) -> None:
         """Begin to send, and to read what is in the ledger."""
         if self.sink.reads:
-            self.engine.instead |= Reading(self.engine, self.sink, self.sender.breaker).operations()
+            reading = Reading(self.engine, self.sink, self.sender.breaker)
+            self.engine.instead |= reading.operations()
+            self.adopting = asyncio.create_task(Adopter(self.engine, reading).run())
         if self.engine.settings.receipt_consistency_mode == "strict":
             strict = Strict(self.engine.backend, self.sink, self.sender.breaker)
             self.engine.batches.transact = strict.transact
@@ -66,6 +69,9 @@ class Ledger:
 
     async def close(self) -> None:
         """Let what is on the wire arrive, and the connections go."""
+        if self.adopting is not None:
+            self.adopting.cancel()
+            await asyncio.gather(self.adopting, return_exceptions=True)
         await self.sender.close()
         await self.sink.close()
 
@@ -76,6 +82,8 @@ class Ledger:
             before = len(work.written)
             reply = run(engine, work, caller, ask)
             for receipt in tuple(islice(work.written.values(), before, None)):
+                if not receipt.body:        # the ledger has it: it was found there
+                    continue
                 task, lease = work.tasks.get(receipt.task_id), work.leases.get(receipt.task_id)
                 content = self.sink.render(work.tenant_id, receipt, task, lease)
                 if content is not None:
@@ -371,15 +379,6 @@ def settle(engine: Engine, work: Work, caller: Caller, ask: Settled) -> None:
             anomaly(engine, work, receipt, "receipt_refused", row.receipt_id,
                     "see why the ledger refuses it; `asyncgate reconcile` shows what it lacks",
                     receipt_id=row.receipt_id, receipt_type=receipt.receipt_type, reason=row.reason)
-
-
-def anomaly(engine: Engine, work: Work, receipt: Receipt | None, kind: str, mark: str, advice: str,
-            **details: Any) -> None:
-    """Tell the owner of a task, or else the recipient of a receipt, or else whoever looks after the gate."""
-    task = work.tasks.get(receipt.task_id) if receipt else None
-    nobody = Principal(engine.settings.default_fallback_owner_kind, engine.settings.default_fallback_owner_id)
-    body = {"kind": kind, "details": details, "recommended_action": advice}
-    engine._emit(work, ANOMALY, task, body, to=receipt.to if receipt else nobody, mark=f"{kind} {mark}")
 
 
 def overflow(engine: Engine, work: Work, caller: Caller, ask: Overflow) -> None:

@@ -108,7 +108,7 @@ class Reading:
 
     async def _foreign(self, caller: Caller, ask: GetReceipt | AckReceipt) -> ReceiptRecord:
         try:
-            found = await self._asked(lambda: self.sink.fetch(caller.tenant_id, [ask.receipt_id]))
+            found = await self.asked(lambda: self.sink.fetch(caller.tenant_id, [ask.receipt_id]))
         except Outage:
             found = []
         if not found:
@@ -176,7 +176,7 @@ class Reading:
         if not bare:
             return []
         try:
-            found = await self._asked(lambda: self.sink.fetch(tenant_id, list(bare)))
+            found = await self.asked(lambda: self.sink.fetch(tenant_id, list(bare)))
         except Outage:
             return [UNREADABLE]
         for one in found:
@@ -185,7 +185,7 @@ class Reading:
             remember(self.bodies, (tenant_id, one.receipt_id), one.body, REMEMBERED)
         return [MISSING.format(len(bare))] if bare else []
 
-    async def _asked(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def asked(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask the ledger, unless it is left in peace just now; nobody waits for a ledger that is away."""
         if not self.breaker.admits():
             raise Outage("the ledger is left in peace")
@@ -233,7 +233,7 @@ class Reading:
         tenant_id, to, task_id = where
         for _ in range(PAGES):
             of = EntryFilter(to, task_id, None, None, shelf.after, PAGE)
-            page = await self._asked(lambda of=of: self.sink.page(tenant_id, of))   # type: ignore[misc]
+            page = await self.asked(lambda of=of: self.sink.page(tenant_id, of))   # type: ignore[misc]
             for one in page.receipts:
                 if not await self._is_ours(tenant_id, one):
                     shelf.rows[one.receipt_id] = one.shown()
@@ -271,7 +271,7 @@ class Reading:
         after, by = None, TERMINATES[opened.receipt_type]
         while True:
             of = EntryFilter(None, opened.task_id, None, None, after, PAGE)
-            page = await self._asked(lambda of=of: self.sink.page(tenant_id, of))   # type: ignore[misc]
+            page = await self.asked(lambda of=of: self.sink.page(tenant_id, of))   # type: ignore[misc]
             if any(one.receipt_type in by and opened.receipt_id in one.parents for one in page.receipts):
                 return True
             if page.cursor in (None, after) or not page.receipts:

@@ -254,11 +254,12 @@ class EscalationSettings(Group, frozen=True):
         return max(fit, key=lambda one: len(one.tenant_id), default=None)
 
 class LedgerSettings(Group, frozen=True):
-    """How the ledger is spoken to."""
+    """The other system that keeps receipts in integrated mode, and how it is spoken to."""
 
     profile: Annotated[Literal["memorygate", "receiptgate"], says("Which protocol the ledger speaks")] = "memorygate"
     dialect: Annotated[Dialect, says("ReceiptGate's receipt schema, with obligation_id or without")] = "auto"
     source_system: Annotated[Name, says("Who we are to ReceiptGate: the principal of our token there")] = "asyncgate"
+    adopt_seconds: Annotated[Seconds, says("Seconds between looks for what workers state there; 0 is never")] = 10.0
 
 
 class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):

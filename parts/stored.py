@@ -211,6 +211,13 @@ class Entry(Struct, frozen=True):
         return Principal(self.to_kind, self.to_id)
 
 
+class LedgerMark(Struct, frozen=True):
+    """How far the ledger was looked through for what workers state there themselves."""
+
+    name: str                           # of what is looked for
+    receipt_id: str                     # the last one seen
+
+
 class Lag(Struct, frozen=True):
     """How far the ledger is behind what a tenant has done."""
 
@@ -320,7 +327,8 @@ class EntryFilter(Struct, frozen=True):
 # What is loaded and saved by its key alone, and in which table: a batch may keep such a record or drop it.
 RECORDS: dict[type[Struct], str] = {
     Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys", AuditHead: "audit_heads",
-    Usage: "usage", Outgoing: "outbox", Entry: "ledger"}
+    Usage: "usage", Outgoing: "outbox", Entry: "ledger",
+    LedgerMark: "ledger_marks"}
 
 # What the primary key of a table has behind the tenant, where that is more than the first field.
 EXPORT_ORDER: dict[type[Struct], tuple[str, ...]] = {

@@ -34,12 +34,19 @@ CREATE INDEX ledger_to ON asyncgate.ledger (tenant_id, to_kind, to_id, arrival);
 CREATE INDEX ledger_task ON asyncgate.ledger (tenant_id, task_id, arrival);
 CREATE INDEX ledger_instance ON asyncgate.ledger (tenant_id, asyncgate_instance, arrival);
 
+CREATE TABLE asyncgate.ledger_marks (       -- how far a ledger was looked through for what workers state there
+    tenant_id       uuid NOT NULL,
+    name            asyncgate.id NOT NULL,  -- what is looked for
+    receipt_id      asyncgate.id NOT NULL,  -- the last one seen
+    PRIMARY KEY (tenant_id, name)
+);
+
 DO $$
 DECLARE
     name text;
     specimen text;
 BEGIN
-    FOREACH name IN ARRAY ARRAY['outbox', 'ledger'] LOOP
+    FOREACH name IN ARRAY ARRAY['outbox', 'ledger', 'ledger_marks'] LOOP
         -- The planner is shown what rows will be like, as in the first file.
         SELECT string_agg(CASE WHEN attname = 'state' THEN '''waiting'''
                                WHEN atttypid = 'uuid'::regtype THEN 'md5((n % 2)::text)::uuid'
@@ -61,6 +68,7 @@ BEGIN
     END LOOP;
 END $$;
 GRANT UPDATE, DELETE ON asyncgate.outbox TO asyncgate_app;
+GRANT UPDATE ON asyncgate.ledger_marks TO asyncgate_app;
 
 -- Which tenants have receipts that wait: across tenants, and nothing of what they say.
 

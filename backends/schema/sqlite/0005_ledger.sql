@@ -33,6 +33,13 @@ CREATE INDEX ledger_to ON ledger (tenant_id, to_kind, to_id, arrival);
 CREATE INDEX ledger_task ON ledger (tenant_id, task_id, arrival);
 CREATE INDEX ledger_instance ON ledger (tenant_id, asyncgate_instance, arrival);
 
+CREATE TABLE ledger_marks (                 -- how far a ledger was looked through for what workers state there
+    tenant_id       TEXT NOT NULL,
+    name            TEXT NOT NULL,          -- what is looked for
+    receipt_id      TEXT NOT NULL,          -- the last one seen
+    PRIMARY KEY (tenant_id, name)
+) WITHOUT ROWID;
+
 CREATE TRIGGER ledger_stay BEFORE UPDATE ON ledger BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 CREATE TRIGGER ledger_keep BEFORE DELETE ON ledger BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END;
 -- INSERT OR REPLACE deletes without asking the triggers of a DELETE.
@@ -52,4 +59,14 @@ CREATE TRIGGER outbox_delete_wall BEFORE DELETE ON outbox
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
 CREATE TRIGGER ledger_insert_wall BEFORE INSERT ON ledger
     WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER ledger_marks_insert_wall BEFORE INSERT ON ledger_marks
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER ledger_marks_update_wall BEFORE UPDATE ON ledger_marks
+    WHEN NEW.tenant_id IS NOT (SELECT tenant_id FROM wall)
+        OR OLD.tenant_id IS NOT NEW.tenant_id
+    BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;
+CREATE TRIGGER ledger_marks_delete_wall BEFORE DELETE ON ledger_marks
+    WHEN OLD.tenant_id IS NOT (SELECT tenant_id FROM wall)
     BEGIN SELECT RAISE(ROLLBACK, 'another tenant''s row'); END;

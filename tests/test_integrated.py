@@ -1,0 +1,272 @@
+"""Integrated mode end to end: agents notice nothing, others' receipts are there, workers may state theirs (20.8)."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from asyncgate import ReceiptRecord, Settings
+from asyncgate.backends.receipts_adopting import Adopter
+from asyncgate.backends.receipts_reading import UNREADABLE, Reading
+from asyncgate.conformance.harness import Gate, body, refused, under
+from asyncgate.conformance.ledgers import LedgerServer
+from asyncgate.parts.ids import Ids
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("receipts", ["eventual"], indirect=True)]
+PATIENCE = 20.0
+ARTIFACTS = [{"uri": "s3://bucket/result"}]
+
+
+def stated(gate: Gate, receipt_type: str, to: tuple[str, str] = ("agent", "ada"), **more: Any) -> dict[str, Any]:
+    """A receipt that somebody else wrote."""
+    return {"receipt_id": str(uuid.uuid4()), "tenant_id": gate.tenant_id, "receipt_type": receipt_type,
+            "created_at": "2026-11-22T07:00:00Z", "from": {"kind": "service", "id": "delegate"},
+            "to": {"kind": to[0], "id": to[1]}, "parents": [], "body": {"says": "the delegate"}, **more}
+
+
+async def emptied(gate: Gate) -> None:
+    """Wait until the ledger has everything."""
+    async with asyncio.timeout(PATIENCE):
+        while (await gate.backend.lag(gate.tenant_id)).waiting:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def by_worker(gate: Gate, offer: Any, receipt_type: str = "task.completed", worker: str = "w1",
+              **more: Any) -> dict[str, Any]:
+    """A terminal receipt that a worker writes itself."""
+    id = Ids().new(gate.now())
+    return stated(gate, receipt_type, ("asyncgate", "asyncgate-1"), **{
+        "receipt_id": id, "from": {"kind": "worker", "id": worker}, "task_id": offer.task_id,
+        "lease_id": offer.lease_id, "parents": [offer.obligation_receipt_id], "asyncgate_instance": "asyncgate-1",
+        "body": {"result_payload": {"n": 1}, "artifacts": ARTIFACTS}, **more})
+
+
+async def adopt(gate: Gate) -> None:
+    """Look through the ledger once."""
+    ledger = gate.engine.ledger
+    await Adopter(gate.engine, Reading(gate.engine, ledger.sink, ledger.sender.breaker)).look()
+
+
+async def test_bodies_come_back_from_the_ledger(gate: Gate) -> None:
+    offer = await gate.finished()
+    before = await gate.receipts(offer.task_id)
+    await emptied(gate)
+
+    after = await gate.receipts(offer.task_id)
+
+    assert after == before
+    assert body(after[2])["artifacts"] == [{"uri": "file:///out"}]
+    history = await gate.as_admin().get_task_history(task_id=offer.task_id)
+    assert [event.receipt for event in history.events if event.receipt] == after
+    assert await gate.as_admin().get_receipt(receipt_id=after[3].receipt_id) == after[3]
+
+
+async def test_what_others_stated_in_the_ledger_is_in_the_inbox(gate: Gate, ledger: LedgerServer) -> None:
+    task_id = await gate.create()
+    plan, note = stated(gate, "plan.made"), stated(gate, "plan.changed")
+    ledger.call("POST", "/v1/receipts", plan)
+    await emptied(gate)
+
+    page = await gate.as_agent().list_receipts()
+    assert [one.receipt_type for one in page.receipts] == ["task.assigned", "plan.made"]
+    assert body(page.receipts[1]) == {"says": "the delegate"}
+    assert page.receipts[1].tenant_id == gate.tenant_id
+    assert type(page.receipts[1]) is ReceiptRecord
+    found = await gate.as_agent().get_receipt(receipt_id=plan["receipt_id"])
+    assert found == page.receipts[1]
+
+    ledger.call("POST", "/v1/receipts", note)
+    other = await gate.create()
+    later = await gate.as_agent().list_receipts(cursor=page.cursor)
+    assert [(one.receipt_type, one.task_id) for one in later.receipts] == [
+        ("task.assigned", other), ("plan.changed", None)]
+    assert task_id != other
+    assert (await gate.as_agent().list_receipts(cursor=later.cursor)).receipts == []
+
+
+async def test_pages_go_on_into_what_others_stated(gate: Gate, ledger: LedgerServer) -> None:
+    for _ in range(3):
+        await gate.create()
+        ledger.call("POST", "/v1/receipts", stated(gate, "plan.made"))
+
+    found, cursor = list[str](), None
+    while True:
+        page = await gate.as_agent().list_receipts(limit=2, cursor=cursor)
+        found += [one.receipt_type for one in page.receipts]
+        if (cursor := page.next_cursor) is None:
+            break
+        assert page.receipts
+
+    assert found == ["task.assigned"] * 3 + ["plan.made"] * 3
+
+
+async def test_nobody_sees_what_is_addressed_to_others_or_another_tenants(gate: Gate, ledger: LedgerServer) -> None:
+    bobs = stated(gate, "plan.made", ("agent", "bob"))
+    ledger.call("POST", "/v1/receipts", bobs)
+    ledger.call("POST", "/v1/receipts", stated(gate.stranger(), "plan.made"))
+
+    assert (await gate.as_agent().list_receipts()).receipts == []
+    with refused("forbidden"):
+        await gate.as_agent().get_receipt(receipt_id=bobs["receipt_id"])
+    with refused("receipt_not_found"):
+        await gate.stranger().as_admin().get_receipt(receipt_id=bobs["receipt_id"])
+
+
+async def test_what_others_owe_is_an_open_obligation_until_the_ledger_has_its_end(
+        gate: Gate, ledger: LedgerServer) -> None:
+    mine = await gate.create()
+    theirs = stated(gate, "task.assigned", task_id="T-1")
+    ledger.call("POST", "/v1/receipts", theirs)
+
+    owed = await gate.owed()
+    assert [one.task_id for one in owed] == [mine, "T-1"]
+
+    ledger.call("POST", "/v1/receipts", stated(gate, "task.completed", ("service", "delegate"), task_id="T-1",
+                                               parents=[theirs["receipt_id"]]))
+    assert [one.task_id for one in await gate.owed()] == [mine]
+
+
+async def test_bootstrap_says_where_receipts_go_and_how_far_the_ledger_is_behind(
+        make_gate: Callable[..., Gate], receipts: dict[str, Any], ledger: LedgerServer) -> None:
+    memorygate = ledger.settings(worker_token="for workers")
+    gate = make_gate(memorygate=memorygate)
+    ledger.call("POST", "/v1/receipts", stated(gate, "plan.made"))
+    await gate.finished()
+    await emptied(gate)
+
+    agent, worker = await gate.as_agent().bootstrap(), await gate.as_worker().bootstrap()
+
+    assert [one.receipt_type for one in agent.attention.inbox_receipts] == [
+        "task.assigned", "task.result_ready", "plan.made"]
+    assert (agent.receipt_routing.memorygate_url, agent.receipt_routing.auth_token) == (ledger.url, None)
+    assert worker.receipt_routing.auth_token == "for workers"
+    assert agent.receipt_ledger_lag is None
+    config = await gate.as_agent().get_config()
+    assert (config.receipt_mode, config.memorygate_url) == ("memorygate_integrated", ledger.url)
+    assert ledger.token not in repr(worker)
+
+
+async def test_a_worker_without_a_token_of_its_own_gets_none(gate: Gate) -> None:
+    assert (await gate.as_worker().bootstrap()).receipt_routing.auth_token is None
+
+
+async def test_an_unreadable_ledger_is_a_warning_and_never_an_error(
+        make_gate: Callable[..., Gate], receipts: dict[str, Any]) -> None:
+    with LedgerServer() as books:
+        gate = make_gate(memorygate=books.settings(timeout_ms=1000))
+        offer = await gate.finished()
+        await emptied(gate)
+    open_one = await gate.create()      # it waits here, whole
+
+    page = await gate.as_agent().list_receipts()
+    owed = await gate.as_agent().list_open_obligations()
+    welcome = await gate.as_agent().bootstrap()
+    history = await gate.as_agent().get_task_history(task_id=offer.task_id)
+
+    assert page.warnings == [UNREADABLE]
+    assert [(one.task_id, bytes(one.body) != b"null") for one in page.receipts] == [
+        (offer.task_id, False), (offer.task_id, False), (open_one, True)]
+    assert [one.task_id for one in owed.open_obligations] == [open_one]
+    assert (welcome.warnings, welcome.receipt_ledger_lag.waiting) == ([UNREADABLE], 1)
+    assert len(history.events) == 4
+    with refused("receipt_not_found"):
+        await gate.as_agent().get_receipt(receipt_id="nobody's")
+
+
+# What workers state themselves.
+
+
+async def test_a_completion_that_a_worker_wrote_to_the_ledger_ends_the_task_and_is_its_receipt(
+        gate: Gate, ledger: LedgerServer) -> None:
+    offer = await gate.leased()
+    theirs = by_worker(gate, offer)
+    ledger.call("POST", "/v1/receipts", theirs)
+
+    await adopt(gate)
+    await emptied(gate)
+
+    task = await gate.task(offer.task_id)
+    assert (task.status, task.obligation_open) == ("succeeded", False)
+    told = await gate.receipts(offer.task_id)
+    assert [one.receipt_type for one in told] == [
+        "task.assigned", "task.accepted", "task.completed", "task.result_ready"]
+    assert told[2].receipt_id == theirs["receipt_id"]
+    assert body(told[2]) == theirs["body"]
+    assert told[3].parents == [theirs["receipt_id"]]
+    assert [one["receipt_type"] for one in ledger.receipts(gate.tenant_id)].count("task.completed") == 1
+    async with gate.unchanged():
+        await adopt(gate)
+
+
+async def test_a_failure_that_a_worker_wrote_to_the_ledger_is_held_to_the_rules_of_fail(
+        gate: Gate, ledger: LedgerServer) -> None:
+    offer = await gate.leased(retry_backoff_seconds=0)
+    ledger.call("POST", "/v1/receipts", by_worker(gate, offer, "task.failed", body={
+        "error": {"code": "no luck"}, "retry_recommended": True}))
+
+    await adopt(gate)
+
+    task = await gate.task(offer.task_id)
+    assert (task.status, task.attempt) == ("queued", 1)
+
+
+async def test_an_id_that_does_not_order_by_age_stays_the_workers_own(gate: Gate, ledger: LedgerServer) -> None:
+    offer = await gate.leased()
+    ledger.call("POST", "/v1/receipts", by_worker(gate, offer, receipt_id="done-it"))
+
+    await adopt(gate)
+
+    assert (await gate.task(offer.task_id)).status == "succeeded"
+    ours, theirs = await gate.receipts(offer.task_id, "task.completed")
+    assert theirs.receipt_id == "done-it"
+    assert body(ours)["artifacts"] == ARTIFACTS
+
+
+@pytest.mark.parametrize(("wrong", "reason"), [
+    ({"from": {"kind": "worker", "id": "w2"}}, "unknown"), ({"lease_id": "another"}, "unknown"),
+    ({"lease_id": None}, "names no lease"), ({"body": {"artifacts": "x" * 10}}, "artifacts")])
+async def test_a_receipt_that_proves_nothing_changes_nothing_and_is_told_once(
+        gate: Gate, ledger: LedgerServer, wrong: dict[str, Any], reason: str) -> None:
+    offer = await gate.leased()
+    theirs = by_worker(gate, offer, **wrong)
+    ledger.call("POST", "/v1/receipts", theirs)
+
+    await adopt(gate)
+    await adopt(gate)
+
+    assert (await gate.task(offer.task_id)).status == "leased"
+    [told] = await gate.anomalies(offer.task_id)
+    assert (told["kind"], told["details"]["receipt_id"]) == ("ledger_receipt_rejected", theirs["receipt_id"])
+    assert reason in told["details"]["reason"]
+
+
+async def test_a_worker_that_tells_both_has_told_it_once(gate: Gate, ledger: LedgerServer) -> None:
+    offer = await gate.leased()
+    await gate.as_worker().complete(**under(offer), artifacts=ARTIFACTS)
+    ledger.call("POST", "/v1/receipts", by_worker(gate, offer))
+
+    await adopt(gate)
+
+    assert (await gate.task(offer.task_id)).status == "succeeded"
+    assert await gate.anomalies(offer.task_id) == []
+
+
+async def test_what_is_about_a_task_of_another_gate_is_left_alone(gate: Gate, ledger: LedgerServer) -> None:
+    offer = await gate.leased()
+    ledger.call("POST", "/v1/receipts", by_worker(gate, offer, task_id="T-elsewhere"))
+
+    await adopt(gate)
+
+    assert await gate.anomalies() == []
+
+
+def test_a_gate_without_a_ledgers_address_does_not_start(receipts: dict[str, Any]) -> None:
+    from asyncgate import StartupError
+    from asyncgate.backends.receipts_sinks import open_sink
+
+    with pytest.raises(StartupError, match=r"memorygate\.url"):
+        open_sink(Settings(receipt_mode="memorygate_integrated"))

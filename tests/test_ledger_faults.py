@@ -1,0 +1,267 @@
+"""Two real processes, a gate and its ledger, either of which may die at any moment: nothing is lost or said twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncgate.conformance.ledgers import LedgerServer
+from asyncgate.conformance.load import TENANT, Client, Server, serving
+from asyncgate.conformance.plugin import database_of, urls
+
+pytestmark = pytest.mark.anyio
+PATIENCE = 60.0
+LANES = 8
+TASKS_PER_ROUND = 100
+UPTIME = (0.3, 0.9)
+ARTIFACTS = [{"uri": "file:///out"}]
+TOKEN = "a-token-of-the-ledger"
+HASTY: dict[str, Any] = {
+    "lease_sweep_interval_seconds": 0.5, "receipt_mode": "memorygate_integrated", "memorygate.auth_token": TOKEN,
+    "memorygate.timeout_ms": 2000, "memorygate.circuit_breaker.timeout_seconds": 0.2,
+    "memorygate.emission_retry.retry_interval_seconds": 0.3, "memorygate.emission_retry.max_retries": 3}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run on the backends that outlive a process."""
+    if "database" in metafunc.fixturenames:
+        lasting = [url for url in urls(metafunc.config) if not url.startswith("memory:")]
+        metafunc.parametrize("database", lasting, ids=[url.partition(":")[0] for url in lasting], indirect=True)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of the gate's database."""
+    return database_of(request.param, request.config, tmp_path)
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> LedgerServer:
+    """A ledger that keeps its port and its file over all its lives; it does not run yet."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return LedgerServer(f"sqlite:///{tmp_path / 'ledger.db'}", port, TOKEN)
+
+
+def integrated(database: str, books: LedgerServer, **more: Any) -> Any:
+    """Serve a gate whose receipts go to a ledger."""
+    return serving(database, **{**HASTY, "memorygate.url": f"http://127.0.0.1:{books.port}", **more})
+
+
+async def told(server: Server) -> dict[str, Any]:
+    """What the gate says of its ledger."""
+    client = Client(server, "a0")
+    answer = await client.insist("health")
+    await client.aclose()
+    assert answer.reply is not None
+    return dict(answer.reply["receipt_ledger_lag"])
+
+
+async def until_sent(server: Server) -> None:
+    """Wait until the ledger has everything."""
+    async with asyncio.timeout(PATIENCE):
+        while (await told(server))["waiting"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+# The same program every time: each lane has one task after another, and no two lanes meet.
+
+
+async def lane(server: Server, number: int, tasks: int) -> None:
+    """Bring so many tasks to their ends, each kind of end in turn."""
+    agent, worker = Client(server, f"a{number}"), Client(server, f"w{number}")
+    for n in range(tasks):
+        made = await agent.insist("create_task", type=f"demo-{number}", payload={"n": n}, retry_backoff_seconds=0,
+                                  idempotency_key=f"{number}-{n}")
+        under = await leased(worker, number, f"{n}-1")
+        if n % 5 == 0:
+            await worker.insist("complete", **under, result={"n": n}, artifacts=ARTIFACTS)
+        elif n % 5 == 1:
+            await worker.insist("fail", **under, error="no luck")
+        elif n % 5 == 2:
+            await worker.insist("fail", **under, error="once more", retryable=True)
+            await worker.insist("complete", **await leased(worker, number, f"{n}-2"), artifacts=ARTIFACTS)
+        elif n % 5 == 3:
+            await worker.insist("release_lease", **under)
+            await agent.insist("cancel_task", task_id=made.reply["task_id"] if made.reply else "")
+        else:
+            await worker.insist("complete", **under, result={"n": n})
+            await worker.insist("complete", **under, result={"n": n}, artifacts=ARTIFACTS)
+    await agent.aclose()
+    await worker.aclose()
+
+
+async def leased(worker: Client, number: int, claim: str) -> dict[str, Any]:
+    """Claim the one task of a lane."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            call = await worker.insist("lease_next", accept_types=[f"demo-{number}"], claim_id=claim)
+            assert call.reply is not None, call
+            for offer in call.reply["tasks"]:
+                return {"task_id": offer["task_id"], "lease_id": offer["lease_id"]}
+
+
+async def run(server: Server, tasks: int) -> None:
+    await asyncio.gather(*(lane(server, number, tasks // LANES) for number in range(LANES)))
+
+
+def stories(receipts: list[dict[str, Any]]) -> Counter[str]:
+    """What was said of each task, in order, without ids and times."""
+    tasks: dict[str, list[dict[str, Any]]] = {}
+    for one in receipts:
+        tasks.setdefault(one["task_id"], []).append(one)
+    return Counter(story(mine) for mine in tasks.values())
+
+
+def story(receipts: list[dict[str, Any]]) -> str:
+    places = {one["receipt_id"]: f"#{at}" for at, one in enumerate(receipts)}
+    names = {**places, receipts[0]["task_id"]: "TASK", **{one["lease_id"]: "LEASE" for one in receipts
+                                                          if one["lease_id"]}}
+    told = [[one["receipt_type"], one["from"]["kind"], one["to"]["kind"], one["parents"], one["lease_id"], one["body"]]
+            for one in receipts]
+    return re.sub("|".join(map(re.escape, names)), lambda found: names[found[0]], json.dumps(told, sort_keys=True))
+
+
+async def all_receipts(server: Server) -> list[dict[str, Any]]:
+    """All receipts, as the gate shows them."""
+    client, found, cursor = Client(server, "a0"), list[dict[str, Any]](), ""
+    while True:
+        status, page = await client.http("GET", "/v1/receipts", {"limit": 200, "cursor": cursor})
+        assert status == 200, page
+        found += page["receipts"]
+        if not (cursor := page["next_cursor"]):
+            await client.aclose()
+            return found
+
+
+async def alone(tasks: int, tmp_path: Path) -> list[dict[str, Any]]:
+    """What a standalone gate writes for the same program."""
+    async with serving(f"sqlite:///{tmp_path / 'alone.db'}") as server:
+        await run(server, tasks)
+        return await all_receipts(server)
+
+
+@pytest.fixture
+async def killing(books: LedgerServer) -> AsyncIterator[Any]:
+    """What kills the ledger again and again for as long as it is wanted, and starts it again."""
+    stopping = asyncio.Event()
+    kills = [0]
+
+    async def keep_killing() -> int:
+        up, down = UPTIME
+        while not stopping.is_set():
+            await asyncio.to_thread(books.__enter__)
+            try:
+                await asyncio.wait_for(stopping.wait(), up + down * (kills[0] % 3))
+            except TimeoutError:
+                await asyncio.to_thread(books.__exit__)
+                kills[0] += 1
+        return kills[0]
+    task = asyncio.create_task(keep_killing())
+
+    async def stop() -> int:
+        stopping.set()
+        return await task
+    yield stop
+    await stop()
+    books.__exit__()
+
+
+async def test_a_ledger_that_dies_again_and_again_has_in_the_end_what_a_standalone_gate_writes(
+        database: str, books: LedgerServer, rounds: int, tmp_path: Path, killing: Any, record_property: Any) -> None:
+    tasks = rounds * TASKS_PER_ROUND // LANES * LANES
+    async with integrated(database, books) as server:
+        await run(server, tasks)
+        kills = await killing()
+        await until_sent(server)
+        there = books.receipts(TENANT)
+        shown = await all_receipts(server)
+        assert (await told(server))["parked"] == 0
+
+    expected = await alone(tasks, tmp_path)
+    record_property("ledger", f"{tasks} tasks, {len(there)} receipts, the ledger was killed {kills} times")
+    print(f"{tasks} tasks, {len(there)} receipts, the ledger was killed {kills} times")
+    assert len({one["receipt_id"] for one in there}) == len(there)
+    assert stories(there) == stories(expected)
+    assert stories(shown) == stories(expected)
+    assert kills > 0
+
+
+async def test_a_gate_that_is_killed_between_commit_and_sending_sends_when_it_lives_again(
+        database: str, books: LedgerServer, tmp_path: Path) -> None:
+    tasks = 2 * LANES
+    async with integrated(database, books) as server:     # nobody takes anything yet
+        await run(server, tasks)
+        assert (await told(server))["waiting"] > 4 * tasks - 1
+        await server.stop(signal.SIGKILL)
+        with books:
+            await server.start()
+            await until_sent(server)
+            there = books.receipts(TENANT)
+
+    assert stories(there) == stories(await alone(tasks, tmp_path))
+
+
+async def test_a_gate_that_is_killed_while_it_sends_sends_nothing_twice_and_loses_nothing(
+        database: str, books: LedgerServer, rounds: int, tmp_path: Path) -> None:
+    tasks = 5 * LANES
+    with books:
+        async with integrated(database, books) as server:
+            running = asyncio.create_task(run(server, tasks))
+            for _ in range(rounds):
+                had = len(books.receipts(TENANT))
+                async with asyncio.timeout(PATIENCE):
+                    while len(books.receipts(TENANT)) < had + 10 and not running.done():  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
+                await server.stop(signal.SIGKILL)
+                await server.start()
+            await running
+            await until_sent(server)
+            there = books.receipts(TENANT)
+
+    assert stories(there) == stories(await alone(tasks, tmp_path))
+
+
+async def test_a_ledger_that_is_away_costs_no_answer_and_is_told_of(
+        database: str, books: LedgerServer) -> None:
+    async with integrated(database, books) as server:
+        await run(server, LANES)
+        shown = await all_receipts(server)
+        lag = await told(server)
+
+        assert lag["waiting"] == len(shown) > 0
+        assert all(one["body"] for one in shown)        # what waits is here
+
+
+async def test_a_strict_gate_refuses_while_its_ledger_is_away_and_goes_on_when_it_is_back(
+        database: str, books: LedgerServer, tmp_path: Path) -> None:
+    async with integrated(database, books, receipt_consistency_mode="strict") as server:
+        agent = Client(server, "a0")
+        no = await agent.ask("create_task", type="demo")
+        assert no.error == "receipt_ledger_unavailable"
+        assert await all_receipts(server) == []
+        with books:
+            async with asyncio.timeout(PATIENCE):
+                while (await agent.ask("create_task", type="probe")).error:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            await run(server, 2 * LANES)
+            there = books.receipts(TENANT)
+        await agent.aclose()
+
+    assert stories([one for one in there if one["body"].get("type") != "probe"]) == stories(
+        await alone(2 * LANES, tmp_path))
