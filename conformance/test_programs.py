@@ -375,7 +375,8 @@ class Side:
 def plain(reply: Any) -> dict[str, Any]:
     """A reply as a client reads it, with what it leaves out because it is the default."""
     held = msgspec.structs.asdict(reply)
-    return {name: msgspec.json.decode(msgspec.json.encode(value)) for name, value in held.items()}
+    return {name: msgspec.json.decode(msgspec.json.encode(value)) for name, value in held.items()
+            if value is not msgspec.UNSET}
 
 
 def like(said: Any, got: Any) -> Any:
