@@ -183,7 +183,7 @@ class Contract(Struct, frozen=True):
 
     type: str
     sender: Literal["owner", "worker", "caller", "asyncgate"]
-    to: Literal["owner", "asyncgate"]
+    to: Literal["owner", "asyncgate", "target"]
     answers: Literal["nothing", "duty", "accepted", "given"]
     once: bool = False      # H.3: one per task, sender and lease; other types are told apart by parents and mark too
 
@@ -197,12 +197,13 @@ REQUEUED = Contract("task.failed", "worker", "asyncgate", "accepted", once=True)
 CANCELED = Contract("task.canceled", "caller", "asyncgate", "duty")
 RESULT_READY = Contract("task.result_ready", "asyncgate", "owner", "given")
 EXPIRED = Contract("lease.expired", "asyncgate", "owner", "accepted")
+ESCALATED = Contract("task.escalated", "asyncgate", "target", "duty")     # proposes; opens, closes and moves nothing
 ANOMALY = Contract("system.anomaly", "asyncgate", "owner", "given")
 ACKNOWLEDGED = Contract("receipt.acknowledged", "caller", "asyncgate", "given")
 SCHEDULED = Contract("schedule.created", "caller", "owner", "given")
 UNSCHEDULED = Contract("schedule.deleted", "caller", "owner", "given")
 
-# What a step writes; every terminal one is followed by RESULT_READY.
+# What a step writes; every terminal one is followed by RESULT_READY, and EXPIRED and FAILED perhaps by ESCALATED.
 EMISSION = {"create": ASSIGNED, CLAIM.name: ACCEPTED, SUCCEED.name: COMPLETED, FAIL.name: FAILED, RETRY.name: REQUEUED,
             EXPIRE.name: EXPIRED, CANCEL.name: CANCELED}
 
@@ -1207,6 +1208,8 @@ class Engine:
         task = work.move(task, FAIL, completed_at=work.now, outcome=error.decode())
         ended = self._emit(work, EMISSION["fail"], self._discharge(work, task), body, by=lease.worker, lease=lease)
         self._end(work, work.tasks[task.task_id], ended, self._enclosed("error", value, error, task.task_id))
+        if ask.retryable:
+            self._escalate(work, task, lease, "max_retries_exceeded")
         return Released(True, "failed", False)
 
     def _retry(self, work: Work, task: Task, lease: Lease, wished: float | None, body: dict[str, Any]) -> Released:
@@ -1280,13 +1283,18 @@ class Engine:
         body = {"kind": kind, "details": details, "recommended_action": recommended_action}
         self._emit(work, ANOMALY, task, body, lease=lease, mark=f"{kind} {mark}")
 
+    def _escalate(self, work: Work, task: Task, lease: Lease, reason: str) -> None:
+        """Propose a task to somebody, where that is enabled: a word, not a transfer."""
+        if self.settings.escalation.enabled:
+            import_module("asyncgate.backends.escalation").escalate(self, work, task, lease, reason)
+
     def _emit(self, work: Work, contract: Contract, task: Task | None, body: Mapping[str, Any], *,
               by: Principal | None = None, to: Principal | None = None, lease: Lease | None = None,
               lease_id: str | None = None, schedule_id: str | None = None, task_id: str = "",
               parents: tuple[str, ...] | None = None, mark: str = "") -> Receipt:
         """Write the receipt that a contract calls for."""
         owner = task.owner if task else to
-        ends = {"owner": owner, "asyncgate": self.gate, "worker": by, "caller": by}
+        ends = {"owner": owner, "asyncgate": self.gate, "worker": by, "caller": by, "target": to}
         sender, to = ends[contract.sender], ends[contract.to]
         assert sender is not None
         assert to is not None
@@ -1574,6 +1582,7 @@ class Engine:
         task = work.move(task, EXPIRE, expiries=losses, held=held, started_at=None, asyncgate_instance=self.instance,
                          next_eligible_at=work.now + pause if pause else None, lost_to=canonical(lost_to).decode())
         self._emit(work, EMISSION["expire"], task, self._expiry(task, lease, "expired"), lease=lease)
+        self._escalate(work, task, lease, "lease_expired")
         if losses == STUCK_EXPIRIES + 1:
             self._anomaly(work, task, "lease_expired_often", expiries=losses,
                           recommended_action="look at the workers of this type")
@@ -2109,6 +2118,7 @@ OPERATIONS = {op.name: op for op in (
 )}
 # What belongs to a part that can be swapped is declared there.
 OPERATIONS |= {op.name: op for op in import_module("asyncgate.backends.identity_admin").OPERATIONS}
+LEASE_PROTOCOL: tuple[Operation, ...] = import_module("asyncgate.backends.lease_protocol").OPERATIONS
 
 
 # IDENTITY #############################################################################################################
@@ -2245,8 +2255,10 @@ class Gate:
         return {path.replace(f"{{{endpoint.names}}}", "{}"): endpoint for path, endpoint in endpoints.items()}
 
     def _routes(self) -> list[Route]:
-        described = import_module("asyncgate.parts.openapi").routes(OPERATIONS.values(), __version__, self.send)
-        return [*(Route(path, self.mcp) for path in ("/mcp", "/mcp/u")), *described]
+        every = (*OPERATIONS.values(), *LEASE_PROTOCOL)
+        described = import_module("asyncgate.parts.openapi").routes(every, __version__, self.send)
+        polled = [Route(path, Endpoint(self, {verb: op}, path)) for op in LEASE_PROTOCOL for verb, path in op.rest]
+        return [*(Route(path, self.mcp) for path in ("/mcp", "/mcp/u")), *polled, *described]
 
     async def admit(self, scope: Scope, op: Operation | None = None, headers: Headers | None = None) -> Caller:
         """Return who a request comes from, and count the call; some operations need no credential."""
@@ -2291,13 +2303,14 @@ class Gate:
         if self.guard is not None and (no := await self.guard.passing(scope)):
             status, body, more, type = no.status, encode(no.body()), refusal_headers(no), JSON_TYPE
         limits = scope.get("asyncgate.limits", ())
-        if not more and type is JSON_TYPE and (whole := shortcut(scope)) is not None:
+        if not more and type is JSON_TYPE and status != 204 and (whole := shortcut(scope)) is not None:
             lines = self.lines + STRICT_LINE if scope["scheme"] == "https" else self.lines
             lines += b"".join([b"%b: %b\r\n" % header for header in limits]) if limits else b""
             if whole.answer(status, lines, body):
                 return
         safety = self.safety(scope, {name for name, _ in more})
-        headers = [type, (b"content-length", b"%d" % len(body)), *safety, *more]
+        about = [type, (b"content-length", b"%d" % len(body))] if status != 204 else []     # which has no body at all
+        headers = [*about, *safety, *more]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
@@ -2330,7 +2343,8 @@ class Endpoint:
         """Answer one request."""
         more: list[tuple[bytes, bytes]] = []
         try:
-            status, body = 200, encode(await self._perform(scope, receive, more))
+            reply = await self._perform(scope, receive, more)
+            status, body = (204, b"") if reply is None else (200, encode(reply))
         except GateError as no:
             status, body = no.status, encode(no.body())
             more += refusal_headers(no)

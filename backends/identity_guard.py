@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 STATUS_SECONDS = 5.0        # how old an account may be that a request is judged by
 NO_WAY_IN = ("no way in: set ASYNCGATE_API_KEY to a secret of your choice, or issue a first key with "
              "`asyncgate keys issue --role admin --name first --principal-id me`, or run `asyncgate dev`")
-HEARTBEATS = {"renew_lease", "report_progress"}
+HEARTBEATS = {"renew_lease", "report_progress", "extend_lease"}
 
 
 class Accounts:

@@ -22,7 +22,7 @@ from asyncgate.parts.wire import Problem
 if TYPE_CHECKING:
     import httpx2
 
-    from asyncgate import EntryFilter, Principal, Receipt, Settings, Task
+    from asyncgate import EntryFilter, Lease, Principal, Receipt, Settings, Task
     from asyncgate.backends.receipts_sinks import Bulk, Sink
 
 # These say something about the way to the ledger, or about the gate's credential, and nothing about the receipt.
@@ -89,7 +89,7 @@ class MemoryGate:
         """Return under which tenant the ledger files a tenant of ours: memorygate.tenant_id is the default one's."""
         return self.filed_under if self.filed_under and tenant_id == self.home else tenant_id
 
-    def render(self, tenant_id: str, receipt: Receipt, task: Task | None) -> bytes | None:
+    def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
         """Return the receipt as it is shown, and its key."""
         view = shown(self.tenant(tenant_id), receipt)
         facts = {name: getattr(view, name) for name in ReceiptRecord.__struct_fields__ if name != "delivered_at"}

@@ -85,7 +85,8 @@ class Ledger:
             for receipt in tuple(islice(work.written.values(), before, None)):
                 if not receipt.body:        # the ledger has it: it was found there
                     continue
-                content = self.sink.render(work.tenant_id, receipt, work.tasks.get(receipt.task_id))
+                task, lease = work.tasks.get(receipt.task_id), work.leases.get(receipt.task_id)
+                content = self.sink.render(work.tenant_id, receipt, task, lease)
                 if content is not None:
                     row = Outgoing(receipt.receipt_id, receipt.task_id, content.decode(), work.now)
                     work.post(row, skeleton=self.sink.reads)

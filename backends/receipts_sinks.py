@@ -15,7 +15,7 @@ from msgspec import Raw, Struct, field
 from asyncgate import NOTHING, EntryFilter, ReceiptRecord
 
 if TYPE_CHECKING:
-    from asyncgate import Receipt, Settings, Task
+    from asyncgate import Lease, Receipt, Settings, Task
 
 
 class Refusal(Exception):
@@ -64,11 +64,11 @@ class Sink(Protocol):
 
     reads: bool     # what it took can be read back here, so the body of a receipt goes there and does not stay
 
-    def render(self, tenant_id: str, receipt: Receipt, task: Task | None) -> bytes | None:
+    def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
         """Return the bytes that are sent for a receipt, valid UTF-8; None for one that the ledger is not to have.
 
         A pure function: called once, inside the transaction that writes the receipt, perhaps on another thread.
-        `task` is as the operation leaves it, with its duty, attempt, outcome and artifacts.
+        `task` is as the operation leaves it, with its duty, attempt, outcome and artifacts, and `lease` its latest one.
         """
 
     def body(self, content: bytes) -> bytes:

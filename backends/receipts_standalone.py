@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from asyncgate.backends.receipts_sinks import Filed, LedgerPage
 
 if TYPE_CHECKING:
-    from asyncgate import EntryFilter, Receipt, Settings, Task
+    from asyncgate import EntryFilter, Lease, Receipt, Settings, Task
     from asyncgate.backends.receipts_sinks import Sink
 
 
@@ -17,7 +17,7 @@ class Standalone:
 
     reads = False
 
-    def render(self, tenant_id: str, receipt: Receipt, task: Task | None) -> bytes | None:
+    def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
         """Send nothing."""
         return None
 

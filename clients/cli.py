@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from asyncgate import (
     FENCES_SKIPPED,
+    LEASE_PROTOCOL,
     OPERATIONS,
     GateError,
     Operation,
@@ -526,7 +527,8 @@ def ledger(configured: Configured) -> None:
 @commands.command()
 def openapi() -> None:
     """Print the OpenAPI document of the REST interface."""
-    click.echo(import_module("asyncgate.parts.openapi").document(OPERATIONS.values(), __version__))
+    click.echo(import_module("asyncgate.parts.openapi").document(
+        (*OPERATIONS.values(), *LEASE_PROTOCOL), __version__))
 
 
 @commands.command()

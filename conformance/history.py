@@ -269,6 +269,21 @@ class History:
                 if found != wanted:
                     yield f"task {task.task_id} ({task.status}) has {found} {what}, not {wanted}"
 
+        for task in self.end.tasks.values():
+            yield from self._escalations(task)
+
+    def _escalations(self, task: Task) -> Iterator[str]:
+        """Each is about the end of one lease that was lost or failed for good, and answers the duty."""
+        causes = {receipt.lease_id for receipt in self.end.of(task.task_id, "lease.expired")}
+        causes |= {receipt.lease_id for receipt in self.end.of(task.task_id, "task.failed")
+                   if receipt.parents == (task.duty,)}
+        escalated = self.end.of(task.task_id, "task.escalated")
+        for lease_id, count in Counter(receipt.lease_id for receipt in escalated).items():
+            if count > 1 or lease_id not in causes:
+                yield f"task {task.task_id} was escalated {count} times over lease {lease_id}"
+        yield from (f"the escalation {receipt.receipt_id} does not name the duty of task {task.task_id}"
+                    for receipt in escalated if receipt.parents != (task.duty,))
+
     def _steps(self, task: Task) -> Iterator[tuple[str, int, int]]:
         count = Counter(receipt.receipt_type for receipt in self.end.chains.get(task.task_id, ()))
         lease = self.end.leases.get(task.task_id)

@@ -18,6 +18,7 @@ from asyncgate.parts.wire import Ask, CreateTask, LeaseNext, Principal
 GATE = Principal("asyncgate", "asyncgate-1")
 TERMINAL = ("succeeded", "failed", "canceled")
 OPENS = {"task.assigned": ("task.completed", "task.failed", "task.canceled")}       # PH.1.3
+ESCALATES_TO = {1: Principal("agent", "bob"), 2: Principal("worker", "w2")}     # by class, where a program turns it on
 TERMS = ("task_summary", "instructions", "success_criteria", "expected_outcome_kind", "expected_artifact_mime",
          "result_delivery")
 PROSE = "recommended_action"        # words for people: no text fixes them, so a comparison leaves them out
@@ -35,6 +36,7 @@ class Rules:
     refuse_mismatch: bool = False       # §5.12
     max_lease_renewals: int = 0
     max_lease_lifetime: int = 0
+    escalation: bool = False
 
 
 class Refusal(Exception):
@@ -348,6 +350,8 @@ class Model:
             task.status, task.outcome, task.owed = "failed", parsed(ask.error), False
             ended = self.emit("task.failed", lease.worker, GATE, task, body, [task.duty], lease.lease_id)
             self.result_ready(task, ended, error)
+            if ask.retryable:
+                self.escalate(task, lease, "max_retries_exceeded")
             return self.over(lease, "failed", {"ok": True, "status": "failed", "requeued": False,
                                                "next_eligible_at": None})
         self.emit("task.failed", lease.worker, GATE, task, body, [lease.accepted], lease.lease_id)
@@ -407,11 +411,26 @@ class Model:
         lease.ending = "expired"
         self.emit("lease.expired", GATE, task.owner, task, lost(task, lease, "expired"), [lease.accepted],
                   lease.lease_id)
+        self.escalate(task, lease, "lease_expired")
         if task.expiries == 4:      # H.7.2: requeued more than three times
             self.anomaly(task, "lease_expired_often", None, expiries=4)
         if task.held:
             self.anomaly(task, "task_held", lease, expiries=task.expiries, workers=sorted(set(task.lost_to)),
                          held=task.held, last_progress=task.progress)
+
+    def escalate(self, task: Task, lease: Lease, reason: str) -> None:
+        """§6: a word to whom the class names; the class of the payload, or else 1."""
+        payload = parsed(task.ask.payload)
+        wished = payload.get("escalation_class") if isinstance(payload, dict) else None
+        chosen = wished if isinstance(wished, int) and not isinstance(wished, bool) else 1
+        to = ESCALATES_TO.get(chosen) if self.rules.escalation else None
+        if to is None:
+            return
+        self.emit("task.escalated", GATE, to, task, {
+            "escalation_class": chosen, "escalation_reason": reason, "escalation_to": {"kind": to.kind, "id": to.id},
+            "type": task.ask.type, "attempt": task.attempt, "expiries": task.expiries,
+            "previous_worker_id": lease.worker.id, "expected_outcome_kind": task.ask.expected_outcome_kind,
+            "expected_artifact_mime": task.ask.expected_artifact_mime}, [task.duty], lease.lease_id)
 
     # What the rules above share.
 

@@ -25,7 +25,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from asyncgate import OPERATIONS, Engine, GateError, ReceiptFilter, Settings
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import Gate, Numbered, OwnTenants, ask_of
-from asyncgate.conformance.model import PROSE, Model, Refusal, Rules
+from asyncgate.conformance.model import ESCALATES_TO, PROSE, Model, Refusal, Rules
+from asyncgate.parts.settings import EscalationSettings, EscalationTarget
 from asyncgate.parts.wire import Principal
 
 EXAMPLES_PER_ROUND, STEPS = 30, 35
@@ -42,6 +43,7 @@ ADMINS: list[Who] = [(0, "human", "root", None)]
 TYPES, SKILLS = ["demo", "test"], ["cpu", "gpu"]
 LARGE = "large"             # stands for what is longer than a receipt takes along, so that reports stay short
 JSON: list[Any] = [None, {"n": 1, "a": [1.5, "ü"]}, {"summary": "done"}, [], LARGE]
+PAYLOADS: list[Any] = [*JSON, {"escalation_class": 2}, {"escalation_class": 3}, {"escalation_class": True}]
 ARTIFACTS: list[Any] = [None, None, [], {}, {"pointers": []}, [{"uri": "file:///out"}], {"uri": "s3://one"},
                         {"pointers": [{"uri": "a"}, {"uri": "b"}]}]
 PROOFS = [None, None, None, {}, {"mode": "push", "status": "succeeded"}]
@@ -75,7 +77,7 @@ def minutes(*choice: int) -> st.SearchStrategy[int]:
 
 
 creations = st.fixed_dictionaries({
-    "type": st.sampled_from(TYPES), "payload": st.sampled_from(JSON), "requirements": rarely(
+    "type": st.sampled_from(TYPES), "payload": st.sampled_from(PAYLOADS), "requirements": rarely(
         st.builds(lambda named: {"capabilities": named, "tags": ["x"]}, skills)),
     "priority": maybe(st.integers(-1, 1)), "idempotency_key": st.sampled_from([None, None, "k1", "k2"]),
     "max_attempts": maybe(st.integers(1, 3)), "retry_backoff_seconds": maybe(minutes(0, 1, 4)),
@@ -90,7 +92,7 @@ claims = st.fixed_dictionaries({
     "lease_ttl_seconds": maybe(minutes(1, 90, 90)), "claim_id": st.sampled_from([None, None, "c1", "c2"])})
 turned = st.builds(Rules, strict=st.booleans(), progress_receipts=st.booleans(), refuse_mismatch=st.booleans(),
                    max_lease_renewals=st.sampled_from([0, 0, 2]),
-                   max_lease_lifetime=st.sampled_from([0, 0, 10 * MINUTE]))
+                   max_lease_lifetime=st.sampled_from([0, 0, 10 * MINUTE]), escalation=st.booleans())
 # How a request under a lease may be wrong; mostly nothing is.
 lies = st.sampled_from(["none"] * 12 + ["worker", "lease", "instance", "older fence", "newer fence", "task"])
 
@@ -318,6 +320,9 @@ def settings_of(rules: Rules) -> dict[str, Any]:
     return {"locatability": "strict" if rules.strict else "lenient", "progress_receipts": rules.progress_receipts,
             "idempotency_mismatch": "refuse" if rules.refuse_mismatch else "return", "instance_id": "asyncgate-1",
             "max_lease_renewals": rules.max_lease_renewals, "max_lease_lifetime_seconds": rules.max_lease_lifetime,
+            "escalation": EscalationSettings(enabled=rules.escalation, targets=tuple([
+                EscalationTarget(escalation_class=number, to_kind=to.kind, to_id=to.id)  # type: ignore[arg-type]
+                for number, to in ESCALATES_TO.items()])),
             "expiry_jitter_seconds": 0.0}       # a random moment is nothing that an oracle can foretell
 
 
@@ -370,7 +375,8 @@ class Side:
 def plain(reply: Any) -> dict[str, Any]:
     """A reply as a client reads it, with what it leaves out because it is the default."""
     held = msgspec.structs.asdict(reply)
-    return {name: msgspec.json.decode(msgspec.json.encode(value)) for name, value in held.items()}
+    return {name: msgspec.json.decode(msgspec.json.encode(value)) for name, value in held.items()
+            if value is not msgspec.UNSET}
 
 
 def like(said: Any, got: Any) -> Any:

@@ -26,6 +26,7 @@ class GateError(Exception):
 class InvalidRequest(GateError): code, status = "invalid_request", 400
 class PayloadTooDeep(GateError): code, status = "payload_too_deep", 400
 class InvalidCursor(GateError): code, status = "invalid_cursor", 400
+class InvalidWorkerId(GateError): code, status = "invalid_worker_id", 400
 class NotLocatable(GateError): code, status = "not_locatable", 400
 class ReceiptTooLarge(GateError): code, status = "receipt_too_large", 400
 class TooManyParents(GateError): code, status = "too_many_parents", 400

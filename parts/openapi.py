@@ -112,8 +112,19 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "health": ({}, {"status": "healthy", "service": "AsyncGate", "uptime": 47, "database": "ok", "upkeep": {}, **SELF}),
 }
 
+# And what the lease protocol's own ways are.
+EXAMPLES |= {
+    "offer_task": ({"worker_id": "worker.reader-1", "capabilities": ["web.read"], "max_tasks": 1}, {
+        "lease_id": LEASE, "lease_expires_at": LATER, "task": {
+            "task_id": TASK, "principal_ai": "ada", "task_type": "page.summarize", "task_summary": "page.summarize",
+            "task_body": None, "payload_pointer": None, "inputs": WORK["payload"], "expected_outcome_kind": None,
+            "expected_artifact_mime": None, "attempt": 0, "fence": 1, "caused_by_receipt_id": DUTY}}),
+    "extend_lease": ({"lease_id": LEASE, "worker_id": "worker.reader-1"},
+                     {"lease_id": LEASE, "lease_expires_at": LATER})}
+NOTHING = {"offer_task": "There is no task for this worker now."}      # what a 204 means
+
 TAGS = {"Tasks": ("tasks", "Hand over work, and learn how it ended."),
-        "Leases": ("leases", "Take work, keep it while it runs, and end it."),
+        "Leases": ("leases lease", "Take work, keep it while it runs, and end it."),
         "Receipts and obligations": ("receipts obligations bootstrap", "What was said, what is owed, and the proof."),
         "Schedules": ("schedules", "What a scheduler tells, so that its silence is noticed."),
         "Administration": ("tenants limits keys audit", "Who may come in, what they may use, and what happened."),
@@ -148,6 +159,8 @@ REFUSALS = {name: f", {refusals}" for name, refusals in {
     "cancel_task": f"{LARGE}, {UNKNOWN_TASK}", "list_receipts": UNKNOWN_TASK,
     "attach_artifacts": f"{ARTIFACTS}, {UNKNOWN_TASK}, 409 invalid_state_transition",
     "release_lease": HOLDER, "start_task": HOLDER,
+    "offer_task": "400 invalid_worker_id",
+    "extend_lease": f"400 invalid_worker_id, {HOLDER}, 409 lease_renewal_limit, 409 lease_lifetime_limit",
     "renew_lease": f"{HOLDER}, 409 lease_renewal_limit, 409 lease_lifetime_limit",
     "report_progress": f"{LARGE}, {HOLDER}", "fail": f"{LARGE}, {HOLDER}", "complete": f"{ARTIFACTS}, {HOLDER}",
     "get_receipt": UNKNOWN_RECEIPT, "ack_receipt": UNKNOWN_RECEIPT,
@@ -233,6 +246,7 @@ def described(op: Any, name: str, verb: str, path: str, schemas: dict[str, Json]
         "operationId": name, "summary": op.summary, "description": op.text.strip(), "tags": [tag_of(op, path)],
         "parameters": [parameter(field, "path", whole, asked) for field in carried],
         "responses": {"200": {"description": schemas[reply]["description"], "content": content(ref(reply), answered)},
+                      **({"204": {"description": NOTHING[op.name]}} if op.name in NOTHING else {}),
                       **refused(op, verb, path)}, "x-roles": op.roles,
         "x-scopes": sorted(op.scope.split())}
     if verb == "GET":

@@ -31,6 +31,7 @@ def span(low: float, high: float, what: str = "a whole number") -> Meta:
 Positive = Annotated[int, span(1, 2**31 - 1)]
 Count = Annotated[int, span(0, 2**31 - 1)]
 Size = Annotated[int, span(1, 2**30)]
+Class = Annotated[int, span(0, 1_000_000)]
 PageSize = Annotated[int, span(1, 10_000)]
 Days = Annotated[int, span(1, 36_500)]
 Ttl = Annotated[int, span(1, 604_800)]
@@ -40,6 +41,8 @@ Timer = Annotated[float, span(0.01, 86_400, "a number")]
 Url = Annotated[str, Meta(pattern=r"\A([a-z][a-z0-9+.-]*://.*)?\Z", title="a URL, as scheme://rest",
                           extra={"in_file": True})]     # it may hold a password
 Uuid = Annotated[str, Meta(pattern=r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", title="a UUID in lower case")]
+OneTenant = Annotated[str, Meta(pattern=r"\A([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?\Z",
+                                title="a UUID in lower case, or empty")]
 Label = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,100}\Z", title="up to 100 letters, digits, dots, - and _")]
 Name = Annotated[str, Meta(min_length=1, title="text that is not empty")]
 Texts = Annotated[tuple[str, ...], Meta(title="a list of text, split by commas or in JSON")]
@@ -50,6 +53,7 @@ Mismatch = Literal["return", "refuse"]
 Consistency = Literal["eventual", "strict"]
 StoreFailure = Literal["local", "deny"]
 ToolNames = Literal["dotted", "underscore"]
+Dialect = Literal["auto", "1.0", "1.1"]
 TlsVersion = Literal["TLSv1.2", "TLSv1.3"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
@@ -229,10 +233,34 @@ class ReceiptSettings(Group, frozen=True):
 class LeaseSettings(Group, frozen=True):
     requeue_on_expiry_no_increment: Annotated[bool, says("Always true: a lost lease spends no attempt (PH.4)")] = True
 
+class EscalationTarget(Group, frozen=True):
+    """Whom tasks of a class are proposed to."""
+
+    escalation_class: Annotated[Class, says("The class that goes there")] = msgspec.field(name="class")
+    to_kind: Annotated[OwnerKind, says("Kind of the principal")]
+    to_id: Annotated[Name, says("Id of the principal")]
+    tenant_id: Annotated[OneTenant, says("The only tenant that this holds for; empty is all")] = ""
+
+class EscalationSettings(Group, frozen=True):
+    """Who is told when a worker was lost, or the last attempt has failed."""
+
+    enabled: Annotated[bool, says("Whether lost leases and spent attempts are escalated")] = False
+    targets: Annotated[tuple[EscalationTarget, ...], says("Who is told, as {class, to_kind, to_id}")] = ()
+    lease_expiry_class: Annotated[Class, says("Class of a lost lease; payload.escalation_class comes first")] = 1
+    attempts_spent_class: Annotated[Class, says("Class of spent attempts; payload.escalation_class comes first")] = 1
+
+    def target(self, tenant_id: str, escalation_class: int) -> EscalationTarget | None:
+        """Return who is told of a class; what is said for one tenant goes before what is said for all."""
+        fit = [one for one in self.targets if one.escalation_class == escalation_class
+               and one.tenant_id in ("", tenant_id)]
+        return max(fit, key=lambda one: len(one.tenant_id), default=None)
+
 class LedgerSettings(Group, frozen=True):
-    """The other system that keeps receipts in integrated mode."""
+    """The other system that keeps receipts in integrated mode, and how it is spoken to."""
 
     profile: Annotated[Literal["memorygate", "receiptgate"], says("Which protocol the ledger speaks")] = "memorygate"
+    dialect: Annotated[Dialect, says("ReceiptGate's receipt schema, with obligation_id or without")] = "auto"
+    source_system: Annotated[Name, says("Who we are to ReceiptGate: the principal of our token there")] = "asyncgate"
     adopt_seconds: Annotated[Seconds, says("Seconds between looks for what workers state there; 0 is never")] = 10.0
 
 
@@ -296,6 +324,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     database: DatabaseSettings = DatabaseSettings()
     memorygate: MemoryGate = MemoryGate()
     ledger: LedgerSettings = LedgerSettings()
+    escalation: EscalationSettings = EscalationSettings()
     worker_bootstrap: WorkerBootstrap = WorkerBootstrap()
     bootstrap: BootstrapSettings = BootstrapSettings()
     receipts: ReceiptSettings = ReceiptSettings()
@@ -335,9 +364,19 @@ PREFIX, TEST_PREFIX = "ASYNCGATE_", "ASYNCGATE_TEST_"
 NOT_SETTINGS = {  # they are for the programs around a gate
     "ASYNCGATE_CONFIG", "ASYNCGATE_URL", "ASYNCGATE_WORKER_KEY", "ASYNCGATE_WORKER_KEY_FILE", "ASYNCGATE_AGENT_KEY",
     "ASYNCGATE_AGENT_KEY_FILE"}
+ALIASES = {  # names that deployments of peers give to what is the same
+    "RECEIPTGATE_ENDPOINT": "memorygate.url", "RECEIPTGATE_URL": "memorygate.url",
+    "RECEIPTGATE_AUTH_TOKEN": "memorygate.auth_token", "RECEIPTGATE_API_KEY": "memorygate.auth_token",
+    "RECEIPTGATE_TENANT_ID": "memorygate.tenant_id",
+    "RECEIPTGATE_EMISSION_TIMEOUT_MS": "memorygate.timeout_ms",
+    "RECEIPTGATE_EMISSION_BUFFER_SIZE": "memorygate.emission_retry.buffer_size",
+    "RECEIPTGATE_EMISSION_RETRY_INTERVAL_SECONDS": "memorygate.emission_retry.retry_interval_seconds",
+    "RECEIPTGATE_EMISSION_MAX_RETRIES": "memorygate.emission_retry.max_retries",
+    **{f"RECEIPTGATE_CIRCUIT_BREAKER_{name.upper()}": f"memorygate.circuit_breaker.{name}"
+       for name in ("enabled", "failure_threshold", "timeout_seconds", "half_open_max_calls", "success_threshold")}}
 UNPREFIXED = {  # spec 19.2 and 19.8
     "ALLOW_INSECURE_DEV", "DEFAULT_LEASE_TTL_SECONDS", "LEASE_SWEEP_INTERVAL_SECONDS", "DEFAULT_MAX_ATTEMPTS",
-    "DEFAULT_RETRY_BACKOFF_SECONDS", "DEFAULT_BOOTSTRAP_MAX_ITEMS"}
+    "DEFAULT_RETRY_BACKOFF_SECONDS", "DEFAULT_BOOTSTRAP_MAX_ITEMS", "RECEIPTGATE_ENDPOINT", "RECEIPTGATE_URL"}
 PAIRS = [  # the spec has two names for each of these (20.12, 20.14, H.6); giving one gives both
     ("receipt_consistency_mode", "memorygate.failure_mode"),
     ("memorygate.timeout_ms", "memorygate.emission_timeout_ms")]
@@ -385,7 +424,8 @@ def masked(setting: Setting, value: Any) -> Any:
     if isinstance(value, str):
         return discreet(value)
     if isinstance(value, Struct):
-        return {part.name: masked(part, getattr(value, part.name)) for part in leaves(type(value))}
+        named = zip(leaves(type(value)), msgspec.structs.fields(type(value)), strict=True)
+        return {field.encode_name: masked(part, getattr(value, part.name)) for part, field in named}
     return [masked(setting, item) for item in value] if isinstance(value, tuple) else value
 
 
@@ -444,6 +484,8 @@ def understood(setting: Setting, said: Any) -> Any:
     if isinstance(said, str) and get_origin(form) is tuple:
         parts = [part.strip() for part in said.split(",")]
         return msgspec.json.decode(said) if parts[0].startswith("[") else [part for part in parts if part]
+    if isinstance(said, float) and get_origin(form) is Literal:      # YAML reads 1.0 as a number
+        return str(said)
     if isinstance(said, str) and get_origin(form) is Literal:
         return next((choice for choice in get_args(form) if choice.lower() == said.lower()), said)
     return said
@@ -473,8 +515,10 @@ def is_network(text: str) -> bool:
 
 def from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
     """Yield what the environment says, and refuse what it cannot mean."""
-    names = {setting.environment: setting.name for setting in leaves(Settings)}
-    files = {f"{setting.environment}_FILE": setting for setting in leaves(Settings) if setting.in_file}
+    known = {setting.name: setting for setting in leaves(Settings)}
+    names = {setting.environment: name for name, setting in known.items()}
+    names |= {PREFIX + alias: name for alias, name in ALIASES.items()}
+    files = {f"{variable}_FILE": known[name] for variable, name in names.items() if known[name].in_file}
     for variable in sorted(environ):
         full = PREFIX + variable if variable in UNPREFIXED and PREFIX + variable not in environ else variable
         if full in files:

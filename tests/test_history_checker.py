@@ -177,6 +177,19 @@ def writes_a_receipt_too_many(f: Forgery) -> None:
     f.receipt("t-7", "task.result_ready", "t", "asyncgate", "eve", parents=("t-5",))
 
 
+def escalates_twice(f: Forgery) -> None:
+    for name in ("t-7", "t-8"):
+        f.receipt(name, "task.escalated", "t", "asyncgate", "eve", lease="t-a", parents=("t-1",))
+
+
+def escalates_without_a_cause(f: Forgery) -> None:
+    f.receipt("v-3", "task.escalated", "v", "asyncgate", "eve", lease="v-a", parents=("v-1",))
+
+
+def escalates_beside_the_duty(f: Forgery) -> None:
+    f.receipt("t-7", "task.escalated", "t", "asyncgate", "eve", lease="t-a", parents=("t-2",))
+
+
 def writes_a_receipt_too_few(f: Forgery) -> None:
     del f.end.receipts["u-5"]
 
@@ -228,7 +241,8 @@ FORGERIES: list[tuple[str, Callable[[Forgery], None]]] = [
     ("I3", gives_a_fence_twice), ("I4", lets_a_stranger_start), ("I4", takes_a_stranger_s_completion),
     ("I5", renews_an_expired_lease), ("I5", completes_under_an_expired_lease), ("I6", spends_an_attempt_on_an_expiry),
     ("I2", keeps_a_lease_of_a_finished_task), ("I7", forgets_the_end), ("I8", writes_a_receipt_too_many),
-    ("I8", writes_a_receipt_too_few), ("I9", leaves_an_obligation_open), ("I9", denies_what_it_owes),
+    ("I8", writes_a_receipt_too_few), ("I8", escalates_twice), ("I8", escalates_without_a_cause),
+    ("I8", escalates_beside_the_duty), ("I9", leaves_an_obligation_open), ("I9", denies_what_it_owes),
     ("I10", makes_two_tasks_of_one_key), ("I10", stores_one_key_twice), ("I11", shows_another_tenant_s_task),
     ("I11", links_to_another_tenant_s_receipt), ("I12", shows_a_receipt_twice), ("I12", skips_a_receipt),
     ("ORDER", turns_a_claim_around)]
@@ -236,6 +250,13 @@ FORGERIES: list[tuple[str, Callable[[Forgery], None]]] = [
 
 def test_a_true_history_passes() -> None:
     f = truth()
+
+    assert violations(f.calls, f.final) == []
+
+
+def test_an_escalation_of_a_lost_lease_is_part_of_a_true_history() -> None:
+    f = truth()
+    f.receipt("t-7", "task.escalated", "t", "asyncgate", "eve", lease="t-a", parents=("t-1",))
 
     assert violations(f.calls, f.final) == []
 

@@ -14,7 +14,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 from schemathesis.core.failures import FailureGroup
 
-from asyncgate import OPERATIONS, __version__
+from asyncgate import LEASE_PROTOCOL, OPERATIONS, __version__
 from asyncgate.parts import openapi
 
 TOKEN = "a-token-for-tests"
@@ -23,7 +23,7 @@ ALWAYS = ["not_a_server_error", "status_code_conformance", "content_type_conform
 FEW = hypothesis.settings(max_examples=5, deadline=None, derandomize=True, database=None,
                           suppress_health_check=list(hypothesis.HealthCheck))
 ONE = hypothesis.settings(FEW, max_examples=1)
-DOCUMENT = json.loads(openapi.document(OPERATIONS.values(), __version__))
+DOCUMENT = json.loads(openapi.document((*OPERATIONS.values(), *LEASE_PROTOCOL), __version__))
 # What a schema cannot say: a cursor comes from the gate, parents exist, a shared token needs a worker's name.
 BEYOND_SCHEMAS = {"invalid_cursor", "parents_required", "parent_not_found", "not_locatable"}
 # Nor that one field needs another, an end comes behind its beginning, or one of the kinds has no keys.

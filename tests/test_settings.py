@@ -814,3 +814,55 @@ def test_effective_lists_every_setting_with_its_origin(load: Load) -> None:
     assert ("log_level", "debug", "environment ASYNCGATE_LOG_LEVEL") in rows
     assert ("host", "127.0.0.1", "default") in rows
     assert [text for name, text, _ in rows if name == "port"] == ["9000"]
+
+
+RECEIPTGATE = {
+    "RECEIPTGATE_ENDPOINT": ("http://r:1", "memorygate.url", "http://r:1"),
+    "ASYNCGATE_RECEIPTGATE_URL": ("http://r:1", "memorygate.url", "http://r:1"),
+    "ASYNCGATE_RECEIPTGATE_API_KEY": ("k", "memorygate.auth_token", "k"),
+    "ASYNCGATE_RECEIPTGATE_EMISSION_TIMEOUT_MS": ("700", "memorygate.timeout_ms", 700),
+    "ASYNCGATE_RECEIPTGATE_EMISSION_MAX_RETRIES": ("3", "memorygate.emission_retry.max_retries", 3),
+    "ASYNCGATE_RECEIPTGATE_CIRCUIT_BREAKER_ENABLED": ("false", "memorygate.circuit_breaker.enabled", False)}
+
+
+@pytest.mark.parametrize("variable", RECEIPTGATE)
+def test_the_names_that_peers_give_to_the_ledger_s_settings_are_understood(variable: str) -> None:
+    said, name, value = RECEIPTGATE[variable]
+
+    configured = load_settings(environ={variable: said})
+
+    assert attrgetter(name)(configured.settings) == value
+    assert variable in configured.origins[name]
+
+
+def test_a_token_under_the_name_of_a_peer_may_lie_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("k\n")
+
+    configured = load_settings(environ={"ASYNCGATE_RECEIPTGATE_AUTH_TOKEN_FILE": str(tmp_path / "token")})
+
+    assert configured.settings.memorygate.auth_token == "k"
+
+
+def test_two_names_of_one_setting_may_not_disagree() -> None:
+    environ = {"ASYNCGATE_RECEIPTGATE_URL": "http://r:1", "ASYNCGATE_MEMORYGATE_URL": "http://m:1"}
+
+    with pytest.raises(SettingsError, match="given twice, and differently"):
+        load_settings(environ=environ)
+
+
+def test_a_dialect_is_read_from_yaml_as_it_is_written(tmp_path: Path) -> None:
+    for dialect in ("1.0", "1.1", "auto"):
+        (tmp_path / "gate.yml").write_text(f"ledger:\n  dialect: {dialect}\n")
+        assert load_settings(str(tmp_path / "gate.yml"), environ={}).settings.ledger.dialect == dialect
+
+
+def test_the_targets_of_escalations_are_read_and_shown_as_peers_write_them() -> None:
+    said = '[{"class":1,"to_kind":"worker","to_id":"fallback","tenant_id":""}]'
+
+    configured = load_settings(environ={"ASYNCGATE_ESCALATION_TARGETS": said, "ASYNCGATE_ESCALATION_ENABLED": "true",
+                                        "ASYNCGATE_ESCALATION_LEASE_EXPIRY_CLASS": "4"})
+
+    (target,) = configured.settings.escalation.targets
+    assert (target.escalation_class, target.to_kind, target.to_id) == (1, "worker", "fallback")
+    assert configured.settings.escalation.lease_expiry_class == 4
+    assert {name: value for name, value, _ in effective(configured)}["escalation.targets"] == said

@@ -1,0 +1,158 @@
+"""The sink of the receiptgate profile: receipts as JSON-RPC calls of `receiptgate.submit_receipt` at POST /mcp.
+
+The two dialects of its schema exclude each other and call themselves by one number, so a ledger is asked in the newer
+one first, and when it refuses the one field that makes the difference, in the older one from then on.  A receipt is
+rendered once, in the newer; the other is made of it on the way, so both are the same at every repetition.
+
+ReceiptGate keeps its own view of a receipt and cannot give ours back, so ours stay here whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from asyncgate import StartupError
+from asyncgate.backends.receipts_memorygate import MOST_TOLD, problem
+from asyncgate.backends.receipts_receiptgate_schema import ledger_receipt, plain, written
+from asyncgate.backends.receipts_sinks import Filed, LedgerPage, Outage, Refusal
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from asyncgate import EntryFilter, Lease, Receipt, Settings, Task
+    from asyncgate.backends.receipts_sinks import Sink
+
+NEWER, OLDER = "1.1", "1.0"
+TOOL, DIFFERENCE = "receiptgate.submit_receipt", "obligation_id"
+# Codes that say something about the ledger or the credential, and nothing about the receipt.
+NOT_ABOUT_THE_RECEIPT = {"UNAUTHORIZED", "UNAUTHENTICATED", "FORBIDDEN", "RATE_LIMITED", "RATE_LIMIT_EXCEEDED",
+                         "INTERNAL_ERROR", "SERVICE_UNAVAILABLE", "DATABASE_UNAVAILABLE", "UNAVAILABLE", "TIMEOUT",
+                         "UNKNOWN_TOOL"}
+INVALID_PARAMETERS = -32602
+
+log = logging.getLogger("asyncgate")
+
+
+class Invalid(Refusal):
+    """The ledger refuses the receipt over the field that its dialects differ in."""
+
+
+class ReceiptGate:
+    """A ledger that speaks JSON-RPC."""
+
+    reads = False
+
+    def __init__(self, settings: Settings) -> None:
+        ours = settings.memorygate
+        self.url = ours.url.rstrip("/").removesuffix("/mcp") + "/mcp"
+        self.home, self.filed_under = settings.default_tenant_id, ours.tenant_id
+        self.source, self.detects = settings.ledger.source_system, settings.ledger.dialect == "auto"
+        self.dialect = NEWER if self.detects else settings.ledger.dialect
+        token = ours.auth_token or os.environ.get(ours.auth_token_env, "")
+        self.headers = {"content-type": "application/json", **({"authorization": f"Bearer {token}"} if token else {})}
+        self.timeout_seconds, self.parallel = ours.timeout_ms / 1000, ours.parallel
+        self.http: httpx2.AsyncClient | None = None
+
+    def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
+        """Return the receipt in the newer dialect; None for the many that are no business of this ledger."""
+        filed_under = self.filed_under if self.filed_under and tenant_id == self.home else tenant_id
+        return ledger_receipt(filed_under, receipt, task, lease.worker if lease else None, self.source)
+
+    def body(self, content: bytes) -> bytes:
+        """Return the body of a rendered receipt, as far as it was sent."""
+        return written(json.loads(content)["body"])
+
+    async def send(self, tenant_id: str, content: bytes) -> None:
+        """Submit one receipt, in the dialect that this ledger was found to speak."""
+        dialect = self.dialect
+        try:
+            return await self._submit(content, dialect)
+        except Invalid:
+            if not self.detects:
+                raise
+        other = OLDER if dialect == NEWER else NEWER
+        try:
+            await self._submit(content, other)
+        except Invalid:
+            raise Refusal(f"the ledger takes neither dialect {dialect} nor {other} of this receipt") from None
+        except Refusal:     # it got past the difference, so this is the ledger's dialect, whatever else is wrong
+            self._learn(other)
+            raise
+        self._learn(other)
+
+    def _learn(self, dialect: str) -> None:
+        if self.dialect != dialect:
+            log.info("the ledger at %s speaks dialect %s", self.url, dialect)
+        self.dialect = dialect
+
+    async def _submit(self, content: bytes, dialect: str) -> None:
+        receipt = content if dialect == NEWER else plain(content)
+        answer = await self._call(receipt)
+        if answer.status_code != 200:
+            raise problem("POST", answer)
+        try:
+            told = json.loads(answer.content)
+            error, result = told.get("error"), told.get("result")
+        except (ValueError, AttributeError):
+            raise Outage("the ledger's answer is no JSON-RPC") from None
+        if error is not None:
+            raise refusal(error)
+        if not isinstance(result, dict) or result.get("receipt_id") != json.loads(content)["receipt_id"]:
+            raise Outage(f"the ledger did not say that it stored the receipt: {answer.text}"[:MOST_TOLD])
+
+    async def _call(self, receipt: bytes) -> httpx2.Response:
+        """Make one call; the receipt goes in as it is."""
+        import httpx2
+        if self.http is None:
+            limits = httpx2.Limits(max_connections=self.parallel)
+            self.http = httpx2.AsyncClient(trust_env=False, timeout=self.timeout_seconds, headers=self.headers,
+                                           limits=limits)
+        body = (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"%b","arguments":{"receipt":%b}}}'
+                % (TOOL.encode(), receipt))
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                return await self.http.post(self.url, content=body)
+        except (httpx2.TransportError, TimeoutError) as error:
+            raise Outage(f"{type(error).__name__}: {error}"[:MOST_TOLD]) from None
+
+    async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
+        """Return nothing: what is there is not ours any more."""
+        return []
+
+    async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
+        """Return nothing."""
+        return LedgerPage([])
+
+    async def close(self) -> None:
+        """Let the connections go."""
+        if self.http is not None:
+            await self.http.aclose()
+
+
+def refusal(error: Any) -> Exception:
+    """Tell a refusal of the receipt from trouble of the ledger, by what a JSON-RPC error says."""
+    error = error if isinstance(error, dict) else {"message": str(error)}
+    code, more = error.get("code"), error.get("details", error.get("data"))
+    said = f"{code}: {error.get('message')}"
+    if isinstance(code, int) and code != INVALID_PARAMETERS:
+        return Outage(said[:MOST_TOLD])
+    if isinstance(code, str) and code.upper() in NOT_ABOUT_THE_RECEIPT:
+        return Outage(said[:MOST_TOLD])
+    whole = said + (json.dumps(more) if more is not None else "")
+    return (Invalid if DIFFERENCE in whole.lower() else Refusal)(said[:MOST_TOLD])
+
+
+def open_sink(settings: Settings) -> ReceiptGate:
+    """Open the ledger that the settings name."""
+    if not settings.memorygate.url:
+        raise StartupError(f"receipt_mode {settings.receipt_mode} needs memorygate.url: where is the ledger?")
+    return ReceiptGate(settings)
+
+
+if TYPE_CHECKING:
+    _: type[Sink] = ReceiptGate

@@ -1,0 +1,276 @@
+"""A gate whose receipts go to a ReceiptGate: every story in both dialects, and a ledger that comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+import pytest
+
+from asyncgate import Gate, Settings
+from asyncgate.backends import open_backend
+from asyncgate.parts.settings import (
+    CircuitBreaker,
+    EmissionRetry,
+    EscalationSettings,
+    EscalationTarget,
+    LedgerSettings,
+    MemoryGate,
+)
+
+if TYPE_CHECKING:
+    from conftest import PATIENCE_SECONDS, TOKEN, Live, Served
+    from receiptgate_stand_in import KEY, StandIn, problems, served
+else:
+    from tests.conftest import PATIENCE_SECONDS, TOKEN, Live, Served
+    from tests.receiptgate_stand_in import KEY, StandIn, problems, served
+
+pytestmark = pytest.mark.anyio
+
+Serving = Callable[..., Any]
+FILE = [{"type": "file", "uri": "file:///out/a.md"}]
+TO_FALLBACK = EscalationSettings(enabled=True, targets=(
+    EscalationTarget(escalation_class=1, to_kind="worker", to_id="fallback"),))
+
+
+@pytest.fixture(scope="module")
+def standing() -> Iterator[tuple[StandIn, str]]:
+    ledger = StandIn()
+    with served(ledger) as url:
+        yield ledger, url
+
+
+@pytest.fixture(params=["1.0", "1.1"])
+def ledger(request: pytest.FixtureRequest, standing: tuple[StandIn, str]) -> StandIn:
+    standing[0].begin(request.param)
+    return standing[0]
+
+
+@pytest.fixture
+async def serving(backend_url: str, standing: tuple[StandIn, str]) -> AsyncIterator[Serving]:
+    """Return what starts a gate over an empty database that sends its receipts to the ledger."""
+    async with contextlib.AsyncExitStack() as running:
+        async def serving(**more: Any) -> Served:
+            settings = {
+                "api_key": TOKEN, "lease_sweep_interval_seconds": 3600.0, "expiry_jitter_seconds": 0.0,
+                "receipt_mode": "receiptgate_integrated", "memorygate": MemoryGate(
+                    url=standing[1], auth_token=KEY, timeout_ms=20_000, emission_retry=EmissionRetry(
+                        retry_interval_seconds=0.05), circuit_breaker=CircuitBreaker(timeout_seconds=0.05)), **more}
+            gate = Gate(Settings(**settings), await open_backend(backend_url))
+            await running.enter_async_context(gate.app.router.lifespan_context(gate.app))
+            return Served(gate)
+
+        yield serving
+
+
+async def settled(gate: Served) -> None:
+    """Wait until nothing waits for the ledger any more."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (await gate.backend.lag(gate.tenant_id)).waiting:  # noqa: ASYNC110  # nobody tells of it
+            await asyncio.sleep(0.01)
+
+
+def phases(ledger: StandIn, task_id: str) -> list[tuple[str, str]]:
+    return [(one["phase"], one["status"]) for one in ledger.receipts.values() if one["task_id"] == task_id]
+
+
+async def complete(gate: Served, offer: dict[str, Any], worker: str = "w1", **more: Any) -> None:
+    held = {"worker_id": worker, "lease_id": offer["lease_id"]}
+    await gate.post(f"/v1/tasks/{offer['task_id']}/complete", {**held, "result": {"ok": True}, **more})
+
+
+async def claim(gate: Served, worker: str) -> dict[str, Any]:
+    (offer,) = (await gate.post("/v1/leases/claim", {"worker_id": worker}))["tasks"]
+    return dict(offer)
+
+
+async def lost(gate: Served, offer: dict[str, Any]) -> None:
+    gate.backend.skew += 301
+    assert gate.engine.upkeep
+    await gate.engine.upkeep.once("sweep")
+
+
+async def test_every_story_ends_at_the_ledger_as_it_ends_here(ledger: StandIn, serving: Serving) -> None:
+    gate = await serving(escalation=TO_FALLBACK)
+    told: dict[str, list[tuple[str, str]]] = {}
+
+    done = await gate.leased()
+    await complete(gate, done, artifacts=FILE)
+    told[done["task_id"]] = [("accepted", "NA"), ("complete", "success")]
+
+    for artifacts in ({"pointers": [{"sink_id": "n", "uri": "sink://n"}]}, {"output_path": "/o", "content_type": "a"}):
+        shaped = await gate.leased()
+        await complete(gate, shaped, artifacts=artifacts)
+        told[shaped["task_id"]] = told[done["task_id"]]
+
+    inline = await gate.leased(result_delivery="inline")
+    await complete(gate, inline)
+    told[inline["task_id"]] = told[done["task_id"]]
+
+    for way in ("again", "attach"):
+        vague = await gate.leased()
+        await complete(gate, vague)
+        if way == "again":
+            await complete(gate, vague, artifacts=FILE)
+        else:
+            await gate.post(f"/v1/tasks/{vague['task_id']}/artifacts", {"agent_id": "ada", "artifacts": FILE})
+        told[vague["task_id"]] = told[done["task_id"]]
+
+    tried = await gate.leased(max_attempts=2, retry_backoff_seconds=0)
+    fail = {"worker_id": "w1", "error": {"code": "boom"}, "retryable": True}
+    await gate.post(f"/v1/tasks/{tried['task_id']}/fail", {**fail, "lease_id": tried["lease_id"]})
+    again = await claim(gate, "w1")
+    await gate.post(f"/v1/tasks/{tried['task_id']}/fail", {**fail, "lease_id": again["lease_id"]})
+    told[tried["task_id"]] = [("accepted", "NA"), ("accepted", "NA"), ("complete", "failure"), ("escalate", "NA")]
+
+    dropped = await gate.leased()
+    await lost(gate, dropped)
+    taken = await claim(gate, "fallback")
+    await complete(gate, taken, "fallback", delivery_proof={"mode": "push"})
+    told[dropped["task_id"]] = [("accepted", "NA"), ("escalate", "NA"), ("accepted", "NA"), ("complete", "success")]
+
+    canceled = await gate.leased()
+    await gate.post(f"/v1/tasks/{canceled['task_id']}/cancel", {"agent_id": "ada"})
+    told[canceled["task_id"]] = [("accepted", "NA"), ("complete", "canceled")]
+
+    unheard = await gate.post("/v1/tasks", {"type": "demo", "agent_id": "ada"})
+    await gate.post(f"/v1/tasks/{unheard['task_id']}/cancel", {"agent_id": "ada"})
+    told[unheard["task_id"]] = []
+
+    await settled(gate)
+    assert {task_id: phases(ledger, task_id) for task_id in told} == told
+    assert ledger.list_inbox("ada")["count"] == 0
+    assert (await gate.get("/v1/obligations/open?principal_id=ada"))["open_obligations"] == []
+    assert {problem for one in ledger.receipts.values() for problem in problems(one, ledger.dialect)} == set()
+    assert set(ledger.refusals) == ({"validation_failed"} if ledger.dialect == "1.0" else set())    # to find that out
+    assert (await gate.backend.lag(gate.tenant_id)).parked == 0
+
+
+async def test_an_obligation_that_is_open_here_is_open_there(ledger: StandIn, serving: Serving) -> None:
+    gate = await serving()
+    vague = await gate.leased()
+    await complete(gate, vague)
+    await settled(gate)
+
+    assert phases(ledger, vague["task_id"]) == [("accepted", "NA")]
+    assert ledger.list_inbox("ada")["count"] == 1
+    assert len((await gate.get("/v1/obligations/open?principal_id=ada"))["open_obligations"]) == 1
+
+
+async def test_a_ledger_that_comes_and_goes_gets_everything_once(ledger: StandIn, serving: Serving) -> None:
+    gate, offers = await serving(), []
+    for number in range(12):
+        ledger.status = (0, 503, 401)[number % 3]
+        ledger.lose_replies = number % 2
+        offers.append(await gate.leased())
+        await complete(gate, offers[-1], artifacts=FILE)
+    ledger.status = 0
+
+    await settled(gate)
+    whole = [("accepted", "NA"), ("complete", "success")]
+    assert [phases(ledger, offer["task_id"]) for offer in offers] == [whole] * 12
+    assert "RECEIPT_ID_COLLISION" not in ledger.refusals
+    assert (await gate.backend.lag(gate.tenant_id)).parked == 0
+
+
+async def test_what_the_ledger_refuses_is_parked_and_told_and_the_rest_goes_on(
+        ledger: StandIn, serving: Serving) -> None:
+    gate, ledger.code = await serving(), "OBLIGATION_ALREADY_TERMINATED"
+    refused = [await gate.leased() for _ in range(7)]       # more than open the circuit when they are outages
+    await settled(gate)
+    ledger.code = ""
+    good = await gate.leased()
+    await settled(gate)
+
+    assert [phases(ledger, offer["task_id"]) for offer in refused] == [[]] * 7
+    assert phases(ledger, good["task_id"]) == [("accepted", "NA")]
+    assert (await gate.backend.lag(gate.tenant_id)).parked == 7
+    anomalies = await gate.get("/v1/receipts?to_id=ada&receipt_type=system.anomaly")
+    assert [(one["body"]["kind"], one["body"]["details"]["receipt_type"]) for one in anomalies["receipts"]] == [
+        ("receipt_refused", "task.accepted")] * 7
+
+
+async def test_a_strict_gate_leases_nothing_that_the_ledger_does_not_know_of(
+        ledger: StandIn, serving: Serving) -> None:
+    gate = await serving(receipt_consistency_mode="strict")
+    made = await gate.post("/v1/tasks", {"type": "demo", "agent_id": "ada"})
+    ledger.status = 503
+
+    away = await gate.call("POST", "/v1/leases/claim", {"worker_id": "w1"})
+    ledger.status = 0
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        answer = away
+        while answer.status == 503:
+            answer = await gate.call("POST", "/v1/leases/claim", {"worker_id": "w1"})
+
+    assert (away.status, away.json()["error"]) == (503, "receipt_ledger_unavailable")
+    (offer,) = answer.json()["tasks"]
+    assert phases(ledger, made["task_id"]) == [("accepted", "NA")]
+    await complete(gate, offer, artifacts=FILE)
+    assert phases(ledger, made["task_id"]) == [("accepted", "NA"), ("complete", "success")]
+
+
+async def test_a_notary_follows_custody_to_the_end(standing: tuple[StandIn, str], serving: Serving) -> None:
+    ledger = standing[0]
+    ledger.begin("1.1", notary=True)
+    gate = await serving(memorygate=MemoryGate(url=standing[1], auth_token=KEY, timeout_ms=20_000, tenant_id="default"))
+
+    done, canceled, vague = [await gate.leased() for _ in range(3)]
+    await complete(gate, done, artifacts=FILE)
+    await gate.post(f"/v1/tasks/{canceled['task_id']}/cancel", {"agent_id": "ada"})
+    await complete(gate, vague)
+    await gate.post(f"/v1/tasks/{vague['task_id']}/artifacts", {"agent_id": "ada", "artifacts": FILE})
+    await settled(gate)
+
+    assert ledger.refusals == []
+    assert set(ledger.custody) == {offer["obligation_receipt_id"] for offer in (done, canceled, vague)}
+    assert all(one.closed for one in ledger.custody.values())
+
+
+async def test_a_token_of_another_name_needs_the_source_system(
+        standing: tuple[StandIn, str], serving: Serving) -> None:
+    ledger = standing[0]
+    ledger.begin("1.1", notary=True)
+    gate = await serving(ledger=LedgerSettings(source_system="somebody"))
+    await gate.leased()
+    await settled(gate)
+
+    assert ledger.refusals == ["IDENTITY_MISMATCH"]
+
+
+def test_what_a_killed_gate_had_not_sent_is_sent_by_the_next_one(
+        ledger: StandIn, standing: tuple[StandIn, str], start: Callable[..., Live], tmp_path: Path) -> None:
+    sets = ("receipt_mode=receiptgate_integrated", f"memorygate.url={standing[1]}", f"memorygate.auth_token={KEY}",
+            "memorygate.timeout_ms=20000", "memorygate.emission_retry.retry_interval_seconds=0.1",
+            "memorygate.circuit_breaker.timeout_seconds=0.1")
+    database = f"sqlite:///{tmp_path / 'gate.db'}"
+    ledger.status, tasks = 503, []
+    first = start(*sets, database=database)
+    with httpx2.Client(base_url=first.url, trust_env=False, headers={"authorization": f"Bearer {TOKEN}"}) as http:
+        for _ in range(3):
+            made = http.post("/v1/tasks", json={"type": "demo", "agent_id": "ada"}).json()["task_id"]
+            (offer,) = http.post("/v1/leases/claim", json={"worker_id": "w1"}).json()["tasks"]
+            held = {"worker_id": "w1", "lease_id": offer["lease_id"], "artifacts": FILE}
+            assert http.post(f"/v1/tasks/{made}/complete", json=held).status_code == 200
+            tasks.append(made)
+    first.kill()
+    assert ledger.receipts == {}
+
+    ledger.status = 0
+    second = start(*sets, database=database)
+    with httpx2.Client(base_url=second.url, trust_env=False, headers={"authorization": f"Bearer {TOKEN}"}) as http:
+        arrived_all(ledger, tasks, http)
+    assert [phases(ledger, task_id) for task_id in tasks] == [[("accepted", "NA"), ("complete", "success")]] * 3
+
+
+def arrived_all(ledger: StandIn, tasks: list[str], http: Any) -> None:
+    """Wait until the ledger has the ends of all these tasks."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while sum(len(phases(ledger, task_id)) for task_id in tasks) < 2 * len(tasks):
+        assert time.monotonic() < deadline, [phases(ledger, task_id) for task_id in tasks]
+        assert http.get("/v1/health").status_code == 200
