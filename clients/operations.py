@@ -21,6 +21,7 @@ from asyncgate.parts.wire import (
     Kind,
     LatestReceipt,
     Leases,
+    LedgerLag,
     Ok,
     Principal,
     Relationship,
@@ -28,6 +29,7 @@ from asyncgate.parts.wire import (
     Renewed,
     Reported,
     Role,
+    Routing,
     ScheduleState,
     Server,
     Status,
@@ -189,6 +191,8 @@ class Welcome(Struct, kw_only=True):
     attention: Attention
     cursor: LatestReceipt
     environment: str
+    receipt_routing: Routing | None = None
+    receipt_ledger_lag: LedgerLag | None = None
     warnings: list[str] = []
 
 
@@ -273,6 +277,7 @@ class Obligations(Struct, kw_only=True):
     relationship: Relationship
     open_obligations: list[ReceiptRecord]
     cursor: str | None = None
+    warnings: list[str] | UnsetType = UNSET
 
 
 class Receipts(Struct, kw_only=True):
@@ -281,6 +286,7 @@ class Receipts(Struct, kw_only=True):
     receipts: list[ReceiptRecord]
     next_cursor: str | None = None
     cursor: str | None = None
+    warnings: list[str] | UnsetType = UNSET
 
 
 class Tasks(Struct, kw_only=True):
