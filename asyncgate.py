@@ -63,7 +63,10 @@ from starlette.routing import Route
 if "__path__" not in globals():  # a bare checkout: its folders are this module's parts, as they are in the wheel
     __path__ = [os.path.dirname(os.path.abspath(__file__))]
 
+from asyncgate.parts.content import *
+from asyncgate.parts.content import any_json as _any
 from asyncgate.parts.errors import *
+from asyncgate.parts.guards import guard_start as guard_start
 from asyncgate.parts.http import *
 from asyncgate.parts.ids import Ids as Ids
 from asyncgate.parts.polls import Polls
@@ -222,15 +225,6 @@ STUCK_EXPIRIES = 3              # H.7.2: more requeues than this are an anomaly
 STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
 FENCES_SKIPPED = 1000           # by a task that moves to another gate: no lease of the old one can outrank it again
 
-canonical = msgspec.json.Encoder(order="sorted").encode
-encode = msgspec.json.Encoder().encode
-_any = msgspec.json.Decoder().decode
-_requirements = msgspec.json.Decoder(Requirements | None).decode
-
-
-def sha256(*parts: Any) -> str:
-    """Hash the canonical JSON of `parts`."""
-    return hashlib.sha256(canonical(parts)).hexdigest()
 
 
 def receipt_key(contract: Contract, task_id: str, sender: Principal, lease_id: str | None, parents: tuple[str, ...],
@@ -286,18 +280,6 @@ def instant(moment: datetime | None) -> float | None:
 def jitter(lease_id: str, spread: float) -> float:
     """Spread the requeueing of leases that expire together; derived from the id, so that rules stay pure."""
     return hashlib.sha256(lease_id.encode()).digest()[0] / 256 * spread
-
-
-def pointers(artifacts: Any) -> list[Any]:
-    """Read artifacts as peers send them: a list, {"pointers": [...]}, one object, or nothing."""
-    if isinstance(artifacts, Mapping):
-        inner = artifacts.get("pointers", [artifacts] if artifacts else [])
-        artifacts = inner if isinstance(inner, list) else [inner]
-    if artifacts is None:
-        return []
-    if not isinstance(artifacts, list):
-        raise InvalidRequest("artifacts must be a list, an object or null")
-    return artifacts
 
 
 def alive(lease: Lease | None, now: float, grace: float) -> bool:
@@ -1693,29 +1675,6 @@ def news_of(work: Work) -> News | None:
                 len(now) > MOST_QUEUED or len(ended) > MOST_ENDED, keys, account, bool(work.posted))
 
 
-def sized(text: bytes, most: int, what: str) -> None:
-    """Refuse what is too large to be stored."""
-    if len(text) > most:
-        raise PayloadTooLarge(f"{what} is {len(text)} bytes, {most} is the most; store it elsewhere and send a pointer")
-
-
-def parsed(text: bytes, what: str) -> Any:
-    """Read JSON that the gate stores verbatim, so that what cannot be read later is refused now."""
-    try:
-        return _any(text)
-    except (msgspec.DecodeError, ValueError, RecursionError) as wrong:
-        raise InvalidRequest(f"{what}: {wrong}") from None
-
-
-def needs_of(requirements: Raw) -> frozenset[str]:
-    """Return the capabilities that a task requires."""
-    try:
-        asked = _requirements(requirements)
-    except msgspec.DecodeError as wrong:
-        raise InvalidRequest(f"requirements: {wrong}") from None
-    return (asked.capabilities if asked else None) or frozenset()
-
-
 def resolve(future: asyncio.Future[None]) -> None:
     """Tell whoever waits, unless that has happened already."""
     if not future.done():
@@ -2152,18 +2111,6 @@ class Identity:
                 return caller
         raise Unauthenticated("this credential is not known here" if token else
                               "a credential is needed: Authorization: Bearer <token>, or X-API-Key: <token>")
-
-
-def guard_start(settings: Settings) -> None:
-    """Refuse to start what would be open to the world, or promise what this release cannot do."""
-    import_module("asyncgate.parts.guards").guard(settings)
-    if settings.allow_insecure_dev and not loopback(settings.host):
-        raise StartupError(f"allow_insecure_dev opens the gate to everybody who reaches it: it needs a loopback host, "
-                           f"not {settings.host}")
-    if settings.security.oauth.enabled:
-        raise StartupError("security.oauth.enabled is not part of this release; unset it")
-    if settings.allow_insecure_dev:
-        log.warning("INSECURE: allow_insecure_dev is on, whoever reaches %s is admin", settings.host)
 
 
 # REST #################################################################################################################

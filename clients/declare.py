@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from msgspec import NODEFAULT, Meta, Raw, Struct
+from msgspec import NODEFAULT, Meta, Raw, Struct, UnsetType
 from msgspec.structs import FieldInfo, fields
 
 from asyncgate import OPERATIONS, Operation
@@ -28,7 +28,7 @@ SUBMITTED = ("type", "payload", "requirements", "idempotency_key")     # which `
 CHOICES = {get_args(choice): name for module in (wire, wire_admin) for name, choice in vars(module).items()
            if get_origin(choice) is Literal}
 PLAIN = {Raw: "Any", Any: "Any", datetime: "datetime", str: "str", int: "int", float: "float", bool: "bool",
-         NoneType: "None"}
+         NoneType: "None", UnsetType: "None"}      # what may be left out is shown as None
 HEAD = '''\
 """Every operation of the gate as a typed method, and what comes back.
 
@@ -119,7 +119,7 @@ def holds_json(kind: type[Struct]) -> bool:
 
 def nullable(hint: Any) -> bool:
     """Whether a field may be null."""
-    return NoneType in inside(hint)
+    return not {NoneType, UnsetType}.isdisjoint(inside(hint))
 
 
 # Replies and shapes.

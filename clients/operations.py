@@ -277,7 +277,7 @@ class Obligations(Struct, kw_only=True):
     relationship: Relationship
     open_obligations: list[ReceiptRecord]
     cursor: str | None = None
-    warnings: list[str] | UnsetType = UNSET
+    warnings: list[str] | None = None
 
 
 class Receipts(Struct, kw_only=True):
@@ -286,7 +286,7 @@ class Receipts(Struct, kw_only=True):
     receipts: list[ReceiptRecord]
     next_cursor: str | None = None
     cursor: str | None = None
-    warnings: list[str] | UnsetType = UNSET
+    warnings: list[str] | None = None
 
 
 class Tasks(Struct, kw_only=True):

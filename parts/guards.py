@@ -20,6 +20,18 @@ PLACEHOLDER = re.compile(      # written without what separates words
     r"|testing|demo|dev|development|letmein|qwerty|none|null|x)+)\d*", re.IGNORECASE)
 
 
+def guard_start(settings: Settings) -> None:
+    """Refuse to start what would be open to the world, or promise what this release cannot do."""
+    guard(settings)
+    if settings.allow_insecure_dev and not loopback(settings.host):
+        raise StartupError(f"allow_insecure_dev opens the gate to everybody who reaches it: it needs a loopback host, "
+                           f"not {settings.host}")
+    if settings.security.oauth.enabled:
+        raise StartupError("security.oauth.enabled is not part of this release; unset it")
+    if settings.allow_insecure_dev:
+        log.warning("INSECURE: allow_insecure_dev is on, whoever reaches %s is admin", settings.host)
+
+
 def guard(settings: Settings) -> None:
     """Refuse to start with what nobody should run; say which setting it is, and what to do."""
     if settings.allow_insecure_dev and settings.database.url.startswith("postgres"):

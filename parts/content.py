@@ -1,0 +1,58 @@
+"""Content: JSON as it is read, measured, hashed and written, the same everywhere."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from asyncgate.parts.errors import InvalidRequest, PayloadTooLarge
+from asyncgate.parts.wire import Requirements
+
+canonical = msgspec.json.Encoder(order="sorted").encode
+encode = msgspec.json.Encoder().encode
+any_json = msgspec.json.Decoder().decode
+requirements_of = msgspec.json.Decoder(Requirements | None).decode
+
+
+def sha256(*parts: Any) -> str:
+    """Hash the canonical JSON of `parts`."""
+    return hashlib.sha256(canonical(parts)).hexdigest()
+
+
+def pointers(artifacts: Any) -> list[Any]:
+    """Read artifacts as peers send them: a list, {"pointers": [...]}, one object, or nothing."""
+    if isinstance(artifacts, Mapping):
+        inner = artifacts.get("pointers", [artifacts] if artifacts else [])
+        artifacts = inner if isinstance(inner, list) else [inner]
+    if artifacts is None:
+        return []
+    if not isinstance(artifacts, list):
+        raise InvalidRequest("artifacts must be a list, an object or null")
+    return artifacts
+
+
+def sized(text: bytes, most: int, what: str) -> None:
+    """Refuse what is too large to be stored."""
+    if len(text) > most:
+        raise PayloadTooLarge(f"{what} is {len(text)} bytes, {most} is the most; store it elsewhere and send a pointer")
+
+
+def parsed(text: bytes, what: str) -> Any:
+    """Read JSON that the gate stores verbatim, so that what cannot be read later is refused now."""
+    try:
+        return any_json(text)
+    except (msgspec.DecodeError, ValueError, RecursionError) as wrong:
+        raise InvalidRequest(f"{what}: {wrong}") from None
+
+
+def needs_of(requirements: Raw) -> frozenset[str]:
+    """Return the capabilities that a task requires."""
+    try:
+        asked = requirements_of(requirements)
+    except msgspec.DecodeError as wrong:
+        raise InvalidRequest(f"requirements: {wrong}") from None
+    return (asked.capabilities if asked else None) or frozenset()
