@@ -39,7 +39,7 @@ from asyncgate.parts.wire import AsEither, Ask
 SECTIONS = {
     "Try it": ("demo", "dev"),
     "Run a gate": ("serve", "ledger", "mcp", "keys", "migrate", "config", "openapi"),
-    "Look after it": ("verify", "backup", "copy", "conformance", "bench", "bench-server"),
+    "Look after it": ("verify", "reconcile", "rebuild", "backup", "copy", "conformance", "bench", "bench-server"),
 }
 STATUSES = {400: 2, 413: 2, 415: 2, 401: 3, 403: 3, 404: 4, 409: 5, 429: 6}
 BROKEN, WRONG, CONFLICT, NO_GATE = 1, 2, 5, 7
@@ -47,18 +47,22 @@ EXIT_STATUS = ("Exit status: 0 done, 1 broken, 2 wrong request, 3 not allowed, 4
                "7 no gate answers.")
 
 
+# They are made of this module, so they cannot be there before it.
+LATER = {"keys": "keys", "rebuild": "recovery", "reconcile": "recovery"}
+
+
 class Clients(click.Group):
     """A group that also knows its commands by the names of the operations, with underscores."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Name every command."""
-        return [*super().list_commands(ctx), "keys"]
+        return [*super().list_commands(ctx), *LATER]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Find a command by its name."""
-        if name == "keys":      # it is made of this module, so it cannot be there before it
-            keys: click.Command = import_module("asyncgate.clients.keys").keys
-            return keys
+        if name in LATER:
+            command: click.Command = getattr(import_module(f"asyncgate.clients.{LATER[name]}"), name)
+            return command
         return super().get_command(ctx, name.replace("_", "-"))
 
 
@@ -497,8 +501,8 @@ async def checked(url: str, database: Any = None) -> Any:
 class Counter:
     """One line on a terminal that tells how far something is; silent elsewhere."""
 
-    def __init__(self) -> None:
-        self.drawn, self.rows = False, 0
+    def __init__(self, text: str = "checked {:,} rows") -> None:
+        self.text, self.drawn, self.rows = text, False, 0
 
     def add(self, rows: int) -> None:
         """Count more, and draw the line anew."""
@@ -508,7 +512,7 @@ class Counter:
     def show(self, rows: int) -> None:
         """Draw the line anew."""
         if sys.stderr.isatty():
-            click.echo(f"\r\x1b[Kchecked {rows:,} rows", err=True, nl=False)
+            click.echo(f"\r\x1b[K{self.text.format(rows)}", err=True, nl=False)
             self.drawn = True
 
     def close(self) -> None:
