@@ -225,8 +225,8 @@ class Comparison:
             for receipt_id, lease in live.items():
                 receipt = await self.backend.receipt(self.tenant_id, receipt_id)
                 if receipt_id not in known and receipt_id not in outbox and not (receipt and receipt.body):
-                    self._found("lease_unbacked", f"lease {lease.lease_id} of {lease.worker} lives here, and the ledger "
-                                "has no task.accepted of it", receipt, lease.task_id)
+                    self._found("lease_unbacked", f"lease {lease.lease_id} of {lease.worker} lives here, and the "
+                                "ledger has no task.accepted of it", receipt, lease.task_id)
             self.told(len(page))
 
     # What is there.

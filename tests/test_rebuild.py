@@ -7,7 +7,6 @@ import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -34,37 +33,17 @@ from asyncgate import (
 from asyncgate.backends import open_backend
 from asyncgate.backends.receipts_adopting import Adopter
 from asyncgate.backends.receipts_collected import Collected, from_ledger
-from asyncgate.backends.receipts_rebuild import Damaged, NotEmpty, Rebuild, choose, require_empty, undamaged
 from asyncgate.backends.receipts_reading import Reading
+from asyncgate.backends.receipts_rebuild import Damaged, NotEmpty, Rebuild, choose, require_empty, undamaged
 from asyncgate.backends.receipts_sinks import open_sink
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.ledgers import LedgerServer
-from asyncgate.conformance.plugin import SHARED
-from asyncgate.conformance.postgres_server import Server
 from asyncgate.conformance.verify import verify
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("receipts", ["eventual"], indirect=True)]
 PATIENCE = 30.0
 ARTIFACTS = [{"uri": "s3://bucket/result"}]
 Kinds = Callable[[str], Awaitable[str]]
-
-
-@pytest.fixture
-async def fresh(pytestconfig: pytest.Config, tmp_path: Path) -> AsyncIterator[Kinds]:
-    """Return what names a new and empty database of a kind."""
-    shared, numbers = pytestconfig.stash.get(SHARED, None), count()
-
-    async def fresh(kind: str) -> str:
-        if kind == "sqlite":
-            return f"sqlite:///{tmp_path}/new{next(numbers)}.db"
-        if shared is None or (server := await asyncio.to_thread(shared.started)) is None:
-            pytest.skip(shared.about if shared else "postgres: is not among the backends")
-        await server.create_database(name := f"{shared.name}_rebuild_{next(numbers)}", shared.template)
-        return server.url(name)
-
-    yield fresh
-    if shared and next(numbers) and isinstance(shared.server, Server):
-        await shared.server.drop_databases(f"{shared.name}_rebuild_")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -263,7 +242,8 @@ async def test_what_a_worker_stated_itself_comes_back_as_the_step_that_it_was(ga
     stated = {"receipt_id": Ids().new(gate.now()), "tenant_id": gate.tenant_id, "receipt_type": "task.completed",
               "created_at": "2026-11-22T07:00:00Z", "from": {"kind": "worker", "id": "w1"},
               "to": {"kind": "asyncgate", "id": "asyncgate-1"}, "parents": [offer.obligation_receipt_id],
-              "task_id": offer.task_id, "lease_id": offer.lease_id, "body": {"result": {"n": 1}, "artifacts": ARTIFACTS}}
+              "task_id": offer.task_id, "lease_id": offer.lease_id,
+              "body": {"result": {"n": 1}, "artifacts": ARTIFACTS}}
     ledger.call("POST", "/v1/receipts", stated)
     ledger.call("POST", "/v1/receipts", {**stated, "receipt_id": Ids().new(gate.now()), "receipt_type": "plan.made"})
     await emptied(gate)
@@ -292,7 +272,7 @@ async def exported(gate: Gate, path: Path) -> None:
     lines += [{"receipt": {name: getattr(one, name) for name in Receipt.__struct_fields__}} for one in collected.all()]
     lines += [{"trailer": {"receipts": len(lines) - 1, "seals": 0, "sha256": ""}}]
     text = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    await asyncio.to_thread(path.write_bytes, gzip.compress(text) if path.suffix == ".gz" else text)
     collected.close()
 
 
@@ -318,7 +298,7 @@ async def test_an_exported_file_makes_a_gate_that_keeps_its_receipts_whole(gate:
 
 @pytest.mark.parametrize("text", ["", "nonsense\n", '{"header": {"tenant_id": "t"}}\n', '{"trailer": {}}\n'])
 async def test_a_file_that_is_not_whole_writes_nothing(gate: Gate, tmp_path: Path, text: str) -> None:
-    (tmp_path / "part").write_text(text)
+    await asyncio.to_thread((tmp_path / "part").write_text, text)
 
     result = await rebuilt(gate, f"sqlite:///{tmp_path}/x.db", file=tmp_path / "part")
 
@@ -384,7 +364,8 @@ async def test_a_damaged_receipt_is_named_and_stops_it_unless_it_is_left_out(gat
                                                                               fresh: Kinds) -> None:
     offer = await gate.finished()
     await emptied(gate)
-    damaged = [one["receipt_id"] for one in ledger.receipts(gate.tenant_id) if one["receipt_type"] == "task.result_ready"]
+    damaged = [one["receipt_id"] for one in ledger.receipts(gate.tenant_id)
+               if one["receipt_type"] == "task.result_ready"]
     other = gate.stranger()
     for one in ledger.receipts(gate.tenant_id):
         body = {**one["body"], "status": "failed"} if one["receipt_id"] in damaged else one["body"]
@@ -401,7 +382,8 @@ async def test_a_damaged_receipt_is_named_and_stops_it_unless_it_is_left_out(gat
         assert (task.task_id, task.status) == (offer.task_id, "succeeded")
 
 
-async def test_receipts_without_their_task_assigned_make_no_task(gate: Gate, ledger: LedgerServer, fresh: Kinds) -> None:
+async def test_receipts_without_their_task_assigned_make_no_task(gate: Gate, ledger: LedgerServer,
+                                                                 fresh: Kinds) -> None:
     await gate.finished()
     await emptied(gate)
     other = replace_tenant(ledger, gate, lambda one: one["receipt_type"] != "task.assigned")
