@@ -223,7 +223,8 @@ LAST_MOMENT = 253_402_214_400   # 9999-12-31
 SCHEMA_VERSION = "1"            # of receipt bodies (spec 19.9)
 STUCK_EXPIRIES = 3              # H.7.2: more requeues than this are an anomaly
 STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
-FENCES_SKIPPED = 1000           # by a task that moves to another gate: no lease of the old one can outrank it again
+FENCES_SKIPPED = 1000           # by a task that moves to another gate or comes back: no old lease can outrank it
+RAISING = frozenset({"task.moved", "task.rebuilt", "task.reconciled"})
 
 
 
@@ -260,7 +261,7 @@ def rank(ask: LeaseNext, task: Task) -> tuple[bool, int, str]:
 
 def fences_skipped(event: Event) -> int:
     """By how much an event raised the fence of its task, beside what its leases did."""
-    return int(_any(event.payload)["fences_skipped"]) if event.event_type == "task.moved" else 0
+    return int(_any(event.payload).get("fences_skipped", 0)) if event.event_type in RAISING else 0
 
 
 def backoff(base: int, attempt: int, limit: int) -> float:

@@ -41,13 +41,16 @@ SECTIONS = {
     "Try it": ("demo", "dev"),
     "Run a gate": ("serve", "ledger", "mcp", "keys", "migrate", "config", "openapi"),
     "Work for one": ("worker", "scheduler"),
-    "Look after it": ("verify", "backup", "copy", "conformance", "bench", "bench-server"),
+    "Look after it": ("verify", "reconcile", "rebuild", "backup", "copy", "conformance", "bench", "bench-server"),
 }
-BESIDE = ("keys", "scheduler")      # in modules of their own; keys is made of this one, so it cannot be there before it
 STATUSES = {400: 2, 413: 2, 415: 2, 401: 3, 403: 3, 404: 4, 409: 5, 429: 6}
 BROKEN, WRONG, CONFLICT, NO_GATE = 1, 2, 5, 7
 EXIT_STATUS = ("Exit status: 0 done, 1 broken, 2 wrong request, 3 not allowed, 4 not found, 5 conflict, 6 too many, "
                "7 no gate answers.")
+
+
+# In modules of their own; some are made of this one, so they cannot be there before it.
+BESIDE = {"keys": "keys", "scheduler": "scheduler", "rebuild": "recovery", "reconcile": "recovery"}
 
 
 class Clients(click.Group):
@@ -60,7 +63,7 @@ class Clients(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Find a command by its name."""
         if name in BESIDE:
-            command: click.Command = getattr(import_module(f"asyncgate.clients.{name}"), name)
+            command: click.Command = getattr(import_module(f"asyncgate.clients.{BESIDE[name]}"), name)
             return command
         return super().get_command(ctx, name.replace("_", "-"))
 
@@ -557,8 +560,8 @@ async def checked(url: str, database: Any = None) -> Any:
 class Counter:
     """One line on a terminal that tells how far something is; silent elsewhere."""
 
-    def __init__(self) -> None:
-        self.drawn, self.rows = False, 0
+    def __init__(self, text: str = "checked {:,} rows") -> None:
+        self.text, self.drawn, self.rows = text, False, 0
 
     def add(self, rows: int) -> None:
         """Count more, and draw the line anew."""
@@ -568,7 +571,7 @@ class Counter:
     def show(self, rows: int) -> None:
         """Draw the line anew."""
         if sys.stderr.isatty():
-            click.echo(f"\r\x1b[Kchecked {rows:,} rows", err=True, nl=False)
+            click.echo(f"\r\x1b[K{self.text.format(rows)}", err=True, nl=False)
             self.drawn = True
 
     def close(self) -> None:

@@ -17,7 +17,8 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -40,6 +41,8 @@ from asyncgate import (
     export_key,
 )
 from asyncgate.backends import open_backend
+from asyncgate.conformance.plugin import SHARED
+from asyncgate.conformance.postgres_server import Server
 
 TOKEN = "a-token-for-tests"
 PATIENCE_SECONDS = 30.0
@@ -184,6 +187,24 @@ async def served(serve: Serve) -> Served:
     """Return a gate with the default settings and a token."""
     running: Served = await serve()
     return running
+
+
+@pytest.fixture
+async def fresh(pytestconfig: pytest.Config, tmp_path: Path) -> AsyncIterator[Callable[[str], Awaitable[str]]]:
+    """Return what names a new and empty database of a kind."""
+    shared, numbers = pytestconfig.stash.get(SHARED, None), count()
+
+    async def fresh(kind: str) -> str:
+        if kind == "sqlite":
+            return f"sqlite:///{tmp_path}/new{next(numbers)}.db"
+        if shared is None or (server := await asyncio.to_thread(shared.started)) is None:
+            pytest.skip(shared.about if shared else "postgres: is not among the backends")
+        await server.create_database(name := f"{shared.name}_fresh_{next(numbers)}", shared.template)
+        return server.url(name)
+
+    yield fresh
+    if shared and next(numbers) and isinstance(shared.server, Server):
+        await shared.server.drop_databases(f"{shared.name}_fresh_")
 
 
 Connect = Callable[..., Any]
