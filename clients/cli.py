@@ -30,7 +30,7 @@ from asyncgate.parts.wire import AsEither, Ask
 SECTIONS = {
     "Try it": ("demo", "dev"),
     "Run a gate": ("serve", "mcp", "keys", "migrate", "config", "openapi"),
-    "Look after it": ("verify", "backup", "copy", "conformance", "bench", "bench-server"),
+    "Look after it": ("receipts", "verify", "backup", "copy", "conformance", "bench", "bench-server"),
 }
 STATUSES = {400: 2, 413: 2, 415: 2, 401: 3, 403: 3, 404: 4, 409: 5, 429: 6}
 BROKEN, WRONG, CONFLICT, NO_GATE = 1, 2, 5, 7
@@ -38,18 +38,21 @@ EXIT_STATUS = ("Exit status: 0 done, 1 broken, 2 wrong request, 3 not allowed, 4
                "7 no gate answers.")
 
 
+LATER = ("keys", "receipts")        # made of this module, so they cannot be there before it
+
+
 class Clients(click.Group):
     """A group that also knows its commands by the names of the operations, with underscores."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Name every command."""
-        return [*super().list_commands(ctx), "keys"]
+        return [*super().list_commands(ctx), *LATER]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Find a command by its name."""
-        if name == "keys":      # it is made of this module, so it cannot be there before it
-            keys: click.Command = import_module("asyncgate.clients.keys").keys
-            return keys
+        if name in LATER:
+            later: click.Command = getattr(import_module(f"asyncgate.clients.{name}"), name)
+            return later
         return super().get_command(ctx, name.replace("_", "-"))
 
 
