@@ -2068,7 +2068,8 @@ OPERATIONS = {op.name: op for op in (
     Operation(Engine.health, "GET /v1/health, GET /health", "", "", "B"),
 )}
 # What belongs to a part that can be swapped is declared there.
-OPERATIONS |= {op.name: op for op in import_module("asyncgate.backends.identity_admin").OPERATIONS}
+for _part in ("identity_admin", "ledger_admin"):
+    OPERATIONS |= {op.name: op for op in import_module(f"asyncgate.backends.{_part}").OPERATIONS}
 
 
 # IDENTITY #############################################################################################################
@@ -2386,7 +2387,8 @@ class Upkeep:
         self.loops: list[asyncio.Task[None]] = []
         interval = engine.settings.lease_sweep_interval_seconds
         self.duties = {"sweep": Duty(interval, self.sweep), "beat": Duty(interval, self.beat),
-                       "presence": Duty(60.0, self.remember)}
+                       "presence": Duty(60.0, self.remember),
+                       **import_module("asyncgate.backends.ledger_upkeep").duties(engine)}
 
     async def __aenter__(self) -> Upkeep:
         self.loops = [asyncio.create_task(self._loop(name, duty)) for name, duty in self.duties.items()]

@@ -20,6 +20,7 @@ from msgspec.structs import astuple
 
 from asyncgate import (
     ACTIVE,
+    APPEND_ONLY,
     RECORDS,
     TERMINAL,
     Audit,
@@ -288,8 +289,8 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
     "events": (EVENT, insert("events", EVENT)),
     "audit": (AUDIT, insert("audit", AUDIT)),
     "deliveries": (DELIVERY, insert("deliveries", DELIVERY, "receipt_id", DELIVERY)),
-    **{f"kept_{table}": (typed(kind), insert(table, typed(kind), ", ".join(export_order(kind)), typed(kind)))
-       for kind, table in RECORDS.items()},
+    **{f"kept_{table}": (typed(kind), insert(table, typed(kind)) if kind in APPEND_ONLY else insert(
+           table, typed(kind), ", ".join(export_order(kind)), typed(kind))) for kind, table in RECORDS.items()},
     "dropped_schedules": ({"schedule_id": "text[]"}, "DELETE FROM asyncgate.schedules "
                           "WHERE tenant_id = :tenant AND schedule_id = ANY (:dropped_schedules_schedule_id)"),
 }

@@ -30,6 +30,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from asyncgate import (
+    APPEND_ONLY,
     RECORDS,
     Audit,
     DatabaseSettings,
@@ -586,7 +587,8 @@ ADD_EDGE = insert("edges", ["child_id", "parent_id"])
 ADD_OBLIGATION = insert("obligations", fields(Obligation))
 ADD_EVENT = insert("events", fields(Event))
 ADD_AUDIT = insert("audit", fields(Audit))
-KEEP = {kind: upsert(table, fields(kind), export_order(kind)) for kind, table in RECORDS.items()}
+KEEP = {kind: insert(table, fields(kind)) if kind in APPEND_ONLY else upsert(table, fields(kind), export_order(kind))
+        for kind, table in RECORDS.items()}
 ADD_DELIVERY = upsert("deliveries", ["receipt_id", "delivered_at"], ["receipt_id"])
 
 

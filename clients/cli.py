@@ -266,6 +266,7 @@ TABLES = {
     "list_keys": "key_id name principal_kind principal_id role expires_at revoked_at rotated_to last_used_at",
     "list_tenants": "tenant name tier suspended_at exempt_until",
     "list_audit": "number timestamp severity event details",
+    "list_seals": "number last_receipt_id count sealed_at hash",
 }
 OPENED = ("result", "server", "relationship", "upkeep")     # objects whose members get lines of their own
 IN_TABLE, IN_BLOCK = 40, 200
@@ -455,16 +456,23 @@ def openapi() -> None:
 
 
 @commands.command()
+@click.option("--ledger", is_flag=True, help="Hold every receipt against its seal, too.")
+@click.option("--seal", "anchors", metavar="NUMBER:HASH", multiple=True, help="With --ledger: a seal noted elsewhere.")
 @configured
-def verify(configured: Configured) -> None:
+def verify(configured: Configured, ledger: bool, anchors: tuple[str, ...]) -> None:
     """Check that a stored gate is sound; the server may go on meanwhile.
 
     Receipts match the states of their tasks, open obligations equal the evidence, created = discharged + open, and no
-    line of the audit log was changed, moved or taken away.
+    line of the audit log was changed, moved or taken away.  With --ledger: no sealed receipt was changed, added or
+    taken away; a seal that was noted elsewhere shows that nobody has made a new chain over other receipts.
     Exit status 1 if anything is wrong.
     """
     url = existing(configured.settings.database.url)
-    sys.exit(told(asyncio.run(checked(url, configured.settings.database)), discreet(url)))
+    status = told(asyncio.run(checked(url, configured.settings.database)), discreet(url))
+    if ledger or anchors:
+        part = import_module("asyncgate.clients.ledger")
+        status |= asyncio.run(part.held(url, configured.settings, anchors))
+    sys.exit(status)
 
 
 async def checked(url: str, database: Any = None) -> Any:

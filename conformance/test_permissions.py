@@ -35,6 +35,7 @@ MATRIX: dict[str, tuple[str, str]] = {
     "set_limits": ("admin", "admin:write"), "issue_key": ("admin", "admin:write"), "list_keys": ("admin", "admin:read"),
     "rotate_key": ("admin", "admin:write"), "revoke_key": ("admin", "admin:write"),
     "list_audit": ("admin", "admin:read"),
+    "seal_receipts": ("admin", "admin:write"), "list_seals": ("admin", "admin:read"),
 }
 FILLED = {"type": "demo", "task_id": "none", "lease_id": "none", "receipt_id": "none", "parent_receipt_id": "none",
           "receipt_type": "x", "schedules": [{"schedule_id": "s"}], "worker_id": None,

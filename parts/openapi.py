@@ -107,6 +107,10 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "audit_id": "000000000007", "tenant_id": TENANT, "number": 7, "timestamp": NOW,
         "event": "key_revoked", "severity": "warning",
         "details": {"principal_kind": "human", "principal_id": "ada", "revoked": KEY_ID}, "hash": "5d0c1e72" * 8}]}),
+    "seal_receipts": ({}, {"number": 12, "last_receipt_id": DONE, "hash": "9b1f04ce" * 8}),
+    "list_seals": ({"limit": 20}, {"seals": [{
+        "number": 12, "last_receipt_id": DONE, "count": 2, "digest": "c0ffee11" * 8, "marks": "3q2+78r+uq8=",
+        "sealed_at": NOW, "hash": "9b1f04ce" * 8}]}),
     "get_config": ({}, {"receipt_mode": "standalone", "memorygate_url": None, "capabilities": ["leases"], **SELF}),
     "health": ({}, {"status": "healthy", "service": "AsyncGate", "uptime": 47, "database": "ok", "upkeep": {}, **SELF}),
 }
@@ -116,6 +120,7 @@ TAGS = {"Tasks": ("tasks", "Hand over work, and learn how it ended."),
         "Receipts and obligations": ("receipts obligations bootstrap", "What was said, what is owed, and the proof."),
         "Schedules": ("schedules", "What a scheduler tells, so that its silence is noticed."),
         "Administration": ("tenants limits keys audit", "Who may come in, what they may use, and what happened."),
+        "Ledger": ("seals", "What keeps receipts as they are, and carries them elsewhere."),
         "Gate": ("config health", "The gate itself.")}
 
 # The refusals by HTTP status, what they mean, and the headers that come with them.

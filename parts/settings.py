@@ -205,11 +205,12 @@ class BootstrapSettings(Group, frozen=True):
     deprecate_legacy_endpoint: Annotated[bool, says("Whether bootstrap answers carry deprecation headers")] = True
 
 class ReceiptSettings(Group, frozen=True):
-    """How large a receipt may be (PH.5)."""
+    """How large a receipt may be (PH.5), and how soon it is sealed."""
 
     max_body_size_bytes: Annotated[Size, says("Largest receipt body, in bytes of JSON")] = 65536
     max_parents: Annotated[int, span(1, 1000), says("Most parents of a receipt")] = 10
     max_artifacts: Annotated[PageSize, says("Most artifacts of a receipt")] = 100
+    seal_interval_seconds: Annotated[Timer, says("Seconds between seals over what is new; kept locally only")] = 60.0
 
 class LeaseSettings(Group, frozen=True):
     requeue_on_expiry_no_increment: Annotated[bool, says("Always true: a lost lease spends no attempt (PH.4)")] = True

@@ -145,6 +145,7 @@ async def live(gate: Gate) -> None:
     for kind, id in [("agent", "ada"), ("worker", "ada"), ("human", ODD)]:
         await gate.as_caller(kind, id, "admin", instance="i1").list_tasks()
     await Upkeep(gate.engine).once("presence")
+    await gate.as_admin().seal_receipts()
 
 
 async def administer(gate: Gate) -> None:

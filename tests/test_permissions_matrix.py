@@ -27,7 +27,8 @@ SCOPED = {"tasks:read": ["get_task", "list_tasks"], "tasks:write": ["create_task
           "tasks:lease": ["lease_next", "renew_lease", "complete", "fail"],
           "receipts:read": ["list_receipts", "get_receipt"], "receipts:ack": ["ack_receipt"]}
 ADMINISTRATION = {"create_tenant", "list_tenants", "suspend_tenant", "get_limits", "set_limits", "issue_key",
-                  "list_keys", "rotate_key", "revoke_key", "list_audit"}
+                  "list_keys", "rotate_key", "revoke_key", "list_audit",
+                  "seal_receipts", "list_seals"}
 # Enough for an operation to get past who may ask it; what it then says does not matter.
 FIELDS: dict[str, dict[str, Any]] = {
     "create_task": {"type": "demo"}, "run_task": {"type": "demo", "wait_seconds": 0},

@@ -111,7 +111,7 @@ RULES: dict[str, tuple[str, set[str]]] = {
         AND (has_table_privilege('asyncgate_app', c.oid, may) OR may IN ('UPDATE', 'REFERENCES')
              AND has_any_column_privilege('asyncgate_app', c.oid, may))""",
         each("UPDATE", "states progress schedules presences deliveries instances meta accounts api_keys audit_heads "
-                       "usage")
+                       "usage seal_heads")
         | each("DELETE", "obligations schedules instances")),
     "what the roles that look across tenants may": (f"""
         SELECT concat_ws(' ', role, may, relname || '.' || attname)
@@ -269,9 +269,13 @@ async def keys_of(gate: Gate, mark: str) -> dict[str, str]:
     root = gate.as_admin()
     made = [await root.issue_key(name=mark, principal_id=mark) for _ in range(2)]
     await root.revoke_key(key_id=made[1].key.key_id, reason=mark)
+    for _ in range(2):
+        await gate.create(payload=mark)
+        await root.seal_receipts()
     return {"tenant": gate.tenant_id, "key_id": made[0].key.key_id,
             "keys_cursor": str((await root.list_keys(limit=1)).next_cursor),
-            "audit_cursor": str((await root.list_audit(limit=1)).next_cursor)}
+            "audit_cursor": str((await root.list_audit(limit=1)).next_cursor),
+            "seals_cursor": str((await root.list_seals(limit=1)).next_cursor)}
 
 
 async def live_more(gate: Gate, mark: str) -> dict[str, str]:
@@ -542,6 +546,8 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "list_keys": [{"tenant": "{tenant}"}, {"cursor": "{keys_cursor}"}],
     "rotate_key": [{"key_id": "{key_id}"}, {"key_id": "{key_id}", "tenant": "{tenant}"}],
     "revoke_key": [{"key_id": "{key_id}"}, {"key_id": "{key_id}", "tenant": "{tenant}"}],
+    "seal_receipts": [{}],
+    "list_seals": [{"cursor": "{seals_cursor}"}],
     "list_audit": [{"tenant": "{tenant}"}, {"cursor": "{audit_cursor}"}, {"event": "key_issued"}],
     "get_config": [{}],
     "health": [{}],
@@ -645,7 +651,7 @@ async def test_what_only_the_neighbour_has_is_answered_like_what_nobody_has(
                 assert THEIRS.encode() not in foreign
 
 
-@pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - OPERATORS - {"get_config", "health"}))
+@pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - OPERATORS - {"get_config", "health", "seal_receipts"}))
 async def test_whoever_has_it_is_answered_otherwise(serve: Any, operation: str) -> None:
     served, answers = await serve(), []
     gate = Gate(served.engine, str(uuid.uuid4()))
