@@ -111,6 +111,7 @@ class Needs(Struct):
     claims: list[LeaseNext] = []
     receipts: set[str] = set()                         # with their children
     endings: set[tuple[str, str]] = set()              # task_id, lease_id: the receipts under that lease
+    stated: set[tuple[str, str]] = set()               # task_id, receipt_key: the receipt that states it
     records: set[tuple[type[Struct], tuple[str, ...]]] = set()     # kind and key
     recount: bool = False                              # load a Usage as it is, not as it was kept
 

@@ -44,7 +44,7 @@ async def seal(engine: Engine, tenant_id: str) -> SealHead:
         def write(engine: Engine, work: Work, caller: Caller, ask: Ask, head: SealHead = head,
                   digests: list[bytes] = digests, last_id: str = found[-1].receipt_id) -> None:
             if (work.found(SealHead) or START) == head:      # else somebody was faster, or has imported something
-                made = sealed(head, digests, last_id, work.now)
+                made = sealed(head, digests, last_id, round(work.now, 3))
                 work.keep(made)
                 work.keep(head_of(made, head.imports))
 

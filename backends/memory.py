@@ -137,9 +137,10 @@ class Memory:
         for group in tenant.lanes.groups(needs.claims):
             for task in islice(self._claimable(tenant, group, work.now), enough):
                 work.offer(task, tenant.progress.get(task.task_id))
-        for receipt in tenant.receipts.values() if needs.receipts or needs.endings else ():
+        for receipt in tenant.receipts.values() if needs.receipts or needs.endings or needs.stated else ():
             if (receipt.receipt_id in needs.receipts or needs.receipts & set(receipt.parents)
-                    or (receipt.task_id, receipt.lease_id) in needs.endings):
+                    or (receipt.task_id, receipt.lease_id) in needs.endings
+                    or (receipt.task_id, receipt.receipt_key) in needs.stated):
                 work.give(receipt)
         for kind, key in needs.records:
             if (row := tenant.records[kind].get(key)) is not None:

@@ -346,6 +346,8 @@ class Postgres:
             receipts += await db.fetch(sql.FAMILY, tenant_id, list(needs.receipts))
         if needs.endings:
             receipts += await db.fetch(sql.ENDINGS, tenant_id, *sql.columns(needs.endings, 2))
+        if needs.stated:
+            receipts += await db.fetch(sql.STATES, tenant_id, *sql.columns(needs.stated, 2))
         for row in receipts:
             work.give(sql.receipt_row(tuple(row)))
         for kind in {kind for kind, _ in needs.records}:

@@ -414,6 +414,11 @@ SELECT {listed(STATED, 'r.')}, NULL::float8, {FURTHER}
 FROM unnest($2::text[], $3::text[]) AS k (task, lease), LATERAL (
     SELECT {listed(STATED)} FROM asyncgate.receipts
     WHERE tenant_id = $1 AND task_id = k.task AND lease_id = k.lease LIMIT 1000) AS r"""
+STATES = f"""
+SELECT {listed(STATED, 'r.')}, NULL::float8, {FURTHER}
+FROM unnest($2::text[], $3::text[]) AS k (task, key), LATERAL (
+    SELECT {listed(STATED)} FROM asyncgate.receipts
+    WHERE tenant_id = $1 AND task_id = k.task AND receipt_key = k.key LIMIT 1) AS r"""
 TERMINATED = """
 SELECT EXISTS (SELECT FROM asyncgate.receipts
                WHERE tenant_id = $1 AND parent_id = $2 AND receipt_type = ANY ($3::text[]))

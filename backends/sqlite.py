@@ -147,6 +147,7 @@ FAMILY = RECEIPTS + """
         UNION SELECT receipt_id FROM receipts WHERE tenant_id = ?1 AND parent_id IN (SELECT value FROM json_each(?2))
         UNION SELECT child_id FROM edges WHERE tenant_id = ?1 AND parent_id IN (SELECT value FROM json_each(?2)))"""
 ENDINGS = RECEIPTS + "AND r.task_id = ?2 AND r.lease_id = ?3"
+STATES = RECEIPTS + "AND r.task_id = ?2 AND r.receipt_key = ?3"
 TERMINATED = """
     SELECT EXISTS (SELECT 1 FROM receipts WHERE tenant_id = ?1 AND parent_id = ?2
                    AND receipt_type IN (SELECT value FROM json_each(?3)))
@@ -385,9 +386,10 @@ class Sqlite:
         if needs.receipts:
             for row in self.db.execute(FAMILY, (tenant_id, json.dumps(list(needs.receipts)))):
                 work.give(receipt_row(row))
-        for task_id, lease_id in needs.endings:
-            for row in self.db.execute(ENDINGS, (tenant_id, task_id, lease_id)):
-                work.give(receipt_row(row))
+        for sql, pairs in ((ENDINGS, needs.endings), (STATES, needs.stated)):
+            for pair in pairs:
+                for row in self.db.execute(sql, (tenant_id, *pair)):
+                    work.give(receipt_row(row))
         for kind, named in needs.records:
             for row in self.db.execute(RECORD[kind], (tenant_id, *named)):
                 work.learn(kind(*row))

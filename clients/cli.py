@@ -488,8 +488,8 @@ async def checked(url: str, database: Any = None) -> Any:
 class Counter:
     """One line on a terminal that tells how far something is; silent elsewhere."""
 
-    def __init__(self) -> None:
-        self.drawn, self.rows = False, 0
+    def __init__(self, text: str = "checked {:,} rows") -> None:
+        self.text, self.drawn, self.rows = text, False, 0
 
     def add(self, rows: int) -> None:
         """Count more, and draw the line anew."""
@@ -499,7 +499,7 @@ class Counter:
     def show(self, rows: int) -> None:
         """Draw the line anew."""
         if sys.stderr.isatty():
-            click.echo(f"\r\x1b[Kchecked {rows:,} rows", err=True, nl=False)
+            click.echo(f"\r\x1b[K{self.text.format(rows)}", err=True, nl=False)
             self.drawn = True
 
     def close(self) -> None:

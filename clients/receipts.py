@@ -1,11 +1,12 @@
-"""`asyncgate receipts`: look at the receipts of a gate, over the wire."""
+"""`asyncgate receipts`: look at the receipts of a gate over the wire, and carry them to and from files."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -196,3 +197,88 @@ def when(receipt: dict[str, Any], since: datetime | None) -> str:
         return f"{at:%Y-%m-%d %H:%M:%S}Z"
     return f"+{seconds:.3f} s" if abs(seconds) < 100 else f"+{seconds / 60:.1f} min" if abs(seconds) < 6000 else (
         f"+{seconds / 3600:.1f} h")
+
+
+# Files.
+
+
+@contextmanager
+def said_of(path: str) -> Iterator[None]:
+    """Say in one line what a file has that cannot be used."""
+    from asyncgate.clients.carry import Interfered
+    from asyncgate.parts.carried import Damaged
+
+    try:
+        yield
+    except (Damaged, Interfered) as wrong:
+        raise cli.ended(cli.plain(str(wrong)), cli.BROKEN) from None
+    except OSError as error:
+        raise cli.ended(f"{path}: {error.strerror or error}", cli.BROKEN) from None
+    except KeyboardInterrupt:
+        raise cli.ended("stopped before the end; the same command goes on from here", cli.BROKEN) from None
+
+
+@receipts.command("export")
+@click.argument("file", type=click.Path(dir_okay=False))
+def export_file(file: str, url: str | None, token: str | None) -> None:
+    """Write all receipts of the tenant into FILE, with the seals over them; compressed if its name ends with .gz.
+
+    For an admin.  The gate goes on meanwhile.  FILE gets its name when it is whole: stopped in the middle, the same
+    command goes on where it stood.  Receipts in the archive come along.
+    """
+    from asyncgate.clients import carry
+
+    if os.path.lexists(file):
+        raise cli.ended(f"{file} is there already, and an export overwrites nothing", cli.CONFLICT)
+    with closing(cli.Counter("exported {:,} receipts")) as counter, said_of(file), gate_at(url, token) as gate:
+        done = carry.export(gate, file, counter.add)
+    click.echo(f"{file}: {done.writer.receipts} receipts under {done.writer.seals} seals, SHA-256 "
+               f"{done.writer.sum.hexdigest()}")
+
+
+@receipts.command("import")
+@click.argument("file", type=click.Path(dir_okay=False))
+def import_file(file: str, url: str | None, token: str | None) -> None:
+    """Write the receipts of FILE into the tenant as they are; FILE is verified before anything is sent.
+
+    For an admin.  What is there already is left alone, so the same command goes on after an interruption.  A receipt
+    that is there otherwise is reported, and nothing is written over.  Exit status 5: some were not taken.
+    """
+    from asyncgate.clients import carry
+
+    with closing(cli.Counter("checked {:,} receipts")) as counter, said_of(file):
+        verdict = carry.required(file, counter.add)
+    with (said_of(file), gate_at(url, token) as gate,
+          click.progressbar(length=verdict.receipts, label="importing", file=sys.stderr) as bar):
+        tally = carry.bring_in(gate, file, bar.update)
+    for one in tally.refused:
+        click.echo(cli.plain(f"{one['receipt_id']}: {one['reason']}: {one['message']}"))
+    click.echo(f"{file}: {tally.imported} imported, {tally.present} there already, {len(tally.refused)} not taken")
+    sys.exit(cli.CONFLICT if tally.refused else 0)
+
+
+@receipts.command("verify")
+@click.argument("file", type=click.Path(dir_okay=False))
+def verify_file(file: str) -> None:
+    """Check an exported FILE by itself, without any database or gate.
+
+    Its sum, every receipt's own hash and parents, and the chain of seals: a byte, an order or a gap that is not as it
+    was written is named.  Exit status 1 if anything is wrong.
+    """
+    from asyncgate.clients import carry
+
+    with closing(cli.Counter("checked {:,} receipts")) as counter, said_of(file):
+        verdict = carry.verified(file, counter.add)
+    for problem in verdict.problems:
+        click.echo(cli.plain(problem))
+    if verdict.header:
+        click.echo(f"tenant {verdict.header.tenant_id}: the last seal is {verdict.header.seals}:"
+                   f"{verdict.header.seal_hash}" if verdict.header.seals else f"tenant {verdict.header.tenant_id}")
+    click.echo(f"{verdict.receipts} receipts, {verdict.seals} seals; {verdict.unsealed} receipts since the last seal")
+    wrong = len(verdict.problems)
+    click.echo(f"{file}: {wrong} problem{'s' * (wrong > 1)}" if wrong else f"{file}: sound")
+    sys.exit(cli.BROKEN if wrong else 0)
+
+
+for _command in (export_file, import_file):
+    _command.params += connection

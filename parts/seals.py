@@ -31,7 +31,7 @@ def digest(receipt: Receipt) -> bytes:
 
 
 def sealed(head: SealHead, digests: list[bytes], last_id: str, at: float, late: Iterable[str] = ()) -> Seal:
-    """Make the next seal over receipts with these digests."""
+    """Make the next seal over receipts with these digests; the time is to be a whole number of milliseconds."""
     named = list(late)
     return linked(head, Seal(
         f"{head.number + 1:012d}", head.number + 1, last_id, len(digests), over(digests),

@@ -504,6 +504,11 @@ async def test_what_the_role_of_the_gate_may_change_it_does_not_find_at_a_neighb
 MINE: dict[str, Any] = {"task_id": "{task_id}", "lease_id": "{lease_id}"}
 HELD: dict[str, Any] = {**MINE, "worker_id": "{worker}"}
 ASKING: dict[str, Any] = {"principal_kind": "agent", "principal_id": "{agent}"}
+OFFERED: dict[str, Any] = {
+    "receipt_id": "01000000-0000-7000-8000-000000000000", "receipt_key": "{key}", "receipt_type": "task.completed",
+    "created_at": 1.0, "from_kind": "worker", "from_id": "{worker}", "to_kind": "agent", "to_id": "{agent}",
+    "task_id": "{task_id}", "lease_id": "{lease_id}", "schedule_id": "{schedule_id}", "asyncgate_instance": "g",
+    "hash": "0" * 64, "body": "{{}}"}
 # How to call each operation so that it names everything it can.
 HOW: dict[str, list[dict[str, Any]]] = {
     "lease_next": [{"worker_id": "{worker}", "claim_id": "{claim}", "accept_types": ["{type}"]}],
@@ -548,6 +553,9 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "revoke_key": [{"key_id": "{key_id}"}, {"key_id": "{key_id}", "tenant": "{tenant}"}],
     "seal_receipts": [{}],
     "list_seals": [{"cursor": "{seals_cursor}"}],
+    "export_receipts": [{"after": "{receipt_id}"}],
+    "import_receipts": [{"receipts": [{**OFFERED, "receipt_id": "{receipt_id}"}]},
+                        {"receipts": [{**OFFERED, "parents": ["{receipt_id}"], "task_id": "{task_id}"}]}],
     "list_audit": [{"tenant": "{tenant}"}, {"cursor": "{audit_cursor}"}, {"event": "key_issued"}],
     "get_config": [{}],
     "health": [{}],
@@ -784,6 +792,7 @@ async def read_all(gate: Gate, names: dict[str, str]) -> None:
     await gate.as_agent().check_terminator(parent_receipt_id=names["discharged"])
     await gate.as_agent().list_open_obligations()
     await gate.backend.next_due(tenant)
+    await gate.as_admin().import_receipts(**filled(HOW["import_receipts"][0], names))
     await gate.everything()
 
 
