@@ -1318,7 +1318,8 @@ class Engine:
     async def get_receipt(self, caller: Caller, ask: GetReceipt) -> ReceiptRecord:
         """Return one receipt."""
         if (receipt := await self.backend.receipt(caller.tenant_id, ask.receipt_id)) is None:
-            raise ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are")
+            raise ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are, and "
+                                  "list_archived_receipts those in the archive")
         self._party(caller, caller.principal, receipt)
         return shown(caller.tenant_id, receipt)
 
@@ -1427,6 +1428,8 @@ class Engine:
         parent = await self.backend.receipt(caller.tenant_id, ask.parent_receipt_id)
         by = TERMINATES.get(parent.receipt_type) if parent else None
         done = by is not None and await self.backend.terminated(caller.tenant_id, ask.parent_receipt_id, by)
+        if parent is None and (away := await self.backend.record(caller.tenant_id, Archived, ask.parent_receipt_id)):
+            done = away.receipt_type in TERMINATES      # only what is discharged moves to the archive
         return Terminator(ask.parent_receipt_id, done)
 
     async def list_open_obligations(self, caller: Caller, ask: ListOpenObligations) -> Obligations:
@@ -1626,7 +1629,12 @@ class Engine:
         """Open a cursor, or take a receipt of this tenant for one."""
         if cursor and await self.backend.receipt(caller.tenant_id, cursor):
             return cursor
-        return self.position(caller, cursor, *query)
+        try:
+            return self.position(caller, cursor, *query)
+        except InvalidCursor:
+            if await self.backend.record(caller.tenant_id, Archived, cursor or ""):
+                return cursor       # its reader went on from there before it moved to the archive
+            raise
 
 
 async def any_caller(caller: Caller) -> None:
@@ -2069,7 +2077,7 @@ OPERATIONS = {op.name: op for op in (
     Operation(Engine.health, "GET /v1/health, GET /health", "", "", "B"),
 )}
 # What belongs to a part that can be swapped is declared there.
-for _part in ("identity_admin", "ledger_admin"):
+for _part in ("identity_admin", "ledger_admin", "archive_admin"):
     OPERATIONS |= {op.name: op for op in import_module(f"asyncgate.backends.{_part}").OPERATIONS}
 
 

@@ -11,6 +11,7 @@ from msgspec.structs import asdict, replace
 
 from asyncgate import (
     TERMINATES,
+    Archived,
     Caller,
     Engine,
     GateError,
@@ -23,6 +24,7 @@ from asyncgate import (
     parsed,
     receipt_hash,
 )
+from asyncgate.backends import archive
 from asyncgate.backends.ledger_seals import its_head
 from asyncgate.parts.seals import START, digest, head_of, sealed
 from asyncgate.parts.wire_ledger import Exported, ExportReceipts, Imported, ImportReceipts, NotImported, StoredReceipt
@@ -35,9 +37,13 @@ async def export_receipts(engine: Engine, caller: Caller, ask: ExportReceipts) -
 
     `asyncgate receipts export FILE` writes them into a file, with their seals.  Spec 20.9.
     """
-    limit = min(ask.limit or PAGE, PAGE)
-    rows = await engine.backend.receipts(caller.tenant_id, ReceiptFilter(None, None, None, ask.after, limit))
-    return Exported([carried(row) for row in cut(rows)])
+    limit, tenant_id = min(ask.limit or PAGE, PAGE), caller.tenant_id
+    rows = await engine.backend.receipts(tenant_id, ReceiptFilter(None, None, None, ask.after, limit))
+    last = rows[-1].receipt_id if len(rows) == limit else None
+    away = [one for one in await engine.backend.export(Archived, tenant_id, ask.after or "")
+            if last is None or one.receipt_id < last][:limit]
+    found = {row.receipt_id: row for row in (*await archive.load(engine, away), *rows)}     # one may just have moved
+    return Exported([carried(row) for row in cut([found[id] for id in sorted(found)][:limit])])
 
 
 def cut(rows: list[Receipt]) -> list[Receipt]:
@@ -66,6 +72,7 @@ def its_receipts(needs: Needs, caller: Caller, ask: ImportReceipts) -> None:
     for receipt in ask.receipts:
         needs.receipts |= {receipt.receipt_id, *receipt.parents}
         needs.stated.add((receipt.task_id, receipt.receipt_key))
+        needs.records.update((Archived, (id,)) for id in (receipt.receipt_id, *receipt.parents))
         needs.tasks.update([receipt.task_id] if receipt.task_id else [])
 
 
@@ -79,7 +86,7 @@ def import_receipts(engine: Engine, work: Work, caller: Caller, ask: ImportRecei
     for receipt in map(stored, ask.receipts):
         if problem := why_not(engine.settings, work, receipt, written, now):
             refused.append(NotImported(receipt.receipt_id, *problem))
-        elif receipt.receipt_id in work.receipts or receipt.receipt_id in written:
+        elif {receipt.receipt_id} & (work.receipts.keys() | written.keys()) or work.found(Archived, receipt.receipt_id):
             present += 1
         else:
             written[receipt.receipt_id] = receipt
@@ -98,11 +105,15 @@ def why_not(settings: Settings, work: Work, receipt: Receipt, written: dict[str,
     if there is not None:
         return None if digest(there) == digest(receipt) else (
             "differs", "another receipt has this id here; nothing was written over it")
+    if (away := work.found(Archived, receipt.receipt_id)) is not None:
+        return None if away.digest == digest(receipt).hex() else (
+            "differs", "another receipt has this id in the archive here")
     if (other := said_already(work, receipt, written)) is not None:
         return "stated_already", f"receipt {other} states the same here"
     if receipt.receipt_id >= now:
         return "too_young", "its id is younger than this gate's own time: readers would never see what comes now"
-    if missing := [parent for parent in receipt.parents if parent not in work.receipts and parent not in written]:
+    if missing := [parent for parent in receipt.parents if parent not in work.receipts and parent not in written
+                   and not work.found(Archived, parent)]:
         return "parent_missing", f"it answers {missing[0]}, which is not here"
     return unsound(settings, receipt) or contradiction(work, receipt)
 

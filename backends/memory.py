@@ -20,6 +20,7 @@ from asyncgate import (
     RECORDS,
     TERMINAL,
     Account,
+    Archived,
     Audit,
     DatabaseSettings,
     Event,
@@ -73,6 +74,18 @@ class Tenant:
     def live(self) -> Iterator[Lease]:
         """Yield the leases that have not ended."""
         return (lease for lease in self.leases.values() if lease.ending == "live")
+
+    def forget(self, kind: type[Struct], id: str) -> None:
+        """Let go of a receipt that is in the archive, or of a task that has none any more."""
+        if kind is Receipt:
+            gone = self.receipts.pop(id)
+            self.recorded.discard((gone.task_id, gone.receipt_key))
+            self.delivered.pop(id, None)
+            return
+        self.tasks.pop(id)
+        self.leases.pop(id, None)
+        self.progress.pop(id, None)
+        self.events = {event_id: event for event_id, event in self.events.items() if event.task_id != id}
 
     def shown(self, receipt: Receipt) -> Receipt:
         """Return a receipt with its telemetry."""
@@ -172,6 +185,9 @@ class Memory:
         for receipt_id in work.closed:
             tenant.open.pop(receipt_id, None)
         for (kind, place), row in work.kept.items():
+            if kind in (Receipt, Task):
+                tenant.forget(kind, place[0])
+                continue
             tenant.records[kind].pop(place, None)
             tenant.records[kind].update({place: row} if row is not None else {})
         tenant.delivered.update(work.delivered)
@@ -229,6 +245,11 @@ class Memory:
     async def record(self, tenant_id: str, kind: type[R], *key: str) -> R | None:
         """Return one record."""
         return self.all[tenant_id].records[kind].get(key)
+
+    async def archived(self, tenant_id: str, task_id: str) -> list[Archived]:
+        """Return where the archived receipts of a task are."""
+        pointers = self.all[tenant_id].records[Archived].values()
+        return sorted((one for one in pointers if one.task_id == task_id), key=lambda one: str(one.receipt_id))
 
     async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
         """Return a key before its tenant is known."""

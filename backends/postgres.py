@@ -24,6 +24,7 @@ import asyncpg
 from msgspec import Struct
 
 from asyncgate import (
+    Archived,
     DatabaseUnavailable,
     Event,
     Ids,
@@ -360,14 +361,16 @@ class Postgres:
     async def _save(self, db: asyncpg.Connection, work: Work) -> str | None:
         """Save what a batch has changed; return the number of the transaction, None if there was nothing."""
         changes = sql.changes(work)
-        tables = tuple(table for table, rows in changes.items() if rows)
-        if not tables:
+        tables, dropped = tuple(table for table, rows in changes.items() if rows), sql.dropped(work)
+        if not tables and not dropped:
             return None
         if work.tenant_id not in self.known:
             changes["tenants"], tables = [(work.now,)], ("tenants", *tables)
         text, names = sql.save(tables)
         given = {"tenant": work.tenant_id, **sql.saved(tables, changes)}
         saved: str = await db.fetchval(text, *(given[name] for name in names))
+        for statement, ids in dropped:      # they look at what was saved just now
+            await db.fetchval(statement, ids)
         return saved
 
     # Reading.
@@ -484,6 +487,10 @@ class Postgres:
         """Return one record."""
         rows = await self._read(tenant_id, sql.RECORD[kind], *([part] for part in key))
         return kind(*rows[0]) if rows else None
+
+    async def archived(self, tenant_id: str, task_id: str) -> list[Archived]:
+        """Return where the archived receipts of a task are."""
+        return [Archived(*row) for row in await self._read(tenant_id, sql.ARCHIVED, task_id)]
 
     async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
         """Return a key before its tenant is known."""

@@ -32,6 +32,7 @@ from msgspec.structs import astuple
 from asyncgate import (
     APPEND_ONLY,
     RECORDS,
+    Archived,
     Audit,
     DatabaseSettings,
     DatabaseUnavailable,
@@ -129,7 +130,13 @@ MOVE = f"""
 DISCHARGE = "DELETE FROM obligations WHERE tenant_id = ? AND to_kind = ? AND to_id = ? AND receipt_id = ?"
 BY_KEY = {kind: " AND ".join(["tenant_id = ?", *(f"{name} = ?" for name in export_order(kind))]) for kind in RECORDS}
 RECORD = {kind: f"SELECT {listed(kind)} FROM {table} WHERE {BY_KEY[kind]}" for kind, table in RECORDS.items()}
-DROP = {kind: f"DELETE FROM {table} WHERE {BY_KEY[kind]}" for kind, table in RECORDS.items()}
+# What goes with a row; receipts and tasks go in this way only when the triggers find them archived.
+DROP: dict[type[Struct], list[str]] = {
+    **{kind: [f"DELETE FROM {table} WHERE {BY_KEY[kind]}"] for kind, table in RECORDS.items()},
+    Receipt: [f"DELETE FROM {table} WHERE tenant_id = ? AND {key} = ?" for table, key in (
+        ("edges", "child_id"), ("deliveries", "receipt_id"), ("receipts", "receipt_id"))],
+    Task: [f"DELETE FROM {table} WHERE tenant_id = ? AND task_id = ?" for table in (
+        "tasks", "leases", "progress", "events")]}
 WALL = "UPDATE wall SET tenant_id = ?"
 TENANT = "INSERT INTO tenants (tenant_id, since) VALUES (?, ?) ON CONFLICT DO NOTHING"
 ADD_RECEIPT = insert("receipts", [*fields(Receipt), "parent_id"]) + (
@@ -178,6 +185,7 @@ COUNT = """
     SELECT (SELECT count(*) FROM tasks WHERE tenant_id = ?1 AND status IN ('queued', 'leased', 'running')),
            (SELECT count(*) FROM leases WHERE tenant_id = ?1 AND ending = 'live'),
            (SELECT coalesce(sum(length(CAST(body AS BLOB))), 0) FROM receipts WHERE tenant_id = ?1)"""
+ARCHIVED = f"SELECT {listed(Archived)} FROM archived WHERE tenant_id = ? AND task_id = ? ORDER BY receipt_id"
 FIND_KEY = f"""
     SELECT k.tenant_id, a.suspended_at IS NOT NULL, {listed(Key, 'k.')}
     FROM api_keys AS k LEFT JOIN accounts AS a USING (tenant_id) WHERE k.key_id = ?"""
@@ -442,7 +450,8 @@ class Sqlite:
         many(ADD_EVENT, map(astuple, work.events.values()))
         many(ADD_AUDIT, map(astuple, work.audited.values()))
         for (kind, key), row in work.kept.items():
-            many(*((KEEP[kind], [astuple(row)]) if row is not None else (DROP[kind], [key])))
+            for sql in [KEEP[kind]] if row is not None else DROP[kind]:
+                many(sql, [astuple(row) if row is not None else key])
         many(ADD_DELIVERY, work.delivered.items())
 
     # Reading.
@@ -530,6 +539,10 @@ class Sqlite:
         rows = await self._rows(RECORD[kind], tenant_id, *key)
         return kind(*rows[0]) if rows else None
 
+    async def archived(self, tenant_id: str, task_id: str) -> list[Archived]:
+        """Return where the archived receipts of a task are."""
+        return [Archived(*row) for row in await self._rows(ARCHIVED, tenant_id, task_id)]
+
     async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
         """Return a key before its tenant is known."""
         rows = await self._rows(FIND_KEY, key_id)
@@ -576,6 +589,11 @@ class Sqlite:
             return [row[0] for row in await self._rows("PRAGMA integrity_check") if row[0] != "ok"]
         except sqlite3.DatabaseError as error:
             return [str(error)]
+
+    async def compact(self) -> None:
+        """Give the file's free pages back to the system; writes wait meanwhile."""
+        for statement in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
+            await self._on_writer(statement, ())
 
     async def backup(self, target: str) -> None:
         """Copy the whole database, as of one moment, to a new file; the gate goes on meanwhile."""

@@ -30,7 +30,7 @@ from asyncgate.parts.wire import AsEither, Ask
 SECTIONS = {
     "Try it": ("demo", "dev"),
     "Run a gate": ("serve", "mcp", "keys", "migrate", "config", "openapi"),
-    "Look after it": ("receipts", "verify", "backup", "copy", "conformance", "bench", "bench-server"),
+    "Look after it": ("receipts", "archive", "verify", "backup", "copy", "conformance", "bench", "bench-server"),
 }
 STATUSES = {400: 2, 413: 2, 415: 2, 401: 3, 403: 3, 404: 4, 409: 5, 429: 6}
 BROKEN, WRONG, CONFLICT, NO_GATE = 1, 2, 5, 7
@@ -38,7 +38,7 @@ EXIT_STATUS = ("Exit status: 0 done, 1 broken, 2 wrong request, 3 not allowed, 4
                "7 no gate answers.")
 
 
-LATER = ("keys", "receipts")        # made of this module, so they cannot be there before it
+LATER = ("archive", "keys", "receipts")        # made of this module, so they cannot be there before it
 
 
 class Clients(click.Group):
@@ -258,6 +258,7 @@ TABLES = {
     "list_tasks": "task_id type status priority attempt created_by created_at held",
     "lease_next": "task_id lease_id fence type attempt expires_at payload",
     "list_leases": "task_id lease_id fence type worker expires_at renewals",
+    "list_archived_receipts": "receipt_id receipt_type from to task_id created_at",
     "list_receipts": "receipt_id receipt_type from to task_id created_at",
     "list_open_obligations": "receipt_id receipt_type task_id from created_at",
     "get_task_history": "created_at event_type receipt.from receipt.to receipt.receipt_id payload",
@@ -520,6 +521,8 @@ def told(verdict: Any, what: str) -> int:
         click.echo(plain(str(problem)))
     click.echo(counts(verdict))
     click.echo(f"audit logs: {verdict.audited} lines")
+    if verdict.archived:
+        click.echo(f"archive: {verdict.archived} receipts")
     wrong = len(verdict.problems)
     click.echo(f"{what}: {wrong} problem{'s' * (wrong > 1)}" if wrong else f"{what}: sound")
     return BROKEN if wrong else 0

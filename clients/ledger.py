@@ -17,7 +17,8 @@ async def held(url: str, settings: Settings, anchors: tuple[str, ...]) -> int:
     part = import_module("asyncgate.conformance.verify_ledger")
     with closing(cli.Counter()) as counter:
         try:
-            found = await part.verify_ledger(backend, anchors=anchors, progress=counter.show)
+            found = await part.verify_ledger(backend, anchors=anchors, directory=settings.archive.directory,
+                                             progress=counter.show)
         finally:
             await backend.close()
     for problem in found.problems:
@@ -27,6 +28,8 @@ async def held(url: str, settings: Settings, anchors: tuple[str, ...]) -> int:
             click.echo(f"tenant {tenant_id}: the last seal is {head.number}:{head.hash}")
     wrong = len(found.problems)
     click.echo(f"ledger: {found.receipts} receipts, {found.seals} seals; {found.unsealed} receipts since the last seal")
+    if found.segments:
+        click.echo(f"archive: {found.archived} receipts in {found.segments} segments")
     click.echo(f"{discreet(url)}: {wrong} problem{'s' * (wrong > 1)} of the ledger" if wrong else
                f"{discreet(url)}: the ledger is as it was sealed")
     return cli.BROKEN if wrong else 0

@@ -37,6 +37,8 @@ MATRIX: dict[str, tuple[str, str]] = {
     "list_audit": ("admin", "admin:read"),
     "seal_receipts": ("admin", "admin:write"), "list_seals": ("admin", "admin:read"),
     "export_receipts": ("admin", "admin:read"), "import_receipts": ("admin", "admin:write"),
+    "run_archive": ("admin", "admin:write"), "restore_archive": ("admin", "admin:write"),
+    "list_archived_receipts": ("agent worker admin", "receipts:read"),
 }
 FILLED = {"type": "demo", "task_id": "none", "lease_id": "none", "receipt_id": "none", "parent_receipt_id": "none",
           "receipt_type": "x", "schedules": [{"schedule_id": "s"}], "worker_id": None,

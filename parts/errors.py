@@ -56,6 +56,7 @@ class RateLimitExceeded(GateError): code, status = "rate_limit_exceeded", 429
 class QuotaExceeded(GateError): code, status = "quota_exceeded", 429
 class Overloaded(GateError): code, status = "overloaded", 503
 class DatabaseUnavailable(GateError): code, status = "database_unavailable", 503
+class ArchiveUnavailable(GateError): code, status = "archive_unavailable", 503
 class LimiterUnavailable(GateError): code, status = "rate_limiter_unavailable", 503
 class IssuerUnavailable(GateError): code, status = "issuer_unavailable", 503
 

@@ -119,6 +119,9 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "export_receipts": ({"limit": 1000}, {"receipts": [CARRIED]}),
     "import_receipts": ({"receipts": [CARRIED]}, {"imported": 0, "present": 0, "refused": [{
         "receipt_id": DUTY, "reason": "differs", "message": "another receipt has this id here"}]}),
+    "run_archive": ({"most": 5000}, {"receipts": 4711, "segments": 3, "tasks_pruned": 815, "more": False}),
+    "list_archived_receipts": ({"task_id": TASK}, {"receipts": [ASSIGNED], "next_cursor": None, "cursor": None}),
+    "restore_archive": ({"task_id": TASK}, {"task_ids": [TASK], "receipts": 4}),
     "get_config": ({}, {"receipt_mode": "standalone", "memorygate_url": None, "capabilities": ["leases"], **SELF}),
     "health": ({}, {"status": "healthy", "service": "AsyncGate", "uptime": 47, "database": "ok", "upkeep": {}, **SELF}),
 }
@@ -128,7 +131,7 @@ TAGS = {"Tasks": ("tasks", "Hand over work, and learn how it ended."),
         "Receipts and obligations": ("receipts obligations bootstrap", "What was said, what is owed, and the proof."),
         "Schedules": ("schedules", "What a scheduler tells, so that its silence is noticed."),
         "Administration": ("tenants limits keys audit", "Who may come in, what they may use, and what happened."),
-        "Ledger": ("seals export import", "What keeps receipts as they are, and carries them elsewhere."),
+        "Ledger": ("seals export import archive", "What keeps receipts as they are, and carries them elsewhere."),
         "Gate": ("config health", "The gate itself.")}
 
 # The refusals by HTTP status, what they mean, and the headers that come with them.
@@ -164,6 +167,8 @@ REFUSALS = {name: f", {refusals}" for name, refusals in {
     "report_progress": f"{LARGE}, {HOLDER}", "fail": f"{LARGE}, {HOLDER}", "complete": f"{ARTIFACTS}, {HOLDER}",
     "get_receipt": UNKNOWN_RECEIPT, "ack_receipt": UNKNOWN_RECEIPT,
     "emit_receipt": f"{LARGE}, 400 too_many_parents, 400 parents_required, 400 parent_not_found, {HOLDER}",
+    **dict.fromkeys(("export_receipts", "run_archive", "list_archived_receipts"), "503 archive_unavailable"),
+    "restore_archive": f"{UNKNOWN_RECEIPT}, 503 archive_unavailable",
     **dict.fromkeys(("get_limits", "issue_key", "list_keys", "list_audit"), "404 tenant_not_found"),
     **dict.fromkeys(("rotate_key", "revoke_key"), "404 tenant_not_found, 404 key_not_found")}.items()}
 

@@ -261,13 +261,26 @@ class SealHead(Struct, frozen=True):
     imports: int = 0                    # how often receipts were written that may be older than ones already there
 
 
+class Archived(Struct, frozen=True):
+    """Where a receipt is that has moved to the archive (H.11); it is in its table or has a pointer, never both."""
+
+    receipt_id: str
+    task_id: str
+    receipt_type: str
+    segment: str                        # the file, within the archive's folder
+    line: int                           # in it, from 1
+    digest: str                         # of every byte of the receipt, so that seals still hold
+    chain: str                          # the oldest receipt of all that moved together
+    tasks: str                          # JSON array: the tasks of all that moved together
+
+
 # What is loaded and saved by its key alone, and in which table: a batch may keep such a record or drop it.
 RECORDS: dict[type[Struct], str] = {
     Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys", AuditHead: "audit_heads",
-    Usage: "usage", Seal: "seals", SealHead: "seal_heads"}
+    Usage: "usage", Seal: "seals", SealHead: "seal_heads", Archived: "archived"}
 
 # Of these a row is never kept a second time.
-APPEND_ONLY: frozenset[type[Struct]] = frozenset({Seal})
+APPEND_ONLY: frozenset[type[Struct]] = frozenset({Seal, Archived})
 
 # What the primary key of a table has behind the tenant, where that is more than the first field.
 EXPORT_ORDER: dict[type[Struct], tuple[str, ...]] = {

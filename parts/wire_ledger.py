@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
@@ -58,6 +58,43 @@ class ImportReceipts(Ask, kw_only=True):
     """Write receipts of another gate, as they are."""
 
     receipts: Annotated[list[StoredReceipt], Meta(max_length=MOST)]
+
+
+class RunArchive(Ask, kw_only=True):
+    """Archive what is old enough."""
+
+    most: Annotated[Whole, says("receipts that one call moves, about; the answer says whether there are more")] = 5000
+    vacuum: Annotated[bool, says("on SQLite: give free pages back to the system then; writes wait meanwhile")] = False
+
+
+class ListArchivedReceipts(Page, kw_only=True):
+    """Read receipts in the archive."""
+
+    task_id: Annotated[Name | None, says("only those of this task")] = None
+    receipt_id: Annotated[Name | None, says("only this one")] = None
+
+
+class RestoreArchive(Ask, kw_only=True):
+    """Bring the receipts of a task back."""
+
+    needed: ClassVar[tuple[str, ...]] = ("task_id",)
+    task_id: Name = ""
+
+
+class ArchiveRun(Struct):
+    """What was archived."""
+
+    receipts: int
+    segments: int
+    tasks_pruned: int
+    more: bool
+
+
+class Restored(Struct):
+    """What came back."""
+
+    task_ids: list[str]
+    receipts: int
 
 
 class Exported(Struct):

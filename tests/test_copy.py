@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import sys
+import tempfile
 import time
 from asyncio.subprocess import PIPE
 from collections import Counter
@@ -33,7 +35,7 @@ from asyncgate import (
     export_key,
     main,
 )
-from asyncgate.backends import open_backend
+from asyncgate.backends import archive, open_backend
 from asyncgate.backends.identity_guard import Guard
 from asyncgate.backends.memory import Memory, Tenant
 from asyncgate.clients import copy
@@ -42,6 +44,7 @@ from asyncgate.conformance.history import stored, violations
 from asyncgate.conformance.plugin import SHARED
 from asyncgate.conformance.postgres_server import Server
 from asyncgate.conformance.verify import verify
+from asyncgate.parts.settings import ArchiveSettings
 
 pytestmark = pytest.mark.anyio
 PATIENCE_SECONDS = 60.0
@@ -146,6 +149,20 @@ async def live(gate: Gate) -> None:
         await gate.as_caller(kind, id, "admin", instance="i1").list_tasks()
     await Upkeep(gate.engine).once("presence")
     await gate.as_admin().seal_receipts()
+    await archive_one(gate)
+
+
+async def archive_one(gate: Gate) -> None:
+    """Let the chain of one task move to an archive, whose files stay where they are."""
+    canceled = next(task for task in await gate.backend.export(Task, gate.tenant_id, "") if task.status == "canceled")
+    duty = await gate.backend.receipt(gate.tenant_id, canceled.duty)
+    assert duty is not None
+    with tempfile.TemporaryDirectory() as folder:
+        beside = gate.beside(archive=ArchiveSettings(directory=folder)).engine
+        chain, moved = await archive.whole(beside, gate.tenant_id, duty), archive.Moved()
+        assert chain is not None
+        await archive.store(beside, gate.tenant_id, archive.Ages(math.inf, math.inf, math.inf, "g"), [chain], moved)
+    assert moved.receipts
 
 
 async def administer(gate: Gate) -> None:

@@ -28,7 +28,8 @@ SCOPED = {"tasks:read": ["get_task", "list_tasks"], "tasks:write": ["create_task
           "receipts:read": ["list_receipts", "get_receipt"], "receipts:ack": ["ack_receipt"]}
 ADMINISTRATION = {"create_tenant", "list_tenants", "suspend_tenant", "get_limits", "set_limits", "issue_key",
                   "list_keys", "rotate_key", "revoke_key", "list_audit",
-                  "seal_receipts", "list_seals", "export_receipts", "import_receipts"}
+                  "seal_receipts", "list_seals", "export_receipts", "import_receipts",
+                  "run_archive", "restore_archive"}
 # Enough for an operation to get past who may ask it; what it then says does not matter.
 FIELDS: dict[str, dict[str, Any]] = {
     "create_task": {"type": "demo"}, "run_task": {"type": "demo", "wait_seconds": 0},
@@ -40,7 +41,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "create_tenant": {"name": "x"}, "suspend_tenant": {"tenant": OTHER}, "set_limits": {"tenant": OTHER},
     "issue_key": {"name": "x", "principal_id": "x"}, "rotate_key": {"key_id": "none"}, "revoke_key": {"key_id": "none"},
     "import_receipts": {"receipts": []},
-    **{name: {"task_id": "none"} for name in ("get_task", "get_task_history", "cancel_task", "release_hold")},
+    **{name: {"task_id": "none"} for name in ("get_task", "get_task_history", "cancel_task", "release_hold",
+                                              "restore_archive", "list_archived_receipts")},
     **{name: {"task_id": "none", "lease_id": "none"} for name in (
         "renew_lease", "release_lease", "start_task", "complete", "fail")},
     "report_progress": {"task_id": "none", "lease_id": "none", "progress": 1}}

@@ -6,11 +6,14 @@ Everything is proven twice: the rule holds, and the test would notice if it did 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import math
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
@@ -38,12 +41,12 @@ from asyncgate import (
     Upkeep,
     Work,
 )
-from asyncgate.backends import open_backend
+from asyncgate.backends import archive, open_backend
 from asyncgate.backends import postgres_statements as sql
 from asyncgate.clients.http import Exchange
 from asyncgate.conformance.harness import Gate, Numbered, View, under
 from asyncgate.conformance.postgres_server import Cluster, connected
-from asyncgate.parts.settings import RateLimiting, SecuritySettings
+from asyncgate.parts.settings import ArchiveSettings, RateLimiting, SecuritySettings
 
 pytestmark = pytest.mark.anyio
 
@@ -55,6 +58,8 @@ FILE = [{"type": "file", "uri": "file:///out"}]
 # shows a key, whose tenant is not known before it is found.
 TENANTLESS = {"meta", "migrations", "instances"}
 LED_BY_TIME, LED_BY_ID = {"states_check", "schedules_late"}, {"api_keys_id"}
+# What the owner may take rows of, behind the wall, in the functions that look whether they may go.
+KEPT = ("receipts", "edges", "deliveries", "archived", "tasks", "states", "progress", "events")
 WALL = "(tenant_id = ( SELECT asyncgate.tenant() AS tenant))"
 TABLES = "pg_class AS c WHERE c.relnamespace = 'asyncgate'::regnamespace AND c.relkind IN ('r', 'p')"
 
@@ -88,7 +93,8 @@ RULES: dict[str, tuple[str, set[str]]] = {
         SELECT concat_ws(' ', cmd, tablename, roles) FROM pg_policies WHERE schemaname = 'asyncgate'
         AND NOT (roles = '{{asyncgate_app}}' AND qual = '{WALL}' AND with_check = '{WALL}')""",
         {f"{what} {{asyncgate_sweeper}}" for what in ("SELECT tenants", "SELECT schedules", "ALL states")}
-        | {f"SELECT {table} {{asyncgate_auth}}" for table in ("api_keys", "accounts")}),
+        | {f"SELECT {table} {{asyncgate_auth}}" for table in ("api_keys", "accounts")}
+        | {f"ALL {table} {{asyncgate_owner}}" for table in KEPT}),
     "no role of ours is strong": ("""
         SELECT rolname FROM pg_roles WHERE rolname LIKE 'asyncgate\\_%'
         AND (rolsuper OR rolbypassrls OR rolcreaterole OR rolcreatedb OR rolreplication)""", set()),
@@ -133,9 +139,9 @@ RULES: dict[str, tuple[str, set[str]]] = {
         SELECT relname FROM {TABLES} AND EXISTS (SELECT FROM aclexplode(relacl) WHERE grantee = 0)
         UNION ALL SELECT nspname FROM pg_namespace
         WHERE nspname = 'asyncgate' AND has_schema_privilege('public', oid, 'USAGE, CREATE')""", set()),
-    "only the three look-ups across tenants run as another role": ("""
+    "only the look-ups across tenants and the ways into the archive run as another role": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef""",
-        {"all_tenants", "overdue", "find_key"}),
+        {"all_tenants", "overdue", "find_key", "archive_receipts", "forget_pointers", "prune_tasks"}),
     "nobody can lend them other tables, nor call them unasked": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef
         AND (proconfig IS DISTINCT FROM '{"search_path=pg_catalog, pg_temp"}'
@@ -162,7 +168,8 @@ BREACHES = {
     "nor may they take rows away": "GRANT DELETE ON asyncgate.states TO asyncgate_sweeper",
     "nobody else may anything": "GRANT SELECT (body) ON asyncgate.receipts TO PUBLIC; "
                                 "GRANT SELECT ON asyncgate.edges TO PUBLIC",
-    "only the three look-ups across tenants run as another role": "ALTER FUNCTION asyncgate.one_task SECURITY DEFINER",
+    "only the look-ups across tenants and the ways into the archive run as another role":
+        "ALTER FUNCTION asyncgate.one_task SECURITY DEFINER",
     "nobody can lend them other tables, nor call them unasked": "ALTER FUNCTION asyncgate.overdue RESET search_path",
     "a view shows what its reader may see": "CREATE VIEW asyncgate.stray AS SELECT * FROM asyncgate.receipts",
 }
@@ -224,8 +231,32 @@ def test_an_index_that_a_tenant_does_not_lead_says_why() -> None:
 OURS, THEIRS = "it is ours", "it is theirs"
 
 
+ARCHIVE = tempfile.TemporaryDirectory()
+atexit.register(ARCHIVE.cleanup)
+
+
+async def away(gate: Gate, mark: str) -> dict[str, str]:
+    """Let a tenant have something in the archive; return what it is called."""
+    await gate.create(payload=mark, type="away")
+    done = await gate.claim("w-away", accept_types=["away"])
+    assert done is not None
+    await gate.as_worker("w-away").complete(**under(done), result={"said": mark}, artifacts=FILE)
+    beside = gate.beside(archive=ArchiveSettings(directory=ARCHIVE.name))
+    duty = await gate.backend.receipt(gate.tenant_id, done.obligation_receipt_id)
+    assert duty is not None
+    chain = await archive.whole(beside.engine, gate.tenant_id, duty)
+    assert chain is not None
+    moved, ages = archive.Moved(), archive.Ages(math.inf, math.inf, math.inf, "g")
+    await archive.store(beside.engine, gate.tenant_id, ages, [chain], moved)
+    assert moved.receipts == 4
+    page = await beside.as_admin().list_archived_receipts(task_id=done.task_id, limit=1)
+    return {"away_task_id": done.task_id, "away_receipt_id": done.obligation_receipt_id,
+            "away_cursor": str(page.next_cursor)}
+
+
 async def live(gate: Gate, mark: str) -> dict[str, str]:
     """Let a tenant have rows of every kind; return what some are called, which another tenant's are called, too."""
+    archived = await away(gate, mark)
     ada, w1, cron = gate.as_agent(), gate.as_worker(), gate.as_worker("cron")
     done = await gate.leased(payload=mark, idempotency_key="key", max_attempts=3)
     await w1.report_progress(**under(done), progress=mark)
@@ -251,7 +282,7 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
     await gate.create(payload=mark, type="waiting")
     await Upkeep(gate.engine).remember()
     await operator_of(gate).create_tenant(tenant=gate.tenant_id, name=mark)
-    return {**under(running), **await keys_of(gate, mark),
+    return {**under(running), **await keys_of(gate, mark), **archived,
             "receipt_id": running.obligation_receipt_id, "created": made[0],
             "discharged": done.obligation_receipt_id, "schedule_id": "nightly", "key": "key", "claim": "claim",
             "worker": "w1", "agent": "ada", "type": "waiting",
@@ -293,7 +324,7 @@ async def live_more(gate: Gate, mark: str) -> dict[str, str]:
     bob, ended = gate.as_agent("bob-there"), await gate.create(type="type-there", by="bob-there")
     await bob.cancel_task(task_id=ended)
     duty = await gate.receipt(ended, "task.assigned")
-    return {**under(first), **await keys_of(gate, mark),
+    return {**under(first), **await keys_of(gate, mark), **await away(gate, mark),
             "receipt_id": first.obligation_receipt_id, "created": created.receipt_id,
             "discharged": duty.receipt_id, "schedule_id": "s-there", "key": "key-there",
             "claim": "type-there-claim-there", "worker": "w-there", "agent": "bob-there", "type": "type-there",
@@ -556,6 +587,10 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "export_receipts": [{"after": "{receipt_id}"}],
     "import_receipts": [{"receipts": [{**OFFERED, "receipt_id": "{receipt_id}"}]},
                         {"receipts": [{**OFFERED, "parents": ["{receipt_id}"], "task_id": "{task_id}"}]}],
+    "run_archive": [{}],
+    "list_archived_receipts": [{"task_id": "{away_task_id}"}, {"receipt_id": "{away_receipt_id}"},
+                               {"task_id": "{away_task_id}", "cursor": "{away_cursor}"}],
+    "restore_archive": [{"task_id": "{away_task_id}"}],
     "list_audit": [{"tenant": "{tenant}"}, {"cursor": "{audit_cursor}"}, {"event": "key_issued"}],
     "get_config": [{}],
     "health": [{}],
@@ -659,7 +694,11 @@ async def test_what_only_the_neighbour_has_is_answered_like_what_nobody_has(
                 assert THEIRS.encode() not in foreign
 
 
-@pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - OPERATORS - {"get_config", "health", "seal_receipts"}))
+# These name nothing that somebody could have.
+NAMELESS = {"get_config", "health", "seal_receipts", "run_archive", "export_receipts"}
+
+
+@pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - OPERATORS - NAMELESS))
 async def test_whoever_has_it_is_answered_otherwise(serve: Any, operation: str) -> None:
     served, answers = await serve(), []
     gate = Gate(served.engine, str(uuid.uuid4()))
@@ -792,6 +831,7 @@ async def read_all(gate: Gate, names: dict[str, str]) -> None:
     await gate.as_agent().check_terminator(parent_receipt_id=names["discharged"])
     await gate.as_agent().list_open_obligations()
     await gate.backend.next_due(tenant)
+    await gate.backend.archived(tenant, names["away_task_id"])
     await gate.as_admin().import_receipts(**filled(HOW["import_receipts"][0], names))
     await gate.everything()
 
