@@ -148,21 +148,25 @@ async def live(gate: Gate) -> None:
     for kind, id in [("agent", "ada"), ("worker", "ada"), ("human", ODD)]:
         await gate.as_caller(kind, id, "admin", instance="i1").list_tasks()
     await Upkeep(gate.engine).once("presence")
-    await gate.as_admin().seal_receipts()
     await archive_one(gate)
 
 
 async def archive_one(gate: Gate) -> None:
-    """Let the chain of one task move to an archive, whose files stay where they are."""
-    canceled = next(task for task in await gate.backend.export(Task, gate.tenant_id, "") if task.status == "canceled")
-    duty = await gate.backend.receipt(gate.tenant_id, canceled.duty)
-    assert duty is not None
+    """Let a task go, and its receipts to an archive, whose files stay where they are."""
+    task_id = await gate.create(type="old")
+    await gate.as_admin().seal_receipts()
+    await gate.as_agent().cancel_task(task_id=task_id)
+    duty = (await gate.receipts(task_id, "task.assigned"))[0].receipt_id
     with tempfile.TemporaryDirectory() as folder:
         beside = gate.beside(archive=ArchiveSettings(directory=folder)).engine
-        chain, moved = await archive.whole(beside, gate.tenant_id, duty), archive.Moved()
+        ages, moved = archive.Ages(math.inf, math.inf, math.inf, "g"), archive.Moved()
+        first = await gate.backend.receipt(gate.tenant_id, duty)
+        assert first is not None
+        chain = await archive.whole(beside, gate.tenant_id, first)
         assert chain is not None
-        await archive.store(beside, gate.tenant_id, archive.Ages(math.inf, math.inf, math.inf, "g"), [chain], moved)
-    assert moved.receipts
+        await archive.store(beside, gate.tenant_id, ages, [chain], moved)
+        assert await archive.let_tasks_go(beside, gate.tenant_id, ages, [task_id]) == 1
+    assert moved.receipts == 3
 
 
 async def administer(gate: Gate) -> None:
