@@ -120,6 +120,7 @@ class Needs(Struct):
     claims: list[LeaseNext] = []
     receipts: set[str] = set()                         # with their children
     endings: set[tuple[str, str]] = set()              # task_id, lease_id: the receipts under that lease
+    stated: set[tuple[str, str]] = set()               # task_id, receipt_key: the receipt that states it
     records: set[tuple[type[Struct], tuple[str, ...]]] = set()     # kind and key
     recount: bool = False                              # load a Usage as it is, not as it was kept
     tally: bool = False                                # and how many receipts each task has that Work is `about`
@@ -1334,7 +1335,8 @@ class Engine:
     async def get_receipt(self, caller: Caller, ask: GetReceipt) -> ReceiptRecord:
         """Return one receipt."""
         if (receipt := await self.backend.receipt(caller.tenant_id, ask.receipt_id)) is None:
-            raise ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are")
+            raise ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are, and "
+                                  "list_archived_receipts those in the archive")
         self.party(caller, caller.principal, receipt, caller.sees_all)
         return shown(caller.tenant_id, receipt)
 
@@ -1447,6 +1449,8 @@ class Engine:
         parent = await self.backend.receipt(caller.tenant_id, ask.parent_receipt_id)
         by = TERMINATES.get(parent.receipt_type) if parent else None
         done = by is not None and await self.backend.terminated(caller.tenant_id, ask.parent_receipt_id, by)
+        if parent is None and (away := await self.backend.record(caller.tenant_id, Archived, ask.parent_receipt_id)):
+            done = away.receipt_type in TERMINATES      # only what is discharged moves to the archive
         return Terminator(ask.parent_receipt_id, done)
 
     async def list_open_obligations(self, caller: Caller, ask: ListOpenObligations) -> Obligations:
@@ -1653,7 +1657,12 @@ class Engine:
         """Open a cursor, or take a receipt of this tenant for one."""
         if cursor and await self.backend.receipt(caller.tenant_id, cursor):
             return cursor
-        return self.position(caller, cursor, *query)
+        try:
+            return self.position(caller, cursor, *query)
+        except InvalidCursor:
+            if await self.backend.record(caller.tenant_id, Archived, cursor or ""):
+                return cursor       # its reader went on from there before it moved to the archive
+            raise
 
 
 async def any_caller(caller: Caller) -> None:
@@ -2077,7 +2086,8 @@ OPERATIONS = {op.name: op for op in (
     Operation(Engine.health, "GET /v1/health, GET /health", "", "", "B"),
 )}
 # What belongs to a part that can be swapped is declared there.
-OPERATIONS |= {op.name: op for op in import_module("asyncgate.backends.identity_admin").OPERATIONS}
+for _part in ("identity_admin", "ledger_admin", "archive_admin"):
+    OPERATIONS |= {op.name: op for op in import_module(f"asyncgate.backends.{_part}").OPERATIONS}
 LEASE_PROTOCOL: tuple[Operation, ...] = import_module("asyncgate.backends.lease_protocol").OPERATIONS
 
 
@@ -2390,7 +2400,8 @@ class Upkeep:
         self.loops: list[asyncio.Task[None]] = []
         interval = engine.settings.lease_sweep_interval_seconds
         self.duties = {"sweep": Duty(interval, self.sweep), "beat": Duty(interval, self.beat),
-                       "presence": Duty(60.0, self.remember)}
+                       "presence": Duty(60.0, self.remember),
+                       **import_module("asyncgate.backends.ledger_upkeep").duties(engine)}
 
     async def __aenter__(self) -> Upkeep:
         self.loops = [asyncio.create_task(self._loop(name, duty)) for name, duty in self.duties.items()]

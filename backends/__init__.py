@@ -21,6 +21,7 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from asyncgate import (
+        Archived,
         DatabaseSettings,
         Entry,
         EntryFilter,
@@ -79,6 +80,9 @@ class Backend(Protocol):
         Calls `decide` once for each attempt: after the database took the whole transaction back (a deadlock, a lost
         race for a key) it may begin again with a fresh Work, and the last attempt counts.  A claimable task that
         another transaction has locked is left out; every other row is waited for.  `decide` may run on any thread.
+        What is dropped goes with all that belongs to it: a Receipt with its edges and telemetry, a Task with its
+        lease, progress and events.  Rules drop a receipt only together with keeping its Archived, and the other way
+        round; a database that can should see to it.
         Raises Refused when the database would not take the batch and nothing of it was kept; any other exception
         means that the outcome may be unknown.
         """
@@ -130,6 +134,9 @@ class Backend(Protocol):
 
         When that one dies, another one that asks becomes it.
         """
+
+    async def archived(self, tenant_id: str, task_id: str) -> list[Archived]:
+        """Return where the archived receipts of a task are, oldest first."""
 
     async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
         """Return the tenant of an issued key, whether that is suspended, and the key: before any tenant is known.

@@ -20,6 +20,7 @@ from asyncgate import (
     RECORDS,
     TERMINAL,
     Account,
+    Archived,
     Audit,
     DatabaseSettings,
     Entry,
@@ -77,6 +78,18 @@ class Tenant:
     def live(self) -> Iterator[Lease]:
         """Yield the leases that have not ended."""
         return (lease for lease in self.leases.values() if lease.ending == "live")
+
+    def forget(self, kind: type[Struct], id: str) -> None:
+        """Let go of a receipt that is in the archive, or of a task that has none any more."""
+        if kind is Receipt:
+            gone = self.receipts.pop(id)
+            self.recorded.discard((gone.task_id, gone.receipt_key))
+            self.delivered.pop(id, None)
+            return
+        self.tasks.pop(id)
+        self.leases.pop(id, None)
+        self.progress.pop(id, None)
+        self.events = {event_id: event for event_id, event in self.events.items() if event.task_id != id}
 
     def shown(self, receipt: Receipt) -> Receipt:
         """Return a receipt with its telemetry."""
@@ -141,9 +154,10 @@ class Memory:
         for group in tenant.lanes.groups(needs.claims):
             for task in islice(self._claimable(tenant, group, work.now), enough):
                 work.offer(task, tenant.progress.get(task.task_id))
-        for receipt in tenant.receipts.values() if needs.receipts or needs.endings else ():
+        for receipt in tenant.receipts.values() if needs.receipts or needs.endings or needs.stated else ():
             if (receipt.receipt_id in needs.receipts or needs.receipts & set(receipt.parents)
-                    or (receipt.task_id, receipt.lease_id) in needs.endings):
+                    or (receipt.task_id, receipt.lease_id) in needs.endings
+                    or (receipt.task_id, receipt.receipt_key) in needs.stated):
                 work.give(receipt)
         for kind, key in needs.records:
             if (row := tenant.records[kind].get(key)) is not None:
@@ -181,6 +195,9 @@ class Memory:
         for receipt_id in work.closed:
             tenant.open.pop(receipt_id, None)
         for (kind, place), row in work.kept.items():
+            if kind in (Receipt, Task):
+                tenant.forget(kind, place[0])
+                continue
             tenant.records[kind].pop(place, None)
             tenant.records[kind].update({place: row} if row is not None else {})
         tenant.delivered.update(work.delivered)
@@ -270,6 +287,11 @@ class Memory:
     async def lead(self, job: str) -> bool:
         """Be the only one there is."""
         return True
+
+    async def archived(self, tenant_id: str, task_id: str) -> list[Archived]:
+        """Return where the archived receipts of a task are."""
+        pointers = self.all[tenant_id].records[Archived].values()
+        return sorted((one for one in pointers if one.task_id == task_id), key=lambda one: str(one.receipt_id))
 
     async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
         """Return a key before its tenant is known."""

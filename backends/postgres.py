@@ -24,6 +24,7 @@ import asyncpg
 from msgspec import Struct
 
 from asyncgate import (
+    Archived,
     DatabaseUnavailable,
     Entry,
     EntryFilter,
@@ -350,6 +351,8 @@ class Postgres:
             receipts += await db.fetch(sql.FAMILY, tenant_id, list(needs.receipts))
         if needs.endings:
             receipts += await db.fetch(sql.ENDINGS, tenant_id, *sql.columns(needs.endings, 2))
+        if needs.stated:
+            receipts += await db.fetch(sql.STATES, tenant_id, *sql.columns(needs.stated, 2))
         for row in receipts:
             work.give(sql.receipt_row(tuple(row)))
         for kind in {kind for kind, _ in needs.records}:
@@ -364,14 +367,16 @@ class Postgres:
     async def _save(self, db: asyncpg.Connection, work: Work) -> str | None:
         """Save what a batch has changed; return the number of the transaction, None if there was nothing."""
         changes = sql.changes(work)
-        tables = tuple(table for table, rows in changes.items() if rows)
-        if not tables:
+        tables, dropped = tuple(table for table, rows in changes.items() if rows), sql.dropped(work)
+        if not tables and not dropped:
             return None
         if work.tenant_id not in self.known:
             changes["tenants"], tables = [(work.now,)], ("tenants", *tables)
         text, names = sql.save(tables)
         given = {"tenant": work.tenant_id, **sql.saved(tables, changes)}
         saved: str = await db.fetchval(text, *(given[name] for name in names))
+        for statement, ids in dropped:      # they look at what was saved just now
+            await db.fetchval(statement, ids)
         return saved
 
     # Reading.
@@ -520,6 +525,10 @@ class Postgres:
     async def lead(self, job: str) -> bool:
         """Whether this process does a job that only one may do."""
         return self.member is None or await self.member.lead(job)
+
+    async def archived(self, tenant_id: str, task_id: str) -> list[Archived]:
+        """Return where the archived receipts of a task are."""
+        return [Archived(*row) for row in await self._read(tenant_id, sql.ARCHIVED, task_id)]
 
     async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
         """Return a key before its tenant is known."""

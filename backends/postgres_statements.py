@@ -20,8 +20,10 @@ from msgspec.structs import astuple
 
 from asyncgate import (
     ACTIVE,
+    APPEND_ONLY,
     RECORDS,
     TERMINAL,
+    Archived,
     Audit,
     Entry,
     Event,
@@ -292,9 +294,8 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
     "events": (EVENT, insert("events", EVENT)),
     "audit": (AUDIT, insert("audit", AUDIT)),
     "deliveries": (DELIVERY, insert("deliveries", DELIVERY, "receipt_id", DELIVERY)),
-    **{f"kept_{table}": (typed(kind), insert(table, typed(kind), ", ".join(export_order(kind)), typed(kind)))
-       for kind, table in RECORDS.items()},
-    "kept_ledger": (ENTRY, insert("ledger", ENTRY)),    # append-only
+    **{f"kept_{table}": (typed(kind), insert(table, typed(kind)) if kind in APPEND_ONLY else insert(
+           table, typed(kind), ", ".join(export_order(kind)), typed(kind))) for kind, table in RECORDS.items()},
     "dropped_outbox": ({"receipt_id": "text[]"}, "DELETE FROM asyncgate.outbox WHERE tenant_id = :tenant "
                        "AND ctid = ANY (ARRAY(SELECT o.ctid FROM {rows}, LATERAL ("
                        "SELECT ctid FROM asyncgate.outbox WHERE tenant_id = :tenant "
@@ -314,7 +315,7 @@ def save(tables: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
             statement += " RETURNING receipt_id"
         rows = ", ".join(f":{table}_{name}::{kind}" for name, kind in columns.items())
         parts.append(f"{table} AS ({statement.format(rows=f'unnest({rows}) AS r ({listed(columns)})')})")
-    return numbered(f"WITH {', '.join(parts)} SELECT pg_current_xact_id()::text")
+    return numbered(f"{'WITH ' * bool(parts)}{', '.join(parts)} SELECT pg_current_xact_id()::text")
 
 
 def saved(tables: tuple[str, ...], rows: dict[str, list[tuple[Any, ...]]]) -> dict[str, Any]:
@@ -350,10 +351,26 @@ def changes(work: Work) -> dict[str, list[tuple[Any, ...]]]:
 def records(work: Work) -> dict[str, list[tuple[Any, ...]]]:
     """Return the records that a batch keeps and the keys of those that it drops, by table, in the order of keys."""
     rows: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
-    for kind, key in sorted(work.kept, key=lambda one: one[1]):
+    for kind, key in sorted((one for one in work.kept if not is_dropped(work, one)), key=lambda one: one[1]):
         row = work.kept[kind, key]
         rows[f"{'dropped' if row is None else 'kept'}_{RECORDS[kind]}"].append(key if row is None else astuple(row))
     return rows
+
+
+# What leaves its table in a way of its own, which looks whether it may.
+DROPS = {Receipt: "asyncgate.archive_receipts($1::text[])", Archived: "asyncgate.forget_pointers($1::text[])",
+         Task: "asyncgate.prune_tasks($1::text[])"}
+
+
+def is_dropped(work: Work, one: tuple[type[Struct], tuple[str, ...]]) -> bool:
+    """Whether a batch drops a row that only leaves in one of these ways."""
+    return one[0] in DROPS and work.kept[one] is None
+
+
+def dropped(work: Work) -> list[tuple[str, list[str]]]:
+    """Return the statements that take rows away, and what they are given."""
+    ids = {kind: sorted(one[1][0] for one in work.kept if one[0] is kind and is_dropped(work, one)) for kind in DROPS}
+    return [(f"SELECT {DROPS[kind]}", given) for kind, given in ids.items() if given]
 
 
 def state(work: Work, task_id: str) -> tuple[Any, ...]:
@@ -425,6 +442,11 @@ SELECT {listed(STATED, 'r.')}, NULL::float8, {FURTHER}
 FROM unnest($2::text[], $3::text[]) AS k (task, lease), LATERAL (
     SELECT {listed(STATED)} FROM asyncgate.receipts
     WHERE tenant_id = $1 AND task_id = k.task AND lease_id = k.lease LIMIT 1000) AS r"""
+STATES = f"""
+SELECT {listed(STATED, 'r.')}, NULL::float8, {FURTHER}
+FROM unnest($2::text[], $3::text[]) AS k (task, key), LATERAL (
+    SELECT {listed(STATED)} FROM asyncgate.receipts
+    WHERE tenant_id = $1 AND task_id = k.task AND receipt_key = k.key LIMIT 1) AS r"""
 TERMINATED = """
 SELECT EXISTS (SELECT FROM asyncgate.receipts
                WHERE tenant_id = $1 AND parent_id = $2 AND receipt_type = ANY ($3::text[]))
@@ -451,6 +473,8 @@ SELECT (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN
 TALLY = """
 SELECT k.id, (SELECT count(*) FROM asyncgate.receipts WHERE tenant_id = $1 AND task_id = k.id)
 FROM unnest($2::text[]) AS k (id)"""
+ARCHIVED = (f"SELECT {listed(typed(Archived))} FROM asyncgate.archived "
+            "WHERE tenant_id = $1 AND task_id = $2 ORDER BY receipt_id")
 FIND_KEY = f"SELECT f.tenant::text, f.suspended, {listed(typed(Key), '(f.key).')} FROM asyncgate.find_key($1) AS f"
 UNSENT = "SELECT asyncgate.unsent()::text"
 WAITING = f"""

@@ -30,7 +30,9 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from asyncgate import (
+    APPEND_ONLY,
     RECORDS,
+    Archived,
     Audit,
     DatabaseSettings,
     DatabaseUnavailable,
@@ -133,7 +135,13 @@ MOVE = f"""
 DISCHARGE = "DELETE FROM obligations WHERE tenant_id = ? AND to_kind = ? AND to_id = ? AND receipt_id = ?"
 BY_KEY = {kind: " AND ".join(["tenant_id = ?", *(f"{name} = ?" for name in export_order(kind))]) for kind in RECORDS}
 RECORD = {kind: f"SELECT {listed(kind)} FROM {table} WHERE {BY_KEY[kind]}" for kind, table in RECORDS.items()}
-DROP = {kind: f"DELETE FROM {table} WHERE {BY_KEY[kind]}" for kind, table in RECORDS.items()}
+# What goes with a row; receipts and tasks go in this way only when the triggers find them archived.
+DROP: dict[type[Struct], list[str]] = {
+    **{kind: [f"DELETE FROM {table} WHERE {BY_KEY[kind]}"] for kind, table in RECORDS.items()},
+    Receipt: [f"DELETE FROM {table} WHERE tenant_id = ? AND {key} = ?" for table, key in (
+        ("edges", "child_id"), ("deliveries", "receipt_id"), ("receipts", "receipt_id"))],
+    Task: [f"DELETE FROM {table} WHERE tenant_id = ? AND task_id = ?" for table in (
+        "tasks", "leases", "progress", "events")]}
 WALL = "UPDATE wall SET tenant_id = ?"
 TENANT = "INSERT INTO tenants (tenant_id, since) VALUES (?, ?) ON CONFLICT DO NOTHING"
 ADD_RECEIPT = insert("receipts", [*fields(Receipt), "parent_id"]) + (
@@ -151,6 +159,7 @@ FAMILY = RECEIPTS + """
         UNION SELECT receipt_id FROM receipts WHERE tenant_id = ?1 AND parent_id IN (SELECT value FROM json_each(?2))
         UNION SELECT child_id FROM edges WHERE tenant_id = ?1 AND parent_id IN (SELECT value FROM json_each(?2)))"""
 ENDINGS = RECEIPTS + "AND r.task_id = ?2 AND r.lease_id = ?3"
+STATES = RECEIPTS + "AND r.task_id = ?2 AND r.receipt_key = ?3"
 TERMINATED = """
     SELECT EXISTS (SELECT 1 FROM receipts WHERE tenant_id = ?1 AND parent_id = ?2
                    AND receipt_type IN (SELECT value FROM json_each(?3)))
@@ -185,6 +194,7 @@ COUNT = """
 TALLY = """
     SELECT t.value, (SELECT count(*) FROM receipts WHERE tenant_id = ?1 AND task_id = t.value)
     FROM json_each(?2) AS t"""
+ARCHIVED = f"SELECT {listed(Archived)} FROM archived WHERE tenant_id = ? AND task_id = ? ORDER BY receipt_id"
 FIND_KEY = f"""
     SELECT k.tenant_id, a.suspended_at IS NOT NULL, {listed(Key, 'k.')}
     FROM api_keys AS k LEFT JOIN accounts AS a USING (tenant_id) WHERE k.key_id = ?"""
@@ -406,9 +416,10 @@ class Sqlite:
         if needs.receipts:
             for row in self.db.execute(FAMILY, (tenant_id, json.dumps(list(needs.receipts)))):
                 work.give(receipt_row(row))
-        for task_id, lease_id in needs.endings:
-            for row in self.db.execute(ENDINGS, (tenant_id, task_id, lease_id)):
-                work.give(receipt_row(row))
+        for sql, pairs in ((ENDINGS, needs.endings), (STATES, needs.stated)):
+            for pair in pairs:
+                for row in self.db.execute(sql, (tenant_id, *pair)):
+                    work.give(receipt_row(row))
         for kind, named in needs.records:
             for row in self.db.execute(RECORD[kind], (tenant_id, *named)):
                 work.learn(kind(*row))
@@ -464,7 +475,8 @@ class Sqlite:
         many(ADD_EVENT, map(astuple, work.events.values()))
         many(ADD_AUDIT, map(astuple, work.audited.values()))
         for (kind, key), row in work.kept.items():
-            many(*((KEEP[kind], [astuple(row)]) if row is not None else (DROP[kind], [key])))
+            for sql in [KEEP[kind]] if row is not None else DROP[kind]:
+                many(sql, [astuple(row) if row is not None else key])
         many(ADD_DELIVERY, work.delivered.items())
 
     # Reading.
@@ -585,6 +597,10 @@ class Sqlite:
         """Be the only one: one process serves a file."""
         return True
 
+    async def archived(self, tenant_id: str, task_id: str) -> list[Archived]:
+        """Return where the archived receipts of a task are."""
+        return [Archived(*row) for row in await self._rows(ARCHIVED, tenant_id, task_id)]
+
     async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
         """Return a key before its tenant is known."""
         rows = await self._rows(FIND_KEY, key_id)
@@ -632,6 +648,11 @@ class Sqlite:
         except sqlite3.DatabaseError as error:
             return [str(error)]
 
+    async def compact(self) -> None:
+        """Give the file's free pages back to the system; writes wait meanwhile."""
+        for statement in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
+            await self._on_writer(statement, ())
+
     async def backup(self, target: str) -> None:
         """Copy the whole database, as of one moment, to a new file; the gate goes on meanwhile."""
         await asyncio.get_running_loop().run_in_executor(None, copy_file, self.path, target)
@@ -648,8 +669,8 @@ ADD_EDGE = insert("edges", ["child_id", "parent_id"])
 ADD_OBLIGATION = insert("obligations", fields(Obligation))
 ADD_EVENT = insert("events", fields(Event))
 ADD_AUDIT = insert("audit", fields(Audit))
-KEEP = {kind: upsert(table, fields(kind), export_order(kind)) for kind, table in RECORDS.items()}
-KEEP[Entry] = insert("ledger", fields(Entry))       # append-only
+KEEP = {kind: insert(table, fields(kind)) if kind in APPEND_ONLY else upsert(table, fields(kind), export_order(kind))
+        for kind, table in RECORDS.items()}
 ADD_DELIVERY = upsert("deliveries", ["receipt_id", "delivered_at"], ["receipt_id"])
 
 

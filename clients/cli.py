@@ -41,7 +41,8 @@ SECTIONS = {
     "Try it": ("demo", "dev"),
     "Run a gate": ("serve", "ledger", "mcp", "keys", "migrate", "config", "openapi"),
     "Work for one": ("worker", "scheduler"),
-    "Look after it": ("verify", "reconcile", "rebuild", "backup", "copy", "conformance", "bench", "bench-server"),
+    "Look after it": ("receipts", "archive", "verify", "reconcile", "rebuild", "backup", "copy", "conformance", "bench",
+                      "bench-server"),
 }
 STATUSES = {400: 2, 413: 2, 415: 2, 401: 3, 403: 3, 404: 4, 409: 5, 429: 6}
 BROKEN, WRONG, CONFLICT, NO_GATE = 1, 2, 5, 7
@@ -50,7 +51,8 @@ EXIT_STATUS = ("Exit status: 0 done, 1 broken, 2 wrong request, 3 not allowed, 4
 
 
 # In modules of their own; some are made of this one, so they cannot be there before it.
-BESIDE = {"keys": "keys", "scheduler": "scheduler", "rebuild": "recovery", "reconcile": "recovery"}
+BESIDE = {"archive": "archive", "keys": "keys", "receipts": "receipts", "scheduler": "scheduler",
+          "rebuild": "recovery", "reconcile": "recovery"}
 
 
 class Clients(click.Group):
@@ -270,6 +272,7 @@ TABLES = {
     "list_tasks": "task_id type status priority attempt created_by created_at held",
     "lease_next": "task_id lease_id fence type attempt expires_at payload",
     "list_leases": "task_id lease_id fence type worker expires_at renewals",
+    "list_archived_receipts": "receipt_id receipt_type from to task_id created_at",
     "list_receipts": "receipt_id receipt_type from to task_id created_at",
     "list_open_obligations": "receipt_id receipt_type task_id from created_at",
     "get_task_history": "created_at event_type receipt.from receipt.to receipt.receipt_id payload",
@@ -278,6 +281,7 @@ TABLES = {
     "list_keys": "key_id name principal_kind principal_id role expires_at revoked_at rotated_to last_used_at",
     "list_tenants": "tenant name tier suspended_at exempt_until",
     "list_audit": "number timestamp severity event details",
+    "list_seals": "number last_receipt_id count sealed_at hash",
 }
 OPENED = ("result", "server", "relationship", "upkeep")     # objects whose members get lines of their own
 IN_TABLE, IN_BLOCK = 40, 200
@@ -535,16 +539,23 @@ def openapi() -> None:
 
 
 @commands.command()
+@click.option("--ledger", is_flag=True, help="Hold every receipt against its seal, too.")
+@click.option("--seal", "anchors", metavar="NUMBER:HASH", multiple=True, help="With --ledger: a seal noted elsewhere.")
 @configured
-def verify(configured: Configured) -> None:
+def verify(configured: Configured, ledger: bool, anchors: tuple[str, ...]) -> None:
     """Check that a stored gate is sound; the server may go on meanwhile.
 
     Receipts match the states of their tasks, open obligations equal the evidence, created = discharged + open, and no
-    line of the audit log was changed, moved or taken away.
+    line of the audit log was changed, moved or taken away.  With --ledger: no sealed receipt was changed, added or
+    taken away; a seal that was noted elsewhere shows that nobody has made a new chain over other receipts.
     Exit status 1 if anything is wrong.
     """
     url = existing(configured.settings.database.url)
-    sys.exit(told(asyncio.run(checked(url, configured.settings.database)), discreet(url)))
+    status = told(asyncio.run(checked(url, configured.settings.database)), discreet(url))
+    if ledger or anchors:
+        part = import_module("asyncgate.clients.ledger")
+        status |= asyncio.run(part.held(url, configured.settings, anchors))
+    sys.exit(status)
 
 
 async def checked(url: str, database: Any = None) -> Any:
@@ -592,6 +603,8 @@ def told(verdict: Any, what: str) -> int:
         click.echo(plain(str(problem)))
     click.echo(counts(verdict))
     click.echo(f"audit logs: {verdict.audited} lines")
+    if verdict.archived:
+        click.echo(f"archive: {verdict.archived} receipts")
     wrong = len(verdict.problems)
     click.echo(f"{what}: {wrong} problem{'s' * (wrong > 1)}" if wrong else f"{what}: sound")
     return BROKEN if wrong else 0

@@ -21,6 +21,7 @@ from asyncgate import (
     FENCES_SKIPPED,
     TERMINAL,
     Account,
+    Archived,
     Audit,
     AuditHead,
     Entry,
@@ -37,6 +38,8 @@ from asyncgate import (
     Progress,
     Receipt,
     Schedule,
+    Seal,
+    SealHead,
     Task,
     Work,
     encode,
@@ -50,7 +53,7 @@ TABLES: dict[type[Struct], str] = {
     Task: "tasks", Lease: "leases", Progress: "progress", Receipt: "receipts", Obligation: "obligations",
     Event: "events", Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys",
     Audit: "audit", AuditHead: "audit_heads", Outgoing: "outbox", Entry: "ledger",
-    LedgerMark: "ledger_marks"}
+    LedgerMark: "ledger_marks", Seal: "seals", SealHead: "seal_heads", Archived: "archived"}
 
 TRUTHS = {table: [field.name for field in fields(table) if field.type is bool] for table in TABLES}
 NAME, BEAT_SECONDS = "asyncgate-copy", 10.0     # how a copy takes part where several processes can: one at a time
@@ -304,5 +307,6 @@ def keep(work: Work, row: Any) -> None:
             work.events[row.event_id] = row
         case Audit():
             work.log(row)
-        case Schedule() | Presence() | Account() | Key() | AuditHead() | Outgoing() | Entry() | LedgerMark():
+        case (Schedule() | Presence() | Account() | Key() | AuditHead() | Outgoing() | Entry() | LedgerMark()
+              | Seal() | SealHead() | Archived()):
             work.keep(row)

@@ -36,13 +36,18 @@ MATRIX: dict[str, tuple[str, str]] = {
     "set_limits": ("admin", "admin:write"), "issue_key": ("admin", "admin:write"), "list_keys": ("admin", "admin:read"),
     "rotate_key": ("admin", "admin:write"), "revoke_key": ("admin", "admin:write"),
     "list_audit": ("admin", "admin:read"),
+    "seal_receipts": ("admin", "admin:write"), "list_seals": ("admin", "admin:read"),
+    "export_receipts": ("admin", "admin:read"), "import_receipts": ("admin", "admin:write"),
+    "run_archive": ("admin", "admin:write"), "restore_archive": ("admin", "admin:write"),
+    "list_archived_receipts": ("agent worker admin", "receipts:read"),
 }
 FILLED = {"type": "demo", "task_id": "none", "lease_id": "none", "receipt_id": "none", "parent_receipt_id": "none",
           "receipt_type": "x", "schedules": [{"schedule_id": "s"}], "worker_id": None,
           "tasks": [{"type": "demo", "task_id": "none", "lease_id": "none"}], "key_id": "none", "name": "x",
           "tenant": "00000000-0000-4000-8000-000000000000"}
 MORE: dict[str, dict[str, Any]] = {
-    "run_task": {"wait_seconds": 0}, "issue_key": {"principal_id": "x", "scopes": frozenset()}}
+    "run_task": {"wait_seconds": 0}, "issue_key": {"principal_id": "x", "scopes": frozenset()},
+    "import_receipts": {"receipts": []}}
 # spec 21.5.2: what the role `system` may and may not.
 SYSTEM = {"create_task": True, "get_task": True, "list_tasks": True, "cancel_task": True, "list_receipts": True,
           "lease_next": False, "renew_lease": False, "complete": False, "fail": False}

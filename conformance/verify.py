@@ -19,6 +19,7 @@ from asyncgate import (
     DISCHARGING,
     TERMINAL,
     TERMINATES,
+    Archived,
     Audit,
     AuditHead,
     Event,
@@ -49,6 +50,7 @@ class Verdict(Struct):
     open: int = 0
     discharged: int = 0
     audited: int = 0            # lines of audit logs
+    archived: int = 0           # receipts that have moved to the archive
     problems: list[str] = []
 
     @property
@@ -115,6 +117,8 @@ class Tenant:
         self.open: dict[str, tuple[str, Principal]] = {}    # type and recipient of what nothing has discharged
         self.early: set[tuple[str, str]] = set()            # parents not seen yet, and the type of their child
         self.created = 0
+        self.away: set[str] = set()                         # receipts in the archive
+        self.settled: set[str] = set()                      # and their tasks
 
     async def checked(self) -> AsyncIterator[int]:
         """Check everything of the tenant; yield how many rows each page had."""
@@ -126,6 +130,9 @@ class Tenant:
                 for row in page:
                     look(row)
                 yield len(page)
+        async for pointers in self._pages(Archived):
+            self._archived(pointers)
+            yield len(pointers)
         async for obligations in self._pages(Obligation):
             index.update({row.receipt_id: Principal(row.to_kind, row.to_id) for row in obligations})
             yield len(obligations)
@@ -136,6 +143,15 @@ class Tenant:
         for task_id, facts in self.tasks.items():
             self._ended(task_id, facts)
         self._count(len(index))
+
+    def _archived(self, pointers: list[Archived]) -> None:
+        """What is in the archive is nowhere else; what it says has been settled before it moved."""
+        self.verdict.archived += len(pointers)
+        for pointer in pointers:
+            self.away.add(pointer.receipt_id)
+            self.settled.add(pointer.task_id)
+            if pointer.receipt_id in self.receipts:
+                self._wrong(f"receipt {pointer.receipt_id} is in its table and in the archive")
 
     async def _audit(self) -> AsyncIterator[int]:
         """Check the chain; behind a line that is wrong it goes on, so that each one is named."""
@@ -224,7 +240,7 @@ class Tenant:
     # When all rows have been seen.
 
     def _parents(self) -> None:
-        missing = {parent for parent, _ in self.early} - self.receipts
+        missing = {parent for parent, _ in self.early} - self.receipts - self.away
         for parent in sorted(missing):
             self._wrong(f"receipt {parent} does not exist, but another names it as its parent")
 
@@ -240,6 +256,11 @@ class Tenant:
             self._wrong(f"obligation {receipt_id} is in the index, but {why}")
 
     def _ended(self, task_id: str, facts: Facts) -> None:
+        if task_id in self.settled and not facts.assigned:
+            if facts.status not in TERMINAL or facts.owed:
+                self._wrong(f"task {task_id} is {facts.status}{' and owed' * facts.owed}, but its receipts are in the "
+                            "archive")
+            return
         if facts.assigned != 1:
             self._wrong(f"task {task_id} has {facts.assigned} receipts task.assigned instead of one")
         if facts.accepted != (leased := facts.fence - sum(facts.skipped)):

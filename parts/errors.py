@@ -59,6 +59,7 @@ class Overloaded(GateError): code, status = "overloaded", 503
 class DatabaseUnavailable(GateError): code, status = "database_unavailable", 503
 class LedgerUnavailable(GateError): code, status = "receipt_ledger_unavailable", 503
 class ReceiptIdCollision(GateError): code, status = "receipt_id_collision", 409
+class ArchiveUnavailable(GateError): code, status = "archive_unavailable", 503
 class LimiterUnavailable(GateError): code, status = "rate_limiter_unavailable", 503
 class IssuerUnavailable(GateError): code, status = "issuer_unavailable", 503
 

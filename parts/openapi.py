@@ -40,6 +40,11 @@ ASSIGNED: dict[str, Any] = {
     "receipt_id": DUTY, "tenant_id": TENANT, "receipt_type": "task.assigned", "created_at": NOW, "from": ADA, "to": ADA,
     "task_id": TASK, "lease_id": None, "schedule_id": None, "parents": [], "asyncgate_instance": "asyncgate-1",
     "body": {"type": "page.summarize", "schema_version": "1"}, "hash": "9b1f5f0f" * 8}
+CARRIED = {
+    "receipt_id": DUTY, "receipt_key": "5d0c1e72" * 8, "receipt_type": "task.assigned", "created_at": 1771502400.0,
+    "from_kind": "agent", "from_id": "ada", "to_kind": "agent", "to_id": "ada", "task_id": TASK, "lease_id": None,
+    "schedule_id": None, "asyncgate_instance": "asyncgate-1", "hash": "9b1f5f0f" * 8,
+    "body": '{"schema_version":"1","type":"page.summarize"}'}
 SELF = {"version": "0.1.0", "instance_id": "asyncgate-1"}
 SERVER = {"name": "AsyncGate", **SELF, "environment": "local", "uptime": 4711}
 ASKER = {"principal_kind": "agent", "principal_id": "ada"}
@@ -108,6 +113,16 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "audit_id": "000000000007", "tenant_id": TENANT, "number": 7, "timestamp": NOW,
         "event": "key_revoked", "severity": "warning",
         "details": {"principal_kind": "human", "principal_id": "ada", "revoked": KEY_ID}, "hash": "5d0c1e72" * 8}]}),
+    "seal_receipts": ({}, {"tenant_id": TENANT, "number": 12, "last_receipt_id": DONE, "hash": "9b1f04ce" * 8}),
+    "list_seals": ({"limit": 20}, {"seals": [{
+        "number": 12, "last_receipt_id": DONE, "count": 2, "digest": "c0ffee11" * 8, "marks": "3q2+78r+uq8=",
+        "sealed_at": NOW, "hash": "9b1f04ce" * 8}]}),
+    "export_receipts": ({"limit": 1000}, {"receipts": [CARRIED]}),
+    "import_receipts": ({"receipts": [CARRIED]}, {"imported": 0, "present": 0, "refused": [{
+        "receipt_id": DUTY, "reason": "differs", "message": "another receipt has this id here"}]}),
+    "run_archive": ({"most": 5000}, {"receipts": 4711, "segments": 3, "tasks_pruned": 815, "more": False}),
+    "list_archived_receipts": ({"task_id": TASK}, {"receipts": [ASSIGNED], "next_cursor": None, "cursor": None}),
+    "restore_archive": ({"task_id": TASK}, {"task_ids": [TASK], "receipts": 4}),
     "get_config": ({}, {"receipt_mode": "standalone", "memorygate_url": None, "capabilities": ["leases"], **SELF}),
     "health": ({}, {"status": "healthy", "service": "AsyncGate", "uptime": 47, "database": "ok", "upkeep": {}, **SELF}),
 }
@@ -128,6 +143,7 @@ TAGS = {"Tasks": ("tasks", "Hand over work, and learn how it ended."),
         "Receipts and obligations": ("receipts obligations bootstrap", "What was said, what is owed, and the proof."),
         "Schedules": ("schedules", "What a scheduler tells, so that its silence is noticed."),
         "Administration": ("tenants limits keys audit", "Who may come in, what they may use, and what happened."),
+        "Ledger": ("seals export import archive", "What keeps receipts as they are, and carries them elsewhere."),
         "Gate": ("config health", "The gate itself.")}
 
 # The refusals by HTTP status, what they mean, and the headers that come with them.
@@ -165,6 +181,8 @@ REFUSALS = {name: f", {refusals}" for name, refusals in {
     "report_progress": f"{LARGE}, {HOLDER}", "fail": f"{LARGE}, {HOLDER}", "complete": f"{ARTIFACTS}, {HOLDER}",
     "get_receipt": UNKNOWN_RECEIPT, "ack_receipt": UNKNOWN_RECEIPT,
     "emit_receipt": f"{LARGE}, 400 too_many_parents, 400 parents_required, 400 parent_not_found, {HOLDER}",
+    **dict.fromkeys(("export_receipts", "run_archive", "list_archived_receipts"), "503 archive_unavailable"),
+    "restore_archive": f"{UNKNOWN_RECEIPT}, 503 archive_unavailable",
     **dict.fromkeys(("get_limits", "issue_key", "list_keys", "list_audit"), "404 tenant_not_found"),
     **dict.fromkeys(("rotate_key", "revoke_key"), "404 tenant_not_found, 404 key_not_found")}.items()}
 

@@ -224,11 +224,20 @@ class BootstrapSettings(Group, frozen=True):
     deprecate_legacy_endpoint: Annotated[bool, says("Whether bootstrap answers carry deprecation headers")] = True
 
 class ReceiptSettings(Group, frozen=True):
-    """How large a receipt may be (PH.5)."""
+    """How large a receipt may be (PH.5), and how soon it is sealed."""
 
     max_body_size_bytes: Annotated[Size, says("Largest receipt body, in bytes of JSON")] = 65536
     max_parents: Annotated[int, span(1, 1000), says("Most parents of a receipt")] = 10
     max_artifacts: Annotated[PageSize, says("Most artifacts of a receipt")] = 100
+    seal_interval_seconds: Annotated[Timer, says("Seconds between seals over what is new; kept locally only")] = 60.0
+
+class ArchiveSettings(Group, frozen=True):
+    """Where old receipts go (H.11)."""
+
+    enabled: Annotated[bool, says("Whether upkeep moves old receipts to the archive and prunes old tasks")] = False
+    directory: Annotated[str, says("Folder of the archive, the same for all gates of a database; empty is none")] = ""
+    terminal_days: Annotated[Days, says("Days a task must have ended before its receipts are archived")] = 7
+    interval_seconds: Annotated[Timer, says("Seconds between looks for what is old enough")] = 3600.0
 
 class LeaseSettings(Group, frozen=True):
     requeue_on_expiry_no_increment: Annotated[bool, says("Always true: a lost lease spends no attempt (PH.4)")] = True
@@ -305,8 +314,8 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_list_limit: Annotated[PageSize, says("Most items on a page")] = 200
     default_bootstrap_max_items: Annotated[PageSize, says("Items in a bootstrap by default")] = 50
     max_bootstrap_max_items: Annotated[PageSize, says("Most items in a bootstrap")] = 200
-    receipt_retention_days: Annotated[Days, says("Days a receipt is active before it may be archived")] = 30
-    task_retention_days: Annotated[Days, says("Days a finished task is kept before it may be pruned")] = 7
+    receipt_retention_days: Annotated[Days, says("Days a receipt is active before it may be archived (H.11)")] = 30
+    task_retention_days: Annotated[Days, says("Days a finished task is kept before it may be pruned")] = 30
     max_request_bytes: Annotated[Size, says("Largest request body, in bytes")] = 16 * 2**20
     max_payload_bytes: Annotated[Size, says("Largest task payload, in bytes of JSON")] = 2**20
     max_result_bytes: Annotated[Size, says("Largest result, in bytes of JSON")] = 2**20
@@ -328,6 +337,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     worker_bootstrap: WorkerBootstrap = WorkerBootstrap()
     bootstrap: BootstrapSettings = BootstrapSettings()
     receipts: ReceiptSettings = ReceiptSettings()
+    archive: ArchiveSettings = ArchiveSettings()
     leases: LeaseSettings = LeaseSettings()
     security: SecuritySettings = SecuritySettings()
     rate_limits: RateLimits = RateLimits()

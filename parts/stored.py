@@ -291,6 +291,45 @@ class AuditHead(Struct, frozen=True):
     hash: str
 
 
+class Seal(Struct, frozen=True):
+    """What some receipts of a tenant were when it was made, chained to the seal before by its hash.
+
+    It covers the receipts behind those of the seal before, up to `last_id`; or, when `late` lists any, those alone.
+    """
+
+    seal_id: str                        # the number, written so that it sorts
+    number: int                         # 1, 2, 3, … in each tenant
+    last_id: str                        # up to which receipt all are covered
+    count: int
+    digest: str                         # SHA-256 over the digests of its receipts, in the order of their ids
+    marks: str                          # the first bytes of each of them, base64: they tell which one was changed
+    late: str                           # JSON array: receipts that came when younger ones were sealed already, or ""
+    sealed_at: float
+    hash: str                           # over all of this and the hash of the seal before
+
+
+class SealHead(Struct, frozen=True):
+    """Where a tenant's seals end."""
+
+    number: int = 0
+    last_id: str = ""
+    hash: str = ""
+    imports: int = 0                    # how often receipts were written that may be older than ones already there
+
+
+class Archived(Struct, frozen=True):
+    """Where a receipt is that has moved to the archive (H.11); it is in its table or has a pointer, never both."""
+
+    receipt_id: str
+    task_id: str
+    receipt_type: str
+    segment: str                        # the file, within the archive's folder
+    line: int                           # in it, from 1
+    digest: str                         # of every byte of the receipt, so that seals still hold
+    chain: str                          # the oldest receipt of all that moved together
+    tasks: str                          # JSON array: the tasks of all that moved together
+
+
 # What is asked of a database.
 
 
@@ -328,13 +367,16 @@ class EntryFilter(Struct, frozen=True):
 # What is loaded and saved by its key alone, and in which table: a batch may keep such a record or drop it.
 RECORDS: dict[type[Struct], str] = {
     Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys", AuditHead: "audit_heads",
-    Usage: "usage", Outgoing: "outbox", Entry: "ledger",
-    LedgerMark: "ledger_marks"}
+    Usage: "usage", Outgoing: "outbox", Entry: "ledger", LedgerMark: "ledger_marks", Seal: "seals",
+    SealHead: "seal_heads", Archived: "archived"}
+
+# Of these a row is never kept a second time.
+APPEND_ONLY: frozenset[type[Struct]] = frozenset({Entry, Seal, Archived})
 
 # What the primary key of a table has behind the tenant, where that is more than the first field.
 EXPORT_ORDER: dict[type[Struct], tuple[str, ...]] = {
     Event: ("task_id", "event_id"), Obligation: ("to_kind", "to_id", "receipt_id"), Presence: ("kind", "id"),
-    Account: (), AuditHead: (), Usage: ()}
+    Account: (), AuditHead: (), Usage: (), SealHead: ()}
 
 
 def export_order(table: type[Struct]) -> tuple[str, ...]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import sys
+import tempfile
 import time
 from asyncio.subprocess import PIPE
 from collections import Counter
@@ -35,7 +37,7 @@ from asyncgate import (
     export_key,
     main,
 )
-from asyncgate.backends import open_backend
+from asyncgate.backends import archive, open_backend
 from asyncgate.backends.identity_guard import Guard
 from asyncgate.backends.memory import Memory, Tenant
 from asyncgate.backends.receipts_outbox import Ledger
@@ -45,7 +47,7 @@ from asyncgate.conformance.history import stored, violations
 from asyncgate.conformance.plugin import SHARED
 from asyncgate.conformance.postgres_server import Server
 from asyncgate.conformance.verify import verify
-from asyncgate.parts.settings import MemoryGate
+from asyncgate.parts.settings import ArchiveSettings, MemoryGate
 
 pytestmark = pytest.mark.anyio
 PATIENCE_SECONDS = 60.0
@@ -163,6 +165,25 @@ async def live(gate: Gate) -> None:
     for kind, id in [("agent", "ada"), ("worker", "ada"), ("human", ODD)]:
         await gate.as_caller(kind, id, "admin", instance="i1").list_tasks()
     await Upkeep(gate.engine).once("presence")
+    await archive_one(gate)
+
+
+async def archive_one(gate: Gate) -> None:
+    """Let a task go, and its receipts to an archive, whose files stay where they are."""
+    task_id = await gate.create(type="old")
+    await gate.as_admin().seal_receipts()
+    await gate.as_agent().cancel_task(task_id=task_id)
+    duty = (await gate.receipts(task_id, "task.assigned"))[0].receipt_id
+    with tempfile.TemporaryDirectory() as folder:
+        beside = gate.beside(archive=ArchiveSettings(directory=folder)).engine
+        ages, moved = archive.Ages(math.inf, math.inf, math.inf, "g"), archive.Moved()
+        first = await gate.backend.receipt(gate.tenant_id, duty)
+        assert first is not None
+        chain = await archive.whole(beside, gate.tenant_id, first)
+        assert chain is not None
+        await archive.store(beside, gate.tenant_id, ages, [chain], moved)
+        assert await archive.let_tasks_go(beside, gate.tenant_id, ages, [task_id]) == 1
+    assert moved.receipts == 3
 
 
 async def administer(gate: Gate) -> None:

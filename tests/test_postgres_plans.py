@@ -84,6 +84,9 @@ INSERT INTO asyncgate.obligations
 SELECT {tenant}, 'agent', 'agent-' || n % 50, {id} FROM generate_series(3, {tasks} * 3, 12) AS n;
 INSERT INTO asyncgate.deliveries SELECT {tenant}, {id}, n FROM generate_series(1, {tasks} * 3, 3) AS n;
 INSERT INTO asyncgate.events SELECT {tenant}, {id}, {id}, 'task.started', '0', n FROM generate_series(1, {tasks}) AS n;
+INSERT INTO asyncgate.archived
+SELECT {tenant}, 'away-' || n, 'task-' || n / 4, 'task.accepted', 'segment', n, 'digest', 'chain', '[]'
+FROM generate_series(1, {tasks}) AS n;
 INSERT INTO asyncgate.schedules
 SELECT {tenant}, 's-' || n, 'agent', 'ada', 'worker', 'cron', 'c', true, n, 60, CASE WHEN n % 2 = 0 THEN n END
 FROM generate_series(1, {tasks} / 10) AS n;
@@ -253,7 +256,8 @@ async def functions(db: Any) -> dict[str, list[tuple[str, list[str]]]]:
             WHERE pronamespace = 'asyncgate'::regnamespace AND (lanname = 'plpgsql' OR proname = 'find_key')"""):
         inside = source[source.index("BEGIN") + len("BEGIN"):source.rindex("END")] if "BEGIN" in source else source
         body = re.sub("--.*", "", inside)
-        parts = [re.sub(r"^(RETURN QUERY|FOR \w+ IN)\s+", "", part.strip()) for part in re.split(r";|\bLOOP\b", body)]
+        parts = [re.sub(r"^(RETURN QUERY|FOR \w+ IN)\s+", "", part.strip())
+                 for part in re.split(r";|\bLOOP\b|\bTHEN *\n", body)]
         asks = [part[1:-1].strip() if part.startswith("(") else part for part in parts]
         given = dict(zip(names, types, strict=True)) | LOOPED
         found[name] = [(numbered(part, given), list(given.values())) for part in asks if VERB.match(part)]
@@ -261,7 +265,8 @@ async def functions(db: Any) -> dict[str, list[tuple[str, list[str]]]]:
 
 
 VERB = re.compile("SELECT|UPDATE|INSERT|DELETE|WITH")
-LOOPED = {"late.next_at": "float8", "late.tenant_id": "uuid", "late.task_id": "text"}      # what a loop goes over
+LOOPED = {"late.next_at": "float8", "late.tenant_id": "uuid", "late.task_id": "text",      # what a loop goes over
+          "tenant": "uuid", "id": "text"}
 
 
 def numbered(statement: str, names: Iterable[str]) -> str:
@@ -276,7 +281,8 @@ def numbered(statement: str, names: Iterable[str]) -> str:
 UNTIL_THE_END = {"lanes"}       # a tenant has few, and all of them are wanted
 # What looks across tenants asks by these.
 LED_BY = {"states_check": "check_at", "schedules_late": "late_at", "api_keys_id": "key_id"}
-ACROSS = {"overdue": "asyncgate_sweeper", "find_key": "asyncgate_auth"}
+ACROSS = {"overdue": "asyncgate_sweeper", "find_key": "asyncgate_auth",
+          **dict.fromkeys(("archive_receipts", "forget_pointers", "prune_tasks"), "asyncgate_owner")}
 # What these find under their first two columns is few, so it may be sorted: a worker's leases, a task's receipts.
 FEW = {"states_holder", "receipts_key"}
 # What has an index of its own is never looked for row by row.
@@ -425,7 +431,8 @@ async def test_no_function_reads_more_than_it_must(databases: dict[str, str], cl
     async with connected(cluster.admin_url(database)) as root:
         judge, asked = await Judge.of(root), await functions(root)
     assert {name: len(parts) for name, parts in asked.items()} == {
-        "one_task": 1, "open_obligations": 1, "overdue": 4, "find_key": 1}
+        "one_task": 1, "open_obligations": 1, "overdue": 4, "find_key": 1,
+        "archive_receipts": 3, "forget_pointers": 1, "prune_tasks": 4}
 
     for name, parts in asked.items():
         async with session(cluster.admin_url(database), ACROSS.get(name, "asyncgate_app")) as db:
@@ -475,7 +482,8 @@ async def test_a_list_of_receipts_is_read_by_the_index_of_what_it_lists(
 
 SECONDARY = ["tasks_key", "tasks_owner", "states_queue", "states_delayed", "states_lease", "states_holder",
              "states_check", "receipts_key", "receipts_to", "receipts_parent", "edges_parent", "schedules_late",
-             "api_keys_id", "outbox_waiting", "ledger_arrival", "ledger_to", "ledger_task", "ledger_instance"]
+             "api_keys_id", "outbox_waiting", "ledger_arrival", "ledger_to", "ledger_task", "ledger_instance",
+             "archived_task"]
 
 
 async def test_all_indexes_are_known(cluster: Cluster, databases: dict[str, str]) -> None:

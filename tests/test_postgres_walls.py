@@ -6,11 +6,14 @@ Everything is proven twice: the rule holds, and the test would notice if it did 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import math
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
@@ -44,13 +47,13 @@ from asyncgate import (
     Work,
     encode,
 )
-from asyncgate.backends import open_backend
+from asyncgate.backends import archive, open_backend
 from asyncgate.backends import postgres_statements as sql
 from asyncgate.backends.receipts_outbox import Ledger
 from asyncgate.clients.http import Exchange
 from asyncgate.conformance.harness import Gate, Numbered, View, under
 from asyncgate.conformance.postgres_server import Cluster, connected
-from asyncgate.parts.settings import MemoryGate, RateLimiting, SecuritySettings
+from asyncgate.parts.settings import ArchiveSettings, MemoryGate, RateLimiting, SecuritySettings
 
 pytestmark = pytest.mark.anyio
 
@@ -62,6 +65,8 @@ FILE = [{"type": "file", "uri": "file:///out"}]
 # shows a key, whose tenant is not known before it is found.
 TENANTLESS = {"meta", "migrations", "instances"}
 LED_BY_TIME, LED_BY_ID = {"states_check", "schedules_late"}, {"api_keys_id"}
+# What the owner may take rows of, behind the wall, in the functions that look whether they may go.
+KEPT = ("receipts", "edges", "deliveries", "archived", "tasks", "states", "progress", "events")
 WALL = "(tenant_id = ( SELECT asyncgate.tenant() AS tenant))"
 TABLES = "pg_class AS c WHERE c.relnamespace = 'asyncgate'::regnamespace AND c.relkind IN ('r', 'p')"
 
@@ -96,7 +101,8 @@ RULES: dict[str, tuple[str, set[str]]] = {
         AND NOT (roles = '{{asyncgate_app}}' AND qual = '{WALL}' AND with_check = '{WALL}')""",
         {f"{what} {{asyncgate_sweeper}}"
          for what in ("SELECT tenants", "SELECT schedules", "ALL states", "SELECT outbox")}
-        | {f"SELECT {table} {{asyncgate_auth}}" for table in ("api_keys", "accounts")}),
+        | {f"SELECT {table} {{asyncgate_auth}}" for table in ("api_keys", "accounts")}
+        | {f"ALL {table} {{asyncgate_owner}}" for table in KEPT}),
     "no role of ours is strong": ("""
         SELECT rolname FROM pg_roles WHERE rolname LIKE 'asyncgate\\_%'
         AND (rolsuper OR rolbypassrls OR rolcreaterole OR rolcreatedb OR rolreplication)""", set()),
@@ -119,7 +125,7 @@ RULES: dict[str, tuple[str, set[str]]] = {
         AND (has_table_privilege('asyncgate_app', c.oid, may) OR may IN ('UPDATE', 'REFERENCES')
              AND has_any_column_privilege('asyncgate_app', c.oid, may))""",
         each("UPDATE", "states progress schedules presences deliveries instances meta accounts api_keys audit_heads "
-                       "usage outbox ledger_marks")
+                       "usage outbox ledger_marks seal_heads")
         | each("DELETE", "obligations schedules instances outbox")),
     "what the roles that look across tenants may": (f"""
         SELECT concat_ws(' ', role, may, relname || '.' || attname)
@@ -141,9 +147,9 @@ RULES: dict[str, tuple[str, set[str]]] = {
         SELECT relname FROM {TABLES} AND EXISTS (SELECT FROM aclexplode(relacl) WHERE grantee = 0)
         UNION ALL SELECT nspname FROM pg_namespace
         WHERE nspname = 'asyncgate' AND has_schema_privilege('public', oid, 'USAGE, CREATE')""", set()),
-    "only the four look-ups across tenants run as another role": ("""
+    "only the look-ups across tenants and the ways into the archive run as another role": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef""",
-        {"all_tenants", "overdue", "unsent", "find_key"}),
+        {"all_tenants", "overdue", "unsent", "find_key", "archive_receipts", "forget_pointers", "prune_tasks"}),
     "nobody can lend them other tables, nor call them unasked": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef
         AND (proconfig IS DISTINCT FROM '{"search_path=pg_catalog, pg_temp"}'
@@ -170,7 +176,8 @@ BREACHES = {
     "nor may they take rows away": "GRANT DELETE ON asyncgate.states TO asyncgate_sweeper",
     "nobody else may anything": "GRANT SELECT (body) ON asyncgate.receipts TO PUBLIC; "
                                 "GRANT SELECT ON asyncgate.edges TO PUBLIC",
-    "only the four look-ups across tenants run as another role": "ALTER FUNCTION asyncgate.one_task SECURITY DEFINER",
+    "only the look-ups across tenants and the ways into the archive run as another role":
+        "ALTER FUNCTION asyncgate.one_task SECURITY DEFINER",
     "nobody can lend them other tables, nor call them unasked": "ALTER FUNCTION asyncgate.overdue RESET search_path",
     "a view shows what its reader may see": "CREATE VIEW asyncgate.stray AS SELECT * FROM asyncgate.receipts",
 }
@@ -232,8 +239,32 @@ def test_an_index_that_a_tenant_does_not_lead_says_why() -> None:
 OURS, THEIRS = "it is ours", "it is theirs"
 
 
+ARCHIVE = tempfile.TemporaryDirectory()
+atexit.register(ARCHIVE.cleanup)
+
+
+async def away(gate: Gate, mark: str) -> dict[str, str]:
+    """Let a tenant have something in the archive; return what it is called."""
+    await gate.create(payload=mark, type="away")
+    done = await gate.claim("w-away", accept_types=["away"])
+    assert done is not None
+    await gate.as_worker("w-away").complete(**under(done), result={"said": mark}, artifacts=FILE)
+    beside = gate.beside(archive=ArchiveSettings(directory=ARCHIVE.name))
+    duty = await gate.backend.receipt(gate.tenant_id, done.obligation_receipt_id)
+    assert duty is not None
+    chain = await archive.whole(beside.engine, gate.tenant_id, duty)
+    assert chain is not None
+    moved, ages = archive.Moved(), archive.Ages(math.inf, math.inf, math.inf, "g")
+    await archive.store(beside.engine, gate.tenant_id, ages, [chain], moved)
+    assert moved.receipts == 4
+    page = await beside.as_admin().list_archived_receipts(task_id=done.task_id, limit=1)
+    return {"away_task_id": done.task_id, "away_receipt_id": done.obligation_receipt_id,
+            "away_cursor": str(page.next_cursor)}
+
+
 async def live(gate: Gate, mark: str) -> dict[str, str]:
     """Let a tenant have rows of every kind; return what some are called, which another tenant's are called, too."""
+    archived = await away(gate, mark)
     ada, w1, cron = gate.as_agent(), gate.as_worker(), gate.as_worker("cron")
     done = await gate.leased(payload=mark, idempotency_key="key", max_attempts=3)
     await w1.report_progress(**under(done), progress=mark)
@@ -260,7 +291,7 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
     await Upkeep(gate.engine).remember()
     await operator_of(gate).create_tenant(tenant=gate.tenant_id, name=mark)
     await keep_books(gate, mark)
-    return {**under(running), **await keys_of(gate, mark),
+    return {**under(running), **await keys_of(gate, mark), **archived,
             "receipt_id": running.obligation_receipt_id, "created": made[0],
             "discharged": done.obligation_receipt_id, "schedule_id": "nightly", "key": "key", "claim": "claim",
             "worker": "w1", "agent": "ada", "type": "waiting",
@@ -296,9 +327,13 @@ async def keys_of(gate: Gate, mark: str) -> dict[str, str]:
     root = gate.as_admin()
     made = [await root.issue_key(name=mark, principal_id=mark) for _ in range(2)]
     await root.revoke_key(key_id=made[1].key.key_id, reason=mark)
+    for _ in range(2):
+        await gate.create(payload=mark)
+        await root.seal_receipts()
     return {"tenant": gate.tenant_id, "key_id": made[0].key.key_id,
             "keys_cursor": str((await root.list_keys(limit=1)).next_cursor),
-            "audit_cursor": str((await root.list_audit(limit=1)).next_cursor)}
+            "audit_cursor": str((await root.list_audit(limit=1)).next_cursor),
+            "seals_cursor": str((await root.list_seals(limit=1)).next_cursor)}
 
 
 async def live_more(gate: Gate, mark: str) -> dict[str, str]:
@@ -316,7 +351,7 @@ async def live_more(gate: Gate, mark: str) -> dict[str, str]:
     bob, ended = gate.as_agent("bob-there"), await gate.create(type="type-there", by="bob-there")
     await bob.cancel_task(task_id=ended)
     duty = await gate.receipt(ended, "task.assigned")
-    return {**under(first), **await keys_of(gate, mark),
+    return {**under(first), **await keys_of(gate, mark), **await away(gate, mark),
             "receipt_id": first.obligation_receipt_id, "created": created.receipt_id,
             "discharged": duty.receipt_id, "schedule_id": "s-there", "key": "key-there",
             "claim": "type-there-claim-there", "worker": "w-there", "agent": "bob-there", "type": "type-there",
@@ -530,6 +565,11 @@ async def test_what_the_role_of_the_gate_may_change_it_does_not_find_at_a_neighb
 MINE: dict[str, Any] = {"task_id": "{task_id}", "lease_id": "{lease_id}"}
 HELD: dict[str, Any] = {**MINE, "worker_id": "{worker}"}
 ASKING: dict[str, Any] = {"principal_kind": "agent", "principal_id": "{agent}"}
+OFFERED: dict[str, Any] = {
+    "receipt_id": "01000000-0000-7000-8000-000000000000", "receipt_key": "{key}", "receipt_type": "task.completed",
+    "created_at": 1.0, "from_kind": "worker", "from_id": "{worker}", "to_kind": "agent", "to_id": "{agent}",
+    "task_id": "{task_id}", "lease_id": "{lease_id}", "schedule_id": "{schedule_id}", "asyncgate_instance": "g",
+    "hash": "0" * 64, "body": "{{}}"}
 # How to call each operation so that it names everything it can.
 HOW: dict[str, list[dict[str, Any]]] = {
     "lease_next": [{"worker_id": "{worker}", "claim_id": "{claim}", "accept_types": ["{type}"]}],
@@ -572,6 +612,15 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "list_keys": [{"tenant": "{tenant}"}, {"cursor": "{keys_cursor}"}],
     "rotate_key": [{"key_id": "{key_id}"}, {"key_id": "{key_id}", "tenant": "{tenant}"}],
     "revoke_key": [{"key_id": "{key_id}"}, {"key_id": "{key_id}", "tenant": "{tenant}"}],
+    "seal_receipts": [{}],
+    "list_seals": [{"cursor": "{seals_cursor}"}],
+    "export_receipts": [{"after": "{receipt_id}"}],
+    "import_receipts": [{"receipts": [{**OFFERED, "receipt_id": "{receipt_id}"}]},
+                        {"receipts": [{**OFFERED, "parents": ["{receipt_id}"], "task_id": "{task_id}"}]}],
+    "run_archive": [{}],
+    "list_archived_receipts": [{"task_id": "{away_task_id}"}, {"receipt_id": "{away_receipt_id}"},
+                               {"task_id": "{away_task_id}", "cursor": "{away_cursor}"}],
+    "restore_archive": [{"task_id": "{away_task_id}"}],
     "list_audit": [{"tenant": "{tenant}"}, {"cursor": "{audit_cursor}"}, {"event": "key_issued"}],
     "get_config": [{}],
     "health": [{}],
@@ -675,7 +724,11 @@ async def test_what_only_the_neighbour_has_is_answered_like_what_nobody_has(
                 assert THEIRS.encode() not in foreign
 
 
-@pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - OPERATORS - {"get_config", "health"}))
+# These name nothing that somebody could have.
+NAMELESS = {"get_config", "health", "seal_receipts", "run_archive", "export_receipts"}
+
+
+@pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - OPERATORS - NAMELESS))
 async def test_whoever_has_it_is_answered_otherwise(serve: Any, operation: str) -> None:
     served, answers = await serve(), []
     gate = Gate(served.engine, str(uuid.uuid4()))
@@ -808,6 +861,8 @@ async def read_all(gate: Gate, names: dict[str, str]) -> None:
     await gate.as_agent().check_terminator(parent_receipt_id=names["discharged"])
     await gate.as_agent().list_open_obligations()
     await gate.backend.next_due(tenant)
+    await gate.backend.archived(tenant, names["away_task_id"])
+    await gate.as_admin().import_receipts(**filled(HOW["import_receipts"][0], names))
     await gate.everything()
     for to in (None, ada):
         await gate.backend.entries(tenant, EntryFilter(to, None, None, None, None, 10))

@@ -27,7 +27,7 @@ SPEC_19 = {
     "default_bootstrap_max_items": 50,
     "max_bootstrap_max_items": 200,
     "receipt_retention_days": 30,
-    "task_retention_days": 7,
+    "task_retention_days": 30,
     "api_key": "",
     "allow_insecure_dev": False,
     "default_fallback_owner_kind": "system",

@@ -1,0 +1,88 @@
+"""Sealing: upkeep covers the receipts of each tenant with a chain of seals.
+
+Nothing of it is in the way of a write.  A receipt is protected from the moment its seal is committed, a minute after
+its own commit by default; what is changed behind the gate's back before that is not found.  A seal covers only what no
+transaction still open can add to (DESIGN 6.7), so no receipt slips in under it.  An import, which writes receipts that
+may be older than that, changes the head that the sealer has read: it then reads again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from asyncgate import (
+    Ask,
+    Caller,
+    Engine,
+    GateError,
+    Needs,
+    ReceiptFilter,
+    SealHead,
+    Work,
+)
+from asyncgate.parts.seals import START, digest, head_of, sealed
+
+log = logging.getLogger("asyncgate.ledger")
+COVERED = 1000      # receipts of one seal, at most
+
+
+def its_head(needs: Needs, caller: Caller, ask: Ask) -> None:
+    """Load where the seals end, and keep others from adding to them meanwhile."""
+    needs.records.add((SealHead, ()))
+
+
+async def seal(engine: Engine, tenant_id: str) -> SealHead:
+    """Seal all receipts of a tenant that can be sealed; return where its seals end then."""
+    while True:
+        head = await engine.backend.record(tenant_id, SealHead) or START
+        found = await engine.backend.receipts(tenant_id, ReceiptFilter(None, None, None, head.last_id, COVERED))
+        if not found:
+            return head
+        digests = await asyncio.to_thread(lambda rows: [digest(row) for row in rows], found)
+
+        def write(engine: Engine, work: Work, caller: Caller, ask: Ask, head: SealHead = head,
+                  digests: list[bytes] = digests, last_id: str = found[-1].receipt_id) -> None:
+            if (work.found(SealHead) or START) == head:      # else somebody was faster, or has imported something
+                made = sealed(head, digests, last_id, round(work.now, 3))
+                work.keep(made)
+                work.keep(head_of(made, head.imports))
+
+        caller = Caller(tenant_id, engine.gate, "system", frozenset())
+        await engine.write(write, its_head, caller, Ask())
+
+
+class Sealer:
+    """Knows which tenants have receipts that this process wrote and that are not sealed yet."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.newest: dict[str, str] = {}        # by tenant, the youngest receipt
+        self.watching = False
+
+    def note(self, work: Work) -> None:
+        """Learn of a commit."""
+        if work.written:
+            self.newest[work.tenant_id] = max(*work.written, self.newest.get(work.tenant_id, ""))
+
+    async def run(self) -> int:
+        """Seal what is new; the first time look at every tenant.  Return how many seals were made."""
+        if not self.watching:
+            self.watching = True
+            self.engine.watchers.add(self.note)
+            self.newest |= {tenant_id: self.newest.get(tenant_id, "")
+                            for tenant_id in await self.engine.backend.tenants()}
+        return sum([await self._seal(tenant_id) for tenant_id in list(self.newest)])
+
+    async def _seal(self, tenant_id: str) -> int:
+        before = await self.engine.backend.record(tenant_id, SealHead) or START
+        try:
+            head = await seal(self.engine, tenant_id)
+        except GateError:
+            log.exception("the receipts of tenant %s are not sealed yet", tenant_id)
+            return 0
+        if head.last_id >= self.newest[tenant_id]:      # else a transaction still open keeps some from being sealed
+            del self.newest[tenant_id]
+        if head.number > before.number:     # kept elsewhere, it shows later that nothing before it was rewritten
+            log.info("sealed tenant=%s seal=%d:%s", tenant_id, head.number, head.hash)
+        return head.number - before.number

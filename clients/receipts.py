@@ -1,0 +1,284 @@
+"""`asyncgate receipts`: look at the receipts of a gate over the wire, and carry them to and from files."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import click
+import msgspec
+from msgspec import Struct, field
+
+from asyncgate import TERMINATES
+from asyncgate.clients import cli
+from asyncgate.clients.http import Http, Refusal, Unreachable
+
+PAGE = 200      # receipts of one call
+
+connection = cli.CONNECTION[1:3]
+
+
+@click.group()
+def receipts() -> None:
+    """Look at the receipts of a gate and carry them elsewhere."""
+
+
+@contextmanager
+def gate_at(url: str | None, token: str | None) -> Iterator[Http]:
+    """Call a gate; a refusal ends the program with its class as exit status."""
+    try:
+        with Http(url, token) as gate:
+            yield gate
+    except Refusal as no:
+        raise cli.ended(f"{no.code} ({no.status}): {cli.plain(no.message)}",
+                        cli.STATUSES.get(no.status, cli.BROKEN)) from None
+    except Unreachable as none:
+        raise cli.ended(str(none), cli.NO_GATE) from None
+    except ValueError as wrong:
+        raise cli.ended(str(wrong), cli.WRONG) from None
+
+
+# The tree.
+
+
+class Node(Struct):
+    """A receipt in the tree: it stands under the oldest receipt that it answers."""
+
+    receipt: dict[str, Any]
+    open: str | None = None             # why this end is open, if it is one
+    elsewhere: list[str] = []           # what it answers too
+    children: list[Node] = field(default_factory=list)
+
+
+class Strokes(NamedTuple):
+    """What the lines of a tree are drawn with."""
+
+    branch: str
+    last: str
+    trunk: str
+    arrow: str
+    open: str
+    also: str
+
+
+BOXES = Strokes("├─ ", "╰─ ", "│  ", "→", "○ open", "↖")
+ASCII = Strokes("|- ", "`- ", "|  ", "->", "(open)", "also answers")
+COLOURS = {"task.completed": "green", "task.failed": "red", "task.canceled": "magenta", "lease.expired": "yellow",
+           "system.anomaly": "red"}
+
+
+@receipts.command()
+@click.argument("task_id", metavar="TASK")
+@click.option("--ascii", "as_ascii", is_flag=True, help="Draw with ASCII characters alone.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: each receipt with its children.")
+def tree(task_id: str, as_ascii: bool, as_json: bool, url: str | None, token: str | None) -> None:
+    """Draw the chain of receipts of a task: who told whom what, when, and what nobody has answered yet."""
+    with gate_at(url, token) as gate:
+        task = gate.call("get_task", task_id=task_id)
+        roots = grown(list(listed(gate, task_id)), discharged(gate))
+    if as_json:
+        return click.echo(msgspec.json.encode({"task_id": task_id, "status": task["status"], "receipts": roots}))
+    strokes = ASCII if as_ascii or not speaks(BOXES) else BOXES
+    head = f"task {task_id}  {task['type']}  {task['status']}"
+    click.echo(cli.plain(head) + ("" if roots else "  (it has no receipts any more: they are in the archive)"))
+    since = moment(roots[0].receipt) if roots else None
+    for line in drawn(roots, strokes, since):
+        click.echo(line)
+
+
+tree.params += connection
+
+
+def listed(gate: Http, task_id: str) -> Iterator[dict[str, Any]]:
+    """Yield all receipts of a task, oldest first."""
+    cursor = None
+    while True:
+        page = gate.call("list_receipts", task_id=task_id, limit=PAGE, cursor=cursor)
+        yield from page["receipts"]
+        if (cursor := page["next_cursor"]) is None:
+            return
+
+
+def discharged(gate: Http) -> Any:
+    """Return what asks whether an obligation is discharged by a receipt that may belong to another task."""
+    return lambda receipt_id: gate.call("check_terminator", parent_receipt_id=receipt_id)["has_terminator"]
+
+
+def grown(found: list[dict[str, Any]], is_discharged: Any) -> list[Node]:
+    """Put each receipt under the oldest one here that it answers; return those that stand under none."""
+    nodes = {receipt["receipt_id"]: Node(receipt) for receipt in found}
+    under: defaultdict[str | None, list[Node]] = defaultdict(list)
+    for node in nodes.values():
+        parents = sorted(node.receipt["parents"], key=lambda parent: (parent not in nodes, parent))
+        node.elsewhere = parents[1:] if parents and parents[0] in nodes else parents
+        under[parents[0] if parents and parents[0] in nodes else None].append(node)
+    for receipt_id, node in nodes.items():
+        node.children = under[receipt_id]
+    for node in nodes.values():
+        node.open = open_end(node, found, is_discharged)
+    return under[None]
+
+
+def open_end(node: Node, found: list[dict[str, Any]], is_discharged: Any) -> str | None:
+    """Say why a receipt is an open end: an obligation that nothing has discharged, or a lease that has not ended."""
+    receipt = node.receipt
+    if (by := TERMINATES.get(receipt["receipt_type"])) is not None:
+        here = any(one["receipt_type"] in by and receipt["receipt_id"] in one["parents"] for one in found)
+        owed = not here and not is_discharged(receipt["receipt_id"])
+        return f"owed to {named(receipt['to'])}" if owed else None
+    if receipt["receipt_type"] == "task.accepted":
+        over = any(one["receipt_type"] in ENDS and (one["lease_id"] == receipt["lease_id"] or not one["lease_id"])
+                   and one["receipt_id"] > receipt["receipt_id"] for one in found)
+        return None if over else f"{named(receipt['from'])} is at work"
+    return None
+
+
+ENDS = ("task.completed", "task.failed", "task.canceled", "lease.expired")
+
+
+def speaks(strokes: Strokes) -> bool:
+    """Whether standard output can show these characters."""
+    try:
+        "".join(strokes).encode(getattr(sys.stdout, "encoding", None) or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def drawn(nodes: list[Node], strokes: Strokes, since: datetime | None, before: str = "") -> Iterator[str]:
+    """Yield the lines of a tree; click takes the colours away where no terminal shows them."""
+    for node in nodes:
+        last = node is nodes[-1]
+        yield click.style(before + (strokes.last if last else strokes.branch), dim=True) + written(node, strokes, since)
+        yield from drawn(node.children, strokes, since, before + ("   " if last else strokes.trunk))
+
+
+def written(node: Node, strokes: Strokes, since: datetime | None) -> str:
+    """Write one receipt in a line: what, from whom to whom, when, whether something is open."""
+    receipt = node.receipt
+    what = click.style(cli.plain(label(receipt)), fg=COLOURS.get(receipt["receipt_type"]), bold=True)
+    ends = cli.plain(f"{named(receipt['from'])} {strokes.arrow} {named(receipt['to'])}")
+    parts = [what, ends, click.style(f"{when(receipt, since)}  {cli.plain(receipt['receipt_id'])}", dim=True)]
+    if node.elsewhere:
+        parts.append(cli.plain(f"{strokes.also} {', '.join(node.elsewhere)}"))
+    if node.open:
+        parts.append(click.style(cli.plain(f"{strokes.open}: {node.open}"), fg="yellow", bold=True))
+    return "  ".join(parts)
+
+
+def label(receipt: dict[str, Any]) -> str:
+    """Name a receipt: its type, and what tells it from others of the type."""
+    body = receipt["body"] if isinstance(receipt["body"], dict) else {}
+    more = {"task.failed": "requeued" if body.get("requeued") else "", "system.anomaly": body.get("kind"),
+            "lease.expired": body.get("reason")}.get(receipt["receipt_type"])
+    return f"{receipt['receipt_type']} ({more})" if more else str(receipt["receipt_type"])
+
+
+def named(principal: dict[str, Any]) -> str:
+    """Name a principal."""
+    return f"{principal['kind']} {principal['id']}"
+
+
+def moment(receipt: dict[str, Any]) -> datetime:
+    """Return when a receipt was written."""
+    return datetime.fromisoformat(receipt["created_at"])
+
+
+def when(receipt: dict[str, Any], since: datetime | None) -> str:
+    """Say when: the first time whole, later ones by how long after it."""
+    at = moment(receipt)
+    seconds = (at - since).total_seconds() if since else 0.0
+    if since is None or at == since:
+        return f"{at:%Y-%m-%d %H:%M:%S}Z"
+    return f"+{seconds:.3f} s" if abs(seconds) < 100 else f"+{seconds / 60:.1f} min" if abs(seconds) < 6000 else (
+        f"+{seconds / 3600:.1f} h")
+
+
+# Files.
+
+
+@contextmanager
+def said_of(path: str) -> Iterator[None]:
+    """Say in one line what a file has that cannot be used."""
+    from asyncgate.clients.carry import Interfered
+    from asyncgate.parts.carried import Damaged
+
+    try:
+        yield
+    except (Damaged, Interfered) as wrong:
+        raise cli.ended(cli.plain(str(wrong)), cli.BROKEN) from None
+    except OSError as error:
+        raise cli.ended(f"{path}: {error.strerror or error}", cli.BROKEN) from None
+    except KeyboardInterrupt:
+        raise cli.ended("stopped before the end; the same command goes on from here", cli.BROKEN) from None
+
+
+@receipts.command("export")
+@click.argument("file", type=click.Path(dir_okay=False))
+def export_file(file: str, url: str | None, token: str | None) -> None:
+    """Write all receipts of the tenant into FILE, with the seals over them; compressed if its name ends with .gz.
+
+    For an admin.  The gate goes on meanwhile.  FILE gets its name when it is whole: stopped in the middle, the same
+    command goes on where it stood.  Receipts in the archive come along.
+    """
+    from asyncgate.clients import carry
+
+    if os.path.lexists(file):
+        raise cli.ended(f"{file} is there already, and an export overwrites nothing", cli.CONFLICT)
+    with closing(cli.Counter("exported {:,} receipts")) as counter, said_of(file), gate_at(url, token) as gate:
+        done = carry.export(gate, file, counter.add)
+    click.echo(f"{file}: {done.writer.receipts} receipts under {done.writer.seals} seals, SHA-256 "
+               f"{done.writer.sum.hexdigest()}")
+
+
+@receipts.command("import")
+@click.argument("file", type=click.Path(dir_okay=False))
+def import_file(file: str, url: str | None, token: str | None) -> None:
+    """Write the receipts of FILE into the tenant as they are; FILE is verified before anything is sent.
+
+    For an admin.  What is there already is left alone, so the same command goes on after an interruption.  A receipt
+    that is there otherwise is reported, and nothing is written over.  Exit status 5: some were not taken.
+    """
+    from asyncgate.clients import carry
+
+    with closing(cli.Counter("checked {:,} receipts")) as counter, said_of(file):
+        verdict = carry.required(file, counter.add)
+    with (said_of(file), gate_at(url, token) as gate,
+          click.progressbar(length=verdict.receipts, label="importing", file=sys.stderr) as bar):
+        tally = carry.bring_in(gate, file, bar.update)
+    for one in tally.refused:
+        click.echo(cli.plain(f"{one['receipt_id']}: {one['reason']}: {one['message']}"))
+    click.echo(f"{file}: {tally.imported} imported, {tally.present} there already, {len(tally.refused)} not taken")
+    sys.exit(cli.CONFLICT if tally.refused else 0)
+
+
+@receipts.command("verify")
+@click.argument("file", type=click.Path(dir_okay=False))
+def verify_file(file: str) -> None:
+    """Check an exported FILE by itself, without any database or gate.
+
+    Its sum, every receipt's own hash and parents, and the chain of seals: a byte, an order or a gap that is not as it
+    was written is named.  Exit status 1 if anything is wrong.
+    """
+    from asyncgate.clients import carry
+
+    with closing(cli.Counter("checked {:,} receipts")) as counter, said_of(file):
+        verdict = carry.verified(file, counter.add)
+    for problem in verdict.problems:
+        click.echo(cli.plain(problem))
+    if verdict.header:
+        click.echo(f"tenant {verdict.header.tenant_id}: the last seal is {verdict.header.seals}:"
+                   f"{verdict.header.seal_hash}" if verdict.header.seals else f"tenant {verdict.header.tenant_id}")
+    click.echo(f"{verdict.receipts} receipts, {verdict.seals} seals; {verdict.unsealed} receipts since the last seal")
+    wrong = len(verdict.problems)
+    click.echo(f"{file}: {wrong} problem{'s' * (wrong > 1)}" if wrong else f"{file}: sound")
+    sys.exit(cli.BROKEN if wrong else 0)
+
+
+for _command in (export_file, import_file):
+    _command.params += connection

@@ -1,0 +1,398 @@
+"""The archive: what is settled and old moves, what anybody still needs stays, and all of it comes back as it was."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncgate import Archived, Ask, Caller, Engine, GateError, Needs, Receipt, Work, encode
+from asyncgate.backends import archive
+from asyncgate.conformance.harness import Gate, refused, under
+from asyncgate.conformance.test_carry import exported
+from asyncgate.conformance.test_seals import Only
+from asyncgate.conformance.verify import verify
+from asyncgate.conformance.verify_ledger import verify_ledger
+from asyncgate.parts.settings import ArchiveSettings
+
+pytestmark = pytest.mark.anyio
+DAY = 86_400
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "archive"
+
+
+@pytest.fixture
+def gate(make_gate: Callable[..., Gate], folder: Path) -> Gate:
+    """A gate with an archive."""
+    return make_gate(archive=ArchiveSettings(directory=str(folder)))
+
+
+async def stored(gate: Gate) -> list[Receipt]:
+    """Return the receipts that are in the database."""
+    rows: list[Receipt] = await gate.backend.export(Receipt, gate.tenant_id, "")
+    return rows
+
+
+async def away(gate: Gate) -> list[Archived]:
+    """Return the pointers."""
+    rows: list[Archived] = await gate.backend.export(Archived, gate.tenant_id, "")
+    return rows
+
+
+async def sound(gate: Gate, folder: Path) -> None:
+    """See that nothing is wrong, with the seals and the segments neither."""
+    verdict = await verify(Only(gate))
+    held = await verify_ledger(Only(gate), directory=str(folder))
+    assert (verdict.problems, held.problems) == ([], [])
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
+
+
+async def run(gate: Gate, **more: Any) -> tuple[int, int, bool]:
+    done = await gate.as_admin().run_archive(**more)
+    return done.receipts, done.tasks_pruned, done.more
+
+
+# What moves.
+
+
+@pytest.mark.parametrize(("days", "moves"), [(29.9, False), (30.1, True)])
+async def test_a_chain_moves_when_its_youngest_receipt_is_old_enough(
+        gate: Gate, folder: Path, days: float, moves: bool) -> None:
+    await gate.create()     # is owed, so it stays
+    offer = await gate.claim()
+    assert offer is not None
+    gate.skip(20 * DAY)
+    late = await gate.finished("w2")
+    gate.skip(days * DAY)
+
+    assert (await run(gate))[0] == (4 if moves else 0)
+    assert {row.task_id for row in await stored(gate)} == {offer.task_id} | ({late.task_id} if not moves else set())
+    await sound(gate, folder)
+
+
+@pytest.mark.parametrize(("days", "moves"), [(6.9, False), (7.1, True)])
+async def test_and_when_its_task_ended_long_enough_ago(
+        make_gate: Callable[..., Gate], folder: Path, days: float, moves: bool) -> None:
+    gate = make_gate(archive=ArchiveSettings(directory=str(folder)), receipt_retention_days=1)
+    await gate.finished()
+    gate.skip(days * DAY)
+
+    assert (await run(gate))[0] == (4 if moves else 0)
+
+
+async def owed(gate: Gate) -> None:
+    await gate.create()
+
+
+async def leased(gate: Gate) -> None:
+    await gate.leased(timeouts={"lease_ttl_seconds": 1800})
+
+
+async def unlocated(gate: Gate) -> None:
+    await gate.as_worker().complete(**under(await gate.leased()), result={})
+
+
+async def scheduled(gate: Gate) -> None:
+    """A schedule runs that was made by a task which has ended, and names another task's receipt."""
+    done = await gate.finished()
+    offer = await gate.leased("cron", type="schedule.create")
+    await gate.as_worker("cron").emit_receipt(**under(offer), receipt_type="schedule.created", schedule_id="nightly",
+                                              parents=[done.obligation_receipt_id])
+    await gate.as_worker("cron").complete(**under(offer), result={}, artifacts=[{"uri": "x"}])
+
+
+async def acknowledged_lately(gate: Gate) -> None:
+    done = await gate.finished()
+    gate.skip(35 * DAY)
+    await gate.as_agent().ack_receipt(receipt_id=done.obligation_receipt_id)
+    gate.skip(-35 * DAY)
+
+
+NEEDED = [owed, leased, unlocated, scheduled, acknowledged_lately]
+
+
+@pytest.mark.parametrize("story", NEEDED)
+async def test_what_an_open_obligation_needs_stays_whole(
+        gate: Gate, folder: Path, story: Callable[[Gate], Any]) -> None:
+    await story(gate)
+    before = await stored(gate)
+    gate.skip(40 * DAY)
+
+    assert await run(gate) == (0, 0, False)
+    assert await stored(gate) == before
+    await sound(gate, folder)
+
+
+async def test_what_parents_join_moves_together(gate: Gate, folder: Path) -> None:
+    await scheduled(gate)
+    created = await gate.receipt(None, "schedule.created")
+    await gate.as_worker("cron").emit_receipt(receipt_type="schedule.deleted", parents=[created.receipt_id],
+                                              schedule_id="nightly")
+    count = len(await stored(gate))
+    gate.skip(40 * DAY)
+
+    assert (await run(gate))[0] == count
+    assert await stored(gate) == []
+    assert len({pointer.chain for pointer in await away(gate)}) == 1
+    assert count == (await gate.as_admin().restore_archive(task_id=created.task_id)).receipts
+    await sound(gate, folder)
+
+
+async def test_what_cannot_move_keeps_nothing_else_from_it(gate: Gate, folder: Path) -> None:
+    for story in (unlocated, leased, owed, acknowledged_lately):
+        await gate.finished()
+        await story(gate)
+        await gate.claim()
+    stay = len(await stored(gate)) - 4 * 4
+    gate.skip(40 * DAY)
+
+    assert (await run(gate))[0] == 16
+    assert len(await stored(gate)) == stay
+    await sound(gate, folder)
+
+
+async def test_a_run_is_bounded_and_says_that_there_is_more(gate: Gate, folder: Path) -> None:
+    for _ in range(5):
+        await gate.finished()
+    gate.skip(40 * DAY)
+
+    assert await run(gate, most=8) == (8, 0, True)
+    assert (await run(gate))[0] == 12
+    await sound(gate, folder)
+
+
+async def test_the_archive_is_no_bigger_for_running_again(gate: Gate, folder: Path) -> None:
+    await gate.finished()
+    gate.skip(31 * DAY)
+    await run(gate)
+    there = files(folder)
+
+    assert (await run(gate))[0] == 0
+    assert files(folder) == there
+    assert [path.suffix for path in there if path.is_file()] == [".gz"]
+
+
+# Who sees it then.
+
+
+@pytest.fixture
+async def moved(gate: Gate) -> dict[str, Any]:
+    """A gate from which one chain has moved; what it was."""
+    offer = await gate.finished()
+    await gate.as_agent().ack_receipt(receipt_id=offer.obligation_receipt_id)
+    await gate.as_agent().bootstrap()
+    before, shown = await stored(gate), await gate.receipts(offer.task_id)
+    gate.skip(31 * DAY)
+    assert (await run(gate))[0] == 5
+    return {"task_id": offer.task_id, "duty": offer.obligation_receipt_id, "before": before, "shown": shown}
+
+
+async def test_what_is_archived_is_in_no_list(gate: Gate, moved: dict[str, Any]) -> None:
+    assert (await gate.as_agent().bootstrap()).attention.inbox_receipts == []
+    assert await gate.receipts() == []
+    assert await gate.owed() == []
+    with refused("receipt_not_found"):
+        await gate.as_agent().get_receipt(receipt_id=moved["duty"])
+
+
+async def test_the_archive_shows_it_as_it_was(gate: Gate, moved: dict[str, Any]) -> None:
+    by_task = (await gate.as_admin().list_archived_receipts(task_id=moved["task_id"])).receipts
+    whole = (await gate.as_admin().list_archived_receipts()).receipts
+    one = (await gate.as_admin().list_archived_receipts(receipt_id=moved["duty"])).receipts
+
+    assert encode(by_task) == encode(moved["shown"])
+    assert encode(whole) == encode(by_task)
+    assert [row.receipt_id for row in one] == [moved["duty"]]
+
+
+async def test_the_archive_is_listed_page_by_page(gate: Gate, moved: dict[str, Any]) -> None:
+    first = await gate.as_admin().list_archived_receipts(limit=3)
+    second = await gate.as_admin().list_archived_receipts(limit=3, cursor=first.next_cursor)
+
+    assert [row.receipt_id for row in (*first.receipts, *second.receipts)] == [
+        row.receipt_id for row in moved["before"]]
+    assert second.next_cursor is None
+
+
+async def test_others_than_admins_see_what_they_sent_or_got(gate: Gate, moved: dict[str, Any]) -> None:
+    mine = (await gate.as_worker("w1").list_archived_receipts(task_id=moved["task_id"])).receipts
+    theirs = (await gate.as_worker("w2").list_archived_receipts(task_id=moved["task_id"])).receipts
+
+    assert [row.receipt_type for row in mine] == ["task.accepted", "task.completed"]
+    assert theirs == []
+    with refused("forbidden"):
+        await gate.as_agent().list_archived_receipts()
+
+
+async def test_another_tenant_has_none_of_it(gate: Gate, moved: dict[str, Any]) -> None:
+    other = gate.stranger().as_admin()
+
+    assert (await other.list_archived_receipts()).receipts == []
+    assert (await other.list_archived_receipts(receipt_id=moved["duty"])).receipts == []
+    with refused("receipt_not_found"):
+        await other.restore_archive(task_id=moved["task_id"])
+
+
+async def test_an_archived_obligation_is_discharged(gate: Gate, moved: dict[str, Any]) -> None:
+    answers = [await gate.as_admin().check_terminator(parent_receipt_id=row.receipt_id) for row in moved["before"]]
+
+    assert [answer.has_terminator for answer in answers] == [True, False, False, False, False]
+
+
+async def test_a_reader_goes_on_from_a_receipt_that_has_moved(gate: Gate, moved: dict[str, Any]) -> None:
+    fresh = await gate.create()
+
+    found = await gate.as_admin().list_receipts(since_receipt_id=moved["duty"])
+
+    assert [row.task_id for row in found.receipts] == [fresh]
+    with refused("invalid_cursor"):
+        await gate.stranger().as_admin().list_receipts(since_receipt_id=moved["duty"])
+
+
+# Back again.
+
+
+async def test_what_comes_back_is_byte_for_byte_what_went(gate: Gate, moved: dict[str, Any], folder: Path) -> None:
+    back = await gate.as_admin().restore_archive(task_id=moved["task_id"])
+
+    assert (back.task_ids, back.receipts) == ([moved["task_id"]], 5)
+    assert await stored(gate) == moved["before"]
+    assert {row.delivered_at is None for row in moved["before"]} == {True, False}
+    assert await away(gate) == []
+    await sound(gate, folder)
+
+
+async def test_it_can_go_and_come_again_and_again(gate: Gate, moved: dict[str, Any], folder: Path) -> None:
+    for _ in range(2):
+        await gate.as_admin().restore_archive(task_id=moved["task_id"])
+        assert (await run(gate))[0] == 5
+
+    await sound(gate, folder)
+    with refused("receipt_not_found"):
+        await gate.as_admin().restore_archive(task_id="none")
+
+
+async def test_an_export_has_what_is_archived_too(gate: Gate, moved: dict[str, Any]) -> None:
+    await gate.create()
+
+    found = await exported(gate, 2)
+
+    assert [row.receipt_id for row in found] == [row.receipt_id for row in (*moved["before"], *await stored(gate))]
+
+
+# Tasks.
+
+
+async def test_a_task_goes_when_its_time_has_come_and_its_key_is_free_again(gate: Gate, folder: Path) -> None:
+    offer = await gate.finished(idempotency_key="once")
+    await gate.create(type="stays")
+    gate.skip(29 * DAY)
+    assert (await run(gate))[1] == 0
+    gate.skip(1.1 * DAY)
+
+    assert await run(gate) == (4, 1, False)
+    with refused("task_not_found"):
+        await gate.as_agent().get_task(task_id=offer.task_id)
+    assert await gate.create(idempotency_key="once") != offer.task_id
+    await sound(gate, folder)
+
+
+async def test_the_chain_of_a_task_that_has_gone_comes_back_without_it(gate: Gate, folder: Path) -> None:
+    offer = await gate.finished()
+    gate.skip(31 * DAY)
+    assert (await run(gate))[1] == 1
+
+    assert (await gate.as_admin().restore_archive(task_id=offer.task_id)).receipts == 4
+    await sound(gate, folder)
+    assert (await run(gate))[0] == 4
+
+
+# What can go wrong.
+
+
+async def test_without_a_folder_there_is_no_archive(make_gate: Callable[..., Gate]) -> None:
+    with refused("archive_unavailable"):
+        await make_gate().as_admin().run_archive()
+
+
+async def test_a_damaged_segment_is_named_and_gives_nothing_back(
+        gate: Gate, moved: dict[str, Any], folder: Path) -> None:
+    [segment] = [path for path in files(folder) if path.is_file()]
+    text = bytearray(segment.read_bytes())
+    text[len(text) // 2] ^= 1
+    segment.write_bytes(text)
+
+    held = await verify_ledger(Only(gate), directory=str(folder))
+
+    assert held.problems
+    assert all(segment.name in problem for problem in held.problems)
+    with refused("archive_unavailable"):
+        await gate.as_admin().restore_archive(task_id=moved["task_id"])
+    assert await stored(gate) == []
+
+
+async def test_a_segment_that_is_gone_is_named_and_the_seals_still_hold(
+        gate: Gate, moved: dict[str, Any], folder: Path) -> None:
+    [segment] = [path for path in files(folder) if path.is_file()]
+    segment.unlink()
+
+    assert (await verify_ledger(Only(gate))).problems == []
+    assert segment.name in (await verify_ledger(Only(gate), directory=str(folder))).problems[0]
+    with refused("archive_unavailable"):
+        await gate.as_admin().list_archived_receipts()
+
+
+async def test_what_changed_while_its_segment_was_written_stays(
+        gate: Gate, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offer = await gate.finished()
+    gate.skip(31 * DAY)
+    ages = archive.Ages.of(gate.engine.settings, gate.now(), "f")
+    [chain] = [one async for one in archive.old_chains(gate.engine, gate.tenant_id, ages)]
+    await gate.as_agent().ack_receipt(receipt_id=offer.obligation_receipt_id)
+
+    await archive.store(gate.engine, gate.tenant_id, ages, [chain], done := archive.Moved())
+
+    assert (done.receipts, await away(gate)) == (0, [])
+    assert len(await stored(gate)) == 5
+
+
+async def test_a_crash_behind_the_segment_loses_nothing_and_the_next_run_finishes(
+        gate: Gate, folder: Path) -> None:
+    await gate.finished()
+    gate.skip(31 * DAY)
+    ages = archive.Ages.of(gate.engine.settings, gate.now(), "f")
+    [chain] = [one async for one in archive.old_chains(gate.engine, gate.tenant_id, ages)]
+    rows = [one for _, one in sorted(chain.receipts.items())]
+    name = archive.write_segment(folder, gate.tenant_id, rows)      # and there the process dies
+
+    assert len(await stored(gate)) == 4
+    await run(gate)
+
+    assert {pointer.segment for pointer in await away(gate)} == {name}
+    await sound(gate, folder)
+
+
+async def test_the_database_lets_no_receipt_go_that_has_no_pointer(gate: Gate) -> None:
+    await gate.finished()
+    [first, *_] = before = await stored(gate)
+
+    def drop(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
+        work.drop(Receipt, first.receipt_id)
+
+    def load(needs: Needs, caller: Caller, ask: Ask) -> None:
+        needs.receipts.add(first.receipt_id)
+
+    if type(getattr(gate.backend, "backend", gate.backend)).__name__ == "Memory":
+        pytest.skip("memory trusts the rules")
+    with contextlib.suppress(GateError):     # SQLite refuses the batch, Postgres leaves the row
+        await gate.engine.write(drop, load, archive.keeper(gate.engine, gate.tenant_id), Ask())
+    assert await stored(gate) == before

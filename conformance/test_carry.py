@@ -1,0 +1,197 @@
+"""Receipts leave a gate and come into another as they are; what is wrong with one is said, and nothing written over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import asdict, replace
+
+from asyncgate import Receipt, receipt_hash
+from asyncgate.backends.ledger_carry import carried
+from asyncgate.conformance.harness import Gate, refused, under
+from asyncgate.conformance.test_seals import checked
+from asyncgate.parts.seals import digest
+from asyncgate.parts.wire_receipts import Imported
+
+pytestmark = pytest.mark.anyio
+
+
+async def exported(gate: Gate, limit: int | None = None) -> list[Receipt]:
+    """Read all receipts of a tenant as they are stored."""
+    found: list[Receipt] = []
+    while page := (await gate.as_admin().export_receipts(after=found[-1].receipt_id if found else None,
+                                                         limit=limit)).receipts:
+        found += [msgspec.convert({**asdict(one)}, Receipt) for one in page]
+    return found
+
+
+async def taken(gate: Gate, receipts: list[Receipt]) -> Imported:
+    """Offer receipts to a tenant."""
+    answer: Imported = await gate.as_admin().import_receipts(receipts=[asdict(carried(one)) for one in receipts])
+    return answer
+
+
+@pytest.fixture
+async def source(make_gate: Callable[..., Gate]) -> Gate:
+    """A gate in which a task was done, one is owed, and something was acknowledged."""
+    gate = make_gate()
+    done = await gate.finished()
+    await gate.as_agent().ack_receipt(receipt_id=done.obligation_receipt_id)
+    await gate.leased()
+    return gate
+
+
+def resaid(receipt: Receipt, **more: Any) -> Receipt:
+    """Return a receipt that says something else, with the hash of what it says."""
+    new = replace(receipt, **more)
+    return replace(new, hash=receipt_hash(new.receipt_type, new.sender, new.to, new.task_id, new.lease_id,
+                                          new.schedule_id, new.parents, new.body.encode()))
+
+
+@pytest.mark.parametrize("limit", [None, 1, 3])
+async def test_every_receipt_comes_along_as_it_is(source: Gate, limit: int | None) -> None:
+    other = source.stranger()
+    receipts = await exported(source, limit)
+
+    answer = await taken(other, receipts)
+
+    assert (answer.imported, answer.present, answer.refused) == (len(receipts), 0, [])
+    assert await exported(other) == receipts
+    assert [digest(one) for one in await exported(other)] == [digest(one) for one in receipts]
+
+
+async def test_what_is_owed_there_is_owed_here(source: Gate) -> None:
+    other = source.stranger()
+
+    await taken(other, await exported(source))
+
+    assert [one.receipt_id for one in await other.owed()] == [one.receipt_id for one in await source.owed()]
+    assert len(await other.owed()) == 1
+
+
+async def test_an_obligation_closes_whether_its_end_comes_with_it_or_later(source: Gate) -> None:
+    other, receipts = source.stranger(), await exported(source)
+    at = next(at for at, one in enumerate(receipts) if one.receipt_type == "task.completed")
+
+    await taken(other, receipts[:at])
+    before = [one.receipt_id for one in await other.owed()]
+    await taken(other, receipts[at:])
+
+    assert before == [receipts[0].receipt_id]
+    assert [one.receipt_id for one in await other.owed()] == [one.receipt_id for one in await source.owed()]
+
+
+async def test_again_is_no_error_and_writes_nothing(source: Gate) -> None:
+    other, receipts = source.stranger(), await exported(source)
+    await taken(other, receipts)
+
+    async with other.unchanged():
+        answer = await taken(other, receipts)
+
+    assert (answer.imported, answer.present, answer.refused) == (0, len(receipts), [])
+
+
+async def test_a_receipt_that_is_there_otherwise_is_told_and_not_written_over(source: Gate) -> None:
+    other, receipts = source.stranger(), await exported(source)
+    await taken(other, receipts)
+
+    async with other.unchanged():
+        answer = await taken(other, [resaid(receipts[0], body="{}"), replace(receipts[1], created_at=1.0)])
+
+    assert [(one.receipt_id, one.reason) for one in answer.refused] == [
+        (one.receipt_id, "differs") for one in receipts[:2]]
+
+
+UNSOUND: dict[str, tuple[str, Callable[[Receipt], Receipt]]] = {
+    "a changed body": ("wrong_hash", lambda one: replace(one, body="{}")),
+    "a body that is no JSON": ("wrong_hash", lambda one: replace(one, body="{")),
+    "a sender that nobody stated": ("wrong_hash", lambda one: replace(one, from_id="eve")),
+    "a parent twice": ("wrong_hash", lambda one: resaid(one, parents=(one.parents[0],) * 2)),
+    "a parent that is not here": ("parent_missing", lambda one: resaid(one, parents=("none",))),
+    "too many parents": ("parent_missing", lambda one: resaid(one, parents=tuple(f"{at}" for at in range(11)))),
+    "a body that is too large": ("too_large", lambda one: resaid(one, body=f'"{"x" * 70_000}"')),
+    "an id from the future": ("too_young", lambda one: replace(one, receipt_id=f"ffffffff{one.receipt_id[8:]}")),
+    "the same fact under another id": ("stated_already", lambda one: replace(
+        one, receipt_id=f"{one.receipt_id[:-4]}0000")),
+}
+
+
+@pytest.mark.parametrize("what", UNSOUND)
+async def test_what_is_unsound_is_refused_and_the_others_are_not(source: Gate, what: str) -> None:
+    other, receipts = source.stranger(), await exported(source)
+    reason, spoil = UNSOUND[what]
+    offered = [*receipts[:2], spoil(receipts[1])] if reason == "stated_already" else [receipts[0], spoil(receipts[1])]
+
+    answer = await taken(other, offered)
+
+    assert [one.reason for one in answer.refused] == [reason]
+    assert await exported(other) == offered[:-1]
+
+
+async def test_a_task_of_this_gate_is_ended_by_its_own_steps_alone(source: Gate) -> None:
+    completed = next(one for one in await exported(source) if one.receipt_type == "task.completed")
+    leased = await source.claim() or await source.leased()
+    duty = leased.obligation_receipt_id
+    forged = [resaid(completed, receipt_id=f"{completed.receipt_id[:-6]}00000{at}", receipt_key=f"forged {at}",
+                     task_id=task_id, parents=(duty,)) for at, task_id in enumerate((leased.task_id, "elsewhere"))]
+
+    async with source.unchanged():
+        answer = await taken(source, forged)
+
+    assert [one.reason for one in answer.refused] == ["contradicts_task"] * 2
+    await source.as_worker().complete(**under(leased), result={}, artifacts=[{"uri": "x"}])
+
+
+async def test_the_receipts_of_a_task_that_is_here_come_back_when_they_agree_with_it(source: Gate) -> None:
+    receipts = await exported(source)
+    task_id = receipts[0].task_id
+    again = resaid(receipts[0], receipt_id=f"{receipts[0].receipt_id[:-6]}000000", receipt_key="another")
+
+    answer = await taken(source, [again])
+
+    assert [one.reason for one in answer.refused] == ["contradicts_task"]
+    assert task_id in answer.refused[0].message
+
+
+async def test_receipts_that_are_older_than_a_seal_get_one_of_their_own(source: Gate) -> None:
+    other, receipts = source.stranger(), await exported(source)
+    await other.finished()
+    await other.as_admin().seal_receipts()
+
+    await taken(other, receipts[:4])
+    await taken(other, receipts[4:])
+    found = await checked(other)
+
+    assert (found.problems, found.unsealed) == ([], 0)
+    assert found.seals == 3
+    listed = (await other.as_admin().list_seals()).seals
+    assert [one.late for one in listed[1:]] == [[one.receipt_id for one in part]
+                                                for part in (receipts[:4], receipts[4:])]
+
+
+async def test_receipts_that_are_younger_than_all_seals_are_covered_by_the_next(source: Gate) -> None:
+    other, receipts = source.stranger(), await exported(source)
+    await taken(other, receipts)
+    await other.as_admin().seal_receipts()
+
+    found = await checked(other)
+
+    assert (found.problems, found.unsealed, found.seals) == ([], 0, 1)
+
+
+async def test_export_and_import_are_for_an_admin(gate: Gate) -> None:
+    for view in (gate.as_agent(), gate.as_worker()):
+        with refused("forbidden"):
+            await view.export_receipts()
+        with refused("forbidden"):
+            await view.import_receipts(receipts=[])
+
+
+async def test_an_id_that_is_no_uuid_is_no_request(source: Gate) -> None:
+    [first, *_] = await exported(source)
+
+    with refused("invalid_request"):
+        await taken(source.stranger(), [replace(first, receipt_id="first")])

@@ -1,0 +1,107 @@
+"""Seals cover every receipt once, whoever writes meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from asyncgate import GateError, Receipt, SealHead
+from asyncgate.backends.ledger_seals import seal
+from asyncgate.conformance.harness import Gate
+from asyncgate.conformance.verify_ledger import Sealed, pages, verify_ledger
+
+pytestmark = pytest.mark.anyio
+
+
+class Only:
+    """A backend that has one tenant; others may test on the same database."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate, self.record, self.export = gate, gate.backend.record, gate.backend.export
+
+    async def tenants(self) -> list[str]:
+        """Return the tenant of the test."""
+        return [self.gate.tenant_id]
+
+
+async def checked(gate: Gate) -> Sealed:
+    return await verify_ledger(Only(gate))
+
+
+async def test_seals_cover_all_receipts_up_to_the_youngest(gate: Gate) -> None:
+    await gate.finished()
+    end = await gate.as_admin().seal_receipts()
+    await gate.create()
+
+    found = await checked(gate)
+
+    assert (found.problems, found.seals, found.receipts, found.unsealed) == ([], 1, 5, 1)
+    assert end.last_receipt_id == (await gate.receipts())[-2].receipt_id
+
+
+async def test_nothing_new_is_not_sealed_again(gate: Gate) -> None:
+    await gate.create()
+
+    ends = [await gate.as_admin().seal_receipts() for _ in range(2)]
+
+    assert ends[0] == ends[1]
+    assert ends[0].number == 1
+
+
+async def test_no_receipt_slips_in_under_a_seal_while_others_write(gate: Gate) -> None:
+    async def write(times: int) -> None:
+        for _ in range(times):
+            await gate.create()
+
+    async def keep_sealing(beside: Gate) -> None:
+        while True:
+            await seal(beside.engine, beside.tenant_id)
+            await asyncio.sleep(0)      # on memory nothing else would let the others write
+
+    sealers = [asyncio.create_task(keep_sealing(one)) for one in (gate, gate.beside())]
+    await asyncio.gather(*[write(15) for _ in range(8)])
+    for sealer in sealers:
+        sealer.cancel()
+    await asyncio.gather(*sealers, return_exceptions=True)
+    await gate.engine.batches.landed()
+    await seal(gate.engine, gate.tenant_id)
+
+    found = await checked(gate)
+
+    assert (found.problems, found.receipts, found.unsealed) == ([], 120, 0)
+    assert found.seals > 1
+
+
+async def test_seals_are_listed_oldest_first_and_page_by_page(gate: Gate) -> None:
+    for _ in range(3):
+        await gate.create()
+        await gate.as_admin().seal_receipts()
+
+    first = await gate.as_admin().list_seals(limit=2)
+    second = await gate.as_admin().list_seals(limit=2, cursor=first.next_cursor)
+
+    assert [one.number for one in (*first.seals, *second.seals)] == [1, 2, 3]
+    assert second.next_cursor is None
+    head = await gate.backend.record(gate.tenant_id, SealHead)
+    assert head is not None
+    assert second.seals[-1].hash == head.hash
+
+
+async def test_the_seals_of_a_tenant_are_its_own(gate: Gate) -> None:
+    await gate.create()
+    await gate.as_admin().seal_receipts()
+    other = gate.stranger()
+
+    assert (await other.as_admin().list_seals()).seals == []
+    assert (await other.as_admin().seal_receipts()).number == 0
+
+
+async def test_a_write_that_is_refused_leaves_the_chain_as_it_is(gate: Gate) -> None:
+    await gate.create()
+    await gate.as_admin().seal_receipts()
+    with pytest.raises(GateError):
+        await gate.as_agent().cancel_task(task_id="none")
+
+    assert [len(page) async for page in pages(gate.backend, Receipt, gate.tenant_id)] == [1]
+    assert (await checked(gate)).problems == []

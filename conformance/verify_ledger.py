@@ -1,0 +1,152 @@
+"""Hold the receipts of a stored gate against their seals.
+
+It works beside a running server, as `verify` does: what looks wrong only because it was changed between two pages does
+not look wrong a second time.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from msgspec import Struct
+
+from asyncgate import Archived, Receipt, Seal, SealHead, export_key
+from asyncgate.parts.carried import Reading
+from asyncgate.parts.seals import Chain, digest
+
+Told = Callable[[int], None]
+
+
+class Sealed(Struct):
+    """What was found: how far the seals of each tenant reach, and what is wrong."""
+
+    seals: int = 0
+    receipts: int = 0
+    unsealed: int = 0           # since the last seal; the next one covers them
+    segments: int = 0           # of the archive, as far as they were looked at
+    archived: int = 0           # receipts in them
+    heads: dict[str, SealHead] = {}
+    problems: list[str] = []
+
+
+async def verify_ledger(backend: Any, *, anchors: tuple[str, ...] = (), directory: str = "",
+                        progress: Told | None = None) -> Sealed:
+    """Check all seals of all tenants; `anchors` are seals that somebody has noted, as NUMBER:HASH.
+
+    With the archive's directory its segments are read, too; without, their receipts are taken as their pointers say.
+    """
+    found = await _once(backend, anchors, directory, progress)
+    if found.problems:
+        again = await _once(backend, anchors, directory, progress)
+        again.problems = [problem for problem in again.problems if problem in set(found.problems)]
+        return again
+    return found
+
+
+async def _once(backend: Any, anchors: tuple[str, ...], directory: str, progress: Told | None) -> Sealed:
+    found, noted = Sealed(), dict.fromkeys(anchors, False)
+    for tenant_id in await backend.tenants():
+        chain = Chain()
+        try:
+            async for rows in _held(backend, tenant_id, chain, noted):
+                found.receipts += rows
+                if progress is not None:
+                    progress(found.receipts)
+        except Exception as unreadable:     # a damaged file must not hide what was found before
+            chain.problems.append(f"cannot be read to its end: {unreadable}")
+        found.problems += [f"tenant {tenant_id}: {problem}" for problem in chain.close()]
+        found.seals, found.unsealed = found.seals + chain.head.number, found.unsealed + chain.unsealed
+        found.heads[tenant_id] = chain.head
+    if directory:
+        await check_segments(backend, directory, found, progress)
+    found.problems += [f"seal {anchor} was noted, and is not there: what it covers was rewritten"
+                       for anchor, there in noted.items() if not there]
+    return found
+
+
+async def _held(backend: Any, tenant_id: str, chain: Chain, noted: dict[str, bool]) -> AsyncIterator[int]:
+    """Hold one tenant's receipts against its seals; yield how many each page had."""
+    head = await backend.record(tenant_id, SealHead)
+    async for seals in pages(backend, Seal, tenant_id):
+        for seal in seals:
+            if head is None or seal.number <= head.number:      # else it was made since
+                chain.add(seal)
+            noted |= {name: True for name in noted if name == f"{seal.number}:{seal.hash}"}
+    chain.ends(head)
+    async for part in all_digests(backend, tenant_id):
+        for receipt_id, one in part:
+            chain.see(receipt_id, one)
+        yield len(part)
+
+
+Digests = list[tuple[str, bytes]]
+
+
+async def all_digests(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
+    """Yield the digests of all receipts in the order of their ids: of those here, and as archived of the others."""
+    away = pages(backend, Archived, tenant_id)
+    waiting: Digests = []
+    more = True
+    async for receipts in pages(backend, Receipt, tenant_id):
+        last = receipts[-1].receipt_id
+        while more and (not waiting or waiting[-1][0] <= last):
+            pointers: list[Archived] = await anext(away, [])
+            more, waiting = bool(pointers), waiting + [(one.receipt_id, as_bytes(one)) for one in pointers]
+        before = bisect_right(waiting, last, key=lambda one: one[0])
+        yield sorted([*waiting[:before], *((one.receipt_id, digest(one)) for one in receipts)])
+        waiting = waiting[before:]
+    if waiting:
+        yield waiting
+    async for pointers in away:
+        yield [(one.receipt_id, as_bytes(one)) for one in pointers]
+
+
+def as_bytes(pointer: Archived) -> bytes:
+    """Return the digest of an archived receipt; one that is none fits no seal."""
+    try:
+        return bytes.fromhex(pointer.digest)
+    except ValueError:
+        return b""
+
+
+async def check_segments(backend: Any, directory: str, found: Sealed, progress: Told | None = None) -> None:
+    """Read every segment that a pointer names, and hold its lines against the pointers."""
+    for tenant_id in await backend.tenants():
+        lines: defaultdict[str, dict[int, Archived]] = defaultdict(dict)
+        async for pointers in pages(backend, Archived, tenant_id):
+            for one in pointers:
+                lines[one.segment][one.line] = one
+        for segment, wanted in lines.items():
+            found.segments += 1
+            found.archived += len(wanted)
+            found.problems += [f"tenant {tenant_id}: segment {segment}: {problem}"
+                               for problem in segment_problems(os.path.join(directory, segment), wanted)]
+            if progress is not None:
+                progress(found.receipts + found.archived)
+
+
+def segment_problems(path: str, wanted: dict[int, Archived]) -> list[str]:
+    """Say what is wrong with one segment."""
+    reading, left = Reading(path), dict(wanted)
+    problems = []
+    try:
+        for number, line in enumerate(reading.lines(), 1):
+            if (pointer := left.pop(number, None)) is not None and (
+                    line.receipt is None or digest(line.receipt).hex() != pointer.digest):
+                problems.append(f"line {number} is not receipt {pointer.receipt_id} as it was archived")
+    except OSError as error:
+        return [f"it cannot be read: {error.strerror or error}"]
+    return [*reading.problems, *problems,
+            *(f"line {number}, receipt {pointer.receipt_id}, is missing" for number, pointer in left.items())]
+
+
+async def pages(backend: Any, table: type[Struct], tenant_id: str) -> AsyncIterator[list[Any]]:
+    """Yield the rows of a table, page by page."""
+    after = ""
+    while page := await backend.export(table, tenant_id, after):
+        yield page
+        after = export_key(page[-1])
