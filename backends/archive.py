@@ -325,6 +325,7 @@ async def let_tasks_go(engine: Engine, tenant_id: str, ages: Ages, ids: list[str
         over = [task_id for task_id in ids if task_id in work.tasks and is_over(work.tasks[task_id], ages.pruned)]
         for task_id in over:
             work.drop(Task, task_id)
+        work.use(terminal=-len(over))
         return len(over)
 
     gone: int = await engine.write(go, load, keeper(engine, tenant_id), Ask())

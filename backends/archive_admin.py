@@ -13,6 +13,7 @@ from asyncgate import (
 )
 from asyncgate.backends import archive
 from asyncgate.backends.identity_admin import operates
+from asyncgate.backends.ledger_seals import kept_here
 from asyncgate.parts.wire_receipts import ArchiveRun, ListArchivedReceipts, RestoreArchive, Restored, RunArchive
 
 
@@ -21,6 +22,7 @@ async def run_archive(engine: Engine, caller: Caller, ask: RunArchive) -> Archiv
 
     With archive.enabled upkeep does it every hour.  Call again while the answer says that there are more.  Spec H.11.
     """
+    kept_here(engine)
     total, everybody = archive.Moved(), operates(engine, caller)
     for tenant_id in await engine.backend.tenants() if everybody else [caller.tenant_id]:
         done = await archive.run(engine, tenant_id, ask.most - total.receipts)
@@ -38,14 +40,14 @@ async def list_archived_receipts(engine: Engine, caller: Caller, ask: ListArchiv
 
     All of them are for an admin; others see those that they sent or got.  Spec H.11.
     """
-    if not caller.unlimited and ask.task_id is None and ask.receipt_id is None:
+    if not caller.sees_all and ask.task_id is None and ask.receipt_id is None:
         raise barred(caller, "the whole archive is for an admin; name a task_id or a receipt_id")
     mark = ("archive", ask.task_id, ask.receipt_id)
     after, limit = engine.position(caller, ask.cursor, *mark) or "", engine.limit(ask.limit)
     found = await pointers(engine, caller.tenant_id, ask, after)
     more = engine.cursor(caller, found[limit - 1].receipt_id, *mark) if len(found) > limit else None
     rows = [row for row in await archive.load(engine, found[:limit])
-            if caller.unlimited or row.to.same(caller.principal) or row.sender.same(caller.principal)]
+            if caller.sees_all or row.to.same(caller.principal) or row.sender.same(caller.principal)]
     return Receipts([shown(caller.tenant_id, row) for row in rows], more, more)
 
 

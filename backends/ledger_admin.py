@@ -9,7 +9,7 @@ import msgspec
 from asyncgate import Caller, Engine, Operation, Seal, outside
 from asyncgate.backends.identity_admin import page
 from asyncgate.backends.ledger_carry import export_receipts, import_receipts, its_receipts
-from asyncgate.backends.ledger_seals import seal
+from asyncgate.backends.ledger_seals import kept_here, seal
 from asyncgate.parts.wire_receipts import ListSeals, SealEnd, SealReceipts, SealRecord, Seals
 
 named = msgspec.json.Decoder(list[str]).decode
@@ -21,6 +21,7 @@ async def seal_receipts(engine: Engine, caller: Caller, ask: SealReceipts) -> Se
     Keep the number and the hash elsewhere: `asyncgate verify --ledger --seal NUMBER:HASH` proves later that no receipt
     up to last_receipt_id was rewritten, whoever had the database meanwhile.
     """
+    kept_here(engine)
     head = await seal(engine, caller.tenant_id)
     return SealEnd(caller.tenant_id, head.number, head.last_id or None, head.hash)
 

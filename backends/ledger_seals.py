@@ -16,6 +16,7 @@ from asyncgate import (
     Caller,
     Engine,
     GateError,
+    InvalidRequest,
     Needs,
     ReceiptFilter,
     SealHead,
@@ -30,6 +31,13 @@ COVERED = 1000      # receipts of one seal, at most
 def its_head(needs: Needs, caller: Caller, ask: Ask) -> None:
     """Load where the seals end, and keep others from adding to them meanwhile."""
     needs.records.add((SealHead, ()))
+
+
+def kept_here(engine: Engine) -> None:
+    """Refuse to seal or archive what is only an index of receipts that lie elsewhere."""
+    if engine.settings.receipt_mode != "standalone":
+        raise InvalidRequest(f"receipt_mode is {engine.settings.receipt_mode}: the ledger keeps the receipts, so it "
+                             "seals and archives them")
 
 
 async def seal(engine: Engine, tenant_id: str) -> SealHead:

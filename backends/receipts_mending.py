@@ -179,7 +179,7 @@ def taken_over(engine: Engine, work: Work, caller: Caller, ask: TakeOver) -> boo
     changes: dict[str, Any] = {"fence": task.fence + leased + skipped, "owed": bool(task.owed) and story.owed,
                                **counted(task, ask.ahead)}
     if over and not was_over:
-        work.use(active=-1)
+        work.use(active=-1, terminal=1)
         changes |= {"status": story.status, "completed_at": story.ended_at, "outcome": story.outcome, "held": None}
     elif task.status in ACTIVE and loose:
         changes |= {"status": "queued", "started_at": None, "next_eligible_at": None}

@@ -18,14 +18,15 @@ from msgspec import NODEFAULT, Meta, Raw, Struct, UnsetType
 from msgspec.structs import FieldInfo, fields
 
 from asyncgate import OPERATIONS, Operation
-from asyncgate.parts import wire, wire_admin
+from asyncgate.parts import wire, wire_admin, wire_receipts
 from asyncgate.parts.wire import AsEither, CreateTask
 
+MODULES = (wire, wire_admin, wire_receipts)
 FILE = Path(__file__).with_name("operations.py")
 WIDE = 120
 WHO = frozenset(AsEither.__struct_fields__)     # who asks: after what is asked
 SUBMITTED = ("type", "payload", "requirements", "idempotency_key")     # which `submit` has better names for
-CHOICES = {get_args(choice): name for module in (wire, wire_admin) for name, choice in vars(module).items()
+CHOICES = {get_args(choice): name for module in MODULES for name, choice in vars(module).items()
            if get_origin(choice) is Literal}
 PLAIN = {Raw: "Any", Any: "Any", datetime: "datetime", str: "str", int: "int", float: "float", bool: "bool",
          NoneType: "None", UnsetType: "None"}      # what may be left out is shown as None
@@ -219,7 +220,7 @@ def imports(text: str) -> str:
     words = "".join(letter if letter.isidentifier() or letter.isdigit() else " " for letter in text).split()
     made = {line.split()[1].partition("(")[0] for line in text.splitlines() if line.startswith("class ")}
     used, lines = set(words) - made, []
-    for module in (wire, wire_admin):
+    for module in MODULES:
         names = sorted(name for name in used if is_own(module, name))
         lines.append(textwrap.fill(f"from {module.__name__} import (\0{', '.join(names)},\n)", WIDE).partition("\0")[0])
         lines += [f"    {name}," for name in names]

@@ -45,6 +45,15 @@ from asyncgate.parts.wire_admin import (
     Tenants,
     Tier,
 )
+from asyncgate.parts.wire_receipts import (
+    ArchiveRun,
+    Exported,
+    Imported,
+    Restored,
+    SealEnd,
+    Seals,
+    StoredReceipt,
+)
 
 R = TypeVar("R")
 Names = Set[str] | list[str] | tuple[str, ...]      # a text alone is not a collection of names
@@ -249,6 +258,15 @@ class Offers(Struct, kw_only=True):
     tasks: list[Offer]
 
 
+class Receipts(Struct, kw_only=True):
+    """A page of receipts, oldest first."""
+
+    receipts: list[ReceiptRecord]
+    next_cursor: str | None = None
+    cursor: str | None = None
+    warnings: list[str] | None = None
+
+
 class AuditLine(Struct, kw_only=True):
     """One line of the audit log; each hash covers the line and the hash before it."""
 
@@ -276,15 +294,6 @@ class Obligations(Struct, kw_only=True):
     server: Server
     relationship: Relationship
     open_obligations: list[ReceiptRecord]
-    cursor: str | None = None
-    warnings: list[str] | None = None
-
-
-class Receipts(Struct, kw_only=True):
-    """A page of receipts, oldest first."""
-
-    receipts: list[ReceiptRecord]
-    next_cursor: str | None = None
     cursor: str | None = None
     warnings: list[str] | None = None
 
@@ -424,6 +433,15 @@ class AsyncOperations:
         """
         return await self.ask("emit_receipt", Ok, locals())
 
+    async def export_receipts(
+        self, *, after: str | None = None, limit: int | None = None, tenant_id: str | None = None,
+    ) -> Exported:
+        """Read all receipts of the tenant as they are stored, oldest first, up to 1,000 at a time.
+
+        `asyncgate receipts export FILE` writes them into a file, with their seals.  Spec 20.9.
+        """
+        return await self.ask("export_receipts", Exported, locals())
+
     async def fail(
         self, task_id: str, lease_id: str, *, fence: int | None = None, error: Any = None,
         retryable: bool | None = None, retry_after_seconds: float | None = None, tenant_id: str | None = None,
@@ -486,6 +504,17 @@ class AsyncOperations:
         """Tell whether the gate works: its database answers, and its upkeep jobs run."""
         return await self.ask("health", Healthy, locals())
 
+    async def import_receipts(
+        self, receipts: Sequence[StoredReceipt | Mapping[str, Any]], *, tenant_id: str | None = None,
+    ) -> Imported:
+        """Write up to 250 receipts of another gate as they are, and the obligations that they open and close.
+
+        Again is no error: what is there already is left alone, and told when it differs.  One transaction.  Their
+        parents
+        come before them.  `asyncgate receipts import FILE` sends a whole file.  Spec 20.9.
+        """
+        return await self.ask("import_receipts", Imported, locals())
+
     async def issue_key(
         self, name: str, principal_id: str, *, tenant: str | None = None, role: Role | None = None,
         scopes: Names | None = None, capabilities: Names | None = None, task_types: Names | None = None,
@@ -513,6 +542,19 @@ class AsyncOperations:
         Each lease is exclusive and atomic.  Spec 6.2, 18.8.
         """
         return await self.ask("lease_next", Offers, locals())
+
+    async def list_archived_receipts(
+        self, *, limit: int | None = None, cursor: str | None = None, task_id: str | None = None,
+        receipt_id: str | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> Receipts:
+        """List receipts in the archive, oldest first, which no other list shows: of a task, one by its id, or all.
+
+        All of them are for an admin; others see those that they sent or got.  Spec H.11.
+        """
+        return await self.ask("list_archived_receipts", Receipts, locals())
 
     async def list_audit(
         self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
@@ -569,6 +611,15 @@ class AsyncOperations:
         next_cursor, or since_receipt_id later on: every receipt comes exactly once.
         """
         return await self.ask("list_receipts", Receipts, locals())
+
+    async def list_seals(
+        self, *, limit: int | None = None, cursor: str | None = None, after: int | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Seals:
+        """List the seals over the tenant's receipts, oldest first."""
+        return await self.ask("list_seals", Seals, locals())
 
     async def list_tasks(
         self, *, limit: int | None = None, cursor: str | None = None, status: Status | None = None,
@@ -631,6 +682,15 @@ class AsyncOperations:
         """Report when schedules run next, so that the gate notices when they do not (H.7.4)."""
         return await self.ask("report_schedule", Reported, locals())
 
+    async def restore_archive(
+        self, task_id: str, *, tenant_id: str | None = None,
+    ) -> Restored:
+        """Bring the receipts of a task back from the archive, byte for byte, with those of the tasks that are joined to it.
+
+        They stay until the archive runs again.  One transaction.  Spec H.11.
+        """
+        return await self.ask("restore_archive", Restored, locals())
+
     async def revoke_key(
         self, key_id: str, *, tenant: str | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> Ok:
@@ -650,6 +710,16 @@ class AsyncOperations:
         """
         return await self.ask("rotate_key", IssuedKey, locals())
 
+    async def run_archive(
+        self, *, most: int | None = None, vacuum: bool | None = None, tenant_id: str | None = None,
+    ) -> ArchiveRun:
+        """Move receipts that are old enough to the archive, and prune tasks that are; the operator does it for all tenants.
+
+        With archive.enabled upkeep does it every hour.  Call again while the answer says that there are more.  Spec
+        H.11.
+        """
+        return await self.ask("run_archive", ArchiveRun, locals())
+
     async def run_task(
         self, type: str, *, payload: Any = None, payload_pointer: str | None = None, principal_ai: str | None = None,
         requirements: Mapping[str, Any] | None = None, priority: int | None = None, idempotency_key: str | None = None,
@@ -667,6 +737,17 @@ class AsyncOperations:
         The answer is the task's record; when its status is not terminal yet, go on with get_task.
         """
         return await self.ask("run_task", TaskRecord, locals())
+
+    async def seal_receipts(
+        self, *, tenant_id: str | None = None,
+    ) -> SealEnd:
+        """Seal all receipts that are not sealed yet, and return where the seals end; upkeep does it every minute.
+
+        Keep the number and the hash elsewhere: `asyncgate verify --ledger --seal NUMBER:HASH` proves later that no
+        receipt
+        up to last_receipt_id was rewritten, whoever had the database meanwhile.
+        """
+        return await self.ask("seal_receipts", SealEnd, locals())
 
     async def set_limits(
         self, tenant: str, *, tier: Tier | None = None, exempt_until: datetime | None = None, reason: str | None = None,
@@ -822,6 +903,15 @@ class SyncOperations:
         """
         return self.ask("emit_receipt", Ok, locals())
 
+    def export_receipts(
+        self, *, after: str | None = None, limit: int | None = None, tenant_id: str | None = None,
+    ) -> Exported:
+        """Read all receipts of the tenant as they are stored, oldest first, up to 1,000 at a time.
+
+        `asyncgate receipts export FILE` writes them into a file, with their seals.  Spec 20.9.
+        """
+        return self.ask("export_receipts", Exported, locals())
+
     def fail(
         self, task_id: str, lease_id: str, *, fence: int | None = None, error: Any = None,
         retryable: bool | None = None, retry_after_seconds: float | None = None, tenant_id: str | None = None,
@@ -884,6 +974,17 @@ class SyncOperations:
         """Tell whether the gate works: its database answers, and its upkeep jobs run."""
         return self.ask("health", Healthy, locals())
 
+    def import_receipts(
+        self, receipts: Sequence[StoredReceipt | Mapping[str, Any]], *, tenant_id: str | None = None,
+    ) -> Imported:
+        """Write up to 250 receipts of another gate as they are, and the obligations that they open and close.
+
+        Again is no error: what is there already is left alone, and told when it differs.  One transaction.  Their
+        parents
+        come before them.  `asyncgate receipts import FILE` sends a whole file.  Spec 20.9.
+        """
+        return self.ask("import_receipts", Imported, locals())
+
     def issue_key(
         self, name: str, principal_id: str, *, tenant: str | None = None, role: Role | None = None,
         scopes: Names | None = None, capabilities: Names | None = None, task_types: Names | None = None,
@@ -911,6 +1012,19 @@ class SyncOperations:
         Each lease is exclusive and atomic.  Spec 6.2, 18.8.
         """
         return self.ask("lease_next", Offers, locals())
+
+    def list_archived_receipts(
+        self, *, limit: int | None = None, cursor: str | None = None, task_id: str | None = None,
+        receipt_id: str | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
+        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
+        agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
+        worker_instance_id: str | None = None,
+    ) -> Receipts:
+        """List receipts in the archive, oldest first, which no other list shows: of a task, one by its id, or all.
+
+        All of them are for an admin; others see those that they sent or got.  Spec H.11.
+        """
+        return self.ask("list_archived_receipts", Receipts, locals())
 
     def list_audit(
         self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
@@ -967,6 +1081,15 @@ class SyncOperations:
         next_cursor, or since_receipt_id later on: every receipt comes exactly once.
         """
         return self.ask("list_receipts", Receipts, locals())
+
+    def list_seals(
+        self, *, limit: int | None = None, cursor: str | None = None, after: int | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+    ) -> Seals:
+        """List the seals over the tenant's receipts, oldest first."""
+        return self.ask("list_seals", Seals, locals())
 
     def list_tasks(
         self, *, limit: int | None = None, cursor: str | None = None, status: Status | None = None,
@@ -1029,6 +1152,15 @@ class SyncOperations:
         """Report when schedules run next, so that the gate notices when they do not (H.7.4)."""
         return self.ask("report_schedule", Reported, locals())
 
+    def restore_archive(
+        self, task_id: str, *, tenant_id: str | None = None,
+    ) -> Restored:
+        """Bring the receipts of a task back from the archive, byte for byte, with those of the tasks that are joined to it.
+
+        They stay until the archive runs again.  One transaction.  Spec H.11.
+        """
+        return self.ask("restore_archive", Restored, locals())
+
     def revoke_key(
         self, key_id: str, *, tenant: str | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> Ok:
@@ -1048,6 +1180,16 @@ class SyncOperations:
         """
         return self.ask("rotate_key", IssuedKey, locals())
 
+    def run_archive(
+        self, *, most: int | None = None, vacuum: bool | None = None, tenant_id: str | None = None,
+    ) -> ArchiveRun:
+        """Move receipts that are old enough to the archive, and prune tasks that are; the operator does it for all tenants.
+
+        With archive.enabled upkeep does it every hour.  Call again while the answer says that there are more.  Spec
+        H.11.
+        """
+        return self.ask("run_archive", ArchiveRun, locals())
+
     def run_task(
         self, type: str, *, payload: Any = None, payload_pointer: str | None = None, principal_ai: str | None = None,
         requirements: Mapping[str, Any] | None = None, priority: int | None = None, idempotency_key: str | None = None,
@@ -1065,6 +1207,17 @@ class SyncOperations:
         The answer is the task's record; when its status is not terminal yet, go on with get_task.
         """
         return self.ask("run_task", TaskRecord, locals())
+
+    def seal_receipts(
+        self, *, tenant_id: str | None = None,
+    ) -> SealEnd:
+        """Seal all receipts that are not sealed yet, and return where the seals end; upkeep does it every minute.
+
+        Keep the number and the hash elsewhere: `asyncgate verify --ledger --seal NUMBER:HASH` proves later that no
+        receipt
+        up to last_receipt_id was rewritten, whoever had the database meanwhile.
+        """
+        return self.ask("seal_receipts", SealEnd, locals())
 
     def set_limits(
         self, tenant: str, *, tier: Tier | None = None, exempt_until: datetime | None = None, reason: str | None = None,
