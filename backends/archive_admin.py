@@ -18,7 +18,7 @@ from asyncgate.parts.wire_receipts import ArchiveRun, ListArchivedReceipts, Rest
 
 
 async def run_archive(engine: Engine, caller: Caller, ask: RunArchive) -> ArchiveRun:
-    """Move receipts that are old enough to the archive, and prune tasks that are; the operator does it for all tenants.
+    """Move old receipts to the archive, and prune tasks that ended long ago; of all tenants if the operator asks.
 
     With archive.enabled upkeep does it every hour.  Call again while the answer says that there are more.  Spec H.11.
     """
@@ -63,7 +63,7 @@ async def pointers(engine: Engine, tenant_id: str, ask: ListArchivedReceipts, af
 
 
 async def restore_archive(engine: Engine, caller: Caller, ask: RestoreArchive) -> Restored:
-    """Bring the receipts of a task back from the archive, byte for byte, with those of the tasks that are joined to it.
+    """Bring a task's receipts back from the archive, byte for byte, with those of the tasks joined to it.
 
     They stay until the archive runs again.  One transaction.  Spec H.11.
     """

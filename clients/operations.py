@@ -685,7 +685,7 @@ class AsyncOperations:
     async def restore_archive(
         self, task_id: str, *, tenant_id: str | None = None,
     ) -> Restored:
-        """Bring the receipts of a task back from the archive, byte for byte, with those of the tasks that are joined to it.
+        """Bring a task's receipts back from the archive, byte for byte, with those of the tasks joined to it.
 
         They stay until the archive runs again.  One transaction.  Spec H.11.
         """
@@ -713,7 +713,7 @@ class AsyncOperations:
     async def run_archive(
         self, *, most: int | None = None, vacuum: bool | None = None, tenant_id: str | None = None,
     ) -> ArchiveRun:
-        """Move receipts that are old enough to the archive, and prune tasks that are; the operator does it for all tenants.
+        """Move old receipts to the archive, and prune tasks that ended long ago; of all tenants if the operator asks.
 
         With archive.enabled upkeep does it every hour.  Call again while the answer says that there are more.  Spec
         H.11.
@@ -1155,7 +1155,7 @@ class SyncOperations:
     def restore_archive(
         self, task_id: str, *, tenant_id: str | None = None,
     ) -> Restored:
-        """Bring the receipts of a task back from the archive, byte for byte, with those of the tasks that are joined to it.
+        """Bring a task's receipts back from the archive, byte for byte, with those of the tasks joined to it.
 
         They stay until the archive runs again.  One transaction.  Spec H.11.
         """
@@ -1183,7 +1183,7 @@ class SyncOperations:
     def run_archive(
         self, *, most: int | None = None, vacuum: bool | None = None, tenant_id: str | None = None,
     ) -> ArchiveRun:
-        """Move receipts that are old enough to the archive, and prune tasks that are; the operator does it for all tenants.
+        """Move old receipts to the archive, and prune tasks that ended long ago; of all tenants if the operator asks.
 
         With archive.enabled upkeep does it every hour.  Call again while the answer says that there are more.  Spec
         H.11.
