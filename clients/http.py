@@ -8,11 +8,12 @@ An operation is called by its name with the fields of its request, and answers w
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 
@@ -56,13 +57,13 @@ class Exchange:
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
         self.url = (url or os.environ.get("ASYNCGATE_URL") or DEFAULT_URL).rstrip("/")
         self.token = os.environ.get("ASYNCGATE_API_KEY", "") if token is None else token
-        where = urlsplit(self.url)
-        if where.scheme not in ("http", "https") or not where.hostname:
-            raise ValueError(f"a gate's URL is like {DEFAULT_URL}, not {self.url!r}")
+        where = place_of(self.url)
+        if not fit(self.token):        # the libraries below would name it, and it is a secret
+            raise ValueError("the gate's credential holds a character that no header can (a line break at its end?)")
         self.settings: dict[str, Any] = {
             "headers": {"authorization": f"Bearer {self.token}"} if self.token else {},
             "verify": where.scheme == "https",          # loading certificates takes longer than a call
-            "trust_env": not loopback(where.hostname),  # no proxy leads to this machine
+            "trust_env": not loopback(where.hostname or ""),    # no proxy leads to this machine
         }
 
     def request(self, operation: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,6 +104,20 @@ class Exchange:
             return Unreachable(f"the gate at {self.url} took the request but did not answer in time")
         return Unreachable(f"the connection to {self.url} broke before the answer came: "
                            f"{str(error) or type(error).__name__}")
+
+
+def place_of(url: str) -> SplitResult:
+    """Take the URL of a gate apart; raise ValueError where it is none."""
+    with contextlib.suppress(ValueError):       # a port that is none is noticed when it is looked at
+        where = urlsplit(url)
+        if where.scheme in ("http", "https") and where.hostname and where.port != 0 and fit(url) and " " not in url:
+            return where
+    raise ValueError(f"a gate's URL is like {DEFAULT_URL}, not {url!r}")
+
+
+def fit(text: str) -> bool:
+    """Whether a text goes into a header as it is."""
+    return text.isascii() and text.isprintable() and text == text.strip()
 
 
 def in_query(value: Any) -> str:

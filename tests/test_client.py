@@ -145,3 +145,18 @@ async def test_a_gate_that_is_not_open_says_so() -> None:
 def test_there_is_no_third_way() -> None:
     with pytest.raises(ValueError, match="rest or mcp"):
         AsyncGate(via="pigeon")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("url", ["gate:8080", "http://", "http://[::1", "http://gate:99999", "http://gate:0",
+                                 "http://ga te", "http://gate\n", "ftp://gate"])
+def test_a_url_that_leads_nowhere_is_refused_before_it_is_called(url: str) -> None:
+    with pytest.raises(ValueError, match=r"^a gate.s URL is like http://127\.0\.0\.1:8080, not "):
+        AsyncGate(url)
+
+
+@pytest.mark.parametrize("token", ["secret\n", " secret", "sec\x00ret", "s\xe9cret"])
+def test_a_credential_that_no_header_can_hold_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(ValueError, match="credential holds a character that no header can") as refused:
+        AsyncGate("http://gate", token)
+
+    assert "cret" not in str(refused.value)
