@@ -34,7 +34,7 @@ from msgspec.structs import replace
 
 from asyncgate.clients.http import AsyncHttp, Refusal, Unreachable
 from asyncgate.clients.worker_heart import Heart, passing
-from asyncgate.clients.worker_job import Done, Fail, Job, Lost, Retry, Task, readable, told
+from asyncgate.clients.worker_job import Done, Fail, Job, Lost, Retry, Task, told, words
 from asyncgate.clients.worker_state import Letter, Place, default_folder, take
 
 __all__ = ["Done", "Fail", "Job", "Lost", "Retry", "Worker"]
@@ -272,7 +272,7 @@ class Worker:
         except Fail as unfit:
             error = unfit
         expected = isinstance(error, Retry | Fail)
-        log.warning("%s: failed: %s", job, readable(str(error)), exc_info=None if expected else error)
+        log.warning("%s: failed: %s", job, words(error), exc_info=None if expected else error)
         return self._letter(job, "fail", **task.failure(error))
 
     def _result(self, job: Job, value: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import pytest
 from asyncgate.clients import AsyncGate
 from asyncgate.clients.http import AsyncHttp, Http, Refusal
 from asyncgate.clients.worker import Done, Fail, Job, Lost, Retry, Worker
+from asyncgate.clients.worker_heart import Heart, Pulse
 from asyncgate.clients.worker_state import Letter, Place, take
 
 pytestmark = pytest.mark.anyio
@@ -248,6 +249,51 @@ async def test_an_error_costs_an_attempt_or_the_task_by_its_class(
         task = await run(gate, max_attempts=3)
 
     assert (task["status"], len(seen), task["result"]["error"]["code"]) == ("failed", runs, code)
+
+
+class Odd(BaseException):
+    """No Exception, and it cannot even be shown."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "async"])
+@pytest.mark.parametrize(("error", "code"), [
+    (Odd(), "Odd"), (SystemExit(3), "RuntimeError"), (KeyboardInterrupt(), "RuntimeError")],
+    ids=["odd", "exit", "ctrl-c"])
+async def test_whatever_a_function_raises_ends_its_task_and_not_its_worker(
+        gate: AsyncHttp, error: BaseException, code: str, plain: bool) -> None:
+    worker = made(gate)
+
+    def read(page: Any) -> None:
+        raise error
+
+    async def read_async(page: Any) -> None:
+        raise error
+
+    worker.task("t")(read if plain else read_async)
+    worker.task("good")(lambda page: "done")
+
+    async with at_work(worker):
+        task = await run(gate, max_attempts=1)
+        good = await run(gate, "good")
+
+    assert (task["status"], task["result"]["error"]["code"]) == ("failed", code)
+    assert good["result"]["result"] == "done"
+
+
+async def test_a_plain_function_that_raises_a_cancellation_is_not_waited_for_for_ever(gate: AsyncHttp) -> None:
+    worker = made(gate)
+
+    @worker.task("t")
+    def read(page: Any) -> None:
+        raise asyncio.CancelledError
+
+    async with at_work(worker):
+        task = await run(gate, max_attempts=1)
+
+    assert (task["status"], task["result"]["error"]["code"]) == ("failed", "RuntimeError")
 
 
 @pytest.mark.parametrize("result", [object(), float, {"big": "x" * 1_100_000}], ids=["object", "class", "too large"])
@@ -503,6 +549,20 @@ async def test_progress_that_the_gate_does_not_take_harms_nothing(
 
     assert task["result"]["result"] is True
     assert any("its progress is not taken" in one.getMessage() for one in caplog.records)
+
+
+def test_progress_that_is_refused_takes_no_newer_one_with_it() -> None:
+    heart, pulse = Heart("http://127.0.0.1:9", "", {}, None), Pulse({"task_id": "t", "lease_id": "l"}, 100, print)
+    no, old, new = Refusal(413, {"error": "payload_too_large"}), {"page": 1}, {"page": 2}
+    heart.keep(pulse)
+    heart.tell(pulse, old)
+    heart.tell(pulse, new)      # while the old one is on its way
+
+    heart._refused(pulse, "report_progress", no, old)
+    assert (pulse.news, pulse.refused, pulse.silent.is_set()) == (new, None, False)
+
+    heart._refused(pulse, "report_progress", no, new)
+    assert (pulse.news, pulse.refused, pulse.silent.is_set()) == (None, no, True)
 
 
 async def test_several_tasks_are_done_at_a_time_and_no_more(gate: AsyncHttp) -> None:
