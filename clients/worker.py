@@ -332,7 +332,8 @@ class Worker:
                 return      # later, then
             if left:
                 place.keep(left)
-            place.forget(letters[0])
+            if not place.forget(letters[0]):
+                return
 
     # Stopping.
 

@@ -20,7 +20,7 @@ from asyncgate.clients import AsyncGate
 from asyncgate.clients.http import AsyncHttp, Http, Refusal
 from asyncgate.clients.worker import Done, Fail, Job, Lost, Retry, Worker
 from asyncgate.clients.worker_heart import Heart, Pulse
-from asyncgate.clients.worker_state import Letter, Place, take
+from asyncgate.clients.worker_state import Letter, Place, StateError, take
 
 pytestmark = pytest.mark.anyio
 
@@ -761,8 +761,11 @@ def test_letters_survive_a_crash_in_the_middle_of_one(tmp_path: Path, caplog: py
         file.write(b'{"operation": "comp')
 
     assert place.letters() == letters
+    letters.append(Letter("fail", {"task_id": "3"}, "away"))
+    place.keep(letters[3])
+    assert place.letters() == letters       # the half line has spoiled nothing that came after it
     place.forget(letters[1])
-    assert place.letters() == [letters[0], letters[2]]
+    assert place.letters() == [letters[0], *letters[2:]]
     for letter in letters:
         place.forget(letter)
     place.close()
@@ -771,10 +774,65 @@ def test_letters_survive_a_crash_in_the_middle_of_one(tmp_path: Path, caplog: py
     assert "has a line that is no letter" in caplog.text
 
 
-def test_a_worker_without_a_folder_says_that_an_end_is_lost(caplog: pytest.LogCaptureFixture) -> None:
-    Place().keep(Letter("complete", {"task_id": "t-1"}, "away"))
+def test_a_worker_without_a_folder_tells_an_end_for_as_long_as_it_lives(caplog: pytest.LogCaptureFixture) -> None:
+    place, letters = Place(), [Letter("complete", {"task_id": f"t-{n}"}, "away") for n in (1, 2)]
+    for letter in letters:
+        place.keep(letter)
 
-    assert [one.levelno for one in caplog.records if "t-1: its end is lost" in one.getMessage()] == [logging.ERROR]
+    assert place.letters() == letters
+    assert place.forget(letters[0])
+    place.close()
+    assert [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR] == [
+        "task t-2: its end is lost: away"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no disk that is always full")
+def test_a_full_disk_spoils_no_letter_and_ends_no_worker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place, letters = take(tmp_path, "w"), [Letter("complete", {"task_id": str(n)}, "away") for n in range(3)]
+    assert place.file
+    for letter in letters[:2]:
+        place.keep(letter)
+    beside = tmp_path / "w.1.letters.new"
+    beside.symlink_to("/dev/full")
+
+    place.keep(letters[2])
+    assert place.letters() == letters
+    assert "its end is kept in memory only ([Errno 28] No space left on device)" in caplog.text
+    assert (place.forget(letters[0]), place.forget(letters[2])) == (False, True)
+
+    beside.unlink()
+    assert (place.forget(letters[0]), place.letters()) == (True, [letters[1]])
+
+
+def test_a_worker_leaves_the_letters_of_another_whose_name_begins_like_its_own(tmp_path: Path) -> None:
+    other = take(tmp_path, "web.example")
+    other.keep(Letter("complete", {"task_id": "t"}, "away"))
+    other.close()
+
+    assert [place.path for place in take(tmp_path, "web").abandoned()] == []
+
+
+def test_a_worker_with_a_very_long_name_has_a_place(tmp_path: Path) -> None:
+    places = [take(tmp_path, "\u5de5" * 199 + last) for last in "ab"]
+
+    assert len({place.path for place in places}) == 2
+
+
+@pytest.mark.parametrize("folder", ["file", "file/within"])
+def test_a_folder_that_cannot_be_used_is_named_with_a_way_out(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(StateError, match=r"cannot be kept in .*/file.*--forget"):
+        take(tmp_path / folder, "w")
+
+
+def test_a_worker_that_has_no_home_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)
+
+    with pytest.raises(StateError, match=r"no home directory .*--forget"):
+        Worker()
 
 
 # Stopping and starting.
