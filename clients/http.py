@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, quote, urlsplit
@@ -91,8 +93,8 @@ class Exchange:
                                f"(status {response.status_code}, no JSON object)"}
         elif response.is_success:
             return response.content
-        after = str(body.get("retry_after", response.headers.get("retry-after")))
-        raise Refusal(response.status_code, body, float(after) if after.isdecimal() else None)
+        asked = body.get("retry_after", response.headers.get("retry-after"))
+        raise Refusal(response.status_code, body, pause_asked(asked))
 
     def unreachable(self, error: httpx2.TransportError) -> Unreachable:
         """Say in one line why there was no answer."""
@@ -118,6 +120,19 @@ def place_of(url: str) -> SplitResult:
 def fit(text: str) -> bool:
     """Whether a text goes into a header as it is."""
     return text.isascii() and text.isprintable() and text == text.strip()
+
+
+def pause_asked(said: Any) -> float | None:
+    """Return the seconds that a Retry-After asks for, which is a number of them or a date; None if it is neither."""
+    from email.utils import parsedate_to_datetime
+
+    with contextlib.suppress(ValueError):
+        seconds = float(str(said))
+        return seconds if 0 <= seconds < inf else None
+    with contextlib.suppress(ValueError, OverflowError):
+        moment = parsedate_to_datetime(str(said))
+        return max((moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)).total_seconds(), 0.0)
+    return None
 
 
 def in_query(value: Any) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import time
+from email.utils import formatdate
 from typing import Any, get_type_hints
 
 import msgspec
@@ -15,6 +17,7 @@ from asyncgate.clients import AsyncGate, Refusal, SyncGate, Unreachable
 from asyncgate.clients import operations as made
 from asyncgate.clients.client import FIRST_PAUSE, LONGEST_PAUSE, Tries
 from asyncgate.clients.declare import FILE, holds_json, source
+from asyncgate.clients.http import pause_asked
 from asyncgate.clients.operations import AsyncOperations, SyncOperations
 from asyncgate.parts.openapi import EXAMPLES
 
@@ -160,3 +163,11 @@ def test_a_credential_that_no_header_can_hold_is_refused_and_not_shown(token: st
         AsyncGate("http://gate", token)
 
     assert "cret" not in str(refused.value)
+
+
+def test_retry_after_is_seconds_or_a_date() -> None:
+    assert pause_asked("2.5") == 2.5
+    assert pause_asked("soon") is pause_asked("-1") is pause_asked("9" * 400) is None
+    assert pause_asked(None) is None
+    assert 50 < (pause_asked(formatdate(time.time() + 60, usegmt=True)) or 0) <= 60
+    assert pause_asked(formatdate(time.time() - 60, usegmt=True)) == 0.0
