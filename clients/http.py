@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from math import inf
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import httpx2
 
 DEFAULT_URL = "http://127.0.0.1:8080"
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0   # between two tries, of every program here
 PATIENCE_SECONDS = 30.0     # for an answer, beyond what the request itself asks the gate to wait
 
 
@@ -120,6 +122,14 @@ def place_of(url: str) -> SplitResult:
 def fit(text: str) -> bool:
     """Whether a text goes into a header as it is."""
     return text.isascii() and text.isprintable() and text == text.strip()
+
+
+def pause_after(failures: int, least: float = 0.0) -> float:
+    """Draw a pause from what doubles with each failure, so that those who fail together do not return together.
+
+    `least` is the share of it that is not left to chance.
+    """
+    return random.uniform(least, 1.0) * min(FIRST_PAUSE * 2.0 ** min(failures - 1, 16), LONGEST_PAUSE)
 
 
 def pause_asked(said: Any) -> float | None:

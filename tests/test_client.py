@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from asyncgate import OPERATIONS
 from asyncgate.clients import AsyncGate, Refusal, SyncGate, Unreachable
 from asyncgate.clients import operations as made
-from asyncgate.clients.client import FIRST_PAUSE, LONGEST_PAUSE, Tries
+from asyncgate.clients.client import Tries
 from asyncgate.clients.declare import FILE, holds_json, source
-from asyncgate.clients.http import pause_asked
+from asyncgate.clients.http import FIRST_PAUSE, LONGEST_PAUSE, pause_asked
 from asyncgate.clients.operations import AsyncOperations, SyncOperations
 from asyncgate.parts.openapi import EXAMPLES
 
