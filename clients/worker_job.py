@@ -148,13 +148,14 @@ class Task:
     def failure(self, error: BaseException) -> dict[str, Any]:
         """Say what `fail` is told about an error."""
         code = getattr(error, "code", None) if isinstance(error, Retry | Fail) else type(error).__name__
-        said: dict[str, Any] = {"code": code, "message": words(error)}
+        said: dict[str, Any] = {"code": readable(str(code)), "message": words(error)}
         if isinstance(error, Fail):
             with contextlib.suppress(TypeError, ValueError, RecursionError):    # a detail that JSON can say
                 said |= {} if error.detail is None else {"detail": told(error.detail)}
             return {"error": said, "retryable": False}
         if isinstance(error, Retry):
-            return {"error": said, "retryable": True, "retry_after_seconds": error.after}
+            after = error.after if isinstance(error.after, int | float) and error.after >= 0 else None
+            return {"error": said, "retryable": True, "retry_after_seconds": after}
         return {"error": said, "retryable": isinstance(error, self.retry)}
 
 

@@ -92,13 +92,13 @@ class Place:
 
     def keep(self, letter: Letter) -> None:
         """Keep a letter, so that it outlives this process and a power cut; where no disk takes it, in memory."""
-        where: Any = "memory only"
+        where, line = "memory only", msgspec.json.encode(letter)
         if self.file is None:
             self.unwritten.append(letter)
         else:
             try:
-                rewritten(self.file, [*(line for line, _ in self._lines()), msgspec.json.encode(letter)])
-                where = self.file
+                rewritten(self.file, [*(line for line, _ in self._lines()), line])
+                where = str(self.file)
             except OSError as error:    # a full disk, say
                 self.unwritten.append(letter)
                 where = f"memory only ({error})"

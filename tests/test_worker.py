@@ -26,6 +26,8 @@ pytestmark = pytest.mark.anyio
 
 TOKEN = "a-token-for-tests"
 PATIENCE_SECONDS = 30.0
+NUMBER: Any = 404
+WORD: Any = "soon"
 HASTY = ("lease_sweep_interval_seconds=0.1", "expiry_jitter_seconds=0")
 
 
@@ -234,8 +236,10 @@ async def test_a_payload_of_another_shape_fails_for_good_and_says_what_is_wrong(
     (ConnectionError("gone"), 3, "ConnectionError"), (ValueError("bug"), 1, "ValueError"),
     (KeyError("mine"), 3, "KeyError"), (Fail("a\0b\ud800", detail=object()), 1, "failed"),
     (Fail("deep", detail=json.loads("[" * 80 + "]" * 80)), 1, "payload_too_deep"),
-    (SystemExit(3), 1, "RuntimeError"), (StopIteration(), 1, "RuntimeError")],
-    ids=["retry", "fail", "retried class", "other class", "named class", "strange text", "deep detail", "exit", "stop"])
+    (SystemExit(3), 1, "RuntimeError"), (StopIteration(), 1, "RuntimeError"), (Fail("no", code=NUMBER), 1, "404"),
+    (Retry("soon", after=WORD), 3, "retry"), (Retry("sooner", after=-5), 3, "retry")],
+    ids=["retry", "fail", "retried class", "other class", "named class", "strange text", "deep detail", "exit", "stop",
+         "number", "no time", "time past"])
 async def test_an_error_costs_an_attempt_or_the_task_by_its_class(
         gate: AsyncHttp, error: BaseException, runs: int, code: str) -> None:
     worker, seen = made(gate), []
