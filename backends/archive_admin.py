@@ -6,6 +6,7 @@ from asyncgate import (
     Archived,
     Caller,
     Engine,
+    InvalidRequest,
     Operation,
     Receipts,
     barred,
@@ -23,6 +24,8 @@ async def run_archive(engine: Engine, caller: Caller, ask: RunArchive) -> Archiv
     With archive.enabled upkeep does it every hour.  Call again while the answer says that there are more.  Spec H.11.
     """
     kept_here(engine)
+    if not engine.settings.archive.directory:
+        raise InvalidRequest("this gate has no archive: archive.directory names the folder for it")
     total, everybody = archive.Moved(), operates(engine, caller)
     for tenant_id in await engine.backend.tenants() if everybody else [caller.tenant_id]:
         done = await archive.run(engine, tenant_id, ask.most - total.receipts)

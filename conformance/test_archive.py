@@ -320,7 +320,7 @@ async def test_the_chain_of_a_task_that_has_gone_comes_back_without_it(gate: Gat
 
 
 async def test_without_a_folder_there_is_no_archive(make_gate: Callable[..., Gate]) -> None:
-    with refused("archive_unavailable"):
+    with refused("invalid_request"):
         await make_gate().as_admin().run_archive()
 
 
