@@ -424,7 +424,8 @@ class Passing(click.Command):
 @click.option("--forget", is_flag=True, help="Keep nothing on disk: no dead letters, another instance at every start.")
 @click.option("--allow", multiple=True, metavar="HOST", help="http_get: host or network to reach though not public.")
 @click.option("--plain-http", is_flag=True, help="http_get: allow http://, not https:// only.")
-@click.option("--timeout", "timeout_seconds", type=float, default=30.0, show_default=True, help="http_get: seconds.")
+@click.option("--timeout", "timeout_seconds", type=click.FloatRange(0, min_open=True), default=30.0, show_default=True,
+              help="http_get: seconds.")
 @click.option("--lifeline", "quiet", is_flag=True, hidden=True)
 @click.pass_context
 def worker(ctx: click.Context, /, what: str | None, profile: str | None, forget: bool, quiet: bool, **about: Any,

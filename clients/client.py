@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import random
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, Unpack
 import msgspec
 
 from asyncgate import OPERATIONS
-from asyncgate.clients.http import AsyncHttp, Refusal, Unreachable
+from asyncgate.clients.http import AsyncHttp, Refusal, Unreachable, pause_after
 from asyncgate.clients.operations import AsyncOperations, Names, TaskRecord, TaskTerms
 from asyncgate.parts.mcp_tools import IDEMPOTENT
 from asyncgate.parts.wire import AsPrincipal, Status
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 PATIENCE_SECONDS = 30.0     # for a call with all its repetitions, beyond what it asks the gate to wait
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 LONG_POLL = 25.0            # that a question for an outcome stays open
 OVER = ("succeeded", "failed", "canceled")
 # Answers that come before anything is done, and one after which nobody knows.
@@ -214,11 +212,6 @@ def present(task: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in task.items() if value is not None}
 
 
-def jittered(count: int) -> float:
-    """Draw a pause from the whole of what doubles with each, so that those who fail together do not return together."""
-    return random.uniform(0, min(FIRST_PAUSE * 2 ** min(count, 16), LONGEST_PAUSE))
-
-
 class Tries:
     """The attempts at one call: whether there is another one, and when.
 
@@ -244,7 +237,7 @@ class Tries:
     def pause(self, error: Refusal | Unreachable) -> float:
         """Return how many seconds to wait before the next attempt; raise the error when there is none."""
         self.count, self.last = self.count + 1, error
-        pause = jittered(self.count - 1)
+        pause = pause_after(self.count)
         pause += (error.retry_after or 0.0) if isinstance(error, Refusal) else 0.0
         if not self._may_repeat(error) or time.monotonic() - self.began + pause > self.seconds:
             raise error
@@ -329,4 +322,4 @@ class Handle:
                 least = no.retry_after or 0.0
             # A gate that stops, or waits for nobody, answers at once: then this does not ask without a pause.
             pauses = 0 if time.monotonic() - asked > LONG_POLL / 2 else pauses + 1
-            await asyncio.sleep(least + jittered(pauses))
+            await asyncio.sleep(least + pause_after(pauses + 1))

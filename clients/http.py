@@ -8,11 +8,15 @@ An operation is called by its name with the fields of its request, and answers w
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     import httpx2
 
 DEFAULT_URL = "http://127.0.0.1:8080"
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0   # between two tries, of every program here
 PATIENCE_SECONDS = 30.0     # for an answer, beyond what the request itself asks the gate to wait
 
 
@@ -56,13 +61,13 @@ class Exchange:
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
         self.url = (url or os.environ.get("ASYNCGATE_URL") or DEFAULT_URL).rstrip("/")
         self.token = os.environ.get("ASYNCGATE_API_KEY", "") if token is None else token
-        where = urlsplit(self.url)
-        if where.scheme not in ("http", "https") or not where.hostname:
-            raise ValueError(f"a gate's URL is like {DEFAULT_URL}, not {self.url!r}")
+        where = place_of(self.url)
+        if not fit(self.token):        # the libraries below would name it, and it is a secret
+            raise ValueError("the gate's credential holds a character that no header can (a line break at its end?)")
         self.settings: dict[str, Any] = {
             "headers": {"authorization": f"Bearer {self.token}"} if self.token else {},
             "verify": where.scheme == "https",          # loading certificates takes longer than a call
-            "trust_env": not loopback(where.hostname),  # no proxy leads to this machine
+            "trust_env": not loopback(where.hostname or ""),    # no proxy leads to this machine
         }
 
     def request(self, operation: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,8 +95,8 @@ class Exchange:
                                f"(status {response.status_code}, no JSON object)"}
         elif response.is_success:
             return response.content
-        after = str(body.get("retry_after", response.headers.get("retry-after")))
-        raise Refusal(response.status_code, body, float(after) if after.isdecimal() else None)
+        asked = body.get("retry_after", response.headers.get("retry-after"))
+        raise Refusal(response.status_code, body, pause_asked(asked))
 
     def unreachable(self, error: httpx2.TransportError) -> Unreachable:
         """Say in one line why there was no answer."""
@@ -103,6 +108,41 @@ class Exchange:
             return Unreachable(f"the gate at {self.url} took the request but did not answer in time")
         return Unreachable(f"the connection to {self.url} broke before the answer came: "
                            f"{str(error) or type(error).__name__}")
+
+
+def place_of(url: str) -> SplitResult:
+    """Take the URL of a gate apart; raise ValueError where it is none."""
+    with contextlib.suppress(ValueError):       # a port that is none is noticed when it is looked at
+        where = urlsplit(url)
+        if where.scheme in ("http", "https") and where.hostname and where.port != 0 and fit(url) and " " not in url:
+            return where
+    raise ValueError(f"a gate's URL is like {DEFAULT_URL}, not {url!r}")
+
+
+def fit(text: str) -> bool:
+    """Whether a text goes into a header as it is."""
+    return text.isascii() and text.isprintable() and text == text.strip()
+
+
+def pause_after(failures: int, least: float = 0.0) -> float:
+    """Draw a pause from what doubles with each failure, so that those who fail together do not return together.
+
+    `least` is the share of it that is not left to chance.
+    """
+    return random.uniform(least, 1.0) * min(FIRST_PAUSE * 2.0 ** min(failures - 1, 16), LONGEST_PAUSE)
+
+
+def pause_asked(said: Any) -> float | None:
+    """Return the seconds that a Retry-After asks for, which is a number of them or a date; None if it is neither."""
+    from email.utils import parsedate_to_datetime
+
+    with contextlib.suppress(ValueError):
+        seconds = float(str(said))
+        return seconds if 0 <= seconds < inf else None
+    with contextlib.suppress(ValueError, OverflowError):
+        moment = parsedate_to_datetime(str(said))
+        return max((moment.replace(tzinfo=moment.tzinfo or UTC) - datetime.now(UTC)).total_seconds(), 0.0)
+    return None
 
 
 def in_query(value: Any) -> str:

@@ -23,6 +23,7 @@ import os
 import signal
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import groupby
 from typing import Any, Protocol
@@ -30,7 +31,7 @@ from typing import Any, Protocol
 import click
 from msgspec import structs
 
-from asyncgate.clients.http import AsyncHttp, Refusal, Unreachable
+from asyncgate.clients.http import FIRST_PAUSE, AsyncHttp, Refusal, Unreachable, pause_after
 from asyncgate.clients.scheduler_calendar import iso, to_run
 from asyncgate.clients.scheduler_plan import Invalid, OfSchedule, read, read_plan
 from asyncgate.clients.scheduler_store import Control, Fired, Firing, Schedule, Store, StoreError
@@ -42,7 +43,6 @@ FINAL = (400, 409, 413)                 # refusals that a repetition would not c
 LOST = "lease_invalid_or_expired"
 TTL_SECONDS, WAIT_SECONDS = 60, 25.0    # of a lease on a control task, and that an empty claim stays open
 TICK_SECONDS = 1.0                      # between looks at the clock, which may be set at any time
-PAUSES = (0.1, 5.0)                     # before the second try, and the longest
 LATER_SECONDS = 60.0                    # before another look at what only somebody else can change
 LANES = 16                              # schedules whose runs are created at once
 REPORTED = 500                          # schedules in one report
@@ -61,7 +61,7 @@ class Patience:
 
     def __init__(self) -> None:
         self.until: dict[str, float] = {}
-        self.pauses: dict[str, float] = {}
+        self.failures = Counter[str]()
 
     def wants(self, what: str) -> bool:
         """Whether something is to be left alone now."""
@@ -69,15 +69,15 @@ class Patience:
 
     def failed(self, what: str, at_least: float | None = None) -> float:
         """Leave something alone; return for how long."""
-        self.pauses[what] = min(self.pauses.get(what, PAUSES[0] / 2) * 2, PAUSES[1])
-        pause = max(self.pauses[what], at_least or 0.0)
+        self.failures[what] += 1
+        pause = max(pause_after(self.failures[what], 0.5), at_least or 0.0)
         self.until[what] = time.monotonic() + pause
         return pause
 
     def worked(self, what: str) -> None:
         """Forget what went wrong."""
         self.until.pop(what, None)
-        self.pauses.pop(what, None)
+        self.failures.pop(what, None)
 
 
 class Scheduler:
@@ -239,8 +239,8 @@ class Scheduler:
                 for what in ("gate", "control tasks"):
                     self.patience.worked(what)
                     self.complaints.pop(what, None)
-                if not found and time.monotonic() - asked < PAUSES[0]:
-                    await asyncio.sleep(PAUSES[0])      # a gate that stops answers waiting claims at once
+                if not found and time.monotonic() - asked < FIRST_PAUSE:
+                    await asyncio.sleep(FIRST_PAUSE)      # a gate that stops answers waiting claims at once
             except (Refusal, Unreachable) as error:
                 self._complain("control tasks", error)
                 await asyncio.sleep(self.patience.failed("control tasks", getattr(error, "retry_after", None)))

@@ -10,6 +10,7 @@ may be used by many threads.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import threading
 from collections.abc import Coroutine
@@ -71,12 +72,35 @@ class Aside(Generic[T]):
         if not self.opened.done() or self.left.done():
             work.close()
             raise RuntimeError("this is open only inside its `with` block")
-        running = asyncio.run_coroutine_threadsafe(work, self.loop)
+        call = Call(work)
         try:
-            return running.result()
-        except BaseException:
-            running.cancel()
+            return asyncio.run_coroutine_threadsafe(call.make(), self.loop).result()
+        except BaseException:   # an interrupt comes at any point, also before there is a future to be cancelled
+            with contextlib.suppress(RuntimeError):     # the loop may have ended
+                self.loop.call_soon_threadsafe(call.give_up)
             raise
+
+
+class Call(Generic[R]):
+    """One coroutine that is run for a thread that waits; all of this happens on the loop."""
+
+    def __init__(self, work: Coroutine[Any, Any, R]) -> None:
+        self.work, self.given_up = work, False
+        self.task: asyncio.Task[Any] | None = None
+
+    async def make(self) -> R:
+        """Run it."""
+        self.task = asyncio.current_task()
+        if self.given_up:
+            self.work.close()
+            raise asyncio.CancelledError
+        return await self.work
+
+    def give_up(self) -> None:
+        """Cancel it, whether it has begun or not."""
+        self.given_up = True
+        if self.task:
+            self.task.cancel()
 
 
 class SyncGate(SyncOperations):

@@ -17,7 +17,7 @@ from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
 from asyncgate import GateError
-from asyncgate.clients.http import PATIENCE_SECONDS, Exchange, Refusal, Unreachable
+from asyncgate.clients.http import PATIENCE_SECONDS, Exchange, Refusal, Unreachable, pause_asked
 from asyncgate.parts.mcp_tools import BROKEN, both_names
 
 REVISION = "2026-07-28"         # needs no handshake, so that a restarted gate is no matter
@@ -112,8 +112,7 @@ def understood(error: MCPError) -> Exception:
 
 def refusal(status: int, body: dict[str, Any]) -> Refusal:
     """Make the same refusal that REST would give."""
-    after = str(body.get("retry_after"))
-    return Refusal(status, body, float(after) if after.isdecimal() else None)
+    return Refusal(status, body, pause_asked(body.get("retry_after")))
 
 
 def status_of(code: str) -> int:

@@ -20,28 +20,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import signal
 import socket
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from asyncgate.clients.http import AsyncHttp, Refusal, Unreachable
+from asyncgate.clients.http import FIRST_PAUSE, AsyncHttp, Refusal, Unreachable, pause_after
 from asyncgate.clients.worker_heart import Heart, passing
-from asyncgate.clients.worker_job import Done, Fail, Job, Lost, Retry, Task, readable, told
+from asyncgate.clients.worker_job import Done, Fail, Job, Lost, Retry, Task, told, words
 from asyncgate.clients.worker_state import Letter, Place, default_folder, take
 
 __all__ = ["Done", "Fail", "Job", "Lost", "Retry", "Worker"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 WAIT_SECONDS = 25.0         # that an empty claim stays open
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0   # between two tries to reach a gate that is away
 QUIET_SECONDS = 1.0         # that a gate may be away before it is worth a word
 TRIES = 8                   # to deliver an ending, some twenty seconds in all
 CANCEL_SECONDS = 10.0       # that an async function has to end when it is canceled
@@ -189,8 +188,7 @@ class Worker:
 
     async def _insist(self, call: Callable[[], Awaitable[None]]) -> None:
         """Call until it is answered; a gate that has refused this worker from the start is not asked again."""
-        pause = FIRST_PAUSE
-        while True:
+        for failures in count(1):
             try:
                 await call()
                 self.away_since, self.known = 0.0, True
@@ -199,8 +197,7 @@ class Worker:
                 if isinstance(error, Refusal) and not self.known and error.status < 500 and error.status != 429:
                     raise
                 self._tell(error)
-                await asyncio.sleep(max(pause * random.uniform(0.5, 1.0), getattr(error, "retry_after", None) or 0.0))
-                pause = min(pause * 2, LONGEST_PAUSE)
+                await asyncio.sleep(max(pause_after(failures, 0.5), getattr(error, "retry_after", None) or 0.0))
 
     def _tell(self, error: Exception) -> None:
         """Say what is wrong, but not about a gate that is only being restarted, and only once while it is away."""
@@ -272,7 +269,7 @@ class Worker:
         except Fail as unfit:
             error = unfit
         expected = isinstance(error, Retry | Fail)
-        log.warning("%s: failed: %s", job, readable(str(error)), exc_info=None if expected else error)
+        log.warning("%s: failed: %s", job, words(error), exc_info=None if expected else error)
         return self._letter(job, "fail", **task.failure(error))
 
     def _result(self, job: Job, value: Any) -> dict[str, Any]:
@@ -289,14 +286,13 @@ class Worker:
 
     async def _deliver(self, job: Job, letter: Letter | None) -> None:
         """Report an end, again and again while the gate is away; then keep it on disk."""
-        pause, tries = FIRST_PAUSE, self.delivery_tries
+        tried = 0
         try:
-            while letter and tries and not self._superseded(job):
+            while letter and tried < self.delivery_tries and not self._superseded(job):
                 letter, wait = await self._send(letter)
-                tries -= 1
-                if letter and tries:
-                    await asyncio.sleep(max(wait, pause * random.uniform(0.75, 1.0)))
-                    pause = min(pause * 2, LONGEST_PAUSE)
+                tried += 1
+                if letter and tried < self.delivery_tries:
+                    await asyncio.sleep(max(wait, pause_after(tried, 0.75)))
         finally:    # also when this worker is stopped meanwhile
             if letter and not self._superseded(job):
                 self.place.keep(letter)
@@ -332,7 +328,8 @@ class Worker:
                 return      # later, then
             if left:
                 place.keep(left)
-            place.forget(letters[0])
+            if not place.forget(letters[0]):
+                return
 
     # Stopping.
 

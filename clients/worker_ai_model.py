@@ -6,13 +6,12 @@ import asyncio
 import logging
 import random
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct, field
 
+from asyncgate.clients.http import pause_asked
 from asyncgate.clients.worker_ai_profile import Profile, Secrets
 
 if TYPE_CHECKING:
@@ -169,7 +168,8 @@ class Model:
                             retryable=True)
         if status in BUSY or status >= 500:
             spent = complaint.code in SPENT or complaint.type in SPENT
-            raise Trouble(f"status {status}: {text}", wait=after(response.headers.get("retry-after")), at_once=spent)
+            asked = pause_asked(response.headers.get("retry-after"))
+            raise Trouble(f"status {status}: {text}", wait=asked, at_once=spent)
         raise JobFailed("model_rejected_request", f"the endpoint refuses the request (status {status}): {text}")
 
     def _answer(self, content: bytes, asked: int) -> Answer:
@@ -212,23 +212,6 @@ def complaint_of(content: bytes) -> Complaint:
         return msgspec.convert(found, Complaint, strict=False) if isinstance(found, dict) else Complaint(str(found))
     except (ValueError, RecursionError):
         return Complaint(content[:300].decode(errors="replace"))
-
-
-def after(header: str | None) -> float | None:
-    """Return the seconds that Retry-After asks for: it is a number of them, or a date."""
-    if not header:
-        return None
-    try:
-        return max(float(header), 0.0) if header.strip()[0].isdigit() else wait_until(header)
-    except ValueError:
-        return None
-
-
-def wait_until(date: str) -> float:
-    """Return the seconds until a date of HTTP's."""
-    moment = parsedate_to_datetime(date)
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return max((moment - datetime.now(UTC)).total_seconds(), 0.0)
 
 
 def text_of(content: str | list[dict[str, Any]] | None) -> str:

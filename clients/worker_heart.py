@@ -120,12 +120,15 @@ class Heart:
 
     def _report(self, pulse: Pulse) -> None:
         told = pulse.news
-        if self._say(pulse, "report_progress", progress=told) is None:
-            return
-        pulse.running = True
+        if self._say(pulse, "report_progress", progress=told) is not None:
+            pulse.running = True
+            self._heard(pulse, told)
+
+    def _heard(self, pulse: Pulse, told: Any, refused: Refusal | None = None) -> None:
+        """Take note that the gate has judged a report, unless there is a newer one."""
         with self.changed:
             if pulse.news is told:
-                pulse.news = None
+                pulse.news, pulse.refused = None, refused
                 pulse.silent.set()
 
     def _renew(self, pulse: Pulse) -> None:
@@ -154,20 +157,18 @@ class Heart:
         try:
             return self.http.call(operation, **self.me, **pulse.under, **fields)
         except Refusal as no:
-            return self._refused(pulse, operation, no)
+            return self._refused(pulse, operation, no, fields.get("progress"))
         except Unreachable:
             self._rest(pulse, 1.0)
 
-    def _refused(self, pulse: Pulse, operation: str, no: Refusal) -> None:
+    def _refused(self, pulse: Pulse, operation: str, no: Refusal, told: Any) -> None:
         if no.code in (GONE, "task_not_found"):
             self._end(pulse, str(no.more.get("reason", "unknown")))
         elif passing(no):
             self._rest(pulse, no.retry_after or 1.0)
         elif operation == "report_progress":
             log.warning("task %s: its progress is not taken: %s", pulse.under["task_id"], no)
-            with self.changed:
-                pulse.news, pulse.refused = None, no
-                pulse.silent.set()
+            self._heard(pulse, told, no)
         else:       # it may not be renewed any more, but it lives until its end
             log.warning("task %s: %s", pulse.under["task_id"], no)
             pulse.renew_at, pulse.running = pulse.until, True

@@ -16,6 +16,8 @@ from asyncgate.clients.worker_heart import Heart, Pulse
 
 CHECKPOINT = "checkpoint"       # the member of the progress that the next worker goes on from
 MESSAGE_LENGTH = 4000
+# No future takes the first, and the others would mean something else to the loop.
+UNSPEAKABLE = (StopIteration, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
 
 
 class Retry(Exception):
@@ -138,18 +140,22 @@ class Task:
     async def run(self, job: Job) -> Any:
         """Call the function, a plain one in a thread of its own."""
         given = [self.decoded(job.offer["payload"]), *([job] if self.takes_job else [])]
-        return await (self.function(*given) if self.is_async else in_thread(self.function, *given))
+        try:
+            return await (self.function(*given) if self.is_async else in_thread(self.function, *given))
+        except (SystemExit, KeyboardInterrupt) as error:    # they would end the loop, and with it the worker
+            raise RuntimeError(f"the function ended with {error!r}") from error
 
     def failure(self, error: BaseException) -> dict[str, Any]:
         """Say what `fail` is told about an error."""
         code = getattr(error, "code", None) if isinstance(error, Retry | Fail) else type(error).__name__
-        said: dict[str, Any] = {"code": code, "message": readable(str(error) or type(error).__name__)}
+        said: dict[str, Any] = {"code": readable(str(code)), "message": words(error)}
         if isinstance(error, Fail):
             with contextlib.suppress(TypeError, ValueError, RecursionError):    # a detail that JSON can say
                 said |= {} if error.detail is None else {"detail": told(error.detail)}
             return {"error": said, "retryable": False}
         if isinstance(error, Retry):
-            return {"error": said, "retryable": True, "retry_after_seconds": error.after}
+            after = error.after if isinstance(error.after, int | float) and error.after >= 0 else None
+            return {"error": said, "retryable": True, "retry_after_seconds": after}
         return {"error": said, "retryable": isinstance(error, self.retry)}
 
 
@@ -158,6 +164,14 @@ def told(value: Any) -> Any:
     found = msgspec.to_builtins(value, str_keys=True)
     msgspec.json.encode(found)
     return found
+
+
+def words(error: BaseException) -> str:
+    """Say what an error says, or what it is if it says nothing or fails to."""
+    try:
+        return readable(str(error)) or type(error).__name__
+    except Exception as worse:
+        return f"{type(error).__name__}, whose text cannot be had: {type(worse).__name__}"
 
 
 def readable(text: str) -> str:
@@ -184,15 +198,13 @@ async def in_thread(function: Callable[..., Any], *given: Any) -> Any:
 
     def run() -> None:
         value: Any = None
-        wrong: Exception | None = None
+        wrong: BaseException | None = None
         try:
             value = context.run(function, *given)
-        except StopIteration as error:      # no future takes it
+        except UNSPEAKABLE as error:
             wrong = RuntimeError(f"the function ended with {error!r}")
-        except Exception as error:
+        except BaseException as error:      # whatever it is: a thread that ends without a word is waited for for ever
             wrong = error
-        except (SystemExit, KeyboardInterrupt) as error:    # it ends the function, not the worker
-            wrong = RuntimeError(f"the function ended with {error!r}")
         with contextlib.suppress(RuntimeError):     # a worker that has stopped waits for this no more
             loop.call_soon_threadsafe(settle, value, wrong)
 

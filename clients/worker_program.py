@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
+from asyncgate.clients.http import pause_asked
 from asyncgate.clients.worker import Done, Fail, Job, Lost, Retry, Worker
 from asyncgate.clients.worker_job import in_thread
 from asyncgate.parts import logs
@@ -76,9 +77,13 @@ class Get(msgspec.Struct):
 def http_get(allow: Sequence[str], plain: bool, timeout_seconds: float) -> Callable[[Get], Awaitable[dict[str, Any]]]:
     """Return the task that fetches URLs, of public addresses and of those that are allowed."""
     from asyncgate.parts import outgoing
+    from asyncgate.parts.errors import StartupError
 
-    client = outgoing.client(allow=allow, plain=plain, redirects=outgoing.MOST_REDIRECTS,
-                             timeout_seconds=timeout_seconds)
+    try:
+        client = outgoing.client(allow=allow, plain=plain, redirects=outgoing.MOST_REDIRECTS,
+                                 timeout_seconds=timeout_seconds)
+    except StartupError as wrong:
+        raise ValueError(str(wrong).replace("security.outgoing.allow", "--allow")) from None
 
     async def get(payload: Get) -> dict[str, Any]:
         import httpx2
@@ -97,9 +102,8 @@ def http_get(allow: Sequence[str], plain: bool, timeout_seconds: float) -> Calla
 def fetched(answer: httpx2.Response) -> dict[str, Any]:
     """Show an answer; one that says `later` costs an attempt."""
     if answer.status_code in (429, 503):
-        after = answer.headers.get("retry-after", "")
         raise Retry(f"the server answered {answer.status_code}", code="later",
-                    after=float(after) if after.isdecimal() else None)
+                    after=pause_asked(answer.headers.get("retry-after")))
     found = {"status": answer.status_code, "url": str(answer.url), "content_type": answer.headers.get("content-type")}
     try:
         return {**found, "text": answer.content.decode(answer.charset_encoding or "utf-8").replace("\0", "\ufffd")}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import time
+from email.utils import formatdate
 from typing import Any, get_type_hints
 
 import msgspec
@@ -13,8 +15,9 @@ from hypothesis import strategies as st
 from asyncgate import OPERATIONS
 from asyncgate.clients import AsyncGate, Refusal, SyncGate, Unreachable
 from asyncgate.clients import operations as made
-from asyncgate.clients.client import FIRST_PAUSE, LONGEST_PAUSE, Tries
+from asyncgate.clients.client import Tries
 from asyncgate.clients.declare import FILE, holds_json, source
+from asyncgate.clients.http import FIRST_PAUSE, LONGEST_PAUSE, pause_asked
 from asyncgate.clients.operations import AsyncOperations, SyncOperations
 from asyncgate.parts.openapi import EXAMPLES
 
@@ -145,3 +148,26 @@ async def test_a_gate_that_is_not_open_says_so() -> None:
 def test_there_is_no_third_way() -> None:
     with pytest.raises(ValueError, match="rest or mcp"):
         AsyncGate(via="pigeon")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("url", ["gate:8080", "http://", "http://[::1", "http://gate:99999", "http://gate:0",
+                                 "http://ga te", "http://gate\n", "ftp://gate"])
+def test_a_url_that_leads_nowhere_is_refused_before_it_is_called(url: str) -> None:
+    with pytest.raises(ValueError, match=r"^a gate.s URL is like http://127\.0\.0\.1:8080, not "):
+        AsyncGate(url)
+
+
+@pytest.mark.parametrize("token", ["secret\n", " secret", "sec\x00ret", "s\xe9cret"])
+def test_a_credential_that_no_header_can_hold_is_refused_and_not_shown(token: str) -> None:
+    with pytest.raises(ValueError, match="credential holds a character that no header can") as refused:
+        AsyncGate("http://gate", token)
+
+    assert "cret" not in str(refused.value)
+
+
+def test_retry_after_is_seconds_or_a_date() -> None:
+    assert pause_asked("2.5") == 2.5
+    assert pause_asked("soon") is pause_asked("-1") is pause_asked("9" * 400) is None
+    assert pause_asked(None) is None
+    assert 50 < (pause_asked(formatdate(time.time() + 60, usegmt=True)) or 0) <= 60
+    assert pause_asked(formatdate(time.time() - 60, usegmt=True)) == 0.0

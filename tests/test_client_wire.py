@@ -19,7 +19,7 @@ import pytest
 
 from asyncgate.clients import AsyncGate, Refusal, SyncGate, TaskCanceled, TaskFailed, Unreachable
 from asyncgate.clients.client import OVER
-from asyncgate.clients.sync import Aside
+from asyncgate.clients.sync import Aside, Call
 from asyncgate.clients.testing import Gate, SyncTestGate
 from asyncgate.parts.wire import Principal, Timeouts
 
@@ -453,6 +453,20 @@ class Shut:
 
     async def __aexit__(self, *_: object) -> None:
         raise AssertionError("it was never open")
+
+
+async def test_a_call_that_is_given_up_before_it_begins_is_not_made() -> None:
+    made: list[str] = []
+
+    async def work() -> None:
+        made.append("made")
+
+    call = Call(work())
+    call.give_up()
+    with pytest.raises(asyncio.CancelledError):
+        await call.make()
+
+    assert made == []
 
 
 def test_what_cannot_be_opened_says_so_and_leaves_no_thread() -> None:

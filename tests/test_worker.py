@@ -19,12 +19,15 @@ import pytest
 from asyncgate.clients import AsyncGate
 from asyncgate.clients.http import AsyncHttp, Http, Refusal
 from asyncgate.clients.worker import Done, Fail, Job, Lost, Retry, Worker
-from asyncgate.clients.worker_state import Letter, Place, take
+from asyncgate.clients.worker_heart import Heart, Pulse
+from asyncgate.clients.worker_state import Letter, Place, StateError, take
 
 pytestmark = pytest.mark.anyio
 
 TOKEN = "a-token-for-tests"
 PATIENCE_SECONDS = 30.0
+NUMBER: Any = 404
+WORD: Any = "soon"
 HASTY = ("lease_sweep_interval_seconds=0.1", "expiry_jitter_seconds=0")
 
 
@@ -233,8 +236,10 @@ async def test_a_payload_of_another_shape_fails_for_good_and_says_what_is_wrong(
     (ConnectionError("gone"), 3, "ConnectionError"), (ValueError("bug"), 1, "ValueError"),
     (KeyError("mine"), 3, "KeyError"), (Fail("a\0b\ud800", detail=object()), 1, "failed"),
     (Fail("deep", detail=json.loads("[" * 80 + "]" * 80)), 1, "payload_too_deep"),
-    (SystemExit(3), 1, "RuntimeError"), (StopIteration(), 1, "RuntimeError")],
-    ids=["retry", "fail", "retried class", "other class", "named class", "strange text", "deep detail", "exit", "stop"])
+    (SystemExit(3), 1, "RuntimeError"), (StopIteration(), 1, "RuntimeError"), (Fail("no", code=NUMBER), 1, "404"),
+    (Retry("soon", after=WORD), 3, "retry"), (Retry("sooner", after=-5), 3, "retry")],
+    ids=["retry", "fail", "retried class", "other class", "named class", "strange text", "deep detail", "exit", "stop",
+         "number", "no time", "time past"])
 async def test_an_error_costs_an_attempt_or_the_task_by_its_class(
         gate: AsyncHttp, error: BaseException, runs: int, code: str) -> None:
     worker, seen = made(gate), []
@@ -248,6 +253,51 @@ async def test_an_error_costs_an_attempt_or_the_task_by_its_class(
         task = await run(gate, max_attempts=3)
 
     assert (task["status"], len(seen), task["result"]["error"]["code"]) == ("failed", runs, code)
+
+
+class Odd(BaseException):
+    """No Exception, and it cannot even be shown."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "async"])
+@pytest.mark.parametrize(("error", "code"), [
+    (Odd(), "Odd"), (SystemExit(3), "RuntimeError"), (KeyboardInterrupt(), "RuntimeError")],
+    ids=["odd", "exit", "ctrl-c"])
+async def test_whatever_a_function_raises_ends_its_task_and_not_its_worker(
+        gate: AsyncHttp, error: BaseException, code: str, plain: bool) -> None:
+    worker = made(gate)
+
+    def read(page: Any) -> None:
+        raise error
+
+    async def read_async(page: Any) -> None:
+        raise error
+
+    worker.task("t")(read if plain else read_async)
+    worker.task("good")(lambda page: "done")
+
+    async with at_work(worker):
+        task = await run(gate, max_attempts=1)
+        good = await run(gate, "good")
+
+    assert (task["status"], task["result"]["error"]["code"]) == ("failed", code)
+    assert good["result"]["result"] == "done"
+
+
+async def test_a_plain_function_that_raises_a_cancellation_is_not_waited_for_for_ever(gate: AsyncHttp) -> None:
+    worker = made(gate)
+
+    @worker.task("t")
+    def read(page: Any) -> None:
+        raise asyncio.CancelledError
+
+    async with at_work(worker):
+        task = await run(gate, max_attempts=1)
+
+    assert (task["status"], task["result"]["error"]["code"]) == ("failed", "RuntimeError")
 
 
 @pytest.mark.parametrize("result", [object(), float, {"big": "x" * 1_100_000}], ids=["object", "class", "too large"])
@@ -505,6 +555,20 @@ async def test_progress_that_the_gate_does_not_take_harms_nothing(
     assert any("its progress is not taken" in one.getMessage() for one in caplog.records)
 
 
+def test_progress_that_is_refused_takes_no_newer_one_with_it() -> None:
+    heart, pulse = Heart("http://127.0.0.1:9", "", {}, None), Pulse({"task_id": "t", "lease_id": "l"}, 100, print)
+    no, old, new = Refusal(413, {"error": "payload_too_large"}), {"page": 1}, {"page": 2}
+    heart.keep(pulse)
+    heart.tell(pulse, old)
+    heart.tell(pulse, new)      # while the old one is on its way
+
+    heart._refused(pulse, "report_progress", no, old)
+    assert (pulse.news, pulse.refused, pulse.silent.is_set()) == (new, None, False)
+
+    heart._refused(pulse, "report_progress", no, new)
+    assert (pulse.news, pulse.refused, pulse.silent.is_set()) == (None, no, True)
+
+
 async def test_several_tasks_are_done_at_a_time_and_no_more(gate: AsyncHttp) -> None:
     worker, doing, most = made(gate, concurrency=3), set[str](), list[int]()
 
@@ -701,8 +765,11 @@ def test_letters_survive_a_crash_in_the_middle_of_one(tmp_path: Path, caplog: py
         file.write(b'{"operation": "comp')
 
     assert place.letters() == letters
+    letters.append(Letter("fail", {"task_id": "3"}, "away"))
+    place.keep(letters[3])
+    assert place.letters() == letters       # the half line has spoiled nothing that came after it
     place.forget(letters[1])
-    assert place.letters() == [letters[0], letters[2]]
+    assert place.letters() == [letters[0], *letters[2:]]
     for letter in letters:
         place.forget(letter)
     place.close()
@@ -711,10 +778,65 @@ def test_letters_survive_a_crash_in_the_middle_of_one(tmp_path: Path, caplog: py
     assert "has a line that is no letter" in caplog.text
 
 
-def test_a_worker_without_a_folder_says_that_an_end_is_lost(caplog: pytest.LogCaptureFixture) -> None:
-    Place().keep(Letter("complete", {"task_id": "t-1"}, "away"))
+def test_a_worker_without_a_folder_tells_an_end_for_as_long_as_it_lives(caplog: pytest.LogCaptureFixture) -> None:
+    place, letters = Place(), [Letter("complete", {"task_id": f"t-{n}"}, "away") for n in (1, 2)]
+    for letter in letters:
+        place.keep(letter)
 
-    assert [one.levelno for one in caplog.records if "t-1: its end is lost" in one.getMessage()] == [logging.ERROR]
+    assert place.letters() == letters
+    assert place.forget(letters[0])
+    place.close()
+    assert [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR] == [
+        "task t-2: its end is lost: away"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no disk that is always full")
+def test_a_full_disk_spoils_no_letter_and_ends_no_worker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place, letters = take(tmp_path, "w"), [Letter("complete", {"task_id": str(n)}, "away") for n in range(3)]
+    assert place.file
+    for letter in letters[:2]:
+        place.keep(letter)
+    beside = tmp_path / "w.1.letters.new"
+    beside.symlink_to("/dev/full")
+
+    place.keep(letters[2])
+    assert place.letters() == letters
+    assert "its end is kept in memory only ([Errno 28] No space left on device)" in caplog.text
+    assert (place.forget(letters[0]), place.forget(letters[2])) == (False, True)
+
+    beside.unlink()
+    assert (place.forget(letters[0]), place.letters()) == (True, [letters[1]])
+
+
+def test_a_worker_leaves_the_letters_of_another_whose_name_begins_like_its_own(tmp_path: Path) -> None:
+    other = take(tmp_path, "web.example")
+    other.keep(Letter("complete", {"task_id": "t"}, "away"))
+    other.close()
+
+    assert [place.path for place in take(tmp_path, "web").abandoned()] == []
+
+
+def test_a_worker_with_a_very_long_name_has_a_place(tmp_path: Path) -> None:
+    places = [take(tmp_path, "\u5de5" * 199 + last) for last in "ab"]
+
+    assert len({place.path for place in places}) == 2
+
+
+@pytest.mark.parametrize("folder", ["file", "file/within"])
+def test_a_folder_that_cannot_be_used_is_named_with_a_way_out(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(StateError, match=r"cannot be kept in .*/file.*--forget"):
+        take(tmp_path / folder, "w")
+
+
+def test_a_worker_that_has_no_home_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)
+
+    with pytest.raises(StateError, match=r"no home directory .*--forget"):
+        Worker()
 
 
 # Stopping and starting.

@@ -7,14 +7,13 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from email.utils import formatdate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from asyncgate.clients.worker_ai import Executor, ReportTooLarge
-from asyncgate.clients.worker_ai_model import JobFailed, after
+from asyncgate.clients.worker_ai_model import JobFailed
 from asyncgate.clients.worker_ai_profile import profile_of
 from asyncgate.clients.worker_job import Done, Lost
 
@@ -442,14 +441,6 @@ async def test_an_endpoint_that_is_away_is_a_failure_for_later(begin: Begin) -> 
         failed = await run.fails(END)
 
     assert (failed.code, failed.retryable) == ("model_unavailable", True)
-
-
-def test_retry_after_is_seconds_or_a_date() -> None:
-    assert after("2.5") == 2.5
-    assert after("soon") is None
-    assert after(None) is None
-    assert 50 < (after(formatdate(time.time() + 60, usegmt=True)) or 0) <= 60
-    assert after(formatdate(time.time() - 60, usegmt=True)) == 0.0
 
 
 # Limits.
