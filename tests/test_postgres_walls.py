@@ -53,7 +53,14 @@ from asyncgate.backends.receipts_outbox import Ledger
 from asyncgate.clients.http import Exchange
 from asyncgate.conformance.harness import Gate, Numbered, View, under
 from asyncgate.conformance.postgres_server import Cluster, connected
-from asyncgate.parts.settings import ArchiveSettings, MemoryGate, RateLimiting, SecuritySettings
+from asyncgate.parts.settings import (
+    ArchiveSettings,
+    MemoryGate,
+    RateLimiting,
+    RateLimits,
+    SecuritySettings,
+    Tier,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -320,6 +327,12 @@ def operator_of(gate: Gate) -> View:
     """Return a gate that keeps tenants to their limits as the operator sees it, who looks after all of them."""
     security = SecuritySettings(rate_limiting=RateLimiting(enabled=True))
     return gate.beside(default_tenant_id=gate.tenant_id, security=security).as_admin()
+
+
+def counting(gate: Gate) -> Gate:
+    """Return the gate of a tenant whose tasks may have only so many receipts, so that they are counted."""
+    tiers = RateLimits(free_tier=Tier(receipts_per_task=100))
+    return gate.beside(security=SecuritySettings(rate_limiting=RateLimiting(enabled=True)), rate_limits=tiers)
 
 
 async def keys_of(gate: Gate, mark: str) -> dict[str, str]:
@@ -890,7 +903,7 @@ async def test_a_statement_without_its_tenant_still_finds_nothing_of_a_neighbour
             await live_more(gate, OURS)
             await read_all(gate, names)
             await waited_for(admin, gate.tenant_id, names["task_id"])
-            await gate.as_agent().cancel_task(task_id=names["task_id"])
+            await counting(gate).as_agent().cancel_task(task_id=names["task_id"])
             backend.lanes.clear()
             gate.skip(601)
             assert await gate.claim(accept_types=["demo"])
