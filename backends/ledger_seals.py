@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from itertools import takewhile
 
 from asyncgate import (
     Ask,
@@ -41,16 +42,22 @@ def kept_here(engine: Engine) -> None:
 
 
 async def seal(engine: Engine, tenant_id: str) -> SealHead:
-    """Seal all receipts of a tenant that can be sealed; return where its seals end then."""
+    """Seal all receipts of a tenant that can be sealed; return where its seals end then.
+
+    Never one whose body is elsewhere: the body could not come home any more.
+    """
     while True:
         head = await engine.backend.record(tenant_id, SealHead) or START
         found = await engine.backend.receipts(tenant_id, ReceiptFilter(None, None, None, head.last_id, COVERED))
-        if not found:
+        if not (whole := list(takewhile(lambda one: one.body, found))):
+            if found:
+                log.error("receipts of tenant %s are not sealed: what %s says is in a ledger; bring it here with "
+                          "`asyncgate receipts home`", tenant_id, found[0].receipt_id)
             return head
-        digests = await asyncio.to_thread(lambda rows: [digest(row) for row in rows], found)
+        digests = await asyncio.to_thread(lambda rows: [digest(row) for row in rows], whole)
 
         def write(engine: Engine, work: Work, caller: Caller, ask: Ask, head: SealHead = head,
-                  digests: list[bytes] = digests, last_id: str = found[-1].receipt_id) -> None:
+                  digests: list[bytes] = digests, last_id: str = whole[-1].receipt_id) -> None:
             if (work.found(SealHead) or START) == head:      # else somebody was faster, or has imported something
                 made = sealed(head, digests, last_id, round(work.now, 3))
                 work.keep(made)

@@ -31,6 +31,7 @@ from asyncgate import (
     Needs,
     Principal,
     Receipt,
+    SealHead,
     TaskNotFound,
     canonical,
     encode,
@@ -148,8 +149,9 @@ def asked(found: Filed) -> Complete | Fail:
 
 
 def its_step(needs: Needs, caller: Caller, ask: Adopt) -> None:
-    """Load the task, and what was told under the lease."""
+    """Load the task, what was told under the lease, and how far receipts were sealed before there was a ledger."""
     needs.tasks.add(ask.ask.task_id)
+    needs.records.add((SealHead, ()))
     needs.endings.add((ask.ask.task_id, ask.ask.lease_id))
 
 
@@ -171,7 +173,7 @@ def mark(engine: Engine, work: Work, caller: Caller, ask: Marked) -> None:
 def adopt(engine: Engine, work: Work, caller: Caller, ask: Adopt) -> None:
     """Take the step that a receipt proves, with that receipt for the proof."""
     found, real = ask.found, work.ids
-    if ages(found.receipt_id, work.now):
+    if ages(found.receipt_id, work.now) and found.receipt_id > (work.found(SealHead) or SealHead()).last_id:
         work.ids = Recorded(real, [found.receipt_id])      # the first id of a step is that of its receipt
     try:
         (engine.complete if isinstance(ask.ask, Complete) else engine.fail)(work, caller, ask.ask)  # type: ignore[arg-type]

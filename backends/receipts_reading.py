@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from asyncgate import (
     TERMINATES,
     AckReceipt,
+    Archived,
     Bootstrap,
     Caller,
     Engine,
@@ -245,7 +246,9 @@ class Reading:
         """Whether there is a skeleton of it here; what one gate wrote is here, or nothing of it is."""
         if one.receipt_key and one.asyncgate_instance in self.ours:
             return True
-        here = await self.engine.backend.receipt(tenant_id, one.receipt_id) is not None
+        backend = self.engine.backend
+        here = await backend.receipt(tenant_id, one.receipt_id) is not None or (
+            await backend.record(tenant_id, Archived, one.receipt_id) is not None)
         if here and one.receipt_key:
             self.ours.add(one.asyncgate_instance)
         return here

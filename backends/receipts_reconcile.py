@@ -207,6 +207,8 @@ class Comparison:
             if wrong := differing(receipt, theirs):
                 self._found("tampered", f"the {receipt.receipt_type} at the ledger differs in {', '.join(wrong)}",
                             receipt)
+            elif row is not None and row.state == "parked":
+                self._found("parked", f"the ledger has the {receipt.receipt_type} by now, which it refused", receipt)
         elif row is not None and row.state == "waiting":
             self.findings.waiting += 1
         elif row is not None:

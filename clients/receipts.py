@@ -282,3 +282,5 @@ def verify_file(file: str) -> None:
 
 for _command in (export_file, import_file):
     _command.params += connection
+
+from asyncgate.clients import moving as moving  # noqa: E402  its commands are of this group
