@@ -81,7 +81,7 @@ class Sealer:
 
     def note(self, work: Work) -> None:
         """Learn of a commit."""
-        arrived = [row.arrival for row in work.records.values() if isinstance(row, Entry)]
+        arrived = [row.arrival for row in work.kept.values() if isinstance(row, Entry)]
         if work.written or arrived:
             self.newest[work.tenant_id] = max(*work.written, *arrived, self.newest.get(work.tenant_id, ""))
 
