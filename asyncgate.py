@@ -884,7 +884,7 @@ class Engine:
     async def _readable(self, caller: Caller, task_id: str) -> tuple[Task, Lease | None, Progress | None]:
         """Return a task that the caller may read: its own, the one it holds or held, or any for an admin."""
         if (found := await self.backend.task(caller.tenant_id, task_id)) is None:
-            raise TaskNotFound(f"no task {task_id}; list_tasks shows the tasks there are")
+            raise no_task(task_id)
         task, lease, _ = found
         if not (caller.sees_all or task.owner.same(caller.principal) or (
                 lease is not None and lease.worker.same(caller.principal))):
@@ -1327,10 +1327,19 @@ class Engine:
         """Return whose receipts are meant; None is everybody's, of a task or of the tenant."""
         to = Principal(ask.to_kind or "agent", ask.to_id) if ask.to_id else claimed(ask)
         if ask.task_id is not None and to is None:
-            await self._readable(caller, ask.task_id)
+            await self._chain_readable(caller, ask.task_id)
         elif not caller.sees_all:
             to = self._self_only(caller, to)
         return to
+
+    async def _chain_readable(self, caller: Caller, task_id: str) -> None:
+        """See that the caller may read a task's receipts; an admin also where the task itself is not here."""
+        try:
+            await self._readable(caller, task_id)
+        except TaskNotFound:
+            if not caller.sees_all or not await self.backend.receipts(
+                    caller.tenant_id, ReceiptFilter(None, task_id, None, None, 1)):
+                raise
 
     async def get_receipt(self, caller: Caller, ask: GetReceipt) -> ReceiptRecord:
         """Return one receipt."""

@@ -3,19 +3,21 @@
 Nothing of it is in the way of a write.  A receipt is protected from the moment its seal is committed, a minute after
 its own commit by default; what is changed behind the gate's back before that is not found.  A seal covers only what no
 transaction still open can add to (DESIGN 6.7), so no receipt slips in under it.  An import, which writes receipts that
-may be older than that, changes the head that the sealer has read: it then reads again.
+may be older than that, changes the head that the sealer has read: it then reads again.  What others have filed in a
+ledger is sealed in the order of its arrival, in the same chain.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from itertools import takewhile
 
 from asyncgate import (
     Ask,
     Caller,
     Engine,
+    Entry,
+    EntryFilter,
     GateError,
     InvalidRequest,
     Needs,
@@ -23,7 +25,7 @@ from asyncgate import (
     SealHead,
     Work,
 )
-from asyncgate.parts.seals import START, digest, head_of, sealed
+from asyncgate.parts.seals import START, digest, digest_filed, head_of, sealed
 
 log = logging.getLogger("asyncgate.ledger")
 COVERED = 1000      # receipts of one seal, at most
@@ -48,23 +50,35 @@ async def seal(engine: Engine, tenant_id: str) -> SealHead:
     """
     while True:
         head = await engine.backend.record(tenant_id, SealHead) or START
-        found = await engine.backend.receipts(tenant_id, ReceiptFilter(None, None, None, head.last_id, COVERED))
-        if not (whole := list(takewhile(lambda one: one.body, found))):
-            if found:
-                log.error("receipts of tenant %s are not sealed: what %s says is in a ledger; bring it here with "
-                          "`asyncgate receipts home`", tenant_id, found[0].receipt_id)
+        digests = await unsealed(engine, tenant_id, head.last_id)
+        if not digests:
             return head
-        digests = await asyncio.to_thread(lambda rows: [digest(row) for row in rows], whole)
 
         def write(engine: Engine, work: Work, caller: Caller, ask: Ask, head: SealHead = head,
-                  digests: list[bytes] = digests, last_id: str = whole[-1].receipt_id) -> None:
+                  digests: dict[str, bytes] = digests) -> None:
             if (work.found(SealHead) or START) == head:      # else somebody was faster, or has imported something
-                made = sealed(head, digests, last_id, round(work.now, 3))
+                made = sealed(head, list(digests.values()), max(digests), round(work.now, 3))
                 work.keep(made)
                 work.keep(head_of(made, head.imports))
 
         caller = Caller(tenant_id, engine.gate, "system", frozenset())
         await engine.write(write, its_head, caller, Ask())
+
+
+async def unsealed(engine: Engine, tenant_id: str, after: str) -> dict[str, bytes]:
+    """Return the digests of what comes next, oldest first: of receipts, and in a ledger of what was filed."""
+    receipts = await engine.backend.receipts(tenant_id, ReceiptFilter(None, None, None, after, COVERED))
+    entries = await engine.backend.entries(tenant_id, EntryFilter(None, None, None, None, after, COVERED))
+    elsewhere = next((row.receipt_id for row in receipts if not row.body), None)
+    if elsewhere is not None:
+        receipts = [row for row in receipts if row.receipt_id < elsewhere]
+        entries = [row for row in entries if row.arrival < elsewhere]
+        if not receipts and not entries:
+            log.error("receipts of tenant %s are not sealed: what %s says is in a ledger; bring it here with "
+                      "`asyncgate receipts home`", tenant_id, elsewhere)
+    found = await asyncio.to_thread(lambda: {**{row.receipt_id: digest(row) for row in receipts},
+                                             **{row.arrival: digest_filed(row) for row in entries}})
+    return {id: found[id] for id in sorted(found)[:COVERED]}
 
 
 class Sealer:
@@ -73,18 +87,19 @@ class Sealer:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.newest: dict[str, str] = {}        # by tenant, the youngest receipt
-        self.watching = False
+        self.begun = False
+        engine.watchers.add(self.note)
 
     def note(self, work: Work) -> None:
         """Learn of a commit."""
-        if work.written:
-            self.newest[work.tenant_id] = max(*work.written, self.newest.get(work.tenant_id, ""))
+        arrived = [row.arrival for row in work.kept.values() if isinstance(row, Entry)]
+        if work.written or arrived:
+            self.newest[work.tenant_id] = max(*work.written, *arrived, self.newest.get(work.tenant_id, ""))
 
     async def run(self) -> int:
         """Seal what is new; the first time look at every tenant.  Return how many seals were made."""
-        if not self.watching:
-            self.watching = True
-            self.engine.watchers.add(self.note)
+        if not self.begun:
+            self.begun = True
             self.newest |= {tenant_id: self.newest.get(tenant_id, "")
                             for tenant_id in await self.engine.backend.tenants()}
         return sum([await self._seal(tenant_id) for tenant_id in list(self.newest)])

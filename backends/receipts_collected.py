@@ -7,25 +7,23 @@ reconcile` and `asyncgate rebuild`, takes little memory however many receipts th
 from __future__ import annotations
 
 import asyncio
-import gzip
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncgate import TERMINATES, EntryFilter, Receipt, canonical, receipt_hash
 from asyncgate.backends.receipts_sinks import Filed, Outage, Refusal
+from asyncgate.parts.carried import Held
 
 if TYPE_CHECKING:
     from asyncgate.backends.receipts_sinks import Sink
 
 PAGE = 200                          # of a ledger
 ATTEMPTS, PAUSE_SECONDS = 3, 0.5    # at a page, before the ledger counts as unreadable
-GZIP = b"\x1f\x8b"
 TABLES = """
 CREATE TABLE receipts (receipt_id TEXT PRIMARY KEY, task_id TEXT, receipt_type TEXT, receipt_key TEXT, instance TEXT,
                        sound INTEGER, known INTEGER DEFAULT 0, content BLOB) WITHOUT ROWID;
@@ -50,6 +48,7 @@ class Collected:
     def __init__(self) -> None:
         self.file = sqlite3.connect("", isolation_level=None)
         self.file.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + TABLES)
+        self.problems: list[str] = []       # of the file that they came in
 
     def close(self) -> None:
         """Let the file go."""
@@ -217,34 +216,19 @@ async def attempt(ask: Callable[[], Any]) -> Any:
     raise AssertionError
 
 
-class Line(Struct):
-    """A line of a file that `asyncgate receipts export` wrote, as far as it matters here."""
-
-    header: dict[str, Any] | None = None
-    receipt: Receipt | None = None
-    trailer: dict[str, Any] | None = None
-
-
-read_line = msgspec.json.Decoder(Line).decode
-
-
 def from_file(path: str, told: Told) -> tuple[str, Collected]:
-    """Read an exported file; return the tenant it is of, and its receipts."""
-    collected, tenant_id, ended = Collected(), "", False
+    """Read an exported file; return the tenant it is of, and its receipts with all that is wrong with the file."""
+    held, collected = Held(path), Collected()
     try:
-        with open(path, "rb") as raw:
-            packed = raw.read(2) == GZIP
-        with gzip.open(path, "rb") if packed else open(path, "rb") as lines:
-            while page := [read_line(line) for line in islice(lines, PAGE)]:
-                tenant_id = tenant_id or (page[0].header or {}).get("tenant_id", "")
-                ended = page[-1].trailer is not None
-                found = [line.receipt for line in page if line.receipt is not None]
-                collected.add([replace(one, parents=tuple(sorted(one.parents))) for one in found])
-                told(len(found))
-    except (OSError, EOFError, msgspec.MsgspecError, UnicodeError) as wrong:
+        found = (line.receipt for line in held.lines() if line.receipt is not None)
+        while page := list(islice(found, PAGE)):
+            collected.add([replace(one, parents=tuple(sorted(one.parents))) for one in page])
+            told(len(page))
+    except OSError as wrong:
         collected.close()
-        raise Unreadable(f"{path} cannot be read: {wrong}") from wrong
-    if not tenant_id or not ended:
+        raise Unreadable(f"{path} cannot be read: {wrong.strerror or wrong}") from wrong
+    if held.header is None or held.header.format != "asyncgate-receipts" or held.trailer is None:
         collected.close()
         raise Unreadable(f"{path} is no whole file of `asyncgate receipts export`")
-    return tenant_id, collected
+    collected.problems = held.problems
+    return held.header.tenant_id, collected

@@ -229,7 +229,7 @@ SURFACE = (STORE, operation(list_receipts, "GET /v1/receipts", "receipts:read"),
            operation(get_receipt, "GET /v1/receipts/{receipt_id}", "receipts:read"),
            operation(get_receipt_chain, "GET /v1/receipts/{receipt_id}/chain", "receipts:read"))
 ADMINISTRATION = ("health", "get_config", "create_tenant", "list_tenants", "suspend_tenant", "get_limits", "set_limits",
-                  "issue_key", "list_keys", "rotate_key", "revoke_key", "list_audit")
+                  "issue_key", "list_keys", "rotate_key", "revoke_key", "list_audit", "seal_receipts", "list_seals")
 
 
 class Shelf(Endpoint):

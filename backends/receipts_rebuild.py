@@ -135,15 +135,23 @@ def taken_up(collected: Collected, statement: Receipt) -> Receipt | None:
 
 
 def undamaged(collected: Collected, skip: bool) -> list[str]:
-    """See that every receipt has the hash of what it says; raises Damaged unless they are to be left out."""
+    """See that a file is as it was written, and each receipt has the hash of what it says; raises Damaged if not.
+
+    With `skip` such receipts are left out, and what is wrong is told.
+    """
     damaged = [one.receipt_id for one in collected.unsound()]
     if damaged and not skip:
         more = f" and {len(damaged) - SHOWN} more" if len(damaged) > SHOWN else ""
         raise Damaged(f"{len(damaged)} receipts do not have the hash of what they say: "
                       f"{', '.join(damaged[:SHOWN])}{more}.  --skip-damaged leaves them out")
+    if collected.problems and not skip:
+        more = f" (and {len(collected.problems) - 1} more)" if collected.problems[1:] else ""
+        raise Damaged(f"the file is not as it was written: {collected.problems[0]}{more}; `asyncgate receipts verify` "
+                      "tells all.  --skip-damaged takes what is there")
     for receipt_id in damaged:
         collected.forget(receipt_id)
-    return [f"receipt {receipt_id} was left out: it does not have the hash of what it says" for receipt_id in damaged]
+    return [*collected.problems, *(f"receipt {receipt_id} was left out: it does not have the hash of what it says"
+                                   for receipt_id in damaged)]
 
 
 class Rebuild:

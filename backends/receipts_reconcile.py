@@ -30,6 +30,7 @@ from asyncgate import (
     RESULT_READY,
     TERMINAL,
     TERMINATES,
+    Archived,
     Lease,
     Outgoing,
     Receipt,
@@ -175,6 +176,8 @@ class Comparison:
             await self._here(page)
             self.findings.receipts += len(page)
             self.told(len(page))
+        async for pointers in self._pages(Archived):
+            self._away([one.receipt_id for one in pointers])
         await self._leases()
         await self._there()
 
@@ -217,6 +220,14 @@ class Comparison:
             kind = "missing_at_ledger" if receipt.body else "lost_by_ledger"
             owes = " and counts an obligation as open" if receipt.parents and receipt.receipt_type in ENDS else ""
             self._found(kind, f"the ledger does not have the {receipt.receipt_type}{owes}", receipt)
+
+    def _away(self, ids: list[str]) -> None:
+        """Know what is in the archive here: from before the ledger, which may have been given it."""
+        self.collected.know(ids)
+        for theirs in self.collected.get(ids).values():
+            if not is_sound(theirs):
+                self._found("tampered", f"the {theirs.receipt_type} at the ledger does not have the hash of what it "
+                            "says, and is in the archive here", theirs)
 
     async def _leases(self) -> None:
         """See that the ledger backs each live lease, or will."""

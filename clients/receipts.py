@@ -79,12 +79,12 @@ COLOURS = {"task.completed": "green", "task.failed": "red", "task.canceled": "ma
 def tree(task_id: str, as_ascii: bool, as_json: bool, url: str | None, token: str | None) -> None:
     """Draw the chain of receipts of a task: who told whom what, when, and what nobody has answered yet."""
     with gate_at(url, token) as gate:
-        task = gate.call("get_task", task_id=task_id)
+        task = task_of(gate, task_id)
         roots = grown(list(listed(gate, task_id)), discharged(gate))
     if as_json:
         return click.echo(msgspec.json.encode({"task_id": task_id, "status": task["status"], "receipts": roots}))
     strokes = ASCII if as_ascii or not speaks(BOXES) else BOXES
-    head = f"task {task_id}  {task['type']}  {task['status']}"
+    head = "  ".join(word for word in (f"task {task_id}", task["type"], task["status"]) if word)
     click.echo(cli.plain(head) + ("" if roots else "  (it has no receipts any more: they are in the archive)"))
     since = moment(roots[0].receipt) if roots else None
     for line in drawn(roots, strokes, since):
@@ -92,6 +92,16 @@ def tree(task_id: str, as_ascii: bool, as_json: bool, url: str | None, token: st
 
 
 tree.params += connection
+
+
+def task_of(gate: Http, task_id: str) -> dict[str, Any]:
+    """Return a task; of one that was pruned, or that another gate has, there may be receipts all the same."""
+    try:
+        return dict(gate.call("get_task", task_id=task_id))
+    except Refusal as no:
+        if no.code != "task_not_found":
+            raise
+        return {"type": "", "status": "not here"}
 
 
 def listed(gate: Http, task_id: str) -> Iterator[dict[str, Any]]:

@@ -167,7 +167,8 @@ def print_json(findings: Any, done: dict[str, int], left: int, url: str) -> None
 @click.option("--instance", "instances", metavar="NAME", multiple=True,
               help="Which gate, where several wrote to the ledger; may be given several times.")
 @click.option("--all-instances", is_flag=True, help="Take what every gate wrote, as where one had several names.")
-@click.option("--skip-damaged", is_flag=True, help="Leave out receipts that do not have the hash of what they say.")
+@click.option("--skip-damaged", is_flag=True,
+              help="Leave out receipts without the hash of what they say; take of a damaged FILE what is there.")
 @configured
 def rebuild(configured: Configured, file: str | None, tenants: tuple[str, ...], instances: tuple[str, ...],
             all_instances: bool, skip_damaged: bool) -> None:

@@ -313,7 +313,12 @@ async def test_the_chain_of_a_task_that_has_gone_comes_back_without_it(gate: Gat
 
     assert (await gate.as_admin().restore_archive(task_id=offer.task_id)).receipts == 4
     await sound(gate, folder)
+    assert len((await gate.as_admin().list_receipts(task_id=offer.task_id)).receipts) == 4
+    with refused("task_not_found"):
+        await gate.as_agent().list_receipts(task_id=offer.task_id)
     assert (await run(gate))[0] == 4
+    with refused("task_not_found"):
+        await gate.as_admin().list_receipts(task_id=offer.task_id)
 
 
 # What can go wrong.

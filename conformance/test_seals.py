@@ -19,6 +19,7 @@ class Only:
 
     def __init__(self, gate: Gate) -> None:
         self.gate, self.record, self.export = gate, gate.backend.record, gate.backend.export
+        self.entries = gate.backend.entries
 
     async def tenants(self) -> list[str]:
         """Return the tenant of the test."""

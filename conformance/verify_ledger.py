@@ -14,11 +14,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncgate import Archived, Receipt, Seal, SealHead, export_key
+from asyncgate import Archived, EntryFilter, Receipt, Seal, SealHead, export_key
 from asyncgate.parts.carried import Reading
-from asyncgate.parts.seals import Chain, digest
+from asyncgate.parts.seals import Chain, digest, digest_filed
 
 Told = Callable[[int], None]
+PAGE = 1000
 
 
 class Sealed(Struct):
@@ -87,22 +88,37 @@ Digests = list[tuple[str, bytes]]
 
 
 async def all_digests(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
-    """Yield the digests of all receipts in the order of their ids: of those here, and as archived of the others."""
-    away = pages(backend, Archived, tenant_id)
-    waiting: Digests = []
-    more = True
+    """Yield the digests of all receipts in the order of their ids, and of what a ledger has filed, as it arrived."""
+    sources = [here(backend, tenant_id), away(backend, tenant_id), filed(backend, tenant_id)]
+    waiting: list[Digests] = [[] for _ in sources]
+    while True:
+        waiting = [part or await anext(source, []) for part, source in zip(waiting, sources, strict=True)]
+        if not any(waiting):
+            return
+        last = min(part[-1][0] for part in waiting if part)
+        cuts = [bisect_right(part, last, key=lambda one: one[0]) for part in waiting]
+        yield sorted(one for part, cut in zip(waiting, cuts, strict=True) for one in part[:cut])
+        waiting = [part[cut:] for part, cut in zip(waiting, cuts, strict=True)]
+
+
+async def here(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
+    """Yield the digests of the receipts of a gate."""
     async for receipts in pages(backend, Receipt, tenant_id):
-        last = receipts[-1].receipt_id
-        while more and (not waiting or waiting[-1][0] <= last):
-            pointers: list[Archived] = await anext(away, [])
-            more, waiting = bool(pointers), waiting + [(one.receipt_id, as_bytes(one)) for one in pointers]
-        before = bisect_right(waiting, last, key=lambda one: one[0])
-        yield sorted([*waiting[:before], *((one.receipt_id, digest(one)) for one in receipts)])
-        waiting = waiting[before:]
-    if waiting:
-        yield waiting
-    async for pointers in away:
+        yield [(one.receipt_id, digest(one)) for one in receipts]
+
+
+async def away(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
+    """Yield the digests of those in its archive."""
+    async for pointers in pages(backend, Archived, tenant_id):
         yield [(one.receipt_id, as_bytes(one)) for one in pointers]
+
+
+async def filed(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
+    """Yield the digests of what others have stored, where the gate plays the ledger."""
+    after: str | None = None
+    while entries := await backend.entries(tenant_id, EntryFilter(None, None, None, None, after, PAGE)):
+        yield [(one.arrival, digest_filed(one)) for one in entries]
+        after = entries[-1].arrival
 
 
 def as_bytes(pointer: Archived) -> bytes:

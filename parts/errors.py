@@ -81,3 +81,9 @@ def fault(where: str, error: BaseException) -> GateError:
     """Tell the log what went wrong, and the caller only that it did."""
     log.error("%s failed", where, exc_info=error)
     return GateError(f"{where} failed inside the gate; the log says why")
+
+
+def no_task(task_id: str) -> TaskNotFound:
+    """Return what tells a reader that a task is not here, or not for it: both sound the same."""
+    return TaskNotFound(f"no task {task_id}; list_tasks shows the tasks there are, and list_archived_receipts what the "
+                        "archive has of one that has gone")

@@ -17,7 +17,7 @@ from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from asyncgate.parts.errors import GateError, TaskNotFound
+from asyncgate.parts.errors import GateError, no_task
 from asyncgate.parts.mcp_tools import found, told_refusal
 
 Context = ServerRequestContext[Any]
@@ -122,5 +122,5 @@ class Tasks:
         except GateError as no:
             code = types.INVALID_PARAMS if no.status < 500 else types.INTERNAL_ERROR
             if no.status == 403:        # whether a foreign task exists is nobody's business
-                no = TaskNotFound(f"no task {params.task_id}; list_tasks shows the tasks there are")
+                no = no_task(params.task_id)
             raise MCPError(code, str(no), told_refusal(no)) from None

@@ -16,7 +16,7 @@ from itertools import chain
 import msgspec
 from msgspec.structs import astuple
 
-from asyncgate.parts.stored import Receipt, Seal, SealHead
+from asyncgate.parts.stored import Entry, Receipt, Seal, SealHead
 
 MARK = 8        # bytes of each digest that a seal keeps
 
@@ -28,6 +28,11 @@ START = SealHead()
 def digest(receipt: Receipt) -> bytes:
     """Hash every byte of a receipt as it is stored; when it was delivered is no part of it."""
     return hashlib.sha256(_encode(astuple(receipt)[:-1])).digest()
+
+
+def digest_filed(entry: Entry) -> bytes:
+    """Hash every byte of what a ledger has filed, and under what."""
+    return hashlib.sha256(_encode(astuple(entry))).digest()
 
 
 def sealed(head: SealHead, digests: list[bytes], last_id: str, at: float, late: Iterable[str] = ()) -> Seal:

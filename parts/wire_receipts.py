@@ -50,7 +50,7 @@ class StoredReceipt(Struct, omit_defaults=True):
     asyncgate_instance: Name
     hash: Digest
     body: Annotated[str, says("JSON, as text")]
-    parents: Annotated[list[Name], Meta(max_length=1000)] = []
+    parents: Annotated[list[Name], Meta(max_length=1000)]
     delivered_at: Stored | None = None
 
 

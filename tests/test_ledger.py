@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
-from asyncgate import Entry, Settings
+from asyncgate import Entry, EntryFilter, Settings
 from asyncgate.backends import open_backend
+from asyncgate.backends.ledger_seals import Sealer
 from asyncgate.backends.receipts_ledger import LedgerGate
+from asyncgate.conformance.verify_ledger import verify_ledger
 
 if TYPE_CHECKING:
     from conftest import TOKEN, Served
@@ -175,3 +178,27 @@ async def test_a_body_that_is_none_is_refused(shelf: Served, body: bytes) -> Non
 async def test_a_ledger_has_no_tasks(shelf: Served) -> None:
     assert (await shelf.call("POST", "/v1/tasks", {"type": "demo"})).status == 404
     assert (await shelf.get("/v1/health"))["status"] == "healthy"
+
+
+async def test_a_ledger_seals_what_it_has_filed_and_names_what_was_changed(shelf: Served) -> None:
+    sealer = Sealer(shelf.gate.engine)
+    await sealer.run()
+    await shelf.post("/v1/receipts", many(*(receipt(f"r-{n}") for n in (3, 1, 2))))
+    assert await sealer.run() == 1
+    assert (await verify_ledger(shelf.backend)).problems == []
+    [entry] = [one for one in await shelf.backend.export(Entry, shelf.tenant_id, "") if one.receipt_id == "r-1"]
+
+    class Tampered:
+        """The same database, and somebody has changed one word in it."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(shelf.backend, name)
+
+        async def entries(self, tenant_id: str, of: EntryFilter) -> list[Entry]:
+            rows = await shelf.backend.entries(tenant_id, of)
+            return [replace(one, content=one.content.replace("plan", "plot")) if one == entry else one for one in rows]
+
+    found = await verify_ledger(Tampered())
+
+    assert (found.seals, found.receipts, found.unsealed) == (1, 3, 0)
+    assert [entry.arrival in problem for problem in found.problems] == [True]

@@ -39,6 +39,7 @@ from asyncgate.backends.receipts_sinks import open_sink
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.verify import verify
+from asyncgate.parts.carried import Header, packed
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("receipts", ["eventual"], indirect=True)]
 PATIENCE = 30.0
@@ -268,11 +269,8 @@ async def exported(gate: Gate, path: Path) -> None:
     sink = open_sink(gate.engine.settings)
     collected = await from_ledger(sink, gate.tenant_id, lambda rows: None)
     await sink.close()
-    lines: list[dict[str, Any]] = [{"header": {"format": "asyncgate-receipts", "tenant_id": gate.tenant_id}}]
-    lines += [{"receipt": {name: getattr(one, name) for name in Receipt.__struct_fields__}} for one in collected.all()]
-    lines += [{"trailer": {"receipts": len(lines) - 1, "seals": 0, "sha256": ""}}]
-    text = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    await asyncio.to_thread(path.write_bytes, gzip.compress(text) if path.suffix == ".gz" else text)
+    text = packed(Header("asyncgate-receipts", gate.tenant_id), collected.all())
+    await asyncio.to_thread(path.write_bytes, text if path.suffix == ".gz" else gzip.decompress(text))
     collected.close()
 
 
@@ -304,6 +302,26 @@ async def test_a_file_that_is_not_whole_writes_nothing(gate: Gate, tmp_path: Pat
 
     assert result.exit_code == 7
     assert result.stderr.rstrip().endswith("; nothing was written")
+
+
+async def test_a_file_that_lacks_a_line_writes_nothing_unless_that_is_wanted(gate: Gate, fresh: Kinds,
+                                                                              tmp_path: Path) -> None:
+    await live(gate)
+    await exported(gate, path := tmp_path / "gap.jsonl")
+    lines = (await asyncio.to_thread(path.read_bytes)).splitlines(keepends=True)
+    [last] = [at for at, line in enumerate(lines) if b"task.result_ready" in line][-1:]
+    await asyncio.to_thread(path.write_bytes, b"".join([*lines[:last], *lines[last + 1:]]))
+    target = await fresh("sqlite")
+
+    refused = await rebuilt(gate, target, file=path)
+    async with opened(target) as backend:
+        assert await rows(backend, Receipt, gate.tenant_id) == []
+    forced = await rebuilt(gate, target, file=path, skip_damaged=True)
+
+    assert (refused.exit_code, forced.exit_code) == (5, 1)
+    assert "is not as it was written" in refused.stderr
+    async with opened(target) as backend:
+        assert len(await rows(backend, Receipt, gate.tenant_id)) == len(lines) - 2      # the lost end is told anew
 
 
 # What is refused.

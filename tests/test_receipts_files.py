@@ -84,6 +84,16 @@ def test_what_goes_out_verifies_and_comes_in_as_it_was(gate: Http, other: Http, 
     assert not (tmp_path / f"{name}.partial").exists()
 
 
+def test_the_chain_of_a_task_that_is_not_here_is_drawn_from_what_was_imported(file: Path, other: Http) -> None:
+    good(run("import", file, other))
+    task_id = receipts(file)[0].task_id
+
+    told = CliRunner().invoke(main, ["receipts", "tree", task_id, "--url", other.url, "--token", TOKEN])
+
+    head, *lines = good(told).output.splitlines()
+    assert (head, len(lines)) == (f"task {task_id}  not here", 4)
+
+
 def test_to_import_again_finds_all_there(file: Path, other: Http) -> None:
     good(run("import", file, other))
 

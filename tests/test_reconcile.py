@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from asyncgate import (
     FENCES_SKIPPED,
+    Archived,
     Engine,
     Event,
     Lease,
@@ -37,6 +38,7 @@ from asyncgate.backends.receipts_reconcile import KINDS, Difference, compare
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.verify import verify
+from asyncgate.parts.seals import digest
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("receipts", ["eventual"], indirect=True)]
 PATIENCE = 30.0
@@ -163,6 +165,31 @@ async def test_receipts_of_others_are_no_difference(gate: Gate, ledger: LedgerSe
     await emptied(gate)
 
     assert await found(gate) == []
+
+
+async def test_what_is_in_the_archive_here_is_no_difference_unless_somebody_changed_it(
+        gate: Gate, ledger: LedgerServer) -> None:
+    offer = await gate.finished()
+    await emptied(gate)
+    here = await rows(gate, Receipt)
+
+    def pointer(one: Receipt) -> Archived:
+        return Archived(one.receipt_id, one.task_id, one.receipt_type, "segment", 2, digest(one).hex(),
+                        here[0].receipt_id, json.dumps([offer.task_id]))
+
+    def let_go(work: Work) -> None:
+        for one in here:
+            work.keep(pointer(one))
+            work.drop(Receipt, one.receipt_id)
+    await decided(gate, let_go, receipts={one.receipt_id for one in here})
+    assert await rows(gate, Receipt) == []
+    assert await kinds(gate) == []
+
+    other = replace(here[-1], receipt_id=gate.engine.backend.ids.new(gate.backend.now()))
+    told = ledger.receipts(gate.tenant_id)[-1]
+    ledger.call("POST", "/v1/receipts", {**told, "receipt_id": other.receipt_id, "body": {"made": "up"}})
+    await decided(gate, lambda work: work.keep(pointer(other)))
+    assert await kinds(gate) == ["tampered"]
 
 
 async def test_comparing_changes_nothing(past: Past, gate: Gate) -> None:

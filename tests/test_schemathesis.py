@@ -28,7 +28,7 @@ DOCUMENT = json.loads(openapi.document((*OPERATIONS.values(), *LEASE_PROTOCOL), 
 BEYOND_SCHEMAS = {"invalid_cursor", "parents_required", "parent_not_found", "not_locatable"}
 # Nor that one field needs another, an end comes behind its beginning, or one of the kinds has no keys.
 BEYOND_FIELDS = ("an exemption needs a reason", "expires_at is over before the key begins to be good",
-                 "a key stands for an agent, a worker, a service or a human;")
+                 "a key stands for an agent, a worker, a service or a human;", "this gate has no archive")
 NEEDS_MORE = {"POST /v1/receipts", "POST /v1/leases/claim"}
 # Each item of a batch is answered by itself, so the whole is 200.
 BATCHES = {"POST /v1/tasks/batch", "POST /v1/tasks/complete-batch"}
