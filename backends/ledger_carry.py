@@ -25,7 +25,7 @@ from asyncgate import (
     receipt_hash,
 )
 from asyncgate.backends import archive
-from asyncgate.backends.ledger_seals import its_head
+from asyncgate.backends.ledger_seals import its_head, kept_here
 from asyncgate.parts.seals import START, digest, head_of, sealed
 from asyncgate.parts.wire_receipts import Exported, ExportReceipts, Imported, ImportReceipts, NotImported, StoredReceipt
 
@@ -37,6 +37,7 @@ async def export_receipts(engine: Engine, caller: Caller, ask: ExportReceipts) -
 
     `asyncgate receipts export FILE` writes them into a file, with their seals.  Spec 20.9.
     """
+    kept_here(engine)
     limit, tenant_id = min(ask.limit or PAGE, PAGE), caller.tenant_id
     rows = await engine.backend.receipts(tenant_id, ReceiptFilter(None, None, None, ask.after, limit))
     last = rows[-1].receipt_id if len(rows) == limit else None
@@ -82,6 +83,7 @@ def import_receipts(engine: Engine, work: Work, caller: Caller, ask: ImportRecei
     Again is no error: what is there already is left alone, and told when it differs.  One transaction.  Their parents
     come before them.  `asyncgate receipts import FILE` sends a whole file.  Spec 20.9.
     """
+    kept_here(engine)
     now, present, written, refused = work.new_id(), 0, dict[str, Receipt](), list[NotImported]()
     for receipt in map(stored, ask.receipts):
         if problem := why_not(engine.settings, work, receipt, written, now):

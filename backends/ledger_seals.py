@@ -23,8 +23,10 @@ from asyncgate import (
     Needs,
     ReceiptFilter,
     SealHead,
+    Settings,
     Work,
 )
+from asyncgate.backends.receipts_sinks import profile_of
 from asyncgate.parts.seals import START, digest, digest_filed, head_of, sealed
 
 log = logging.getLogger("asyncgate.ledger")
@@ -36,9 +38,14 @@ def its_head(needs: Needs, caller: Caller, ask: Ask) -> None:
     needs.records.add((SealHead, ()))
 
 
+def whole_here(settings: Settings) -> bool:
+    """Whether receipts stay here with their bodies: also beside a ReceiptGate, which cannot give them back."""
+    return profile_of(settings) != "memorygate"
+
+
 def kept_here(engine: Engine) -> None:
     """Refuse to seal or archive what is only an index of receipts that lie elsewhere."""
-    if engine.settings.receipt_mode != "standalone":
+    if not whole_here(engine.settings):
         raise InvalidRequest(f"receipt_mode is {engine.settings.receipt_mode}: the ledger keeps the receipts, so it "
                              "seals and archives them")
 

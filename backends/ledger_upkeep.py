@@ -6,7 +6,7 @@ import logging
 
 from asyncgate import Duty, Engine, StartupError
 from asyncgate.backends import archive
-from asyncgate.backends.ledger_seals import Sealer
+from asyncgate.backends.ledger_seals import Sealer, whole_here
 
 log = logging.getLogger("asyncgate.ledger")
 AT_ONCE = 5000      # receipts of one tenant, before the next tenant has its turn
@@ -15,7 +15,7 @@ AT_ONCE = 5000      # receipts of one tenant, before the next tenant has its tur
 def duties(engine: Engine) -> dict[str, Duty]:
     """Return the jobs by name; where another ledger keeps the receipts, it seals and archives them itself."""
     settings = engine.settings
-    if settings.receipt_mode != "standalone":
+    if not whole_here(settings):
         return {}
     found = {"seal": Duty(settings.receipts.seal_interval_seconds, Sealer(engine).run)}
     if settings.archive.enabled:

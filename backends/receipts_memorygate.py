@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from asyncgate import ReceiptRecord, StartupError
+from asyncgate import ReceiptRecord
 from asyncgate.backends.receipts_sinks import Filed, LedgerPage, Outage, Refusal, Singly
 from asyncgate.parts.views import shown
 from asyncgate.parts.wire import Problem
@@ -199,8 +199,6 @@ def quoted(receipt_id: str) -> str:
 
 def open_sink(settings: Settings) -> MemoryGate:
     """Open the ledger that the settings name."""
-    if not settings.memorygate.url:
-        raise StartupError(f"receipt_mode {settings.receipt_mode} needs memorygate.url: where is the ledger?")
     return MemoryGate(settings)
 
 

@@ -16,7 +16,6 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from asyncgate import StartupError
 from asyncgate.backends.receipts_memorygate import MOST_TOLD, problem
 from asyncgate.backends.receipts_receiptgate_schema import ledger_receipt, plain, written
 from asyncgate.backends.receipts_sinks import Filed, LedgerPage, Outage, Refusal
@@ -149,8 +148,6 @@ def refusal(error: Any) -> Exception:
 
 def open_sink(settings: Settings) -> ReceiptGate:
     """Open the ledger that the settings name."""
-    if not settings.memorygate.url:
-        raise StartupError(f"receipt_mode {settings.receipt_mode} needs memorygate.url: where is the ledger?")
     return ReceiptGate(settings)
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
 
 from msgspec import Raw, Struct, field
 
-from asyncgate import NOTHING, EntryFilter, ReceiptRecord
+from asyncgate import NOTHING, EntryFilter, ReceiptRecord, StartupError
 
 if TYPE_CHECKING:
     from asyncgate import Lease, Receipt, Settings, Task
@@ -101,7 +102,22 @@ def profile_of(settings: Settings) -> str:
     return "receiptgate" if settings.receipt_mode == "receiptgate_integrated" else settings.ledger.profile
 
 
+def require_address(settings: Settings) -> None:
+    """See that the settings say where the ledger is."""
+    ours = settings.memorygate
+    if not ours.url:
+        raise StartupError(f"receipt_mode {settings.receipt_mode} needs memorygate.url: where is the ledger?")
+    try:
+        at = urlsplit(ours.url)
+    except ValueError as wrong:
+        raise StartupError(f"memorygate.url: {wrong}") from None
+    if at.scheme not in ("http", "https") or not at.hostname:
+        raise StartupError("memorygate.url is no address of a ledger: it begins with http:// or https:// and a host")
+
+
 def open_sink(settings: Settings) -> Sink:
-    """Open the sink that the settings ask for."""
+    """Open the sink that the settings ask for; raises StartupError where it can lead nowhere."""
+    if settings.receipt_mode != "standalone":
+        require_address(settings)
     sink: Sink = import_module(f"asyncgate.backends.receipts_{profile_of(settings)}").open_sink(settings)
     return sink

@@ -270,3 +270,14 @@ def test_a_gate_without_a_ledgers_address_does_not_start(receipts: dict[str, Any
 
     with pytest.raises(StartupError, match=r"memorygate\.url"):
         open_sink(Settings(receipt_mode="memorygate_integrated"))
+
+
+@pytest.mark.parametrize("url", ["ftp://ledger", "ledger:8090", "http://", "http://[x"])
+@pytest.mark.parametrize("mode", ["memorygate_integrated", "receiptgate_integrated"])
+def test_an_address_that_is_none_is_refused_at_the_start(receipts: Any, mode: Any, url: str) -> None:
+    from asyncgate import StartupError
+    from asyncgate.backends.receipts_sinks import open_sink
+    from asyncgate.parts.settings import MemoryGate
+
+    with pytest.raises(StartupError, match=r"^memorygate\.url"):
+        open_sink(Settings(receipt_mode=mode, memorygate=MemoryGate(url=url)))

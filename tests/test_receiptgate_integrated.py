@@ -15,6 +15,7 @@ import pytest
 from asyncgate import Gate, Settings
 from asyncgate.backends import open_backend
 from asyncgate.parts.settings import (
+    ArchiveSettings,
     CircuitBreaker,
     EmissionRetry,
     EscalationSettings,
@@ -93,6 +94,24 @@ async def lost(gate: Served, offer: dict[str, Any]) -> None:
     gate.backend.skew += 301
     assert gate.engine.upkeep
     await gate.engine.upkeep.once("sweep")
+
+
+async def test_receipts_stay_whole_so_they_are_sealed_and_archived_and_go_out_only_once(
+        ledger: StandIn, serving: Serving, tmp_path: Path) -> None:
+    gate = await serving(archive=ArchiveSettings(directory=str(tmp_path)))
+    assert gate.engine.upkeep
+    task_id = (await gate.post("/v1/tasks", {"type": "t", "principal_id": "ada"}))["task_id"]
+    await complete(gate, await claim(gate, "w1"), artifacts=FILE)
+    await settled(gate)
+    sent = len(ledger.submitted)
+    gate.backend.skew += 31 * 86_400
+
+    assert "seal" in gate.engine.upkeep.duties
+    assert (await gate.post("/v1/archive/run", {}))["receipts"] == 4
+    assert (await gate.post(f"/v1/archive/{task_id}/restore", {}))["receipts"] == 4
+
+    await settled(gate)
+    assert len(ledger.submitted) == sent
 
 
 async def test_every_story_ends_at_the_ledger_as_it_ends_here(ledger: StandIn, serving: Serving) -> None:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from asyncgate import Engine, Receipt, Seal, SealHead, Settings, Upkeep, main
 from asyncgate.backends import open_backend
 from asyncgate.backends.ledger_seals import seal
-from asyncgate.conformance.harness import Gate
+from asyncgate.conformance.harness import Gate, refused
 from asyncgate.conformance.verify_ledger import Sealed, verify_ledger
 from asyncgate.parts.seals import START, Chain, digest, head_of, sealed
 
@@ -251,3 +251,14 @@ def test_any_rows_that_are_not_those_that_were_sealed_are_a_problem(count: int, 
 
 async def test_the_time_of_delivery_is_no_part_of_a_receipt() -> None:
     assert digest(receipt(1)) == digest(receipt(1, delivered_at=5.0))
+
+
+async def test_a_gate_with_skeletons_seals_exports_and_imports_nothing(gate: Gate) -> None:
+    await gate.create()
+    bare = Gate(Engine(gate.backend, Settings(receipt_mode="memorygate_integrated")), TENANT).as_admin()
+
+    for operation in ("seal_receipts", "export_receipts", "run_archive"):
+        with refused("invalid_request"):
+            await getattr(bare, operation)()
+    with refused("invalid_request"):
+        await bare.import_receipts(receipts=(await gate.as_admin().export_receipts()).receipts)
