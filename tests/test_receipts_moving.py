@@ -46,7 +46,7 @@ from asyncgate.parts.settings import ArchiveSettings
 pytestmark = pytest.mark.anyio
 PATIENCE = 30.0
 ARTIFACTS = [{"uri": "s3://bucket/result"}]
-LONG = {"timeouts": {"lease_ttl_seconds": 3600}}
+LONG: dict[str, Any] = {"timeouts": {"lease_ttl_seconds": 3600}}
 WAYS = [("sqlite", "sqlite"), ("sqlite", "postgres"), ("postgres", "sqlite")]
 Kinds = Callable[[str], Awaitable[str]]
 
