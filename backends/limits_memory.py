@@ -30,7 +30,7 @@ class Level(Struct, frozen=True, gc=False):
 
 
 class MemoryLimits:
-    """Limits in a dict; what has been idle for two windows is as good as new, and swept by the calls that follow."""
+    """Limits in a dict; what has been idle for three windows is swept by the calls that follow."""
 
     degraded = False
 
@@ -71,7 +71,8 @@ class MemoryLimits:
         for seconds, states in self.kept.items():
             for _ in range(SWEPT):
                 oldest = next(iter(states), None)
-                if oldest is None or states[oldest].at + 2000 * seconds > now:
+                # As good as new after two windows; a third, or a clock that is set back would find it new too early.
+                if oldest is None or states[oldest].at + 3000 * seconds > now:
                     break
                 del states[oldest]
 

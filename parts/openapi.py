@@ -43,7 +43,7 @@ ASSIGNED: dict[str, Any] = {
 CARRIED = {
     "receipt_id": DUTY, "receipt_key": "5d0c1e72" * 8, "receipt_type": "task.assigned", "created_at": 1771502400.0,
     "from_kind": "agent", "from_id": "ada", "to_kind": "agent", "to_id": "ada", "task_id": TASK, "lease_id": None,
-    "schedule_id": None, "asyncgate_instance": "asyncgate-1", "hash": "9b1f5f0f" * 8,
+    "schedule_id": None, "asyncgate_instance": "asyncgate-1", "parents": [], "hash": "9b1f5f0f" * 8,
     "body": '{"schema_version":"1","type":"page.summarize"}'}
 SELF = {"version": "0.1.0", "instance_id": "asyncgate-1"}
 SERVER = {"name": "AsyncGate", **SELF, "environment": "local", "uptime": 4711}

@@ -596,14 +596,14 @@ def test_what_is_written_outlives_the_death_of_the_process(tmp_path: Path, start
 
 
 async def test_what_the_database_does_not_take_is_written_later(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    transact, down = house.served.backend.transact, [True]
+    transact, down = house.served.engine.batches.transact, [True]
 
     async def failing(*given: Any) -> None:
         if down:
             raise DatabaseUnavailable("it is away")
         await transact(*given)
 
-    monkeypatch.setattr(house.served.backend, "transact", failing)
+    monkeypatch.setattr(house.served.engine.batches, "transact", failing)
     for _ in range(3):
         await house.ask("list_tasks", token="wrong")
     await house.guard.auditor.flush()

@@ -218,7 +218,7 @@ def test_a_flood_of_other_keys_frees_no_one_and_is_forgotten(limits: MemoryLimit
 
     assert not limits.take_now([hourly(5, "victim")]).admitted
     assert len(limits) == 100_001
-    clock.now += 2 * 60 * SECOND_MS
+    clock.now += 3 * 60 * SECOND_MS
     for _ in range(20_000):
         limits.take_now([hourly(5, "victim")])
     assert len(limits) == 1
@@ -231,7 +231,7 @@ def test_keys_in_use_do_not_add_up(limits: MemoryLimits, clock: Clock) -> None:
         limits.take_now([Bucket("ip", "busy", 10_000, 60, 10_000), Bucket("ip", f"ip:{number}", 5, 60, 5)])
         most = max(most, len(limits))
 
-    assert most <= 2 * 600 + 2
+    assert most <= 3 * 600 + 2
 
 
 # Who is counted

@@ -582,7 +582,7 @@ OFFERED: dict[str, Any] = {
     "receipt_id": "01000000-0000-7000-8000-000000000000", "receipt_key": "{key}", "receipt_type": "task.completed",
     "created_at": 1.0, "from_kind": "worker", "from_id": "{worker}", "to_kind": "agent", "to_id": "{agent}",
     "task_id": "{task_id}", "lease_id": "{lease_id}", "schedule_id": "{schedule_id}", "asyncgate_instance": "g",
-    "hash": "0" * 64, "body": "{{}}"}
+    "hash": "0" * 64, "body": "{{}}", "parents": []}
 # How to call each operation so that it names everything it can.
 HOW: dict[str, list[dict[str, Any]]] = {
     "lease_next": [{"worker_id": "{worker}", "claim_id": "{claim}", "accept_types": ["{type}"]}],

@@ -181,7 +181,8 @@ def nulls_of(kind: type[msgspec.Struct]) -> dict[str, None]:
 
 
 @pytest.mark.parametrize(
-    ("op", "verb", "path"), [way for way in GOOD if way[1] == "POST"], ids=[way for way in GOOD_IDS if way[:4] == "POST"]
+    ("op", "verb", "path"), [way for way in GOOD if way[1] == "POST"],
+    ids=[way for way in GOOD_IDS if way[:4] == "POST"]
 )
 async def test_an_explicit_null_in_every_optional_field_means_that_it_is_absent(
     served: Any, op: Operation, verb: str, path: str
