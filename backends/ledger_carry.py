@@ -38,10 +38,14 @@ async def export_receipts(engine: Engine, caller: Caller, ask: ExportReceipts) -
     `asyncgate receipts export FILE` writes them into a file, with their seals.  Spec 20.9.
     """
     kept_here(engine)
-    limit, tenant_id = min(ask.limit or PAGE, PAGE), caller.tenant_id
-    rows = await engine.backend.receipts(tenant_id, ReceiptFilter(None, None, None, ask.after, limit))
+    return await exported(engine, caller.tenant_id, ask.after, min(ask.limit or PAGE, PAGE))
+
+
+async def exported(engine: Engine, tenant_id: str, after: str | None, limit: int = PAGE) -> Exported:
+    """Return a page of receipts as they are stored, those without a body too."""
+    rows = await engine.backend.receipts(tenant_id, ReceiptFilter(None, None, None, after, limit))
     last = rows[-1].receipt_id if len(rows) == limit else None
-    away = [one for one in await engine.backend.export(Archived, tenant_id, ask.after or "")
+    away = [one for one in await engine.backend.export(Archived, tenant_id, after or "")
             if last is None or one.receipt_id < last][:limit]
     found = {row.receipt_id: row for row in (*await archive.load(engine, away), *rows)}     # one may just have moved
     return Exported([carried(row) for row in cut([found[id] for id in sorted(found)][:limit])])

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from asyncgate import Caller, Engine, Receipt
-from asyncgate.backends.ledger_carry import export_receipts, stored
+from asyncgate import Engine, Receipt
+from asyncgate.backends.ledger_carry import exported, stored
 from asyncgate.backends.receipts_collected import as_stored
 from asyncgate.backends.receipts_reconcile import differing
 from asyncgate.backends.receipts_sinks import Outage, Refusal, Singly
-from asyncgate.parts.wire_receipts import ExportReceipts
 
 if TYPE_CHECKING:
     from asyncgate import Lease, Settings, Task
@@ -190,10 +189,8 @@ class FromDatabase:
 
     async def pages(self, tenant_id: str, after: str) -> AsyncIterator[list[Ready]]:
         """Yield a tenant's receipts in the order of their ids, from behind one."""
-        caller = Caller(tenant_id, self.engine.gate, "system", frozenset())
-        ask = ExportReceipts(after=after or None, limit=PAGE)
-        while page := [stored(one) for one in (await export_receipts(self.engine, caller, ask)).receipts]:
-            ask = ExportReceipts(after=page[-1].receipt_id, limit=PAGE)
+        while page := [stored(one) for one in (await exported(self.engine, tenant_id, after or None)).receipts]:
+            after = page[-1].receipt_id
             yield await self._ready(tenant_id, page)
 
     async def _ready(self, tenant_id: str, page: list[Receipt]) -> list[Ready]:

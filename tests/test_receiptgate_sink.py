@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncgate import Settings, StartupError
+from asyncgate.backends import receipts_sinks
 from asyncgate.backends.receipts_receiptgate import ReceiptGate, open_sink
 from asyncgate.backends.receipts_sinks import Outage, Refusal
 from asyncgate.parts.settings import LedgerSettings, MemoryGate
@@ -192,4 +193,4 @@ async def test_the_body_of_ours_is_in_what_is_sent(sink_to: Open) -> None:
 
 def test_a_ledger_needs_an_address() -> None:
     with pytest.raises(StartupError, match=r"memorygate\.url"):
-        open_sink(Settings(receipt_mode="receiptgate_integrated"))
+        receipts_sinks.open_sink(Settings(receipt_mode="receiptgate_integrated"))
