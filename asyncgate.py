@@ -695,6 +695,10 @@ class Engine:
             return await op.run(self, caller, ask)
         return await self.write(op.run, op.loads, caller, ask)
 
+    def itself(self, tenant_id: str) -> Caller:
+        """Return the gate itself as a caller, for what it does in a tenant without being asked."""
+        return Caller(tenant_id, self.gate, "system", frozenset())
+
     async def write(self, run: Callable[..., Any], loads: Loads | None, caller: Caller, ask: Ask) -> Any:
         """Let a write method join the tenant's next batch; return its reply once it is durable."""
         if self.limited:
@@ -2490,7 +2494,7 @@ class Upkeep:
         return len(seen)
 
     async def _write(self, tenant_id: str, ask: Sweep | Seen) -> None:
-        caller = Caller(tenant_id, self.engine.gate, "system", frozenset())
+        caller = self.engine.itself(tenant_id)
         run, loads = (Engine.sweep, overdue) if isinstance(ask, Sweep) else (Engine.seen, sighted)
         await self.engine.write(run, loads, caller, ask)
 

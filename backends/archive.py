@@ -184,18 +184,13 @@ async def children(engine: Engine, tenant_id: str, ids: Iterable[str]) -> set[st
 
         def load(needs: Needs, caller: Caller, ask: Ask, part: list[str] = part) -> None:
             needs.receipts.update(part)
-        found |= await engine.write(look, load, keeper(engine, tenant_id), Ask())
+        found |= await engine.write(look, load, engine.itself(tenant_id), Ask())
     return found
 
 
 def parts(rows: list[Any], most: int) -> Iterator[list[Any]]:
     """Yield rows in pieces."""
     return (rows[at:at + most] for at in range(0, len(rows), most))
-
-
-def keeper(engine: Engine, tenant_id: str) -> Caller:
-    """Return upkeep as a caller."""
-    return Caller(tenant_id, engine.gate, "system", frozenset())
 
 
 def may_move(chain: Chain, ages: Ages) -> bool:
@@ -260,7 +255,7 @@ async def let_go(engine: Engine, tenant_id: str, ages: Ages, chains: list[Chain]
     def go(engine: Engine, work: Work, caller: Caller, ask: Ask) -> int:
         return sum(drop(work, chain, segment, lines) for chain in chains if unchanged(work, chain, ages))
 
-    moved: int = await engine.write(go, load, keeper(engine, tenant_id), Ask())
+    moved: int = await engine.write(go, load, engine.itself(tenant_id), Ask())
     return moved
 
 
@@ -328,7 +323,7 @@ async def let_tasks_go(engine: Engine, tenant_id: str, ages: Ages, ids: list[str
         work.use(terminal=-len(over))
         return len(over)
 
-    gone: int = await engine.write(go, load, keeper(engine, tenant_id), Ask())
+    gone: int = await engine.write(go, load, engine.itself(tenant_id), Ask())
     return gone
 
 
@@ -402,5 +397,5 @@ async def bring_back(engine: Engine, tenant_id: str, pointers: list[Archived]) -
             work.drop(Archived, one.receipt_id)
         return len(back)
 
-    count: int = await engine.write(write, needed, keeper(engine, tenant_id), Ask())
+    count: int = await engine.write(write, needed, engine.itself(tenant_id), Ask())
     return count

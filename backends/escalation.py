@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from asyncgate import ESCALATED, Principal
+from asyncgate.parts.content import any_json
 from asyncgate.parts.views import terms_of
 
 if TYPE_CHECKING:
     from asyncgate import Engine, Lease, Settings, Task, Work
 
-_any = msgspec.json.Decoder().decode
 
 
 def escalate(engine: Engine, work: Work, task: Task, lease: Lease, reason: str) -> None:
@@ -33,7 +31,7 @@ def escalate(engine: Engine, work: Work, task: Task, lease: Lease, reason: str) 
 
 def class_of(settings: Settings, task: Task, reason: str) -> int:
     """Return the class that a task's payload asks for, or else the one of the settings."""
-    payload, usual = _any(task.payload), settings.escalation
+    payload, usual = any_json(task.payload), settings.escalation
     wished = payload.get("escalation_class") if isinstance(payload, dict) else None
     if type(wished) is int:     # a bool is no class
         return wished

@@ -283,7 +283,7 @@ class Auditor:
             for at, (event, severity, said) in lines:
                 chained(work, event, severity, said, at)
 
-        caller = Caller(tenant_id, self.engine.gate, "system", frozenset())
+        caller = self.engine.itself(tenant_id)
         try:
             if self.enabled:
                 await self.engine.write(write, head, caller, Sweep())

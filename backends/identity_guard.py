@@ -98,7 +98,7 @@ class Store:
 
         def load(needs: Needs, caller: Caller, ask: Ask) -> None:
             needs.records.add((Key, (key_id,)))
-        caller = Caller(tenant_id, self.engine.gate, "system", frozenset())
+        caller = self.engine.itself(tenant_id)
         await self.engine.write(touch, load, caller, Ask())
 
 

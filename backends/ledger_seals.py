@@ -68,7 +68,7 @@ async def seal(engine: Engine, tenant_id: str) -> SealHead:
                 work.keep(made)
                 work.keep(head_of(made, head.imports))
 
-        caller = Caller(tenant_id, engine.gate, "system", frozenset())
+        caller = engine.itself(tenant_id)
         await engine.write(write, its_head, caller, Ask())
 
 

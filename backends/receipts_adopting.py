@@ -132,7 +132,7 @@ class Adopter:
             await self._write(report, its_task, tenant_id, Report(found=found, reason=str(no)))
 
     async def _write(self, run: Any, loads: Any, tenant_id: str, ask: Ask) -> None:
-        await self.engine.write(run, loads, Caller(tenant_id, self.engine.gate, "system", frozenset()), ask)
+        await self.engine.write(run, loads, self.engine.itself(tenant_id), ask)
 
 
 def asked(found: Filed) -> Complete | Fail:

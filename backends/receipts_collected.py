@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from asyncgate import TERMINATES, EntryFilter, Receipt, canonical, receipt_hash
 from asyncgate.backends.receipts_sinks import Filed, Outage, Refusal
 from asyncgate.parts.carried import Held
+from asyncgate.parts.content import any_json
 
 if TYPE_CHECKING:
     from asyncgate.backends.receipts_sinks import Sink
@@ -35,7 +36,6 @@ Told = Callable[[int], None]
 
 encode = msgspec.json.Encoder().encode
 stored = msgspec.json.Decoder(Receipt).decode
-anything = msgspec.json.Decoder().decode
 
 
 class Unreadable(Exception):
@@ -181,7 +181,7 @@ def as_stored(found: Filed) -> Receipt:
         found.asyncgate_instance, found.hash, bytes(found.body).decode() or "null", tuple(sorted(found.parents)))
     if is_sound(receipt):
         return receipt
-    return replace(receipt, body=canonical(anything(receipt.body)).decode())
+    return replace(receipt, body=canonical(any_json(receipt.body)).decode())
 
 
 # From where.

@@ -18,8 +18,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncgate import Receipt, canonical
-from asyncgate.backends.receipts_collected import Collected, Told, anything, from_ledger, said_hash
+from asyncgate.backends.receipts_collected import Collected, Told, from_ledger, said_hash
 from asyncgate.backends.receipts_reconcile import Comparison, Findings
+from asyncgate.parts.content import any_json
 
 # What is in the way: --repair of `asyncgate reconcile` does the first ones, nobody the others.
 REPAIRED = ("ended_at_ledger", "lease_ended_at_ledger", "lease_unbacked", "not_committed")
@@ -111,7 +112,7 @@ def fitting(receipt: Receipt, body: str, theirs: Receipt | None) -> Receipt | No
     """
     texts = [body]
     with suppress(msgspec.MsgspecError, UnicodeError):
-        texts.append(canonical(anything(body)).decode())
+        texts.append(canonical(any_json(body)).decode())
     for text in texts:
         if said_hash(row := replace(receipt, body=text)) == receipt.hash:
             return row

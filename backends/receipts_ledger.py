@@ -41,6 +41,7 @@ from asyncgate import (
     sha256,
 )
 from asyncgate.backends.identity_admin import operates
+from asyncgate.parts.content import any_json
 from asyncgate.parts.http import Scope, claimed_tenants, read_body
 from asyncgate.parts.wire import Ask, Problem
 from asyncgate.parts.wire_ledger import (
@@ -64,7 +65,6 @@ LONGEST_CHAIN = 2048        # receipts of one chain
 NOT_SAID = ("tenant_id", "stored_at", "delivered_at")       # by the author, but by whoever files a receipt
 
 read = msgspec.json.Decoder(Arriving).decode
-anything = msgspec.json.Decoder().decode
 list_of = msgspec.json.Decoder(list[Raw]).decode
 
 
@@ -104,7 +104,7 @@ async def store_receipt(engine: Engine, caller: Caller, ask: StoreReceipts) -> S
 def refusal(ask: StoreReceipts, at: int, no: GateError) -> Stored:
     """Tell what is wrong with one receipt of many."""
     try:
-        said = anything(ask.receipts[at])["receipt_id"]
+        said = any_json(ask.receipts[at])["receipt_id"]
     except (msgspec.DecodeError, KeyError, TypeError):
         said = None
     return Stored(said if isinstance(said, str) else None, error=Problem(no.code, str(no), str(no)))
@@ -113,7 +113,7 @@ def refusal(ask: StoreReceipts, at: int, no: GateError) -> Stored:
 def filed(engine: Engine, caller: Caller, ask: StoreReceipts, content: bytes) -> tuple[str, Entry]:
     """Read a receipt, and say in whose ledger and under what it is filed."""
     try:
-        said, whole = read(content), anything(content)
+        said, whole = read(content), any_json(content)
     except (msgspec.DecodeError, ValueError, RecursionError) as wrong:
         raise InvalidRequest(f"a receipt cannot be read: {wrong}") from None
     limits = engine.settings.receipts

@@ -102,7 +102,7 @@ class Mender:
         return bool(await self._write(one.tenant_id, taken_over, its_evidence, ask))
 
     async def _write(self, tenant_id: str, run: Any, loads: Any, ask: Ask) -> Any:
-        caller = Caller(tenant_id, self.engine.gate, "system", frozenset())
+        caller = self.engine.itself(tenant_id)
         return await self.engine.write(run, loads, caller, ask)
 
     async def send(self) -> int:

@@ -364,10 +364,7 @@ class Sender:
     async def _settle(self, tenant_id: str, outcome: Outcome) -> None:
         """Take out what has arrived, keep what was said of the rest; who is parked is told to its owner."""
         if outcome.sent or outcome.tried or outcome.parked:
-            await self.engine.write(settle, parked, self._caller(tenant_id), Settled(outcome=outcome))
-
-    def _caller(self, tenant_id: str) -> Caller:
-        return Caller(tenant_id, self.engine.gate, "system", frozenset())
+            await self.engine.write(settle, parked, self.engine.itself(tenant_id), Settled(outcome=outcome))
 
     async def _measure(self, tenant_id: str, behind: bool) -> None:
         """H.7.5: tell once that more waits than is good; nothing is dropped (20.10)."""
@@ -379,7 +376,7 @@ class Sender:
             self.overflown.add(tenant_id)
             log.critical("%d receipts of tenant %s wait for the ledger, %d are expected at most; none is dropped",
                          waiting, tenant_id, self.retry.buffer_size)
-            await self.engine.write(overflow, None, self._caller(tenant_id), Overflow(waiting=waiting))
+            await self.engine.write(overflow, None, self.engine.itself(tenant_id), Overflow(waiting=waiting))
 
     async def lag(self, tenant_id: str | None) -> Lag:
         """Return what waits, of one tenant or, as of a moment ago, of all."""
@@ -405,7 +402,7 @@ async def resend(engine: Engine, tenant_id: str) -> int:
     while page := await engine.backend.export(Outgoing, tenant_id, after):
         after = export_key(page[-1])
         again = [replace(row, state="waiting", reason=None, tries=0) for row in page if row.state == "parked"]
-        caller = Caller(tenant_id, engine.gate, "system", frozenset())
+        caller = engine.itself(tenant_id)
         await engine.write(settle, None, caller, Settled(outcome=Outcome(tried=again)))
         count += len(again)
     if engine.ledger is not None:

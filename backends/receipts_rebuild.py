@@ -220,7 +220,7 @@ class Rebuild:
 
     async def _announce(self, ends: list[tuple[str, Receipt]]) -> None:
         """Write the task.result_ready that was lost with the old gate: an owner may be waiting for it."""
-        caller = Caller(self.tenant_id, self.engine.gate, "system", frozenset())
+        caller = self.engine.itself(self.tenant_id)
         try:
             await self.engine.write(announce, its_tasks, caller, Announce(ends=ends))
         except GateError as error:

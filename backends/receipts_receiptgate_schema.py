@@ -22,9 +22,9 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
+from asyncgate.parts.content import any_json, canonical
 from asyncgate.parts.stored import Receipt, Task
 from asyncgate.parts.views import terms_of
 from asyncgate.parts.wire import WIDEST, Principal, Terms
@@ -66,8 +66,6 @@ TYPES = {
 UNKNOWN_TYPE = "application/octet-stream"
 
 Json = dict[str, Any]
-_any = msgspec.json.Decoder().decode
-_sorted = msgspec.json.Encoder(order="sorted").encode
 _plainly = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 
 
@@ -103,7 +101,7 @@ def is_forwarded(receipt: Receipt, task: Task) -> bool:
 
 def plain(receipt: bytes) -> bytes:
     """Return a receipt in dialect 1.0."""
-    known = _any(receipt)
+    known = any_json(receipt)
     known.pop("obligation_id", None)
     return written(known)
 
@@ -111,7 +109,7 @@ def plain(receipt: bytes) -> bytes:
 def written(receipt: Json) -> bytes:
     """Write a receipt in the one way that it is always written."""
     try:
-        return _sorted(receipt)
+        return canonical(receipt)
     except OverflowError:       # an integer of more than 64 bits
         return _plainly(receipt).encode()
 
@@ -321,7 +319,7 @@ def clipped(text: str, most: int) -> str:
 def read(text: str) -> Any:
     """Read stored JSON, or stand in for what this reader cannot take, such as an integer of a thousand digits."""
     try:
-        return _any(text)
+        return any_json(text)
     except (ValueError, RecursionError):
         return hashed(text)
 

@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from msgspec import Raw, Struct, field
 
 from asyncgate import (
@@ -32,6 +31,7 @@ from asyncgate import (
     lane_of,
     needs_of,
 )
+from asyncgate.parts.content import any_json
 from asyncgate.parts.views import terms_of
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ STATUSES: dict[str, Status] = {
 UNSTATED = ("priority", "max_attempts", "retry_backoff_seconds", "max_expiries", "idempotency_key", "principal_ai")
 NO_PAYLOAD = hashlib.sha256(b"null").hexdigest()
 
-anything = msgspec.json.Decoder().decode
 
 
 class Story(Struct):
@@ -84,7 +83,7 @@ def story_of(receipts: Sequence[Receipt]) -> Story:
 
 def body_of(receipt: Receipt) -> dict[str, Any]:
     """Return the body of a receipt; one without is an empty object."""
-    body = anything(receipt.body) if receipt.body else {}
+    body = any_json(receipt.body) if receipt.body else {}
     return body if isinstance(body, dict) else {}
 
 

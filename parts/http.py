@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from asyncgate.parts.content import any_json
 from asyncgate.parts.errors import (
     GateError,
     InvalidRequest,
@@ -35,7 +36,6 @@ Headers = list[tuple[bytes, bytes]]
 
 MAX_DEPTH = 64      # of a request's JSON
 BLANKS = " \t"      # what is no part of a header's value; of other white space a token would have several spellings
-_any = msgspec.json.Decoder().decode
 ITEMS = {"tasks", "schedules"}      # members of a batch that hold requests of their own
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -48,7 +48,7 @@ def screen(body: bytes) -> None:
     if body.count(b"{") + body.count(b"[") <= MAX_DEPTH and b"\\u0000" not in body:
         return
     try:
-        nodes = _walk(_any(body))
+        nodes = _walk(any_json(body))
     except RecursionError:
         raise PayloadTooDeep(f"JSON may be nested {MAX_DEPTH} deep at most") from None
     for depth, node in nodes:

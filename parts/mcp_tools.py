@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
+from asyncgate.parts.content import any_json
 from asyncgate.parts.errors import GateError
 from asyncgate.parts.wire import ANY_JSON, Ask
 
 Json = dict[str, Any]
 encode = msgspec.json.encode
-_any = msgspec.json.Decoder().decode
 PREFIX = "asyncgate"
 DOTTED, UNDERSCORED = ".", "_"
 # JSON-RPC wants integers; ours lie in the range that MCP leaves to servers.
@@ -160,7 +160,8 @@ def told_refusal(no: GateError) -> Json:
 
 def found(reply: bytes) -> Json:
     """Wrap a reply as the result of a tool."""
-    return {"content": [{"type": "text", "text": reply.decode()}], "structuredContent": _any(reply), "isError": False}
+    text = {"type": "text", "text": reply.decode()}
+    return {"content": [text], "structuredContent": any_json(reply), "isError": False}
 
 
 def refused(no: GateError) -> Json:

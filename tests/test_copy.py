@@ -10,10 +10,9 @@ import tempfile
 import time
 from asyncio.subprocess import PIPE
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +43,6 @@ from asyncgate.backends.receipts_outbox import Ledger
 from asyncgate.clients import copy
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.history import stored, violations
-from asyncgate.conformance.plugin import SHARED
-from asyncgate.conformance.postgres_server import Server
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.settings import ArchiveSettings, MemoryGate
 
@@ -64,24 +61,6 @@ New = Callable[[], Awaitable[str]]
 def way(request: pytest.FixtureRequest) -> tuple[str, str]:
     found: tuple[str, str] = request.param
     return found
-
-
-@pytest.fixture
-async def fresh(pytestconfig: pytest.Config, tmp_path: Path) -> AsyncIterator[Callable[[str], Awaitable[str]]]:
-    """Return what names a new and empty database of a kind."""
-    shared, numbers = pytestconfig.stash.get(SHARED, None), count()
-
-    async def fresh(kind: str) -> str:
-        if kind == "sqlite":
-            return f"sqlite:///{tmp_path}/{next(numbers)}.db"
-        if shared is None or (server := await asyncio.to_thread(shared.started)) is None:
-            pytest.skip(shared.about if shared else "postgres: is not among the backends")
-        await server.create_database(name := f"{shared.name}_copy_{next(numbers)}", shared.template)
-        return server.url(name)
-
-    yield fresh
-    if shared and next(numbers) and isinstance(shared.server, Server):
-        await shared.server.drop_databases(f"{shared.name}_copy_")
 
 
 @pytest.fixture
