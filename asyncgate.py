@@ -4,7 +4,7 @@ Hand over work, any worker leases it, nothing is lost when either side dies, and
 owed, with the proof.  This file is the gate; read it from top to bottom.  What can be swapped lives beside it:
 
     parts/          what it is made of and holds no rule: settings, the words of the wire and of the store, errors, HTTP
-    backends/       databases, credentials, the server program: found by name, never imported statically
+    backends/       databases, credentials, upkeep, the server program: found by name, never imported statically
     clients/        programs that reach the gate over the wire
     conformance/    the suite that every backend must pass
 
@@ -47,7 +47,7 @@ import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Set
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property, lru_cache, partial, wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, get_type_hints
@@ -65,6 +65,7 @@ if "__path__" not in globals():  # a bare checkout: its folders are this module'
 
 from asyncgate.parts.content import *
 from asyncgate.parts.content import any_json as _any
+from asyncgate.parts.duties import Duties
 from asyncgate.parts.errors import *
 from asyncgate.parts.guards import guard_start as guard_start
 from asyncgate.parts.http import *
@@ -671,7 +672,7 @@ class Engine:
         self.polls = Polls(self.settings)
         self.outcomes: defaultdict[tuple[str, str], set[asyncio.Future[None]]] = defaultdict(set)
         self.sightings: dict[tuple[str, str, str, str | None], tuple[float, float]] = {}
-        self.upkeep: Upkeep | None = None
+        self.upkeep: Duties | None = None
         self.watchers: set[Callable[[Work], None]] = set()      # who is told of every commit
         self.listeners: set[Callable[[News], None]] = set()     # and of those of other processes
         self.limited = self.settings.security.rate_limiting.enabled
@@ -2196,7 +2197,7 @@ class Gate:
         opener, database = import_module("asyncgate.backends").open_backend, self.settings.database
         backend = self.backend or await opener(database.url, serving=True, settings=database)
         self.engine = Engine(backend, self.settings)
-        self.engine.upkeep = Upkeep(self.engine)
+        self.engine.upkeep = import_module("asyncgate.backends.upkeep").Upkeep(self.engine)
         part = import_module("asyncgate.backends.identity_guard")
         self.guard = part.Guard(self.engine)
         self.identity.ways.insert(0, part.Keys(self.guard.keys))
@@ -2386,128 +2387,6 @@ class Door:
         """Let the façade go."""
         if self.facade is not None:
             await self.facade.close()
-
-
-# UPKEEP ###############################################################################################################
-
-
-class Duty(Struct):
-    """A job that runs every so often, and how it has fared."""
-
-    every_seconds: float
-    run: Callable[[], Awaitable[int]]
-    runs: int = 0
-    failures: int = 0
-    last_run_at: datetime | None = None
-    last_done: int = 0
-    last_error: str | None = None
-
-
-class Upkeep:
-    """The gate's own work: loops over stored state, never over workers (spec 15).  One failing job stops no other."""
-
-    SLICE = 100     # leases that one transaction takes back
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.loops: list[asyncio.Task[None]] = []
-        interval = engine.settings.lease_sweep_interval_seconds
-        self.duties = {"sweep": Duty(interval, self.sweep), "beat": Duty(interval, self.beat),
-                       "presence": Duty(60.0, self.remember),
-                       **import_module("asyncgate.backends.ledger_upkeep").duties(engine)}
-
-    async def __aenter__(self) -> Upkeep:
-        self.loops = [asyncio.create_task(self._loop(name, duty)) for name, duty in self.duties.items()]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for loop in self.loops:
-            loop.cancel()
-        await asyncio.gather(*self.loops, return_exceptions=True)
-        with contextlib.suppress(Exception):    # who was here in the last minute is not worth a failing stop
-            await self.remember()
-
-    async def _loop(self, name: str, duty: Duty) -> None:
-        while True:
-            await self.once(name)
-            await asyncio.sleep(duty.every_seconds)
-
-    async def once(self, name: str) -> None:
-        """Run one job now; its failure is logged and counted, and that is all."""
-        duty = self.duties[name]
-        duty.runs, duty.last_run_at = duty.runs + 1, datetime.now(UTC)
-        try:
-            duty.last_done, duty.last_error = await duty.run(), None
-        except Exception as error:
-            duty.failures, duty.last_error = duty.failures + 1, type(error).__name__
-            log.exception("upkeep: %s failed; it is tried again in %s s", name, duty.every_seconds)
-
-    def report(self) -> dict[str, Any]:
-        """Tell how every job fares."""
-        return {name: {"runs": duty.runs, "failures": duty.failures, "last_run_at": duty.last_run_at,
-                       "last_done": duty.last_done, "last_error": duty.last_error}
-                for name, duty in self.duties.items()}
-
-    async def sweep(self) -> int:
-        """Take back what lost leases hold, in small transactions, until nothing new is overdue."""
-        done, stuck, seen = 0, 0, set[tuple[str, str]]()
-        while True:
-            limit, now = self.SLICE + stuck, self.engine.backend.now()
-            found = await self.engine.backend.overdue(now, self.engine.settings.lease_grace_seconds, limit)
-            fresh = {(tenant, id) for tenant, tasks, schedules in found for id in (*tasks, *schedules)} - seen
-            for tenant, tasks, schedules in found:
-                done += await self._sweep(tenant, [id for id in tasks if (tenant, id) in fresh],
-                                          [id for id in schedules if (tenant, id) in fresh])
-            sizes = [len(ids) for _, *both in found for ids in both]
-            if not fresh and max(sizes, default=0) < limit:
-                return done
-            # What comes back again is an anomaly that stays, or a row that cannot be swept: look past it.
-            stuck, seen = sum(sizes) - len(fresh) if fresh else stuck + self.SLICE, seen | fresh
-
-    async def _sweep(self, tenant_id: str, tasks: list[str], schedules: list[str]) -> int:
-        """Sweep together; if that fails, one by one, so that one bad row never stops the others."""
-        size = len(tasks) + len(schedules)
-        try:
-            if size:
-                await self._write(tenant_id, Sweep(tasks=tasks, schedules=schedules))
-            return size
-        except GateError:
-            if size == 1:
-                log.exception("upkeep: cannot sweep %s", (tasks or schedules)[0])
-                return 0
-        alone = [await self._sweep(tenant_id, [task], []) for task in tasks]
-        return sum(alone) + sum([await self._sweep(tenant_id, [], [schedule]) for schedule in schedules])
-
-    async def beat(self) -> int:
-        """Say that this process lives, or others would take over its tasks."""
-        await self.engine.backend.beat()
-        return 1
-
-    async def remember(self) -> int:
-        """Write down who was here since the last time."""
-        seen, self.engine.sightings = self.engine.sightings, {}
-        by_tenant: defaultdict[str, list[tuple[Principal, float, float]]] = defaultdict(list)
-        for (tenant_id, kind, id, instance_id), (first, last) in seen.items():
-            by_tenant[tenant_id].append((Principal(kind, id, instance_id), first, last))
-        for tenant_id, sightings in by_tenant.items():
-            await self._write(tenant_id, Seen(sightings=sightings))
-        return len(seen)
-
-    async def _write(self, tenant_id: str, ask: Sweep | Seen) -> None:
-        caller = self.engine.itself(tenant_id)
-        run, loads = (Engine.sweep, overdue) if isinstance(ask, Sweep) else (Engine.seen, sighted)
-        await self.engine.write(run, loads, caller, ask)
-
-
-def overdue(needs: Needs, caller: Caller, ask: Sweep) -> None:
-    """Load what is to be swept."""
-    needs.tasks.update(ask.tasks)
-    needs.records.update((Schedule, (schedule_id,)) for schedule_id in ask.schedules)
-
-
-def sighted(needs: Needs, caller: Caller, ask: Seen) -> None:
-    """Load what is known of those who were here."""
-    needs.records.update((Presence, (who.kind, who.id)) for who, _, _ in ask.sightings)
 
 
 # COMMAND LINE #########################################################################################################

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from asyncgate import Duty, Engine, StartupError
+from asyncgate import Engine, StartupError
 from asyncgate.backends import archive
 from asyncgate.backends.ledger_seals import Sealer, whole_here
+from asyncgate.parts.duties import Duty
 
 log = logging.getLogger("asyncgate.ledger")
 AT_ONCE = 5000      # receipts of one tenant, before the next tenant has its turn

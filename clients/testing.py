@@ -77,7 +77,7 @@ class Running:
         engine = self.server.engine
         engine.backend.skew += seconds
         if engine.upkeep is not None:
-            await engine.upkeep.sweep()
+            await engine.upkeep.duties["sweep"].run()
         for tenant_id in list(engine.waiting.places):      # a delayed task may be due, and nobody else will say so
             engine.hear(News(tenant_id, many=True))
 

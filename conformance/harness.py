@@ -43,9 +43,9 @@ from asyncgate import (
     Settings,
     Task,
     TaskRecord,
-    Upkeep,
     export_key,
 )
+from asyncgate.backends.upkeep import Upkeep
 
 PATIENCE = 10       # seconds after which what should have happened will not
 STORED = (Task, Lease, Progress, Receipt, Event, Schedule, Obligation, Account, Key, Audit, AuditHead)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from asyncgate import Relationship, Upkeep
+from asyncgate import Relationship
+from asyncgate.backends.upkeep import Upkeep
 from asyncgate.conformance.harness import Gate
 
 pytestmark = pytest.mark.anyio

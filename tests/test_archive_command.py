@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner, Result
 
-from asyncgate import Archived, Engine, Receipt, Settings, StartupError, Upkeep, main
+from asyncgate import Archived, Engine, Receipt, Settings, StartupError, main
 from asyncgate.backends import open_backend
+from asyncgate.backends.upkeep import Upkeep
 from asyncgate.conformance.harness import Gate
 from asyncgate.parts.settings import ArchiveSettings
 

@@ -30,7 +30,6 @@ from asyncgate import (
     Refused,
     Settings,
     Task,
-    Upkeep,
     Usage,
     Work,
     export_key,
@@ -40,6 +39,7 @@ from asyncgate.backends import archive, open_backend
 from asyncgate.backends.identity_guard import Guard
 from asyncgate.backends.memory import Memory, Tenant
 from asyncgate.backends.receipts_outbox import Ledger
+from asyncgate.backends.upkeep import Upkeep
 from asyncgate.clients import copy
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.history import stored, violations

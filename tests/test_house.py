@@ -41,7 +41,6 @@ BANNERS = [
     "OPERATIONS",
     "IDENTITY",
     "REST",
-    "UPKEEP",
     "COMMAND LINE",
 ]
 # What costs start-up time or is optional is imported at its point of use.

@@ -35,11 +35,11 @@ from asyncgate import (
     Schedule,
     Task,
     TaskFilter,
-    Upkeep,
 )
 from asyncgate.backends import open_backend
 from asyncgate.backends import postgres_statements as sql
 from asyncgate.backends.postgres import PROBES_ONLY
+from asyncgate.backends.upkeep import Upkeep
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.postgres_server import Cluster, connected
 

@@ -43,13 +43,13 @@ from asyncgate import (
     Settings,
     StartupError,
     TaskFilter,
-    Upkeep,
     Work,
     encode,
 )
 from asyncgate.backends import archive, open_backend
 from asyncgate.backends import postgres_statements as sql
 from asyncgate.backends.receipts_outbox import Ledger
+from asyncgate.backends.upkeep import Upkeep
 from asyncgate.clients.http import Exchange
 from asyncgate.conformance.harness import Gate, Numbered, View, under
 from asyncgate.conformance.postgres_server import Cluster, connected

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from asyncgate import Upkeep
+from asyncgate.backends.upkeep import Upkeep
 from asyncgate.clients.http import Refusal, Unreachable
 from asyncgate.clients.scheduler import Scheduler
 from asyncgate.clients.scheduler_store import Store, StoreError

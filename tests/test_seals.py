@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncgate import Engine, Receipt, Seal, SealHead, Settings, Upkeep, main
+from asyncgate import Engine, Receipt, Seal, SealHead, Settings, main
 from asyncgate.backends import open_backend
 from asyncgate.backends.ledger_seals import seal
+from asyncgate.backends.upkeep import Upkeep
 from asyncgate.conformance.harness import Gate, refused
 from asyncgate.conformance.verify_ledger import Sealed, verify_ledger
 from asyncgate.parts.seals import START, Chain, digest, head_of, sealed
