@@ -200,8 +200,7 @@ async def test_a_renewal_never_shortens_a_lease(gate: Gate, wished: int) -> None
     (900, None, 900), (None, 900, 900), (60, 900, 60), (None, None, 300), (99999, None, 1800)])
 async def test_a_renewal_without_a_wish_gives_as_much_as_the_lease_was_granted_for(
         gate: Gate, claimed: int | None, task: int | None, length: int) -> None:
-    timeouts = {"timeouts": {"lease_ttl_seconds": task}} if task else {}
-    await gate.create(**timeouts)
+    await gate.create(timeouts={"lease_ttl_seconds": task} if task else None)
     offer = await gate.claim(lease_ttl_seconds=claimed)
     assert offer is not None
 
