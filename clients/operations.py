@@ -15,7 +15,6 @@ from asyncgate.parts.wire import (
     Configuration,
     Created,
     CreatedBy,
-    Delivery,
     Healthy,
     Items,
     Kind,
@@ -23,6 +22,7 @@ from asyncgate.parts.wire import (
     Leases,
     LedgerLag,
     Ok,
+    Owner,
     Principal,
     Relationship,
     Released,
@@ -97,7 +97,7 @@ class TaskTerms(TypedDict, total=False):
     success_criteria: Any
     expected_outcome_kind: str | None
     expected_artifact_mime: str | None
-    result_delivery: Delivery | None
+    result_delivery: str | None
     timeouts: Timeouts | Mapping[str, Any] | None
     created_by: CreatedBy | Mapping[str, Any] | None
 
@@ -148,13 +148,13 @@ class TaskRecord(Struct, kw_only=True):
     success_criteria: Any = None
     expected_outcome_kind: str | None = None
     expected_artifact_mime: str | None = None
-    result_delivery: Delivery | None = None
+    result_delivery: str | None = None
     timeouts: Timeouts | None = None
     task_id: str
     tenant_id: str
     type: str
     status: Status
-    created_by: Principal
+    created_by: Owner
     principal_ai: str
     payload: Any
     payload_pointer: str | None = None
@@ -232,7 +232,7 @@ class Offer(Struct, kw_only=True):
     success_criteria: Any = None
     expected_outcome_kind: str | None = None
     expected_artifact_mime: str | None = None
-    result_delivery: Delivery | None = None
+    result_delivery: str | None = None
     timeouts: Timeouts | None = None
     task_id: str
     lease_id: str
@@ -242,7 +242,7 @@ class Offer(Struct, kw_only=True):
     payload_pointer: str | None = None
     requirements: Any
     principal_ai: str
-    created_by: Principal
+    created_by: Owner
     tenant_id: str
     attempt: int
     expires_at: datetime
@@ -388,10 +388,10 @@ class AsyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: Delivery | None = None,
-        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
-        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
+        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> Created:
         """Queue one task for any worker that has the capabilities it requires.
 
@@ -727,11 +727,10 @@ class AsyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: Delivery | None = None,
-        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
-        wait_seconds: float | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
-        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
-        agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
+        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, wait_seconds: float | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> TaskRecord:
         """Queue one task and wait up to wait_seconds (30 at most) for its outcome.
 
@@ -859,10 +858,10 @@ class SyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: Delivery | None = None,
-        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
-        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
+        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> Created:
         """Queue one task for any worker that has the capabilities it requires.
 
@@ -1198,11 +1197,10 @@ class SyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: Delivery | None = None,
-        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
-        wait_seconds: float | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
-        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
-        agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
+        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, wait_seconds: float | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> TaskRecord:
         """Queue one task and wait up to wait_seconds (30 at most) for its outcome.
 

@@ -23,7 +23,7 @@ PIECE = 500
 
 async def do(engine: Engine, name: str, caller: Caller = CALLER, **asked: Any) -> Any:
     """Perform one operation."""
-    ask = OPERATIONS[name].decode(msgspec.json.encode(asked))
+    ask = OPERATIONS[name].reader.body(msgspec.json.encode(asked))[0]
     return await engine.perform(OPERATIONS[name], caller, ask)
 
 

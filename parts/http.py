@@ -37,6 +37,7 @@ Headers = list[tuple[bytes, bytes]]
 MAX_DEPTH = 64      # of a request's JSON
 BLANKS = " \t"      # what is no part of a header's value; of other white space a token would have several spellings
 ITEMS = {"tasks", "schedules"}      # members of a batch that hold requests of their own
+VALUES = {"payload"}                # members whose null is a value
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -59,10 +60,11 @@ def screen(body: bytes) -> None:
 
 
 def without_nulls(body: bytes | msgspec.Raw) -> bytes:
-    """Drop the members of an object that are null: real peers send null for what they leave out."""
+    """Drop the members of an object that are null, but for a payload: real peers send null for what they leave out."""
     if b"null" not in bytes(body):
         return bytes(body)
-    held = {name: value for name, value in _members(body).items() if bytes(value).strip() != b"null"}
+    held = {name: value for name, value in _members(body).items()
+            if name in VALUES or bytes(value).strip() != b"null"}
     for name in ITEMS & held.keys():
         with contextlib.suppress(msgspec.DecodeError):      # what is no list of objects is refused when it is decoded
             items = [without_nulls(item) for item in _items(held[name])]

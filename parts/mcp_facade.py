@@ -54,10 +54,10 @@ from asyncgate.parts.mcp_tools import (
     found,
     input_schema,
     refused,
-    strict,
     told_refusal,
     tools,
 )
+from asyncgate.parts.members import Rule, header, warned
 from asyncgate.parts.wire import Ask, ListOpenObligations, Principal, RunTask
 
 if TYPE_CHECKING:
@@ -86,7 +86,6 @@ class Catalog:
 
     def __init__(self, operations: tuple[Operation, ...]) -> None:
         self.tools = {name: op for op in operations for name in both_names(op.name)}
-        self.takes = {op.name: msgspec.json.Decoder(strict(op)).decode for op in operations}
         self.schemas = {name: input_schema(op) for name, op in self.tools.items()}
         self.listed = {separator: tools(operations, separator) for separator in (DOTTED, UNDERSCORED)}
         self.models = {separator: [types.Tool.model_validate(one) for one in listed]
@@ -102,6 +101,7 @@ class Call(msgspec.Struct):
     op: Operation
     ask: Ask | None = None
     refusal: GateError | None = None
+    unknown: tuple[str, ...] = ()
 
 
 class Visit(msgspec.Struct):
@@ -242,7 +242,7 @@ class Facade:
         """Let the SDK answer, over the message without its arguments."""
         visit = Visit(caller, query_of(scope))
         if message and (op := self._called(message)) and message.arguments_are_an_object:   # else the SDK refuses them
-            visit.call = self._read(scope, op, self.catalog.takes[op.name], message.arguments, caller)
+            visit.call = self._read(scope, op, "refuse", message.arguments, caller)     # as its schema says
             body = message.emptied()
         # White space around a header's value is not part of it, and not every HTTP parser leaves it away.
         stripped = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
@@ -262,13 +262,12 @@ class Facade:
             await send(message)
         return safe
 
-    def _read(self, scope: Scope, op: Operation, decode: Callable[[bytes], Ask], arguments: msgspec.Raw,
-              caller: Caller) -> Call:
+    def _read(self, scope: Scope, op: Operation, rule: Rule, arguments: msgspec.Raw, caller: Caller) -> Call:
         """Make the ask of a call, or keep the refusal for whoever answers."""
         query = query_of(scope)
         try:
             screen(bytes(arguments))
-            ask = decode(without_nulls(arguments))
+            ask, unknown = op.reader.body(without_nulls(arguments), rule)
             fill(ask, query)
             for tenant in claimed_tenants(query, scope["headers"]):
                 self.gate.engine.at_home(caller, tenant)
@@ -276,7 +275,7 @@ class Facade:
             return Call(op, refusal=no)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
             return Call(op, refusal=InvalidRequest(f"{op.name}: {wrong}"))
-        return Call(op, ask)
+        return Call(op, ask, unknown=unknown)
 
     async def _perform(self, call: Call, caller: Caller) -> bytes:
         """Carry out a call and return its reply as JSON; a defect becomes a refusal too."""
@@ -323,7 +322,7 @@ class Facade:
         assert ctx.request is not None
         op, visit = self.operations[operation], visit_of(ctx)
         return await self._perform(
-            self._read(ctx.request.scope, op, op.decode, msgspec.Raw(encode(fields)), visit.caller), visit.caller)
+            self._read(ctx.request.scope, op, "ignore", msgspec.Raw(encode(fields)), visit.caller), visit.caller)
 
     def _whose(self, ctx: Context) -> tuple[str, Principal]:
         """Return the tenant and the principal that a request without an operation comes from."""
@@ -349,7 +348,7 @@ class Facade:
         except GateError as no:
             self.gate.guard.refused(scope, no)
             return await self._error(scope, send, id, CODES.get(no.status, BROKEN), no)
-        await self.gate.send(send, scope, 200, encode({"jsonrpc": "2.0", "id": id, "result": result}))
+        await self.gate.send(send, scope, 200, encode({"jsonrpc": "2.0", "id": id, "result": result}), warning(scope))
 
     async def _bare_result(self, scope: Scope, receive: Receive, message: Asked) -> Any:
         op = self._called(message)
@@ -362,17 +361,21 @@ class Facade:
             raise InvalidRequest(f"no tool {message.name!r}; tools/list names them")
         if not message.arguments_are_an_object:
             raise InvalidRequest("arguments must be an object")
-        call = self._read(scope, op, op.decode, message.arguments, caller)
+        call = self._read(scope, op, self.settings.unknown_members, without_token(message.arguments), caller)
+        if call.unknown:
+            scope["asyncgate.unknown"] = call.unknown
         work: Awaitable[bytes] = self._perform(call, caller)
         reply = await (while_connected(work, receive) if getattr(call.ask, "wait_seconds", 0) > 0 else work)
+        reply = warned(reply, call.unknown) if call.unknown else reply
         return {**_members(reply), **found(reply)}
 
     async def _error(self, scope: Scope, send: Send, id: msgspec.Raw, code: int, no: GateError) -> None:
         """Answer a failure: an integer for JSON-RPC, and in `data` the code that every façade gives."""
-        error = {"code": code, "message": str(no), "data": told_refusal(no)}
+        unknown = {"warnings": scope["asyncgate.unknown"]} if "asyncgate.unknown" in scope else {}
+        error = {"code": code, "message": str(no), "data": {**told_refusal(no), **unknown}}
         status = no.status if isinstance(no, Unauthenticated) else 200
         await self.gate.send(send, scope, status, encode({"jsonrpc": "2.0", "id": id, "error": error}),
-                             refusal_headers(no))
+                             [*refusal_headers(no), *warning(scope)])
 
 
 def taken_apart(body: bytes) -> Asked:
@@ -410,6 +413,18 @@ def in_era(message: Asked) -> bool:
     meta = optional(_members, message.params.get("_meta", NULL)) or {}
     shakes = message.method in HANDSHAKE or message.method.startswith("notifications/")
     return shakes or any(name.endswith("protocolVersion") for name in meta)
+
+
+def warning(scope: Scope) -> Headers:
+    """Name in a header the members of a call that nobody knows."""
+    return [header(scope["asyncgate.unknown"])] if "asyncgate.unknown" in scope else []
+
+
+def without_token(arguments: msgspec.Raw) -> msgspec.Raw:
+    """Leave away the token that peers may send as an argument."""
+    if b'"auth_token"' not in bytes(arguments):
+        return arguments
+    return msgspec.Raw(encode({name: held for name, held in _members(arguments).items() if name != "auth_token"}))
 
 
 def credentials(scope: Scope, message: Asked) -> Headers:

@@ -13,7 +13,7 @@ import msgspec
 
 from asyncgate.parts.content import any_json
 from asyncgate.parts.errors import GateError
-from asyncgate.parts.wire import ANY_JSON, Ask
+from asyncgate.parts.wire import ANY_JSON
 
 Json = dict[str, Any]
 encode = msgspec.json.encode
@@ -68,13 +68,6 @@ def both_names(operation: str) -> tuple[str, str]:
     return f"{PREFIX}{DOTTED}{operation}", f"{PREFIX}{UNDERSCORED}{operation}"
 
 
-def strict(op: Any) -> type[Ask]:
-    """Return the request of an operation as MCP takes it: an argument that it does not know is a mistake."""
-    made: Any = msgspec.defstruct(op.takes.__name__, [], bases=(op.takes,), kw_only=True, forbid_unknown_fields=True)
-    kind: type[Ask] = made
-    return kind
-
-
 def tool(op: Any, name: str) -> Json:
     """Describe the tool of an operation."""
     reads = op.kind != "W"
@@ -100,7 +93,7 @@ def description(op: Any) -> str:
 
 def input_schema(op: Any) -> Json:
     """Return the schema of a tool's arguments, an object at its root."""
-    schema = rooted(strict(op))
+    schema = rooted(op.reader.exact)
     required = sorted({*schema.get("required", ()), *op.takes.needed})
     properties = {name: said if name in required else nullable(said)
                   for name, said in schema.get("properties", {}).items()}

@@ -304,7 +304,7 @@ async def test_the_address_may_say_who_asks_and_may_not_name_another_tenant(serv
     other = await posted(served, "create_task", {"type": "demo"}, headers=[("x-tenant-id", "another")])
 
     task = await served.get(f"/v1/tasks/{made['structuredContent']['task_id']}")
-    assert task["created_by"] == {"kind": "agent", "id": "ada"}
+    assert task["created_by"]["principal_id"] == "ada"
     assert other["_meta"]["asyncgate/error"]["code"] == "tenant_mismatch"
 
 

@@ -247,7 +247,8 @@ async def test_the_query_says_who_creates_when_the_body_does_not(served: Any) ->
 
     record = await served.get(f"/v1/tasks/{made['task_id']}")
 
-    assert record["created_by"] == {"kind": "service", "id": "billing"}
+    assert record["created_by"] == {"kind": "service", "id": "billing", "principal_kind": "service",
+                                    "principal_id": "billing"}
 
 
 async def test_the_body_has_the_last_word_over_the_query_about_who_creates(served: Any) -> None:
