@@ -795,7 +795,7 @@ class Engine:
             raise barred(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
         limits, payload = self.settings, bytes(ask.payload) or b"null"
         if not bytes(ask.payload) and ask.payload_pointer is None:
-            raise InvalidRequest("create_task needs payload or payload_pointer; a task that needs none says payload: null")
+            raise InvalidRequest("create_task needs payload or payload_pointer; who needs neither says payload: null")
         sized(payload, limits.max_payload_bytes, "payload")
         value, needed = parsed(payload, "payload"), needs_of(ask.requirements)
         terms = {name: held for name in Terms.__struct_fields__ if (held := getattr(ask, name)) is not None}

@@ -443,9 +443,9 @@ class AsyncOperations:
         return await self.ask("export_receipts", Exported, locals())
 
     async def fail(
-        self, task_id: str, lease_id: str, *, fence: int | None = None, error: Any = None,
-        retryable: bool | None = None, retry_after_seconds: float | None = None, tenant_id: str | None = None,
-        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        self, task_id: str, lease_id: str, error: Any, *, fence: int | None = None, retryable: bool | None = None,
+        retry_after_seconds: float | None = None, tenant_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Released:
         """End an attempt badly: the task waits and is offered again if retryable and attempts remain, else it failed.
 
@@ -669,9 +669,8 @@ class AsyncOperations:
         return await self.ask("renew_lease", Renewed, locals())
 
     async def report_progress(
-        self, task_id: str, lease_id: str, *, fence: int | None = None, progress: Any = None,
-        tenant_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
-        worker_instance_id: str | None = None,
+        self, task_id: str, lease_id: str, progress: Any, *, fence: int | None = None, tenant_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Ok:
         """Report progress; if this worker is lost, the next one is handed it as a checkpoint."""
         return await self.ask("report_progress", Ok, locals())
@@ -913,9 +912,9 @@ class SyncOperations:
         return self.ask("export_receipts", Exported, locals())
 
     def fail(
-        self, task_id: str, lease_id: str, *, fence: int | None = None, error: Any = None,
-        retryable: bool | None = None, retry_after_seconds: float | None = None, tenant_id: str | None = None,
-        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        self, task_id: str, lease_id: str, error: Any, *, fence: int | None = None, retryable: bool | None = None,
+        retry_after_seconds: float | None = None, tenant_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Released:
         """End an attempt badly: the task waits and is offered again if retryable and attempts remain, else it failed.
 
@@ -1139,9 +1138,8 @@ class SyncOperations:
         return self.ask("renew_lease", Renewed, locals())
 
     def report_progress(
-        self, task_id: str, lease_id: str, *, fence: int | None = None, progress: Any = None,
-        tenant_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
-        worker_instance_id: str | None = None,
+        self, task_id: str, lease_id: str, progress: Any, *, fence: int | None = None, tenant_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Ok:
         """Report progress; if this worker is lost, the next one is handed it as a checkpoint."""
         return self.ask("report_progress", Ok, locals())

@@ -75,7 +75,7 @@ async def test_of_64_clients_that_race_for_one_task_exactly_one_gets_it(database
     async with serving(database) as server, aclosing(Load(server, 0)) as load:
         racers, agent = [load.client(f"w{n}") for n in range(RACERS)], load.client("a1")
         for _ in range(rounds * RACES_PER_ROUND):
-            await agent.ask("create_task", type="demo")
+            await agent.ask("create_task", type="demo", payload=None)
             claims = await asyncio.gather(*(racer.ask("lease_next", max_tasks=2) for racer in racers))
 
             assert [claim.error for claim in claims if claim.reply is None] == []

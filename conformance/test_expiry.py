@@ -94,7 +94,7 @@ async def test_a_second_sweep_finds_nothing(gate: Gate) -> None:
 
 
 async def test_a_sweep_takes_any_number_of_leases(gate: Gate) -> None:
-    await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 250)
+    await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 250)
     for _ in range(3):
         await gate.as_worker().lease_next(max_tasks=100)
 

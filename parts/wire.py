@@ -312,7 +312,8 @@ class ReportProgress(Held, kw_only=True):
 class Complete(Held, kw_only=True):
     """End a task well."""
 
-    result: Annotated[Json, says("the outcome, up to 1 MB; without one the task has none")] = field(default_factory=nothing)
+    result: Annotated[Json,
+                      says("the outcome, up to 1 MB; without one the task has none")] = field(default_factory=nothing)
     result_summary: Text | None = None
     artifacts: Artifacts = None
     delivery_proof: Annotated[dict[str, Any] | None, says("proof that the result was delivered elsewhere")] = None

@@ -109,10 +109,10 @@ async def test_the_first_use_of_a_credential_is_written_down_and_then_they_are_c
 @pytest.mark.parametrize("facade", FACADES)
 async def test_who_lacks_role_scope_or_ownership_is_written_down(house: House, facade: str) -> None:
     worker, reader = await house.key("worker", "w1"), await house.key("agent", "bob", scopes=["tasks:read"])
-    task = await house.good("create_task", {"type": "demo", "agent_id": "ada"})
+    task = await house.good("create_task", {"type": "demo", "payload": None, "agent_id": "ada"})
 
     await house.ask("cancel_task", {"task_id": task["task_id"]}, token=worker, facade=facade, headers=[AGENT])
-    await house.ask("create_task", {"type": "demo"}, token=reader, facade=facade)
+    await house.ask("create_task", {"type": "demo", "payload": None}, token=reader, facade=facade)
     await house.ask("get_task", {"task_id": task["task_id"]}, token=reader, facade=facade)
 
     lines = of(await house.audit(), "authorization_failure")
@@ -137,7 +137,8 @@ async def test_who_creates_too_many_tasks_is_written_down(limited: House, facade
     root = await limited.admin_of(OTHER)
     await limited.good("set_limits", {"tenant": OTHER, "tier": "free"})
 
-    told = await limited.ask("create_tasks", {"tasks": [{"type": "demo"}] * 4}, token=root, facade=facade)
+    told = await limited.ask("create_tasks", {"tasks": [{"type": "demo", "payload": None}] * 4}, token=root,
+                             facade=facade)
 
     assert told.code == "rate_limit_exceeded"
     has(the(await limited.audit(OTHER), "rate_limit_exceeded"), "warning", operation="create_tasks")
@@ -188,9 +189,10 @@ async def test_what_administrators_do_is_written_down_where_it_is_done(house: Ho
 async def test_a_tenant_that_is_named_but_not_ones_own_is_a_critical_event(house: House, facade: str) -> None:
     root = await house.admin_of(OTHER)
 
-    in_body = await house.ask("create_task", {"type": "demo", "tenant_id": THIRD}, token=root, facade=facade)
+    in_body = await house.ask("create_task", {"type": "demo", "payload": None, "tenant_id": THIRD}, token=root,
+                              facade=facade)
     in_header = await house.ask("list_tasks", token=root, facade=facade, headers=[("x-tenant-id", THIRD)])
-    batch = {"tasks": [{"type": "a", "tenant_id": THIRD}, {"type": "b"}]}
+    batch = {"tasks": [{"type": "a", "payload": None, "tenant_id": THIRD}, {"type": "b", "payload": None}]}
     in_item = await house.good("create_tasks", batch, token=root, facade=facade)
     about = await house.ask("list_keys", {"tenant": THIRD}, token=root, facade=facade)
 
@@ -205,7 +207,7 @@ async def test_a_tenant_that_is_named_but_not_ones_own_is_a_critical_event(house
 @pytest.mark.parametrize("facade", FACADES)
 async def test_an_id_of_another_tenant_is_a_404_and_a_critical_event(house: House, facade: str) -> None:
     root, victim = await house.admin_of(OTHER), await house.admin_of(THIRD)
-    task = (await house.good("create_task", {"type": "demo"}, token=victim))["task_id"]
+    task = (await house.good("create_task", {"type": "demo", "payload": None}, token=victim))["task_id"]
     receipt = (await house.good("list_receipts", token=victim))["receipts"][0]["receipt_id"]
     asked: dict[str, Any] = {"token": root, "facade": facade, "headers": [AGENT]}
     held = {"task_id": task, "lease_id": "x", "worker_id": "w1"}
@@ -233,7 +235,7 @@ async def test_an_id_of_another_tenant_is_a_404_and_a_critical_event(house: Hous
 
 async def test_a_foreign_id_is_looked_for_without_anybody_asking(house: House) -> None:
     root, victim = await house.admin_of(OTHER), await house.admin_of(THIRD)
-    task = (await house.good("create_task", {"type": "demo"}, token=victim))["task_id"]
+    task = (await house.good("create_task", {"type": "demo", "payload": None}, token=victim))["task_id"]
 
     await house.ask("get_task", {"task_id": task}, token=root)
 
@@ -245,7 +247,7 @@ async def test_a_foreign_id_is_looked_for_without_anybody_asking(house: House) -
 @pytest.mark.parametrize("facade", FACADES)
 async def test_a_lease_of_another_worker_is_written_down(house: House, facade: str) -> None:
     w1, w2 = await house.key("worker", "w1"), await house.key("worker", "w2")
-    await house.good("create_task", {"type": "demo"})
+    await house.good("create_task", {"type": "demo", "payload": None})
     [offer] = (await house.good("lease_next", token=w1))["tasks"]
 
     await house.ask("complete", {"task_id": offer["task_id"], "lease_id": offer["lease_id"]}, token=w2, facade=facade)
@@ -307,7 +309,7 @@ async def test_equal_refusals_are_one_line_with_a_count(house: House) -> None:
     worker = await house.key("worker", "w1")
 
     for _ in range(500):
-        await house.ask("create_task", {"type": "demo"}, token=worker)
+        await house.ask("create_task", {"type": "demo", "payload": None}, token=worker)
 
     assert len(house.guard.auditor.noted[HOME]) <= MOST_NOTED
     lines = of(await house.audit(), "authorization_failure")
@@ -323,7 +325,8 @@ async def test_a_flood_of_different_refusals_is_counted_and_fills_no_memory(hous
         loop.cancel()       # all of it falls into one second
 
     for n in range(3 * MOST_NOTED):
-        await house.ask("create_task", {"type": "demo"}, token=worker, headers=[("user-agent", f"{n}")])
+        await house.ask("create_task", {"type": "demo", "payload": None}, token=worker, headers=[("user-agent",
+                                                                                                  f"{n}")])
     await house.ask("list_tenants", token=root)
     assert {tenant: len(lines) for tenant, lines in auditor.noted.items()} == {HOME: MOST_NOTED, OTHER: 2}
 
@@ -568,7 +571,7 @@ async def test_a_gate_that_stops_writes_down_all_that_it_has_noted(serve: Any, u
     async with gate.app.router.lifespan_context(gate.app):
         house = House(Served(gate))
         root, victim = await house.admin_of(OTHER), await house.admin_of(THIRD)
-        task = (await house.good("create_task", {"type": "demo"}, token=victim))["task_id"]
+        task = (await house.good("create_task", {"type": "demo", "payload": None}, token=victim))["task_id"]
         for n in range(20):
             await house.ask("list_tasks", token=f"wrong {n}")
         await house.ask("get_task", {"task_id": task}, token=root)

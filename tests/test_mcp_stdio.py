@@ -100,7 +100,7 @@ async def test_a_host_may_subscribe_through_a_running_gate(live: Any) -> None:
     options, watched = ("--url", live.url, "--agent", "ada"), ["asyncgate://obligations"]
     async with (asyncio.timeout(60), host("auto", *options, ASYNCGATE_API_KEY=TOKEN) as client,
                 client.listen(resource_subscriptions=watched) as heard):
-        await client.call_tool("asyncgate.create_task", {"type": "demo"})
+        await client.call_tool("asyncgate.create_task", {"type": "demo", "payload": None})
         assert (await anext(heard)).uri == "asyncgate://obligations"
 
 

@@ -272,7 +272,7 @@ async def test_each_task_of_a_batch_counts_and_a_refused_batch_costs_none(limite
     house, ada, _ = await limited(-1, tasks=10)
 
     async def create(number: int) -> Told:
-        batch = {"tasks": [{"type": "demo"}] * number}
+        batch = {"tasks": [{"type": "demo", "payload": None}] * number}
         answer: Told = await house.ask("create_tasks", batch, token=ada, facade=facade)
         return answer
 
@@ -288,7 +288,8 @@ async def test_each_task_of_a_batch_counts_and_a_refused_batch_costs_none(limite
 async def test_single_tasks_and_those_that_are_waited_for_count_too(limited: Limited, facade: str) -> None:
     house, ada, _ = await limited(-1, tasks=3)
 
-    told = [await house.ask(name, {"type": "demo", **more}, token=ada, facade=facade) for name, more in (
+    told = [await house.ask(name, {"type": "demo", "payload": None, **more}, token=ada, facade=facade) for name,
+            more in (
         ("create_task", {}), ("run_task", {"wait_seconds": 0}), ("create_task", {}), ("create_task", {}),
         ("run_task", {"wait_seconds": 0}))]
 
@@ -300,9 +301,11 @@ async def test_who_may_not_create_does_not_use_up_the_tasks_of_others(limited: L
     house, ada, _ = await limited(-1, tasks=3)
     worker = await house.key("worker", "w1", tenant=OTHER)
 
-    refused = [(await house.ask("create_tasks", {"tasks": [{"type": "demo"}] * 3}, token=worker, facade=facade)).code
+    refused = [(await house.ask("create_tasks", {"tasks": [{"type": "demo", "payload": None}] * 3}, token=worker,
+                                facade=facade)).code
                for _ in range(5)]
-    created = await house.ask("create_tasks", {"tasks": [{"type": "demo"}] * 3}, token=ada, facade=facade)
+    created = await house.ask("create_tasks", {"tasks": [{"type": "demo", "payload": None}] * 3}, token=ada,
+                              facade=facade)
 
     assert (refused, created.code) == (["forbidden"] * 5, "")
 
@@ -311,7 +314,7 @@ async def test_who_may_not_create_does_not_use_up_the_tasks_of_others(limited: L
 async def test_heartbeats_have_a_budget_of_their_own(limited: Limited, facade: str) -> None:
     house, ada, _ = await limited(5, heartbeat_factor=4)
     worker = await house.key("worker", "w1", tenant=OTHER)
-    await house.good("create_task", {"type": "demo"}, token=ada)
+    await house.good("create_task", {"type": "demo", "payload": None}, token=ada)
     [offer] = (await house.good("lease_next", token=worker))["tasks"]
     held = {"task_id": offer["task_id"], "lease_id": offer["lease_id"]}
     await passed(house, ada, 5)
@@ -378,7 +381,8 @@ async def test_an_exempt_tenant_is_not_limited_until_the_time_is_over(limited: L
 
     await house.good("set_limits", {"tenant": OTHER, "exempt_until": "2099-01-01T00:00:00Z", "reason": "contract"})
     freely = await passed(house, ada, 20, facade=facade)
-    created = await house.ask("create_tasks", {"tasks": [{"type": "demo"}] * 9}, token=ada, facade=facade)
+    created = await house.ask("create_tasks", {"tasks": [{"type": "demo", "payload": None}] * 9}, token=ada,
+                              facade=facade)
     house.served.backend.now, now = (lambda: 4_102_444_801.0), house.served.backend.now
     after = await passed(house, ada, 2, facade=facade)
     house.served.backend.now = now
