@@ -1195,10 +1195,10 @@ class Engine:
         if again:
             return self._retry(work, task, lease, ask.retry_after_seconds, body)
         task = work.move(task, FAIL, completed_at=work.now, outcome=error.decode())
+        if ask.retryable:       # before the end: a ledger that keeps custody hands nothing on that is closed
+            self._escalate(work, task, lease, "max_retries_exceeded")
         ended = self._emit(work, EMISSION["fail"], self._discharge(work, task), body, by=lease.worker, lease=lease)
         self._end(work, work.tasks[task.task_id], ended, self._enclosed("error", value, error, task.task_id))
-        if ask.retryable:
-            self._escalate(work, task, lease, "max_retries_exceeded")
         return Released(True, "failed", False)
 
     def _retry(self, work: Work, task: Task, lease: Lease, wished: float | None, body: dict[str, Any]) -> Released:
