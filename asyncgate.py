@@ -2195,22 +2195,25 @@ class Gate:
     @contextlib.asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
         opener, database = import_module("asyncgate.backends").open_backend, self.settings.database
-        backend = self.backend or await opener(database.url, serving=True, settings=database)
-        self.engine = Engine(backend, self.settings)
-        self.engine.upkeep = import_module("asyncgate.backends.upkeep").Upkeep(self.engine)
-        part = import_module("asyncgate.backends.identity_guard")
-        self.guard = part.Guard(self.engine)
-        self.identity.ways.insert(0, part.Keys(self.guard.keys))
-        if self.settings.receipt_mode != "standalone":
-            self.engine.ledger = import_module("asyncgate.backends.receipts_outbox").Ledger(self.engine)
-        try:
+        async with contextlib.AsyncExitStack() as opened:   # whatever fails from here on closes what is open by then
+            backend = self.backend or await opener(database.url, serving=True, settings=database)
+            opened.push_async_callback(backend.close)
+            upkeep = self._furnish(Engine(backend, self.settings))
+            opened.push_async_callback(self.engine.batches.landed)
+            opened.push_async_callback(self.mcp.close)
             await backend.join(self.engine.instance, self.settings.lease_sweep_interval_seconds, self.engine.hear)
-            async with self.guard, self.engine.upkeep, self.engine.ledger or contextlib.nullcontext():
+            async with self.guard, upkeep, self.engine.ledger or contextlib.nullcontext():
                 yield
-        finally:
-            await self.mcp.close()
-            await self.engine.batches.landed()
-            await backend.close()
+
+    def _furnish(self, engine: Engine) -> Duties:
+        """Give the engine what works beside it; raises StartupError for settings that contradict one another."""
+        upkeep: Duties = import_module("asyncgate.backends.upkeep").Upkeep(engine)
+        part = import_module("asyncgate.backends.identity_guard")
+        if self.settings.receipt_mode != "standalone":
+            engine.ledger = import_module("asyncgate.backends.receipts_outbox").Ledger(engine)
+        engine.upkeep, self.engine, self.guard = upkeep, engine, part.Guard(engine)
+        self.identity.ways.insert(0, part.Keys(self.guard.keys))
+        return upkeep
 
     def drain(self) -> None:
         """Answer the waiting calls; the server is about to stop."""
@@ -2421,6 +2424,14 @@ def main() -> None:
     """
 
 
+class Unready(click.ClickException):
+    """Ends a command that cannot begin; with 2 where the settings are wrong."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.exit_code = status     # type: ignore[misc]  # click declares it for the class
+
+
 def configured(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that every command over settings has, and hand it what they add up to."""
     @click.option("--config", metavar="FILE", help="YAML file with settings.")
@@ -2435,7 +2446,7 @@ def configured(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(load_settings(config, flags=flags), **{name: value for name, value in options.items()
                                                                   if name not in ("host", "port")})
         except (SettingsError, StartupError) as wrong:
-            raise click.ClickException(str(wrong)) from None
+            raise Unready(str(wrong), wrong.exit_status) from None
     return run
 
 
