@@ -1020,8 +1020,9 @@ class Engine:
         task, lease_id = work.move(task, CLAIM, fence=task.fence + 1), work.ids.lease()
         body = {"worker_capabilities": sorted(ask.capabilities or ()), "attempt": task.attempt, "fence": task.fence}
         accepted = self._emit(work, EMISSION["claim"], task, body, by=worker, lease_id=lease_id)
+        ttl = min(wished or self.settings.default_lease_ttl_seconds, self.settings.max_lease_ttl_seconds)
         lease = Lease(task.task_id, lease_id, worker.kind, worker.id, worker.instance_id, task.fence, work.now,
-                      self._until_when(work.now, work.now, wished), 0, accepted.receipt_id, ask.claim_id)
+                      self._until_when(work.now, work.now, ttl), 0, accepted.receipt_id, ask.claim_id, ttl_seconds=ttl)
         work.hold(lease)
         return self._offered(work, lease)
 
@@ -1029,15 +1030,17 @@ class Engine:
         return offer(work.tenant_id, work.tasks[lease.task_id], lease, work.progress.get(lease.task_id), work.now)
 
     def renew_lease(self, work: Work, caller: Caller, ask: RenewLease) -> Renewed:
-        """Keep a lease that is still alive; it runs extend_by_seconds from now.
+        """Keep a lease that is still alive; it runs extend_by_seconds from now, or as long as it was granted for.
 
-        A lease that has run out cannot be renewed, even before the sweep has seen it (H.4).
+        A renewal never shortens a lease: release_lease gives it back.  A lease that has run out cannot be renewed, even
+        before the sweep has seen it (H.4).
         """
         if not (task_id := ask.task_id or work.holders.get(ask.lease_id, "")):
             raise LeaseInvalid(f"no live lease {ask.lease_id}; drop the work, lease_next gives more", reason="unknown")
         task, lease = self._held(work, caller, replace(ask, task_id=task_id))   # the ask may be decided once more
         self._may_renew(work, lease)
-        until = self._until_when(lease.acquired_at, work.now, ask.extend_by_seconds)
+        until = self._until_when(lease.acquired_at, work.now, ask.extend_by_seconds or lease.ttl_seconds)
+        until = max(until, lease.expires_at)
         lease = replace(lease, expires_at=until, renewals=lease.renewals + 1)
         work.hold(lease)
         if lease.renewals == STUCK_RENEWALS + 1:
