@@ -297,9 +297,9 @@ async def made(settings: Settings) -> tuple[str, str, str]:
 async def list_keys(engine: Engine, caller: Caller, ask: ListKeys) -> Keys:
     """List the tenant's keys, revoked ones too; none of them can be read out of it."""
     tenant_id = home(engine, caller, ask.tenant)
-    rows, more = await page(engine, caller, ask, ("keys", tenant_id), partial(engine.backend.export, Key, tenant_id),
-                            lambda key: key.key_id, lambda key: True)
-    return Keys([described(tenant_id, key) for key in rows], more, more)
+    rows, *ends = await page(engine, caller, ask, ("keys", tenant_id), partial(engine.backend.export, Key, tenant_id),
+                             lambda key: key.key_id, lambda key: True)
+    return Keys([described(tenant_id, key) for key in rows], *ends)
 
 
 async def rotate_key(engine: Engine, caller: Caller, ask: RotateKey) -> IssuedKey:
@@ -372,9 +372,9 @@ async def list_audit(engine: Engine, caller: Caller, ask: ListAudit) -> AuditLin
 
     def wanted(line: Audit) -> bool:
         return ask.event in (None, line.event) and ask.severity in (None, line.severity)
-    rows, more = await page(engine, caller, ask, ("audit", tenant_id, ask.event, ask.severity),
-                            partial(engine.backend.export, Audit, tenant_id), lambda line: line.audit_id, wanted)
-    return AuditLines([audited(tenant_id, line) for line in rows], more, more)
+    rows, *ends = await page(engine, caller, ask, ("audit", tenant_id, ask.event, ask.severity),
+                             partial(engine.backend.export, Audit, tenant_id), lambda line: line.audit_id, wanted)
+    return AuditLines([audited(tenant_id, line) for line in rows], *ends)
 
 
 def audited(tenant_id: str, line: Audit) -> AuditLine:
@@ -386,15 +386,14 @@ def audited(tenant_id: str, line: Audit) -> AuditLine:
 
 
 async def page(engine: Engine, caller: Caller, ask: Any, mark: tuple[Any, ...], read: Callable[[str], Any],
-               name: Callable[[Any], str], wanted: Callable[[Any], bool]) -> tuple[list[Any], str | None]:
-    """Return the rows of one page of an exported table, and the cursor of the next one, if there is one."""
+               name: Callable[[Any], str], wanted: Callable[[Any], bool]) -> tuple[list[Any], str | None, str | None]:
+    """Return the rows of one page of an exported table, its next_cursor and its cursor."""
     limit, after = engine.limit(ask.limit), engine.position(caller, ask.cursor, *mark) or ""
     found: list[Any] = []
     while len(found) <= limit and (rows := await read(after)):
         found += filter(wanted, rows)
         after = name(rows[-1])
-    more = engine.cursor(caller, name(found[limit - 1]), *mark) if len(found) > limit else None
-    return found[:limit], more
+    return found[:limit], *engine.onward(caller, [name(row) for row in found], limit, ask.cursor, *mark)
 
 
 OPERATIONS = [
