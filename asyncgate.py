@@ -70,6 +70,7 @@ from asyncgate.parts.errors import *
 from asyncgate.parts.guards import guard_start as guard_start
 from asyncgate.parts.http import *
 from asyncgate.parts.ids import Ids as Ids
+from asyncgate.parts.ids import mark_of
 from asyncgate.parts.polls import Polls
 from asyncgate.parts.quotas import *
 from asyncgate.parts.settings import *
@@ -622,7 +623,11 @@ class Work:
 
     def new_id(self) -> str:
         """Return an id younger than all before."""
-        return self.ids.new(self.now)
+        return self.ids.new(self.now, mark_of(self.tenant_id))
+
+    def new_lease_id(self) -> str:
+        """Return an id that nobody can guess."""
+        return self.ids.lease(mark_of(self.tenant_id))
 
     def _set(self, table: dict[Any, Any], key: Any, value: Any) -> None:
         self._undo.append((table, key, table.get(key, UNSET)))
@@ -904,8 +909,8 @@ class Engine:
         limit, mark = self.limit(ask.limit), ("tasks", owner, ask.status, ask.type)
         before = self.position(caller, ask.cursor, *mark)
         rows = await self.backend.tasks(caller.tenant_id, TaskFilter(owner, ask.status, ask.type, before, limit + 1))
-        more = self.cursor(caller, rows[limit - 1][0].task_id, *mark) if len(rows) > limit else None
-        return Tasks([record(caller.tenant_id, *row) for row in rows[:limit]], more, more)
+        ends = self.onward(caller, [task.task_id for task, *_ in rows], limit, ask.cursor, *mark)
+        return Tasks([record(caller.tenant_id, *row) for row in rows[:limit]], *ends)
 
     def _self_only(self, caller: Caller, named: Principal | None) -> Principal:
         if named is not None and not named.same(caller.principal):
@@ -916,15 +921,18 @@ class Engine:
         """Return what happened to a task, oldest first: its receipts, and the events that have none."""
         await self._readable(caller, ask.task_id)
         tenant, limit, mark = caller.tenant_id, self.limit(ask.limit), ("history", ask.task_id)
-        after = self.position(caller, ask.cursor, *mark)
-        receipts = await self.backend.receipts(tenant, ReceiptFilter(None, ask.task_id, None, after, limit + 1))
+        place = self.position(caller, ask.cursor, *mark) or ""
+        told, _, noted = place.partition(" ")       # a place in each: a receipt may become visible after an event
+        receipts = await self.backend.receipts(tenant, ReceiptFilter(None, ask.task_id, None, told, limit + 1))
         events = [HistoryEvent(r.receipt_id, r.receipt_type, outside(r.created_at), receipt=shown(tenant, r))
                   for r in receipts]
         events += [HistoryEvent(e.event_id, e.event_type, outside(e.created_at), raw(e.payload))
-                   for e in await self.backend.events(tenant, ask.task_id, after, limit + 1)]
+                   for e in await self.backend.events(tenant, ask.task_id, noted or told, limit + 1)]
         events.sort(key=lambda event: event.event_id)
-        more = self.cursor(caller, events[limit - 1].event_id, *mark) if len(events) > limit else None
-        return History(ask.task_id, events[:limit], more, more)
+        for event in events[:limit]:
+            told, noted = (event.event_id, noted or told) if event.receipt else (told, event.event_id)
+        cursor = self.cursor(caller, f"{told} {noted}", *mark) if events else ask.cursor
+        return History(ask.task_id, events[:limit], cursor if len(events) > limit else None, cursor)
 
     def cancel_task(self, work: Work, caller: Caller, ask: CancelTask) -> Ok:
         """Cancel a task; its worker learns it from its next call.
@@ -1017,11 +1025,12 @@ class Engine:
     def _lease(self, work: Work, worker: Principal, ask: LeaseNext, task: Task) -> Offer:
         timeouts = terms_of(task.terms).timeouts
         wished = ask.lease_ttl_seconds or (timeouts.lease_ttl_seconds if timeouts else None)
-        task, lease_id = work.move(task, CLAIM, fence=task.fence + 1), work.ids.lease()
+        task, lease_id = work.move(task, CLAIM, fence=task.fence + 1), work.new_lease_id()
         body = {"worker_capabilities": sorted(ask.capabilities or ()), "attempt": task.attempt, "fence": task.fence}
         accepted = self._emit(work, EMISSION["claim"], task, body, by=worker, lease_id=lease_id)
+        ttl = min(wished or self.settings.default_lease_ttl_seconds, self.settings.max_lease_ttl_seconds)
         lease = Lease(task.task_id, lease_id, worker.kind, worker.id, worker.instance_id, task.fence, work.now,
-                      self._until_when(work.now, work.now, wished), 0, accepted.receipt_id, ask.claim_id)
+                      self._until_when(work.now, work.now, ttl), 0, accepted.receipt_id, ask.claim_id, ttl_seconds=ttl)
         work.hold(lease)
         return self._offered(work, lease)
 
@@ -1029,15 +1038,17 @@ class Engine:
         return offer(work.tenant_id, work.tasks[lease.task_id], lease, work.progress.get(lease.task_id), work.now)
 
     def renew_lease(self, work: Work, caller: Caller, ask: RenewLease) -> Renewed:
-        """Keep a lease that is still alive; it runs extend_by_seconds from now.
+        """Keep a lease that is still alive; it runs extend_by_seconds from now, or as long as it was granted for.
 
-        A lease that has run out cannot be renewed, even before the sweep has seen it (H.4).
+        A renewal never shortens a lease: release_lease gives it back.  A lease that has run out cannot be renewed, even
+        before the sweep has seen it (H.4).
         """
         if not (task_id := ask.task_id or work.holders.get(ask.lease_id, "")):
             raise LeaseInvalid(f"no live lease {ask.lease_id}; drop the work, lease_next gives more", reason="unknown")
         task, lease = self._held(work, caller, replace(ask, task_id=task_id))   # the ask may be decided once more
         self._may_renew(work, lease)
-        until = self._until_when(lease.acquired_at, work.now, ask.extend_by_seconds)
+        until = self._until_when(lease.acquired_at, work.now, ask.extend_by_seconds or lease.ttl_seconds)
+        until = max(until, lease.expires_at)
         lease = replace(lease, expires_at=until, renewals=lease.renewals + 1)
         work.hold(lease)
         if lease.renewals == STUCK_RENEWALS + 1:
@@ -1325,8 +1336,8 @@ class Engine:
         limit = self.limit(ask.limit)
         rows = await self.backend.receipts(caller.tenant_id,
                                            ReceiptFilter(to, ask.task_id, ask.receipt_type, after, limit + 1))
-        more = self.cursor(caller, rows[limit - 1].receipt_id, *mark) if len(rows) > limit else None
-        return Receipts([shown(caller.tenant_id, row) for row in rows[:limit]], more, more)
+        ends = self.onward(caller, [row.receipt_id for row in rows], limit, ask.since_receipt_id or ask.cursor, *mark)
+        return Receipts([shown(caller.tenant_id, row) for row in rows[:limit]], *ends)
 
     async def inbox(self, caller: Caller, ask: ListReceipts) -> Principal | None:
         """Return whose receipts are meant; None is everybody's, of a task or of the tenant."""
@@ -1476,7 +1487,8 @@ class Engine:
         after = await self._since(caller, ask.since_receipt_id, "obligations", who)
         rows = await self.backend.obligations(caller.tenant_id, who, after, self.limit(ask.limit))
         return Obligations(self._server(), await self._relationship(caller, who),
-                           [shown(caller.tenant_id, row) for row in rows], rows[-1].receipt_id if rows else None)
+                           [shown(caller.tenant_id, row) for row in rows],
+                           rows[-1].receipt_id if rows else ask.since_receipt_id)
 
     def whose(self, caller: Caller, ask: AsEither) -> Principal:
         """Return the principal that is asked about; only an admin may ask about another."""
@@ -1494,7 +1506,7 @@ class Engine:
             await self.write(Engine._deliver, None, caller, Delivered(receipts=fresh))
         return Welcome(self._server(), await self._relationship(caller, who),
                        Attention([shown(caller.tenant_id, row) for row in rows]),
-                       LatestReceipt(rows[-1].receipt_id if rows else None), self.settings.environment,
+                       LatestReceipt(rows[-1].receipt_id if rows else ask.since_receipt_id), self.settings.environment,
                        warnings=await self._warnings(caller))
 
     async def _warnings(self, caller: Caller) -> list[str]:
@@ -1657,8 +1669,17 @@ class Engine:
         seal = hmac.digest(self.backend.secret, canonical((caller.tenant_id, query, position)), "sha256")[:12]
         return base64.urlsafe_b64encode(seal + position.encode()).decode().rstrip("=")
 
+    def onward(self, caller: Caller, found: list[str], limit: int, given: str | None,
+               *query: Any) -> tuple[str | None, str | None]:
+        """Return next_cursor, null at the end, and cursor: the last place seen, or the given one if nothing came (17).
+
+        `found` are the places of a page, and one more where there is more.
+        """
+        cursor = self.cursor(caller, found[:limit][-1], *query) if found else given
+        return (cursor if len(found) > limit else None), cursor
+
     def position(self, caller: Caller, cursor: str | None, *query: Any) -> str | None:
-        """Open a cursor that `_cursor` made for the same tenant and query."""
+        """Open a cursor that `cursor` made for the same tenant and query."""
         if cursor is None:
             return None
         with contextlib.suppress(ValueError):
@@ -2195,22 +2216,25 @@ class Gate:
     @contextlib.asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
         opener, database = import_module("asyncgate.backends").open_backend, self.settings.database
-        backend = self.backend or await opener(database.url, serving=True, settings=database)
-        self.engine = Engine(backend, self.settings)
-        self.engine.upkeep = import_module("asyncgate.backends.upkeep").Upkeep(self.engine)
-        part = import_module("asyncgate.backends.identity_guard")
-        self.guard = part.Guard(self.engine)
-        self.identity.ways.insert(0, part.Keys(self.guard.keys))
-        if self.settings.receipt_mode != "standalone":
-            self.engine.ledger = import_module("asyncgate.backends.receipts_outbox").Ledger(self.engine)
-        try:
+        async with contextlib.AsyncExitStack() as opened:   # whatever fails from here on closes what is open by then
+            backend = self.backend or await opener(database.url, serving=True, settings=database)
+            opened.push_async_callback(backend.close)
+            upkeep = self._furnish(Engine(backend, self.settings))
+            opened.push_async_callback(self.engine.batches.landed)
+            opened.push_async_callback(self.mcp.close)
             await backend.join(self.engine.instance, self.settings.lease_sweep_interval_seconds, self.engine.hear)
-            async with self.guard, self.engine.upkeep, self.engine.ledger or contextlib.nullcontext():
+            async with self.guard, upkeep, self.engine.ledger or contextlib.nullcontext():
                 yield
-        finally:
-            await self.mcp.close()
-            await self.engine.batches.landed()
-            await backend.close()
+
+    def _furnish(self, engine: Engine) -> Duties:
+        """Give the engine what works beside it; raises StartupError for settings that contradict one another."""
+        upkeep: Duties = import_module("asyncgate.backends.upkeep").Upkeep(engine)
+        part = import_module("asyncgate.backends.identity_guard")
+        if self.settings.receipt_mode != "standalone":
+            engine.ledger = import_module("asyncgate.backends.receipts_outbox").Ledger(engine)
+        engine.upkeep, self.engine, self.guard = upkeep, engine, part.Guard(engine)
+        self.identity.ways.insert(0, part.Keys(self.guard.keys))
+        return upkeep
 
     def drain(self) -> None:
         """Answer the waiting calls; the server is about to stop."""
@@ -2248,8 +2272,7 @@ class Gate:
             self.engine.admit(op, caller, ask)      # who may not create cannot use up what others may
             await self.guard.created(caller, len(getattr(ask, "tasks", "1")))
         reply = await self.engine.perform(op, caller, ask)
-        if isinstance(reply, Items):
-            self.guard.auditor.parts(caller, op.name, reply)
+        await self.guard.performed(op, caller, ask, reply)
         if op.name == "health" and reply.status != "healthy":
             raise DatabaseUnavailable("the database does not answer", retry_after=1, **msgspec.to_builtins(reply))
         return reply
@@ -2421,6 +2444,14 @@ def main() -> None:
     """
 
 
+class Unready(click.ClickException):
+    """Ends a command that cannot begin; with 2 where the settings are wrong."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.exit_code = status     # type: ignore[misc]  # click declares it for the class
+
+
 def configured(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that every command over settings has, and hand it what they add up to."""
     @click.option("--config", metavar="FILE", help="YAML file with settings.")
@@ -2435,7 +2466,7 @@ def configured(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(load_settings(config, flags=flags), **{name: value for name, value in options.items()
                                                                   if name not in ("host", "port")})
         except (SettingsError, StartupError) as wrong:
-            raise click.ClickException(str(wrong)) from None
+            raise Unready(str(wrong), wrong.exit_status) from None
     return run
 
 

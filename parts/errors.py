@@ -13,6 +13,7 @@ class GateError(Exception):
 
     code, status = "internal_error", 500
     noted = False       # in the audit log
+    because: tuple[str, str] | None = None      # the real reason, as a code and in words: for the log, never told
 
     def __init__(self, message: str, **more: Any) -> None:
         super().__init__(message)
@@ -71,10 +72,18 @@ class Refused(Exception):
 class StartupError(Exception):
     """The gate cannot start; the text is the one line that says why and what to do."""
 
+    exit_status = 2         # the settings are wrong
+
     @property
     def startup_message(self) -> str:
         """Return the line for the terminal."""
         return str(self)
+
+
+class NotNow(StartupError):
+    """The gate cannot start although its settings may be right: what they name does not answer, or somebody has it."""
+
+    exit_status = 1
 
 
 def fault(where: str, error: BaseException) -> GateError:

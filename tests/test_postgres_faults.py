@@ -21,6 +21,7 @@ import pytest
 
 from asyncgate import DatabaseSettings, DatabaseUnavailable, Engine, Settings
 from asyncgate.backends import open_backend
+from asyncgate.backends import postgres_statements as sql
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.history import Call, stored, violations
 from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, Load, Server, serving
@@ -256,6 +257,28 @@ async def test_a_completion_whose_commit_is_lost_is_one_completion(gate: Gate, t
     assert (await gate.task(offer.task_id)).status == "succeeded"
     assert len(await gate.receipts(offer.task_id, "task.completed")) == 1
     assert await gate.owed() == []
+
+
+async def test_a_renewal_whose_commit_is_lost_is_one_renewal(gate: Gate, trap: Callable[..., Any]) -> None:
+    """It changes a row that others may change too, and writes none of its own."""
+    offer = await gate.leased()
+
+    sprung = trap()
+    kept = await gate.as_worker().renew_lease(task_id=offer.task_id, lease_id=offer.lease_id, extend_by_seconds=900)
+
+    assert sprung.caught == 1
+    assert kept.expires_at > offer.expires_at
+    assert [lease.renewals for lease in (await gate.everything())["Lease"]] == [1]
+
+
+async def test_every_proof_of_a_commit_can_be_looked_for(gate: Gate) -> None:
+    backend: Any = gate.backend
+    for table in sql.PROOFS:
+        nothing = [[None]] * len(sql.SAVES[table][0])
+
+        found = await backend._read(TENANT, sql.looking_for(table), *nothing)
+
+        assert [tuple(row) for row in found] == [(False,)], table
 
 
 async def test_a_read_whose_commit_is_lost_is_answered(gate: Gate, trap: Callable[..., Any]) -> None:
