@@ -70,6 +70,7 @@ from asyncgate.parts.errors import *
 from asyncgate.parts.guards import guard_start as guard_start
 from asyncgate.parts.http import *
 from asyncgate.parts.ids import Ids as Ids
+from asyncgate.parts.ids import mark_of
 from asyncgate.parts.outages import OFTEN
 from asyncgate.parts.polls import Polls
 from asyncgate.parts.quotas import *
@@ -623,7 +624,11 @@ class Work:
 
     def new_id(self) -> str:
         """Return an id younger than all before."""
-        return self.ids.new(self.now)
+        return self.ids.new(self.now, mark_of(self.tenant_id))
+
+    def new_lease_id(self) -> str:
+        """Return an id that nobody can guess."""
+        return self.ids.lease(mark_of(self.tenant_id))
 
     def _set(self, table: dict[Any, Any], key: Any, value: Any) -> None:
         self._undo.append((table, key, table.get(key, UNSET)))
@@ -1021,7 +1026,7 @@ class Engine:
     def _lease(self, work: Work, worker: Principal, ask: LeaseNext, task: Task) -> Offer:
         timeouts = terms_of(task.terms).timeouts
         wished = ask.lease_ttl_seconds or (timeouts.lease_ttl_seconds if timeouts else None)
-        task, lease_id = work.move(task, CLAIM, fence=task.fence + 1), work.ids.lease()
+        task, lease_id = work.move(task, CLAIM, fence=task.fence + 1), work.new_lease_id()
         body = {"worker_capabilities": sorted(ask.capabilities or ()), "attempt": task.attempt, "fence": task.fence}
         accepted = self._emit(work, EMISSION["claim"], task, body, by=worker, lease_id=lease_id)
         ttl = min(wished or self.settings.default_lease_ttl_seconds, self.settings.max_lease_ttl_seconds)
@@ -1202,10 +1207,10 @@ class Engine:
         if again:
             return self._retry(work, task, lease, ask.retry_after_seconds, body)
         task = work.move(task, FAIL, completed_at=work.now, outcome=error.decode())
+        if ask.retryable:       # before the end: a ledger that keeps custody hands nothing on that is closed
+            self._escalate(work, task, lease, "max_retries_exceeded")
         ended = self._emit(work, EMISSION["fail"], self._discharge(work, task), body, by=lease.worker, lease=lease)
         self._end(work, work.tasks[task.task_id], ended, self._enclosed("error", value, error, task.task_id))
-        if ask.retryable:
-            self._escalate(work, task, lease, "max_retries_exceeded")
         return Released(True, "failed", False)
 
     def _retry(self, work: Work, task: Task, lease: Lease, wished: float | None, body: dict[str, Any]) -> Released:
@@ -2268,8 +2273,7 @@ class Gate:
             self.engine.admit(op, caller, ask)      # who may not create cannot use up what others may
             await self.guard.created(caller, len(getattr(ask, "tasks", "1")))
         reply = await self.engine.perform(op, caller, ask)
-        if isinstance(reply, Items):
-            self.guard.auditor.parts(caller, op.name, reply)
+        await self.guard.performed(op, caller, ask, reply)
         if op.name == "health" and reply.status != "healthy":
             raise DatabaseUnavailable("the database does not answer", retry_after=1, **msgspec.to_builtins(reply))
         return reply

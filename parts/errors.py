@@ -13,6 +13,7 @@ class GateError(Exception):
 
     code, status = "internal_error", 500
     noted = False       # in the audit log
+    because: tuple[str, str] | None = None      # the real reason, as a code and in words: for the log, never told
 
     def __init__(self, message: str, **more: Any) -> None:
         super().__init__(message)

@@ -49,8 +49,9 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Write a record."""
+        fields: dict[str, Any] = getattr(record, "fields", {})
         line = {"timestamp": outside(record.created), "level": record.levelname.lower(), "logger": record.name,
-                "message": record.getMessage()}
+                **(fields or {"message": record.getMessage()})}
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return msgspec.json.encode(self.redaction.tree(line)).decode()
