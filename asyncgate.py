@@ -71,6 +71,7 @@ from asyncgate.parts.guards import guard_start as guard_start
 from asyncgate.parts.http import *
 from asyncgate.parts.ids import Ids as Ids
 from asyncgate.parts.ids import mark_of
+from asyncgate.parts.outages import OFTEN
 from asyncgate.parts.polls import Polls
 from asyncgate.parts.quotas import *
 from asyncgate.parts.screening import screen
@@ -1853,8 +1854,8 @@ class Batches:
         except GateError as no:
             error = no
         except Exception as broken:
-            log.error("a batch of %d did not reach the database", len(jobs), exc_info=broken)
-            error = DatabaseUnavailable("the database did not take this; try again", retry_after=1)
+            log.error("nobody knows what became of a batch of %d", len(jobs), exc_info=broken, extra=OFTEN)
+            error = outcome_unknown()
         if error is None:
             self.after_commit(*decided)
         for job in jobs:

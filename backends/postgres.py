@@ -56,6 +56,8 @@ from asyncgate.backends.postgres_instances import AWAY, Membership, lock_of, nam
 from asyncgate.backends.postgres_migrations import migrate_database as migrate_database
 from asyncgate.backends.postgres_migrations import migration_sql as migration_sql
 from asyncgate.backends.postgres_migrations import require_schema
+from asyncgate.parts.errors import outcome_unknown
+from asyncgate.parts.outages import OFTEN
 from asyncgate.parts.settings import DatabaseSettings
 
 if TYPE_CHECKING:
@@ -83,6 +85,10 @@ REFUSED = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError)
 BROKEN = (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.AdminShutdownError,
           asyncpg.CrashShutdownError, asyncpg.CannotConnectNowError, asyncpg.ReadOnlySQLTransactionError,
           asyncpg.InternalClientError, ConnectionError)
+# What an outage looks like; of any other error of the database the log gets a traceback.
+OUTAGE = (*BROKEN, OSError, TimeoutError, asyncpg.OperatorInterventionError, asyncpg.InsufficientResourcesError,
+          asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError,
+          asyncpg.TargetServerAttributeNotMatched)
 
 
 class Queues:
@@ -177,7 +183,7 @@ class Postgres:
 
     async def alive(self) -> None:
         """Return when the database has answered."""
-        await self._trip("SELECT 1")
+        await self._ask("SELECT 1")
 
     async def close(self) -> None:
         """Leave the other processes, and let go of the database."""
@@ -203,7 +209,8 @@ class Postgres:
     async def beat(self) -> None:
         """Say that this process lives."""
         if self.member:
-            await self.member.beat()
+            with unavailable():
+                await self.member.beat()
 
     def tell(self, news: News) -> None:
         """Let other processes know."""
@@ -214,6 +221,14 @@ class Postgres:
 
     async def transact(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
         """Carry out one batch; after a lost race, or when the connection broke before COMMIT, from the start again."""
+        with unavailable("the database does not answer; nothing of this was kept, so try again"):
+            try:
+                await self._until_kept(tenant_id, needs, decide)
+            except Uncertain as unknown:
+                log.error("nobody knows what became of a batch: %s", unknown, extra=OFTEN)
+                raise outcome_unknown() from unknown
+
+    async def _until_kept(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
         problem: Exception | None = None
         for attempt in range(ATTEMPTS):
             try:
@@ -623,13 +638,14 @@ def wanted_of(lanes: Lanes, claims: list[LeaseNext]) -> dict[frozenset[int], int
 
 
 @contextlib.contextmanager
-def unavailable() -> Iterator[None]:
+def unavailable(answer: str = "the database does not answer; try again") -> Iterator[None]:
     """Turn what keeps the database from answering into the answer that says so."""
     try:
         yield
     except AWAY as error:
-        log.error("the database cannot be read", exc_info=error)
-        raise DatabaseUnavailable("the database does not answer; try again", retry_after=1) from error
+        why = None if isinstance(error, OUTAGE) else error      # a fault in a statement is to be found
+        log.error("the database does not answer: %s", error or type(error).__name__, exc_info=why, extra=OFTEN)
+        raise DatabaseUnavailable(answer, retry_after=1) from error
 
 
 async def commit(db: asyncpg.Connection) -> None:

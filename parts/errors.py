@@ -92,6 +92,14 @@ def fault(where: str, error: BaseException) -> GateError:
     return GateError(f"{where} failed inside the gate; the log says why")
 
 
+def outcome_unknown() -> DatabaseUnavailable:
+    """Return the answer to a write of which nobody knows whether it was kept, with the way to find out."""
+    return DatabaseUnavailable(
+        "the database did not say whether it has kept this, so it may have: repeat the call with the idempotency_key, "
+        "claim_id or lease_id that it had, which does nothing twice; without one look first (list_tasks, get_task, "
+        "list_leases)", retry_after=1, outcome="unknown")
+
+
 def no_task(task_id: str) -> TaskNotFound:
     """Return what tells a reader that a task is not here, or not for it: both sound the same."""
     return TaskNotFound(f"no task {task_id}; list_tasks shows the tasks there are, and list_archived_receipts what the "

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from asyncgate.parts.outages import Sparse
 from asyncgate.parts.settings import Settings, discreet
 from asyncgate.parts.views import outside
 
@@ -73,6 +74,7 @@ def start_logging(settings: Settings) -> None:
     form = JsonLines() if settings.log_format == "json" else Lines("%(asctime)s %(levelname)s %(name)s: %(message)s")
     form.redaction = Redaction(settings.security.audit_logging.sensitive_fields)
     handler.setFormatter(form)
+    handler.addFilter(Sparse())
     logging.getLogger("uvicorn").setLevel(logging.WARNING)      # the gate says itself when it begins to serve
     logging.getLogger("httpx2").setLevel(logging.WARNING)       # at info it tells of every request
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
