@@ -55,6 +55,7 @@ from asyncgate.parts.mcp_tools import (
     CODES,
     DOTTED,
     PARSE_ERROR,
+    PREFIX,
     UNDERSCORED,
     UNKNOWN_METHOD,
     both_names,
@@ -94,11 +95,11 @@ _text = msgspec.json.Decoder(str).decode
 class Catalog:
     """All that is made of the operations once: the tools by either name, what they take, and their listings."""
 
-    def __init__(self, operations: tuple[Operation, ...]) -> None:
-        self.tools = {name: op for op in operations for name in both_names(op.name)}
+    def __init__(self, operations: tuple[Operation, ...], prefix: str = PREFIX) -> None:
+        self.tools = {name: op for op in operations for name in both_names(op.name, prefix)}
         self.takes = {op.name: msgspec.json.Decoder(strict(op)).decode for op in operations}
         self.schemas = {name: input_schema(op) for name, op in self.tools.items()}
-        self.listed = {separator: tools(operations, separator) for separator in (DOTTED, UNDERSCORED)}
+        self.listed = {separator: tools(operations, separator, prefix) for separator in (DOTTED, UNDERSCORED)}
         self.models = {separator: [types.Tool.model_validate(one) for one in listed]
                        for separator, listed in self.listed.items()}
 
@@ -164,9 +165,11 @@ class FixedLists(Server[Any]):
 class Facade:
     """Answers what comes to /mcp."""
 
+    PREFIX = PREFIX     # of the names of its tools
+
     def __init__(self, gate: Gate, operations: dict[str, Operation], version: str) -> None:
         self.gate, self.settings, self.operations, self.version = gate, gate.settings, operations, version
-        self.catalog = catalog(tuple(operations.values()))
+        self.catalog = catalog(tuple(operations.values()), self.PREFIX)
         self.stranger = msgspec.structs.replace(
             gate.settings, max_request_bytes=min(STRANGERS_BYTES, gate.settings.max_request_bytes))
         self.library = Library(self._do, self._whose, lambda: gate.engine, self.settings.max_waiting_claims)
