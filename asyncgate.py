@@ -157,6 +157,7 @@ class News(Struct, frozen=True):
     keys: tuple[str, ...] = ()                              # issued keys that have changed
     account: bool = False                                   # whether what is agreed with the tenant has changed
     posted: bool = False                                    # whether receipts wait for the ledger
+    lapse: float | None = None                              # when a lease runs out, earlier than was known before
 
 
 # LAW ##################################################################################################################
@@ -223,6 +224,7 @@ SCOPES = frozenset({"tasks:read", "tasks:write", "tasks:lease", "receipts:read",
                     "admin:read", "admin:write"})
 LAST_MOMENT = 253_402_214_400   # 9999-12-31
 SCHEMA_VERSION = "1"            # of receipt bodies (spec 19.9)
+CROWD = 100                     # leases that expire together and come back over all of the jitter
 STUCK_EXPIRIES = 3              # H.7.2: more requeues than this are an anomaly
 STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
 FENCES_SKIPPED = 1000           # by a task that moves to another gate or comes back: no old lease can outrank it
@@ -280,9 +282,13 @@ def instant(moment: datetime | None) -> float | None:
     return stored
 
 
-def jitter(lease_id: str, spread: float) -> float:
-    """Spread the requeueing of leases that expire together; derived from the id, so that rules stay pure."""
-    return hashlib.sha256(lease_id.encode()).digest()[0] / 256 * spread
+def jitter(lease_id: str, spread: float, crowd: int) -> float:
+    """Spread the requeueing of leases that expire together: not at all for one, over all of `spread` for a crowd.
+
+    Derived from the lease's id, so that rules stay pure.
+    """
+    share = min((crowd - 1) / (CROWD - 1), 1.0)
+    return hashlib.sha256(lease_id.encode()).digest()[0] / 256 * spread * share
 
 
 def alive(lease: Lease | None, now: float, grace: float) -> bool:
@@ -1555,15 +1561,15 @@ class Engine:
         """Take back tasks whose lease ran out; report deadlines, spent attempts and late schedules (H.7)."""
         for task_id in ask.tasks:
             with contextlib.suppress(TaskNotFound), work.part():
-                self._look_after(work, work.task(task_id))
+                self._look_after(work, work.task(task_id), len(ask.tasks))
         for schedule_id in ask.schedules:
             if schedule := work.found(Schedule, schedule_id):
                 self._late(work, schedule)
 
-    def _look_after(self, work: Work, task: Task) -> None:
+    def _look_after(self, work: Work, task: Task, crowd: int) -> None:
         lease = work.leases.get(task.task_id)
         if task.status in ACTIVE and lease and not alive(lease, work.now, self.settings.lease_grace_seconds):
-            task = self._expire(work, task, lease)
+            task = self._expire(work, task, lease, crowd)
         if task.deadline_at is not None and task.deadline_at <= work.now and task.status not in TERMINAL:
             task = work.change(task, deadline_at=None)
             self._anomaly(work, task, "deadline_passed", status=task.status,
@@ -1572,12 +1578,12 @@ class Engine:
             self._anomaly(work, task, "attempts_spent_but_queued", attempt=task.attempt,
                           recommended_action="cancel the task, or report this as a defect of the gate")
 
-    def _expire(self, work: Work, task: Task, lease: Lease) -> Task:
+    def _expire(self, work: Work, task: Task, lease: Lease, crowd: int) -> Task:
         """PH.4: a lost lease is not a failure.  But a task that keeps killing its workers is held at last."""
         lost_to = [*_any(task.lost_to), lease.worker_id][-10:]
         losses, most = task.expiries + 1, task.max_expiries
         held = "lease_expiries" if most and losses >= most else self._overtold(work, task)
-        pause = jitter(lease.lease_id, self.settings.expiry_jitter_seconds)
+        pause = jitter(lease.lease_id, self.settings.expiry_jitter_seconds, crowd)
         work.hold(replace(lease, ending="expired"))
         # Clarification C: only a task's own instance sweeps it, and here it is adopted first (DESIGN 5.10).
         task = work.move(task, EXPIRE, expiries=losses, held=held, started_at=None, asyncgate_instance=self.instance,

@@ -150,6 +150,12 @@ class Backend(Protocol):
         On a database that several processes share it leaves out the tasks of other instances that live.
         """
 
+    async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
+        """Return when live leases run out, from a time on, with tenant and task; the soonest come first.
+
+        The time may lie before the end of a renewed lease, never behind it; tasks without a lease may be named too.
+        """
+
     async def next_due(self, tenant_id: str) -> float | None:
         """Return when the next delayed task of a tenant may be leased."""
 

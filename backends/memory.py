@@ -315,6 +315,11 @@ class Memory:
                 found.append((tenant_id, sorted(tasks)[:limit], late[:limit]))
         return found
 
+    async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
+        """Return when live leases run out."""
+        ends = [(lease.expires_at, id, lease.task_id) for id, tenant in self.all.items() for lease in tenant.live()]
+        return sorted(end for end in ends if end[0] >= since)[:limit]
+
     async def next_due(self, tenant_id: str) -> float | None:
         """Return when the next delayed task may be leased."""
         now = self.now()

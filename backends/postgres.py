@@ -545,6 +545,10 @@ class Postgres:
                 ids.append(id)
         return [(tenant_id, *both) for tenant_id, both in found.items()]
 
+    async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
+        """Return when live leases run out; a task with a deadline is named too, for both have one index."""
+        return [tuple(row) for row in await self._ask(sql.LAPSES, since, limit)]
+
     async def next_due(self, tenant_id: str) -> float | None:
         """Return when the next delayed task may be leased."""
         due: float | None = (await self._read(tenant_id, sql.NEXT_DUE, self.now()))[0][0]

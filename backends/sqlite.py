@@ -186,6 +186,9 @@ LATE_TENANTS = """
                    AND status IN ('queued', 'leased', 'running'))
         OR EXISTS (SELECT 1 FROM tasks WHERE tenant_id = t.tenant_id AND status = 'queued' AND attempt >= max_attempts)
         OR EXISTS (SELECT 1 FROM schedules WHERE tenant_id = t.tenant_id AND late_at <= ?1)"""
+LAPSES = """
+    SELECT expires_at, tenant_id, task_id FROM tenants CROSS JOIN leases USING (tenant_id)
+    WHERE ending = 'live' AND expires_at >= ? ORDER BY expires_at LIMIT ?"""
 COUNT = """
     SELECT (SELECT count(*) FROM tasks WHERE tenant_id = ?1 AND status IN ('queued', 'leased', 'running')),
            (SELECT count(*) FROM leases WHERE tenant_id = ?1 AND ending = 'live'),
@@ -614,6 +617,10 @@ class Sqlite:
             schedules = [row[0] for row in await self._rows(LATE, tenant_id, now, limit)]
             found.append((tenant_id, tasks, schedules))
         return found
+
+    async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
+        """Return when live leases run out."""
+        return await self._rows(LAPSES, since, limit)
 
     async def next_due(self, tenant_id: str) -> float | None:
         """Return when the next delayed task may be leased."""

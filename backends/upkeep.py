@@ -1,15 +1,17 @@
 """Upkeep: the gate's own work, in loops over what is stored.
 
-It sweeps lost leases, says that this process lives, and writes down who was here.
+It sweeps lost leases, says that this process lives, and writes down who was here.  The sweep runs when the next lease
+runs out; every `lease_sweep_interval_seconds` it runs all the same, in case nobody said when that is.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections import defaultdict
 
-from asyncgate import Caller, Engine, Needs, Seen, Sweep
+from asyncgate import Caller, Engine, Needs, News, Seen, Sweep, Work
 from asyncgate.backends.ledger_upkeep import duties
 from asyncgate.parts.duties import Duties, Duty
 from asyncgate.parts.errors import GateError
@@ -22,7 +24,8 @@ log = logging.getLogger("asyncgate")
 class Upkeep(Duties):
     """The gate's own work: loops over stored state, never over workers (spec 15)."""
 
-    SLICE = 100     # leases that one transaction takes back
+    SLICE = 100             # leases that one transaction takes back
+    LATER_SECONDS = 0.02    # than a lease's end, so that no clock says that it still lives
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -30,13 +33,46 @@ class Upkeep(Duties):
         super().__init__({"sweep": Duty(interval, self.sweep), "beat": Duty(interval, self.beat),
                           "presence": Duty(60.0, self.remember), **duties(engine)})
 
+    async def __aenter__(self) -> Upkeep:
+        self.engine.watchers.add(self.watch)
+        self.engine.listeners.add(self.hear)
+        await super().__aenter__()
+        return self
+
     async def __aexit__(self, *_: object) -> None:
         await super().__aexit__()
+        self.engine.watchers.discard(self.watch)
+        self.engine.listeners.discard(self.hear)
         with contextlib.suppress(Exception):    # who was here in the last minute is not worth a failing stop
             await self.remember()
 
+    def watch(self, work: Work) -> None:
+        """Sweep when a lease that was just granted runs out; other processes may have to, so they are told."""
+        ends = min((lease.expires_at for lease in work.leased.values() if lease.ending == "live"), default=None)
+        if ends is not None and self._look_at(ends) and not self.engine.backend.alone:
+            self.engine.backend.tell(News(work.tenant_id, lapse=ends))
+
+    def hear(self, news: News) -> None:
+        """Sweep when a lease that another process has granted runs out."""
+        if news.lapse is not None:
+            self._look_at(news.lapse)
+
+    def _look_at(self, moment: float) -> bool:
+        """Sweep at a time of the database's clock; tell whether that is earlier than planned."""
+        wait = moment + self.engine.settings.lease_grace_seconds - self.engine.backend.now()
+        now = asyncio.get_running_loop().time()
+        return self.duties["sweep"].alarm.set(now + max(wait, 0.0) + self.LATER_SECONDS)
+
     async def sweep(self) -> int:
-        """Take back what lost leases hold, in small transactions, until nothing new is overdue."""
+        """Take back what lost leases hold, and plan the next sweep for when the next lease runs out."""
+        done = await self._sweep_overdue()
+        now = self.engine.backend.now()
+        for moment, _, _ in await self.engine.backend.lapses(now - self.engine.settings.lease_grace_seconds, 1):
+            self._look_at(moment)
+        return done
+
+    async def _sweep_overdue(self) -> int:
+        """Take back in small transactions, until nothing new is overdue."""
         done, stuck, seen = 0, 0, set[tuple[str, str]]()
         while True:
             limit, now = self.SLICE + stuck, self.engine.backend.now()

@@ -81,11 +81,19 @@ def test_backoff_doubles_up_to_its_limit_however_many_attempts() -> None:
 
 
 def test_jitter_lies_between_nothing_and_its_spread_and_differs() -> None:
-    spread = [jitter(str(uuid.UUID(int=number)), 5.0) for number in range(200)]
+    spread = [jitter(str(uuid.UUID(int=number)), 5.0, crowd=200) for number in range(200)]
 
     assert min(spread) >= 0
     assert max(spread) < 5
     assert len(set(spread)) > 50
+
+
+def test_jitter_grows_with_the_crowd_and_is_nothing_for_one() -> None:
+    def longest(crowd: int) -> float:
+        return max(jitter(str(uuid.UUID(int=number)), 5.0, crowd) for number in range(200))
+
+    assert longest(1) == 0
+    assert 0 < longest(2) < longest(50) < longest(100) == longest(1000)
 
 
 def test_ids_never_run_backwards_whatever_the_clock_does() -> None:
