@@ -1026,8 +1026,9 @@ class Engine:
         task, lease_id = work.move(task, CLAIM, fence=task.fence + 1), work.ids.lease()
         body = {"worker_capabilities": sorted(ask.capabilities or ()), "attempt": task.attempt, "fence": task.fence}
         accepted = self._emit(work, EMISSION["claim"], task, body, by=worker, lease_id=lease_id)
+        ttl = min(wished or self.settings.default_lease_ttl_seconds, self.settings.max_lease_ttl_seconds)
         lease = Lease(task.task_id, lease_id, worker.kind, worker.id, worker.instance_id, task.fence, work.now,
-                      self._until_when(work.now, work.now, wished), 0, accepted.receipt_id, ask.claim_id)
+                      self._until_when(work.now, work.now, ttl), 0, accepted.receipt_id, ask.claim_id, ttl_seconds=ttl)
         work.hold(lease)
         return self._offered(work, lease)
 
@@ -1035,15 +1036,17 @@ class Engine:
         return offer(work.tenant_id, work.tasks[lease.task_id], lease, work.progress.get(lease.task_id), work.now)
 
     def renew_lease(self, work: Work, caller: Caller, ask: RenewLease) -> Renewed:
-        """Keep a lease that is still alive; it runs extend_by_seconds from now.
+        """Keep a lease that is still alive; it runs extend_by_seconds from now, or as long as it was granted for.
 
-        A lease that has run out cannot be renewed, even before the sweep has seen it (H.4).
+        A renewal never shortens a lease: release_lease gives it back.  A lease that has run out cannot be renewed, even
+        before the sweep has seen it (H.4).
         """
         if not (task_id := ask.task_id or work.holders.get(ask.lease_id, "")):
             raise LeaseInvalid(f"no live lease {ask.lease_id}; drop the work, lease_next gives more", reason="unknown")
         task, lease = self._held(work, caller, replace(ask, task_id=task_id))   # the ask may be decided once more
         self._may_renew(work, lease)
-        until = self._until_when(lease.acquired_at, work.now, ask.extend_by_seconds)
+        until = self._until_when(lease.acquired_at, work.now, ask.extend_by_seconds or lease.ttl_seconds)
+        until = max(until, lease.expires_at)
         lease = replace(lease, expires_at=until, renewals=lease.renewals + 1)
         work.hold(lease)
         if lease.renewals == STUCK_RENEWALS + 1:
@@ -2201,22 +2204,25 @@ class Gate:
     @contextlib.asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
         opener, database = import_module("asyncgate.backends").open_backend, self.settings.database
-        backend = self.backend or await opener(database.url, serving=True, settings=database)
-        self.engine = Engine(backend, self.settings)
-        self.engine.upkeep = import_module("asyncgate.backends.upkeep").Upkeep(self.engine)
-        part = import_module("asyncgate.backends.identity_guard")
-        self.guard = part.Guard(self.engine)
-        self.identity.ways.insert(0, part.Keys(self.guard.keys))
-        if self.settings.receipt_mode != "standalone":
-            self.engine.ledger = import_module("asyncgate.backends.receipts_outbox").Ledger(self.engine)
-        try:
+        async with contextlib.AsyncExitStack() as opened:   # whatever fails from here on closes what is open by then
+            backend = self.backend or await opener(database.url, serving=True, settings=database)
+            opened.push_async_callback(backend.close)
+            upkeep = self._furnish(Engine(backend, self.settings))
+            opened.push_async_callback(self.engine.batches.landed)
+            opened.push_async_callback(self.mcp.close)
             await backend.join(self.engine.instance, self.settings.lease_sweep_interval_seconds, self.engine.hear)
-            async with self.guard, self.engine.upkeep, self.engine.ledger or contextlib.nullcontext():
+            async with self.guard, upkeep, self.engine.ledger or contextlib.nullcontext():
                 yield
-        finally:
-            await self.mcp.close()
-            await self.engine.batches.landed()
-            await backend.close()
+
+    def _furnish(self, engine: Engine) -> Duties:
+        """Give the engine what works beside it; raises StartupError for settings that contradict one another."""
+        upkeep: Duties = import_module("asyncgate.backends.upkeep").Upkeep(engine)
+        part = import_module("asyncgate.backends.identity_guard")
+        if self.settings.receipt_mode != "standalone":
+            engine.ledger = import_module("asyncgate.backends.receipts_outbox").Ledger(engine)
+        engine.upkeep, self.engine, self.guard = upkeep, engine, part.Guard(engine)
+        self.identity.ways.insert(0, part.Keys(self.guard.keys))
+        return upkeep
 
     def drain(self) -> None:
         """Answer the waiting calls; the server is about to stop."""
@@ -2427,6 +2433,14 @@ def main() -> None:
     """
 
 
+class Unready(click.ClickException):
+    """Ends a command that cannot begin; with 2 where the settings are wrong."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.exit_code = status     # type: ignore[misc]  # click declares it for the class
+
+
 def configured(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that every command over settings has, and hand it what they add up to."""
     @click.option("--config", metavar="FILE", help="YAML file with settings.")
@@ -2441,7 +2455,7 @@ def configured(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(load_settings(config, flags=flags), **{name: value for name, value in options.items()
                                                                   if name not in ("host", "port")})
         except (SettingsError, StartupError) as wrong:
-            raise click.ClickException(str(wrong)) from None
+            raise Unready(str(wrong), wrong.exit_status) from None
     return run
 
 

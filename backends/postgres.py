@@ -37,6 +37,7 @@ from asyncgate import (
     LeaseNext,
     Needs,
     News,
+    NotNow,
     Outgoing,
     Principal,
     Progress,
@@ -634,7 +635,7 @@ async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSet
     try:
         pool = await connect(url, settings)
     except (*AWAY, ValueError) as error:
-        raise StartupError(f"cannot reach the database: {error or type(error).__name__}") from None
+        raise NotNow(f"cannot reach the database: {error or type(error).__name__}") from None
     backend = Postgres(pool, url, settings)
     try:
         async with pool.acquire() as db:
@@ -645,7 +646,7 @@ async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSet
     except BaseException as error:
         pool.terminate()
         if isinstance(error, AWAY):
-            raise StartupError(f"cannot use the database: {error}") from None
+            raise NotNow(f"cannot use the database: {error}") from None
         raise
     return backend
 

@@ -22,7 +22,7 @@ import asyncpg
 import msgspec
 from msgspec import Struct
 
-from asyncgate import News, StartupError
+from asyncgate import News, NotNow, StartupError
 from asyncgate.parts.settings import DatabaseSettings
 
 log = logging.getLogger("asyncgate.postgres")
@@ -111,7 +111,7 @@ class Membership:
         try:
             await self._connect(PATIENCE_SECONDS)
         except AWAY as error:
-            raise StartupError(f"cannot reach the database for locks: {error or type(error).__name__}") from None
+            raise NotNow(f"cannot reach the database for locks: {error or type(error).__name__}") from None
         self.keeping = asyncio.create_task(self._keep())
         self.tell()
 
@@ -161,7 +161,7 @@ class Membership:
             deadline = time.monotonic() + patience
             while not await db.fetchval(TAKE, self.instance_id):
                 if time.monotonic() > deadline:
-                    raise StartupError(f"another process runs as {self.instance_id} on this database; give this one "
+                    raise NotNow(f"another process runs as {self.instance_id} on this database; give this one "
                                        "an instance_id of its own")
                 await asyncio.sleep(0.1)
             if self.settings.notify:

@@ -16,7 +16,7 @@ from typing import Any
 import asyncpg
 from msgspec import Struct
 
-from asyncgate import StartupError
+from asyncgate import NotNow, StartupError
 
 FOLDER = Path(__file__).parent / "schema" / "postgres"
 LOCK = 0x6761_7465_6d69_6772        # held by the one that migrates
@@ -63,7 +63,7 @@ async def connected(url: str) -> AsyncIterator[asyncpg.Connection]:
     try:
         db = await asyncpg.connect(url, timeout=10)
     except (OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise StartupError(f"cannot reach the database: {error or type(error).__name__}") from None
+        raise NotNow(f"cannot reach the database: {error or type(error).__name__}") from None
     try:
         yield db
     finally:

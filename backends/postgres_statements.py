@@ -277,7 +277,7 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
     "moved": (STATE, insert("states", STATE, "task_id", [name for name in CHANGING if name != "check_at"],
                             ", check_at = CASE WHEN excluded.check_at > old.check_at THEN old.check_at "
                             "ELSE excluded.check_at END")),
-    # Of what only its lease has changed; a renewal may also shorten one.
+    # Of what only its lease has changed.
     "kept": (STATE, insert("states", STATE, "task_id", HELD, ", check_at = least(old.check_at, excluded.expires_at)")),
     "progress": (PROGRESS, insert("progress", PROGRESS, "task_id", PROGRESS)),
     "receipts": (STATED, insert("receipts", STATED) + " ON CONFLICT (tenant_id, task_id, receipt_key) DO NOTHING"),

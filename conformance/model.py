@@ -77,6 +77,7 @@ class Lease:
     expires_at: float
     accepted: str
     claim_id: str | None
+    length: int                         # in seconds, as it was granted
     renewals: int = 0
     ending: str = "live"
     first_outcome: Reply = None         # §5.6: what the verb that ended it was answered
@@ -245,7 +246,7 @@ class Model:
         accepted = self.emit("task.accepted", by, GATE, task, body, [task.duty], lease_id)
         longest = self.rules.max_lease_lifetime or ttl(wished)
         until = self.now + min(ttl(wished), longest)
-        task.leases.append(Lease(lease_id, by, fence, self.now, until, accepted.receipt_id, ask.claim_id))
+        task.leases.append(Lease(lease_id, by, fence, self.now, until, accepted.receipt_id, ask.claim_id, ttl(wished)))
         task.status = "leased"
         return self.offer(task)
 
@@ -258,7 +259,7 @@ class Model:
                 "obligation_receipt_id": task.duty, "progress": task.progress, "created_by": named(task.owner)}
 
     def renew_lease(self, by: Principal, ask: Any) -> Reply:
-        """§5.9: only a live lease, from now on; the eleventh renewal is an anomaly (H.7.3)."""
+        """§5.9: only a live lease, by its own length from now on; the eleventh renewal is an anomaly (H.7.3)."""
         if not ask.task_id:
             found = [task for task in self.tasks.values() for lease in task.leases
                      if lease.lease_id == ask.lease_id and lease.ending == "live"]
@@ -271,8 +272,9 @@ class Model:
         longest = self.rules.max_lease_lifetime
         if longest and lease.expires_at >= lease.acquired_at + longest:
             raise Refusal("lease_lifetime_limit")
-        until = self.now + ttl(ask.extend_by_seconds)
-        lease.expires_at = min(until, lease.acquired_at + longest) if longest else until
+        until = self.now + ttl(ask.extend_by_seconds or lease.length)
+        until = min(until, lease.acquired_at + longest) if longest else until
+        lease.expires_at = max(until, lease.expires_at)     # it never moves earlier
         lease.renewals += 1
         if lease.renewals == 11:
             self.anomaly(task, "lease_renewed_often", lease, renewals=11,

@@ -71,10 +71,18 @@ class Refused(Exception):
 class StartupError(Exception):
     """The gate cannot start; the text is the one line that says why and what to do."""
 
+    exit_status = 2         # the settings are wrong
+
     @property
     def startup_message(self) -> str:
         """Return the line for the terminal."""
         return str(self)
+
+
+class NotNow(StartupError):
+    """The gate cannot start although its settings may be right: what they name does not answer, or somebody has it."""
+
+    exit_status = 1
 
 
 def fault(where: str, error: BaseException) -> GateError:

@@ -346,6 +346,8 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class SettingsError(Exception):
     """Says in one line which setting is wrong, why, and where it came from; the gate does not start."""
 
+    exit_status = 2
+
 
 class Configured(Struct, frozen=True):
     """The settings in force, and where each one came from, by dotted name."""

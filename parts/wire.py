@@ -257,7 +257,7 @@ class RenewLease(Held, kw_only=True):
     """Keep a lease."""
 
     needed: ClassVar[tuple[str, ...]] = ("lease_id",)    # heartbeats of real workers name nothing else
-    extend_by_seconds: Seconds | None = None
+    extend_by_seconds: Annotated[Seconds | None, says("default: as long as the lease was granted for")] = None
 
 
 class ReleaseLease(Held, kw_only=True):
