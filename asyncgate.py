@@ -134,6 +134,13 @@ class Sweep(Ask, kw_only=True):
     schedules: list[str] = []
 
 
+class Prolong(Ask, kw_only=True):
+    """Upkeep's own request: these tasks may have leases that lived when the last gate fell silent."""
+
+    tasks: list[str] = []
+    silent_since: float = 0.0
+
+
 class Seen(Ask, kw_only=True):
     """Upkeep's own request: these principals have been here."""
 
@@ -289,6 +296,15 @@ def jitter(lease_id: str, spread: float, crowd: int) -> float:
     """
     share = min((crowd - 1) / (CROWD - 1), 1.0)
     return hashlib.sha256(lease_id.encode()).digest()[0] / 256 * spread * share
+
+
+def prolonged(lease: Lease, silent_since: float, now: float, grace: float) -> float:
+    """Return when a lease ends that no gate could renew for a while: what was left of it then, and `grace`, from now.
+
+    Never more than its own length is left, so a process that dies over this and begins again prolongs it only once.
+    """
+    left = min(lease.expires_at - silent_since, lease.ttl_seconds or lease.expires_at - lease.acquired_at)
+    return max(lease.expires_at, now + left + grace)
 
 
 def alive(lease: Lease | None, now: float, grace: float) -> bool:
@@ -1613,6 +1629,18 @@ class Engine:
         return {"task_id": task.task_id, "previous_worker_id": lease.worker_id, "attempt": task.attempt,
                 "requeued": task.held is None, "reason": reason}
 
+    def prolong(self, work: Work, caller: Caller, ask: Prolong) -> None:
+        """Give leases back the time in which no gate served: their workers could neither renew nor complete."""
+        grace = self.settings.lease_grace_seconds
+        for task_id in ask.tasks:
+            lease = work.leases.get(task_id)
+            if lease is None or not alive(lease, ask.silent_since, grace):
+                continue
+            until = prolonged(lease, ask.silent_since, work.now, self.settings.restart_grace_seconds)
+            work.hold(replace(lease, expires_at=until))
+            work.tell(task_id, "lease.prolonged", lease_id=lease.lease_id, worker_id=lease.worker_id,
+                      expires_at=outside(until).isoformat(), silent_since=outside(ask.silent_since).isoformat())
+
     def seen(self, work: Work, caller: Caller, ask: Seen) -> None:
         """Write down who was here; a session begins with a new instance or after 30 silent minutes."""
         for who, first, last in ask.sightings:
@@ -2210,13 +2238,14 @@ class Gate:
             upkeep = self._furnish(Engine(backend, self.settings))
             opened.push_async_callback(self.engine.batches.landed)
             opened.push_async_callback(self.mcp.close)
-            await backend.join(self.engine.instance, self.settings.lease_sweep_interval_seconds, self.engine.hear)
+            beats = self.settings.lease_sweep_interval_seconds
+            await upkeep.begin(await backend.join(self.engine.instance, beats, self.engine.hear))
             async with self.guard, upkeep, self.engine.ledger or contextlib.nullcontext():
                 yield
 
-    def _furnish(self, engine: Engine) -> Duties:
+    def _furnish(self, engine: Engine) -> Any:
         """Give the engine what works beside it; raises StartupError for settings that contradict one another."""
-        upkeep: Duties = import_module("asyncgate.backends.upkeep").Upkeep(engine)
+        upkeep = import_module("asyncgate.backends.upkeep").Upkeep(engine)
         part = import_module("asyncgate.backends.identity_guard")
         if self.settings.receipt_mode != "standalone":
             engine.ledger = import_module("asyncgate.backends.receipts_outbox").Ledger(engine)

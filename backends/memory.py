@@ -110,8 +110,9 @@ class Memory:
         """Return the time of this process."""
         return time.time() + self.skew
 
-    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> None:
-        """Have nobody to meet."""
+    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> float | None:
+        """Return None: nothing was here before."""
+        return None
 
     async def beat(self) -> None:
         """Have nobody to show it to."""

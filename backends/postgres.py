@@ -184,10 +184,10 @@ class Postgres:
         """Whether no other process is known to share the database."""
         return self.member is None or self.member.alone
 
-    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> None:
+    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> float | None:
         """Take part under a name that no living process has."""
         self.member = Membership(self.settings.direct_url or self.url, self.settings, instance_id, beat_seconds, hear)
-        await self.member.join()
+        return await self.member.join()
 
     async def beat(self) -> None:
         """Say that this process lives."""

@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
+from collections.abc import Callable
 
-from asyncgate import Caller, Engine, Needs, News, Seen, Sweep, Work
+from asyncgate import Ask, Caller, Engine, Needs, News, Prolong, Seen, Sweep, Work
 from asyncgate.backends.ledger_upkeep import duties
 from asyncgate.parts.duties import Duties, Duty
 from asyncgate.parts.errors import GateError
@@ -25,6 +26,7 @@ class Upkeep(Duties):
     """The gate's own work: loops over stored state, never over workers (spec 15)."""
 
     SLICE = 100             # leases that one transaction takes back
+    PAGE = 1000             # and that one read names
     LATER_SECONDS = 0.02    # than a lease's end, so that no clock says that it still lives
 
     def __init__(self, engine: Engine) -> None:
@@ -45,6 +47,30 @@ class Upkeep(Duties):
         self.engine.listeners.discard(self.hear)
         with contextlib.suppress(Exception):    # who was here in the last minute is not worth a failing stop
             await self.remember()
+
+    async def begin(self, silent_since: float | None) -> None:
+        """Give leases back the time in which no gate served, before the first sweep and the first call.
+
+        All tasks are found before any is changed: a lease that has its time back would be found once more.
+        """
+        if silent_since is not None:
+            for tenant_id, tasks in (await self._leased_at(silent_since)).items():
+                for at in range(0, len(tasks), self.SLICE):
+                    await self._write(tenant_id, Prolong(tasks=tasks[at:at + self.SLICE], silent_since=silent_since))
+        await self.beat()
+
+    async def _leased_at(self, moment: float) -> dict[str, list[str]]:
+        """Return the tasks, by tenant, whose leases run out at a moment or later."""
+        found: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        since, limit = moment - self.engine.settings.lease_grace_seconds, self.PAGE
+        while page := await self.engine.backend.lapses(since, limit):
+            for _, tenant_id, task_id in page:
+                found[tenant_id][task_id] = None
+            if len(page) < limit:
+                break
+            limit = 2 * limit if page[-1][0] == since else self.PAGE    # more than that run out at one moment
+            since = page[-1][0]
+        return {tenant_id: list(tasks) for tenant_id, tasks in found.items()}
 
     def watch(self, work: Work) -> None:
         """Sweep when a lease that was just granted runs out; other processes may have to, so they are told."""
@@ -116,10 +142,14 @@ class Upkeep(Duties):
             await self._write(tenant_id, Seen(sightings=sightings))
         return len(seen)
 
-    async def _write(self, tenant_id: str, ask: Sweep | Seen) -> None:
-        caller = self.engine.itself(tenant_id)
-        run, loads = (Engine.sweep, overdue) if isinstance(ask, Sweep) else (Engine.seen, sighted)
-        await self.engine.write(run, loads, caller, ask)
+    async def _write(self, tenant_id: str, ask: Sweep | Prolong | Seen) -> None:
+        run, loads = WRITES[type(ask)]
+        await self.engine.write(run, loads, self.engine.itself(tenant_id), ask)
+
+
+def leased(needs: Needs, caller: Caller, ask: Prolong) -> None:
+    """Load the tasks whose leases may get time back."""
+    needs.tasks.update(ask.tasks)
 
 
 def overdue(needs: Needs, caller: Caller, ask: Sweep) -> None:
@@ -131,3 +161,7 @@ def overdue(needs: Needs, caller: Caller, ask: Sweep) -> None:
 def sighted(needs: Needs, caller: Caller, ask: Seen) -> None:
     """Load what is known of those who were here."""
     needs.records.update((Presence, (who.kind, who.id)) for who, _, _ in ask.sightings)
+
+
+WRITES: dict[type[Ask], tuple[Callable[..., None], Callable[..., None]]] = {
+    Sweep: (Engine.sweep, overdue), Prolong: (Engine.prolong, leased), Seen: (Engine.seen, sighted)}
