@@ -77,11 +77,11 @@ def address(url: str) -> str:
 
 def problem_of(problems: dict[str, Exception]) -> Exception:
     """Return the one error that says of each host why it is not to be had."""
-    errors = list(problems.values())
-    if len(errors) == 1 and isinstance(errors[0], asyncpg.PostgresError):
-        return errors[0]
+    first, *others = problems.values()
+    if not others and isinstance(first, asyncpg.PostgresError):
+        return first  # type: ignore[no-any-return]  # asyncpg has no types
     text = "; ".join(f"{address(url)}: {reason(error)}" for url, error in problems.items())
-    silent = all(isinstance(error, TimeoutError) for error in errors)
+    silent = all(isinstance(error, TimeoutError) for error in problems.values())
     return (TimeoutError if silent else ConnectionError)(text)
 
 
@@ -112,8 +112,8 @@ def startup_error(error: Exception, url: str, what: str = "the database") -> Sta
     if isinstance(error, ValueError):
         return StartupError(f"database.url is not the URL of a Postgres: {error}")
     if isinstance(error, OSError | TimeoutError):
-        return NotNow(f"cannot reach {what}: {error or where}; is Postgres running there, and is database.url right?")
-    return NotNow(f"cannot use {what} at {where}: {error or type(error).__name__}")
+        return NotNow(f"cannot reach {what}: {str(error) or where}; is Postgres running there, and is database.url right?")
+    return NotNow(f"cannot use {what} at {where}: {str(error) or type(error).__name__}")
 
 
 def flags(url: str) -> str:
