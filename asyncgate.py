@@ -70,6 +70,8 @@ from asyncgate.parts.errors import *
 from asyncgate.parts.guards import guard_start as guard_start
 from asyncgate.parts.http import *
 from asyncgate.parts.ids import Ids as Ids
+from asyncgate.parts.ids import mark_of
+from asyncgate.parts.outages import OFTEN
 from asyncgate.parts.polls import Polls
 from asyncgate.parts.quotas import *
 from asyncgate.parts.settings import *
@@ -622,7 +624,11 @@ class Work:
 
     def new_id(self) -> str:
         """Return an id younger than all before."""
-        return self.ids.new(self.now)
+        return self.ids.new(self.now, mark_of(self.tenant_id))
+
+    def new_lease_id(self) -> str:
+        """Return an id that nobody can guess."""
+        return self.ids.lease(mark_of(self.tenant_id))
 
     def _set(self, table: dict[Any, Any], key: Any, value: Any) -> None:
         self._undo.append((table, key, table.get(key, UNSET)))
@@ -904,8 +910,8 @@ class Engine:
         limit, mark = self.limit(ask.limit), ("tasks", owner, ask.status, ask.type)
         before = self.position(caller, ask.cursor, *mark)
         rows = await self.backend.tasks(caller.tenant_id, TaskFilter(owner, ask.status, ask.type, before, limit + 1))
-        more = self.cursor(caller, rows[limit - 1][0].task_id, *mark) if len(rows) > limit else None
-        return Tasks([record(caller.tenant_id, *row) for row in rows[:limit]], more, more)
+        ends = self.onward(caller, [task.task_id for task, *_ in rows], limit, ask.cursor, *mark)
+        return Tasks([record(caller.tenant_id, *row) for row in rows[:limit]], *ends)
 
     def _self_only(self, caller: Caller, named: Principal | None) -> Principal:
         if named is not None and not named.same(caller.principal):
@@ -916,15 +922,18 @@ class Engine:
         """Return what happened to a task, oldest first: its receipts, and the events that have none."""
         await self._readable(caller, ask.task_id)
         tenant, limit, mark = caller.tenant_id, self.limit(ask.limit), ("history", ask.task_id)
-        after = self.position(caller, ask.cursor, *mark)
-        receipts = await self.backend.receipts(tenant, ReceiptFilter(None, ask.task_id, None, after, limit + 1))
+        place = self.position(caller, ask.cursor, *mark) or ""
+        told, _, noted = place.partition(" ")       # a place in each: a receipt may become visible after an event
+        receipts = await self.backend.receipts(tenant, ReceiptFilter(None, ask.task_id, None, told, limit + 1))
         events = [HistoryEvent(r.receipt_id, r.receipt_type, outside(r.created_at), receipt=shown(tenant, r))
                   for r in receipts]
         events += [HistoryEvent(e.event_id, e.event_type, outside(e.created_at), raw(e.payload))
-                   for e in await self.backend.events(tenant, ask.task_id, after, limit + 1)]
+                   for e in await self.backend.events(tenant, ask.task_id, noted or told, limit + 1)]
         events.sort(key=lambda event: event.event_id)
-        more = self.cursor(caller, events[limit - 1].event_id, *mark) if len(events) > limit else None
-        return History(ask.task_id, events[:limit], more, more)
+        for event in events[:limit]:
+            told, noted = (event.event_id, noted or told) if event.receipt else (told, event.event_id)
+        cursor = self.cursor(caller, f"{told} {noted}", *mark) if events else ask.cursor
+        return History(ask.task_id, events[:limit], cursor if len(events) > limit else None, cursor)
 
     def cancel_task(self, work: Work, caller: Caller, ask: CancelTask) -> Ok:
         """Cancel a task; its worker learns it from its next call.
@@ -1017,7 +1026,7 @@ class Engine:
     def _lease(self, work: Work, worker: Principal, ask: LeaseNext, task: Task) -> Offer:
         timeouts = terms_of(task.terms).timeouts
         wished = ask.lease_ttl_seconds or (timeouts.lease_ttl_seconds if timeouts else None)
-        task, lease_id = work.move(task, CLAIM, fence=task.fence + 1), work.ids.lease()
+        task, lease_id = work.move(task, CLAIM, fence=task.fence + 1), work.new_lease_id()
         body = {"worker_capabilities": sorted(ask.capabilities or ()), "attempt": task.attempt, "fence": task.fence}
         accepted = self._emit(work, EMISSION["claim"], task, body, by=worker, lease_id=lease_id)
         ttl = min(wished or self.settings.default_lease_ttl_seconds, self.settings.max_lease_ttl_seconds)
@@ -1198,10 +1207,10 @@ class Engine:
         if again:
             return self._retry(work, task, lease, ask.retry_after_seconds, body)
         task = work.move(task, FAIL, completed_at=work.now, outcome=error.decode())
+        if ask.retryable:       # before the end: a ledger that keeps custody hands nothing on that is closed
+            self._escalate(work, task, lease, "max_retries_exceeded")
         ended = self._emit(work, EMISSION["fail"], self._discharge(work, task), body, by=lease.worker, lease=lease)
         self._end(work, work.tasks[task.task_id], ended, self._enclosed("error", value, error, task.task_id))
-        if ask.retryable:
-            self._escalate(work, task, lease, "max_retries_exceeded")
         return Released(True, "failed", False)
 
     def _retry(self, work: Work, task: Task, lease: Lease, wished: float | None, body: dict[str, Any]) -> Released:
@@ -1328,8 +1337,8 @@ class Engine:
         limit = self.limit(ask.limit)
         rows = await self.backend.receipts(caller.tenant_id,
                                            ReceiptFilter(to, ask.task_id, ask.receipt_type, after, limit + 1))
-        more = self.cursor(caller, rows[limit - 1].receipt_id, *mark) if len(rows) > limit else None
-        return Receipts([shown(caller.tenant_id, row) for row in rows[:limit]], more, more)
+        ends = self.onward(caller, [row.receipt_id for row in rows], limit, ask.since_receipt_id or ask.cursor, *mark)
+        return Receipts([shown(caller.tenant_id, row) for row in rows[:limit]], *ends)
 
     async def inbox(self, caller: Caller, ask: ListReceipts) -> Principal | None:
         """Return whose receipts are meant; None is everybody's, of a task or of the tenant."""
@@ -1479,7 +1488,8 @@ class Engine:
         after = await self._since(caller, ask.since_receipt_id, "obligations", who)
         rows = await self.backend.obligations(caller.tenant_id, who, after, self.limit(ask.limit))
         return Obligations(self._server(), await self._relationship(caller, who),
-                           [shown(caller.tenant_id, row) for row in rows], rows[-1].receipt_id if rows else None)
+                           [shown(caller.tenant_id, row) for row in rows],
+                           rows[-1].receipt_id if rows else ask.since_receipt_id)
 
     def whose(self, caller: Caller, ask: AsEither) -> Principal:
         """Return the principal that is asked about; only an admin may ask about another."""
@@ -1497,7 +1507,7 @@ class Engine:
             await self.write(Engine._deliver, None, caller, Delivered(receipts=fresh))
         return Welcome(self._server(), await self._relationship(caller, who),
                        Attention([shown(caller.tenant_id, row) for row in rows]),
-                       LatestReceipt(rows[-1].receipt_id if rows else None), self.settings.environment,
+                       LatestReceipt(rows[-1].receipt_id if rows else ask.since_receipt_id), self.settings.environment,
                        warnings=await self._warnings(caller))
 
     async def _warnings(self, caller: Caller) -> list[str]:
@@ -1660,8 +1670,17 @@ class Engine:
         seal = hmac.digest(self.backend.secret, canonical((caller.tenant_id, query, position)), "sha256")[:12]
         return base64.urlsafe_b64encode(seal + position.encode()).decode().rstrip("=")
 
+    def onward(self, caller: Caller, found: list[str], limit: int, given: str | None,
+               *query: Any) -> tuple[str | None, str | None]:
+        """Return next_cursor, null at the end, and cursor: the last place seen, or the given one if nothing came (17).
+
+        `found` are the places of a page, and one more where there is more.
+        """
+        cursor = self.cursor(caller, found[:limit][-1], *query) if found else given
+        return (cursor if len(found) > limit else None), cursor
+
     def position(self, caller: Caller, cursor: str | None, *query: Any) -> str | None:
-        """Open a cursor that `_cursor` made for the same tenant and query."""
+        """Open a cursor that `cursor` made for the same tenant and query."""
         if cursor is None:
             return None
         with contextlib.suppress(ValueError):
@@ -1826,8 +1845,8 @@ class Batches:
         except GateError as no:
             error = no
         except Exception as broken:
-            log.error("a batch of %d did not reach the database", len(jobs), exc_info=broken)
-            error = DatabaseUnavailable("the database did not take this; try again", retry_after=1)
+            log.error("nobody knows what became of a batch of %d", len(jobs), exc_info=broken, extra=OFTEN)
+            error = outcome_unknown()
         if error is None:
             self.after_commit(*decided)
         for job in jobs:
@@ -2254,8 +2273,7 @@ class Gate:
             self.engine.admit(op, caller, ask)      # who may not create cannot use up what others may
             await self.guard.created(caller, len(getattr(ask, "tasks", "1")))
         reply = await self.engine.perform(op, caller, ask)
-        if isinstance(reply, Items):
-            self.guard.auditor.parts(caller, op.name, reply)
+        await self.guard.performed(op, caller, ask, reply)
         if op.name == "health" and reply.status != "healthy":
             raise DatabaseUnavailable("the database does not answer", retry_after=1, **msgspec.to_builtins(reply))
         return reply

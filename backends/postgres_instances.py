@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncgate import News, NotNow, StartupError
+from asyncgate.parts.outages import OFTEN
 from asyncgate.parts.settings import DatabaseSettings
 
 log = logging.getLogger("asyncgate.postgres")
@@ -200,7 +201,7 @@ class Membership:
                     log.info("%s has its lock again", self.instance_id)
                 await self._send()
             except (*AWAY, StartupError) as error:
-                log.warning("no locks and no news for now: %s", error or type(error).__name__)
+                log.warning("no locks and no news for now: %s", error or type(error).__name__, extra=OFTEN)
                 await asyncio.sleep(AGAIN_SECONDS)
                 self.wanted.set()
 

@@ -96,6 +96,10 @@ class MemoryGate:
         facts = {name: getattr(view, name) for name in ReceiptRecord.__struct_fields__ if name != "delivered_at"}
         return encode(Sent(**facts, receipt_key=receipt.receipt_key))
 
+    def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
+        """Return nothing: this ledger keeps no custody."""
+        return None
+
     def body(self, content: bytes) -> bytes:
         """Return the body of a rendered receipt."""
         return bytes(rendered(content).body)

@@ -89,6 +89,8 @@ class Ledger:
                     continue
                 task, lease = work.tasks.get(receipt.task_id), work.leases.get(receipt.task_id)
                 content = self.sink.render(work.tenant_id, receipt, task, lease)
+                if task is not None and (back := self.sink.handed(receipt, task, lease)) is not None:
+                    work.change(task, handed=back)      # the receipts that follow are told of it
                 if content is not None:
                     row = Outgoing(receipt.receipt_id, receipt.task_id, content.decode(), work.now)
                     work.post(row, skeleton=self.sink.reads)

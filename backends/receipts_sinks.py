@@ -76,6 +76,9 @@ class Sink(Protocol):
         `task` is as the operation leaves it, with its duty, attempt, outcome and artifacts, and `lease` its latest one.
         """
 
+    def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
+        """Return what `Task.handed` becomes by a receipt, for a ledger that keeps custody; None leaves it as it is."""
+
     def body(self, content: bytes) -> bytes:
         """Return the body of the receipt that these bytes were rendered from."""
 

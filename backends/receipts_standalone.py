@@ -21,6 +21,10 @@ class Standalone:
         """Send nothing."""
         return None
 
+    def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
+        """Return nothing: this ledger keeps no custody."""
+        return None
+
     def body(self, content: bytes) -> bytes:
         """Return what is there."""
         return content

@@ -38,13 +38,13 @@ class Recorded(Ids):
         super().__init__()
         self.ids, self.first, self.given = ids, deque(first), list[str]()
 
-    def new(self, now: float) -> str:
+    def new(self, now: float, mark: int = 0) -> str:
         """Return the next id."""
-        return self._give(lambda: self.ids.new(now))
+        return self._give(lambda: self.ids.new(now, mark))
 
-    def lease(self) -> str:
+    def lease(self, mark: int = 0) -> str:
         """Return the next lease id."""
-        return self._give(self.ids.lease)
+        return self._give(lambda: self.ids.lease(mark))
 
     def _give(self, make: Callable[[], str]) -> str:
         self.given.append(self.first.popleft() if self.first else make())

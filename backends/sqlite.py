@@ -62,6 +62,7 @@ from asyncgate import (
     Work,
     export_order,
 )
+from asyncgate.parts.outages import OFTEN
 
 if TYPE_CHECKING:
     from asyncgate.backends import Backend
@@ -496,7 +497,7 @@ class Sqlite:
         try:
             return await self._read(sql, given)
         except (sqlite3.OperationalError, OSError) as error:
-            log.error("the database cannot be read", exc_info=error)
+            log.error("the database cannot be read: %s", error, extra=OFTEN)
             raise DatabaseUnavailable("the database does not answer; try again", retry_after=1) from error
 
     async def _read(self, sql: str, given: tuple[Any, ...]) -> list[tuple[Any, ...]]:

@@ -54,6 +54,7 @@ Consistency = Literal["eventual", "strict"]
 StoreFailure = Literal["local", "deny"]
 ToolNames = Literal["dotted", "underscore"]
 Dialect = Literal["auto", "1.0", "1.1"]
+Contents = Literal["clear", "digests"]
 TlsVersion = Literal["TLSv1.2", "TLSv1.3"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
@@ -272,6 +273,7 @@ class LedgerSettings(Group, frozen=True):
     profile: Annotated[Literal["memorygate", "receiptgate"], says("Which protocol the ledger speaks")] = "memorygate"
     dialect: Annotated[Dialect, says("ReceiptGate's receipt schema, with obligation_id or without")] = "auto"
     source_system: Annotated[Name, says("Who we are to ReceiptGate: the principal of our token there")] = "asyncgate"
+    contents: Annotated[Contents, says("Whether ReceiptGate is sent payloads and results, or their hashes")] = "clear"
     adopt_seconds: Annotated[Seconds, says("Seconds between looks for what workers state there; 0 is never")] = 10.0
 
 
