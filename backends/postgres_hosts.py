@@ -112,7 +112,8 @@ def startup_error(error: Exception, url: str, what: str = "the database") -> Sta
     if isinstance(error, ValueError):
         return StartupError(f"database.url is not the URL of a Postgres: {error}")
     if isinstance(error, OSError | TimeoutError):
-        return NotNow(f"cannot reach {what}: {str(error) or where}; is Postgres running there, and is database.url right?")
+        return NotNow(f"cannot reach {what}: {str(error) or where}; is Postgres running there, and is database.url "
+                      "right?")
     return NotNow(f"cannot use {what} at {where}: {str(error) or type(error).__name__}")
 
 

@@ -105,11 +105,13 @@ class MemoryGate(Group, frozen=True):
     auth_token_env: Annotated[str, says("Name of the environment variable that holds the ledger's token")] = ""
     worker_token: Annotated[str, says("Token at the ledger that workers are given", secret=True)] = ""
     tenant_id: Annotated[str, says("Tenant under which the ledger files our receipts")] = ""
-    timeout_ms: Annotated[Positive, says("Longest wait for the ledger's answer, in milliseconds")] = 500
-    emission_timeout_ms: Annotated[Positive, says("Another name of memorygate.timeout_ms")] = 500
+    timeout_ms: Annotated[Count, says("Longest wait for the ledger's answer, in milliseconds; 0 is 500, and 10000 for "
+                                      "a ReceiptGate")] = 0
+    emission_timeout_ms: Annotated[Count, says("Another name of memorygate.timeout_ms")] = 0
     failure_mode: Annotated[Consistency, says("Another name of receipt_consistency_mode")] = "eventual"
     emission_retry: EmissionRetry = EmissionRetry()
-    parallel: Annotated[int, span(1, 1000), says("Receipts of different tasks that are sent at once")] = 16
+    parallel: Annotated[int, span(0, 1000), says("Most receipts of different tasks that are sent at once; 0 is 16, and "
+                                                 "4 to a ReceiptGate")] = 0
     circuit_breaker: CircuitBreaker = CircuitBreaker()
 
 class WorkerBootstrap(Group, frozen=True):
