@@ -74,6 +74,7 @@ from asyncgate.parts.ids import mark_of
 from asyncgate.parts.outages import OFTEN
 from asyncgate.parts.polls import Polls
 from asyncgate.parts.quotas import *
+from asyncgate.parts.screening import screen
 from asyncgate.parts.settings import *
 from asyncgate.parts.stored import *
 from asyncgate.parts.views import *
@@ -738,11 +739,15 @@ class Engine:
 
     def admit(self, op: Operation, caller: Caller, ask: Ask) -> None:
         """Refuse who may not ask this, by tenant, role and scope; whose a task is only the batch can tell."""
+        self.permit(op, caller)
         checked(ask)
+        if not op.open and ask.tenant_id is not None:
+            self.at_home(caller, ask.tenant_id)
+
+    def permit(self, op: Operation, caller: Caller) -> None:
+        """Refuse who may not ask such a thing, whatever it is: a façade reads no body for them."""
         if op.open:
             return
-        if ask.tenant_id is not None:
-            self.at_home(caller, ask.tenant_id)
         needed = " or ".join([role for role in op.roles if role != "system"])      # which nobody outside can have
         if caller.role not in op.roles:
             raise barred(caller, f"a credential with the role {caller.role} cannot {op.name}", needed)
@@ -1342,8 +1347,11 @@ class Engine:
         if len(body) > limits.max_body_size_bytes:
             raise ReceiptTooLarge(f"the receipt's body would be {len(body)} bytes, {limits.max_body_size_bytes} is the "
                                   "most.  Receipt bodies are contracts, not chat messages.")
-        if len(parents) > limits.max_parents:
-            raise TooManyParents(f"{len(parents)} parents; a receipt has {limits.max_parents} at most (PH.5)")
+        self._few(parents)
+
+    def _few(self, parents: tuple[str, ...]) -> None:
+        if len(parents) > (most := self.settings.receipts.max_parents):
+            raise TooManyParents(f"{len(parents)} parents; a receipt has {most} at most (PH.5)")
 
     # Receipts and obligations.
 
@@ -1428,6 +1436,7 @@ class Engine:
         if ask.receipt_type in DISCHARGING and not parents:
             raise ParentsRequired(f"{ask.receipt_type} discharges an obligation and must name it among its parents; "
                                   "without parents the obligation would stay open for ever (PH.2)")
+        self._few(parents)      # before each of them is looked for, and reported
         if missing := [parent for parent in parents if parent not in work.receipts]:
             raise ParentNotFound(f"no receipt {missing[0]}; parents must exist in the same tenant (PH.2)")
         return parents
@@ -2075,9 +2084,12 @@ def its_receipt(needs: Needs, caller: Caller, ask: AckReceipt) -> None:
     needs.receipts.add(ask.receipt_id)
 
 
+MOST_PARENTS = 1000         # that any setting allows; no more are looked up
+
+
 def its_schedule(needs: Needs, caller: Caller, ask: EmitReceipt) -> None:
     """Load the parents, the task and the schedule of an offered receipt."""
-    needs.receipts.update(ask.parents or ())
+    needs.receipts.update(tuple(dict.fromkeys(ask.parents or ()))[:MOST_PARENTS])
     needs.tasks.update({ask.task_id} if ask.task_id else ())
     needs.records.update({(Schedule, (ask.schedule_id,))} if ask.schedule_id else ())
 
@@ -2392,6 +2404,7 @@ class Endpoint:
             allow = sorted({*self.operations, *({"HEAD"} if "GET" in self.operations else ())})
             raise MethodNotAllowed(f"{scope['method']} is not for {scope['path']}", allow=allow)
         caller = await self.gate.admit(scope, op)
+        self.gate.engine.permit(op, caller)
         scope["asyncgate.ask"] = ask = await self._ask(op, caller, scope, receive)
         if op.name == "bootstrap" and self.gate.settings.bootstrap.deprecate_legacy_endpoint:
             more += DEPRECATED
@@ -2406,7 +2419,7 @@ class Endpoint:
                 ask = msgspec.convert(query, op.takes, strict=False)
             else:
                 body = await read_body(scope, receive, self.gate.settings)
-                screen(body)
+                await screen(body, self.gate.settings.max_request_values)
                 ask = op.decode(without_nulls(body) if body else b"{}")
                 fill(ask, query)
             for name, value in scope["path_params"].items():
@@ -2435,6 +2448,7 @@ class Door:
         async with self.opening:
             if self.facade is None:     # else another request opened it while this one waited
                 part = await asyncio.to_thread(import_module, "asyncgate.parts.mcp_facade")
+                await asyncio.to_thread(part.catalog, tuple(OPERATIONS.values()))      # it takes a third of a second
                 self.facade = await part.Facade(self.gate, OPERATIONS, __version__).open()
 
     def drain(self) -> None:

@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncgate import News, NotNow, StartupError
+from asyncgate.backends.postgres_hosts import AWAY, Hosts, startup_error
 from asyncgate.parts.outages import OFTEN
 from asyncgate.parts.settings import DatabaseSettings
 
@@ -36,8 +37,6 @@ AGAIN_SECONDS = 0.5         # between attempts to reach the database
 FORGOTTEN = "1 day"         # after which nobody remembers an instance that gave no sign
 # The database gives up the lock of a machine that vanished without a word in half a minute, not in two hours.
 PROBED = "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3"
-# The database is not to be had now; the last one is what asyncpg says of a connection that broke in the middle.
-AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
 # Alive: its lock is held, or it gave a sign within three beats (DESIGN 5.10).
 LOCK = "hashtextextended({0}, 25959)"
@@ -102,6 +101,7 @@ class Membership:
     def __init__(self, url: str, settings: DatabaseSettings, instance_id: str, beat_seconds: float,
                  hear: Callable[[News], None]) -> None:
         self.url, self.settings, self.instance_id = url, settings, instance_id
+        self.hosts = Hosts(url, settings.timeout_seconds)
         self.beat_seconds, self.hear = beat_seconds, hear
         self.others: set[str] = set()       # that live
         self.db: asyncpg.Connection | None = None
@@ -122,7 +122,7 @@ class Membership:
         try:
             await self._connect(PATIENCE_SECONDS)
         except AWAY as error:
-            raise NotNow(f"cannot reach the database for locks: {error or type(error).__name__}") from None
+            raise startup_error(error, self.url, "the database for locks") from None
         self.keeping = asyncio.create_task(self._keep())
         self.tell()
         return self.last_sign
@@ -172,9 +172,8 @@ class Membership:
         self.wanted.set()
 
     async def _connect(self, patience: float) -> None:
-        db = await asyncpg.connect(self.url, timeout=self.settings.timeout_seconds, statement_cache_size=0,
-                                   command_timeout=self.settings.timeout_seconds,
-                                   server_settings=session(self.settings))
+        db = await self.hosts.connect(statement_cache_size=0, command_timeout=self.settings.timeout_seconds,
+                                      server_settings=session(self.settings))
         try:
             deadline = time.monotonic() + patience
             while not await db.fetchval(TAKE, self.instance_id):
@@ -216,7 +215,11 @@ class Membership:
             if self.db is None or self.db.is_closed():
                 self.wanted.set()
                 raise ConnectionError("the connection for locks and news is lost")
-            return await getattr(self.db, how)(statement, *given)
+            try:
+                return await getattr(self.db, how)(statement, *given)
+            except TimeoutError:
+                self.db.terminate()     # a host that hangs keeps its connections for ever: another may be there
+                raise
 
     async def _keep(self) -> None:
         """Send what is pending, and connect again when the connection is lost."""

@@ -105,11 +105,13 @@ class MemoryGate(Group, frozen=True):
     auth_token_env: Annotated[str, says("Name of the environment variable that holds the ledger's token")] = ""
     worker_token: Annotated[str, says("Token at the ledger that workers are given", secret=True)] = ""
     tenant_id: Annotated[str, says("Tenant under which the ledger files our receipts")] = ""
-    timeout_ms: Annotated[Positive, says("Longest wait for the ledger's answer, in milliseconds")] = 500
-    emission_timeout_ms: Annotated[Positive, says("Another name of memorygate.timeout_ms")] = 500
+    timeout_ms: Annotated[Count, says("Longest wait for the ledger's answer, in milliseconds; 0 is 500, and 10000 for "
+                                      "a ReceiptGate")] = 0
+    emission_timeout_ms: Annotated[Count, says("Another name of memorygate.timeout_ms")] = 0
     failure_mode: Annotated[Consistency, says("Another name of receipt_consistency_mode")] = "eventual"
     emission_retry: EmissionRetry = EmissionRetry()
-    parallel: Annotated[int, span(1, 1000), says("Receipts of different tasks that are sent at once")] = 16
+    parallel: Annotated[int, span(0, 1000), says("Most receipts of different tasks that are sent at once; 0 is 16, and "
+                                                 "4 to a ReceiptGate")] = 0
     circuit_breaker: CircuitBreaker = CircuitBreaker()
 
 class WorkerBootstrap(Group, frozen=True):
@@ -320,6 +322,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     receipt_retention_days: Annotated[Days, says("Days a receipt is active before it may be archived (H.11)")] = 30
     task_retention_days: Annotated[Days, says("Days a finished task is kept before it may be pruned")] = 30
     max_request_bytes: Annotated[Size, says("Largest request body, in bytes")] = 16 * 2**20
+    max_request_values: Annotated[Size, says("Most values in the lists and objects of a request body")] = 100_000
     max_payload_bytes: Annotated[Size, says("Largest task payload, in bytes of JSON")] = 2**20
     max_result_bytes: Annotated[Size, says("Largest result, in bytes of JSON")] = 2**20
     max_progress_bytes: Annotated[Size, says("Largest progress report, in bytes of JSON")] = 64 * 2**10
