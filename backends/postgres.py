@@ -37,7 +37,6 @@ from asyncgate import (
     LeaseNext,
     Needs,
     News,
-    NotNow,
     Outgoing,
     Principal,
     Progress,
@@ -52,7 +51,8 @@ from asyncgate import (
     export_order,
 )
 from asyncgate.backends import postgres_statements as sql
-from asyncgate.backends.postgres_instances import AWAY, Membership, lock_of, name_of_this_process, session
+from asyncgate.backends.postgres_hosts import AWAY, CONNECT_SECONDS, Hosts, startup_error
+from asyncgate.backends.postgres_instances import Membership, lock_of, name_of_this_process, session
 from asyncgate.backends.postgres_migrations import migrate_database as migrate_database
 from asyncgate.backends.postgres_migrations import migration_sql as migration_sql
 from asyncgate.backends.postgres_migrations import require_schema
@@ -69,7 +69,6 @@ T = TypeVar("T")
 R = TypeVar("R", bound=Struct)
 
 ATTEMPTS = 8                # at a batch that lost a race, before it is given up
-CONNECT_SECONDS = 5.0
 HIDDEN_SECONDS = 0.25       # how long a reader of receipts waits for writers that might still add to its page
 PROMOTED = 1000             # delayed tasks whose time has come that one batch takes in
 SLACK, MOST_SLACK = 32, 32 * 16 ** 3    # candidates beyond what is claimed, in case others hold the first ones
@@ -201,10 +200,10 @@ class Postgres:
         """Whether no other process is known to share the database."""
         return self.member is None or self.member.alone
 
-    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> None:
+    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> float | None:
         """Take part under a name that no living process has."""
         self.member = Membership(self.settings.direct_url or self.url, self.settings, instance_id, beat_seconds, hear)
-        await self.member.join()
+        return await self.member.join()
 
     async def beat(self) -> None:
         """Say that this process lives."""
@@ -593,6 +592,10 @@ class Postgres:
                 ids.append(id)
         return [(tenant_id, *both) for tenant_id, both in found.items()]
 
+    async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
+        """Return when live leases run out; a task with a deadline is named too, for both have one index."""
+        return [tuple(row) for row in await self._ask(sql.LAPSES, since, limit)]
+
     async def next_due(self, tenant_id: str) -> float | None:
         """Return when the next delayed task may be leased."""
         due: float | None = (await self._read(tenant_id, sql.NEXT_DUE, self.now()))[0][0]
@@ -694,7 +697,7 @@ async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSet
     try:
         pool = await connect(url, settings)
     except (*AWAY, ValueError) as error:
-        raise NotNow(f"cannot reach the database: {error or type(error).__name__}") from None
+        raise startup_error(error, url) from None
     backend = Postgres(pool, url, settings)
     try:
         async with pool.acquire() as db:
@@ -705,7 +708,7 @@ async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSet
     except BaseException as error:
         pool.terminate()
         if isinstance(error, AWAY):
-            raise NotNow(f"cannot use the database: {error}") from None
+            raise startup_error(error, url) from None
         raise
     return backend
 
@@ -716,11 +719,11 @@ async def connect(url: str, settings: DatabaseSettings) -> asyncpg.Pool:
     ours = session(settings) if settings.pgbouncer else {
         **session(settings), **PROBES_ONLY, "idle_in_transaction_session_timeout": "60s",
         "statement_timeout": f"{int(settings.timeout_seconds * 1000)}"}
+    hosts = Hosts(url, settings.timeout_seconds)
     return await asyncpg.create_pool(
-        url, min_size=1, max_size=settings.pool_size, reset=keep_session, server_settings=ours,
+        url, connect=hosts.connect, min_size=1, max_size=settings.pool_size, reset=keep_session, server_settings=ours,
         statement_cache_size=0 if settings.pgbouncer else 1000, max_cached_statement_lifetime=0,
-        max_cacheable_statement_size=0, timeout=min(CONNECT_SECONDS, settings.timeout_seconds),
-        command_timeout=settings.timeout_seconds)
+        max_cacheable_statement_size=0, command_timeout=settings.timeout_seconds)
 
 
 if TYPE_CHECKING:

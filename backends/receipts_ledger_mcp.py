@@ -11,7 +11,7 @@ import mcp_types as types
 from mcp.server.caching import CacheHint
 from mcp.server.lowlevel import Server
 
-from asyncgate.parts.mcp_facade import HOUR_MS, SAME_FOR_ALL, Facade, FixedLists
+from asyncgate.parts.mcp_facade import HOUR_MS, Facade, FixedLists
 
 ABOUT = """A ledger of receipts: what agents, workers, gates and others state, in the order of its arrival, for ever.
 memorygate.store_receipt states one, as its author wrote it; memorygate.list_receipts reads an inbox, or with task_id
@@ -28,7 +28,7 @@ class LedgerFacade(Facade):
         server: Server[Any] = FixedLists(
             "asyncgate-ledger", version=self.version, title="AsyncGate ledger", instructions=ABOUT,
             get_tool_input_schema=self.catalog.schemas.get,
-            cache_hints=dict.fromkeys(SAME_FOR_ALL, CacheHint(ttl_ms=HOUR_MS, scope="public")),
+            cache_hints={"tools/list": CacheHint(ttl_ms=HOUR_MS, scope="private")},
             on_list_tools=self._list)
         server.add_request_handler("tools/call", types.CallToolRequestParams, self._call)
         return server

@@ -16,9 +16,10 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from asyncgate.backends.receipts_memorygate import MOST_TOLD, problem
+from asyncgate.backends.receipts_memorygate import MOST_TOLD, problem, unreached
 from asyncgate.backends.receipts_receiptgate_schema import as_accepted, handed, ledger_receipt, plain, sent, written
 from asyncgate.backends.receipts_sinks import Filed, LedgerPage, Outage, Refusal
+from asyncgate.backends.receipts_wires import LOOK_SECONDS, pace_of, same
 
 if TYPE_CHECKING:
     import httpx2
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from asyncgate.backends.receipts_sinks import Sink
 
 NEWER, OLDER = "1.1", "1.0"
-TOOL, DIFFERENCE = "receiptgate.submit_receipt", "obligation_id"
+SUBMIT, LOOK, DIFFERENCE = "receiptgate.submit_receipt", "receiptgate.get_receipt", "obligation_id"
+OF_THE_LEDGER = {"tenant_id", "stored_at"}      # what it says itself, whatever it was sent
 # Codes that say something about the ledger or the credential, and nothing about the receipt.
 NOT_ABOUT_THE_RECEIPT = {"UNAUTHORIZED", "UNAUTHENTICATED", "FORBIDDEN", "RATE_LIMITED", "RATE_LIMIT_EXCEEDED",
                          "INTERNAL_ERROR", "SERVICE_UNAVAILABLE", "DATABASE_UNAVAILABLE", "UNAVAILABLE", "TIMEOUT",
@@ -59,7 +61,7 @@ class ReceiptGate:
         self.dialect = NEWER if self.detects else settings.ledger.dialect
         token = ours.auth_token or os.environ.get(ours.auth_token_env, "")
         self.headers = {"content-type": "application/json", **({"authorization": f"Bearer {token}"} if token else {})}
-        self.timeout_seconds, self.parallel = ours.timeout_ms / 1000, ours.parallel
+        self.pace = pace_of(settings)
         self.http: httpx2.AsyncClient | None = None
 
     def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
@@ -116,7 +118,25 @@ class ReceiptGate:
             await self._store(accepted)
 
     async def _store(self, receipt: bytes) -> None:
-        answer = await self._call(receipt)
+        result = await self._call(SUBMIT, b'{"receipt":%b}' % receipt)
+        if not isinstance(result, dict) or result.get("receipt_id") != json.loads(receipt)["receipt_id"]:
+            raise Outage(f"the ledger did not say that it stored the receipt: {result}"[:MOST_TOLD])
+
+    async def holds(self, tenant_id: str, content: bytes) -> bool:
+        """Whether the ledger has a receipt, just as it was sent in one form or another."""
+        forms = [form for form in (sent(content), plain(content), as_accepted(content)) if form is not None]
+        about = json.dumps({"receipt_id": json.loads(content)["receipt_id"]}).encode()
+        try:
+            theirs = await self._call(LOOK, about, LOOK_SECONDS)
+        except Refusal:     # it has none of that id
+            return False
+        return any(same(form, theirs, OF_THE_LEDGER) for form in forms)
+
+    async def _call(self, tool: str, arguments: bytes, patience: float = 0.0) -> Any:
+        """Call a tool, with arguments that go in as they are; return its result.  Raises Refusal and Outage."""
+        body = (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"%b","arguments":%b}}'
+                % (tool.encode(), arguments))
+        answer = await self._post(body, max(self.pace.timeout_seconds, patience))
         if answer.status_code != 200:
             raise problem("POST", answer)
         try:
@@ -126,23 +146,18 @@ class ReceiptGate:
             raise Outage("the ledger's answer is no JSON-RPC") from None
         if error is not None:
             raise refusal(error)
-        if not isinstance(result, dict) or result.get("receipt_id") != json.loads(receipt)["receipt_id"]:
-            raise Outage(f"the ledger did not say that it stored the receipt: {answer.text}"[:MOST_TOLD])
+        return result
 
-    async def _call(self, receipt: bytes) -> httpx2.Response:
-        """Make one call; the receipt goes in as it is."""
+    async def _post(self, body: bytes, seconds: float) -> httpx2.Response:
         import httpx2
         if self.http is None:
-            limits = httpx2.Limits(max_connections=self.parallel)
-            self.http = httpx2.AsyncClient(trust_env=False, timeout=self.timeout_seconds, headers=self.headers,
-                                           limits=limits)
-        body = (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"%b","arguments":{"receipt":%b}}}'
-                % (TOOL.encode(), receipt))
+            limits = httpx2.Limits(max_connections=2 * self.pace.most)      # what is looked for beside what is sent
+            self.http = httpx2.AsyncClient(trust_env=False, headers=self.headers, limits=limits)
         try:
-            async with asyncio.timeout(self.timeout_seconds):
-                return await self.http.post(self.url, content=body)
+            async with asyncio.timeout(seconds):
+                return await self.http.post(self.url, content=body, timeout=seconds)
         except (httpx2.TransportError, TimeoutError) as error:
-            raise Outage(f"{type(error).__name__}: {error}"[:MOST_TOLD]) from None
+            raise unreached(error) from None
 
     async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
         """Return nothing: what is there is not ours any more."""

@@ -32,6 +32,10 @@ class Standalone:
     async def send(self, tenant_id: str, content: bytes) -> None:
         """Do nothing."""
 
+    async def holds(self, tenant_id: str, content: bytes) -> bool:
+        """Find nothing."""
+        return False
+
     async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
         """Find nothing."""
         return []
