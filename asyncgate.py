@@ -746,13 +746,12 @@ class Engine:
 
     def permit(self, op: Operation, caller: Caller) -> None:
         """Refuse who may not ask such a thing, whatever it is: a façade reads no body for them."""
-        if op.open:
+        if op.fits(caller):
             return
         needed = " or ".join([role for role in op.roles if role != "system"])      # which nobody outside can have
         if caller.role not in op.roles:
             raise barred(caller, f"a credential with the role {caller.role} cannot {op.name}", needed)
-        if op.scopes and not caller.scopes & op.scopes:
-            raise barred(caller, f"{op.name} needs the scope {' or '.join(sorted(op.scopes))}", needed)
+        raise barred(caller, f"{op.name} needs the scope {' or '.join(sorted(op.scopes))}", needed)
 
     def at_home(self, caller: Caller, tenant_id: str) -> None:
         """Tolerate a tenant that a request names when it is the credential's own, refuse any other (21.3.1)."""
@@ -2131,6 +2130,10 @@ class Operation:
         self.decode: Callable[[bytes], Ask] = msgspec.json.Decoder(self.takes).decode
         self.fields = get_type_hints(self.takes, include_extras=True)
         self.summary, _, self.text = (inspect.getdoc(run) or "").partition("\n")
+
+    def fits(self, caller: Caller) -> bool:
+        """Whether a credential may ask this at all, by its role and one of its scopes."""
+        return self.open or (caller.role in self.roles and not (self.scopes and self.scopes.isdisjoint(caller.scopes)))
 
 
 EVERYONE = "a w A"
