@@ -70,9 +70,12 @@ from asyncgate.parts.errors import *
 from asyncgate.parts.guards import guard_start as guard_start
 from asyncgate.parts.http import *
 from asyncgate.parts.ids import Ids as Ids
+from asyncgate.parts.ids import mark_of
 from asyncgate.parts.members import Reader, Unreadable, header, warned
+from asyncgate.parts.outages import OFTEN
 from asyncgate.parts.polls import Polls
 from asyncgate.parts.quotas import *
+from asyncgate.parts.screening import screen
 from asyncgate.parts.settings import *
 from asyncgate.parts.stored import *
 from asyncgate.parts.views import *
@@ -135,6 +138,13 @@ class Sweep(Ask, kw_only=True):
     schedules: list[str] = []
 
 
+class Prolong(Ask, kw_only=True):
+    """Upkeep's own request: these tasks may have leases that lived when the last gate fell silent."""
+
+    tasks: list[str] = []
+    silent_since: float = 0.0
+
+
 class Seen(Ask, kw_only=True):
     """Upkeep's own request: these principals have been here."""
 
@@ -158,6 +168,7 @@ class News(Struct, frozen=True):
     keys: tuple[str, ...] = ()                              # issued keys that have changed
     account: bool = False                                   # whether what is agreed with the tenant has changed
     posted: bool = False                                    # whether receipts wait for the ledger
+    lapse: float | None = None                              # when a lease runs out, earlier than was known before
 
 
 # LAW ##################################################################################################################
@@ -224,6 +235,7 @@ SCOPES = frozenset({"tasks:read", "tasks:write", "tasks:lease", "receipts:read",
                     "admin:read", "admin:write"})
 LAST_MOMENT = 253_402_214_400   # 9999-12-31
 SCHEMA_VERSION = "1"            # of receipt bodies (spec 19.9)
+CROWD = 100                     # leases that expire together and come back over all of the jitter
 STUCK_EXPIRIES = 3              # H.7.2: more requeues than this are an anomaly
 STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
 FENCES_SKIPPED = 1000           # by a task that moves to another gate or comes back: no old lease can outrank it
@@ -281,9 +293,22 @@ def instant(moment: datetime | None) -> float | None:
     return stored
 
 
-def jitter(lease_id: str, spread: float) -> float:
-    """Spread the requeueing of leases that expire together; derived from the id, so that rules stay pure."""
-    return hashlib.sha256(lease_id.encode()).digest()[0] / 256 * spread
+def jitter(lease_id: str, spread: float, crowd: int) -> float:
+    """Spread the requeueing of leases that expire together: not at all for one, over all of `spread` for a crowd.
+
+    Derived from the lease's id, so that rules stay pure.
+    """
+    share = min((crowd - 1) / (CROWD - 1), 1.0)
+    return hashlib.sha256(lease_id.encode()).digest()[0] / 256 * spread * share
+
+
+def prolonged(lease: Lease, silent_since: float, now: float, grace: float) -> float:
+    """Return when a lease ends that no gate could renew for a while: what was left of it then, and `grace`, from now.
+
+    Never more than its own length is left, so a process that dies over this and begins again prolongs it only once.
+    """
+    left = min(lease.expires_at - silent_since, lease.ttl_seconds or lease.expires_at - lease.acquired_at)
+    return max(lease.expires_at, now + left + grace)
 
 
 def alive(lease: Lease | None, now: float, grace: float) -> bool:
@@ -625,7 +650,11 @@ class Work:
 
     def new_id(self) -> str:
         """Return an id younger than all before."""
-        return self.ids.new(self.now)
+        return self.ids.new(self.now, mark_of(self.tenant_id))
+
+    def new_lease_id(self) -> str:
+        """Return an id that nobody can guess."""
+        return self.ids.lease(mark_of(self.tenant_id))
 
     def _set(self, table: dict[Any, Any], key: Any, value: Any) -> None:
         self._undo.append((table, key, table.get(key, UNSET)))
@@ -713,16 +742,19 @@ class Engine:
 
     def admit(self, op: Operation, caller: Caller, ask: Ask) -> None:
         """Refuse who may not ask this, by tenant, role and scope; whose a task is only the batch can tell."""
+        self.permit(op, caller)
         checked(ask)
-        if op.open:
-            return
-        if ask.tenant_id is not None:
+        if not op.open and ask.tenant_id is not None:
             self.at_home(caller, ask.tenant_id)
+
+    def permit(self, op: Operation, caller: Caller) -> None:
+        """Refuse who may not ask such a thing, whatever it is: a façade reads no body for them."""
+        if op.fits(caller):
+            return
         needed = " or ".join([role for role in op.roles if role != "system"])      # which nobody outside can have
         if caller.role not in op.roles:
             raise barred(caller, f"a credential with the role {caller.role} cannot {op.name}", needed)
-        if op.scopes and not caller.scopes & op.scopes:
-            raise barred(caller, f"{op.name} needs the scope {' or '.join(sorted(op.scopes))}", needed)
+        raise barred(caller, f"{op.name} needs the scope {' or '.join(sorted(op.scopes))}", needed)
 
     def at_home(self, caller: Caller, tenant_id: str) -> None:
         """Tolerate a tenant that a request names when it is the credential's own, refuse any other (21.3.1)."""
@@ -912,8 +944,8 @@ class Engine:
         limit, mark = self.limit(ask.limit), ("tasks", owner, ask.status, ask.type)
         before = self.position(caller, ask.cursor, *mark)
         rows = await self.backend.tasks(caller.tenant_id, TaskFilter(owner, ask.status, ask.type, before, limit + 1))
-        more = self.cursor(caller, rows[limit - 1][0].task_id, *mark) if len(rows) > limit else None
-        return Tasks([record(caller.tenant_id, *row) for row in rows[:limit]], more, more)
+        ends = self.onward(caller, [task.task_id for task, *_ in rows], limit, ask.cursor, *mark)
+        return Tasks([record(caller.tenant_id, *row) for row in rows[:limit]], *ends)
 
     def _self_only(self, caller: Caller, named: Principal | None) -> Principal:
         if named is not None and not named.same(caller.principal):
@@ -924,15 +956,18 @@ class Engine:
         """Return what happened to a task, oldest first: its receipts, and the events that have none."""
         await self._readable(caller, ask.task_id)
         tenant, limit, mark = caller.tenant_id, self.limit(ask.limit), ("history", ask.task_id)
-        after = self.position(caller, ask.cursor, *mark)
-        receipts = await self.backend.receipts(tenant, ReceiptFilter(None, ask.task_id, None, after, limit + 1))
+        place = self.position(caller, ask.cursor, *mark) or ""
+        told, _, noted = place.partition(" ")       # a place in each: a receipt may become visible after an event
+        receipts = await self.backend.receipts(tenant, ReceiptFilter(None, ask.task_id, None, told, limit + 1))
         events = [HistoryEvent(r.receipt_id, r.receipt_type, outside(r.created_at), receipt=shown(tenant, r))
                   for r in receipts]
         events += [HistoryEvent(e.event_id, e.event_type, outside(e.created_at), raw(e.payload))
-                   for e in await self.backend.events(tenant, ask.task_id, after, limit + 1)]
+                   for e in await self.backend.events(tenant, ask.task_id, noted or told, limit + 1)]
         events.sort(key=lambda event: event.event_id)
-        more = self.cursor(caller, events[limit - 1].event_id, *mark) if len(events) > limit else None
-        return History(ask.task_id, events[:limit], more, more)
+        for event in events[:limit]:
+            told, noted = (event.event_id, noted or told) if event.receipt else (told, event.event_id)
+        cursor = self.cursor(caller, f"{told} {noted}", *mark) if events else ask.cursor
+        return History(ask.task_id, events[:limit], cursor if len(events) > limit else None, cursor)
 
     def cancel_task(self, work: Work, caller: Caller, ask: CancelTask) -> Ok:
         """Cancel a task; its worker learns it from its next call.
@@ -1025,7 +1060,7 @@ class Engine:
     def _lease(self, work: Work, worker: Principal, ask: LeaseNext, task: Task) -> Offer:
         timeouts = terms_of(task.terms).timeouts
         wished = ask.lease_ttl_seconds or (timeouts.lease_ttl_seconds if timeouts else None)
-        task, lease_id = work.move(task, CLAIM, fence=task.fence + 1), work.ids.lease()
+        task, lease_id = work.move(task, CLAIM, fence=task.fence + 1), work.new_lease_id()
         body = {"worker_capabilities": sorted(ask.capabilities or ()), "attempt": task.attempt, "fence": task.fence}
         accepted = self._emit(work, EMISSION["claim"], task, body, by=worker, lease_id=lease_id)
         ttl = min(wished or self.settings.default_lease_ttl_seconds, self.settings.max_lease_ttl_seconds)
@@ -1206,10 +1241,10 @@ class Engine:
         if again:
             return self._retry(work, task, lease, ask.retry_after_seconds, body)
         task = work.move(task, FAIL, completed_at=work.now, outcome=error.decode())
+        if ask.retryable:       # before the end: a ledger that keeps custody hands nothing on that is closed
+            self._escalate(work, task, lease, "max_retries_exceeded")
         ended = self._emit(work, EMISSION["fail"], self._discharge(work, task), body, by=lease.worker, lease=lease)
         self._end(work, work.tasks[task.task_id], ended, self._enclosed("error", value, error, task.task_id))
-        if ask.retryable:
-            self._escalate(work, task, lease, "max_retries_exceeded")
         return Released(True, "failed", False)
 
     def _retry(self, work: Work, task: Task, lease: Lease, wished: float | None, body: dict[str, Any]) -> Released:
@@ -1321,8 +1356,11 @@ class Engine:
         if len(body) > limits.max_body_size_bytes:
             raise ReceiptTooLarge(f"the receipt's body would be {len(body)} bytes, {limits.max_body_size_bytes} is the "
                                   "most.  Receipt bodies are contracts, not chat messages.")
-        if len(parents) > limits.max_parents:
-            raise TooManyParents(f"{len(parents)} parents; a receipt has {limits.max_parents} at most (PH.5)")
+        self._few(parents)
+
+    def _few(self, parents: tuple[str, ...]) -> None:
+        if len(parents) > (most := self.settings.receipts.max_parents):
+            raise TooManyParents(f"{len(parents)} parents; a receipt has {most} at most (PH.5)")
 
     # Receipts and obligations.
 
@@ -1338,8 +1376,8 @@ class Engine:
         limit = self.limit(ask.limit)
         rows = await self.backend.receipts(caller.tenant_id,
                                            ReceiptFilter(to, ask.task_id, ask.receipt_type, after, limit + 1))
-        more = self.cursor(caller, rows[limit - 1].receipt_id, *mark) if len(rows) > limit else None
-        return Receipts([shown(caller.tenant_id, row) for row in rows[:limit]], more, more)
+        ends = self.onward(caller, [row.receipt_id for row in rows], limit, ask.since_receipt_id or ask.cursor, *mark)
+        return Receipts([shown(caller.tenant_id, row) for row in rows[:limit]], *ends)
 
     async def inbox(self, caller: Caller, ask: ListReceipts) -> Principal | None:
         """Return whose receipts are meant; None is everybody's, of a task or of the tenant."""
@@ -1407,6 +1445,7 @@ class Engine:
         if ask.receipt_type in DISCHARGING and not parents:
             raise ParentsRequired(f"{ask.receipt_type} discharges an obligation and must name it among its parents; "
                                   "without parents the obligation would stay open for ever (PH.2)")
+        self._few(parents)      # before each of them is looked for, and reported
         if missing := [parent for parent in parents if parent not in work.receipts]:
             raise ParentNotFound(f"no receipt {missing[0]}; parents must exist in the same tenant (PH.2)")
         return parents
@@ -1488,7 +1527,8 @@ class Engine:
         after = await self._since(caller, ask.since_receipt_id, "obligations", who)
         rows = await self.backend.obligations(caller.tenant_id, who, after, self.limit(ask.limit))
         return Obligations(self._server(), await self._relationship(caller, who),
-                           [shown(caller.tenant_id, row) for row in rows], rows[-1].receipt_id if rows else None)
+                           [shown(caller.tenant_id, row) for row in rows],
+                           rows[-1].receipt_id if rows else ask.since_receipt_id)
 
     def whose(self, caller: Caller, ask: AsEither) -> Principal:
         """Return the principal that is asked about; only an admin may ask about another."""
@@ -1506,7 +1546,7 @@ class Engine:
             await self.write(Engine._deliver, None, caller, Delivered(receipts=fresh))
         return Welcome(self._server(), await self._relationship(caller, who),
                        Attention([shown(caller.tenant_id, row) for row in rows]),
-                       LatestReceipt(rows[-1].receipt_id if rows else None), self.settings.environment,
+                       LatestReceipt(rows[-1].receipt_id if rows else ask.since_receipt_id), self.settings.environment,
                        warnings=await self._warnings(caller))
 
     async def _warnings(self, caller: Caller) -> list[str]:
@@ -1567,15 +1607,15 @@ class Engine:
         """Take back tasks whose lease ran out; report deadlines, spent attempts and late schedules (H.7)."""
         for task_id in ask.tasks:
             with contextlib.suppress(TaskNotFound), work.part():
-                self._look_after(work, work.task(task_id))
+                self._look_after(work, work.task(task_id), len(ask.tasks))
         for schedule_id in ask.schedules:
             if schedule := work.found(Schedule, schedule_id):
                 self._late(work, schedule)
 
-    def _look_after(self, work: Work, task: Task) -> None:
+    def _look_after(self, work: Work, task: Task, crowd: int) -> None:
         lease = work.leases.get(task.task_id)
         if task.status in ACTIVE and lease and not alive(lease, work.now, self.settings.lease_grace_seconds):
-            task = self._expire(work, task, lease)
+            task = self._expire(work, task, lease, crowd)
         if task.deadline_at is not None and task.deadline_at <= work.now and task.status not in TERMINAL:
             task = work.change(task, deadline_at=None)
             self._anomaly(work, task, "deadline_passed", status=task.status,
@@ -1584,12 +1624,12 @@ class Engine:
             self._anomaly(work, task, "attempts_spent_but_queued", attempt=task.attempt,
                           recommended_action="cancel the task, or report this as a defect of the gate")
 
-    def _expire(self, work: Work, task: Task, lease: Lease) -> Task:
+    def _expire(self, work: Work, task: Task, lease: Lease, crowd: int) -> Task:
         """PH.4: a lost lease is not a failure.  But a task that keeps killing its workers is held at last."""
         lost_to = [*_any(task.lost_to), lease.worker_id][-10:]
         losses, most = task.expiries + 1, task.max_expiries
         held = "lease_expiries" if most and losses >= most else self._overtold(work, task)
-        pause = jitter(lease.lease_id, self.settings.expiry_jitter_seconds)
+        pause = jitter(lease.lease_id, self.settings.expiry_jitter_seconds, crowd)
         work.hold(replace(lease, ending="expired"))
         # Clarification C: only a task's own instance sweeps it, and here it is adopted first (DESIGN 5.10).
         task = work.move(task, EXPIRE, expiries=losses, held=held, started_at=None, asyncgate_instance=self.instance,
@@ -1615,6 +1655,18 @@ class Engine:
     def _expiry(self, task: Task, lease: Lease, reason: str) -> dict[str, Any]:
         return {"task_id": task.task_id, "previous_worker_id": lease.worker_id, "attempt": task.attempt,
                 "requeued": task.held is None, "reason": reason}
+
+    def prolong(self, work: Work, caller: Caller, ask: Prolong) -> None:
+        """Give leases back the time in which no gate served: their workers could neither renew nor complete."""
+        grace = self.settings.lease_grace_seconds
+        for task_id in ask.tasks:
+            lease = work.leases.get(task_id)
+            if lease is None or not alive(lease, ask.silent_since, grace):
+                continue
+            until = prolonged(lease, ask.silent_since, work.now, self.settings.restart_grace_seconds)
+            work.hold(replace(lease, expires_at=until))
+            work.tell(task_id, "lease.prolonged", lease_id=lease.lease_id, worker_id=lease.worker_id,
+                      expires_at=outside(until).isoformat(), silent_since=outside(ask.silent_since).isoformat())
 
     def seen(self, work: Work, caller: Caller, ask: Seen) -> None:
         """Write down who was here; a session begins with a new instance or after 30 silent minutes."""
@@ -1669,8 +1721,17 @@ class Engine:
         seal = hmac.digest(self.backend.secret, canonical((caller.tenant_id, query, position)), "sha256")[:12]
         return base64.urlsafe_b64encode(seal + position.encode()).decode().rstrip("=")
 
+    def onward(self, caller: Caller, found: list[str], limit: int, given: str | None,
+               *query: Any) -> tuple[str | None, str | None]:
+        """Return next_cursor, null at the end, and cursor: the last place seen, or the given one if nothing came (17).
+
+        `found` are the places of a page, and one more where there is more.
+        """
+        cursor = self.cursor(caller, found[:limit][-1], *query) if found else given
+        return (cursor if len(found) > limit else None), cursor
+
     def position(self, caller: Caller, cursor: str | None, *query: Any) -> str | None:
-        """Open a cursor that `_cursor` made for the same tenant and query."""
+        """Open a cursor that `cursor` made for the same tenant and query."""
         if cursor is None:
             return None
         with contextlib.suppress(ValueError):
@@ -1844,8 +1905,8 @@ class Batches:
         except GateError as no:
             error = no
         except Exception as broken:
-            log.error("a batch of %d did not reach the database", len(jobs), exc_info=broken)
-            error = DatabaseUnavailable("the database did not take this; try again", retry_after=1)
+            log.error("nobody knows what became of a batch of %d", len(jobs), exc_info=broken, extra=OFTEN)
+            error = outcome_unknown()
         if error is None:
             self.after_commit(*decided)
         for job in jobs:
@@ -2040,9 +2101,12 @@ def its_receipt(needs: Needs, caller: Caller, ask: AckReceipt) -> None:
     needs.receipts.add(ask.receipt_id)
 
 
+MOST_PARENTS = 1000         # that any setting allows; no more are looked up
+
+
 def its_schedule(needs: Needs, caller: Caller, ask: EmitReceipt) -> None:
     """Load the parents, the task and the schedule of an offered receipt."""
-    needs.receipts.update(ask.parents or ())
+    needs.receipts.update(tuple(dict.fromkeys(ask.parents or ()))[:MOST_PARENTS])
     needs.tasks.update({ask.task_id} if ask.task_id else ())
     needs.records.update({(Schedule, (ask.schedule_id,))} if ask.schedule_id else ())
 
@@ -2086,6 +2150,10 @@ class Operation:
         self.reader: Reader[Ask] = Reader(self.takes, self.takes.filters or self.roles == ("admin",))
         self.fields = get_type_hints(self.takes, include_extras=True)
         self.summary, _, self.text = (inspect.getdoc(run) or "").partition("\n")
+
+    def fits(self, caller: Caller) -> bool:
+        """Whether a credential may ask this at all, by its role and one of its scopes."""
+        return self.open or (caller.role in self.roles and not (self.scopes and self.scopes.isdisjoint(caller.scopes)))
 
 
 EVERYONE = "a w A"
@@ -2218,22 +2286,26 @@ class Gate:
     @contextlib.asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
         opener, database = import_module("asyncgate.backends").open_backend, self.settings.database
-        backend = self.backend or await opener(database.url, serving=True, settings=database)
-        self.engine = Engine(backend, self.settings)
-        self.engine.upkeep = import_module("asyncgate.backends.upkeep").Upkeep(self.engine)
-        part = import_module("asyncgate.backends.identity_guard")
-        self.guard = part.Guard(self.engine)
-        self.identity.ways.insert(0, part.Keys(self.guard.keys))
-        if self.settings.receipt_mode != "standalone":
-            self.engine.ledger = import_module("asyncgate.backends.receipts_outbox").Ledger(self.engine)
-        try:
-            await backend.join(self.engine.instance, self.settings.lease_sweep_interval_seconds, self.engine.hear)
-            async with self.guard, self.engine.upkeep, self.engine.ledger or contextlib.nullcontext():
+        async with contextlib.AsyncExitStack() as opened:   # whatever fails from here on closes what is open by then
+            backend = self.backend or await opener(database.url, serving=True, settings=database)
+            opened.push_async_callback(backend.close)
+            upkeep = self._furnish(Engine(backend, self.settings))
+            opened.push_async_callback(self.engine.batches.landed)
+            opened.push_async_callback(self.mcp.close)
+            beats = self.settings.lease_sweep_interval_seconds
+            await upkeep.begin(await backend.join(self.engine.instance, beats, self.engine.hear))
+            async with self.guard, upkeep, self.engine.ledger or contextlib.nullcontext():
                 yield
-        finally:
-            await self.mcp.close()
-            await self.engine.batches.landed()
-            await backend.close()
+
+    def _furnish(self, engine: Engine) -> Any:
+        """Give the engine what works beside it; raises StartupError for settings that contradict one another."""
+        upkeep = import_module("asyncgate.backends.upkeep").Upkeep(engine)
+        part = import_module("asyncgate.backends.identity_guard")
+        if self.settings.receipt_mode != "standalone":
+            engine.ledger = import_module("asyncgate.backends.receipts_outbox").Ledger(engine)
+        engine.upkeep, self.engine, self.guard = upkeep, engine, part.Guard(engine)
+        self.identity.ways.insert(0, part.Keys(self.guard.keys))
+        return upkeep
 
     def drain(self) -> None:
         """Answer the waiting calls; the server is about to stop."""
@@ -2271,8 +2343,7 @@ class Gate:
             self.engine.admit(op, caller, ask)      # who may not create cannot use up what others may
             await self.guard.created(caller, len(getattr(ask, "tasks", "1")))
         reply = await self.engine.perform(op, caller, ask)
-        if isinstance(reply, Items):
-            self.guard.auditor.parts(caller, op.name, reply)
+        await self.guard.performed(op, caller, ask, reply)
         if op.name == "health" and reply.status != "healthy":
             raise DatabaseUnavailable("the database does not answer", retry_after=1, **msgspec.to_builtins(reply))
         return reply
@@ -2359,6 +2430,7 @@ class Endpoint:
             allow = sorted({*self.operations, *({"HEAD"} if "GET" in self.operations else ())})
             raise MethodNotAllowed(f"{scope['method']} is not for {scope['path']}", allow=allow)
         caller = await self.gate.admit(scope, op)
+        self.gate.engine.permit(op, caller)
         scope["asyncgate.ask"] = ask = await self._ask(op, caller, scope, receive)
         if op.name == "bootstrap" and self.gate.settings.bootstrap.deprecate_legacy_endpoint:
             more += DEPRECATED
@@ -2374,7 +2446,7 @@ class Endpoint:
                 ask, unknown = op.reader.query(query, rule)
             else:
                 body = await read_body(scope, receive, self.gate.settings)
-                screen(body)
+                await screen(body, self.gate.settings.max_request_values)
                 ask, unknown = op.reader.body(without_nulls(body) if body else b"{}", rule)
                 if query:
                     fill(ask, query)
@@ -2407,6 +2479,7 @@ class Door:
         async with self.opening:
             if self.facade is None:     # else another request opened it while this one waited
                 part = await asyncio.to_thread(import_module, "asyncgate.parts.mcp_facade")
+                await asyncio.to_thread(part.catalog, tuple(OPERATIONS.values()), part.PREFIX)     # a third of a second
                 self.facade = await part.Facade(self.gate, OPERATIONS, __version__).open()
 
     def drain(self) -> None:
@@ -2452,6 +2525,14 @@ def main() -> None:
     """
 
 
+class Unready(click.ClickException):
+    """Ends a command that cannot begin; with 2 where the settings are wrong."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.exit_code = status     # type: ignore[misc]  # click declares it for the class
+
+
 def configured(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that every command over settings has, and hand it what they add up to."""
     @click.option("--config", metavar="FILE", help="YAML file with settings.")
@@ -2466,7 +2547,7 @@ def configured(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(load_settings(config, flags=flags), **{name: value for name, value in options.items()
                                                                   if name not in ("host", "port")})
         except (SettingsError, StartupError) as wrong:
-            raise click.ClickException(str(wrong)) from None
+            raise Unready(str(wrong), wrong.exit_status) from None
     return run
 
 

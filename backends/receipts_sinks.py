@@ -6,6 +6,7 @@ saved, and sends the same bytes as often as it takes.  It decides nothing and ke
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Raw, Struct, field
 
-from asyncgate import NOTHING, EntryFilter, ReceiptRecord, StartupError
+from asyncgate import NOTHING, EntryFilter, Principal, ReceiptRecord, StartupError
 
 if TYPE_CHECKING:
     from asyncgate import Lease, Receipt, Settings, Task
@@ -29,6 +30,10 @@ class Outage(Exception):
     def __init__(self, reason: str, retry_after: float = 0.0) -> None:
         super().__init__(reason)
         self.retry_after = retry_after
+
+
+class Unanswered(Outage):
+    """There was no answer in time: the ledger may have taken the receipt, or take it yet."""
 
 
 class Singly(Exception):
@@ -47,6 +52,7 @@ class Filed(ReceiptRecord, kw_only=True):
     body: Raw = NOTHING
     hash: str = ""
     receipt_key: str = ""       # only a gate gives it one
+    stated_by: Principal | None = None      # as the ledger says, never as the receipt does
 
     def shown(self) -> ReceiptRecord:
         """Return it as a gate shows a receipt."""
@@ -72,11 +78,17 @@ class Sink(Protocol):
         `task` is as the operation leaves it, with its duty, attempt, outcome and artifacts, and `lease` its latest one.
         """
 
+    def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
+        """Return what `Task.handed` becomes by a receipt, for a ledger that keeps custody; None leaves it as it is."""
+
     def body(self, content: bytes) -> bytes:
         """Return the body of the receipt that these bytes were rendered from."""
 
     async def send(self, tenant_id: str, content: bytes) -> None:
         """Let the ledger take what was rendered; to have taken it before is well, too.  Raises Refusal and Outage."""
+
+    async def holds(self, tenant_id: str, content: bytes) -> bool:
+        """Whether the ledger has just what was rendered; asked when `send` was Unanswered.  Raises Outage."""
 
     async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
         """Return those of some receipts that the ledger has; raises Outage.  Never called unless it `reads`."""
@@ -105,6 +117,9 @@ def profile_of(settings: Settings) -> str:
 def require_address(settings: Settings) -> None:
     """See that the settings say where the ledger is."""
     ours = settings.memorygate
+    if ours.auth_token_env and not (ours.auth_token or os.environ.get(ours.auth_token_env)):
+        raise StartupError(f"memorygate.auth_token_env names the variable {ours.auth_token_env}, which is not set: set "
+                           "it to the ledger's token, or unset the setting")
     if not ours.url:
         raise StartupError(f"receipt_mode {settings.receipt_mode} needs memorygate.url: where is the ledger?")
     try:

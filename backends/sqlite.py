@@ -47,6 +47,7 @@ from asyncgate import (
     LeaseNext,
     Needs,
     News,
+    NotNow,
     Obligation,
     Outgoing,
     Principal,
@@ -61,6 +62,7 @@ from asyncgate import (
     Work,
     export_order,
 )
+from asyncgate.parts.outages import OFTEN
 
 if TYPE_CHECKING:
     from asyncgate.backends import Backend
@@ -73,6 +75,7 @@ PRAGMAS = """
     PRAGMA mmap_size = 1073741824; PRAGMA temp_store = MEMORY; PRAGMA foreign_keys = OFF;
     PRAGMA recursive_triggers = ON;
 """     # the last one, or REPLACE would delete rows past the triggers that keep them
+OLD_NAME = "asyncgate-1"      # of the gate of a file that says none
 SHARE = 64          # batches that may share one commit
 PROMOTED = 1000     # delayed tasks whose time has come that one batch takes in
 
@@ -186,6 +189,16 @@ LATE_TENANTS = """
                    AND status IN ('queued', 'leased', 'running'))
         OR EXISTS (SELECT 1 FROM tasks WHERE tenant_id = t.tenant_id AND status = 'queued' AND attempt >= max_attempts)
         OR EXISTS (SELECT 1 FROM schedules WHERE tenant_id = t.tenant_id AND late_at <= ?1)"""
+# The youngest receipt is a sign of life too, younger than the last beat of a gate that was killed.
+LAST_SIGN = """
+    SELECT max(at) FROM (SELECT CAST(value AS REAL) AS at FROM meta WHERE name = 'sign_of_life'
+                         UNION ALL SELECT * FROM (SELECT created_at FROM receipts ORDER BY rowid DESC LIMIT 1))"""
+SIGN = """
+    INSERT OR REPLACE INTO meta SELECT 'sign_of_life', ?
+    WHERE EXISTS (SELECT 1 FROM tenants CROSS JOIN leases USING (tenant_id) WHERE ending = 'live')"""
+LAPSES = """
+    SELECT expires_at, tenant_id, task_id FROM tenants CROSS JOIN leases USING (tenant_id)
+    WHERE ending = 'live' AND expires_at >= ? ORDER BY expires_at LIMIT ?"""
 COUNT = """
     SELECT (SELECT count(*) FROM tasks WHERE tenant_id = ?1 AND status IN ('queued', 'leased', 'running')),
            (SELECT count(*) FROM leases WHERE tenant_id = ?1 AND ending = 'live'),
@@ -252,36 +265,47 @@ class Sqlite:
     """A file, one writer, a few readers."""
 
     parallel, parallel_per_tenant = SHARE, 2        # while one batch of a tenant is committed, the next one gathers
-    instance, alone = "asyncgate-1", True               # one process serves a file
+    alone = True                                        # one process serves a file
 
     def __init__(self, path: str, lock: Serving | None = None) -> None:
-        self.path, self.lock = path, lock
+        self.path, self.serving = path, lock is not None
         self.skew, self.ids = 0.0, Ids()
         self.tenant_id: str | None = None                   # of the running transaction, for the triggers
         self.lanes: defaultdict[str, Lanes] = defaultdict(Lanes)
         self.known: set[str] = set()
         self.queue: queue.SimpleQueue[Flight | Call | None] = queue.SimpleQueue()
         self.readers: list[aiosqlite.Connection] = []
+        self.opened = contextlib.AsyncExitStack()           # what is open, in the order in which it was opened
+        if lock:
+            self.opened.callback(lock.release)
         self.turn = 0
 
     async def open(self) -> Sqlite:
-        """Migrate, start the writer, open the readers."""
+        """Migrate, start the writer, open the readers; what is open is closed again if that fails."""
         try:
-            self.db = connect(self.path)
-            self.db.executescript(PRAGMAS)
-            migrate_file(self.db)
-            self._learn()
-        except sqlite3.Error as error:
-            raise StartupError(f"cannot use {self.path} as a database: {error}") from error
+            await self._open()
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, sqlite3.Error):
+                raise StartupError(f"cannot use {self.path} as a database: {error}") from error
+            raise
+        return self
+
+    async def _open(self) -> None:
+        self.db = self.opened.enter_context(contextlib.closing(connect(self.path)))
+        self.db.executescript(PRAGMAS)
+        migrate_file(self.db)
+        self._learn()
         self.files = inodes(self.path)
         self.loop = asyncio.get_running_loop()
-        self.writer = threading.Thread(target=self._write, name="sqlite-writer", daemon=True)
-        self.writer.start()
         for _ in range(0 if self.path == ":memory:" else 2):
             reader = await aiosqlite.connect(self.path, isolation_level=None, timeout=30)
+            self.opened.push_async_callback(reader.close)
             await reader.execute("PRAGMA query_only = 1")
             self.readers.append(reader)
-        return self
+        self.writer = threading.Thread(target=self._write, name="sqlite-writer", daemon=True)
+        self.writer.start()
+        self.opened.push_async_callback(self._write_last)
 
     def _learn(self) -> None:
         """Know lanes and tenants, and give no id that an earlier process has given."""
@@ -294,16 +318,20 @@ class Sqlite:
                 self.ids.after(self.db.execute(newest, (tenant_id,)).fetchone()[0])
         key = self.db.execute("SELECT value FROM meta WHERE name = 'cursor_key'").fetchone()
         self.secret = bytes.fromhex(key[0])
+        self.instance: str = self.db.execute("SELECT value FROM meta WHERE name = 'instance_id'").fetchone()[0]
 
     def now(self) -> float:
         """Return this process's time: one process owns the file."""
         return time.time() + self.skew
 
-    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> None:
-        """Do nothing: the lock on the file has kept others out."""
+    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> float | None:
+        """Return the last sign of life; the lock on the file has kept others out."""
+        sign: float | None = (await self._rows(LAST_SIGN))[0][0]
+        return sign
 
     async def beat(self) -> None:
-        """Do nothing: the lock on the file tells that this process lives."""
+        """Write down that this process lives, if any lease does: nobody else needs to know."""
+        await self._on_writer(SIGN, (self.now(),))
 
     def tell(self, news: News) -> None:
         """Do nothing: nobody else works on the file."""
@@ -315,13 +343,13 @@ class Sqlite:
 
     async def close(self) -> None:
         """Commit what is under way, close everything, let another server have the file."""
+        await self.opened.aclose()
+
+    async def _write_last(self) -> None:
+        if self.serving:
+            await self.beat()
         self.queue.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self.writer.join)
-        for reader in self.readers:
-            await reader.close()
-        self.db.close()
-        if self.lock:
-            self.lock.release()
 
     # Writing.
 
@@ -486,7 +514,7 @@ class Sqlite:
         try:
             return await self._read(sql, given)
         except (sqlite3.OperationalError, OSError) as error:
-            log.error("the database cannot be read", exc_info=error)
+            log.error("the database cannot be read: %s", error, extra=OFTEN)
             raise DatabaseUnavailable("the database does not answer; try again", retry_after=1) from error
 
     async def _read(self, sql: str, given: tuple[Any, ...]) -> list[tuple[Any, ...]]:
@@ -615,6 +643,10 @@ class Sqlite:
             found.append((tenant_id, tasks, schedules))
         return found
 
+    async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
+        """Return when live leases run out."""
+        return await self._rows(LAPSES, since, limit)
+
     async def next_due(self, tenant_id: str) -> float | None:
         """Return when the next delayed task may be leased."""
         due: float | None = (await self._rows(DUE, tenant_id, self.now()))[0][0]
@@ -711,6 +743,9 @@ def migrate_file(db: sqlite3.Connection) -> list[str]:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", (str(number),))
             applied.append(file.name)
         db.execute("INSERT OR IGNORE INTO meta VALUES ('cursor_key', ?)", (secrets.token_hex(32),))
+        # Two gates on one ledger must not have one name; a file that is older has had this one for ever.
+        name = OLD_NAME if version else f"asyncgate-{secrets.token_hex(4)}"
+        db.execute("INSERT OR IGNORE INTO meta VALUES ('instance_id', ?)", (name,))
     return applied
 
 
@@ -749,7 +784,7 @@ class Serving:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self.file)
-            raise StartupError(f"another asyncgate is serving {path}; one process serves a SQLite file, use Postgres "
+            raise NotNow(f"another asyncgate is serving {path}; one process serves a SQLite file, use Postgres "
                                "for several") from None
 
     def release(self) -> None:
@@ -782,12 +817,8 @@ async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSet
     lock = Serving(path) if serving and path != ":memory:" else None
     try:
         return await Sqlite(path, lock).open()
-    except BaseException as error:
-        if lock:
-            lock.release()
-        if isinstance(error, OSError):
-            raise StartupError(f"cannot open {path}: {error.strerror or error}") from error
-        raise
+    except OSError as error:
+        raise StartupError(f"cannot open {path}: {error.strerror or error}") from error
 
 
 if TYPE_CHECKING:

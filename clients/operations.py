@@ -276,6 +276,10 @@ class AuditLine(Struct, kw_only=True):
     timestamp: datetime
     event: str
     severity: str
+    principal_id: str | None = None
+    ip: str | None = None
+    user_agent: str | None = None
+    reason: str | None = None
     details: Any
     hash: str
 

@@ -350,10 +350,10 @@ class Model:
                 "retry_after_seconds": ask.retry_after_seconds}
         if not requeued:
             task.status, task.outcome, task.owed = "failed", parsed(ask.error), False
+            if ask.retryable:       # lease protocol: the escalation, then the end
+                self.escalate(task, lease, "max_retries_exceeded")
             ended = self.emit("task.failed", lease.worker, GATE, task, body, [task.duty], lease.lease_id)
             self.result_ready(task, ended, error)
-            if ask.retryable:
-                self.escalate(task, lease, "max_retries_exceeded")
             return self.over(lease, "failed", {"ok": True, "status": "failed", "requeued": False,
                                                "next_eligible_at": None})
         self.emit("task.failed", lease.worker, GATE, task, body, [lease.accepted], lease.lease_id)
@@ -381,9 +381,11 @@ class Model:
 
     def list_open_obligations(self, by: Principal, ask: Any) -> Reply:
         """PH.6: what is still owed to somebody, by the evidence, oldest first."""
-        return {"open_obligations": [{"receipt_id": receipt.receipt_id} for receipt in self.receipts
-                                     if receipt.type in OPENS and same(receipt.to, by)
-                                     and not self.terminated(receipt.receipt_id)]}
+        ids = sorted(receipt.receipt_id for receipt in self.receipts if receipt.type in OPENS and same(receipt.to, by)
+                     and not self.terminated(receipt.receipt_id))
+        page = [receipt_id for receipt_id in ids if receipt_id > (ask.since_receipt_id or "")][:ask.limit]
+        return {"open_obligations": [{"receipt_id": receipt_id} for receipt_id in page],
+                "cursor": page[-1] if page else ask.since_receipt_id}      # §17: the place reached
 
     def check_terminator(self, by: Principal, ask: Any) -> Reply:
         """PH.1.4: whether some receipt that may discharge this one names it as a parent."""

@@ -24,7 +24,15 @@ from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 
-from asyncgate.parts.errors import GateError, InvalidRequest, MethodNotAllowed, PayloadTooDeep, Unauthenticated, fault
+from asyncgate.parts.errors import (
+    GateError,
+    InvalidRequest,
+    MethodNotAllowed,
+    PayloadTooDeep,
+    PayloadTooLarge,
+    Unauthenticated,
+    fault,
+)
 from asyncgate.parts.http import (
     Headers,
     Receive,
@@ -36,7 +44,6 @@ from asyncgate.parts.http import (
     presented,
     read_body,
     refusal_headers,
-    screen,
     while_connected,
     without_nulls,
 )
@@ -44,20 +51,28 @@ from asyncgate.parts.mcp_context import Library
 from asyncgate.parts.mcp_tasks import Tasks, handle, wanted
 from asyncgate.parts.mcp_tools import (
     ABOUT,
+    BRIEF,
     BROKEN,
     CODES,
     DOTTED,
+    FULL,
+    NAMED,
     PARSE_ERROR,
+    PREFIX,
     UNDERSCORED,
     UNKNOWN_METHOD,
+    Form,
     both_names,
     found,
     input_schema,
+    is_in,
     refused,
+    sets_of,
     told_refusal,
     tools,
 )
 from asyncgate.parts.members import Rule, header, warned
+from asyncgate.parts.screening import MAX_DEPTH, breathe, refusal
 from asyncgate.parts.wire import Ask, ListOpenObligations, Principal, RunTask
 
 if TYPE_CHECKING:
@@ -67,8 +82,10 @@ Members = dict[str, msgspec.Raw]
 Context = ServerRequestContext[Any]
 
 HOUR_MS = 3_600_000
+ENVELOPE_BYTES = 64 * 2**10         # of a message that the SDK reads, which makes models of it
 STRANGERS_BYTES = 256 * 2**10       # of a request whose token, if any, is inside
-SAME_FOR_ALL: tuple[CacheableMethod, ...] = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
+SAME_FOR_ALL: tuple[CacheableMethod, ...] = ("prompts/list", "resources/list", "resources/templates/list")
+AROUND = 2      # levels of a message around the arguments of its call
 NULL, NOTHING = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
 VISIT = "asyncgate.visit"       # where the ASGI scope carries a visit through the SDK
 COMPLETE = {"resultType": "complete"}       # what the newest revision wants to read, and older ones do not get
@@ -84,12 +101,31 @@ _text = msgspec.json.Decoder(str).decode
 class Catalog:
     """All that is made of the operations once: the tools by either name, what they take, and their listings."""
 
-    def __init__(self, operations: tuple[Operation, ...]) -> None:
-        self.tools = {name: op for op in operations for name in both_names(op.name)}
-        self.schemas = {name: input_schema(op) for name, op in self.tools.items()}
-        self.listed = {separator: tools(operations, separator) for separator in (DOTTED, UNDERSCORED)}
-        self.models = {separator: [types.Tool.model_validate(one) for one in listed]
-                       for separator, listed in self.listed.items()}
+    def __init__(self, operations: tuple[Operation, ...], prefix: str = PREFIX) -> None:
+        self.tools = {name: op for op in operations for name in both_names(op.name, prefix)}
+        self.prefix = prefix
+        schemas = {op.name: input_schema(op) for op in operations}
+        self.schemas = {name: schemas[op.name] for name, op in self.tools.items()}
+        self.shelves: dict[tuple[str, Form], list[Shown]] = {}
+        for separator in (DOTTED, UNDERSCORED):
+            for form in (BRIEF, NAMED):
+                self.shelf(separator, form)
+
+    def shelf(self, separator: str, form: Form) -> list[Shown]:
+        """Return all tools as they are listed in a form, by name."""
+        if (separator, form) not in self.shelves:
+            listed = tools({op.name: op for op in self.tools.values()}.values(), separator, form, self.prefix)
+            self.shelves[separator, form] = [
+                Shown(self.tools[one["name"]], one, types.Tool.model_validate(one)) for one in listed]
+        return self.shelves[separator, form]
+
+
+class Shown(msgspec.Struct):
+    """A tool as it is listed: for the bare dialect, and for the SDK."""
+
+    op: Operation
+    plain: dict[str, Any]
+    model: types.Tool
 
 
 catalog = cache(Catalog)
@@ -119,6 +155,7 @@ class Asked(msgspec.Struct):
     params: Members
     method: str = ""
     name: str = ""
+    refusal: GateError | None = None        # what is wrong with its JSON
 
     @property
     def arguments_are_an_object(self) -> bool:
@@ -153,9 +190,11 @@ class FixedLists(Server[Any]):
 class Facade:
     """Answers what comes to /mcp."""
 
+    PREFIX = PREFIX     # of the names of its tools
+
     def __init__(self, gate: Gate, operations: dict[str, Operation], version: str) -> None:
         self.gate, self.settings, self.operations, self.version = gate, gate.settings, operations, version
-        self.catalog = catalog(tuple(operations.values()))
+        self.catalog = catalog(tuple(operations.values()), self.PREFIX)
         self.stranger = msgspec.structs.replace(
             gate.settings, max_request_bytes=min(STRANGERS_BYTES, gate.settings.max_request_bytes))
         self.library = Library(self._do, self._whose, lambda: gate.engine, self.settings.max_waiting_claims)
@@ -167,7 +206,8 @@ class Facade:
         server: Server[Any] = FixedLists(
             "asyncgate", version=self.version, title="AsyncGate", instructions=ABOUT,
             get_tool_input_schema=self.catalog.schemas.get,      # or the SDK lists all tools again on every call
-            cache_hints=dict.fromkeys(SAME_FOR_ALL, CacheHint(ttl_ms=HOUR_MS, scope="public")),
+            cache_hints={**dict.fromkeys(SAME_FOR_ALL, CacheHint(ttl_ms=HOUR_MS, scope="public")),
+                         "tools/list": CacheHint(ttl_ms=HOUR_MS, scope="private")},      # by role and scopes
             on_list_tools=self._list)
         server.add_request_handler("tools/call", types.CallToolRequestParams, self._call)
         Tasks(self._do).join(server)
@@ -214,19 +254,31 @@ class Facade:
         standard = marked(headers)
         caller = await self._known(scope, standard)
         body = await read_body(scope, receive, self.settings if caller else self.stranger)
-        try:
-            message: Asked | None = taken_apart(body)
-            body.decode()       # msgspec does not look into what it keeps raw
-        except RecursionError:
-            raise PayloadTooDeep("the message is nested too deep") from None
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            message = None
+        message = await self._read_apart(body)
         if not standard and not (message and in_era(message)):
             return await self._bare(scope, receive, send, message)
         caller = caller or await self.gate.admit(scope)
         op = self._called(message) if message else None
         await self.gate.guard.meter(scope, caller, op.name if op else "")
         await self._sdk(scope, receive, send, body, message, caller)
+
+    async def _read_apart(self, body: bytes) -> Asked | None:
+        """Judge a message and take it apart; what is wrong with the arguments alone is for whoever answers the call."""
+        wrong = None
+        try:
+            wrong = await refusal(body, self.settings.max_request_values, MAX_DEPTH + AROUND)
+            # What has too many values is not even taken apart.
+            message = None if isinstance(wrong, PayloadTooLarge) else taken_apart(body)
+        except RecursionError:
+            raise PayloadTooDeep("the message is nested too deep") from None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            message = None
+        await breathe(body)
+        if wrong is not None and (message is None or self._called(message) is None):
+            raise wrong
+        if message is not None:
+            message.refusal = wrong
+        return message
 
     async def _known(self, scope: Scope, standard: bool) -> Caller | None:
         """Return who the headers say it is; only a peer may come without a token there, and only with little."""
@@ -241,9 +293,12 @@ class Facade:
                    caller: Caller) -> None:
         """Let the SDK answer, over the message without its arguments."""
         visit = Visit(caller, query_of(scope))
+        sets_of(visit.query.get("tools"))       # a set that is none is refused at once, whatever is asked
         if message and (op := self._called(message)) and message.arguments_are_an_object:   # else the SDK refuses them
-            visit.call = self._read(scope, op, "refuse", message.arguments, caller)     # as its schema says
+            visit.call = self._read(scope, op, "refuse", message, caller)      # as its schema says
             body = message.emptied()
+        if len(body) > ENVELOPE_BYTES:
+            raise PayloadTooLarge(f"a message without the arguments of its call has {ENVELOPE_BYTES} bytes at most")
         # White space around a header's value is not part of it, and not every HTTP parser leaves it away.
         stripped = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         answer = self.manager.handle_request(
@@ -262,12 +317,15 @@ class Facade:
             await send(message)
         return safe
 
-    def _read(self, scope: Scope, op: Operation, rule: Rule, arguments: msgspec.Raw, caller: Caller) -> Call:
+    def _read(self, scope: Scope, op: Operation, rule: Rule, message: Asked, caller: Caller) -> Call:
         """Make the ask of a call, or keep the refusal for whoever answers."""
         query = query_of(scope)
         try:
-            screen(bytes(arguments))
-            ask, unknown = op.reader.body(without_nulls(arguments), rule)
+            self.gate.engine.permit(op, caller)
+            if message.refusal is not None:
+                raise message.refusal
+            arguments = without_nulls(without_token(message.arguments) if rule != "refuse" else message.arguments)
+            ask, unknown = op.reader.body(arguments, rule)
             fill(ask, query)
             for tenant in claimed_tenants(query, scope["headers"]):
                 self.gate.engine.at_home(caller, tenant)
@@ -297,12 +355,19 @@ class Facade:
     # What the SDK calls.
 
     async def _list(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        path = ctx.request.url.path if ctx.request else ""
-        return types.ListToolsResult(tools=self.catalog.models[self._separator(path)])
+        assert ctx.request is not None
+        visit = visit_of(ctx)
+        shown = self._shown(ctx.request.url.path, visit.caller, visit.query)
+        return types.ListToolsResult(tools=[one.model for one in shown])
 
-    def _separator(self, path: str) -> str:
+    def _shown(self, path: str, caller: Caller, query: dict[str, str]) -> list[Shown]:
+        """Return the tools that a caller may use, of the sets that the address asks for; all can be called by name."""
         underscored = path.endswith("/u") or self.settings.mcp_tool_names == "underscore"
-        return UNDERSCORED if underscored else DOTTED
+        named = (caller.bound and not caller.sees_all) or "principal_id" in query
+        form = FULL if query.get("schemas") == "full" else NAMED if named else BRIEF
+        sets = sets_of(query.get("tools"))
+        return [one for one in self.catalog.shelf(UNDERSCORED if underscored else DOTTED, form)
+                if one.op.fits(caller) and is_in(one.op, sets)]
 
     async def _call(self, ctx: Context, params: types.CallToolRequestParams) -> dict[str, Any]:
         visit = visit_of(ctx)
@@ -321,8 +386,8 @@ class Facade:
         """Carry out an operation that a request means without naming it."""
         assert ctx.request is not None
         op, visit = self.operations[operation], visit_of(ctx)
-        return await self._perform(
-            self._read(ctx.request.scope, op, "ignore", msgspec.Raw(encode(fields)), visit.caller), visit.caller)
+        meant = Asked({}, {"arguments": msgspec.Raw(encode(fields))})
+        return await self._perform(self._read(ctx.request.scope, op, "ignore", meant, visit.caller), visit.caller)
 
     def _whose(self, ctx: Context) -> tuple[str, Principal]:
         """Return the tenant and the principal that a request without an operation comes from."""
@@ -355,13 +420,14 @@ class Facade:
         caller = await self.gate.admit(scope, op, credentials(scope, message))
         if op is None:
             await self.gate.guard.meter(scope, caller, "")
+        await breathe(bytes(message.arguments))
         if message.method == "tools/list":
-            return {"tools": self.catalog.listed[self._separator(scope["path"])]}
+            return {"tools": [one.plain for one in self._shown(scope["path"], caller, query_of(scope))]}
         if op is None:
             raise InvalidRequest(f"no tool {message.name!r}; tools/list names them")
         if not message.arguments_are_an_object:
             raise InvalidRequest("arguments must be an object")
-        call = self._read(scope, op, self.settings.unknown_members, without_token(message.arguments), caller)
+        call = self._read(scope, op, self.settings.unknown_members, message, caller)
         if call.unknown:
             scope["asyncgate.unknown"] = call.unknown
         work: Awaitable[bytes] = self._perform(call, caller)

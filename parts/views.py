@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from asyncgate.parts.stored import KeptTerms, Lease, Progress, Receipt, Task
 from asyncgate.parts.wire import (
@@ -21,17 +21,25 @@ from asyncgate.parts.wire import (
     Terms,
 )
 
-terms_of = msgspec.json.Decoder(KeptTerms).decode
+LONGEST_ID = 200
 NO_REQUIREMENTS = Raw(b"{}")
 
 
-class Session(msgspec.Struct):
+class Caused(Struct):
+    """The one member of a payload that the gate reads, where a peer puts it."""
+
+    caused_by_receipt_id: str = ""
+
+
+class Session(Struct):
     """What the body of a receipt says of the session that it was stated in (spec 18.2)."""
 
     principal_instance_id: str | None = None
 
 
+terms_of = msgspec.json.Decoder(KeptTerms).decode
 session_of = msgspec.json.Decoder(Session).decode
+caused = msgspec.json.Decoder(Caused).decode
 
 
 def outside(moment: float) -> datetime:
@@ -110,10 +118,20 @@ def offer(tenant_id: str, task: Task, lease: Lease, progress: Progress | None, n
         task_id=task.task_id, lease_id=lease.lease_id, fence=lease.fence, type=task.type, payload=raw(task.payload),
         payload_pointer=task.payload_pointer, requirements=required(task), principal_ai=task.principal_ai,
         created_by=owner(task, terms.principal_instance_id), tenant_id=tenant_id, attempt=task.attempt,
-        expires_at=outside(lease.expires_at),
-        renew_every_seconds=(lease.expires_at - now) / 3, **public(terms),
-        obligation_receipt_id=task.duty, caused_by_receipt_id=task.duty,
+        expires_at=outside(lease.expires_at), renew_every_seconds=(lease.expires_at - now) / 3, **public(terms),
+        obligation_receipt_id=task.duty, caused_by_receipt_id=cause_of(task.payload) or task.duty,
         progress=raw(progress.progress if progress else None))
+
+
+def cause_of(payload: str) -> str | None:
+    """Return the receipt that a payload names as the cause of its task, if it names one."""
+    if "caused_by_receipt_id" not in payload:
+        return None
+    try:
+        named = caused(payload).caused_by_receipt_id
+    except (msgspec.DecodeError, RecursionError):   # it means something else by the name
+        return None
+    return named if 0 < len(named) <= LONGEST_ID and named not in ("NA", "TBD") else None
 
 
 def holding(task: Task, lease: Lease, now: float) -> LeaseRecord:

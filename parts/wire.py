@@ -224,7 +224,7 @@ class Page(AsEither, kw_only=True):
     acts: ClassVar[bool] = False
     filters: ClassVar[bool] = True
     limit: Annotated[Whole | None, says("rows per page; default 50, clamped to 200")] = None
-    cursor: Annotated[str | None, says("next_cursor of the page before")] = None
+    cursor: Annotated[str | None, says("next_cursor of the page before, or its cursor to go on later")] = None
 
 
 class GetTaskHistory(Page, kw_only=True):
