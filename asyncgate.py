@@ -2403,6 +2403,11 @@ class Commands(click.Group):
         """Find a command by its name."""
         return super().get_command(ctx, name) or self._clients().get_command(ctx, name)
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Find the command of the first argument, or say which one is near."""
+        return self._clients().resolve_command(ctx, args) if args[0] not in self.commands else (
+            super().resolve_command(ctx, args))
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Show the commands in sections."""
         import_module("asyncgate.clients.cli").sections(self, ctx, formatter)
@@ -2435,7 +2440,9 @@ def configured(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(load_settings(config, flags=flags), **{name: value for name, value in options.items()
                                                                   if name not in ("host", "port")})
         except (SettingsError, StartupError) as wrong:
-            raise click.ClickException(str(wrong)) from None
+            no = click.ClickException(str(wrong))
+            no.exit_code = getattr(wrong, "exit_status", 2)
+            raise no from None
     return run
 
 

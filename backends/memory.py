@@ -51,6 +51,7 @@ from asyncgate import (
 if TYPE_CHECKING:
     from asyncgate.backends import Backend
 
+LASTING = False     # what it stores ends with its process
 R = TypeVar("R", bound=Struct)
 Row = tuple[Task, Lease | None, Progress | None]
 

@@ -79,6 +79,9 @@ class Facts(Struct, gc=False):
         return {self.fence - skipped for skipped in accumulate(reversed(self.skipped), initial=0)}
 
 
+READ = (Task, Event, Lease, Receipt, Archived, Obligation, Audit)      # the tables that are read
+
+
 async def verify(backend: Any, *, progress: Told | None = None) -> Verdict:
     """Check everything in a database; `progress` is told how many rows have been read so far."""
     verdict = await _once(backend, progress)
