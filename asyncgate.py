@@ -70,8 +70,11 @@ from asyncgate.parts.errors import *
 from asyncgate.parts.guards import guard_start as guard_start
 from asyncgate.parts.http import *
 from asyncgate.parts.ids import Ids as Ids
+from asyncgate.parts.ids import mark_of
+from asyncgate.parts.outages import OFTEN
 from asyncgate.parts.polls import Polls
 from asyncgate.parts.quotas import *
+from asyncgate.parts.screening import screen
 from asyncgate.parts.settings import *
 from asyncgate.parts.stored import *
 from asyncgate.parts.views import *
@@ -622,7 +625,11 @@ class Work:
 
     def new_id(self) -> str:
         """Return an id younger than all before."""
-        return self.ids.new(self.now)
+        return self.ids.new(self.now, mark_of(self.tenant_id))
+
+    def new_lease_id(self) -> str:
+        """Return an id that nobody can guess."""
+        return self.ids.lease(mark_of(self.tenant_id))
 
     def _set(self, table: dict[Any, Any], key: Any, value: Any) -> None:
         self._undo.append((table, key, table.get(key, UNSET)))
@@ -710,11 +717,15 @@ class Engine:
 
     def admit(self, op: Operation, caller: Caller, ask: Ask) -> None:
         """Refuse who may not ask this, by tenant, role and scope; whose a task is only the batch can tell."""
+        self.permit(op, caller)
         checked(ask)
+        if not op.open and ask.tenant_id is not None:
+            self.at_home(caller, ask.tenant_id)
+
+    def permit(self, op: Operation, caller: Caller) -> None:
+        """Refuse who may not ask such a thing, whatever it is: a façade reads no body for them."""
         if op.open:
             return
-        if ask.tenant_id is not None:
-            self.at_home(caller, ask.tenant_id)
         needed = " or ".join([role for role in op.roles if role != "system"])      # which nobody outside can have
         if caller.role not in op.roles:
             raise barred(caller, f"a credential with the role {caller.role} cannot {op.name}", needed)
@@ -904,8 +915,8 @@ class Engine:
         limit, mark = self.limit(ask.limit), ("tasks", owner, ask.status, ask.type)
         before = self.position(caller, ask.cursor, *mark)
         rows = await self.backend.tasks(caller.tenant_id, TaskFilter(owner, ask.status, ask.type, before, limit + 1))
-        more = self.cursor(caller, rows[limit - 1][0].task_id, *mark) if len(rows) > limit else None
-        return Tasks([record(caller.tenant_id, *row) for row in rows[:limit]], more, more)
+        ends = self.onward(caller, [task.task_id for task, *_ in rows], limit, ask.cursor, *mark)
+        return Tasks([record(caller.tenant_id, *row) for row in rows[:limit]], *ends)
 
     def _self_only(self, caller: Caller, named: Principal | None) -> Principal:
         if named is not None and not named.same(caller.principal):
@@ -916,15 +927,18 @@ class Engine:
         """Return what happened to a task, oldest first: its receipts, and the events that have none."""
         await self._readable(caller, ask.task_id)
         tenant, limit, mark = caller.tenant_id, self.limit(ask.limit), ("history", ask.task_id)
-        after = self.position(caller, ask.cursor, *mark)
-        receipts = await self.backend.receipts(tenant, ReceiptFilter(None, ask.task_id, None, after, limit + 1))
+        place = self.position(caller, ask.cursor, *mark) or ""
+        told, _, noted = place.partition(" ")       # a place in each: a receipt may become visible after an event
+        receipts = await self.backend.receipts(tenant, ReceiptFilter(None, ask.task_id, None, told, limit + 1))
         events = [HistoryEvent(r.receipt_id, r.receipt_type, outside(r.created_at), receipt=shown(tenant, r))
                   for r in receipts]
         events += [HistoryEvent(e.event_id, e.event_type, outside(e.created_at), raw(e.payload))
-                   for e in await self.backend.events(tenant, ask.task_id, after, limit + 1)]
+                   for e in await self.backend.events(tenant, ask.task_id, noted or told, limit + 1)]
         events.sort(key=lambda event: event.event_id)
-        more = self.cursor(caller, events[limit - 1].event_id, *mark) if len(events) > limit else None
-        return History(ask.task_id, events[:limit], more, more)
+        for event in events[:limit]:
+            told, noted = (event.event_id, noted or told) if event.receipt else (told, event.event_id)
+        cursor = self.cursor(caller, f"{told} {noted}", *mark) if events else ask.cursor
+        return History(ask.task_id, events[:limit], cursor if len(events) > limit else None, cursor)
 
     def cancel_task(self, work: Work, caller: Caller, ask: CancelTask) -> Ok:
         """Cancel a task; its worker learns it from its next call.
@@ -1017,11 +1031,12 @@ class Engine:
     def _lease(self, work: Work, worker: Principal, ask: LeaseNext, task: Task) -> Offer:
         timeouts = terms_of(task.terms).timeouts
         wished = ask.lease_ttl_seconds or (timeouts.lease_ttl_seconds if timeouts else None)
-        task, lease_id = work.move(task, CLAIM, fence=task.fence + 1), work.ids.lease()
+        task, lease_id = work.move(task, CLAIM, fence=task.fence + 1), work.new_lease_id()
         body = {"worker_capabilities": sorted(ask.capabilities or ()), "attempt": task.attempt, "fence": task.fence}
         accepted = self._emit(work, EMISSION["claim"], task, body, by=worker, lease_id=lease_id)
+        ttl = min(wished or self.settings.default_lease_ttl_seconds, self.settings.max_lease_ttl_seconds)
         lease = Lease(task.task_id, lease_id, worker.kind, worker.id, worker.instance_id, task.fence, work.now,
-                      self._until_when(work.now, work.now, wished), 0, accepted.receipt_id, ask.claim_id)
+                      self._until_when(work.now, work.now, ttl), 0, accepted.receipt_id, ask.claim_id, ttl_seconds=ttl)
         work.hold(lease)
         return self._offered(work, lease)
 
@@ -1029,15 +1044,17 @@ class Engine:
         return offer(work.tenant_id, work.tasks[lease.task_id], lease, work.progress.get(lease.task_id), work.now)
 
     def renew_lease(self, work: Work, caller: Caller, ask: RenewLease) -> Renewed:
-        """Keep a lease that is still alive; it runs extend_by_seconds from now.
+        """Keep a lease that is still alive; it runs extend_by_seconds from now, or as long as it was granted for.
 
-        A lease that has run out cannot be renewed, even before the sweep has seen it (H.4).
+        A renewal never shortens a lease: release_lease gives it back.  A lease that has run out cannot be renewed, even
+        before the sweep has seen it (H.4).
         """
         if not (task_id := ask.task_id or work.holders.get(ask.lease_id, "")):
             raise LeaseInvalid(f"no live lease {ask.lease_id}; drop the work, lease_next gives more", reason="unknown")
         task, lease = self._held(work, caller, replace(ask, task_id=task_id))   # the ask may be decided once more
         self._may_renew(work, lease)
-        until = self._until_when(lease.acquired_at, work.now, ask.extend_by_seconds)
+        until = self._until_when(lease.acquired_at, work.now, ask.extend_by_seconds or lease.ttl_seconds)
+        until = max(until, lease.expires_at)
         lease = replace(lease, expires_at=until, renewals=lease.renewals + 1)
         work.hold(lease)
         if lease.renewals == STUCK_RENEWALS + 1:
@@ -1195,10 +1212,10 @@ class Engine:
         if again:
             return self._retry(work, task, lease, ask.retry_after_seconds, body)
         task = work.move(task, FAIL, completed_at=work.now, outcome=error.decode())
+        if ask.retryable:       # before the end: a ledger that keeps custody hands nothing on that is closed
+            self._escalate(work, task, lease, "max_retries_exceeded")
         ended = self._emit(work, EMISSION["fail"], self._discharge(work, task), body, by=lease.worker, lease=lease)
         self._end(work, work.tasks[task.task_id], ended, self._enclosed("error", value, error, task.task_id))
-        if ask.retryable:
-            self._escalate(work, task, lease, "max_retries_exceeded")
         return Released(True, "failed", False)
 
     def _retry(self, work: Work, task: Task, lease: Lease, wished: float | None, body: dict[str, Any]) -> Released:
@@ -1308,8 +1325,11 @@ class Engine:
         if len(body) > limits.max_body_size_bytes:
             raise ReceiptTooLarge(f"the receipt's body would be {len(body)} bytes, {limits.max_body_size_bytes} is the "
                                   "most.  Receipt bodies are contracts, not chat messages.")
-        if len(parents) > limits.max_parents:
-            raise TooManyParents(f"{len(parents)} parents; a receipt has {limits.max_parents} at most (PH.5)")
+        self._few(parents)
+
+    def _few(self, parents: tuple[str, ...]) -> None:
+        if len(parents) > (most := self.settings.receipts.max_parents):
+            raise TooManyParents(f"{len(parents)} parents; a receipt has {most} at most (PH.5)")
 
     # Receipts and obligations.
 
@@ -1325,8 +1345,8 @@ class Engine:
         limit = self.limit(ask.limit)
         rows = await self.backend.receipts(caller.tenant_id,
                                            ReceiptFilter(to, ask.task_id, ask.receipt_type, after, limit + 1))
-        more = self.cursor(caller, rows[limit - 1].receipt_id, *mark) if len(rows) > limit else None
-        return Receipts([shown(caller.tenant_id, row) for row in rows[:limit]], more, more)
+        ends = self.onward(caller, [row.receipt_id for row in rows], limit, ask.since_receipt_id or ask.cursor, *mark)
+        return Receipts([shown(caller.tenant_id, row) for row in rows[:limit]], *ends)
 
     async def inbox(self, caller: Caller, ask: ListReceipts) -> Principal | None:
         """Return whose receipts are meant; None is everybody's, of a task or of the tenant."""
@@ -1394,6 +1414,7 @@ class Engine:
         if ask.receipt_type in DISCHARGING and not parents:
             raise ParentsRequired(f"{ask.receipt_type} discharges an obligation and must name it among its parents; "
                                   "without parents the obligation would stay open for ever (PH.2)")
+        self._few(parents)      # before each of them is looked for, and reported
         if missing := [parent for parent in parents if parent not in work.receipts]:
             raise ParentNotFound(f"no receipt {missing[0]}; parents must exist in the same tenant (PH.2)")
         return parents
@@ -1476,7 +1497,8 @@ class Engine:
         after = await self._since(caller, ask.since_receipt_id, "obligations", who)
         rows = await self.backend.obligations(caller.tenant_id, who, after, self.limit(ask.limit))
         return Obligations(self._server(), await self._relationship(caller, who),
-                           [shown(caller.tenant_id, row) for row in rows], rows[-1].receipt_id if rows else None)
+                           [shown(caller.tenant_id, row) for row in rows],
+                           rows[-1].receipt_id if rows else ask.since_receipt_id)
 
     def whose(self, caller: Caller, ask: AsEither) -> Principal:
         """Return the principal that is asked about; only an admin may ask about another."""
@@ -1494,7 +1516,7 @@ class Engine:
             await self.write(Engine._deliver, None, caller, Delivered(receipts=fresh))
         return Welcome(self._server(), await self._relationship(caller, who),
                        Attention([shown(caller.tenant_id, row) for row in rows]),
-                       LatestReceipt(rows[-1].receipt_id if rows else None), self.settings.environment,
+                       LatestReceipt(rows[-1].receipt_id if rows else ask.since_receipt_id), self.settings.environment,
                        warnings=await self._warnings(caller))
 
     async def _warnings(self, caller: Caller) -> list[str]:
@@ -1657,8 +1679,17 @@ class Engine:
         seal = hmac.digest(self.backend.secret, canonical((caller.tenant_id, query, position)), "sha256")[:12]
         return base64.urlsafe_b64encode(seal + position.encode()).decode().rstrip("=")
 
+    def onward(self, caller: Caller, found: list[str], limit: int, given: str | None,
+               *query: Any) -> tuple[str | None, str | None]:
+        """Return next_cursor, null at the end, and cursor: the last place seen, or the given one if nothing came (17).
+
+        `found` are the places of a page, and one more where there is more.
+        """
+        cursor = self.cursor(caller, found[:limit][-1], *query) if found else given
+        return (cursor if len(found) > limit else None), cursor
+
     def position(self, caller: Caller, cursor: str | None, *query: Any) -> str | None:
-        """Open a cursor that `_cursor` made for the same tenant and query."""
+        """Open a cursor that `cursor` made for the same tenant and query."""
         if cursor is None:
             return None
         with contextlib.suppress(ValueError):
@@ -1823,8 +1854,8 @@ class Batches:
         except GateError as no:
             error = no
         except Exception as broken:
-            log.error("a batch of %d did not reach the database", len(jobs), exc_info=broken)
-            error = DatabaseUnavailable("the database did not take this; try again", retry_after=1)
+            log.error("nobody knows what became of a batch of %d", len(jobs), exc_info=broken, extra=OFTEN)
+            error = outcome_unknown()
         if error is None:
             self.after_commit(*decided)
         for job in jobs:
@@ -2019,9 +2050,12 @@ def its_receipt(needs: Needs, caller: Caller, ask: AckReceipt) -> None:
     needs.receipts.add(ask.receipt_id)
 
 
+MOST_PARENTS = 1000         # that any setting allows; no more are looked up
+
+
 def its_schedule(needs: Needs, caller: Caller, ask: EmitReceipt) -> None:
     """Load the parents, the task and the schedule of an offered receipt."""
-    needs.receipts.update(ask.parents or ())
+    needs.receipts.update(tuple(dict.fromkeys(ask.parents or ()))[:MOST_PARENTS])
     needs.tasks.update({ask.task_id} if ask.task_id else ())
     needs.records.update({(Schedule, (ask.schedule_id,))} if ask.schedule_id else ())
 
@@ -2195,22 +2229,25 @@ class Gate:
     @contextlib.asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
         opener, database = import_module("asyncgate.backends").open_backend, self.settings.database
-        backend = self.backend or await opener(database.url, serving=True, settings=database)
-        self.engine = Engine(backend, self.settings)
-        self.engine.upkeep = import_module("asyncgate.backends.upkeep").Upkeep(self.engine)
-        part = import_module("asyncgate.backends.identity_guard")
-        self.guard = part.Guard(self.engine)
-        self.identity.ways.insert(0, part.Keys(self.guard.keys))
-        if self.settings.receipt_mode != "standalone":
-            self.engine.ledger = import_module("asyncgate.backends.receipts_outbox").Ledger(self.engine)
-        try:
+        async with contextlib.AsyncExitStack() as opened:   # whatever fails from here on closes what is open by then
+            backend = self.backend or await opener(database.url, serving=True, settings=database)
+            opened.push_async_callback(backend.close)
+            upkeep = self._furnish(Engine(backend, self.settings))
+            opened.push_async_callback(self.engine.batches.landed)
+            opened.push_async_callback(self.mcp.close)
             await backend.join(self.engine.instance, self.settings.lease_sweep_interval_seconds, self.engine.hear)
-            async with self.guard, self.engine.upkeep, self.engine.ledger or contextlib.nullcontext():
+            async with self.guard, upkeep, self.engine.ledger or contextlib.nullcontext():
                 yield
-        finally:
-            await self.mcp.close()
-            await self.engine.batches.landed()
-            await backend.close()
+
+    def _furnish(self, engine: Engine) -> Duties:
+        """Give the engine what works beside it; raises StartupError for settings that contradict one another."""
+        upkeep: Duties = import_module("asyncgate.backends.upkeep").Upkeep(engine)
+        part = import_module("asyncgate.backends.identity_guard")
+        if self.settings.receipt_mode != "standalone":
+            engine.ledger = import_module("asyncgate.backends.receipts_outbox").Ledger(engine)
+        engine.upkeep, self.engine, self.guard = upkeep, engine, part.Guard(engine)
+        self.identity.ways.insert(0, part.Keys(self.guard.keys))
+        return upkeep
 
     def drain(self) -> None:
         """Answer the waiting calls; the server is about to stop."""
@@ -2248,8 +2285,7 @@ class Gate:
             self.engine.admit(op, caller, ask)      # who may not create cannot use up what others may
             await self.guard.created(caller, len(getattr(ask, "tasks", "1")))
         reply = await self.engine.perform(op, caller, ask)
-        if isinstance(reply, Items):
-            self.guard.auditor.parts(caller, op.name, reply)
+        await self.guard.performed(op, caller, ask, reply)
         if op.name == "health" and reply.status != "healthy":
             raise DatabaseUnavailable("the database does not answer", retry_after=1, **msgspec.to_builtins(reply))
         return reply
@@ -2333,6 +2369,7 @@ class Endpoint:
             allow = sorted({*self.operations, *({"HEAD"} if "GET" in self.operations else ())})
             raise MethodNotAllowed(f"{scope['method']} is not for {scope['path']}", allow=allow)
         caller = await self.gate.admit(scope, op)
+        self.gate.engine.permit(op, caller)
         scope["asyncgate.ask"] = ask = await self._ask(op, caller, scope, receive)
         if op.name == "bootstrap" and self.gate.settings.bootstrap.deprecate_legacy_endpoint:
             more += DEPRECATED
@@ -2347,7 +2384,7 @@ class Endpoint:
                 ask = msgspec.convert(query, op.takes, strict=False)
             else:
                 body = await read_body(scope, receive, self.gate.settings)
-                screen(body)
+                await screen(body, self.gate.settings.max_request_values)
                 ask = op.decode(without_nulls(body) if body else b"{}")
                 fill(ask, query)
             for name, value in scope["path_params"].items():
@@ -2376,6 +2413,7 @@ class Door:
         async with self.opening:
             if self.facade is None:     # else another request opened it while this one waited
                 part = await asyncio.to_thread(import_module, "asyncgate.parts.mcp_facade")
+                await asyncio.to_thread(part.catalog, tuple(OPERATIONS.values()))      # it takes a third of a second
                 self.facade = await part.Facade(self.gate, OPERATIONS, __version__).open()
 
     def drain(self) -> None:
@@ -2426,6 +2464,14 @@ def main() -> None:
     """
 
 
+class Unready(click.ClickException):
+    """Ends a command that cannot begin; with 2 where the settings are wrong."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.exit_code = status     # type: ignore[misc]  # click declares it for the class
+
+
 def configured(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that every command over settings has, and hand it what they add up to."""
     @click.option("--config", metavar="FILE", help="YAML file with settings.")
@@ -2440,9 +2486,7 @@ def configured(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(load_settings(config, flags=flags), **{name: value for name, value in options.items()
                                                                   if name not in ("host", "port")})
         except (SettingsError, StartupError) as wrong:
-            no = click.ClickException(str(wrong))
-            no.exit_code = getattr(wrong, "exit_status", 2)
-            raise no from None
+            raise Unready(str(wrong), wrong.exit_status) from None
     return run
 
 

@@ -53,6 +53,7 @@ from asyncgate.backends.identity_keys_stored import (
     parse,
     retired,
 )
+from asyncgate.backends.identity_oversight import telling
 from asyncgate.parts.wire_admin import (
     AuditLine,
     AuditLines,
@@ -87,6 +88,7 @@ def known(kind: type[Struct], *key: str) -> Callable[[Needs, Caller, Any], None]
 
 def told(engine: Engine, work: Work, event: str, severity: Severity, caller: Caller, **said: Any) -> None:
     """Write what an administrator has done into the log of the tenant that it was done to."""
+    telling()
     body = worded(engine.settings, {**visitor(), **who(caller), **said})
     spoken(severity, event, work.tenant_id, body)
     if engine.settings.security.audit_logging.enabled:
@@ -295,9 +297,9 @@ async def made(settings: Settings) -> tuple[str, str, str]:
 async def list_keys(engine: Engine, caller: Caller, ask: ListKeys) -> Keys:
     """List the tenant's keys, revoked ones too; none of them can be read out of it."""
     tenant_id = home(engine, caller, ask.tenant)
-    rows, more = await page(engine, caller, ask, ("keys", tenant_id), partial(engine.backend.export, Key, tenant_id),
-                            lambda key: key.key_id, lambda key: True)
-    return Keys([described(tenant_id, key) for key in rows], more, more)
+    rows, *ends = await page(engine, caller, ask, ("keys", tenant_id), partial(engine.backend.export, Key, tenant_id),
+                             lambda key: key.key_id, lambda key: True)
+    return Keys([described(tenant_id, key) for key in rows], *ends)
 
 
 async def rotate_key(engine: Engine, caller: Caller, ask: RotateKey) -> IssuedKey:
@@ -370,23 +372,28 @@ async def list_audit(engine: Engine, caller: Caller, ask: ListAudit) -> AuditLin
 
     def wanted(line: Audit) -> bool:
         return ask.event in (None, line.event) and ask.severity in (None, line.severity)
-    rows, more = await page(engine, caller, ask, ("audit", tenant_id, ask.event, ask.severity),
-                            partial(engine.backend.export, Audit, tenant_id), lambda line: line.audit_id, wanted)
-    lines = [AuditLine(line.audit_id, line.number, tenant_id, outside(line.at), line.event, line.severity,
-                       Raw(line.body.encode()), line.hash) for line in rows]
-    return AuditLines(lines, more, more)
+    rows, *ends = await page(engine, caller, ask, ("audit", tenant_id, ask.event, ask.severity),
+                             partial(engine.backend.export, Audit, tenant_id), lambda line: line.audit_id, wanted)
+    return AuditLines([audited(tenant_id, line) for line in rows], *ends)
+
+
+def audited(tenant_id: str, line: Audit) -> AuditLine:
+    """Show a line of the audit log; what spec 21.7.4 has at the top level stands there too."""
+    said = msgspec.json.decode(line.body)
+    return AuditLine(
+        line.audit_id, line.number, tenant_id, outside(line.at), line.event, line.severity, said.get("principal_id"),
+        said.get("ip"), said.get("user_agent"), said.get("reason"), Raw(line.body.encode()), line.hash)
 
 
 async def page(engine: Engine, caller: Caller, ask: Any, mark: tuple[Any, ...], read: Callable[[str], Any],
-               name: Callable[[Any], str], wanted: Callable[[Any], bool]) -> tuple[list[Any], str | None]:
-    """Return the rows of one page of an exported table, and the cursor of the next one, if there is one."""
+               name: Callable[[Any], str], wanted: Callable[[Any], bool]) -> tuple[list[Any], str | None, str | None]:
+    """Return the rows of one page of an exported table, its next_cursor and its cursor."""
     limit, after = engine.limit(ask.limit), engine.position(caller, ask.cursor, *mark) or ""
     found: list[Any] = []
     while len(found) <= limit and (rows := await read(after)):
         found += filter(wanted, rows)
         after = name(rows[-1])
-    more = engine.cursor(caller, name(found[limit - 1]), *mark) if len(found) > limit else None
-    return found[:limit], more
+    return found[:limit], *engine.onward(caller, [name(row) for row in found], limit, ask.cursor, *mark)
 
 
 OPERATIONS = [

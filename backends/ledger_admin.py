@@ -29,10 +29,11 @@ async def seal_receipts(engine: Engine, caller: Caller, ask: SealReceipts) -> Se
 async def list_seals(engine: Engine, caller: Caller, ask: ListSeals) -> Seals:
     """List the seals over the tenant's receipts, oldest first."""
     read = partial(engine.backend.export, Seal, caller.tenant_id)
-    rows, more = await page(engine, caller, ask, ("seals", ask.after),
-                            lambda after: read(after or f"{ask.after:012d}"), lambda row: row.seal_id, lambda row: True)
+    rows, *ends = await page(
+        engine, caller, ask, ("seals", ask.after), lambda after: read(after or f"{ask.after:012d}"),
+        lambda row: row.seal_id, lambda row: True)
     return Seals([SealRecord(row.number, row.last_id, row.count, row.digest, row.marks, outside(row.sealed_at),
-                             row.hash, named(row.late) if row.late else None) for row in rows], more, more)
+                             row.hash, named(row.late) if row.late else None) for row in rows], *ends)
 
 
 OPERATIONS = [

@@ -22,7 +22,9 @@ import asyncpg
 import msgspec
 from msgspec import Struct
 
-from asyncgate import News, StartupError
+from asyncgate import News, NotNow, StartupError
+from asyncgate.backends.postgres_hosts import AWAY, Hosts, startup_error
+from asyncgate.parts.outages import OFTEN
 from asyncgate.parts.settings import DatabaseSettings
 
 log = logging.getLogger("asyncgate.postgres")
@@ -33,8 +35,6 @@ AGAIN_SECONDS = 0.5         # between attempts to reach the database
 FORGOTTEN = "1 day"         # after which nobody remembers an instance that gave no sign
 # The database gives up the lock of a machine that vanished without a word in half a minute, not in two hours.
 PROBED = "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3"
-# The database is not to be had now; the last one is what asyncpg says of a connection that broke in the middle.
-AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
 # Alive: its lock is held, or it gave a sign within three beats (DESIGN 5.10).
 LOCK = "hashtextextended({0}, 25959)"
@@ -92,6 +92,7 @@ class Membership:
     def __init__(self, url: str, settings: DatabaseSettings, instance_id: str, beat_seconds: float,
                  hear: Callable[[News], None]) -> None:
         self.url, self.settings, self.instance_id = url, settings, instance_id
+        self.hosts = Hosts(url, settings.timeout_seconds)
         self.beat_seconds, self.hear = beat_seconds, hear
         self.others: set[str] = set()       # that live
         self.db: asyncpg.Connection | None = None
@@ -111,7 +112,7 @@ class Membership:
         try:
             await self._connect(PATIENCE_SECONDS)
         except AWAY as error:
-            raise StartupError(f"cannot reach the database for locks: {error or type(error).__name__}") from None
+            raise startup_error(error, self.url, "the database for locks") from None
         self.keeping = asyncio.create_task(self._keep())
         self.tell()
 
@@ -154,14 +155,13 @@ class Membership:
         self.wanted.set()
 
     async def _connect(self, patience: float) -> None:
-        db = await asyncpg.connect(self.url, timeout=self.settings.timeout_seconds, statement_cache_size=0,
-                                   command_timeout=self.settings.timeout_seconds,
-                                   server_settings=session(self.settings))
+        db = await self.hosts.connect(statement_cache_size=0, command_timeout=self.settings.timeout_seconds,
+                                      server_settings=session(self.settings))
         try:
             deadline = time.monotonic() + patience
             while not await db.fetchval(TAKE, self.instance_id):
                 if time.monotonic() > deadline:
-                    raise StartupError(f"another process runs as {self.instance_id} on this database; give this one "
+                    raise NotNow(f"another process runs as {self.instance_id} on this database; give this one "
                                        "an instance_id of its own")
                 await asyncio.sleep(0.1)
             if self.settings.notify:
@@ -187,7 +187,11 @@ class Membership:
             if self.db is None or self.db.is_closed():
                 self.wanted.set()
                 raise ConnectionError("the connection for locks and news is lost")
-            return await getattr(self.db, how)(statement, *given)
+            try:
+                return await getattr(self.db, how)(statement, *given)
+            except TimeoutError:
+                self.db.terminate()     # a host that hangs keeps its connections for ever: another may be there
+                raise
 
     async def _keep(self) -> None:
         """Send what is pending, and connect again when the connection is lost."""
@@ -200,7 +204,7 @@ class Membership:
                     log.info("%s has its lock again", self.instance_id)
                 await self._send()
             except (*AWAY, StartupError) as error:
-                log.warning("no locks and no news for now: %s", error or type(error).__name__)
+                log.warning("no locks and no news for now: %s", error or type(error).__name__, extra=OFTEN)
                 await asyncio.sleep(AGAIN_SECONDS)
                 self.wanted.set()
 

@@ -277,7 +277,7 @@ SAVES: dict[str, tuple[dict[str, str], str]] = {
     "moved": (STATE, insert("states", STATE, "task_id", [name for name in CHANGING if name != "check_at"],
                             ", check_at = CASE WHEN excluded.check_at > old.check_at THEN old.check_at "
                             "ELSE excluded.check_at END")),
-    # Of what only its lease has changed; a renewal may also shorten one.
+    # Of what only its lease has changed.
     "kept": (STATE, insert("states", STATE, "task_id", HELD, ", check_at = least(old.check_at, excluded.expires_at)")),
     "progress": (PROGRESS, insert("progress", PROGRESS, "task_id", PROGRESS)),
     "receipts": (STATED, insert("receipts", STATED) + " ON CONFLICT (tenant_id, task_id, receipt_key) DO NOTHING"),
@@ -355,6 +355,48 @@ def records(work: Work) -> dict[str, list[tuple[Any, ...]]]:
         row = work.kept[kind, key]
         rows[f"{'dropped' if row is None else 'kept'}_{RECORDS[kind]}"].append(key if row is None else astuple(row))
     return rows
+
+
+# What shows that a batch was committed, the best first: a row that was saved.  Of a table in SURE no row that was saved
+# is gone or changed a moment later, so that its absence is proof as well.  Of a lane, an edge or an obligation
+# somebody else may have saved the same, and none of them is saved alone.
+SURE = ("contracts", "events", "audit", *(f"kept_{table}" for kind, table in RECORDS.items() if kind in APPEND_ONLY))
+PROOFS = (*SURE, "receipts", "moved", "kept", "progress", "deliveries",
+          *(f"kept_{table}" for kind, table in RECORDS.items() if kind not in APPEND_ONLY))
+TABLES = {"contracts": "tasks", "moved": "states", "kept": "states"}
+COMPARED = {"moved": ["task_id", *(name for name in CHANGING if name != "check_at")], "kept": ["task_id", *HELD]}
+KEYS = {"events": ("task_id", "event_id"),
+        **{f"kept_{table}": export_order(kind) for kind, table in RECORDS.items()}}
+
+
+class Proof(NamedTuple):
+    """A row that is there, as it was saved, when a batch was committed."""
+
+    statement: str
+    given: list[list[Any]]
+    sure: bool                  # it was not committed if the row is not there
+
+
+def proof(changes: dict[str, list[tuple[Any, ...]]]) -> Proof | None:
+    """Return what to look for when nobody answered the COMMIT of a batch."""
+    for table in PROOFS:
+        if rows := changes.get(table):
+            return Proof(looking_for(table), columns(rows[:1], len(SAVES[table][0])), table in SURE)
+    return None
+
+
+@cache
+def looking_for(table: str) -> str:
+    """Return the statement that says whether a row is there as it was saved; its key is what an index finds it by."""
+    types = SAVES[table][0]
+    rows = ", ".join(f"${at}::{kind}" for at, kind in enumerate(types.values(), 2))
+    key = KEYS.get(table, (next(iter(types)),))
+    same = "".join(f" AND t.{name} = r.{name}" for name in key)
+    compared = COMPARED.get(table, list(types))
+    return (f"SELECT EXISTS (SELECT FROM unnest({rows}) AS r ({listed(types)}), LATERAL ("
+            f"SELECT * FROM asyncgate.{TABLES.get(table, table.removeprefix('kept_'))} AS t "
+            f"WHERE t.tenant_id = $1{same} LIMIT 1) AS t "
+            f"WHERE ({listed(compared, 't.')}) IS NOT DISTINCT FROM ({listed(compared, 'r.')}))")
 
 
 # What leaves its table in a way of its own, which looks whether it may.

@@ -132,8 +132,8 @@ class Reading:
         room = engine.limit(ask.limit) - len(reply.open_obligations)
         others = await self._owed(where, theirs, room, warnings) if room else []
         if others or theirs:
-            last = (others[-1].receipt_id if others else theirs) or ""
-            reply.cursor = engine.cursor(caller, f"{reply.cursor or own or ''} {last}", *seal)
+            last = others[-1].receipt_id if others else theirs
+            reply.cursor = engine.cursor(caller, f"{reply.cursor or ''} {last}", *seal)
         reply.open_obligations += others
         return said(reply, warnings)
 
@@ -147,9 +147,10 @@ class Reading:
             caller.tenant_id, reply.attention.inbox_receipts)
         wished = min(ask.max_items or ask.limit or engine.settings.default_bootstrap_max_items,
                      engine.settings.max_bootstrap_max_items)
-        if others := (await self._others(where, theirs, warnings))[:wished - len(inbox)]:
-            inbox += others
-            last = f"{reply.cursor.latest_receipt_id or own or ''} {others[-1].receipt_id}"
+        others = (await self._others(where, theirs, warnings))[:wished - len(inbox)]
+        inbox += others
+        if others or theirs:
+            last = f"{reply.cursor.latest_receipt_id or ''} {others[-1].receipt_id if others else theirs}"
             reply.cursor.latest_receipt_id = engine.cursor(caller, last, *seal)
         lag = await engine.ledger.lag(caller.tenant_id)
         reply.receipt_ledger_lag = lag if lag.waiting or lag.parked or lag.circuit != "closed" else None

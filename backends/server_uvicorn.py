@@ -133,7 +133,7 @@ def tls_context(tls: Tls) -> ssl.SSLContext | None:
 def _no_good(tls: Tls, error: Exception) -> int:
     why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
     print(f"asyncgate: security.tls: {tls.certificate_path!r}, or its private key, is no good: {why}", file=sys.stderr)
-    return 1
+    return 2
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
@@ -237,7 +237,7 @@ class Server(uvicorn.Server):
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             # A signal in the meantime is not a failure.
-            self.status = 0 if self.should_exit else 1
+            self.status = 0 if self.should_exit else getattr(self.lifespan.failure(), "exit_status", 1)
             self.should_exit = True
             self.lifespan.explain()
             return
@@ -356,11 +356,15 @@ class Lifespan:
         """Stop an app that is still starting or closing."""
         self.task.cancel()
 
+    def failure(self) -> BaseException | None:
+        """Return what the app ended with, if it has."""
+        return self.task.exception() if self.task.done() and not self.task.cancelled() else None
+
     def explain(self) -> None:
         """Say why the app failed: in its own words when the exception has some, else in the log."""
         if self.task.cancelled():
             return
-        failure = self.task.exception() if self.task.done() else None
+        failure = self.failure()
         own_words = getattr(failure, "startup_message", None)
         if own_words is not None:
             print(own_words, file=sys.stderr)

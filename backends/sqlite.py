@@ -47,6 +47,7 @@ from asyncgate import (
     LeaseNext,
     Needs,
     News,
+    NotNow,
     Obligation,
     Outgoing,
     Principal,
@@ -61,6 +62,7 @@ from asyncgate import (
     Work,
     export_order,
 )
+from asyncgate.parts.outages import OFTEN
 
 if TYPE_CHECKING:
     from asyncgate.backends import Backend
@@ -256,33 +258,44 @@ class Sqlite:
     instance, alone = "asyncgate-1", True               # one process serves a file
 
     def __init__(self, path: str, lock: Serving | None = None) -> None:
-        self.path, self.lock = path, lock
+        self.path = path
         self.skew, self.ids = 0.0, Ids()
         self.tenant_id: str | None = None                   # of the running transaction, for the triggers
         self.lanes: defaultdict[str, Lanes] = defaultdict(Lanes)
         self.known: set[str] = set()
         self.queue: queue.SimpleQueue[Flight | Call | None] = queue.SimpleQueue()
         self.readers: list[aiosqlite.Connection] = []
+        self.opened = contextlib.AsyncExitStack()           # what is open, in the order in which it was opened
+        if lock:
+            self.opened.callback(lock.release)
         self.turn = 0
 
     async def open(self) -> Sqlite:
-        """Migrate, start the writer, open the readers."""
+        """Migrate, start the writer, open the readers; what is open is closed again if that fails."""
         try:
-            self.db = connect(self.path)
-            self.db.executescript(PRAGMAS)
-            migrate_file(self.db)
-            self._learn()
-        except sqlite3.Error as error:
-            raise StartupError(f"cannot use {self.path} as a database: {error}") from error
+            await self._open()
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, sqlite3.Error):
+                raise StartupError(f"cannot use {self.path} as a database: {error}") from error
+            raise
+        return self
+
+    async def _open(self) -> None:
+        self.db = self.opened.enter_context(contextlib.closing(connect(self.path)))
+        self.db.executescript(PRAGMAS)
+        migrate_file(self.db)
+        self._learn()
         self.files = inodes(self.path)
         self.loop = asyncio.get_running_loop()
-        self.writer = threading.Thread(target=self._write, name="sqlite-writer", daemon=True)
-        self.writer.start()
         for _ in range(0 if self.path == ":memory:" else 2):
             reader = await aiosqlite.connect(self.path, isolation_level=None, timeout=30)
+            self.opened.push_async_callback(reader.close)
             await reader.execute("PRAGMA query_only = 1")
             self.readers.append(reader)
-        return self
+        self.writer = threading.Thread(target=self._write, name="sqlite-writer", daemon=True)
+        self.writer.start()
+        self.opened.push_async_callback(self._write_last)
 
     def _learn(self) -> None:
         """Know lanes and tenants, and give no id that an earlier process has given."""
@@ -316,13 +329,11 @@ class Sqlite:
 
     async def close(self) -> None:
         """Commit what is under way, close everything, let another server have the file."""
+        await self.opened.aclose()
+
+    async def _write_last(self) -> None:
         self.queue.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self.writer.join)
-        for reader in self.readers:
-            await reader.close()
-        self.db.close()
-        if self.lock:
-            self.lock.release()
 
     # Writing.
 
@@ -487,7 +498,7 @@ class Sqlite:
         try:
             return await self._read(sql, given)
         except (sqlite3.OperationalError, OSError) as error:
-            log.error("the database cannot be read", exc_info=error)
+            log.error("the database cannot be read: %s", error, extra=OFTEN)
             raise DatabaseUnavailable("the database does not answer; try again", retry_after=1) from error
 
     async def _read(self, sql: str, given: tuple[Any, ...]) -> list[tuple[Any, ...]]:
@@ -758,7 +769,7 @@ class Serving:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self.file)
-            raise StartupError(f"another asyncgate is serving {path}; one process serves a SQLite file, use Postgres "
+            raise NotNow(f"another asyncgate is serving {path}; one process serves a SQLite file, use Postgres "
                                "for several") from None
 
     def release(self) -> None:
@@ -792,12 +803,8 @@ async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSet
     lock = Serving(path) if serving and path != ":memory:" else None
     try:
         return await Sqlite(path, lock).open()
-    except BaseException as error:
-        if lock:
-            lock.release()
-        if isinstance(error, OSError):
-            raise StartupError(f"cannot open {path}: {error.strerror or error}") from error
-        raise
+    except OSError as error:
+        raise StartupError(f"cannot open {path}: {error.strerror or error}") from error
 
 
 if TYPE_CHECKING:

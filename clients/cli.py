@@ -311,11 +311,12 @@ def show(op: Operation, reply: dict[str, Any]) -> None:
 
 
 def hint(op: Operation, reply: dict[str, Any]) -> None:
-    """Say on stderr how to get the next page."""
-    if cursor := reply.get("next_cursor"):
-        click.echo(f"there is more: --cursor {cursor}", err=True)
-    elif op.name == "list_open_obligations" and (cursor := reply["cursor"]):
-        click.echo(f"from here on: --since-receipt-id {cursor}", err=True)
+    """Say on stderr how to get the next page, and after the last one what comes later."""
+    if more := reply.get("next_cursor"):
+        click.echo(f"there is more: --cursor {more}", err=True)
+    elif (cursor := reply.get("cursor")) and op.name != "list_tasks":      # whose newest come first
+        since = "since-receipt-id" if "since_receipt_id" in op.fields else "cursor"
+        click.echo(f"from here on: --{since} {cursor}", err=True)
 
 
 for _op in OPERATIONS.values():

@@ -276,6 +276,10 @@ class AuditLine(Struct, kw_only=True):
     timestamp: datetime
     event: str
     severity: str
+    principal_id: str | None = None
+    ip: str | None = None
+    user_agent: str | None = None
+    reason: str | None = None
     details: Any
     hash: str
 
@@ -661,9 +665,10 @@ class AsyncOperations:
         extend_by_seconds: int | None = None, tenant_id: str | None = None, worker_id: str | None = None,
         worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Renewed:
-        """Keep a lease that is still alive; it runs extend_by_seconds from now.
+        """Keep a lease that is still alive; it runs extend_by_seconds from now, or as long as it was granted for.
 
-        A lease that has run out cannot be renewed, even before the sweep has seen it (H.4).
+        A renewal never shortens a lease: release_lease gives it back.  A lease that has run out cannot be renewed, even
+        before the sweep has seen it (H.4).
         """
         return await self.ask("renew_lease", Renewed, locals())
 
@@ -1131,9 +1136,10 @@ class SyncOperations:
         extend_by_seconds: int | None = None, tenant_id: str | None = None, worker_id: str | None = None,
         worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Renewed:
-        """Keep a lease that is still alive; it runs extend_by_seconds from now.
+        """Keep a lease that is still alive; it runs extend_by_seconds from now, or as long as it was granted for.
 
-        A lease that has run out cannot be renewed, even before the sweep has seen it (H.4).
+        A renewal never shortens a lease: release_lease gives it back.  A lease that has run out cannot be renewed, even
+        before the sweep has seen it (H.4).
         """
         return self.ask("renew_lease", Renewed, locals())
 

@@ -152,8 +152,7 @@ class History:
             over = [held] if call.operation in ENDS_LEASE else []
             if call.operation == "renew_lease":
                 until = seconds(call.reply["expires_at"]) if call.reply else call.ended + call.ask["extend_by_seconds"]
-                least = call.started + call.ask["extend_by_seconds"]
-                held.surely_until = until if call.reply else min(held.surely_until, least)
+                held.surely_until = until if call.reply else held.surely_until     # a renewal never shortens a lease
                 held.renewals.append((call, until))
         for lease in over:
             lease.ended = min(lease.ended, call.started)

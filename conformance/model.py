@@ -77,6 +77,7 @@ class Lease:
     expires_at: float
     accepted: str
     claim_id: str | None
+    length: int                         # in seconds, as it was granted
     renewals: int = 0
     ending: str = "live"
     first_outcome: Reply = None         # §5.6: what the verb that ended it was answered
@@ -245,7 +246,7 @@ class Model:
         accepted = self.emit("task.accepted", by, GATE, task, body, [task.duty], lease_id)
         longest = self.rules.max_lease_lifetime or ttl(wished)
         until = self.now + min(ttl(wished), longest)
-        task.leases.append(Lease(lease_id, by, fence, self.now, until, accepted.receipt_id, ask.claim_id))
+        task.leases.append(Lease(lease_id, by, fence, self.now, until, accepted.receipt_id, ask.claim_id, ttl(wished)))
         task.status = "leased"
         return self.offer(task)
 
@@ -258,7 +259,7 @@ class Model:
                 "obligation_receipt_id": task.duty, "progress": task.progress, "created_by": named(task.owner)}
 
     def renew_lease(self, by: Principal, ask: Any) -> Reply:
-        """§5.9: only a live lease, from now on; the eleventh renewal is an anomaly (H.7.3)."""
+        """§5.9: only a live lease, by its own length from now on; the eleventh renewal is an anomaly (H.7.3)."""
         if not ask.task_id:
             found = [task for task in self.tasks.values() for lease in task.leases
                      if lease.lease_id == ask.lease_id and lease.ending == "live"]
@@ -271,8 +272,9 @@ class Model:
         longest = self.rules.max_lease_lifetime
         if longest and lease.expires_at >= lease.acquired_at + longest:
             raise Refusal("lease_lifetime_limit")
-        until = self.now + ttl(ask.extend_by_seconds)
-        lease.expires_at = min(until, lease.acquired_at + longest) if longest else until
+        until = self.now + ttl(ask.extend_by_seconds or lease.length)
+        until = min(until, lease.acquired_at + longest) if longest else until
+        lease.expires_at = max(until, lease.expires_at)     # it never moves earlier
         lease.renewals += 1
         if lease.renewals == 11:
             self.anomaly(task, "lease_renewed_often", lease, renewals=11,
@@ -348,10 +350,10 @@ class Model:
                 "retry_after_seconds": ask.retry_after_seconds}
         if not requeued:
             task.status, task.outcome, task.owed = "failed", parsed(ask.error), False
+            if ask.retryable:       # lease protocol: the escalation, then the end
+                self.escalate(task, lease, "max_retries_exceeded")
             ended = self.emit("task.failed", lease.worker, GATE, task, body, [task.duty], lease.lease_id)
             self.result_ready(task, ended, error)
-            if ask.retryable:
-                self.escalate(task, lease, "max_retries_exceeded")
             return self.over(lease, "failed", {"ok": True, "status": "failed", "requeued": False,
                                                "next_eligible_at": None})
         self.emit("task.failed", lease.worker, GATE, task, body, [lease.accepted], lease.lease_id)
@@ -379,9 +381,11 @@ class Model:
 
     def list_open_obligations(self, by: Principal, ask: Any) -> Reply:
         """PH.6: what is still owed to somebody, by the evidence, oldest first."""
-        return {"open_obligations": [{"receipt_id": receipt.receipt_id} for receipt in self.receipts
-                                     if receipt.type in OPENS and same(receipt.to, by)
-                                     and not self.terminated(receipt.receipt_id)]}
+        ids = sorted(receipt.receipt_id for receipt in self.receipts if receipt.type in OPENS and same(receipt.to, by)
+                     and not self.terminated(receipt.receipt_id))
+        page = [receipt_id for receipt_id in ids if receipt_id > (ask.since_receipt_id or "")][:ask.limit]
+        return {"open_obligations": [{"receipt_id": receipt_id} for receipt_id in page],
+                "cursor": page[-1] if page else ask.since_receipt_id}      # §17: the place reached
 
     def check_terminator(self, by: Principal, ask: Any) -> Reply:
         """PH.1.4: whether some receipt that may discharge this one names it as a parent."""

@@ -155,7 +155,7 @@ async def test_a_renewal_runs_from_now(gate: Gate) -> None:
     assert (await gate.as_worker().complete(**under(offer))).ok
 
 
-@pytest.mark.parametrize(("asked", "given"), [(1, 1), (1800, 1800), (99999, 1800)])
+@pytest.mark.parametrize(("asked", "given"), [(300, 300), (1800, 1800), (99999, 1800)])
 async def test_a_renewal_is_clamped(gate: Gate, asked: int, given: int) -> None:
     offer = await gate.leased()
 
@@ -183,13 +183,44 @@ async def test_a_renewed_lease_survives_the_sweep_at_its_old_end(gate: Gate) -> 
     assert await gate.receipts(offer.task_id, "lease.expired") == []
 
 
-async def test_a_renewal_may_shorten_a_lease(gate: Gate) -> None:
+@pytest.mark.parametrize("wished", [1, 10, 299])
+async def test_a_renewal_never_shortens_a_lease(gate: Gate, wished: int) -> None:
     offer = await gate.leased()
-    await gate.as_worker().renew_lease(**under(offer, extend_by_seconds=10))
 
-    await gate.wait(11)
+    renewed = await gate.as_worker().renew_lease(**under(offer, extend_by_seconds=wished))
 
-    assert (await gate.task(offer.task_id)).status == "queued"
+    assert renewed.expires_at == offer.expires_at
+    assert 99 < renewed.renew_every_seconds <= 100
+    await gate.wait(290)
+    assert (await gate.task(offer.task_id)).status == "leased"
+    assert (await gate.as_worker().complete(**under(offer))).ok
+
+
+@pytest.mark.parametrize(("claimed", "task", "length"), [
+    (900, None, 900), (None, 900, 900), (60, 900, 60), (None, None, 300), (99999, None, 1800)])
+async def test_a_renewal_without_a_wish_gives_as_much_as_the_lease_was_granted_for(
+        gate: Gate, claimed: int | None, task: int | None, length: int) -> None:
+    await gate.create(timeouts={"lease_ttl_seconds": task} if task else None)
+    offer = await gate.claim(lease_ttl_seconds=claimed)
+    assert offer is not None
+
+    for _ in range(2):      # also when it was renewed before
+        gate.skip(offer.renew_every_seconds)
+        renewed = await gate.as_worker().renew_lease(**under(offer))
+        assert length - 1 < renewed.expires_at.timestamp() - gate.now() <= length
+        assert renewed.renew_every_seconds == pytest.approx(length / 3, abs=0.1)
+    gate.skip(length - 1)
+    assert (await gate.as_worker().complete(**under(offer))).ok
+
+
+async def test_a_wish_of_one_renewal_does_not_change_the_length_of_the_lease(gate: Gate) -> None:
+    offer = await gate.leased()
+    await gate.as_worker().renew_lease(**under(offer, extend_by_seconds=600))
+    gate.skip(500)
+
+    renewed = await gate.as_worker().renew_lease(**under(offer))
+
+    assert 299 < renewed.expires_at.timestamp() - gate.now() <= 300
 
 
 async def test_a_renewal_that_names_the_lease_only_finds_its_task(gate: Gate) -> None:
@@ -310,9 +341,10 @@ async def test_a_worker_finds_its_leases_after_a_restart(gate: Gate) -> None:
 
 async def test_only_live_leases_of_this_worker_are_listed(gate: Gate) -> None:
     await gate.leased("w2")
-    over, lost = await gate.leased("w1"), await gate.leased("w1")
+    over = await gate.leased("w1")
+    await gate.create()
+    assert await gate.claim("w1", lease_ttl_seconds=5) is not None
     await gate.as_worker("w1").complete(**under(over))
-    await gate.as_worker("w1").renew_lease(**under(lost, extend_by_seconds=5))
     gate.skip(6)
     alive = await gate.leased("w1")
 

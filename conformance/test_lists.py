@@ -6,6 +6,7 @@ import asyncio
 import base64
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import Struct
 
@@ -22,7 +23,8 @@ async def paged(view: View, operation: str, rows: str, **ask: Any) -> list[Any]:
     found: list[Any] = []
     while True:
         page = await getattr(view, operation)(**ask)
-        assert page.next_cursor == page.cursor, "spec 17 calls it cursor"
+        assert page.cursor is not None, "spec 17: the last place seen"
+        assert page.next_cursor in (None, page.cursor), "null at the end"
         found += getattr(page, rows)
         if page.next_cursor is None:
             return found
@@ -141,6 +143,78 @@ async def test_a_cursor_is_accepted_as_since_receipt_id(gate: Gate) -> None:
     rest = await gate.as_admin().list_receipts(limit=2, since_receipt_id=first.next_cursor)
 
     assert first.receipts + rest.receipts == await gate.receipts()
+
+
+FOLLOWED = [        # list, its rows, and what names the place to go on from
+    ("list_tasks", "tasks", "cursor"), ("list_receipts", "receipts", "cursor"),
+    ("list_receipts", "receipts", "since_receipt_id"), ("get_task_history", "events", "cursor"),
+    ("list_open_obligations", "open_obligations", "since_receipt_id"),
+    ("bootstrap", "attention.inbox_receipts", "since_receipt_id"), ("list_audit", "lines", "cursor"),
+    ("list_keys", "keys", "cursor"), ("list_seals", "seals", "cursor")]
+
+
+def at(page: Any, path: str) -> Any:
+    """Follow a dotted name."""
+    for name in path.split("."):
+        page = getattr(page, name)
+    return page
+
+
+def name_of(row: Any) -> str:
+    """Return the id of a receipt or of an event."""
+    return str(getattr(row, "event_id", None) or row.receipt_id)
+
+
+@pytest.mark.parametrize("limit", [2, 50])
+@pytest.mark.parametrize(("operation", "rows", "name"), FOLLOWED)
+async def test_a_reader_that_loops_on_the_cursor_reads_nothing_twice(
+        gate: Gate, operation: str, rows: str, name: str, limit: int) -> None:
+    """Spec 17, PH.6.2: the cursor is the last place seen, or the given one; only next_cursor is null at the end."""
+    ask: dict[str, Any] = {"limit": limit}
+    for n in range(3):
+        task_id = await gate.create(by="root")
+        await gate.as_admin().issue_key(name=f"key {n}", principal_id="ada")
+        await gate.as_admin().seal_receipts()
+    ask |= {"task_id": task_id} if operation == "get_task_history" else {}
+    ask |= {"principal_kind": "agent", "principal_id": "root"} if operation in ("list_open_obligations", "bootstrap",
+                                                                                "list_receipts") else {}
+    root, seen = gate.as_admin(), list[Any]()
+    for _ in range(6):
+        page = await getattr(root, operation)(**ask)
+        cursor = at(page, "cursor.latest_receipt_id" if operation == "bootstrap" else "cursor")
+        assert cursor is not None
+        if not (found := at(page, rows)):
+            assert cursor == ask[name], "nothing came: the given one"
+        assert getattr(page, "next_cursor", None) is None or len(found) == limit
+        seen, ask = [*seen, *found], {**ask, name: cursor}
+
+    names = [msgspec.json.encode(row) for row in seen]
+    assert len(names) == len(set(names)) > 0
+
+
+@pytest.mark.parametrize(("operation", "name"), [(operation, name) for operation, _, name in FOLLOWED[2:6]])
+async def test_a_poller_gets_what_is_new_and_nothing_else(gate: Gate, operation: str, name: str) -> None:
+    rows = {operation: rows for operation, rows, _ in FOLLOWED}[operation]
+    offer, ada = await gate.leased(), gate.as_agent()
+    ask = {"task_id": offer.task_id} if operation == "get_task_history" else {}
+    page = await getattr(ada, operation)(**ask)
+    old = [name_of(row) for row in at(page, rows)]
+
+    await gate.as_worker().start_task(**under(offer))
+    await gate.as_worker().fail(**under(offer))
+    await gate.create()
+    cursor = at(page, "cursor.latest_receipt_id" if operation == "bootstrap" else "cursor")
+    new = [name_of(row) for row in at(await getattr(ada, operation)(**ask, **{name: cursor}), rows)]
+
+    everything = [name_of(row) for row in at(await getattr(ada, operation)(**ask), rows)]
+    assert new == [row for row in everything if row not in old] != []
+
+
+async def test_the_cursor_of_an_empty_list_is_null_until_something_was_seen(gate: Gate) -> None:
+    eve = gate.as_agent("eve")
+
+    assert ((await eve.list_receipts()).cursor, (await eve.list_open_obligations()).cursor,
+            (await eve.bootstrap()).cursor.latest_receipt_id, (await eve.list_tasks()).cursor) == (None,) * 4
 
 
 async def cursor_of(gate: Gate, operation: str) -> tuple[str, dict[str, Any]]:

@@ -187,7 +187,8 @@ class Programs(RuleBasedStateMachine):
 
     @rule(who=agents, pick=st.integers(0, 100))
     def what_is_owed(self, who: Who, pick: int) -> None:
-        self.perform(who, "list_open_obligations", limit=200)
+        reached = self.perform(who, "list_open_obligations", limit=2)["cursor"]
+        self.perform(who, "list_open_obligations", limit=200, since_receipt_id=reached)
         self.perform(who, "check_terminator", parent_receipt_id=self.receipts[pick % len(self.receipts)][0])
 
     # Workers.

@@ -56,6 +56,7 @@ Consistency = Literal["eventual", "strict"]
 StoreFailure = Literal["local", "deny"]
 ToolNames = Literal["dotted", "underscore"]
 Dialect = Literal["auto", "1.0", "1.1"]
+Contents = Literal["clear", "digests"]
 TlsVersion = Literal["TLSv1.2", "TLSv1.3"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
@@ -106,11 +107,13 @@ class MemoryGate(Group, frozen=True):
     auth_token_env: Annotated[str, says("Name of the environment variable that holds the ledger's token")] = ""
     worker_token: Annotated[str, says("Token at the ledger that workers are given", secret=True)] = ""
     tenant_id: Annotated[str, says("Tenant under which the ledger files our receipts")] = ""
-    timeout_ms: Annotated[Positive, says("Longest wait for the ledger's answer, in milliseconds")] = 500
-    emission_timeout_ms: Annotated[Positive, says("Another name of memorygate.timeout_ms")] = 500
+    timeout_ms: Annotated[Count, says("Longest wait for the ledger's answer, in milliseconds; 0 is 500, and 10000 for "
+                                      "a ReceiptGate")] = 0
+    emission_timeout_ms: Annotated[Count, says("Another name of memorygate.timeout_ms")] = 0
     failure_mode: Annotated[Consistency, says("Another name of receipt_consistency_mode")] = "eventual"
     emission_retry: EmissionRetry = EmissionRetry()
-    parallel: Annotated[int, span(1, 1000), says("Receipts of different tasks that are sent at once")] = 16
+    parallel: Annotated[int, span(0, 1000), says("Most receipts of different tasks that are sent at once; 0 is 16, and "
+                                                 "4 to a ReceiptGate")] = 0
     circuit_breaker: CircuitBreaker = CircuitBreaker()
 
 class WorkerBootstrap(Group, frozen=True):
@@ -272,6 +275,7 @@ class LedgerSettings(Group, frozen=True):
     profile: Annotated[Literal["memorygate", "receiptgate"], says("Which protocol the ledger speaks")] = "memorygate"
     dialect: Annotated[Dialect, says("ReceiptGate's receipt schema, with obligation_id or without")] = "auto"
     source_system: Annotated[Name, says("Who we are to ReceiptGate: the principal of our token there")] = "asyncgate"
+    contents: Annotated[Contents, says("Whether ReceiptGate is sent payloads and results, or their hashes")] = "clear"
     adopt_seconds: Annotated[Seconds, says("Seconds between looks for what workers state there; 0 is never")] = 10.0
 
 
@@ -319,6 +323,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     receipt_retention_days: Annotated[Days, says("Days a receipt is active before it may be archived (H.11)")] = 30
     task_retention_days: Annotated[Days, says("Days a finished task is kept before it may be pruned")] = 30
     max_request_bytes: Annotated[Size, says("Largest request body, in bytes")] = 16 * 2**20
+    max_request_values: Annotated[Size, says("Most values in the lists and objects of a request body")] = 100_000
     max_payload_bytes: Annotated[Size, says("Largest task payload, in bytes of JSON")] = 2**20
     max_result_bytes: Annotated[Size, says("Largest result, in bytes of JSON")] = 2**20
     max_progress_bytes: Annotated[Size, says("Largest progress report, in bytes of JSON")] = 64 * 2**10
@@ -347,6 +352,8 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 class SettingsError(Exception):
     """Says in one line which setting is wrong, why, and where it came from; the gate does not start."""
+
+    exit_status = 2
 
 
 class Configured(Struct, frozen=True):

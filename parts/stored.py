@@ -50,6 +50,7 @@ class Task(Struct, frozen=True):
     completed_at: float | None = None
     outcome: str | None = None          # the result or the error, as JSON
     artifacts: str | None = None
+    handed: str | None = None           # how a ledger that keeps custody was last given it back, as JSON
 
     @property
     def owner(self) -> Principal:
@@ -76,6 +77,9 @@ class Lease(Struct, frozen=True):
     accepted: str                       # the task.accepted receipt
     claim_id: str | None = None
     ending: str = "live"                # or completed, failed, expired, released, canceled
+    ttl_seconds: int | None = None      # how long it was granted for; None: by a release that did not write it down
+    resumed_by: str | None = None       # the instance that took it up again last, "" if that gave no name
+    resumptions: int = 0                # how often it was taken up again, as far as that is told
 
     @property
     def worker(self) -> Principal:

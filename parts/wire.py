@@ -196,7 +196,7 @@ class Page(AsEither, kw_only=True):
 
     acts: ClassVar[bool] = False
     limit: Annotated[Whole | None, says("rows per page; default 50, clamped to 200")] = None
-    cursor: Annotated[str | None, says("next_cursor of the page before")] = None
+    cursor: Annotated[str | None, says("next_cursor of the page before, or its cursor to go on later")] = None
 
 
 class GetTaskHistory(Page, kw_only=True):
@@ -257,7 +257,7 @@ class RenewLease(Held, kw_only=True):
     """Keep a lease."""
 
     needed: ClassVar[tuple[str, ...]] = ("lease_id",)    # heartbeats of real workers name nothing else
-    extend_by_seconds: Seconds | None = None
+    extend_by_seconds: Annotated[Seconds | None, says("default: as long as the lease was granted for")] = None
 
 
 class ReleaseLease(Held, kw_only=True):

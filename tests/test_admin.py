@@ -529,7 +529,7 @@ def test_serve_says_how_to_issue_the_first_key(tmp_path: Path, monkeypatch: pyte
     said = subprocess.run([*GATE, "serve", "--port", "0", "--database", f"sqlite:///{tmp_path / 'gate.db'}"],
                           capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
 
-    assert said.returncode == 1
+    assert said.returncode == 2
     assert "asyncgate keys issue --role admin" in said.stderr
     assert "ASYNCGATE_API_KEY" in said.stderr
     assert "Traceback" not in said.stderr

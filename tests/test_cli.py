@@ -207,6 +207,17 @@ def test_a_list_is_a_table_with_whole_ids_and_a_hint_for_the_next_page(run: Run,
     assert rest.stderr == ""
 
 
+def test_a_list_says_what_to_go_on_from_after_its_last_page(run: Run, kind: str) -> None:
+    task_id = created(run, kind)
+    history = run("get-task-history", task_id)
+
+    cursor = history.stderr.split("from here on: --cursor ")[1].strip()
+    leased(run, kind)
+
+    assert [line.split()[1] for line in run("get-task-history", task_id, "--cursor", cursor).stdout.splitlines()] == [
+        "EVENT_TYPE", "task.accepted"]
+
+
 def test_an_empty_list_says_so(run: Run, kind: str) -> None:
     assert run("list-tasks", "--type", kind).stdout == "nothing\n"
 

@@ -161,7 +161,7 @@ def test_a_key_in_the_environment_lets_the_worker_and_its_user_in(start: Start) 
 def test_a_dev_that_cannot_start_says_why_in_one_line(tmp_path: Path, more: dict[str, str], word: str) -> None:
     done = subprocess.run([*DEV, "--port", "0"], cwd=tmp_path, env=clean(**more), capture_output=True, text=True)
 
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     said = [line for line in done.stderr.splitlines() if "INSECURE" not in line]
     assert len(said) == 1
     assert word in said[0]
@@ -187,5 +187,5 @@ def test_on_postgres_it_says_what_to_run_instead() -> None:
     done = subprocess.run([*DEV, "--database", "postgresql://nobody@127.0.0.1:1/gate"], capture_output=True, text=True,
                           timeout=60)
 
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "set ASYNCGATE_API_KEY and run `asyncgate serve`" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ def test_what_is_no_moment_is_refused(text: str) -> None:
     ("body_timeout_seconds", "1.5s", 1.5),
     ("memorygate.timeout_ms", "2s", 2000), ("default_lease_ttl_seconds", "120", 120)])
 def test_a_setting_takes_a_duration_with_its_unit(name: str, text: str, value: float) -> None:
-    found = load_settings(None, {}, {name: text}).settings
+    found: Any = load_settings(None, {}, {name: text}).settings
     for part in name.split("."):
         found = getattr(found, part)
 

@@ -317,13 +317,17 @@ async def test_a_server_does_not_start_on_an_older_schema(migrated: str, admin: 
 # What the files say.
 
 TABLE = re.compile(r"^CREATE TABLE asyncgate\.(\w+) \([^\n]*\n(.*?)^\)", re.S | re.M)
+ADDED = re.compile(r"ALTER TABLE asyncgate\.(\w+)\n((?:    ADD COLUMN .*\n?)+)")
 COLUMN = re.compile(r"^    ([a-z]\w*) +[a-z][^-\n]*(?:-- (.+))?$", re.M)
 
 
 def columns() -> dict[tuple[str, str], str]:
     """Return what the files say of each column, by table and name."""
-    return {(table, name): comment for file in FILES for table, body in TABLE.findall((FOLDER / file).read_text())
+    texts = [(FOLDER / file).read_text() for file in FILES]
+    made = {(table, name): comment for text in texts for table, body in TABLE.findall(text)
             for name, comment in COLUMN.findall(body)}
+    return made | {(table, name): comment for text in texts for table, body in ADDED.findall(text)
+                   for name, comment in COLUMN.findall(body.replace("ADD COLUMN ", ""))}
 
 
 async def test_every_column_says_what_it_holds(migrated: str, admin: str) -> None:

@@ -297,7 +297,8 @@ LOGGED = {"hash", "timestamp", "details"}       # when, from where, and about wh
 def untimed(value: Any) -> Any:
     """An answer without what depends on when it was given, and without what was drawn for it."""
     if isinstance(value, dict):
-        varying = VARYING | DRAWN | (LOGGED if "audit_id" in value else set())
+        drawn = DRAWN | {"cursor"} if "keys" in value else DRAWN        # it names the last key
+        varying = VARYING | drawn | (LOGGED if "audit_id" in value else set())
         return {name: untimed(held) for name, held in value.items() if name not in varying and name[-3:] != "_at"}
     return [untimed(held) for held in value] if isinstance(value, list) else value
 
