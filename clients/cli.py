@@ -25,6 +25,7 @@ from asyncgate import (
     LEASE_PROTOCOL,
     OPERATIONS,
     GateError,
+    NotNow,
     Operation,
     StartupError,
     __version__,
@@ -676,7 +677,9 @@ async def alone(part: Any, opened: AsyncExitStack, side: str, url: str) -> Any:
         opened.push_async_callback(backend.close)
         await part.join(backend)
     except (StartupError, part.Served) as wrong:
-        raise StartupError(f"the {side} cannot be had alone: {wrong}") from None
+        status = getattr(wrong, "exit_status", BROKEN)      # that somebody serves it is nothing wrong with its name
+        kind = StartupError if status == WRONG else NotNow
+        raise kind(f"the {side} cannot be had alone: {wrong}") from None
     return backend
 
 
