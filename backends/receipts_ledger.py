@@ -27,7 +27,6 @@ from asyncgate import (
     InvalidRequest,
     Needs,
     Operation,
-    Principal,
     ReceiptIdCollision,
     ReceiptNotFound,
     ReceiptTooLarge,
@@ -36,9 +35,11 @@ from asyncgate import (
     TooManyParents,
     Work,
     barred,
+    filtered,
     outside,
     serve_forever,
     sha256,
+    wanted_is,
 )
 from asyncgate.backends.identity_admin import operates
 from asyncgate.parts.content import any_json
@@ -167,11 +168,9 @@ async def list_receipts(engine: Engine, caller: Caller, ask: ListFiled) -> Filed
     Follow cursor as since_receipt_id: every receipt comes exactly once.  An admin may list everything, others their
     own inbox.
     """
-    tenant_id, to = home(engine, caller, ask.tenant), None
-    if ask.to_id:
-        to = Principal(ask.to_kind or "agent", ask.to_id)
+    tenant_id, to = home(engine, caller, ask.tenant), filtered("to_kind", ask.to_kind, "to_id", ask.to_id)
     if not caller.sees_all:
-        if to is not None and not to.same(caller.principal):
+        if not wanted_is(to, caller.principal):
             raise barred(caller, f"this credential sees what is addressed to {caller.principal} only")
         to = caller.principal
     after = await arrival(engine, tenant_id, ask.since_receipt_id) if ask.since_receipt_id else None

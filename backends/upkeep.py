@@ -73,11 +73,13 @@ class Upkeep(Duties):
     async def remember(self) -> int:
         """Write down who was here since the last time."""
         seen, self.engine.sightings = self.engine.sightings, {}
+        self.engine.noting = seen
         by_tenant: defaultdict[str, list[tuple[Principal, float, float]]] = defaultdict(list)
-        for (tenant_id, kind, id, instance_id), (first, last) in seen.items():
-            by_tenant[tenant_id].append((Principal(kind, id, instance_id), first, last))
+        for (tenant_id, kind, id), instances in seen.items():
+            by_tenant[tenant_id] += [(Principal(kind, id, instance), *when) for instance, when in instances.items()]
         for tenant_id, sightings in by_tenant.items():
             await self._write(tenant_id, Seen(sightings=sightings))
+        self.engine.noting = {}
         return len(seen)
 
     async def _write(self, tenant_id: str, ask: Sweep | Seen) -> None:
