@@ -70,8 +70,13 @@ from asyncgate.parts.errors import *
 from asyncgate.parts.guards import guard_start as guard_start
 from asyncgate.parts.http import *
 from asyncgate.parts.ids import Ids as Ids
+from asyncgate.parts.ids import mark_of
+from asyncgate.parts.naming import *
+from asyncgate.parts.outages import OFTEN
 from asyncgate.parts.polls import Polls
+from asyncgate.parts.presence import Sightings, visited
 from asyncgate.parts.quotas import *
+from asyncgate.parts.screening import screen
 from asyncgate.parts.settings import *
 from asyncgate.parts.stored import *
 from asyncgate.parts.views import *
@@ -134,6 +139,13 @@ class Sweep(Ask, kw_only=True):
     schedules: list[str] = []
 
 
+class Prolong(Ask, kw_only=True):
+    """Upkeep's own request: these tasks may have leases that lived when the last gate fell silent."""
+
+    tasks: list[str] = []
+    silent_since: float = 0.0
+
+
 class Seen(Ask, kw_only=True):
     """Upkeep's own request: these principals have been here."""
 
@@ -157,6 +169,7 @@ class News(Struct, frozen=True):
     keys: tuple[str, ...] = ()                              # issued keys that have changed
     account: bool = False                                   # whether what is agreed with the tenant has changed
     posted: bool = False                                    # whether receipts wait for the ledger
+    lapse: float | None = None                              # when a lease runs out, earlier than was known before
 
 
 # LAW ##################################################################################################################
@@ -225,8 +238,8 @@ RECEIPT_TYPES = tuple(sorted({one.type for one in (
 SCOPES = frozenset({"tasks:read", "tasks:write", "tasks:lease", "receipts:read", "receipts:ack",
                     "admin:read", "admin:write"})
 LAST_MOMENT = 253_402_214_400   # 9999-12-31
-SESSION_PAUSE = 1800.0          # silent seconds after which the next call begins another session
 SCHEMA_VERSION = "1"            # of receipt bodies (spec 19.9)
+CROWD = 100                     # leases that expire together and come back over all of the jitter
 STUCK_EXPIRIES = 3              # H.7.2: more requeues than this are an anomaly
 STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
 FENCES_SKIPPED = 1000           # by a task that moves to another gate or comes back: no old lease can outrank it
@@ -284,17 +297,22 @@ def instant(moment: datetime | None) -> float | None:
     return stored
 
 
-def visited(known: Presence | None, who: Principal, first: float, last: float) -> Presence:
-    """Add to what is known of somebody that it was here; a session begins with a new instance or after a pause."""
-    known = known or Presence(who.kind, who.id, None, first, 0.0, 0)
-    begins = first - known.last_seen_at > SESSION_PAUSE or who.instance_id not in (None, known.instance_id)
-    return replace(known, instance_id=who.instance_id or known.instance_id, last_seen_at=max(last, known.last_seen_at),
-                   sessions=known.sessions + begins)
+def jitter(lease_id: str, spread: float, crowd: int) -> float:
+    """Spread the requeueing of leases that expire together: not at all for one, over all of `spread` for a crowd.
+
+    Derived from the lease's id, so that rules stay pure.
+    """
+    share = min((crowd - 1) / (CROWD - 1), 1.0)
+    return hashlib.sha256(lease_id.encode()).digest()[0] / 256 * spread * share
 
 
-def jitter(lease_id: str, spread: float) -> float:
-    """Spread the requeueing of leases that expire together; derived from the id, so that rules stay pure."""
-    return hashlib.sha256(lease_id.encode()).digest()[0] / 256 * spread
+def prolonged(lease: Lease, silent_since: float, now: float, grace: float) -> float:
+    """Return when a lease ends that no gate could renew for a while: what was left of it then, and `grace`, from now.
+
+    Never more than its own length is left, so a process that dies over this and begins again prolongs it only once.
+    """
+    left = min(lease.expires_at - silent_since, lease.ttl_seconds or lease.expires_at - lease.acquired_at)
+    return max(lease.expires_at, now + left + grace)
 
 
 def alive(lease: Lease | None, now: float, grace: float) -> bool:
@@ -330,44 +348,6 @@ def lost(lease: Lease | None, holder: Principal, ask: Held, now: float, grace: f
     return None if alive(lease, now, grace) else "expired"
 
 
-def claimed(ask: Ask) -> Principal | None:
-    """Return the principal that a request says it comes from: a named creator, else a worker, else a principal.
-
-    Half a name is refused: whoever it fell back to would be somebody else.
-    """
-    by = getattr(ask, "created_by", None)
-    if isinstance(by, CreatedBy):
-        if who := by.principal_id or by.id:
-            return Principal(by.principal_kind or by.kind or "agent", who, by.instance_id)
-        raise half("created_by", "principal_id")
-    if who := getattr(ask, "worker_id", None):
-        return Principal(ask.worker_kind or "worker", who, ask.worker_instance_id)  # type: ignore[attr-defined]
-    if isinstance(ask, AsPrincipal) and (who := ask.principal_id or ask.agent_id):
-        return Principal(ask.principal_kind or "agent", who, ask.principal_instance_id or ask.agent_instance_id)
-    for part in ("worker_kind", "principal_kind"):
-        if isinstance(ask, AsPrincipal | AsWorker) and getattr(ask, part, None):
-            raise half(part, part.replace("kind", "id"))
-    return None
-
-
-def half(part: str, other: str) -> InvalidRequest:
-    """Refuse half a name."""
-    return InvalidRequest(f"{part} alone names nobody: say {other} too, or leave both out")
-
-
-def silent(ask: Ask) -> bool:
-    """Whether a request says nothing of who makes it."""
-    return all(getattr(ask, name, None) is None for name in ("created_by", "worker_id", "worker_kind", "principal_id",
-                                                             "principal_kind", "agent_id"))
-
-
-def instance_of(ask: Ask) -> str | None:
-    """Return the instance that a request names, with or without the principal that it is of."""
-    names = ("worker_instance_id", "principal_instance_id", "agent_instance_id")
-    named = (getattr(ask, name, None) for name in names if isinstance(ask, AsPrincipal | AsWorker))
-    return next(filter(None, named), None)
-
-
 def speaker(caller: Caller, ask: Ask) -> Principal:
     """Return who acts: the credential's principal, or the one that an unbound credential lets the request name."""
     named = claimed(ask)
@@ -399,13 +379,6 @@ def keep_within(caller: Caller, ask: LeaseNext) -> None:
         if not (both := wanted & caller.task_types):
             raise barred(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
         ask.accept_types = both
-
-
-def filtered(part: str, kind: str | None, name: str, id: str | None) -> Principal | None:
-    """Return whom a filter lets through; an id alone is whoever has it, a kind alone is refused."""
-    if kind and not id:
-        raise half(part, name)
-    return Principal(kind or ANY_KIND, id) if id else None
 
 
 def creations(ask: CreateTasks) -> Iterator[CreateTask]:
@@ -672,7 +645,11 @@ class Work:
 
     def new_id(self) -> str:
         """Return an id younger than all before."""
-        return self.ids.new(self.now)
+        return self.ids.new(self.now, mark_of(self.tenant_id))
+
+    def new_lease_id(self) -> str:
+        """Return an id that nobody can guess."""
+        return self.ids.lease(mark_of(self.tenant_id))
 
     def _set(self, table: dict[Any, Any], key: Any, value: Any) -> None:
         self._undo.append((table, key, table.get(key, UNSET)))
@@ -706,8 +683,6 @@ class Work:
 
 T = TypeVar("T", bound=Ask)
 Wanted = tuple[str, frozenset[str]]     # the type of a task, and the capabilities that it needs
-Sightings = dict[tuple[str, str, str], dict[str | None, tuple[float, float]]]   # who, from which instances, when
-MOST_SEEN, MOST_INSTANCES = 10_000, 100     # principals, and instances of one, noted in a minute
 MOST_QUEUED, MOST_ENDED = 50, 100       # tasks that one News lists: it must fit into what a database passes on
 
 
@@ -723,8 +698,7 @@ class Engine:
         self.waiting = Waiting(self)
         self.polls = Polls(self.settings)
         self.outcomes: defaultdict[tuple[str, str], set[asyncio.Future[None]]] = defaultdict(set)
-        self.sightings: Sightings = {}
-        self.noting: Sightings = {}         # those that upkeep is writing down just now
+        self.sightings = Sightings()
         self.upkeep: Duties | None = None
         self.watchers: set[Callable[[Work], None]] = set()      # who is told of every commit
         self.listeners: set[Callable[[News], None]] = set()     # and of those of other processes
@@ -763,11 +737,15 @@ class Engine:
 
     def admit(self, op: Operation, caller: Caller, ask: Ask) -> None:
         """Refuse who may not ask this, by tenant, role and scope; whose a task is only the batch can tell."""
+        self.permit(op, caller)
         checked(ask)
+        if not op.open and ask.tenant_id is not None:
+            self.at_home(caller, ask.tenant_id)
+
+    def permit(self, op: Operation, caller: Caller) -> None:
+        """Refuse who may not ask such a thing, whatever it is: a façade reads no body for them."""
         if op.open:
             return
-        if ask.tenant_id is not None:
-            self.at_home(caller, ask.tenant_id)
         needed = " or ".join([role for role in op.roles if role != "system"])      # which nobody outside can have
         if caller.role not in op.roles:
             raise barred(caller, f"a credential with the role {caller.role} cannot {op.name}", needed)
@@ -782,13 +760,9 @@ class Engine:
 
     def _see(self, caller: Caller, ask: Ask) -> None:
         """Note who was here, and not whom it asks about; upkeep writes it down once a minute."""
-        who, now = speaker(caller, ask), self.backend.now()
+        who = speaker(caller, ask)
         who = caller.principal if caller.bound and not who.same(caller.principal) else who
-        if (key := (caller.tenant_id, who.kind, who.id)) not in self.sightings and len(self.sightings) >= MOST_SEEN:
-            return      # names can be made up without end
-        instances = self.sightings.setdefault(key, {})
-        instance = who.instance_id if len(instances) < MOST_INSTANCES or who.instance_id in instances else None
-        instances[instance] = (instances.get(instance, (now,))[0], now)
+        self.sightings.note(caller.tenant_id, who, self.backend.now())
 
     # Creating and watching tasks.
 
@@ -1077,7 +1051,7 @@ class Engine:
     def _lease(self, work: Work, worker: Principal, ask: LeaseNext, task: Task) -> Offer:
         timeouts = terms_of(task.terms).timeouts
         wished = ask.lease_ttl_seconds or (timeouts.lease_ttl_seconds if timeouts else None)
-        task, lease_id = work.move(task, CLAIM, fence=task.fence + 1), work.ids.lease()
+        task, lease_id = work.move(task, CLAIM, fence=task.fence + 1), work.new_lease_id()
         body = {"worker_capabilities": sorted(ask.capabilities or ()), "attempt": task.attempt, "fence": task.fence}
         accepted = self._emit(work, EMISSION["claim"], task, body, by=worker, lease_id=lease_id)
         ttl = min(wished or self.settings.default_lease_ttl_seconds, self.settings.max_lease_ttl_seconds)
@@ -1258,10 +1232,10 @@ class Engine:
         if again:
             return self._retry(work, task, lease, ask.retry_after_seconds, body)
         task = work.move(task, FAIL, completed_at=work.now, outcome=error.decode())
+        if ask.retryable:       # before the end: a ledger that keeps custody hands nothing on that is closed
+            self._escalate(work, task, lease, "max_retries_exceeded")
         ended = self._emit(work, EMISSION["fail"], self._discharge(work, task), body, by=lease.worker, lease=lease)
         self._end(work, work.tasks[task.task_id], ended, self._enclosed("error", value, error, task.task_id))
-        if ask.retryable:
-            self._escalate(work, task, lease, "max_retries_exceeded")
         return Released(True, "failed", False)
 
     def _retry(self, work: Work, task: Task, lease: Lease, wished: float | None, body: dict[str, Any]) -> Released:
@@ -1371,8 +1345,11 @@ class Engine:
         if len(body) > limits.max_body_size_bytes:
             raise ReceiptTooLarge(f"the receipt's body would be {len(body)} bytes, {limits.max_body_size_bytes} is the "
                                   "most.  Receipt bodies are contracts, not chat messages.")
-        if len(parents) > limits.max_parents:
-            raise TooManyParents(f"{len(parents)} parents; a receipt has {limits.max_parents} at most (PH.5)")
+        self._few(parents)
+
+    def _few(self, parents: tuple[str, ...]) -> None:
+        if len(parents) > (most := self.settings.receipts.max_parents):
+            raise TooManyParents(f"{len(parents)} parents; a receipt has {most} at most (PH.5)")
 
     # Receipts and obligations.
 
@@ -1459,6 +1436,7 @@ class Engine:
         if ask.receipt_type in DISCHARGING and not parents:
             raise ParentsRequired(f"{ask.receipt_type} discharges an obligation and must name it among its parents; "
                                   "without parents the obligation would stay open for ever (PH.2)")
+        self._few(parents)      # before each of them is looked for, and reported
         if missing := [parent for parent in parents if parent not in work.receipts]:
             raise ParentNotFound(f"no receipt {missing[0]}; parents must exist in the same tenant (PH.2)")
         return parents
@@ -1594,13 +1572,8 @@ class Engine:
         return int(time.monotonic() - self.born)
 
     async def _relationship(self, caller: Caller, who: Principal) -> Relationship:
-        known = written = await self.backend.record(caller.tenant_id, Presence, who.kind, who.id)
-        for seen in (self.noting, self.sightings):
-            for instance, (first, last) in seen.get((caller.tenant_id, who.kind, who.id), {}).items():
-                if written is None or last > written.last_seen_at:      # else it has been written down meanwhile
-                    known = visited(known, Principal(who.kind, who.id, instance), first, last)
-        now = self.backend.now()
-        known = known or Presence(who.kind, who.id, None, now, now, 0)
+        stored = await self.backend.record(caller.tenant_id, Presence, who.kind, who.id)
+        known = self.sightings.known(caller.tenant_id, who, stored, self.backend.now())
         return Relationship(who.kind, who.id, who.instance_id or known.instance_id, outside(known.first_seen_at),
                             outside(known.last_seen_at), known.sessions)
 
@@ -1631,15 +1604,15 @@ class Engine:
         """Take back tasks whose lease ran out; report deadlines, spent attempts and late schedules (H.7)."""
         for task_id in ask.tasks:
             with contextlib.suppress(TaskNotFound), work.part():
-                self._look_after(work, work.task(task_id))
+                self._look_after(work, work.task(task_id), len(ask.tasks))
         for schedule_id in ask.schedules:
             if schedule := work.found(Schedule, schedule_id):
                 self._late(work, schedule)
 
-    def _look_after(self, work: Work, task: Task) -> None:
+    def _look_after(self, work: Work, task: Task, crowd: int) -> None:
         lease = work.leases.get(task.task_id)
         if task.status in ACTIVE and lease and not alive(lease, work.now, self.settings.lease_grace_seconds):
-            task = self._expire(work, task, lease)
+            task = self._expire(work, task, lease, crowd)
         if task.deadline_at is not None and task.deadline_at <= work.now and task.status not in TERMINAL:
             task = work.change(task, deadline_at=None)
             self._anomaly(work, task, "deadline_passed", status=task.status,
@@ -1648,12 +1621,12 @@ class Engine:
             self._anomaly(work, task, "attempts_spent_but_queued", attempt=task.attempt,
                           recommended_action="cancel the task, or report this as a defect of the gate")
 
-    def _expire(self, work: Work, task: Task, lease: Lease) -> Task:
+    def _expire(self, work: Work, task: Task, lease: Lease, crowd: int) -> Task:
         """PH.4: a lost lease is not a failure.  But a task that keeps killing its workers is held at last."""
         lost_to = [*_any(task.lost_to), lease.worker_id][-10:]
         losses, most = task.expiries + 1, task.max_expiries
         held = "lease_expiries" if most and losses >= most else self._overtold(work, task)
-        pause = jitter(lease.lease_id, self.settings.expiry_jitter_seconds)
+        pause = jitter(lease.lease_id, self.settings.expiry_jitter_seconds, crowd)
         work.hold(replace(lease, ending="expired"))
         # Clarification C: only a task's own instance sweeps it, and here it is adopted first (DESIGN 5.10).
         task = work.move(task, EXPIRE, expiries=losses, held=held, started_at=None, asyncgate_instance=self.instance,
@@ -1679,6 +1652,18 @@ class Engine:
     def _expiry(self, task: Task, lease: Lease, reason: str) -> dict[str, Any]:
         return {"task_id": task.task_id, "previous_worker_id": lease.worker_id, "attempt": task.attempt,
                 "requeued": task.held is None, "reason": reason}
+
+    def prolong(self, work: Work, caller: Caller, ask: Prolong) -> None:
+        """Give leases back the time in which no gate served: their workers could neither renew nor complete."""
+        grace = self.settings.lease_grace_seconds
+        for task_id in ask.tasks:
+            lease = work.leases.get(task_id)
+            if lease is None or not alive(lease, ask.silent_since, grace):
+                continue
+            until = prolonged(lease, ask.silent_since, work.now, self.settings.restart_grace_seconds)
+            work.hold(replace(lease, expires_at=until))
+            work.tell(task_id, "lease.prolonged", lease_id=lease.lease_id, worker_id=lease.worker_id,
+                      expires_at=outside(until).isoformat(), silent_since=outside(ask.silent_since).isoformat())
 
     def seen(self, work: Work, caller: Caller, ask: Seen) -> None:
         """Write down who was here."""
@@ -1905,8 +1890,8 @@ class Batches:
         except GateError as no:
             error = no
         except Exception as broken:
-            log.error("a batch of %d did not reach the database", len(jobs), exc_info=broken)
-            error = DatabaseUnavailable("the database did not take this; try again", retry_after=1)
+            log.error("nobody knows what became of a batch of %d", len(jobs), exc_info=broken, extra=OFTEN)
+            error = outcome_unknown()
         if error is None:
             self.after_commit(*decided)
         for job in jobs:
@@ -2101,9 +2086,12 @@ def its_receipt(needs: Needs, caller: Caller, ask: AckReceipt) -> None:
     needs.receipts.add(ask.receipt_id)
 
 
+MOST_PARENTS = 1000         # that any setting allows; no more are looked up
+
+
 def its_schedule(needs: Needs, caller: Caller, ask: EmitReceipt) -> None:
     """Load the parents, the task and the schedule of an offered receipt."""
-    needs.receipts.update(ask.parents or ())
+    needs.receipts.update(tuple(dict.fromkeys(ask.parents or ()))[:MOST_PARENTS])
     needs.tasks.update({ask.task_id} if ask.task_id else ())
     needs.records.update({(Schedule, (ask.schedule_id,))} if ask.schedule_id else ())
 
@@ -2283,13 +2271,14 @@ class Gate:
             upkeep = self._furnish(Engine(backend, self.settings))
             opened.push_async_callback(self.engine.batches.landed)
             opened.push_async_callback(self.mcp.close)
-            await backend.join(self.engine.instance, self.settings.lease_sweep_interval_seconds, self.engine.hear)
+            beats = self.settings.lease_sweep_interval_seconds
+            await upkeep.begin(await backend.join(self.engine.instance, beats, self.engine.hear))
             async with self.guard, upkeep, self.engine.ledger or contextlib.nullcontext():
                 yield
 
-    def _furnish(self, engine: Engine) -> Duties:
+    def _furnish(self, engine: Engine) -> Any:
         """Give the engine what works beside it; raises StartupError for settings that contradict one another."""
-        upkeep: Duties = import_module("asyncgate.backends.upkeep").Upkeep(engine)
+        upkeep = import_module("asyncgate.backends.upkeep").Upkeep(engine)
         part = import_module("asyncgate.backends.identity_guard")
         if self.settings.receipt_mode != "standalone":
             engine.ledger = import_module("asyncgate.backends.receipts_outbox").Ledger(engine)
@@ -2333,8 +2322,7 @@ class Gate:
             self.engine.admit(op, caller, ask)      # who may not create cannot use up what others may
             await self.guard.created(caller, len(getattr(ask, "tasks", "1")))
         reply = await self.engine.perform(op, caller, ask)
-        if isinstance(reply, Items):
-            self.guard.auditor.parts(caller, op.name, reply)
+        await self.guard.performed(op, caller, ask, reply)
         if op.name == "health" and reply.status != "healthy":
             raise DatabaseUnavailable("the database does not answer", retry_after=1, **msgspec.to_builtins(reply))
         return reply
@@ -2418,6 +2406,7 @@ class Endpoint:
             allow = sorted({*self.operations, *({"HEAD"} if "GET" in self.operations else ())})
             raise MethodNotAllowed(f"{scope['method']} is not for {scope['path']}", allow=allow)
         caller = await self.gate.admit(scope, op)
+        self.gate.engine.permit(op, caller)
         scope["asyncgate.ask"] = ask = await self._ask(op, caller, scope, receive)
         if op.name == "bootstrap" and self.gate.settings.bootstrap.deprecate_legacy_endpoint:
             more += DEPRECATED
@@ -2433,7 +2422,7 @@ class Endpoint:
             if reads and not body:      # 18.5: a bootstrap says who asks in its query or in its body
                 ask = msgspec.convert(query, op.takes, strict=False)
             else:
-                screen(body)
+                await screen(body, self.gate.settings.max_request_values)
                 ask = op.decode(without_nulls(body) if body else b"{}")
                 fill(ask, query)
             for name, value in scope["path_params"].items():
@@ -2462,6 +2451,7 @@ class Door:
         async with self.opening:
             if self.facade is None:     # else another request opened it while this one waited
                 part = await asyncio.to_thread(import_module, "asyncgate.parts.mcp_facade")
+                await asyncio.to_thread(part.catalog, tuple(OPERATIONS.values()))      # it takes a third of a second
                 self.facade = await part.Facade(self.gate, OPERATIONS, __version__).open()
 
     def drain(self) -> None:

@@ -15,10 +15,11 @@ import logging
 from collections import defaultdict
 from contextvars import ContextVar
 from functools import lru_cache
+from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from asyncgate import (
     Audit,
@@ -27,12 +28,14 @@ from asyncgate import (
     Engine,
     GateError,
     Items,
-    Principal,
+    RenewLease,
     Settings,
     Sweep,
     Work,
     canonical,
+    its_lease,
 )
+from asyncgate.parts.ids import mark_in, mark_of
 from asyncgate.parts.logs import Redaction
 
 if TYPE_CHECKING:
@@ -46,9 +49,10 @@ log = logging.getLogger("asyncgate.audit")
 Severity = Literal["info", "warning", "critical"]
 Line = tuple[str, Severity, bytes]      # event, severity, canonical JSON of what else there is to say
 
+LEVELS: dict[Severity, int] = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.CRITICAL}
 FLUSH_SECONDS, MOST_NOTED = 1.0, 100            # different lines of one tenant; more are only counted
-COUNTED_SECONDS, MOST_COUNTED = 300.0, 10_000   # successes: the first use of a credential, then a count
-SUSPECTS, TENANTS_ASKED, LAST_SECONDS = 100, 1000, 1.0
+COUNTED_SECONDS, MOST_COUNTED = 300.0, 10_000   # what is no refusal: noted when it first happens, then counted
+SUSPECTS, TENANTS_SECONDS, LAST_SECONDS = 100, 60.0, 1.0
 # What a refusal is called in the log; of the others the answer itself is enough.
 EVENTS: dict[str, tuple[str, Severity]] = {
     "tenant_mismatch": ("cross_tenant_attempt", "critical"),
@@ -59,7 +63,8 @@ EVENTS: dict[str, tuple[str, Severity]] = {
     "unauthenticated": ("auth_failure", "warning"),
 }
 # What may be another tenant's, which the refusal itself must not tell (DESIGN 13).
-FOREIGN = {"task_not_found": "task_id", "receipt_not_found": "receipt_id", "key_not_found": "key_id"}
+FOREIGN = {"task_not_found": "task_id", "receipt_not_found": "receipt_id", "key_not_found": "key_id",
+           "lease_invalid_or_expired": "lease_id"}
 # The request that the running task answers, for what the log says of where it came from.
 visit: ContextVar[Scope | None] = ContextVar("visit", default=None)
 
@@ -85,9 +90,10 @@ def redacting(fields: tuple[str, ...]) -> Redaction:
 
 
 def spoken(severity: Severity, event: str, tenant_id: str, body: bytes) -> None:
-    """Tell the process's own log."""
-    level = logging.INFO if severity == "info" else logging.WARNING
-    log.log(level, "%s %s tenant=%s %s", severity, event, tenant_id, body.decode())
+    """Tell the process's own log; where that is JSON, what there is to say stands at the top level (21.7.4)."""
+    fields = {"event": event, "severity": severity, "tenant_id": tenant_id, **msgspec.json.decode(body)}
+    log.log(LEVELS[severity], "%s %s tenant=%s %s", severity, event, tenant_id, body.decode(),
+            extra={"fields": fields})
 
 
 # The chain.
@@ -143,6 +149,16 @@ def who(caller: Caller) -> dict[str, Any]:
 Noted = dict[Line, tuple[float, int]]       # since when, how often
 
 
+class Counted(Struct):
+    """Something that may happen often: what was said when it first did, and how often it did since."""
+
+    tenant_id: str
+    event: str
+    severity: Severity
+    said: dict[str, Any]
+    uses: int = 0
+
+
 class Auditor:
     """Writes down what requests met with, behind their backs."""
 
@@ -151,7 +167,9 @@ class Auditor:
         self.noted: defaultdict[str, Noted] = defaultdict(dict)
         self.words: dict[bytes, bytes] = {}     # by what was to be said
         self.missed: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
-        self.counted: dict[tuple[str, str | None, Principal], list[Any]] = {}
+        self.counted: dict[tuple[Any, ...], Counted] = {}
+        self.tenants: set[str] = set()          # those that this process knows of, and when it last asked
+        self.asked_at = -inf
         self.suspects: asyncio.Queue[tuple[Caller, str, str, dict[str, Any]]] = asyncio.Queue(SUSPECTS)
         self.loops: list[asyncio.Task[None]] = []
         self.flushing: asyncio.Task[None] | None = None
@@ -208,40 +226,54 @@ class Auditor:
                 self._judge(caller, operation, item.error.error, item.error.message, item.error.reason, item)
 
     def _judge(self, caller: Caller, operation: str, code: str, message: str, reason: str | None, ask: Any) -> None:
-        if code == "lease_invalid_or_expired" and reason == "unknown":      # another worker's, or made up
+        if code == "lease_invalid_or_expired" and reason != "unknown":
+            return      # it came too late; else the lease is another worker's, another tenant's, or made up
+        if code == "lease_invalid_or_expired":
             self.note(caller.tenant_id, "lease_refused", "warning", **who(caller), operation=operation, reason=code,
                       message=message)
-        elif code in EVENTS:
+        if code in EVENTS:
             event, severity = EVENTS[code]
             self.note(caller.tenant_id, event, severity, **who(caller), operation=operation, reason=code,
                       message=message)
         elif code == "parent_not_found":
             for parent in ask.parents:
                 self._suspect(caller, "receipt_id", parent)
-        elif code in FOREIGN:
+        elif code in FOREIGN and not (FOREIGN[code] == "lease_id" and getattr(ask, "task_id", None)):
             self._suspect(caller, FOREIGN[code], getattr(ask, FOREIGN[code], None) or "")
+
+    def unanswered(self, caller: Caller, receipt_id: str) -> None:
+        """Find out whose a receipt is of which a caller was told that nothing answers it."""
+        self._suspect(caller, "receipt_id", receipt_id)
 
     def stranger(self, no: GateError) -> None:
         """Note that somebody was not let in; whom that concerns nobody knows, so it is in the log of the operator."""
         if no.code in EVENTS and not no.noted:
             no.noted = True
-            self.note(self.engine.settings.default_tenant_id, *EVENTS[no.code], reason=no.code, message=str(no))
+            reason, message = no.because or (no.code, str(no))
+            self.note(self.engine.settings.default_tenant_id, *EVENTS[no.code], reason=reason, message=message)
 
     def admitted(self, caller: Caller) -> None:
         """Note the first use of a credential by this process; then they are counted."""
-        key = (caller.tenant_id, caller.key_id, caller.principal)
-        if (count := self.counted.get(key)) is not None:
-            count[0] += 1
+        self.tally(caller, "auth_success", "info")
+
+    def tally(self, caller: Caller, event: str, severity: Severity, **said: Any) -> None:
+        """Note what happens for the first time; from then on it is counted."""
+        key = (caller.tenant_id, event, caller.key_id, caller.principal, *said.items())
+        if (counted := self.counted.get(key)) is not None:
+            counted.uses += 1
         elif len(self.counted) < MOST_COUNTED:
-            self.counted[key] = [0, caller]
-            self.note(caller.tenant_id, "auth_success", "info", **who(caller))
+            self.counted[key] = Counted(caller.tenant_id, event, severity, {**who(caller), **said})
+            self.note(caller.tenant_id, event, severity, **who(caller), **said)
+        else:       # told apart no further
+            rest = self.counted.setdefault((caller.tenant_id, event), Counted(caller.tenant_id, event, severity, {}))
+            rest.uses += 1
 
     def count(self) -> None:
-        """Note how often credentials were used since the last time; those that were not are forgotten."""
-        for key, (uses, caller) in list(self.counted.items()):
-            if uses:
-                self.note(caller.tenant_id, "auth_success", "info", **who(caller), uses=uses)
-                self.counted[key][0] = 0
+        """Note how often it happened since the last time; what did not is forgotten."""
+        for key, counted in list(self.counted.items()):
+            if counted.uses:
+                self.note(counted.tenant_id, counted.event, counted.severity, **counted.said, uses=counted.uses)
+                counted.uses = 0
             else:
                 del self.counted[key]
 
@@ -307,6 +339,9 @@ class Auditor:
     # An id of another tenant is a 404 like any unknown one; whether it was one is found out afterwards (DESIGN 13).
 
     def _suspect(self, caller: Caller, name: str, id: str) -> None:
+        """Have it found out whose an id is, unless it bears no tenant's mark, or the caller's own."""
+        if name != "key_id" and mark_in(id) in (None, mark_of(caller.tenant_id)):
+            return
         if self.suspects.full():
             self.missed[caller.tenant_id]["unknown_id"] += 1
         elif id:
@@ -327,13 +362,27 @@ class Auditor:
             log.exception("cannot tell whose id %s is", id)
 
     async def _elsewhere(self, tenant_id: str, name: str, id: str) -> bool:
+        """Whether another tenant has an id: only those are asked whose mark it bears."""
         backend = self.engine.backend
         if name == "key_id":
             found = await backend.find_key(id)
             return found is not None and found[0] != tenant_id
-        read = backend.task if name == "task_id" else backend.receipt
-        others = [other for other in await backend.tenants() if other != tenant_id][:TENANTS_ASKED]
-        for other in others:
-            if await read(other, id) is not None:
+        for other in await self._candidates(id):
+            if other != tenant_id and await self._has(other, name, id):
                 return True
         return False
+
+    async def _candidates(self, id: str) -> list[str]:
+        mark, now = mark_in(id), self.engine.backend.now()
+        if not 0 <= now - self.asked_at < TENANTS_SECONDS:      # others, of other processes, may have come since
+            self.tenants, self.asked_at = {*await self.engine.backend.tenants()}, now
+        return [tenant for tenant in self.tenants if mark_of(tenant) == mark]
+
+    async def _has(self, tenant_id: str, name: str, id: str) -> bool:
+        if name == "lease_id":
+            def held(engine: Engine, work: Work, caller: Caller, ask: RenewLease) -> bool:
+                return ask.lease_id in work.holders
+            asked = RenewLease(lease_id=id)
+            return bool(await self.engine.write(held, its_lease, self.engine.itself(tenant_id), asked))
+        read = self.engine.backend.task if name == "task_id" else self.engine.backend.receipt
+        return await read(tenant_id, id) is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -15,10 +15,12 @@ from asyncgate import (
     Engine,
     GateError,
     InvalidToken,
+    Items,
     Key,
     Needs,
     News,
     StartupError,
+    Terminator,
     Unauthenticated,
     Work,
     tier_of,
@@ -26,12 +28,13 @@ from asyncgate import (
 from asyncgate.backends.identity_audit import Auditor, visit
 from asyncgate.backends.identity_keys import IssuedKeys
 from asyncgate.backends.identity_keys_stored import PREFIX
+from asyncgate.backends.identity_oversight import oversee
 from asyncgate.parts.http import Headers, Scope
 from asyncgate.parts.limits import Bucket, buckets_for, client_address, exceeded, task_bucket
 from asyncgate.parts.limits import headers as limit_headers
 
 if TYPE_CHECKING:
-    from asyncgate import Identity
+    from asyncgate import Identity, Operation
 
 STATUS_SECONDS = 5.0        # how old an account may be that a request is judged by
 NO_WAY_IN = ("no way in: set ASYNCGATE_API_KEY to a secret of your choice, or issue a first key with "
@@ -154,6 +157,7 @@ class Guard:
 
     def changed(self, work: Work) -> None:
         """Learn from a commit of this process."""
+        self.auditor.tenants.add(work.tenant_id)
         for kind, key in work.kept:
             if kind is Key:
                 self.keys.forget(*key)
@@ -219,6 +223,15 @@ class Guard:
                 if (scope := visit.get()) is not None:
                     scope["asyncgate.limits"] = limit_headers(verdict)
                 raise exceeded(verdict)
+
+    async def performed(self, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
+        """Write down what the audit log should know of an operation that was carried out."""
+        if isinstance(reply, Items):
+            self.auditor.parts(caller, op.name, reply)
+        elif isinstance(reply, Terminator) and not reply.has_terminator:
+            self.auditor.unanswered(caller, reply.parent_receipt_id)
+        if caller.role == "admin":
+            await oversee(self.auditor, op, caller, ask, reply)
 
     async def passing(self, scope: Scope) -> GateError | None:
         """Count the answer to a request that nobody has counted: of a stranger, to a path that there is not."""

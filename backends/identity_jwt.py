@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
 from joserfc import jws
-from joserfc.errors import InvalidKeyIdError, JoseError, SecurityWarning
+from joserfc.errors import BadSignatureError, InvalidKeyIdError, JoseError, SecurityWarning
 from joserfc.jwk import KeySet, RSAKey
 from joserfc.util import urlsafe_b64decode
 from msgspec import Meta, Struct
@@ -108,7 +108,11 @@ class NoRevocations:
 
 
 class Flaw(Exception):
-    """Why a token is no good; for the log, not for whoever shows it."""
+    """Why a token is no good; for the audit log, not for whoever shows it."""
+
+    def __init__(self, why: str, code: str = "token_malformed") -> None:
+        super().__init__(why)
+        self.code = code
 
 
 # What reading a key or a token may raise; a TypeError is a PEM that wants a password, msgspec's errors are ValueErrors.
@@ -137,20 +141,21 @@ class AccessTokens:
         try:
             return await self._caller(token)
         except UNFIT as wrong:
-            log.debug("an access token was refused: %s", str(wrong) or type(wrong).__name__)
-            raise InvalidToken("this access token is not good here: it has expired, was taken back, or is not for this "
-                               "gate; get a new one from its issuer") from None
+            no = InvalidToken("this access token is not good here: it has expired, was taken back, or is not for this "
+                              "gate; get a new one from its issuer")
+            no.because = reason_of(wrong)
+            raise no from None
 
     async def _caller(self, token: str) -> Caller:
         if len(token) > LARGEST:
-            raise Flaw(f"it is longer than {LARGEST} characters")
+            raise Flaw(f"it is longer than {LARGEST} characters", "token_too_long")
         digest = sha256(token.encode()).digest()
         caller, claims = self.proven.get(digest) or await self._prove(token, digest)
         if self.now() >= claims.exp + self.jwt.leeway_seconds:
             self.proven.pop(digest, None)
-            raise Flaw("exp is over")
+            raise Flaw("exp is over", "token_expired")
         if self.revocations.revoked(claims):
-            raise Flaw("it was taken back")
+            raise Flaw("it was taken back", "token_revoked")
         self.proven.move_to_end(digest)
         return caller
 
@@ -159,7 +164,7 @@ class AccessTokens:
         # Nothing is awaited from here on, so no change of keys comes between the proof and its place in memory.
         claims = read(signed(token, key), Claims)
         if wrong := flaw(claims, self.jwt, self.now()):
-            raise Flaw(wrong)
+            raise Flaw(*wrong)
         self.proven[digest] = caller_of(claims), claims
         if len(self.proven) > REMEMBERED:
             self.proven.popitem(last=False)
@@ -170,11 +175,11 @@ def key_id(token: str) -> str | None:
     """Return which key a token says it is signed with; raises Flaw for a header that says more than it may."""
     header = read(urlsafe_b64decode(token.partition(".")[0].encode()), dict[str, Any])
     if header.get("alg") != "RS256":
-        raise Flaw("alg is not RS256")
+        raise Flaw("alg is not RS256", "token_algorithm")
     if str(header.get("typ")).lower() not in ("at+jwt", "application/at+jwt"):     # an ID token is no access token
-        raise Flaw("typ is not at+jwt")
+        raise Flaw("typ is not at+jwt", "token_type")
     if foreign := FOREIGN & header.keys():
-        raise Flaw(f"the header brings {', '.join(sorted(foreign))}")
+        raise Flaw(f"the header brings {', '.join(sorted(foreign))}", "token_header")
     kid = header.get("kid")
     if not isinstance(kid, str | None):
         raise Flaw("kid is no text")
@@ -199,15 +204,27 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-def flaw(claims: Claims, jwt: Jwt, now: float) -> str | None:
-    """Name what is wrong with claims at this moment, if anything."""
+def reason_of(wrong: Exception) -> tuple[str, str]:
+    """Return why a token was refused, as a code and in words; neither repeats anything that the token says."""
+    why = str(wrong) or type(wrong).__name__
+    if isinstance(wrong, Flaw):
+        return wrong.code, why
+    if isinstance(wrong, BadSignatureError):
+        return "token_signature", why
+    if isinstance(wrong, msgspec.ValidationError):      # it names the claim, and not what stands there
+        return ("token_tenant" if "tenant_id" in why else "token_claims"), why
+    return "token_malformed", type(wrong).__name__
+
+
+def flaw(claims: Claims, jwt: Jwt, now: float) -> tuple[str, str] | None:
+    """Name what is wrong with claims at this moment, if anything, in words and as a code."""
     audience = {claims.aud} if isinstance(claims.aud, str) else {*claims.aud}
     wrong = {
-        "iss is another issuer": claims.iss != jwt.issuer,
-        "aud is for others": audience.isdisjoint(jwt.audience),
-        "nbf is to come": claims.nbf > now + jwt.leeway_seconds,
-        "iat is to come": claims.iat > now + jwt.leeway_seconds,
-        "exp is too long after iat": claims.exp - claims.iat > jwt.max_lifetime_days * DAY,
+        ("iss is another issuer", "token_issuer"): claims.iss != jwt.issuer,
+        ("aud is for others", "token_audience"): audience.isdisjoint(jwt.audience),
+        ("nbf is to come", "token_not_yet_valid"): claims.nbf > now + jwt.leeway_seconds,
+        ("iat is to come", "token_not_yet_valid"): claims.iat > now + jwt.leeway_seconds,
+        ("exp is too long after iat", "token_lifetime"): claims.exp - claims.iat > jwt.max_lifetime_days * DAY,
     }
     return next((what for what, is_so in wrong.items() if is_so), None)
 
@@ -244,7 +261,7 @@ class KeyRing:
             raise IssuerUnavailable("the keys of the issuer cannot be had, so this access token cannot be checked; "
                                     "try again later", retry_after=wait)
         if key is None:
-            raise Flaw("kid is not known")
+            raise Flaw("kid is not known", "token_key")
         return key
 
     def _held(self, kid: str | None) -> RSAKey | None:

@@ -18,7 +18,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import asyncpg
 from msgspec import Struct
@@ -37,7 +37,6 @@ from asyncgate import (
     LeaseNext,
     Needs,
     News,
-    NotNow,
     Outgoing,
     Principal,
     Progress,
@@ -53,10 +52,13 @@ from asyncgate import (
     page_of,
 )
 from asyncgate.backends import postgres_statements as sql
-from asyncgate.backends.postgres_instances import AWAY, Membership, lock_of, name_of_this_process, session
+from asyncgate.backends.postgres_hosts import AWAY, CONNECT_SECONDS, Hosts, startup_error
+from asyncgate.backends.postgres_instances import Membership, lock_of, name_of_this_process, session
 from asyncgate.backends.postgres_migrations import migrate_database as migrate_database
 from asyncgate.backends.postgres_migrations import migration_sql as migration_sql
 from asyncgate.backends.postgres_migrations import require_schema
+from asyncgate.parts.errors import outcome_unknown
+from asyncgate.parts.outages import OFTEN
 from asyncgate.parts.settings import DatabaseSettings
 
 if TYPE_CHECKING:
@@ -68,7 +70,6 @@ T = TypeVar("T")
 R = TypeVar("R", bound=Struct)
 
 ATTEMPTS = 8                # at a batch that lost a race, before it is given up
-CONNECT_SECONDS = 5.0
 HIDDEN_SECONDS = 0.25       # how long a reader of receipts waits for writers that might still add to its page
 PROMOTED = 1000             # delayed tasks whose time has come that one batch takes in
 SLACK, MOST_SLACK = 32, 32 * 16 ** 3    # candidates beyond what is claimed, in case others hold the first ones
@@ -84,6 +85,10 @@ REFUSED = (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError)
 BROKEN = (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.AdminShutdownError,
           asyncpg.CrashShutdownError, asyncpg.CannotConnectNowError, asyncpg.ReadOnlySQLTransactionError,
           asyncpg.InternalClientError, ConnectionError)
+# What an outage looks like; of any other error of the database the log gets a traceback.
+OUTAGE = (*BROKEN, OSError, TimeoutError, asyncpg.OperatorInterventionError, asyncpg.InsufficientResourcesError,
+          asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError,
+          asyncpg.TargetServerAttributeNotMatched)
 
 
 class Queues:
@@ -146,6 +151,17 @@ class Uncertain(Exception):
     """The reply to COMMIT did not arrive, and the database could not be asked what became of it."""
 
 
+class Unconfirmed(Exception):
+    """COMMIT was answered with a warning: it was carried out here, and perhaps on no standby."""
+
+
+class Saved(NamedTuple):
+    """What is known of a batch before its COMMIT."""
+
+    transaction: str
+    proof: sql.Proof | None
+
+
 class Postgres:
     """A pool of connections; each batch has one to itself."""
 
@@ -167,7 +183,7 @@ class Postgres:
 
     async def alive(self) -> None:
         """Return when the database has answered."""
-        await self._trip("SELECT 1")
+        await self._ask("SELECT 1")
 
     async def close(self) -> None:
         """Leave the other processes, and let go of the database."""
@@ -185,15 +201,16 @@ class Postgres:
         """Whether no other process is known to share the database."""
         return self.member is None or self.member.alone
 
-    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> None:
+    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> float | None:
         """Take part under a name that no living process has."""
         self.member = Membership(self.settings.direct_url or self.url, self.settings, instance_id, beat_seconds, hear)
-        await self.member.join()
+        return await self.member.join()
 
     async def beat(self) -> None:
         """Say that this process lives."""
         if self.member:
-            await self.member.beat()
+            with unavailable():
+                await self.member.beat()
 
     def tell(self, news: News) -> None:
         """Let other processes know."""
@@ -204,6 +221,14 @@ class Postgres:
 
     async def transact(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
         """Carry out one batch; after a lost race, or when the connection broke before COMMIT, from the start again."""
+        with unavailable("the database does not answer; nothing of this was kept, so try again"):
+            try:
+                await self._until_kept(tenant_id, needs, decide)
+            except Uncertain as unknown:
+                log.error("nobody knows what became of a batch: %s", unknown, extra=OFTEN)
+                raise outcome_unknown() from unknown
+
+    async def _until_kept(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
         problem: Exception | None = None
         for attempt in range(ATTEMPTS):
             try:
@@ -220,19 +245,19 @@ class Postgres:
         raise Refused(f"{type(problem).__name__}, {ATTEMPTS} times") from problem
 
     async def _attempt(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
-        transaction = None
+        saved = None
         try:
             async with self._transaction(tenant_id, needs) as db:
                 work, promoted = await self._load(db, tenant_id, needs)
                 decide(work)
-                transaction = await self._save(db, work)
-                await db.execute("COMMIT")
-        except (*BROKEN, TimeoutError):
-            if transaction is None:
+                saved = await self._save(db, work)
+                await commit(db)
+        except (*BROKEN, TimeoutError, Unconfirmed) as error:
+            if saved is None:
                 raise
-            if not await self._was_committed(transaction):
-                raise ConnectionError("the connection broke before COMMIT") from None
-        if transaction is not None:
+            if not await self._was_committed(tenant_id, saved):
+                raise ConnectionError("the connection broke before COMMIT") from error
+        if saved is not None:
             self.known.add(tenant_id)
         self._learn(work, promoted)
 
@@ -248,19 +273,40 @@ class Postgres:
             if task.status == "queued":
                 queues.saved(task)
 
-    async def _was_committed(self, transaction: str) -> bool:
-        """Ask what became of a transaction whose COMMIT was sent and not answered."""
+    async def _was_committed(self, tenant_id: str, saved: Saved) -> bool:
+        """Find out what became of a batch whose COMMIT was sent and not answered as it should be."""
         deadline = time.monotonic() + CONNECT_SECONDS
         while True:
             try:
-                status = (await self._trip("SELECT pg_xact_status($1::text::xid8)", transaction))[0][0]
-            except AWAY as away:
+                there, status = await self._look_for(tenant_id, saved)
+            except (*AWAY, Unconfirmed) as away:
+                if isinstance(away, Unconfirmed) and time.monotonic() < deadline:
+                    continue
                 raise Uncertain("nobody knows whether the last COMMIT went through") from away
-            if status in ("committed", "aborted"):
-                return bool(status == "committed")
-            if time.monotonic() > deadline:
+            if there or status == "aborted" or (status != "in progress" and saved.proof and saved.proof.sure):
+                return there
+            if status != "in progress" or time.monotonic() > deadline:
                 raise Uncertain(f"the last COMMIT is {status or 'forgotten'}")
             await asyncio.sleep(0.02)
+
+    async def _look_for(self, tenant_id: str, saved: Saved) -> tuple[bool, str | None]:
+        """Return whether what a batch has saved is there, and what the database says of its transaction.
+
+        "committed" proves nothing: after a crash, and on a standby that has taken over without it, its number belongs
+        to somebody else.  "aborted" does, because then ours was not committed either.  The row is looked for later than
+        the number, so a batch that was committed between the two looks is not missed.  What is seen counts when a
+        write after it is committed: so a standby has it, where COMMIT waits for one.
+        """
+        try:
+            async with self._transaction(tenant_id) as db:
+                await db.execute("SELECT pg_logical_emit_message(true, 'asyncgate', '')")
+                status = await db.fetchval("SELECT pg_xact_status($1::text::xid8)", saved.transaction)
+                there = saved.proof is not None and await db.fetchval(
+                    saved.proof.statement, tenant_id, *saved.proof.given)
+                await commit(db)
+        except asyncpg.InvalidParameterValueError:      # a number that the database has not given to anybody yet
+            return False, "aborted"
+        return bool(there), status
 
     @contextlib.asynccontextmanager
     async def _transaction(self, tenant_id: str, needs: Needs | None = None) -> AsyncIterator[asyncpg.Connection]:
@@ -366,8 +412,8 @@ class Postgres:
         if needs.tally:
             work.tallies.update(map(tuple, await db.fetch(sql.TALLY, tenant_id, work.about(needs))))
 
-    async def _save(self, db: asyncpg.Connection, work: Work) -> str | None:
-        """Save what a batch has changed; return the number of the transaction, None if there was nothing."""
+    async def _save(self, db: asyncpg.Connection, work: Work) -> Saved | None:
+        """Save what a batch has changed; return how to find it, None if there was nothing."""
         changes = sql.changes(work)
         tables, dropped = tuple(table for table, rows in changes.items() if rows), sql.dropped(work)
         if not tables and not dropped:
@@ -376,10 +422,10 @@ class Postgres:
             changes["tenants"], tables = [(work.now,)], ("tenants", *tables)
         text, names = sql.save(tables)
         given = {"tenant": work.tenant_id, **sql.saved(tables, changes)}
-        saved: str = await db.fetchval(text, *(given[name] for name in names))
+        transaction: str = await db.fetchval(text, *(given[name] for name in names))
         for statement, ids in dropped:      # they look at what was saved just now
             await db.fetchval(statement, ids)
-        return saved
+        return Saved(transaction, sql.proof(changes))
 
     # Reading.
 
@@ -549,6 +595,10 @@ class Postgres:
                 ids.append(id)
         return [(tenant_id, *both) for tenant_id, both in found.items()]
 
+    async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
+        """Return when live leases run out; a task with a deadline is named too, for both have one index."""
+        return [tuple(row) for row in await self._ask(sql.LAPSES, since, limit)]
+
     async def next_due(self, tenant_id: str) -> float | None:
         """Return when the next delayed task may be leased."""
         due: float | None = (await self._read(tenant_id, sql.NEXT_DUE, self.now()))[0][0]
@@ -594,13 +644,29 @@ def wanted_of(lanes: Lanes, claims: list[LeaseNext]) -> dict[frozenset[int], int
 
 
 @contextlib.contextmanager
-def unavailable() -> Iterator[None]:
+def unavailable(answer: str = "the database does not answer; try again") -> Iterator[None]:
     """Turn what keeps the database from answering into the answer that says so."""
     try:
         yield
     except AWAY as error:
-        log.error("the database cannot be read", exc_info=error)
-        raise DatabaseUnavailable("the database does not answer; try again", retry_after=1) from error
+        why = None if isinstance(error, OUTAGE) else error      # a fault in a statement is to be found
+        log.error("the database does not answer: %s", error or type(error).__name__, exc_info=why, extra=OFTEN)
+        raise DatabaseUnavailable(answer, retry_after=1) from error
+
+
+async def commit(db: asyncpg.Connection) -> None:
+    """Commit; raises Unconfirmed when the server gave up waiting for a standby, which it says in a warning only."""
+    warnings: list[Any] = []
+
+    def hear(_: Any, warning: Any) -> None:
+        warnings.append(warning)
+    db.add_log_listener(hear)
+    try:
+        await db.execute("COMMIT")
+    finally:
+        db.remove_log_listener(hear)
+    if warnings:
+        raise Unconfirmed(str(warnings[0]))
 
 
 async def keep_session(db: asyncpg.Connection) -> None:
@@ -634,7 +700,7 @@ async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSet
     try:
         pool = await connect(url, settings)
     except (*AWAY, ValueError) as error:
-        raise NotNow(f"cannot reach the database: {error or type(error).__name__}") from None
+        raise startup_error(error, url) from None
     backend = Postgres(pool, url, settings)
     try:
         async with pool.acquire() as db:
@@ -645,7 +711,7 @@ async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSet
     except BaseException as error:
         pool.terminate()
         if isinstance(error, AWAY):
-            raise NotNow(f"cannot use the database: {error}") from None
+            raise startup_error(error, url) from None
         raise
     return backend
 
@@ -656,11 +722,11 @@ async def connect(url: str, settings: DatabaseSettings) -> asyncpg.Pool:
     ours = session(settings) if settings.pgbouncer else {
         **session(settings), **PROBES_ONLY, "idle_in_transaction_session_timeout": "60s",
         "statement_timeout": f"{int(settings.timeout_seconds * 1000)}"}
+    hosts = Hosts(url, settings.timeout_seconds)
     return await asyncpg.create_pool(
-        url, min_size=1, max_size=settings.pool_size, reset=keep_session, server_settings=ours,
+        url, connect=hosts.connect, min_size=1, max_size=settings.pool_size, reset=keep_session, server_settings=ours,
         statement_cache_size=0 if settings.pgbouncer else 1000, max_cached_statement_lifetime=0,
-        max_cacheable_statement_size=0, timeout=min(CONNECT_SECONDS, settings.timeout_seconds),
-        command_timeout=settings.timeout_seconds)
+        max_cacheable_statement_size=0, command_timeout=settings.timeout_seconds)
 
 
 if TYPE_CHECKING:

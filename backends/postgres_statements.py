@@ -357,6 +357,48 @@ def records(work: Work) -> dict[str, list[tuple[Any, ...]]]:
     return rows
 
 
+# What shows that a batch was committed, the best first: a row that was saved.  Of a table in SURE no row that was saved
+# is gone or changed a moment later, so that its absence is proof as well.  Of a lane, an edge or an obligation
+# somebody else may have saved the same, and none of them is saved alone.
+SURE = ("contracts", "events", "audit", *(f"kept_{table}" for kind, table in RECORDS.items() if kind in APPEND_ONLY))
+PROOFS = (*SURE, "receipts", "moved", "kept", "progress", "deliveries",
+          *(f"kept_{table}" for kind, table in RECORDS.items() if kind not in APPEND_ONLY))
+TABLES = {"contracts": "tasks", "moved": "states", "kept": "states"}
+COMPARED = {"moved": ["task_id", *(name for name in CHANGING if name != "check_at")], "kept": ["task_id", *HELD]}
+KEYS = {"events": ("task_id", "event_id"),
+        **{f"kept_{table}": export_order(kind) for kind, table in RECORDS.items()}}
+
+
+class Proof(NamedTuple):
+    """A row that is there, as it was saved, when a batch was committed."""
+
+    statement: str
+    given: list[list[Any]]
+    sure: bool                  # it was not committed if the row is not there
+
+
+def proof(changes: dict[str, list[tuple[Any, ...]]]) -> Proof | None:
+    """Return what to look for when nobody answered the COMMIT of a batch."""
+    for table in PROOFS:
+        if rows := changes.get(table):
+            return Proof(looking_for(table), columns(rows[:1], len(SAVES[table][0])), table in SURE)
+    return None
+
+
+@cache
+def looking_for(table: str) -> str:
+    """Return the statement that says whether a row is there as it was saved; its key is what an index finds it by."""
+    types = SAVES[table][0]
+    rows = ", ".join(f"${at}::{kind}" for at, kind in enumerate(types.values(), 2))
+    key = KEYS.get(table, (next(iter(types)),))
+    same = "".join(f" AND t.{name} = r.{name}" for name in key)
+    compared = COMPARED.get(table, list(types))
+    return (f"SELECT EXISTS (SELECT FROM unnest({rows}) AS r ({listed(types)}), LATERAL ("
+            f"SELECT * FROM asyncgate.{TABLES.get(table, table.removeprefix('kept_'))} AS t "
+            f"WHERE t.tenant_id = $1{same} LIMIT 1) AS t "
+            f"WHERE ({listed(compared, 't.')}) IS NOT DISTINCT FROM ({listed(compared, 'r.')}))")
+
+
 # What leaves its table in a way of its own, which looks whether it may.
 DROPS = {Receipt: "asyncgate.archive_receipts($1::text[])", Archived: "asyncgate.forget_pointers($1::text[])",
          Task: "asyncgate.prune_tasks($1::text[])"}
@@ -465,6 +507,7 @@ NEXT_DUE = """
 SELECT min(next_eligible_at) FROM asyncgate.states
 WHERE tenant_id = $1 AND status = 'queued' AND NOT ready AND held IS NULL AND next_eligible_at > $2"""
 OVERDUE = "SELECT tenant_id::text, kind, id FROM asyncgate.overdue($1, $2, $3, $4)"
+LAPSES = "SELECT look_at, tenant_id::text, task_id FROM asyncgate.lapses($1, $2)"
 COUNT = """
 SELECT (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('queued', 'leased', 'running')),
        (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('leased', 'running')),

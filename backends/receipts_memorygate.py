@@ -15,7 +15,8 @@ import msgspec
 from msgspec import Struct
 
 from asyncgate import ReceiptRecord
-from asyncgate.backends.receipts_sinks import Filed, LedgerPage, Outage, Refusal, Singly
+from asyncgate.backends.receipts_sinks import Filed, LedgerPage, Outage, Refusal, Singly, Unanswered
+from asyncgate.backends.receipts_wires import LOOK_SECONDS, pace_of
 from asyncgate.parts.views import shown
 from asyncgate.parts.wire import Problem
 
@@ -81,7 +82,7 @@ class MemoryGate:
         self.home, self.filed_under = settings.default_tenant_id, ours.tenant_id
         token = ours.auth_token or os.environ.get(ours.auth_token_env, "")
         self.headers = {"content-type": "application/json", **({"authorization": f"Bearer {token}"} if token else {})}
-        self.timeout_seconds, self.parallel = ours.timeout_ms / 1000, ours.parallel
+        self.pace = pace_of(settings)
         self.fetching = asyncio.Semaphore(AT_ONCE)
         self.http: httpx2.AsyncClient | None = None
 
@@ -95,6 +96,10 @@ class MemoryGate:
         facts = {name: getattr(view, name) for name in ReceiptRecord.__struct_fields__ if name != "delivered_at"}
         return encode(Sent(**facts, receipt_key=receipt.receipt_key))
 
+    def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
+        """Return nothing: this ledger keeps no custody."""
+        return None
+
     def body(self, content: bytes) -> bytes:
         """Return the body of a rendered receipt."""
         return bytes(rendered(content).body)
@@ -102,6 +107,12 @@ class MemoryGate:
     async def send(self, tenant_id: str, content: bytes) -> None:
         """Store one receipt."""
         await self._ask("POST", "", content=content)
+
+    async def holds(self, tenant_id: str, content: bytes) -> bool:
+        """Whether the ledger has a receipt, by its hash."""
+        ours = record(content)
+        found = await self._fetch(tenant_id, ours.receipt_id, patience=LOOK_SECONDS)
+        return found is not None and found.hash == ours.hash
 
     async def send_many(self, tenant_id: str, contents: list[bytes]) -> list[Refusal | None]:
         """Store many receipts, where the ledger takes a list (20.9)."""
@@ -121,10 +132,11 @@ class MemoryGate:
         found = await asyncio.gather(*(self._fetch(tenant_id, receipt_id) for receipt_id in receipt_ids))
         return [one for one in found if one is not None]
 
-    async def _fetch(self, tenant_id: str, receipt_id: str) -> Filed | None:
+    async def _fetch(self, tenant_id: str, receipt_id: str, **more: Any) -> Filed | None:
+        about = {"tenant": self.tenant(tenant_id)}
         async with self.fetching:
             try:
-                text = await self._ask("GET", f"/{quoted(receipt_id)}", params={"tenant": self.tenant(tenant_id)})
+                text = await self._ask("GET", f"/{quoted(receipt_id)}", params=about, **more)
             except Missing:
                 return None
         return self._ours(tenant_id, record(text))
@@ -149,18 +161,18 @@ class MemoryGate:
         one.tenant_id = tenant_id
         return one
 
-    async def _ask(self, verb: str, path: str, **more: Any) -> bytes:
+    async def _ask(self, verb: str, path: str, *, patience: float = 0.0, **more: Any) -> bytes:
         """Make one call; return what a good answer says."""
         import httpx2
         if self.http is None:
-            limits = httpx2.Limits(max_connections=self.parallel + AT_ONCE)
-            self.http = httpx2.AsyncClient(trust_env=False, timeout=self.timeout_seconds, headers=self.headers,
-                                           limits=limits)
+            limits = httpx2.Limits(max_connections=self.pace.most + AT_ONCE)
+            self.http = httpx2.AsyncClient(trust_env=False, headers=self.headers, limits=limits)
+        seconds = max(self.pace.timeout_seconds, patience)
         try:
-            async with asyncio.timeout(self.timeout_seconds):
-                answer = await self.http.request(verb, self.url + path, **more)
+            async with asyncio.timeout(seconds):
+                answer = await self.http.request(verb, self.url + path, timeout=seconds, **more)
         except (httpx2.TransportError, TimeoutError) as error:
-            raise Outage(f"{type(error).__name__}: {error}"[:MOST_TOLD]) from None
+            raise unreached(error) from None
         if answer.status_code == 200 or (answer.status_code in (201, 202, 204) and verb == "POST"):
             return answer.content
         raise problem(verb, answer)
@@ -173,6 +185,13 @@ class MemoryGate:
 
 class Missing(Outage):
     """The ledger has no such receipt."""
+
+
+def unreached(error: Exception) -> Outage:
+    """Tell a call that was not answered in time, and may have been carried out, from one that did not get there."""
+    import httpx2
+    late = isinstance(error, TimeoutError | httpx2.ReadTimeout | httpx2.WriteTimeout)
+    return (Unanswered if late else Outage)(f"{type(error).__name__}: {error}"[:MOST_TOLD])
 
 
 def problem(verb: str, answer: Any) -> Exception:

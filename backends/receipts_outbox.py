@@ -26,8 +26,9 @@ from msgspec.structs import replace
 from asyncgate import ANOMALY, Ask, Caller, Lag, LedgerLag, Needs, News, Outgoing, export_key
 from asyncgate.backends.receipts_adopting import JOB, Adopter, anomaly
 from asyncgate.backends.receipts_reading import Reading
-from asyncgate.backends.receipts_sinks import Outage, Refusal, Singly, open_sink
+from asyncgate.backends.receipts_sinks import Outage, Refusal, Singly, Unanswered, open_sink
 from asyncgate.backends.receipts_strict import Strict
+from asyncgate.backends.receipts_wires import Wires, pace_of
 from asyncgate.parts.settings import CircuitBreaker
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ log = logging.getLogger("asyncgate.ledger")
 PAGE = 500                  # receipts that are read, sent and taken out together
 MANY, FEW = 100, 20         # receipts that share a call to a ledger that takes many, where more than a few wait
 SOON_SECONDS = 0.1          # before the first try again; each further one waits twice as long
+SETTLE_SECONDS = 1.0        # after which what was sent so far is taken out
 FRESH_SECONDS = 1.0         # how old the numbers may be that health tells
 STOP_SECONDS = 5.0          # that receipts on the wire have to arrive when the gate stops
 
@@ -64,7 +66,7 @@ class Ledger:
             self.engine.instead |= reading.operations()
             self.adopting = asyncio.create_task(Adopter(self.engine, reading).run())
         if self.engine.settings.receipt_consistency_mode == "strict":
-            strict = Strict(self.engine.backend, self.sink, self.sender.breaker)
+            strict = Strict(self.engine.backend, self.sink, self.sender.breaker, Wires(pace_of(self.engine.settings)))
             self.engine.batches.transact = strict.transact
         self.sender.open()
 
@@ -87,6 +89,8 @@ class Ledger:
                     continue
                 task, lease = work.tasks.get(receipt.task_id), work.leases.get(receipt.task_id)
                 content = self.sink.render(work.tenant_id, receipt, task, lease)
+                if task is not None and (back := self.sink.handed(receipt, task, lease)) is not None:
+                    work.change(task, handed=back)      # the receipts that follow are told of it
                 if content is not None:
                     row = Outgoing(receipt.receipt_id, receipt.task_id, content.decode(), work.now)
                     work.post(row, skeleton=self.sink.reads)
@@ -152,6 +156,12 @@ class Outcome(Struct):
     parked: list[Outgoing] = field(default_factory=list)
     stuck: dict[str, float] = field(default_factory=dict)      # by task: in how many seconds it is worth another try
 
+    def take(self) -> Outcome:
+        """Take out what is to be written down, and leave room for what comes."""
+        taken = replace(self, stuck={})
+        self.sent, self.tried, self.parked = [], [], []
+        return taken
+
 
 class Settled(Ask, kw_only=True):
     """The sender's own request: this became of what was sent."""
@@ -172,7 +182,7 @@ class Sender:
         self.engine, self.sink = engine, sink
         ours = engine.settings.memorygate
         self.retry, self.breaker = ours.emission_retry, Breaker(ours.circuit_breaker)
-        self.wires = asyncio.Semaphore(ours.parallel)
+        self.wires = Wires(pace_of(engine.settings))
         self.drains: dict[str, asyncio.Task[None]] = {}
         self.called: set[str] = set()                           # while they were being drained
         self.timers: dict[str, asyncio.TimerHandle] = {}
@@ -267,10 +277,7 @@ class Sender:
             left, stuck = 0, dict[str, float]()
             while True:
                 rows = await self.engine.backend.outbox(tenant_id, "", PAGE + left)
-                outcome = await self._send_page(tenant_id, rows, stuck)
-                await self._settle(tenant_id, outcome)
-                stuck |= outcome.stuck
-                gone = len(outcome.sent) + len(outcome.parked)
+                gone = await self._work_off(tenant_id, rows, stuck)
                 if self.closed or self.breaker.state == "open" or (not gone and len(rows) < PAGE + left):
                     break
                 left = len(rows) - gone
@@ -281,9 +288,26 @@ class Sender:
             log.exception("receipts of tenant %s wait: the outbox cannot be read or written", tenant_id)
             self._call_later(tenant_id, self.engine.settings.database.poll_seconds)
 
-    async def _send_page(self, tenant_id: str, rows: list[Outgoing], stuck: dict[str, float]) -> Outcome:
+    async def _work_off(self, tenant_id: str, rows: list[Outgoing], stuck: dict[str, float]) -> int:
+        """Send a page, and write down now and then what has come of it: of a slow ledger it may take minutes."""
+        outcome, gone = Outcome(), 0
+        sending = asyncio.create_task(self._send_page(tenant_id, rows, stuck, outcome))
+        try:
+            while not sending.done():
+                await asyncio.wait([sending], timeout=SETTLE_SECONDS)
+                part = outcome.take()
+                await self._settle(tenant_id, part)
+                gone += len(part.sent) + len(part.parked)
+            await sending
+        finally:
+            sending.cancel()
+        stuck |= outcome.stuck
+        return gone
+
+    async def _send_page(self, tenant_id: str, rows: list[Outgoing], stuck: dict[str, float],
+                         outcome: Outcome) -> None:
         """Send a page: of each task one receipt after another, of different tasks many at once."""
-        outcome, chains = Outcome(), defaultdict[str, list[Outgoing]](list)
+        chains = defaultdict[str, list[Outgoing]](list)
         held = {id for tenant, id in self.later if tenant == tenant_id}
         behind = {chain_of(row) for row in rows if row.receipt_id in held}
         due = [row for row in rows if chain_of(row) not in stuck]
@@ -291,7 +315,6 @@ class Sender:
         for row in (*left, *(row for row in due if chain_of(row) in behind)):
             chains[chain_of(row)].append(row)
         await asyncio.gather(*(self._send_chain(tenant_id, key, chain, outcome) for key, chain in chains.items()))
-        return outcome
 
     async def _send_many(self, tenant_id: str, rows: list[Outgoing], outcome: Outcome) -> list[Outgoing]:
         """Send many receipts a call while all is well; return what is left to be sent one by one."""
@@ -304,7 +327,8 @@ class Sender:
                 self.singly = True
                 break
             except Outage as away:      # the first that is sent by itself will tell more
-                self.breaker.failed()
+                if not isinstance(away, Unanswered):
+                    self.breaker.failed()
                 log.warning("the ledger does not take %d receipts: %s", len(rows[:MANY]), away)
                 break
             for row, no in zip(rows, refusals, strict=False):
@@ -320,6 +344,9 @@ class Sender:
             log.error("the ledger refuses receipt %s of tenant %s: %s", row.receipt_id, tenant_id, no)
             outcome.parked.append(replace(row, state="parked", reason=str(no)))
         self.later.pop((tenant_id, row.receipt_id), None)
+        self._alive()
+
+    def _alive(self) -> None:
         if self.breaker.passed():
             log.info("the ledger answers again")
             for waiting in tuple(self.timers):
@@ -339,12 +366,12 @@ class Sender:
     async def _send(self, tenant_id: str, key: str, row: Outgoing, outcome: Outcome) -> bool:
         """Send one receipt; tell whether the next one may follow."""
         try:
-            await self.sink.send(tenant_id, row.content.encode())
+            await self.wires.send(self.sink, tenant_id, row.content.encode())
             self._answered(row, None, tenant_id, outcome)
         except Refusal as no:
             self._answered(row, no, tenant_id, outcome)
         except Outage as away:
-            self.breaker.failed()
+            self._alive() if isinstance(away, Unanswered) else self.breaker.failed()
             outcome.tried.append(row := replace(row, tries=row.tries + 1, reason=str(away)))
             pause = max(self._pause(row.tries), away.retry_after)
             self.later[tenant_id, row.receipt_id] = self._time() + pause

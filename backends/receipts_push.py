@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,6 +22,7 @@ from asyncgate.backends.ledger_carry import exported, stored
 from asyncgate.backends.receipts_collected import as_stored
 from asyncgate.backends.receipts_reconcile import differing
 from asyncgate.backends.receipts_sinks import Outage, Refusal, Singly
+from asyncgate.backends.receipts_wires import Wires, pace_of
 
 if TYPE_CHECKING:
     from asyncgate import Lease, Settings, Task
@@ -58,7 +60,7 @@ class Push:
     def __init__(self, sink: Any, settings: Settings, tally: Tally, told: Callable[[int], None],
                  refused: Callable[[str, str], None]) -> None:
         self.sink, self.tally, self.told, self.refused = sink, tally, told, refused
-        self.retry, self.wires = settings.memorygate.emission_retry, asyncio.Semaphore(settings.memorygate.parallel)
+        self.retry, self.wires = settings.memorygate.emission_retry, Wires(pace_of(settings))
         self.singly = False
 
     async def send(self, tenant_id: str, pages: AsyncIterator[list[Ready]]) -> None:
@@ -112,8 +114,9 @@ class Push:
         """Send the receipts of one task, one after another."""
         for one in chain:
             async with self.wires:
+                content = one.content or b""
                 try:
-                    await self._asked(lambda one=one: self.sink.send(tenant_id, one.content))   # type: ignore[misc]
+                    await self._asked(partial(self.wires.send, self.sink, tenant_id, content))
                 except Refusal as no:
                     await self._answered(tenant_id, one.receipt, no)
                 else:

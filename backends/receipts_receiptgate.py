@@ -16,9 +16,10 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from asyncgate.backends.receipts_memorygate import MOST_TOLD, problem
-from asyncgate.backends.receipts_receiptgate_schema import ledger_receipt, plain, written
+from asyncgate.backends.receipts_memorygate import MOST_TOLD, problem, unreached
+from asyncgate.backends.receipts_receiptgate_schema import as_accepted, handed, ledger_receipt, plain, sent, written
 from asyncgate.backends.receipts_sinks import Filed, LedgerPage, Outage, Refusal
+from asyncgate.backends.receipts_wires import LOOK_SECONDS, pace_of, same
 
 if TYPE_CHECKING:
     import httpx2
@@ -27,18 +28,23 @@ if TYPE_CHECKING:
     from asyncgate.backends.receipts_sinks import Sink
 
 NEWER, OLDER = "1.1", "1.0"
-TOOL, DIFFERENCE = "receiptgate.submit_receipt", "obligation_id"
+SUBMIT, LOOK, DIFFERENCE = "receiptgate.submit_receipt", "receiptgate.get_receipt", "obligation_id"
+OF_THE_LEDGER = {"tenant_id", "stored_at"}      # what it says itself, whatever it was sent
 # Codes that say something about the ledger or the credential, and nothing about the receipt.
 NOT_ABOUT_THE_RECEIPT = {"UNAUTHORIZED", "UNAUTHENTICATED", "FORBIDDEN", "RATE_LIMITED", "RATE_LIMIT_EXCEEDED",
                          "INTERNAL_ERROR", "SERVICE_UNAVAILABLE", "DATABASE_UNAVAILABLE", "UNAVAILABLE", "TIMEOUT",
                          "UNKNOWN_TOOL"}
-INVALID_PARAMETERS = -32602
+INVALID_PARAMETERS, WITHOUT_ACCEPT = -32602, "ESCALATE_WITHOUT_ACCEPT"
 
 log = logging.getLogger("asyncgate")
 
 
 class Invalid(Refusal):
     """The ledger refuses the receipt over the field that its dialects differ in."""
+
+
+class NobodyAccepted(Refusal):
+    """The ledger keeps custody, and nobody has it of this obligation."""
 
 
 class ReceiptGate:
@@ -51,16 +57,21 @@ class ReceiptGate:
         self.url = ours.url.rstrip("/").removesuffix("/mcp") + "/mcp"
         self.home, self.filed_under = settings.default_tenant_id, ours.tenant_id
         self.source, self.detects = settings.ledger.source_system, settings.ledger.dialect == "auto"
+        self.digests = settings.ledger.contents == "digests"
         self.dialect = NEWER if self.detects else settings.ledger.dialect
         token = ours.auth_token or os.environ.get(ours.auth_token_env, "")
         self.headers = {"content-type": "application/json", **({"authorization": f"Bearer {token}"} if token else {})}
-        self.timeout_seconds, self.parallel = ours.timeout_ms / 1000, ours.parallel
+        self.pace = pace_of(settings)
         self.http: httpx2.AsyncClient | None = None
 
     def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
         """Return the receipt in the newer dialect; None for the many that are no business of this ledger."""
         filed_under = self.filed_under if self.filed_under and tenant_id == self.home else tenant_id
-        return ledger_receipt(filed_under, receipt, task, lease.worker if lease else None, self.source)
+        return ledger_receipt(filed_under, receipt, task, lease, self.source, self.digests)
+
+    def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
+        """Return what is to be remembered of a task when a receipt takes it away from its worker."""
+        return handed(receipt, task, lease)
 
     def body(self, content: bytes) -> bytes:
         """Return the body of a rendered receipt, as far as it was sent."""
@@ -90,8 +101,42 @@ class ReceiptGate:
         self.dialect = dialect
 
     async def _submit(self, content: bytes, dialect: str) -> None:
-        receipt = content if dialect == NEWER else plain(content)
-        answer = await self._call(receipt)
+        """Submit one receipt in one dialect.
+
+        Custody that nobody has there cannot be given back, so nothing is amiss; what would be handed on is accepted.
+        """
+        receipt = sent(content) if dialect == NEWER else plain(content)
+        if receipt is None:
+            return
+        try:
+            await self._store(receipt)
+        except NobodyAccepted:
+            if plain(content) is None:
+                return
+            if (accepted := as_accepted(content)) is None:
+                raise
+            await self._store(accepted)
+
+    async def _store(self, receipt: bytes) -> None:
+        result = await self._call(SUBMIT, b'{"receipt":%b}' % receipt)
+        if not isinstance(result, dict) or result.get("receipt_id") != json.loads(receipt)["receipt_id"]:
+            raise Outage(f"the ledger did not say that it stored the receipt: {result}"[:MOST_TOLD])
+
+    async def holds(self, tenant_id: str, content: bytes) -> bool:
+        """Whether the ledger has a receipt, just as it was sent in one form or another."""
+        forms = [form for form in (sent(content), plain(content), as_accepted(content)) if form is not None]
+        about = json.dumps({"receipt_id": json.loads(content)["receipt_id"]}).encode()
+        try:
+            theirs = await self._call(LOOK, about, LOOK_SECONDS)
+        except Refusal:     # it has none of that id
+            return False
+        return any(same(form, theirs, OF_THE_LEDGER) for form in forms)
+
+    async def _call(self, tool: str, arguments: bytes, patience: float = 0.0) -> Any:
+        """Call a tool, with arguments that go in as they are; return its result.  Raises Refusal and Outage."""
+        body = (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"%b","arguments":%b}}'
+                % (tool.encode(), arguments))
+        answer = await self._post(body, max(self.pace.timeout_seconds, patience))
         if answer.status_code != 200:
             raise problem("POST", answer)
         try:
@@ -101,23 +146,18 @@ class ReceiptGate:
             raise Outage("the ledger's answer is no JSON-RPC") from None
         if error is not None:
             raise refusal(error)
-        if not isinstance(result, dict) or result.get("receipt_id") != json.loads(content)["receipt_id"]:
-            raise Outage(f"the ledger did not say that it stored the receipt: {answer.text}"[:MOST_TOLD])
+        return result
 
-    async def _call(self, receipt: bytes) -> httpx2.Response:
-        """Make one call; the receipt goes in as it is."""
+    async def _post(self, body: bytes, seconds: float) -> httpx2.Response:
         import httpx2
         if self.http is None:
-            limits = httpx2.Limits(max_connections=self.parallel)
-            self.http = httpx2.AsyncClient(trust_env=False, timeout=self.timeout_seconds, headers=self.headers,
-                                           limits=limits)
-        body = (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"%b","arguments":{"receipt":%b}}}'
-                % (TOOL.encode(), receipt))
+            limits = httpx2.Limits(max_connections=2 * self.pace.most)      # what is looked for beside what is sent
+            self.http = httpx2.AsyncClient(trust_env=False, headers=self.headers, limits=limits)
         try:
-            async with asyncio.timeout(self.timeout_seconds):
-                return await self.http.post(self.url, content=body)
+            async with asyncio.timeout(seconds):
+                return await self.http.post(self.url, content=body, timeout=seconds)
         except (httpx2.TransportError, TimeoutError) as error:
-            raise Outage(f"{type(error).__name__}: {error}"[:MOST_TOLD]) from None
+            raise unreached(error) from None
 
     async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
         """Return nothing: what is there is not ours any more."""
@@ -142,6 +182,8 @@ def refusal(error: Any) -> Exception:
         return Outage(said[:MOST_TOLD])
     if isinstance(code, str) and code.upper() in NOT_ABOUT_THE_RECEIPT:
         return Outage(said[:MOST_TOLD])
+    if code == WITHOUT_ACCEPT:
+        return NobodyAccepted(said[:MOST_TOLD])
     whole = said + (json.dumps(more) if more is not None else "")
     return (Invalid if DIFFERENCE in whole.lower() else Refusal)(said[:MOST_TOLD])
 

@@ -4,12 +4,16 @@ Nothing here decides or remembers anything: the same receipt gives the same byte
 ledger answers a receipt that it knows with other content as a collision.  So only what never changes is read: the
 receipt, the terms of its task, and, of a task that has ended, how it ended.
 
-What is sent is written in dialect 1.1, which asks for `obligation_id`; 1.0 refuses that name, so there it is taken out.
+What is kept is written in dialect 1.1, which asks for `obligation_id`; 1.0 refuses that name, so there it is taken out.
+A ledger of 1.1 also keeps custody: an obligation is accepted once, then it is handed on by escalations, and only its
+custodian may hand it on or complete it.  So each lease after the first is a hand-over there and an acceptance in 1.0;
+a lease that is lost, given back or followed by another attempt returns custody to the gate, which 1.0 is not told.
+Where the two differ, `older` holds what 1.0 is told instead, or null; it is never sent.
 
-Only what opens, closes or proposes to hand on a responsibility is sent.  A success that says nowhere where its result
-lies, and a failure that is tried again, leave the obligation open here, so they must not close it there; and what
-nobody ever accepted cannot be closed.  The size limits are the ledger's: what is longer is cut, and the hash of the
-whole stands in its place.
+Only what opens, closes or hands on a responsibility is sent.  A success that says nowhere where its result lies, and a
+failure that is tried again, leave the obligation open here, so they must not close it there; and what nobody ever
+accepted cannot be closed.  Each receipt names as its cause another that was sent, or none.  The size limits are the
+ledger's: what is longer is cut, and the hash of the whole stands in its place.
 """
 
 from __future__ import annotations
@@ -22,21 +26,24 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from asyncgate.parts.content import any_json, canonical
-from asyncgate.parts.stored import Receipt, Task
-from asyncgate.parts.views import terms_of
-from asyncgate.parts.wire import WIDEST, Principal, Terms
+from asyncgate.parts.stored import Lease, Receipt, Task
+from asyncgate.parts.views import cause_of, terms_of
+from asyncgate.parts.wire import WIDEST, Terms
 
 # What becomes of our types: the phase, and the status of an end.
 PHASES = {
     "task.accepted": ("accepted", "NA"), "task.completed": ("complete", "success"),
     "task.failed": ("complete", "failure"), "task.canceled": ("complete", "canceled"),
-    "task.escalated": ("escalate", "NA")}
+    "task.escalated": ("escalate", "NA"), "lease.expired": ("escalate", "NA")}
+# Why custody moves, as `escalation_reason` says it.
+GRANTED, RETURNED, TRIED_AGAIN = "lease_granted", "lease_{}", "attempt_failed"
 OUTCOME_KINDS = frozenset({"NA", "none", "response_text", "artifact_pointer", "mixed"})
 SENTINELS = frozenset({"", "NA", "TBD"})    # words that say that there is nothing to say
-SOURCE = "asyncgate"
+SOURCE, OLDER = "asyncgate", "older"
 
 # Most bytes of a field, as JSON in ASCII with blanks: no way of writing it that a ledger may measure takes more.
 ROOMY = {"inputs": 65_536, "task_body": 102_400, "outcome_text": 102_400, "body": 65_536}
@@ -79,31 +86,116 @@ class Pointer(Struct, frozen=True):
     size: int = 0
 
 
-def ledger_receipt(tenant_id: str, receipt: Receipt, task: Task | None, holder: Principal | None = None,
-                   source: str = SOURCE) -> bytes | None:
+class Handed(Struct, frozen=True, array_like=True):
+    """What `Task.handed` holds: under which fence custody was given back, by which receipt, and to whom."""
+
+    fence: int
+    receipt_id: str
+    to: str | None      # whom the task was proposed to; None is the gate itself
+
+    @property
+    def text(self) -> str:
+        """Return it as it is stored."""
+        return canonical(self).decode()
+
+
+handed_of = msgspec.json.Decoder(Handed).decode
+
+
+class Telling(Struct, frozen=True):
+    """What a receipt is told of, and how: its task, the task's latest lease, our name at the ledger, the limits."""
+
+    task: Task
+    lease: Lease | None
+    source: str
+    most: Mapping[str, int]
+    digests: bool       # payloads and results are told by their hashes
+    custody: bool       # to a ledger that keeps custody
+
+    @property
+    def fence(self) -> int:
+        """Return the fence of the latest lease."""
+        return self.lease.fence if self.lease else self.task.fence
+
+    @property
+    def handed(self) -> Handed | None:
+        """Return how custody was last given back."""
+        return handed_of(self.task.handed) if self.task.handed else None
+
+
+def ledger_receipt(tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None,
+                   source: str = SOURCE, digests: bool = False) -> bytes | None:
     """Return a receipt as the ledger takes it, in dialect 1.1, or None when it is none of the ledger's business.
 
-    `holder` is the worker of the task's latest lease: what is said about its work by others is said on its behalf, for
-    the ledger lets only the custodian of an obligation end it.  `source` is the name that the ledger knows us by.
+    `lease` is the task's latest: what others say about its work is said on behalf of its worker, for the ledger lets
+    only the custodian of an obligation end it.  `source` is the name that the ledger knows us by.
     """
     if task is None or not is_forwarded(receipt, task):
         return None
-    whole = written(fields(tenant_id, receipt, task, holder, source, ROOMY))
-    return whole if len(whole) <= MOST_BYTES else written(fields(tenant_id, receipt, task, holder, source, TIGHT))
+    for most in (ROOMY, TIGHT):
+        how = Telling(task, lease, source, most, digests, custody=True)
+        whole = written(with_older(tenant_id, receipt, how))
+        if len(whole) <= MOST_BYTES:
+            break
+    return whole
 
 
 def is_forwarded(receipt: Receipt, task: Task) -> bool:
     """Whether the ledger is told of a receipt: it opens, hands on or really ends what somebody has accepted."""
-    if receipt.receipt_type in ("task.accepted", "task.escalated"):
+    if receipt.receipt_type in ("task.accepted", "task.escalated") or gives_back(receipt, task):
         return True
     return receipt.receipt_type in PHASES and task.duty in receipt.parents and task.fence > 0
 
 
-def plain(receipt: bytes) -> bytes:
-    """Return a receipt in dialect 1.0."""
+def gives_back(receipt: Receipt, task: Task) -> bool:
+    """Whether a receipt ends a lease and not the task."""
+    again = receipt.receipt_type == "task.failed" and task.duty not in receipt.parents
+    return receipt.receipt_type == "lease.expired" or again
+
+
+def handed(receipt: Receipt, task: Task, lease: Lease | None) -> str | None:
+    """Return what `Task.handed` becomes by a receipt, if it moves custody away from a worker."""
+    fence = lease.fence if lease else task.fence
+    if gives_back(receipt, task):
+        return Handed(fence, receipt.receipt_id, None).text
+    if receipt.receipt_type == "task.escalated":
+        return Handed(fence, receipt.receipt_id, receipt.to_id).text
+    return None
+
+
+def with_older(tenant_id: str, receipt: Receipt, how: Telling) -> Json:
+    """Return every field in dialect 1.1, and beside them what 1.0 is told otherwise."""
+    newer = fields(tenant_id, receipt, how)
+    if gives_back(receipt, how.task):
+        return {**newer, OLDER: None}
+    if how.handed is None:
+        return newer
+    older = fields(tenant_id, receipt, msgspec.structs.replace(how, custody=False))
+    differing = {name: value for name, value in older.items() if value != newer[name]}
+    return {**newer, OLDER: differing} if differing else newer
+
+
+def plain(receipt: bytes) -> bytes | None:
+    """Return a receipt in dialect 1.0, or None if that has no place for it."""
     known = any_json(receipt)
+    if (otherwise := known.pop(OLDER, {})) is None:
+        return None
     known.pop("obligation_id", None)
-    return written(known)
+    return written(known | otherwise)
+
+
+def sent(receipt: bytes) -> bytes:
+    """Return a receipt as it is sent in dialect 1.1."""
+    known = any_json(receipt)
+    return receipt if OLDER not in known else written({name: value for name, value in known.items() if name != OLDER})
+
+
+def as_accepted(receipt: bytes) -> bytes | None:
+    """Return a hand-over as the acceptance that it is where nobody has accepted yet; None of any other receipt."""
+    known = any_json(receipt)
+    if (otherwise := known.pop(OLDER, None)) is None or otherwise.get("phase") != "accepted":
+        return None
+    return written(known | otherwise)
 
 
 def written(receipt: Json) -> bytes:
@@ -114,44 +206,70 @@ def written(receipt: Json) -> bytes:
         return _plainly(receipt).encode()
 
 
-def fields(tenant_id: str, receipt: Receipt, task: Task, holder: Principal | None, source: str,
-           most: Mapping[str, int]) -> Json:
+def fields(tenant_id: str, receipt: Receipt, how: Telling) -> Json:
     """Return every field that the schema requires."""
-    phase, status = PHASES[receipt.receipt_type]
+    task, most = how.task, how.most
+    phase, status = phase_of(receipt, how)
     body, terms, at = read(receipt.body), terms_of(task.terms), moment(receipt.created_at)
     common = {
         "schema_version": "1.0", "obligation_id": task.duty, "tenant_id": tenant_id, "receipt_id": receipt.receipt_id,
         "task_id": task.task_id, "parent_task_id": "NA", "dedupe_key": receipt.receipt_key,
-        "caused_by_receipt_id": receipt.parents[0] if receipt.parents else "NA",
-        "attempt": body.get("attempt", task.attempt), "source_system": source, "recipient_ai": task.principal_ai,
-        "trust_domain": "default", "phase": phase, "status": status, "realtime": False, "retry_requested": False,
-        "created_at": at, "stored_at": at, "started_at": None, "completed_at": None, "read_at": None,
-        "archived_at": None, "body": enclosed(receipt.body, body, most["body"]), "metadata": metadata(receipt)}
-    made = common | parties(receipt, task, body, holder) | work(task, terms, most) | NO_OUTCOME | NO_ESCALATION
+        "caused_by_receipt_id": cause(receipt, how), "attempt": body.get("attempt", task.attempt),
+        "source_system": how.source, "recipient_ai": task.principal_ai, "trust_domain": "default", "phase": phase,
+        "status": status, "realtime": False, "retry_requested": False, "created_at": at, "stored_at": at,
+        "started_at": None, "completed_at": None, "read_at": None, "archived_at": None,
+        "body": hashed(receipt.body) if how.digests else enclosed(receipt.body, body, most["body"]),
+        "metadata": metadata(receipt)}
+    made = common | parties(receipt, body, how) | work(terms, how) | NO_OUTCOME | NO_ESCALATION
     if phase == "complete":
         started = None if task.started_at is None else moment(task.started_at)
-        made |= {"started_at": started, "completed_at": at} | outcome(body, most["outcome_text"])
-    return made | (escalation(body) if phase == "escalate" else {})
+        made |= {"started_at": started, "completed_at": at} | outcome(body, most["outcome_text"], how.digests)
+    return made | (escalation(receipt, body, how) if phase == "escalate" else {})
 
 
-def parties(receipt: Receipt, task: Task, body: Json, holder: Principal | None) -> dict[str, str]:
+def phase_of(receipt: Receipt, how: Telling) -> tuple[str, str]:
+    """Return the phase and the status of a receipt."""
+    handover = receipt.receipt_type == "task.accepted" and how.custody and how.handed is not None
+    return ("escalate", "NA") if handover or gives_back(receipt, how.task) else PHASES[receipt.receipt_type]
+
+
+def cause(receipt: Receipt, how: Telling) -> str:
+    """Name the receipt at the ledger that caused one: of an acceptance the task's own cause or the escalation before.
+
+    All else was caused by the acceptance of the lease that it is about.
+    """
+    if receipt.receipt_type != "task.accepted":
+        return how.lease.accepted if how.lease else "NA"
+    before = how.handed
+    known = before is not None and (how.custody or before.to is not None)
+    return cause_of(how.task.payload) or (before.receipt_id if before and known else "NA")
+
+
+def parties(receipt: Receipt, body: Json, how: Telling) -> dict[str, str]:
     """Say who promises what to whom: the owner hands over to the worker, and from then on the worker answers."""
+    task, before = how.task, how.handed
     if receipt.receipt_type == "task.accepted":
-        return {"from_principal": task.owner_id, "for_principal": receipt.from_id}
-    worker = holder.id if holder else receipt.from_id
-    worker = body["previous_worker_id"] if receipt.receipt_type == "task.escalated" else worker
+        giver = (before.to or how.source) if before and how.custody else task.owner_id
+        return {"from_principal": giver, "for_principal": receipt.from_id}
+    worker = how.lease.worker_id if how.lease else receipt.from_id
+    if receipt.receipt_type == "task.escalated":
+        worker = body["previous_worker_id"]
+    if how.custody and before and before.fence == how.fence:
+        worker = before.to or how.source
     return {"from_principal": worker, "for_principal": worker}
 
 
-def work(task: Task, terms: Terms, most: Mapping[str, int]) -> Json:
+def work(terms: Terms, how: Telling) -> Json:
     """Say what the work is; the same in every receipt of a task."""
-    payload = None if task.payload == "null" else read(task.payload)
+    task, most = how.task, how.most
+    payload = None if task.payload == "null" else hashed(task.payload) if how.digests else read(task.payload)
     said = {"payload_pointer": task.payload_pointer, "payload": payload}
     inputs = {name: value for name, value in said.items() if value is not None}
     if not is_short(task.payload + (task.payload_pointer or ""), most["inputs"]) and weight(inputs) > most["inputs"]:
         inputs["payload"] = hashed(task.payload)
     kind = terms.expected_outcome_kind
-    text = terms.instructions or ("" if payload is None else task.payload) or task.payload_pointer or "TBD"
+    told = written(payload).decode() if how.digests and payload is not None else task.payload
+    text = terms.instructions or ("" if payload is None else told) or task.payload_pointer or "TBD"
     return {"task_type": task.type, "task_summary": clipped(summary(task, terms), MOST_LINE), "inputs": inputs,
             "task_body": clipped(text, most["task_body"]),
             "expected_outcome_kind": kind if kind in OUTCOME_KINDS else "NA",
@@ -179,12 +297,15 @@ NO_OUTCOME: Json = {
 NO_ESCALATION: Json = {"escalation_class": "NA", "escalation_reason": "NA", "escalation_to": "NA"}
 TOLD = ("result_summary", "result_payload", "result_sha256", "result_bytes", "error", "error_sha256", "error_bytes",
         "how_to_retrieve", "delivery_proof", "reason")
+CONTENT = ("result_summary", "result_payload", "error", "delivery_proof", "artifacts", "reason")
 
 
-def outcome(body: Json, most: int) -> Json:
+def outcome(body: Json, most: int, digests: bool = False) -> Json:
     """Say how a task ended; what looks like a pointer and is not enough of one is told as text instead."""
     where = located(body.get("artifacts"))
     told = {name: body[name] for name in (*TOLD, *(() if where else ("artifacts",))) if body.get(name) is not None}
+    if digests:
+        told = {name: hashed(written(value).decode()) if name in CONTENT else value for name, value in told.items()}
     said = {"outcome_text": clipped(text_of(told), most)} if told else {}
     if where is None:
         return {**NO_OUTCOME, **said, "outcome_kind": "response_text" if told else "none"}
@@ -201,11 +322,16 @@ def text_of(told: Json) -> str:
     return written(told).decode()
 
 
-def escalation(body: Json) -> Json:
-    """Say whom the work is proposed to; a lost lease and spent attempts are matters of policy (lease protocol)."""
-    to = body["escalation_to"]["id"]
-    return {"escalation_class": "policy", "escalation_reason": body["escalation_reason"], "escalation_to": to,
-            "recipient_ai": to}
+def escalation(receipt: Receipt, body: Json, how: Telling) -> Json:
+    """Say to whom custody goes, and why; all of it is a matter of policy (lease protocol)."""
+    to, why = how.source, TRIED_AGAIN
+    if receipt.receipt_type == "task.accepted":
+        to, why = receipt.from_id, GRANTED
+    elif receipt.receipt_type == "task.escalated":
+        to, why = body["escalation_to"]["id"], body["escalation_reason"]
+    elif receipt.receipt_type == "lease.expired":
+        why = RETURNED.format(body.get("reason", "expired"))
+    return {"escalation_class": "policy", "escalation_reason": why, "escalation_to": to, "recipient_ai": to}
 
 
 # What artifacts say, in every shape that peers send them in.

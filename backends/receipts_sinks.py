@@ -31,6 +31,10 @@ class Outage(Exception):
         self.retry_after = retry_after
 
 
+class Unanswered(Outage):
+    """There was no answer in time: the ledger may have taken the receipt, or take it yet."""
+
+
 class Singly(Exception):
     """This ledger takes one receipt a call."""
 
@@ -72,11 +76,17 @@ class Sink(Protocol):
         `task` is as the operation leaves it, with its duty, attempt, outcome and artifacts, and `lease` its latest one.
         """
 
+    def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
+        """Return what `Task.handed` becomes by a receipt, for a ledger that keeps custody; None leaves it as it is."""
+
     def body(self, content: bytes) -> bytes:
         """Return the body of the receipt that these bytes were rendered from."""
 
     async def send(self, tenant_id: str, content: bytes) -> None:
         """Let the ledger take what was rendered; to have taken it before is well, too.  Raises Refusal and Outage."""
+
+    async def holds(self, tenant_id: str, content: bytes) -> bool:
+        """Whether the ledger has just what was rendered; asked when `send` was Unanswered.  Raises Outage."""
 
     async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
         """Return those of some receipts that the ledger has; raises Outage.  Never called unless it `reads`."""

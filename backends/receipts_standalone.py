@@ -21,12 +21,20 @@ class Standalone:
         """Send nothing."""
         return None
 
+    def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
+        """Return nothing: this ledger keeps no custody."""
+        return None
+
     def body(self, content: bytes) -> bytes:
         """Return what is there."""
         return content
 
     async def send(self, tenant_id: str, content: bytes) -> None:
         """Do nothing."""
+
+    async def holds(self, tenant_id: str, content: bytes) -> bool:
+        """Find nothing."""
+        return False
 
     async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
         """Find nothing."""

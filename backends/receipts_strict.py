@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from asyncgate import ACKNOWLEDGED, ANOMALY, PROGRESSED, DatabaseUnavailable, Ids, LedgerUnavailable, Outgoing, Refused
-from asyncgate.backends.receipts_sinks import Outage, Refusal
+from asyncgate.backends.receipts_sinks import Outage, Refusal, Unanswered
 
 if TYPE_CHECKING:
     from asyncgate import Needs, Work
     from asyncgate.backends import Backend
     from asyncgate.backends.receipts_outbox import Breaker
     from asyncgate.backends.receipts_sinks import Sink
+    from asyncgate.backends.receipts_wires import Wires
 
 ATTEMPTS = 5        # at a batch that came out otherwise
 INFORMS = {ACKNOWLEDGED.type, ANOMALY.type, PROGRESSED.type}
@@ -37,13 +38,13 @@ class Recorded(Ids):
         super().__init__()
         self.ids, self.first, self.given = ids, deque(first), list[str]()
 
-    def new(self, now: float) -> str:
+    def new(self, now: float, mark: int = 0) -> str:
         """Return the next id."""
-        return self._give(lambda: self.ids.new(now))
+        return self._give(lambda: self.ids.new(now, mark))
 
-    def lease(self) -> str:
+    def lease(self, mark: int = 0) -> str:
         """Return the next lease id."""
-        return self._give(self.ids.lease)
+        return self._give(lambda: self.ids.lease(mark))
 
     def _give(self, make: Callable[[], str]) -> str:
         self.given.append(self.first.popleft() if self.first else make())
@@ -77,8 +78,8 @@ class Draft(Struct):
 class Strict:
     """Commits a tenant's batches one after another, each behind the ledger."""
 
-    def __init__(self, backend: Backend, sink: Sink, breaker: Breaker) -> None:
-        self.backend, self.sink, self.breaker = backend, sink, breaker
+    def __init__(self, backend: Backend, sink: Sink, breaker: Breaker, wires: Wires) -> None:
+        self.backend, self.sink, self.breaker, self.wires = backend, sink, breaker, wires
         self.turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def transact(self, tenant_id: str, needs: Needs, decide: Decide) -> None:
@@ -113,9 +114,10 @@ class Strict:
             if not self.breaker.admits():
                 return Outage("it is left in peace for a while", self.breaker.wait())
             try:
-                await self.sink.send(tenant_id, row.content.encode())
+                async with self.wires:
+                    await self.wires.send(self.sink, tenant_id, row.content.encode())
             except Outage as away:
-                self.breaker.failed()
+                self.breaker.passed() if isinstance(away, Unanswered) else self.breaker.failed()
                 return away
             except Refusal as no:
                 self.breaker.passed()

@@ -22,7 +22,7 @@ from click.core import ParameterSource
 from starlette.routing import Route
 
 from asyncgate import configured, guard_start, serve_forever
-from asyncgate.clients.bench_beside import RIVALRIES, allow_files, rival, waiting
+from asyncgate.clients.bench_beside import BAD_BODY, BAD_KEY, RIVALRIES, allow_files, rival, waiting
 from asyncgate.clients.bench_fill import MEANING, STATES, fill
 from asyncgate.clients.bench_load import COMPLETIONS, EVERY_MODE
 from asyncgate.clients.bench_rounds import Plan, Row, measured, so_many
@@ -48,6 +48,7 @@ class Asked(msgspec.Struct):
     url: str
     token: tuple[str, ...]
     bad_keys: int
+    bad_bodies: int
     as_json: bool
     of_itself: bool
     databases: tuple[str, ...]
@@ -63,7 +64,7 @@ class Asked(msgspec.Struct):
         modes = list(self.modes) or (["create", "mcp"] if self.with_mcp else [])
         if self.of_itself:
             modes = modes or [mode for mode in EVERY_MODE if mode not in ("echo", "health")]
-        elif self.bad_keys:
+        elif self.bad_keys or self.bad_bodies:
             modes = modes or ["health"]
         elif not (modes or self.to_fill):
             modes = ["cycle"]
@@ -116,6 +117,8 @@ FILL_STATES = "; ".join(f"{name}: {says}" for name, says in MEANING.items())
 @click.option("--rival-token", default="", help="Its credential, to make it another tenant's; default --token.")
 @click.option("--bad-keys", default=0, type=click.IntRange(0, 2000), metavar="N",
               help="Start a server; measure its health without and beside so many that try bad keys, and its memory.")
+@click.option("--bad-bodies", default=0, type=click.IntRange(0, 100), metavar="N",
+              help="The same beside so many that send the worst bodies of 16 MiB.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def bench(ctx: click.Context, /, **options: Any) -> None:
@@ -130,13 +133,14 @@ def bench(ctx: click.Context, /, **options: Any) -> None:
     asyncgate bench --mode create --clients 1 --rival 100000
     asyncgate bench --token SHARED --token aga_...     what does an issued key cost beside the shared token?
     asyncgate bench --bad-keys 200                     is the health check answered under a flood of bad keys?
+    asyncgate bench --bad-bodies 2                     how long can one request hold up the others?
     """
     asked = Asked(**{param.name: options[param.name] for param in ctx.command.params if param.name in options})
     if said := "; ".join(contradictions(ctx, asked)):
         raise click.UsageError(said)
     allow_files(max(2 * max(asked.clients), asked.idle) + asked.idle)
     try:
-        (of_itself if asked.of_itself else under_bad_keys if asked.bad_keys else of_another)(asked)
+        (of_itself if asked.of_itself else under_a_flood if asked.bad_keys or asked.bad_bodies else of_another)(asked)
     except (Failed, ValueError) as wrong:
         end(wrong)
 
@@ -148,10 +152,13 @@ def contradictions(ctx: click.Context, asked: Asked) -> Iterator[str]:
         yield "--seconds and --count exclude each other"
     if asked.databases and not asked.of_itself:
         yield "--database needs --self: a gate that runs has its database already, name it with --url"
-    if (asked.of_itself or asked.bad_keys) and {"url", "token"} & given:
-        yield "--self and --bad-keys start servers of their own: leave --url and --token away"
-    if asked.bad_keys and (asked.of_itself or asked.rival or asked.idle or asked.to_fill or asked.with_echo):
-        yield "--bad-keys goes with --mode, --clients and how long, and nothing else"
+    flood = asked.bad_keys or asked.bad_bodies
+    if (asked.of_itself or flood) and {"url", "token"} & given:
+        yield "--self, --bad-keys and --bad-bodies start servers of their own: leave --url and --token away"
+    if flood and (asked.of_itself or asked.rival or asked.idle or asked.to_fill or asked.with_echo):
+        yield "--bad-keys and --bad-bodies go with --mode, --clients and how long, and nothing else"
+    if asked.bad_keys and asked.bad_bodies:
+        yield "--bad-keys and --bad-bodies exclude each other"
     if asked.states and not asked.to_fill:
         yield "--fill-state needs --fill, how many"
     if {"rival_kind", "rival_token"} & given and not asked.rival:
@@ -185,11 +192,12 @@ def of_another(asked: Asked) -> None:
                    else table(rows))
 
 
-def under_bad_keys(asked: Asked) -> None:
-    """Start a server and try bad keys on it."""
+def under_a_flood(asked: Asked) -> None:
+    """Start a server and send it bad requests."""
     part = import_module("asyncgate.clients.bench_bad")
     with serving((), 0) as [server]:
-        flood = run(part.flooded(server, asked.plan(), asked.bad_keys))
+        kind, number = (BAD_KEY, asked.bad_keys) if asked.bad_keys else (BAD_BODY, asked.bad_bodies)
+        flood = run(part.flooded(server, asked.plan(), kind, number))
     click.echo(msgspec.json.encode(flood) if asked.as_json else f"{table(flood.rows)}\n{part.told(flood)}")
 
 

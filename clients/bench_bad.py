@@ -1,7 +1,9 @@
-"""`asyncgate bench --bad-keys`: what a flood of bad keys does to those who have nothing to do with it (threat A10).
+"""What a flood of bad requests does to those who have nothing to do with it: `asyncgate bench --bad-keys` (threat A10)
+and `--bad-bodies` (threat E3).
 
-A server is started, and its health asked for, without and beside so many connections that try keys without a pause.
-Half of the keys have the id of a key that exists and a wrong secret, which costs the server most; half are unknown.
+A server is started, and its health asked for, without and beside so many connections that try bad keys, or send the
+worst bodies, without a pause.  Half of the keys have the id of a key that exists and a wrong secret, which costs the
+server most; half are unknown.
 """
 
 from __future__ import annotations
@@ -36,18 +38,19 @@ class Memory(msgspec.Struct):
 class Flood(msgspec.Struct):
     """What was measured."""
 
-    bad_keys: int
+    kind: str
+    number: int
     memory: Memory
     rows: list[Row]
 
 
-async def flooded(server: Server, plan: Plan, number: int) -> Flood:
-    """Measure how a server answers without and beside so many that try bad keys."""
-    known, pid = await issued(server.gate), server.child.pid
+async def flooded(server: Server, plan: Plan, kind: str, number: int) -> Flood:
+    """Measure how a server answers without and beside so many that send bad requests."""
+    pid, known = server.child.pid, await issued(server.gate) if kind == BAD_KEY else ""
     before, _ = resident(pid)
-    rows = await measured([server.gate], plan, number, partial(rival, token=known, kind=BAD_KEY, number=number))
+    rows = await measured([server.gate], plan, number, partial(rival, token=known, kind=kind, number=number))
     after, most = resident(pid)
-    return Flood(number, Memory(before, after, most), rows)
+    return Flood(kind, number, Memory(before, after, most), rows)
 
 
 async def issued(gate: Gate) -> str:
@@ -86,4 +89,4 @@ def told(flood: Flood) -> str:
     if memory.before is None or memory.after is None or memory.most is None:
         return "this system does not tell the server's memory"
     return (f"the server's memory: {memory.before / 1024:.1f} MiB before, {memory.after / 1024:.1f} MiB after "
-            f"{flood.bad_keys} at once, {memory.most / 1024:.1f} MiB at most")
+            f"{flood.number} at once, {memory.most / 1024:.1f} MiB at most")

@@ -11,9 +11,10 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from importlib import import_module
+from itertools import cycle
 from typing import IO, cast
 
 import click
@@ -26,10 +27,10 @@ NEVER = "bench.never"           # the type that waiting claims wait for
 RIVAL = "bench.rival"
 AT_ONCE = 100                   # connections opened together
 CONNECTIONS = 200               # of a rival; beyond that its creations go by the batch
-BAD_KEY = "bad-key"
-RIVALRIES = ("create", "claim", BAD_KEY)
+BAD_KEY, BAD_BODY = "bad-key", "bad-body"
+RIVALRIES = ("create", "claim", BAD_KEY, BAD_BODY)
 SETTLE_SECONDS = 0.3
-REFUSALS = (401, 429, 503)      # of a bad key
+REFUSALS = {BAD_KEY: (401, 429, 503), BAD_BODY: (400, 413, 429, 503)}
 
 
 def allow_files(number: int) -> None:
@@ -119,29 +120,44 @@ async def hears(child: subprocess.Popen[str], wanted: str) -> None:
         raise Failed(f"the rival ended: {line.strip() or 'it was stopped'}")
 
 
-async def keep_trying(gate: Gate, number: int) -> None:
-    """Keep so many bad keys under way until this process is stopped; each is refused, and the next one tried."""
-    bad = import_module("asyncgate.clients.bench_bad").bad
+async def keep_trying(gate: Gate, kind: str, number: int) -> None:
+    """Keep so many bad requests under way until this process is stopped; each is refused, and the next one tried."""
+    make = bad_keys(gate) if kind == BAD_KEY else bad_bodies(gate)
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
+    def taken(wire: Wire, place: int, answer: bytes) -> None:
+        wire.send(make(place))
+
     def refused(wire: Wire, place: int, wrong: Exception) -> None:
-        if getattr(wrong, "status", 0) in REFUSALS:
-            wire.send(Gate(gate.url, bad(gate.token, place)).get(b"/v1/config"))
+        if getattr(wrong, "status", 0) in REFUSALS[kind]:
+            wire.send(make(place))
         elif not ended.done():
             ended.set_exception(wrong)
 
     async with gate.connected(number) as wires:
         for place, wire in enumerate(wires):
-            wire.failed = partial(refused, wire, place)
-            wire.send(Gate(gate.url, bad(gate.token, place)).get(b"/v1/config"))
+            wire.taken, wire.failed = partial(taken, wire, place), partial(refused, wire, place)
+            wire.send(make(place))
         click.echo("ready")
         await ended
 
 
+def bad_keys(gate: Gate) -> Callable[[int], bytes]:
+    """Return what makes a request with a bad key for each connection."""
+    bad = import_module("asyncgate.clients.bench_bad").bad
+    return lambda place: Gate(gate.url, bad(gate.token, place)).get(b"/v1/config")
+
+
+def bad_bodies(gate: Gate) -> Callable[[int], bytes]:
+    """Return what makes one request after another out of the worst bodies."""
+    bodies = cycle(import_module("asyncgate.clients.bench_bodies").worst())
+    return lambda place: gate.post(*next(bodies))
+
+
 async def keep_busy(gate: Gate, kind: str, number: int) -> None:
     """Keep so many creations or claims under way until this process is stopped."""
-    if kind == BAD_KEY:
-        return await keep_trying(gate, number)
+    if kind in REFUSALS:
+        return await keep_trying(gate, kind, number)
     each = math.ceil(number / CONNECTIONS) if kind == "create" else 1
     task = {**TASK, "type": RIVAL, "principal_id": RIVAL}
     one = create(gate, task) if kind == "create" else claim(gate, 0, RIVAL + ".nothing", 1)

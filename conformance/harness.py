@@ -86,12 +86,12 @@ class Numbered(Ids):
         super().__init__()
         self.given = 0
 
-    def new(self, now: float) -> str:
+    def new(self, now: float, mark: int = 0) -> str:
         """Return the next id."""
         self.given += 1
         return f"00000000-0000-7000-8000-{self.given:012x}"
 
-    def lease(self) -> str:
+    def lease(self, mark: int = 0) -> str:
         """Return the next lease id."""
         return self.new(0)
 
@@ -108,6 +108,10 @@ class OwnTenants:
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
         """Return what upkeep must look at among this test's own."""
         return [found for found in await self.backend.overdue(now, grace, limit) if found[0] in self.own]
+
+    async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
+        """Return when leases run out among this test's own."""
+        return [found for found in await self.backend.lapses(since, 10**6) if found[1] in self.own][:limit]
 
     async def unsent(self) -> list[str]:
         """Return which of this test's own tenants have receipts for the ledger."""

@@ -104,6 +104,7 @@ class Client:
         self.wire: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self.closed: list[asyncio.StreamWriter] = []
         self.head = ""      # of the last answer, in lower case
+        self.answer: Any = None     # the last one
 
     async def ask(self, operation: str, **ask: Any) -> Call:
         """Carry out one request; a broken connection is an answer too: nobody knows."""
@@ -148,7 +149,8 @@ class Client:
         answer = await reader.readexactly(int(length[1]) if length else 0)
         if "connection: close" in self.head:
             self.close()
-        return int(self.head.split()[1]), json.loads(answer)
+        self.answer = json.loads(answer)
+        return int(self.head.split()[1]), self.answer
 
     def close(self) -> None:
         """Let go of the connection."""

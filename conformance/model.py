@@ -350,10 +350,10 @@ class Model:
                 "retry_after_seconds": ask.retry_after_seconds}
         if not requeued:
             task.status, task.outcome, task.owed = "failed", parsed(ask.error), False
+            if ask.retryable:       # lease protocol: the escalation, then the end
+                self.escalate(task, lease, "max_retries_exceeded")
             ended = self.emit("task.failed", lease.worker, GATE, task, body, [task.duty], lease.lease_id)
             self.result_ready(task, ended, error)
-            if ask.retryable:
-                self.escalate(task, lease, "max_retries_exceeded")
             return self.over(lease, "failed", {"ok": True, "status": "failed", "requeued": False,
                                                "next_eligible_at": None})
         self.emit("task.failed", lease.worker, GATE, task, body, [lease.accepted], lease.lease_id)

@@ -347,6 +347,27 @@ class Cluster(Server):
         return self.log.read_bytes()[self.begin:].decode(errors="replace")
 
 
+class Standby(Cluster):
+    """A copy of a running server that follows it, and can take its place."""
+
+    def __init__(self, primary: Cluster) -> None:
+        super().__init__()
+        self.primary = primary
+
+    def _initialize(self) -> None:
+        if self.user:
+            os.chown(self.folder, self.user["user"], self.user["group"])
+        self.process = self._run("pg_basebackup", "-d", self.primary.superuser, "-D", self.data,
+                                 "--write-recovery-conf", "--wal-method=stream", "--checkpoint=fast", "--no-sync")
+        if self.process.wait(PATIENCE) != 0:
+            raise RuntimeError(f"pg_basebackup of {self.source} failed:\n{self._told()}")
+
+    async def promote(self) -> None:
+        """Follow nobody any more, and take writes."""
+        async with connected(self.admin_url()) as db:
+            await db.fetchval("SELECT pg_promote()")
+
+
 def _nobody() -> dict[str, Any]:
     """Postgres refuses to run as root; changing the user here makes no account and needs none to be made."""
     user = pwd.getpwnam("nobody")

@@ -54,7 +54,7 @@ async def test_invented_instances_are_noted_up_to_a_bound(gate: Gate) -> None:
     for n in range(150):
         await gate.as_agent("ada", f"instance {n}").get_config()
 
-    assert sum(map(len, gate.engine.sightings.values())) <= 101
+    assert sum(map(len, gate.engine.sightings.fresh.values())) <= 101
 
 
 async def test_calls_within_half_an_hour_are_one_session(gate: Gate) -> None:

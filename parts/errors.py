@@ -13,6 +13,7 @@ class GateError(Exception):
 
     code, status = "internal_error", 500
     noted = False       # in the audit log
+    because: tuple[str, str] | None = None      # the real reason, as a code and in words: for the log, never told
 
     def __init__(self, message: str, **more: Any) -> None:
         super().__init__(message)
@@ -89,6 +90,14 @@ def fault(where: str, error: BaseException) -> GateError:
     """Tell the log what went wrong, and the caller only that it did."""
     log.error("%s failed", where, exc_info=error)
     return GateError(f"{where} failed inside the gate; the log says why")
+
+
+def outcome_unknown() -> DatabaseUnavailable:
+    """Return the answer to a write of which nobody knows whether it was kept, with the way to find out."""
+    return DatabaseUnavailable(
+        "the database did not say whether it has kept this, so it may have: repeat the call with the idempotency_key, "
+        "claim_id or lease_id that it had, which does nothing twice; without one look first (list_tasks, get_task, "
+        "list_leases)", retry_after=1, outcome="unknown")
 
 
 def no_task(task_id: str) -> TaskNotFound:

@@ -6,19 +6,17 @@ import asyncio
 import contextlib
 import ipaddress
 import re
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from functools import lru_cache
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
 import msgspec
 
-from asyncgate.parts.content import any_json
 from asyncgate.parts.errors import (
     GateError,
     InvalidRequest,
     InvalidToken,
-    PayloadTooDeep,
     PayloadTooLarge,
     RequestTimeout,
     Unauthenticated,
@@ -34,53 +32,26 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
-MAX_DEPTH = 64      # of a request's JSON
 BLANKS = " \t"      # what is no part of a header's value; of other white space a token would have several spellings
 ITEMS = {"tasks", "schedules"}      # members of a batch that hold requests of their own
+MOST_ITEMS, MOST_MEMBERS = 500, 1000
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-
-
-def screen(body: bytes) -> None:
-    """Refuse JSON that some database or reader would choke on: no UTF-8, NUL characters, nesting deeper than 64."""
-    if not body.isascii():
-        body.decode()       # msgspec does not look into what it keeps raw or skips
-    if body.count(b"{") + body.count(b"[") <= MAX_DEPTH and b"\\u0000" not in body:
-        return
-    try:
-        nodes = _walk(any_json(body))
-    except RecursionError:
-        raise PayloadTooDeep(f"JSON may be nested {MAX_DEPTH} deep at most") from None
-    for depth, node in nodes:
-        if depth > MAX_DEPTH and isinstance(node, dict | list):
-            raise PayloadTooDeep(f"JSON may be nested {MAX_DEPTH} deep at most")
-        if isinstance(node, str) and "\0" in node:
-            raise InvalidRequest("strings may not contain the NUL character")
 
 
 def without_nulls(body: bytes | msgspec.Raw) -> bytes:
     """Drop the members of an object that are null: real peers send null for what they leave out."""
     if b"null" not in bytes(body):
         return bytes(body)
-    held = {name: value for name, value in _members(body).items() if bytes(value).strip() != b"null"}
+    if len(members := _members(body)) > MOST_MEMBERS:
+        raise InvalidRequest(f"a request has {MOST_MEMBERS} members at most")
+    held = {name: value for name, value in members.items() if bytes(value).strip() != b"null"}
     for name in ITEMS & held.keys():
         with contextlib.suppress(msgspec.DecodeError):      # what is no list of objects is refused when it is decoded
-            items = [without_nulls(item) for item in _items(held[name])]
-            held[name] = msgspec.Raw(b"[" + b",".join(items) + b"]")
+            if len(items := _items(held[name])) > MOST_ITEMS:
+                raise InvalidRequest(f"a batch has {MOST_ITEMS} items at most")
+            held[name] = msgspec.Raw(b"[" + b",".join([without_nulls(item) for item in items]) + b"]")
     return msgspec.json.encode(held)
-
-
-def _walk(root: Any) -> Iterator[tuple[int, Any]]:
-    """Yield every node of a JSON value with its depth; iterative, for the depth is what is in doubt."""
-    stack = [(1, root)]
-    while stack:
-        depth, node = stack.pop()
-        yield depth, node
-        if isinstance(node, dict):
-            stack += [(depth, key) for key in node]
-            stack += [(depth + 1, child) for child in node.values()]
-        elif isinstance(node, list):
-            stack += [(depth + 1, child) for child in node]
 
 
 @lru_cache(1024)
@@ -176,15 +147,16 @@ JSON_LIKE = re.compile(rb"\s*(application/([a-z0-9.+-]+\+)?json|\*/\*)\s*(;.*)?$
 
 
 async def _received(receive: Receive, most: int) -> bytes:
-    body, more = b"", True
+    pieces, size, more = list[bytes](), 0, True
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise asyncio.CancelledError
-        body, more = body + message.get("body", b""), message.get("more_body", False)
-        if len(body) > most:
+        pieces.append(message.get("body", b""))
+        size, more = size + len(pieces[-1]), message.get("more_body", False)
+        if size > most:
             raise PayloadTooLarge(f"the request is larger than {most} bytes")
-    return body
+    return b"".join(pieces)
 
 
 async def while_connected(work: Awaitable[Any], receive: Receive) -> Any:

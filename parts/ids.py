@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import uuid
+from functools import lru_cache
 
+MARKS = (1 << 20) - 1   # the last bits of an id, which say whose it may be
 STEP = (1 << 46) - 1    # random bits by which ids of one moment lie apart: nobody guesses the next one
 LOW, VARIANT = (1 << 62) - 1, 1 << 63   # of the lower half of a UUID
 
@@ -12,7 +15,8 @@ LOW, VARIANT = (1 << 62) - 1, 1 << 63   # of the lower half of a UUID
 class Ids:
     """Makes ids: UUIDv7 that never run backwards in this process, and order by age to a quarter of a microsecond.
 
-    So the ids of several processes on one database's clock order by age too.
+    So the ids of several processes on one database's clock order by age too.  The last 20 bits are the mark of a
+    tenant: so whose an id may be can be told without a search of every tenant.
     """
 
     def __init__(self) -> None:
@@ -24,17 +28,17 @@ class Ids:
         if seen:
             self._last = max(self._last, _packed(uuid.UUID(seen).int))
 
-    def new(self, now: float) -> str:
+    def new(self, now: float, mark: int = 0) -> str:
         """Return the next id: 12 bits count the parts of the clock's millisecond (RFC 9562 6.2, 3)."""
-        noise = self._bits(8) >> 2
-        self._last = last = max(int(now * 4_096_000) << 62 | noise, self._last + (noise & STEP) + 1)
+        noise = (self._bits(8) >> 2) & ~MARKS
+        self._last = last = max(int(now * 4_096_000) << 62 | noise, (self._last | MARKS) + 1 + (noise & STEP))
         high = last >> 62
-        return _text((high >> 12) << 16 | 0x7000 | high & 0xFFF, last & LOW | VARIANT)
+        return _text((high >> 12) << 16 | 0x7000 | high & 0xFFF, last & LOW | VARIANT | mark)
 
-    def lease(self) -> str:
-        """Return a lease id, which nobody can guess: a UUIDv4."""
+    def lease(self, mark: int = 0) -> str:
+        """Return a lease id, which nobody can guess: a UUIDv4, with 102 random bits."""
         bits = self._bits(16)
-        return _text(bits >> 64 & ~0xF000 | 0x4000, bits & LOW | VARIANT)
+        return _text(bits >> 64 & ~0xF000 | 0x4000, bits & LOW & ~MARKS | VARIANT | mark)
 
     def _bits(self, size: int) -> int:
         """Return so many random bytes as a number; the system is asked for many at a time, each is used once."""
@@ -42,6 +46,20 @@ class Ids:
             self._random, self._used = os.urandom(4096), 0
         start, self._used = self._used, self._used + size
         return int.from_bytes(self._random[start:self._used], "big")
+
+
+@lru_cache(4096)
+def mark_of(tenant_id: str) -> int:
+    """Return the mark of a tenant, the same in every gate; one in a million has the same as another."""
+    return int.from_bytes(hashlib.blake2b(tenant_id.encode(), digest_size=4).digest(), "big") & MARKS
+
+
+def mark_in(id: str) -> int | None:
+    """Return the mark that an id bears, whoever made it; None for what is no UUID."""
+    try:
+        return uuid.UUID(id).int & MARKS
+    except ValueError:
+        return None
 
 
 def _text(high: int, low: int) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from asyncgate.parts.outages import Sparse
 from asyncgate.parts.settings import Settings, discreet
 from asyncgate.parts.views import outside
 
@@ -48,8 +49,9 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Write a record."""
+        fields: dict[str, Any] = getattr(record, "fields", {})
         line = {"timestamp": outside(record.created), "level": record.levelname.lower(), "logger": record.name,
-                "message": record.getMessage()}
+                **(fields or {"message": record.getMessage()})}
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return msgspec.json.encode(self.redaction.tree(line)).decode()
@@ -72,6 +74,7 @@ def start_logging(settings: Settings) -> None:
     form = JsonLines() if settings.log_format == "json" else Lines("%(asctime)s %(levelname)s %(name)s: %(message)s")
     form.redaction = Redaction(settings.security.audit_logging.sensitive_fields)
     handler.setFormatter(form)
+    handler.addFilter(Sparse())
     logging.getLogger("uvicorn").setLevel(logging.WARNING)      # the gate says itself when it begins to serve
     logging.getLogger("httpx2").setLevel(logging.WARNING)       # at info it tells of every request
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)

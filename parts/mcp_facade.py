@@ -24,7 +24,15 @@ from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 
-from asyncgate.parts.errors import GateError, InvalidRequest, MethodNotAllowed, PayloadTooDeep, Unauthenticated, fault
+from asyncgate.parts.errors import (
+    GateError,
+    InvalidRequest,
+    MethodNotAllowed,
+    PayloadTooDeep,
+    PayloadTooLarge,
+    Unauthenticated,
+    fault,
+)
 from asyncgate.parts.http import (
     Headers,
     Receive,
@@ -36,7 +44,6 @@ from asyncgate.parts.http import (
     presented,
     read_body,
     refusal_headers,
-    screen,
     while_connected,
     without_nulls,
 )
@@ -58,6 +65,7 @@ from asyncgate.parts.mcp_tools import (
     told_refusal,
     tools,
 )
+from asyncgate.parts.screening import MAX_DEPTH, breathe, refusal
 from asyncgate.parts.wire import Ask, ListOpenObligations, Principal, RunTask
 
 if TYPE_CHECKING:
@@ -67,8 +75,10 @@ Members = dict[str, msgspec.Raw]
 Context = ServerRequestContext[Any]
 
 HOUR_MS = 3_600_000
+ENVELOPE_BYTES = 64 * 2**10         # of a message that the SDK reads, which makes models of it
 STRANGERS_BYTES = 256 * 2**10       # of a request whose token, if any, is inside
 SAME_FOR_ALL: tuple[CacheableMethod, ...] = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
+AROUND = 2      # levels of a message around the arguments of its call
 NULL, NOTHING = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
 VISIT = "asyncgate.visit"       # where the ASGI scope carries a visit through the SDK
 COMPLETE = {"resultType": "complete"}       # what the newest revision wants to read, and older ones do not get
@@ -119,6 +129,7 @@ class Asked(msgspec.Struct):
     params: Members
     method: str = ""
     name: str = ""
+    refusal: GateError | None = None        # what is wrong with its JSON
 
     @property
     def arguments_are_an_object(self) -> bool:
@@ -214,19 +225,30 @@ class Facade:
         standard = marked(headers)
         caller = await self._known(scope, standard)
         body = await read_body(scope, receive, self.settings if caller else self.stranger)
-        try:
-            message: Asked | None = taken_apart(body)
-            body.decode()       # msgspec does not look into what it keeps raw
-        except RecursionError:
-            raise PayloadTooDeep("the message is nested too deep") from None
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            message = None
+        message = await self._read_apart(body)
         if not standard and not (message and in_era(message)):
             return await self._bare(scope, receive, send, message)
         caller = caller or await self.gate.admit(scope)
         op = self._called(message) if message else None
         await self.gate.guard.meter(scope, caller, op.name if op else "")
         await self._sdk(scope, receive, send, body, message, caller)
+
+    async def _read_apart(self, body: bytes) -> Asked | None:
+        """Judge a message and take it apart; what is wrong with the arguments alone is for whoever answers the call."""
+        try:
+            wrong = await refusal(body, self.settings.max_request_values, MAX_DEPTH + AROUND)
+            # What has too many values is not even taken apart.
+            message = None if isinstance(wrong, PayloadTooLarge) else taken_apart(body)
+        except RecursionError:
+            raise PayloadTooDeep("the message is nested too deep") from None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            message = None
+        await breathe(body)
+        if wrong is not None and (message is None or self._called(message) is None):
+            raise wrong
+        if message is not None:
+            message.refusal = wrong
+        return message
 
     async def _known(self, scope: Scope, standard: bool) -> Caller | None:
         """Return who the headers say it is; only a peer may come without a token there, and only with little."""
@@ -242,8 +264,10 @@ class Facade:
         """Let the SDK answer, over the message without its arguments."""
         visit = Visit(caller, query_of(scope))
         if message and (op := self._called(message)) and message.arguments_are_an_object:   # else the SDK refuses them
-            visit.call = self._read(scope, op, self.catalog.takes[op.name], message.arguments, caller)
+            visit.call = self._read(scope, op, self.catalog.takes[op.name], message, caller)
             body = message.emptied()
+        if len(body) > ENVELOPE_BYTES:
+            raise PayloadTooLarge(f"a message without the arguments of its call has {ENVELOPE_BYTES} bytes at most")
         # White space around a header's value is not part of it, and not every HTTP parser leaves it away.
         stripped = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         answer = self.manager.handle_request(
@@ -262,13 +286,15 @@ class Facade:
             await send(message)
         return safe
 
-    def _read(self, scope: Scope, op: Operation, decode: Callable[[bytes], Ask], arguments: msgspec.Raw,
+    def _read(self, scope: Scope, op: Operation, decode: Callable[[bytes], Ask], message: Asked,
               caller: Caller) -> Call:
         """Make the ask of a call, or keep the refusal for whoever answers."""
         query = query_of(scope)
         try:
-            screen(bytes(arguments))
-            ask = decode(without_nulls(arguments))
+            self.gate.engine.permit(op, caller)
+            if message.refusal is not None:
+                raise message.refusal
+            ask = decode(without_nulls(message.arguments))
             fill(ask, query)
             for tenant in claimed_tenants(query, scope["headers"]):
                 self.gate.engine.at_home(caller, tenant)
@@ -322,8 +348,8 @@ class Facade:
         """Carry out an operation that a request means without naming it."""
         assert ctx.request is not None
         op, visit = self.operations[operation], visit_of(ctx)
-        return await self._perform(
-            self._read(ctx.request.scope, op, op.decode, msgspec.Raw(encode(fields)), visit.caller), visit.caller)
+        meant = Asked({}, {"arguments": msgspec.Raw(encode(fields))})
+        return await self._perform(self._read(ctx.request.scope, op, op.decode, meant, visit.caller), visit.caller)
 
     def _whose(self, ctx: Context) -> tuple[str, Principal]:
         """Return the tenant and the principal that a request without an operation comes from."""
@@ -356,13 +382,14 @@ class Facade:
         caller = await self.gate.admit(scope, op, credentials(scope, message))
         if op is None:
             await self.gate.guard.meter(scope, caller, "")
+        await breathe(bytes(message.arguments))
         if message.method == "tools/list":
             return {"tools": self.catalog.listed[self._separator(scope["path"])]}
         if op is None:
             raise InvalidRequest(f"no tool {message.name!r}; tools/list names them")
         if not message.arguments_are_an_object:
             raise InvalidRequest("arguments must be an object")
-        call = self._read(scope, op, op.decode, message.arguments, caller)
+        call = self._read(scope, op, op.decode, message, caller)
         work: Awaitable[bytes] = self._perform(call, caller)
         reply = await (while_connected(work, receive) if getattr(call.ask, "wait_seconds", 0) > 0 else work)
         return {**_members(reply), **found(reply)}

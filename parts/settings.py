@@ -54,6 +54,7 @@ Consistency = Literal["eventual", "strict"]
 StoreFailure = Literal["local", "deny"]
 ToolNames = Literal["dotted", "underscore"]
 Dialect = Literal["auto", "1.0", "1.1"]
+Contents = Literal["clear", "digests"]
 TlsVersion = Literal["TLSv1.2", "TLSv1.3"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
@@ -104,11 +105,13 @@ class MemoryGate(Group, frozen=True):
     auth_token_env: Annotated[str, says("Name of the environment variable that holds the ledger's token")] = ""
     worker_token: Annotated[str, says("Token at the ledger that workers are given", secret=True)] = ""
     tenant_id: Annotated[str, says("Tenant under which the ledger files our receipts")] = ""
-    timeout_ms: Annotated[Positive, says("Longest wait for the ledger's answer, in milliseconds")] = 500
-    emission_timeout_ms: Annotated[Positive, says("Another name of memorygate.timeout_ms")] = 500
+    timeout_ms: Annotated[Count, says("Longest wait for the ledger's answer, in milliseconds; 0 is 500, and 10000 for "
+                                      "a ReceiptGate")] = 0
+    emission_timeout_ms: Annotated[Count, says("Another name of memorygate.timeout_ms")] = 0
     failure_mode: Annotated[Consistency, says("Another name of receipt_consistency_mode")] = "eventual"
     emission_retry: EmissionRetry = EmissionRetry()
-    parallel: Annotated[int, span(1, 1000), says("Receipts of different tasks that are sent at once")] = 16
+    parallel: Annotated[int, span(0, 1000), says("Most receipts of different tasks that are sent at once; 0 is 16, and "
+                                                 "4 to a ReceiptGate")] = 0
     circuit_breaker: CircuitBreaker = CircuitBreaker()
 
 class WorkerBootstrap(Group, frozen=True):
@@ -270,6 +273,7 @@ class LedgerSettings(Group, frozen=True):
     profile: Annotated[Literal["memorygate", "receiptgate"], says("Which protocol the ledger speaks")] = "memorygate"
     dialect: Annotated[Dialect, says("ReceiptGate's receipt schema, with obligation_id or without")] = "auto"
     source_system: Annotated[Name, says("Who we are to ReceiptGate: the principal of our token there")] = "asyncgate"
+    contents: Annotated[Contents, says("Whether ReceiptGate is sent payloads and results, or their hashes")] = "clear"
     adopt_seconds: Annotated[Seconds, says("Seconds between looks for what workers state there; 0 is never")] = 10.0
 
 
@@ -292,12 +296,13 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     default_fallback_owner_id: Annotated[Name, says("Id of the owner of tasks that name nobody")] = "asyncgate"
     default_lease_ttl_seconds: Annotated[Ttl, says("Seconds a lease lives when a claim names none")] = 300
     max_lease_ttl_seconds: Annotated[Ttl, says("Longest lease in seconds; longer requests are clamped")] = 1800
-    lease_sweep_interval_seconds: Annotated[Timer, says("Seconds between sweeps for lost leases")] = 10.0
+    lease_sweep_interval_seconds: Annotated[Timer, says("Longest pause between two sweeps for lost leases")] = 10.0
     lease_grace_seconds: Annotated[Seconds, says("Seconds a lease outlives its expiry")] = 0.0
     max_lease_renewals: Annotated[Count, says("Renewals a lease may have; 0 is no limit")] = 0
     max_lease_lifetime_seconds: Annotated[Count, says("Seconds a lease may live over all renewals; 0 is no limit")] = 0
     max_expiries: Annotated[Count, says("Lost leases after which a task is held; 0 is never")] = 10
-    expiry_jitter_seconds: Annotated[Seconds, says("Longest random delay before a lost task is offered again")] = 5.0
+    restart_grace_seconds: Annotated[Seconds, says("Seconds that leases get when no gate served for a while")] = 5.0
+    expiry_jitter_seconds: Annotated[Seconds, says("Longest random delay before lost tasks are offered again")] = 5.0
     max_claim_tasks: Annotated[int, span(1, 1000), says("Most tasks one claim may lease")] = 100
     max_wait_seconds: Annotated[float, span(0, 60, "a number"), says("Longest a claim or read may wait")] = 30.0
     max_waiting_claims: Annotated[Count, says("Most claims that may wait at once")] = 4096
@@ -317,6 +322,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     receipt_retention_days: Annotated[Days, says("Days a receipt is active before it may be archived (H.11)")] = 30
     task_retention_days: Annotated[Days, says("Days a finished task is kept before it may be pruned")] = 30
     max_request_bytes: Annotated[Size, says("Largest request body, in bytes")] = 16 * 2**20
+    max_request_values: Annotated[Size, says("Most values in the lists and objects of a request body")] = 100_000
     max_payload_bytes: Annotated[Size, says("Largest task payload, in bytes of JSON")] = 2**20
     max_result_bytes: Annotated[Size, says("Largest result, in bytes of JSON")] = 2**20
     max_progress_bytes: Annotated[Size, says("Largest progress report, in bytes of JSON")] = 64 * 2**10

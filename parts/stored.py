@@ -51,6 +51,7 @@ class Task(Struct, frozen=True):
     completed_at: float | None = None
     outcome: str | None = None          # the result or the error, as JSON
     artifacts: str | None = None
+    handed: str | None = None           # how a ledger that keeps custody was last given it back, as JSON
 
     @property
     def owner(self) -> Principal:

@@ -5,12 +5,22 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from asyncgate.parts.stored import Lease, Progress, Receipt, Task
 from asyncgate.parts.wire import NOTHING, LeaseRecord, Offer, Outcome, ReceiptRecord, TaskRecord, Terms
 
+LONGEST_ID = 200
+
+
+class Caused(Struct):
+    """The one member of a payload that the gate reads, where a peer puts it."""
+
+    caused_by_receipt_id: str = ""
+
+
 terms_of = msgspec.json.Decoder(Terms).decode
+caused = msgspec.json.Decoder(Caused).decode
 
 
 def outside(moment: float) -> datetime:
@@ -63,8 +73,19 @@ def offer(tenant_id: str, task: Task, lease: Lease, progress: Progress | None, n
         payload_pointer=task.payload_pointer, requirements=raw(task.requirements), principal_ai=task.principal_ai,
         created_by=task.owner, tenant_id=tenant_id, attempt=task.attempt, expires_at=outside(lease.expires_at),
         renew_every_seconds=(lease.expires_at - now) / 3, **msgspec.structs.asdict(terms),
-        obligation_receipt_id=task.duty, caused_by_receipt_id=task.duty,
+        obligation_receipt_id=task.duty, caused_by_receipt_id=cause_of(task.payload) or task.duty,
         progress=raw(progress.progress if progress else None))
+
+
+def cause_of(payload: str) -> str | None:
+    """Return the receipt that a payload names as the cause of its task, if it names one."""
+    if "caused_by_receipt_id" not in payload:
+        return None
+    try:
+        named = caused(payload).caused_by_receipt_id
+    except (msgspec.DecodeError, RecursionError):   # it means something else by the name
+        return None
+    return named if 0 < len(named) <= LONGEST_ID and named not in ("NA", "TBD") else None
 
 
 def holding(task: Task, lease: Lease, now: float) -> LeaseRecord:

@@ -190,7 +190,11 @@ class AuditLine(Struct):
     timestamp: datetime
     event: str
     severity: str
-    details: Json
+    principal_id: str | None    # who it was, as far as that is known
+    ip: str | None
+    user_agent: str | None
+    reason: str | None
+    details: Json       # all that is known, these four among it
     hash: str
 
 

@@ -6,6 +6,7 @@ schema that it holds receipts to; with `notary` it also keeps custody of obligat
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -123,6 +124,7 @@ class StandIn:
     """The ledger: what it holds, and how it answers; tests turn its knobs and look inside."""
 
     def __init__(self, dialect: str = "1.0", *, notary: bool = False, now: Callable[[], float] = time.time) -> None:
+        self.turn = asyncio.Lock()
         self.app = Starlette(routes=[Route("/mcp", self.answer, methods=["POST"])])
         self.begin(dialect, notary=notary, now=now)
 
@@ -137,6 +139,8 @@ class StandIn:
         self.status = 0                             # answer this instead, and keep nothing
         self.lose_replies = 0                       # so many times store, and then answer 502
         self.code = ""                              # refuse everything with this code
+        self.serial_seconds = 0.0                   # carry out one call after another, and take so long for each
+        self.under_way, self.most_at_once = 0, 0
 
     async def answer(self, request: Request) -> Response:
         """Answer one request."""
@@ -147,6 +151,8 @@ class StandIn:
         if len(body) > MOST_BYTES:
             return JSONResponse({"error": "request_too_large", "max_body_bytes": MOST_BYTES}, 413)
         self.submitted.append(body)
+        if self.serial_seconds:
+            await self.in_turn()
         if self.status:
             return Response("not now", self.status)
         try:
@@ -160,6 +166,14 @@ class StandIn:
             self.lose_replies -= 1
             return Response("the reply is lost", 502)
         return JSONResponse(reply)
+
+    async def in_turn(self) -> None:
+        """Take as long as the real one, also for a caller who has gone meanwhile."""
+        self.under_way += 1
+        self.most_at_once = max(self.most_at_once, self.under_way)
+        async with self.turn:
+            await asyncio.sleep(self.serial_seconds)
+        self.under_way -= 1
 
     def replied(self, asked: Json) -> Json:
         """The result or the error of a call."""

@@ -14,11 +14,14 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 
-from asyncgate import OPERATIONS, Audit, AuditHead, DatabaseUnavailable, Gate, Settings
+from asyncgate import OPERATIONS, Audit, AuditHead, DatabaseUnavailable, Gate, Ids, Settings
 from asyncgate.backends import open_backend
 from asyncgate.backends.identity_audit import COUNTED_SECONDS, FLUSH_SECONDS, MOST_NOTED, SUSPECTS, broken
 from asyncgate.backends.identity_keys_stored import generate
 from asyncgate.conformance.plugin import POSTGRES, database_of, urls
+from asyncgate.parts.ids import mark_of
+from asyncgate.parts.logs import JsonLines
+from asyncgate.parts.settings import ArchiveSettings
 
 if TYPE_CHECKING:
     from conftest import Live, Served
@@ -31,7 +34,8 @@ pytestmark = pytest.mark.anyio
 
 PATIENCE_SECONDS = 30.0
 AGENT = ("user-agent", "tests/1.0")
-FIELDS = {"audit_id", "number", "tenant_id", "timestamp", "event", "severity", "details", "hash"}
+FIELDS = {"audit_id", "number", "tenant_id", "timestamp", "event", "severity", "principal_id", "ip", "user_agent",
+          "reason", "details", "hash"}
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -69,8 +73,10 @@ def the(lines: list[dict[str, Any]], event: str) -> dict[str, Any]:
 def has(line: dict[str, Any], severity: str, **details: Any) -> None:
     """Insist on the fields of spec 21.7.4, and on these values."""
     assert line.keys() == FIELDS
-    assert (line["severity"], line["details"]["ip"]) == (severity, "127.0.0.1")
+    assert (line["severity"], line["ip"]) == (severity, "127.0.0.1")
     assert {name: line["details"].get(name) for name in details} == details
+    top = ("principal_id", "ip", "user_agent", "reason")
+    assert {name: line[name] for name in top} == {name: line["details"].get(name) for name in top}
 
 
 # Every event of the spec, over every façade.
@@ -231,6 +237,138 @@ async def test_an_id_of_another_tenant_is_a_404_and_a_critical_event(house: Hous
     assert of(await house.audit(THIRD), "cross_tenant_attempt") == []
 
 
+@pytest.mark.parametrize("facade", FACADES)
+async def test_a_foreign_lease_and_a_foreign_obligation_are_critical_events(house: House, facade: str) -> None:
+    """21.9.3, of the calls whose answers do not name a thing that is missing."""
+    root, victim = await house.admin_of(OTHER), await house.admin_of(THIRD)
+    duty = (await house.good("create_task", {"type": "demo"}, token=victim))["task_id"]
+    parent = (await house.good("get_task", {"task_id": duty}, token=victim))["obligation_receipt_id"]
+    [offer] = (await house.good("lease_next", {"worker_id": "w1"}, token=victim))["tasks"]
+    asked: dict[str, Any] = {"token": root, "facade": facade}
+
+    extended = await house.ask("renew_lease", {"lease_id": offer["lease_id"]}, **asked)
+    answer = await house.good("check_terminator", {"parent_receipt_id": parent}, **asked)
+
+    assert (extended.code, answer["has_terminator"]) == ("lease_invalid_or_expired", False)
+    lines = of(await house.audit(OTHER), "cross_tenant_attempt")
+    assert [line["severity"] for line in lines] == ["critical"] * 2
+    assert {line["details"].get("foreign_lease_id") for line in lines} == {offer["lease_id"], None}
+    assert {line["details"].get("foreign_receipt_id") for line in lines} == {parent, None}
+
+
+@pytest.mark.parametrize("tenants", [10, 200])
+async def test_looking_for_whose_an_id_is_asks_no_tenant_in_vain(
+        house: House, monkeypatch: pytest.MonkeyPatch, tenants: int) -> None:
+    """The work for an unknown id does not grow with the tenants that there are."""
+    root, auditor = await house.admin_of(OTHER), house.guard.auditor
+    await house.audit()
+    auditor.tenants |= {f"6f1c2b9e-0000-4000-9000-{n:012x}" for n in range(tenants)}
+    reads: list[str] = []
+
+    async def task(tenant_id: str, task_id: str) -> None:
+        reads.append(tenant_id)
+    monkeypatch.setattr(house.served.backend, "task", task)
+    ids = Ids()
+    for n in range(50):
+        await house.ask("get_task", {"task_id": ids.new(n, mark_of(THIRD) ^ n)}, token=root)
+    del reads[:]
+    await house.audit(OTHER)
+
+    assert len(reads) <= 2, "but for a mark that two tenants share"
+
+
+# What administrators do beyond their credentials (21.7.4, "Admin operations").
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_what_moves_a_tenants_receipts_is_written_down(serve: Any, tmp_path: Path, facade: str) -> None:
+    archive = ArchiveSettings(directory=str(tmp_path))
+    house = House(await serve(security=security(), archive=archive))
+    root = await house.key("admin", "root")
+    ask: dict[str, Any] = {"token": root, "facade": facade, "headers": [AGENT]}
+
+    await house.good("import_receipts", {"receipts": []}, **ask)
+    await house.good("export_receipts", **ask)
+    await house.good("run_archive", **ask)
+    await house.good("seal_receipts", **ask)
+    await house.ask("restore_archive", {"task_id": "none"}, **ask)
+    await house.good("list_keys", **ask)
+
+    lines = [line for line in await house.audit() if line["event"] in ("admin_operation", "admin_read")
+             and line["principal_id"] == "root"]
+    assert {line["details"]["operation"] for line in lines} >= {
+        "import_receipts", "export_receipts", "run_archive", "seal_receipts", "list_keys"}
+    for line in lines:
+        has(line, "info", user_agent="tests/1.0", role="admin")
+    [run] = [line for line in lines if line["details"]["operation"] == "run_archive"]
+    assert run["details"]["answer"] == {"receipts": 0, "segments": 0, "tasks_pruned": 0, "more": False}
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_an_admin_at_another_agents_task_is_written_down(house: House, facade: str) -> None:
+    root, ada = await house.key("admin", "root"), await house.key("agent", "ada")
+    task = (await house.good("create_task", {"type": "demo"}, token=ada))["task_id"]
+    own = (await house.good("create_task", {"type": "demo"}, token=root))["task_id"]
+    ask: dict[str, Any] = {"token": root, "facade": facade}
+
+    for _ in range(3):
+        await house.good("get_task", {"task_id": task}, **ask)
+    for name in ("get_task", "get_task_history", "cancel_task"):
+        await house.good(name, {"task_id": own}, **ask)
+    for name in ("get_task_history", "cancel_task"):
+        await house.good(name, {"task_id": task}, **ask)
+    await house.good("list_tasks", {"created_by": "ada"}, **ask)
+    await house.good("list_open_obligations", **ask)
+    for name in ("get_task", "cancel_task"):
+        await house.good(name, {"task_id": task}, token=ada, facade=facade)
+    house.guard.auditor.count()
+
+    lines = [line for line in await house.audit() if line["event"] in ("admin_operation", "admin_read")
+             and line["principal_id"] in ("root", "ada")]
+    told = [(line["event"], line["details"]["operation"], line["details"].get("task_id"),
+             line["details"].get("uses")) for line in lines]
+    assert told == [
+        ("admin_read", "get_task", task, None), ("admin_read", "get_task_history", task, None),
+        ("admin_operation", "cancel_task", task, None), ("admin_read", "list_tasks", None, None),
+        ("admin_read", "get_task", task, 2)]
+    assert {line["details"]["belongs_to"] for line in lines} == {"agent ada"}
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_an_admin_who_acts_for_another_is_written_down(house: House, facade: str) -> None:
+    root = await house.key("admin", "root")
+
+    await house.good("create_task", {"type": "demo", "agent_id": "ada"}, token=root, facade=facade)
+
+    line = the(await house.audit(), "admin_operation")
+    has(line, "info", operation="create_task", acts_as="agent ada", principal_id="root")
+
+
+# What reaches the process's own log.
+
+
+async def test_what_is_critical_reaches_the_log_as_critical(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    root = await house.admin_of(OTHER)
+
+    await house.ask("list_keys", {"tenant": THIRD}, token=root)
+
+    [told] = [one for one in caplog.records if " cross_tenant_attempt " in one.getMessage()]
+    assert told.levelno == logging.CRITICAL
+
+
+async def test_a_line_of_a_json_log_has_its_fields_at_the_top_level(
+        house: House, caplog: pytest.LogCaptureFixture) -> None:
+    """Spec 21.7.4's own example, member by member."""
+    await house.ask("list_tasks", token=generate(), headers=[AGENT])
+
+    [told] = [one for one in caplog.records if " auth_failure " in one.getMessage()]
+    line = json.loads(JsonLines().format(told))
+    wanted = {"event": "auth_failure", "tenant_id": HOME, "ip": "127.0.0.1", "user_agent": "tests/1.0",
+              "severity": "warning", "level": "warning"}
+    assert wanted.items() <= line.items()
+    assert {"timestamp", "reason"} <= line.keys()
+
+
 async def test_a_foreign_id_is_looked_for_without_anybody_asking(house: House) -> None:
     root, victim = await house.admin_of(OTHER), await house.admin_of(THIRD)
     task = (await house.good("create_task", {"type": "demo"}, token=victim))["task_id"]
@@ -263,12 +401,14 @@ async def test_a_page_of_another_site_is_written_down(house: House) -> None:
 
 @pytest.mark.parametrize("facade", ["rest", "modern"])
 async def test_what_is_merely_wrong_is_no_event(house: House, facade: str) -> None:
-    await house.good("list_tasks")
+    key = await house.key("agent", "ada")
+    await house.good("list_tasks", token=key)
+    await house.audit()
     before = len(await house.audit())
 
-    await house.ask("create_task", {"type": ""}, facade=facade)
-    await house.ask("get_task", {"task_id": "nobody's"}, facade=facade)
-    await house.ask("list_tasks", {"cursor": "made up"}, facade=facade)
+    await house.ask("create_task", {"type": ""}, facade=facade, token=key)
+    await house.ask("get_task", {"task_id": "nobody's"}, facade=facade, token=key)
+    await house.ask("list_tasks", {"cursor": "made up"}, facade=facade, token=key)
 
     assert len(await house.audit()) == before
 
@@ -341,10 +481,13 @@ async def test_a_flood_of_unknown_ids_is_counted_and_fills_no_memory(house: Hous
     for loop in auditor.loops:
         loop.cancel()
 
+    ids = Ids()
     for n in range(2 * SUSPECTS):
-        await house.ask("get_task", {"task_id": f"t{n}"}, token=root)
+        await house.ask("get_task", {"task_id": ids.new(n, mark_of(THIRD))}, token=root)
+        await house.ask("get_task", {"task_id": f"nobody's {n}"}, token=root)
+        await house.ask("get_task", {"task_id": ids.new(n, mark_of(OTHER))}, token=root)
 
-    assert auditor.suspects.qsize() == SUSPECTS
+    assert auditor.suspects.qsize() == SUSPECTS, "what bears the mark of no other tenant is not looked for"
     assert the(await house.audit(OTHER), "audit_overflow")["details"]["times"] == {"unknown_id": SUSPECTS}
 
 
@@ -628,6 +771,7 @@ async def test_a_log_that_is_turned_off_keeps_nothing_and_the_process_still_tell
     await house.ask("lease_next", token=key)
 
     assert await house.audit() == []
+    await house.guard.auditor.flush()
     assert not house.guard.auditor.noted
     assert {"key_issued", "auth_failure", "authorization_failure"} <= {
         record.getMessage().split()[1] for record in caplog.records if record.name == "asyncgate.audit"}

@@ -302,6 +302,18 @@ def test_a_flood_of_bad_keys_is_measured_by_the_health_of_a_server_and_its_memor
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_worst_bodies_are_measured_by_the_health_of_a_server(tmp_path: Path) -> None:
+    asked = [sys.executable, "-c", SERVE, "bench", "--bad-bodies", "1", "--clients", "1", *SHORT]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+
+    done = subprocess.run([*asked, "--json"], capture_output=True, text=True, timeout=60, env=environment)
+
+    found = json.loads(done.stdout)
+    assert (found["kind"], [(row["mode"], row["rival"]) for row in found["rows"]]) == (
+        "bad-body", [("health", 0), ("health", 1)])
+    assert all(row["requests"] for row in found["rows"])
+
+
 @pytest.mark.parametrize("number", range(4))
 def test_a_bad_key_is_well_formed_and_half_of_them_have_the_id_of_a_good_one(number: int) -> None:
     known = generate()

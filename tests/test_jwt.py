@@ -436,6 +436,29 @@ async def test_over_both_facades_a_flaw_is_a_401_that_says_invalid_token(
     assert (told if isinstance(told, str) else told["data"]["code"]) == "unauthenticated"
 
 
+REASONS = {
+    "token_expired": saying(exp=NOW - HOUR, iat=NOW - 2 * HOUR), "token_issuer": saying(iss="https://other.example"),
+    "token_audience": saying(aud=["others"]), "token_type": headed(typ="JWT"), "token_tenant": saying(tenant_id="acme"),
+    "token_lifetime": saying(exp=NOW + 91 * DAY), "token_not_yet_valid": saying(nbf=NOW + HOUR),
+    "token_signature": headed(STRANGER), "token_algorithm": headed(alg="RS384"), "token_header": headed(jku="https://x"),
+    "token_claims": saying(sub=7), "token_malformed": "eyJ.nothing.good"}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("target", [("GET", "/v1/tasks", None), ("POST", *MCP)], ids=["REST", "MCP"])
+async def test_the_audit_log_says_why_a_token_was_refused_and_the_caller_is_not_told(
+        served: Any, target: tuple[str, str, Any], reason: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Spec 21.7.4, "Authentication attempts (success/failure)"."""
+    method, path, body = target
+
+    answer = await served.call(method, path, body, token=REASONS[reason])
+
+    ((event, severity, said),) = served.gate.guard.auditor.noted[served.gate.settings.default_tenant_id]
+    assert (event, severity, json.loads(said)["reason"]) == ("auth_failure", "warning", reason)
+    assert f'"reason":"{reason}"' in caplog.text
+    assert reason.encode() not in answer.content
+
+
 async def test_a_token_works_as_its_owner_and_no_further(served: Any) -> None:
     ada, eve, bob = token(scope=...), token(scope=..., tenant_id=OTHER), token(scope=..., principal_kind="worker")
 

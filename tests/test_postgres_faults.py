@@ -16,11 +16,11 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import asyncpg
 import pytest
 
 from asyncgate import DatabaseSettings, DatabaseUnavailable, Engine, Settings
 from asyncgate.backends import open_backend
+from asyncgate.backends import postgres_statements as sql
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.history import Call, stored, violations
 from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, Load, Server, serving
@@ -258,6 +258,28 @@ async def test_a_completion_whose_commit_is_lost_is_one_completion(gate: Gate, t
     assert await gate.owed() == []
 
 
+async def test_a_renewal_whose_commit_is_lost_is_one_renewal(gate: Gate, trap: Callable[..., Any]) -> None:
+    """It changes a row that others may change too, and writes none of its own."""
+    offer = await gate.leased()
+
+    sprung = trap()
+    kept = await gate.as_worker().renew_lease(task_id=offer.task_id, lease_id=offer.lease_id, extend_by_seconds=900)
+
+    assert sprung.caught == 1
+    assert kept.expires_at > offer.expires_at
+    assert [lease.renewals for lease in (await gate.everything())["Lease"]] == [1]
+
+
+async def test_every_proof_of_a_commit_can_be_looked_for(gate: Gate) -> None:
+    backend: Any = gate.backend
+    for table in sql.PROOFS:
+        nothing = [[None]] * len(sql.SAVES[table][0])
+
+        found = await backend._read(TENANT, sql.looking_for(table), *nothing)
+
+        assert [tuple(row) for row in found] == [(False,)], table
+
+
 async def test_a_read_whose_commit_is_lost_is_answered(gate: Gate, trap: Callable[..., Any]) -> None:
     task_id = await gate.create()
 
@@ -275,13 +297,14 @@ async def test_a_create_of_which_nobody_knows_is_a_503_and_its_key_makes_no_seco
 
         sprung = proxy.lose_reply(gone=True)
         refused = await ada.ask("create_task", type="demo", idempotency_key="k")
-        head = ada.head
+        head, said = ada.head, ada.answer
         kept = await stored_tasks(direct)
         await proxy.restore()
         again = await acknowledged(ada, type="demo", idempotency_key="k")
 
     assert sprung.caught == 1
     assert refused.error == "database_unavailable"
+    assert (said["outcome"], "idempotency_key" in said["message"]) == ("unknown", True)
     assert "retry-after: 1" in head
     assert kept == await stored_tasks(direct) == {first["task_id"], again["task_id"]}
 
@@ -375,7 +398,7 @@ async def test_a_database_that_refuses_connections_at_the_start_is_one_line(url:
 
     line = await asyncio.to_thread(refused_start, url)
 
-    assert "cannot reach the database" in line
+    assert f"cannot reach the database: 127.0.0.1:{proxy.port}: Connection refused" in line
 
 
 async def test_a_database_that_says_nothing_at_the_start_is_one_line(url: str, proxy: Proxy) -> None:
@@ -383,7 +406,19 @@ async def test_a_database_that_says_nothing_at_the_start_is_one_line(url: str, p
 
     line = await asyncio.to_thread(refused_start, url, **QUICK)
 
-    assert "cannot reach the database" in line
+    assert f"cannot reach the database: 127.0.0.1:{proxy.port}: no answer in time" in line
+
+
+async def test_a_database_that_is_not_there_is_one_line_with_the_command_that_makes_it(cluster: Cluster) -> None:
+    line = await asyncio.to_thread(refused_start, cluster.url("nowhere"))
+
+    assert f"no database 'nowhere' at 127.0.0.1:{cluster.port}: make it with `createdb -h 127.0.0.1 -p" in line
+
+
+async def test_a_role_that_is_not_there_is_one_line(cluster: Cluster, direct: str) -> None:
+    line = await asyncio.to_thread(refused_start, direct.replace("asyncgate_app", "nobody_here"))
+
+    assert f"Postgres at 127.0.0.1:{cluster.port} does not let in nobody_here" in line
 
 
 @pytest.mark.parametrize("how", ["close_door", "swallow", "cut"])
@@ -402,6 +437,26 @@ async def test_while_the_database_is_away_everything_is_a_503_and_afterwards_all
             assert (await bob.ask("get_task", task_id=before["task_id"])).reply is not None
             assert {before["task_id"], after["task_id"]} <= await stored_tasks(direct)
         assert await server.stop(signal.SIGTERM) == 0
+
+
+async def test_an_outage_is_a_few_lines_in_the_log_and_no_traceback(url: str, proxy: Proxy) -> None:
+    """A gate that many ask would fill its disk with what is known after the first line."""
+    async with serving(url, **QUICK, **HASTY) as server, client_of(server) as ada:
+        await acknowledged(ada)
+        before = len(server.lines)
+        proxy.close_door()
+        for _ in range(100):
+            write = await ada.ask("create_task", type="demo")
+            assert (write.error, "outcome" in ada.answer) == ("database_unavailable", False)
+            assert "nothing of this was kept" in ada.answer["message"]
+            await ada.ask("get_task", task_id="t")
+            await ada.http("GET", "/v1/health", {})
+        await server.stop(signal.SIGKILL)
+
+    said = server.lines[before:]
+    assert any("the database does not answer" in line for line in said)
+    assert [line for line in said if "Traceback" in line or line.startswith(" ")] == [], "\n".join(said)
+    assert len(said) < 60
 
 
 async def everything_is_unavailable(ada: Client, bob: Client, doctor: Client, task_id: str) -> None:
@@ -646,7 +701,7 @@ async def test_an_instance_whose_connection_died_in_silence_is_back_when_the_dat
 
 async def beats(gate: Gate) -> bool:
     """Try to give a sign of life."""
-    with contextlib.suppress(OSError, asyncpg.InterfaceError):
+    with contextlib.suppress(DatabaseUnavailable):
         await gate.backend.beat()
         return True
     return False

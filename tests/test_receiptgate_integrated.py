@@ -76,6 +76,15 @@ async def settled(gate: Served) -> None:
             await asyncio.sleep(0.01)
 
 
+def chains_are_whole(ledger: StandIn) -> None:
+    """See that each receipt there was caused by another one there, up to the acceptance that nothing there caused."""
+    for one in ledger.receipts.values():
+        if one["caused_by_receipt_id"] != "NA":
+            assert one["caused_by_receipt_id"] in ledger.receipts, one
+        else:
+            assert one["metadata"]["receipt_type"] == "task.accepted", one
+
+
 def phases(ledger: StandIn, task_id: str) -> list[tuple[str, str]]:
     return [(one["phase"], one["status"]) for one in ledger.receipts.values() if one["task_id"] == task_id]
 
@@ -117,6 +126,9 @@ async def test_receipts_stay_whole_so_they_are_sealed_and_archived_and_go_out_on
 async def test_every_story_ends_at_the_ledger_as_it_ends_here(ledger: StandIn, serving: Serving) -> None:
     gate = await serving(escalation=TO_FALLBACK)
     told: dict[str, list[tuple[str, str]]] = {}
+    keeps_custody = ledger.dialect == "1.1"
+    again_accepted = ("escalate" if keeps_custody else "accepted", "NA")
+    given_back = [("escalate", "NA")] * keeps_custody
 
     done = await gate.leased()
     await complete(gate, done, artifacts=FILE)
@@ -145,13 +157,15 @@ async def test_every_story_ends_at_the_ledger_as_it_ends_here(ledger: StandIn, s
     await gate.post(f"/v1/tasks/{tried['task_id']}/fail", {**fail, "lease_id": tried["lease_id"]})
     again = await claim(gate, "w1")
     await gate.post(f"/v1/tasks/{tried['task_id']}/fail", {**fail, "lease_id": again["lease_id"]})
-    told[tried["task_id"]] = [("accepted", "NA"), ("accepted", "NA"), ("complete", "failure"), ("escalate", "NA")]
+    told[tried["task_id"]] = [
+        ("accepted", "NA"), *given_back, again_accepted, ("escalate", "NA"), ("complete", "failure")]
 
     dropped = await gate.leased()
     await lost(gate, dropped)
     taken = await claim(gate, "fallback")
     await complete(gate, taken, "fallback", delivery_proof={"mode": "push"})
-    told[dropped["task_id"]] = [("accepted", "NA"), ("escalate", "NA"), ("accepted", "NA"), ("complete", "success")]
+    told[dropped["task_id"]] = [
+        ("accepted", "NA"), *given_back, ("escalate", "NA"), again_accepted, ("complete", "success")]
 
     canceled = await gate.leased()
     await gate.post(f"/v1/tasks/{canceled['task_id']}/cancel", {"agent_id": "ada"})
@@ -163,6 +177,7 @@ async def test_every_story_ends_at_the_ledger_as_it_ends_here(ledger: StandIn, s
 
     await settled(gate)
     assert {task_id: phases(ledger, task_id) for task_id in told} == told
+    chains_are_whole(ledger)
     assert ledger.list_inbox("ada")["count"] == 0
     assert (await gate.get("/v1/obligations/open?principal_id=ada"))["open_obligations"] == []
     assert {problem for one in ledger.receipts.values() for problem in problems(one, ledger.dialect)} == set()
@@ -249,6 +264,78 @@ async def test_a_notary_follows_custody_to_the_end(standing: tuple[StandIn, str]
     assert ledger.refusals == []
     assert set(ledger.custody) == {offer["obligation_receipt_id"] for offer in (done, canceled, vague)}
     assert all(one.closed for one in ledger.custody.values())
+
+
+async def fail(gate: Served, offer: dict[str, Any], worker: str, *, retryable: bool) -> None:
+    await gate.post(f"/v1/tasks/{offer['task_id']}/fail", {
+        "worker_id": worker, "lease_id": offer["lease_id"], "error": {"code": "boom"}, "retryable": retryable})
+
+
+@pytest.mark.parametrize("escalation", [EscalationSettings(), TO_FALLBACK], ids=["no inboxes", "to an inbox"])
+async def test_a_notary_hands_on_what_a_lost_worker_had_and_the_next_one_ends_it(
+        standing: tuple[StandIn, str], serving: Serving, escalation: EscalationSettings) -> None:
+    ledger = standing[0]
+    ledger.begin("1.1", notary=True)
+    gate = await serving(escalation=escalation, memorygate=MemoryGate(
+        url=standing[1], auth_token=KEY, timeout_ms=20_000, tenant_id="default"))
+    for way in ("lost", "released", "failed", "lost twice"):
+        offer = await gate.leased(retry_backoff_seconds=0, payload={"way": way})
+        if way.startswith("lost"):
+            await lost(gate, offer)
+        elif way == "released":
+            await gate.post("/v1/leases/release", {"worker_id": "w1", "task_id": offer["task_id"],
+                                                   "lease_id": offer["lease_id"]})
+        else:
+            await fail(gate, offer, "w1", retryable=True)
+        again = await claim(gate, "w2")
+        if way == "lost twice":
+            await lost(gate, again)
+            again = await claim(gate, "fallback")
+        worker = "fallback" if way == "lost twice" else "w2"
+        await settled(gate)
+        assert ledger.custody[offer["obligation_receipt_id"]].custodian == worker
+        await complete(gate, again, worker, artifacts=FILE)
+
+    spent = await gate.leased(max_attempts=1)
+    await fail(gate, spent, "w1", retryable=True)
+    dropped = await gate.leased()
+    await lost(gate, dropped)
+    await gate.post(f"/v1/tasks/{dropped['task_id']}/cancel", {"agent_id": "ada"})
+    await settled(gate)
+
+    assert ledger.refusals == []
+    assert len(ledger.custody) == 6
+    assert all(one.closed for one in ledger.custody.values())
+    assert (await gate.backend.lag(gate.tenant_id)).parked == 0
+    chains_are_whole(ledger)
+
+
+async def test_a_notary_that_never_saw_the_first_lease_accepts_the_second_one(
+        standing: tuple[StandIn, str], serving: Serving) -> None:
+    ledger = standing[0]
+    ledger.begin("1.1", notary=True)
+    gate = await serving(memorygate=MemoryGate(url=standing[1], auth_token=KEY, timeout_ms=20_000, tenant_id="default"))
+    offer = await gate.leased()
+    await settled(gate)
+    ledger.begin("1.1", notary=True)        # it has forgotten everything
+    await lost(gate, offer)
+    again = await claim(gate, "w2")
+    await complete(gate, again, "w2", artifacts=FILE)
+    await settled(gate)
+
+    assert phases(ledger, offer["task_id"]) == [("accepted", "NA"), ("complete", "success")]
+    assert (await gate.backend.lag(gate.tenant_id)).parked == 0
+
+
+async def test_a_cause_in_the_payload_goes_to_the_worker_and_to_the_ledger(ledger: StandIn, serving: Serving) -> None:
+    gate = await serving()
+
+    offer = await gate.leased(payload={"caused_by_receipt_id": "plan-7"})
+
+    assert offer["caused_by_receipt_id"] == "plan-7"
+    await settled(gate)
+    (accepted,) = ledger.receipts.values()
+    assert accepted["caused_by_receipt_id"] == "plan-7"
 
 
 async def test_a_token_of_another_name_needs_the_source_system(

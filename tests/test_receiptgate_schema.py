@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -10,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncgate import Lease, Principal, Receipt, Task, canonical
-from asyncgate.backends.receipts_receiptgate_schema import ledger_receipt, located, plain
+from asyncgate import Lease, Receipt, Task, canonical
+from asyncgate.backends.receipts_receiptgate_schema import Handed, ledger_receipt, located, plain, sent
 from asyncgate.parts.settings import EscalationSettings, EscalationTarget
 
 if TYPE_CHECKING:
     from conftest import Served
-    from receiptgate_stand_in import StandIn, problems
+    from receiptgate_stand_in import problems
 else:
     from tests.conftest import Served
-    from tests.receiptgate_stand_in import StandIn, problems
+    from tests.receiptgate_stand_in import problems
 
 TENANT = "00000000-0000-0000-0000-000000000000"
 ROOT = ("human", "root")
@@ -37,15 +38,16 @@ ESCALATED = {"escalation_class": 1, "escalation_reason": "lease_expired", "previ
              "escalation_to": {"kind": "worker", "id": "fallback"}}
 
 
-def told(receipt: Receipt, task: Task = TASK, holder: Principal | None = None) -> dict[str, Any]:
+def told(receipt: Receipt, task: Task = TASK, lease: Lease | None = None, **more: Any) -> dict[str, Any]:
     """What the ledger is told, once it has been found good in both dialects."""
-    sent = ledger_receipt(TENANT, receipt, task, holder)
-    assert sent is not None
-    assert problems(json.loads(sent), "1.1") == []
-    assert problems(json.loads(plain(sent)), "1.0") == []
-    assert len(sent) < 262_144 - 500
-    assert ledger_receipt(TENANT, receipt, task, holder) == sent
-    read: dict[str, Any] = json.loads(sent)
+    kept = ledger_receipt(TENANT, receipt, task, lease, **more)
+    assert kept is not None
+    assert problems(json.loads(sent(kept)), "1.1") == []
+    if (older := plain(kept)) is not None:
+        assert problems(json.loads(older), "1.0") == []
+    assert len(kept) < 262_144 - 500
+    assert ledger_receipt(TENANT, receipt, task, lease, **more) == kept
+    read: dict[str, Any] = json.loads(sent(kept))
     return read
 
 
@@ -66,9 +68,8 @@ async def chain(served: Served) -> list[tuple[str, dict[str, Any] | None]]:
     rows = []
     for receipt in stored["Receipt"]:
         task, lease = tasks.get(receipt.task_id), leases.get(receipt.task_id)
-        holder = lease.worker if lease else None
-        sent = ledger_receipt(TENANT, receipt, task, holder) if task else None
-        rows.append((receipt.receipt_type, told(receipt, tasks[receipt.task_id], holder) if sent else None))
+        is_sent = ledger_receipt(TENANT, receipt, task, lease) is not None
+        rows.append((receipt.receipt_type, told(receipt, tasks[receipt.task_id], lease) if is_sent else None))
     return rows
 
 
@@ -85,7 +86,8 @@ async def test_a_finished_task_is_accepted_and_completed_and_nothing_else_is_tol
     assert (accepted["phase"], accepted["from_principal"], accepted["for_principal"]) == ("accepted", "ada", "w1")
     assert (ended["phase"], ended["status"], ended["from_principal"]) == ("complete", "success", "w1")
     assert accepted["obligation_id"] == ended["obligation_id"] == offer["obligation_receipt_id"]
-    assert ended["caused_by_receipt_id"] == offer["obligation_receipt_id"]
+    assert accepted["caused_by_receipt_id"] == "NA"
+    assert ended["caused_by_receipt_id"] == accepted["receipt_id"]
     assert (ended["outcome_kind"], ended["artifact_pointer"], ended["artifact_location"], ended["artifact_mime"]) == (
         "mixed", "file:///out/a.md", "file", "text/markdown")
     assert (accepted["task_body"], accepted["task_summary"]) == ("read them", "reading")
@@ -93,7 +95,7 @@ async def test_a_finished_task_is_accepted_and_completed_and_nothing_else_is_tol
     assert accepted["recipient_ai"] == ended["recipient_ai"] == "ada"
 
 
-async def test_a_failure_that_is_tried_again_is_not_told_and_the_last_one_is(served: Served) -> None:
+async def test_a_failure_that_is_tried_again_gives_custody_back_and_the_last_one_ends_it(served: Served) -> None:
     offer = await served.leased(max_attempts=2, retry_backoff_seconds=0)
     fail = {"worker_id": "w1", "error": {"code": "boom"}, "retryable": True}
     await served.post(f"/v1/tasks/{offer['task_id']}/fail", {**fail, "lease_id": offer["lease_id"]})
@@ -102,7 +104,8 @@ async def test_a_failure_that_is_tried_again_is_not_told_and_the_last_one_is(ser
 
     rows = await chain(served)
 
-    assert [sent and sent["status"] for type, sent in rows if type == "task.failed"] == [None, "failure"]
+    assert [sent and (sent["phase"], sent["status"]) for type, sent in rows if type == "task.failed"] == [
+        ("escalate", "NA"), ("complete", "failure")]
     (last,) = [sent for _, sent in rows if sent and sent["phase"] == "complete"]
     assert (last["outcome_kind"], last["outcome_text"], last["attempt"]) == (
         "response_text", '{"error":{"code":"boom"}}', 1)
@@ -148,32 +151,12 @@ async def test_a_lost_worker_is_told_as_an_escalation_of_what_it_had_accepted(se
     rows = await chain(served)
 
     assert [(type, sent and sent["phase"]) for type, sent in rows] == [
-        ("task.assigned", None), ("task.accepted", "accepted"), ("lease.expired", None), ("task.escalated", "escalate")]
-    accepted, escalated = [sent for _, sent in rows if sent]
-    assert escalated["obligation_id"] == accepted["obligation_id"] == escalated["caused_by_receipt_id"]
+        ("task.assigned", None), ("task.accepted", "accepted"), ("lease.expired", "escalate"),
+        ("task.escalated", "escalate")]
+    accepted, expired, escalated = [sent for _, sent in rows if sent]
+    assert escalated["obligation_id"] == accepted["obligation_id"] == expired["obligation_id"]
+    assert expired["caused_by_receipt_id"] == escalated["caused_by_receipt_id"] == accepted["receipt_id"]
     assert (escalated["from_principal"], escalated["recipient_ai"]) == ("w1", "fallback")
-
-
-async def test_a_notary_takes_the_story_of_a_worker_that_was_lost_and_replaced_by_the_target(serve: Any) -> None:
-    target = EscalationTarget(escalation_class=1, to_kind="worker", to_id="fallback")
-    served = await serve(escalation=EscalationSettings(enabled=True, targets=(target,)), expiry_jitter_seconds=0.0)
-    offer = await served.leased()
-    served.backend.skew += 301
-    await served.engine.upkeep.once("sweep")
-    (again,) = (await served.post("/v1/leases/claim", {"worker_id": "fallback"}))["tasks"]
-    await served.post(f"/v1/tasks/{offer['task_id']}/complete", {
-        "worker_id": "fallback", "lease_id": again["lease_id"], "artifacts": FILE})
-    ledger = StandIn("1.1", notary=True)
-
-    answers = []
-    for _, sent in await chain(served):
-        told = ledger.replied({"method": "tools/call", "params": {
-            "name": "receiptgate.submit_receipt", "arguments": {"receipt": {**sent, "tenant_id": "default"}}}}
-        ) if sent else {"result": {}}
-        answers += [told["error"]["code"]] if "error" in told else []
-
-    assert answers == ["OBLIGATION_ALREADY_ACCEPTED"]       # the second lease: custody had come to the target already
-    assert [one.closed for one in ledger.custody.values()] == [True]
 
 
 async def test_what_is_not_of_a_task_is_not_told() -> None:
@@ -182,10 +165,69 @@ async def test_what_is_not_of_a_task_is_not_told() -> None:
 
 
 def test_every_type_that_opens_and_closes_nothing_is_not_told() -> None:
-    silent = ("task.assigned", "task.progress", "task.result_ready", "lease.expired", "system.anomaly",
+    silent = ("task.assigned", "task.progress", "task.result_ready", "system.anomaly",
               "receipt.acknowledged", "schedule.created", "schedule.deleted")
 
-    assert [ledger_receipt(TENANT, replace(RECEIPT, receipt_type=type), TASK) for type in silent] == [None] * 8
+    assert [ledger_receipt(TENANT, replace(RECEIPT, receipt_type=type), TASK) for type in silent] == [None] * 7
+
+
+LEASE = Lease("t1", "l2", "worker", "w2", None, 2, 0.0, 900.0, 0, "r2")
+LOST = replace(RECEIPT, receipt_id="x1", receipt_type="lease.expired", from_kind="asyncgate", from_id="asyncgate-1",
+               to_kind="agent", to_id="ada", parents=("r1",), body='{"reason":"expired","previous_worker_id":"w1"}')
+
+
+@pytest.mark.parametrize("reason", ["expired", "released"])
+def test_the_end_of_a_lease_gives_custody_back_to_the_gate_and_is_nothing_to_dialect_1_0(reason: str) -> None:
+    lost = replace(LOST, body=canonical({"reason": reason}).decode())
+    back = told(lost, lease=replace(LEASE, worker_id="w1", fence=1, accepted="r1"), source="svc:gate")
+
+    assert (back["phase"], back["escalation_reason"]) == ("escalate", f"lease_{reason}")
+    assert (back["from_principal"], back["escalation_to"], back["recipient_ai"]) == ("w1", "svc:gate", "svc:gate")
+    assert back["caused_by_receipt_id"] == "r1"
+    assert plain(ledger_receipt(TENANT, lost, TASK) or b"") is None
+
+
+def test_the_second_lease_is_a_hand_over_in_1_1_and_an_acceptance_in_1_0() -> None:
+    accepted = replace(RECEIPT, receipt_id="r2", receipt_type="task.accepted", from_id="w2", body='{"attempt":0}')
+    task = replace(TASK, fence=2, status="leased", handed=Handed(1, "x1", None).text)
+
+    newer = told(accepted, task, LEASE)
+    older = json.loads(plain(ledger_receipt(TENANT, accepted, task, LEASE) or b"") or b"")
+
+    assert (newer["phase"], newer["from_principal"], newer["escalation_to"]) == ("escalate", "asyncgate", "w2")
+    assert newer["caused_by_receipt_id"] == "x1"
+    assert (older["phase"], older["from_principal"], older["for_principal"]) == ("accepted", "ada", "w2")
+    assert older["caused_by_receipt_id"] == "NA"        # 1.0 has no receipt of the lease that was lost
+    assert (older["escalation_to"], older["recipient_ai"]) == ("NA", "ada")
+
+
+@pytest.mark.parametrize(("payload", "named"), [
+    ({"caused_by_receipt_id": "plan-7"}, "plan-7"), ({"caused_by_receipt_id": "NA"}, "x1"),
+    ({"caused_by_receipt_id": 7}, "x1"), (["caused_by_receipt_id"], "x1"),
+    ({"inner": {"caused_by_receipt_id": "plan-7"}}, "x1")])
+def test_an_acceptance_names_the_cause_in_the_payload_or_else_the_escalation(payload: Any, named: str) -> None:
+    accepted = replace(RECEIPT, receipt_id="r2", receipt_type="task.accepted", from_id="w2", body='{"attempt":0}')
+    task = replace(TASK, fence=2, payload=json.dumps(payload), handed=Handed(1, "x1", "fallback").text)
+
+    newer, older = told(accepted, task, LEASE), json.loads(plain(ledger_receipt(TENANT, accepted, task, LEASE) or b"")
+                                                           or b"")
+
+    assert newer["caused_by_receipt_id"] == older["caused_by_receipt_id"] == named
+    assert newer["from_principal"] == "fallback"        # custody had gone to whom the task was proposed to
+
+
+def test_with_digests_no_content_is_told() -> None:
+    task = replace(TASK, payload='{"secret":"payload"}', handed=Handed(0, "x0", None).text)
+    ended = completed(result_payload={"secret": 1}, result_summary="secret", error="secret",
+                      artifacts=[{"note": "secret"}], delivery_proof={"secret": True}, attempt=0)
+    kept = [ledger_receipt(TENANT, one, task, LEASE, digests=True) or b"" for one in (
+        ended, replace(ended, receipt_type="task.accepted"), replace(ended, receipt_type="task.failed"))]
+
+    assert b"secret" not in b"".join(kept)
+    told(ended, task, LEASE, digests=True)
+    said = json.loads(json.loads(kept[0])["outcome_text"])
+    assert set(said["result_payload"]) == {"truncated", "sha256", "bytes"}
+    assert json.loads(kept[0])["inputs"]["payload"]["sha256"] == hashlib.sha256(task.payload.encode()).hexdigest()
 
 
 def test_an_escalation_goes_to_its_target_on_behalf_of_the_worker_that_was_lost() -> None:

@@ -29,7 +29,7 @@ def sent(phase: str = "complete", dialect: str = "1.1", **changed: Any) -> dict[
     """A good receipt, as it is sent, with something changed."""
     whole = ledger_receipt("default", GOOD[phase], TASK)
     assert whole is not None
-    return {**json.loads(whole if dialect == "1.1" else plain(whole)), **changed}
+    return {**json.loads(whole if dialect == "1.1" else plain(whole) or b""), **changed}
 
 
 @pytest.mark.parametrize("dialect", ["1.0", "1.1"])

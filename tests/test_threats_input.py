@@ -20,7 +20,11 @@ Over REST most of it is told field by field in test_bad_input.py, which runs on 
          test_threats_input.py::test_e2_the_largest_value_is_taken_over_mcp_too_and_one_byte_more_is_refused
          test_threats_input.py::test_e2_a_message_over_the_limit_or_compressed_is_refused_at_mcp
     E3   test_threats_input.py::test_e3_json_of_many_keys_or_much_white_space_is_read_once
-         (that it takes under 50 ms is measured, not asserted: a time limit in a test fails on a busy machine)
+         test_screening.py::test_each_of_the_worst_bodies_is_refused_and_breaks_nothing
+         test_screening.py::test_a_large_body_is_judged_in_many_turns
+         test_screening.py::test_who_may_not_ask_is_refused_before_the_body_is_read
+         (that no turn takes 50 ms is measured by `asyncgate bench --bad-bodies`, not asserted: a time limit in a test
+         fails on a busy machine)
     E4   test_bad_input.py::test_what_a_field_cannot_take_is_refused_and_nothing_is_written
          test_bad_input.py::test_who_asks_is_checked_in_the_query_of_a_post_too
          test_threats_input.py::test_e4_a_name_with_what_nobody_sees_is_refused_in_every_tongue
