@@ -2205,8 +2205,9 @@ class Identity:
         for way in self.ways:
             if (caller := await way.caller(token, address)) is not None:
                 return caller
-        raise Unauthenticated("this credential is not known here" if token else
-                              "a credential is needed: Authorization: Bearer <token>, or X-API-Key: <token>")
+        if token:
+            raise InvalidToken("this credential is not known here")
+        raise Unauthenticated("a credential is needed: Authorization: Bearer <token>, or X-API-Key: <token>")
 
 
 # REST #################################################################################################################

@@ -85,6 +85,7 @@ ENVELOPE_BYTES = 64 * 2**10         # of a message that the SDK reads, which mak
 STRANGERS_BYTES = 256 * 2**10       # of a request whose token, if any, is inside
 SAME_FOR_ALL: tuple[CacheableMethod, ...] = ("prompts/list", "resources/list", "resources/templates/list")
 AROUND = 2      # levels of a message around the arguments of its call
+PASSING = (408, 429)        # refusals of which the next try may hear nothing
 NULL, NOTHING = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
 VISIT = "asyncgate.visit"       # where the ASGI scope carries a visit through the SDK
 COMPLETE = {"resultType": "complete"}       # what the newest revision wants to read, and older ones do not get
@@ -431,7 +432,8 @@ class Facade:
     async def _error(self, scope: Scope, send: Send, id: msgspec.Raw, code: int, no: GateError) -> None:
         """Answer a failure: an integer for JSON-RPC, and in `data` the code that every façade gives."""
         error = {"code": code, "message": str(no), "data": told_refusal(no)}
-        status = no.status if isinstance(no, Unauthenticated) else 200
+        # A worker that reads no body stops at 4xx, and repeats what failed otherwise, also with the status 200.
+        status = no.status if 400 <= no.status < 500 and no.status not in PASSING else 200
         await self.gate.send(send, scope, status, encode({"jsonrpc": "2.0", "id": id, "error": error}),
                              refusal_headers(no))
 
