@@ -2452,7 +2452,7 @@ class Door:
         async with self.opening:
             if self.facade is None:     # else another request opened it while this one waited
                 part = await asyncio.to_thread(import_module, "asyncgate.parts.mcp_facade")
-                await asyncio.to_thread(part.catalog, tuple(OPERATIONS.values()))      # it takes a third of a second
+                await asyncio.to_thread(part.catalog, tuple(OPERATIONS.values()), part.PREFIX)     # a third of a second
                 self.facade = await part.Facade(self.gate, OPERATIONS, __version__).open()
 
     def drain(self) -> None:
