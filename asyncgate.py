@@ -744,13 +744,12 @@ class Engine:
 
     def permit(self, op: Operation, caller: Caller) -> None:
         """Refuse who may not ask such a thing, whatever it is: a façade reads no body for them."""
-        if op.open:
+        if op.fits(caller):
             return
         needed = " or ".join([role for role in op.roles if role != "system"])      # which nobody outside can have
         if caller.role not in op.roles:
             raise barred(caller, f"a credential with the role {caller.role} cannot {op.name}", needed)
-        if op.scopes and not caller.scopes & op.scopes:
-            raise barred(caller, f"{op.name} needs the scope {' or '.join(sorted(op.scopes))}", needed)
+        raise barred(caller, f"{op.name} needs the scope {' or '.join(sorted(op.scopes))}", needed)
 
     def at_home(self, caller: Caller, tenant_id: str) -> None:
         """Tolerate a tenant that a request names when it is the credential's own, refuse any other (21.3.1)."""
@@ -2134,6 +2133,10 @@ class Operation:
         self.fields = get_type_hints(self.takes, include_extras=True)
         self.summary, _, self.text = (inspect.getdoc(run) or "").partition("\n")
 
+    def fits(self, caller: Caller) -> bool:
+        """Whether a credential may ask this at all, by its role and one of its scopes."""
+        return self.open or (caller.role in self.roles and not (self.scopes and self.scopes.isdisjoint(caller.scopes)))
+
 
 EVERYONE = "a w A"
 OPERATIONS = {op.name: op for op in (
@@ -2204,8 +2207,9 @@ class Identity:
         for way in self.ways:
             if (caller := await way.caller(token, address)) is not None:
                 return caller
-        raise Unauthenticated("this credential is not known here" if token else
-                              "a credential is needed: Authorization: Bearer <token>, or X-API-Key: <token>")
+        if token:
+            raise InvalidToken("this credential is not known here")
+        raise Unauthenticated("a credential is needed: Authorization: Bearer <token>, or X-API-Key: <token>")
 
 
 # REST #################################################################################################################
@@ -2451,7 +2455,7 @@ class Door:
         async with self.opening:
             if self.facade is None:     # else another request opened it while this one waited
                 part = await asyncio.to_thread(import_module, "asyncgate.parts.mcp_facade")
-                await asyncio.to_thread(part.catalog, tuple(OPERATIONS.values()))      # it takes a third of a second
+                await asyncio.to_thread(part.catalog, tuple(OPERATIONS.values()), part.PREFIX)     # a third of a second
                 self.facade = await part.Facade(self.gate, OPERATIONS, __version__).open()
 
     def drain(self) -> None:
