@@ -62,14 +62,16 @@ class Backend(Protocol):
     def alone(self) -> bool:
         """Whether no other process can be writing to the database."""
 
-    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> None:
+    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> float | None:
         """Take part under a name; raises StartupError when a living process has it.
 
         `hear` is told, on the event loop, what other processes have committed.  `close` leaves again.
+        Returns the last sign of life of any process, None if one lives now or there never was one.  Who joins next
+        waits until this process has given its first sign: leases may get time back before.
         """
 
     async def beat(self) -> None:
-        """Say that this process lives; upkeep does so every `beat_seconds`."""
+        """Give a sign of life; upkeep does so every `beat_seconds`."""
 
     def tell(self, news: News) -> None:
         """Let other processes know, soon and at most once; it may be lost."""
@@ -94,7 +96,7 @@ class Backend(Protocol):
         """Return a task with its latest lease and progress."""
 
     async def tasks(self, tenant_id: str, of: TaskFilter) -> list[tuple[Task, Lease | None, Progress | None]]:
-        """Return a page of tasks; filters apply before the limit."""
+        """Return a page of tasks; filters apply before the limit, and an owner of ANY_KIND is whoever has that id."""
 
     async def leases(self, tenant_id: str, worker: Principal) -> list[tuple[Task, Lease]]:
         """Return the live leases of a worker (of one instance, if it names one), oldest first."""
@@ -103,7 +105,10 @@ class Backend(Protocol):
         """Return one receipt with its parents."""
 
     async def receipts(self, tenant_id: str, of: ReceiptFilter) -> list[Receipt]:
-        """Return a page of receipts that no later commit can add to; filters apply before the limit."""
+        """Return a page of receipts that no later commit can add to; filters apply before the limit.
+
+        Of the `newest` come the last ones, still oldest first; an inbox of ANY_KIND is that of whoever has the id.
+        """
 
     async def events(self, tenant_id: str, task_id: str, after: str | None, limit: int) -> list[Event]:
         """Return a page of a task's events, oldest first."""
@@ -151,6 +156,12 @@ class Backend(Protocol):
         """Return tenants with ids of tasks and schedules that upkeep must look at: at most `limit` of each kind.
 
         On a database that several processes share it leaves out the tasks of other instances that live.
+        """
+
+    async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
+        """Return when live leases run out, from a time on, with tenant and task; the soonest come first.
+
+        The time may lie before the end of a renewed lease, never behind it; tasks without a lease may be named too.
         """
 
     async def next_due(self, tenant_id: str) -> float | None:
