@@ -10,6 +10,7 @@ import logging
 from collections import defaultdict
 
 from asyncgate import Caller, Engine, Needs, Seen, Sweep
+from asyncgate.backends.identity_audit import Pruner
 from asyncgate.backends.ledger_upkeep import duties
 from asyncgate.parts.duties import Duties, Duty
 from asyncgate.parts.errors import GateError
@@ -28,7 +29,8 @@ class Upkeep(Duties):
         self.engine = engine
         interval = engine.settings.lease_sweep_interval_seconds
         super().__init__({"sweep": Duty(interval, self.sweep), "beat": Duty(interval, self.beat),
-                          "presence": Duty(60.0, self.remember), **duties(engine)})
+                          "presence": Duty(60.0, self.remember), "audit": Duty(3600.0, Pruner(engine).run),
+                          **duties(engine)})
 
     async def __aexit__(self, *_: object) -> None:
         await super().__aexit__()

@@ -156,7 +156,8 @@ RULES: dict[str, tuple[str, set[str]]] = {
         WHERE nspname = 'asyncgate' AND has_schema_privilege('public', oid, 'USAGE, CREATE')""", set()),
     "only the look-ups across tenants and the ways into the archive run as another role": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef""",
-        {"all_tenants", "overdue", "unsent", "find_key", "archive_receipts", "forget_pointers", "prune_tasks"}),
+        {"all_tenants", "overdue", "unsent", "find_key", "archive_receipts", "forget_pointers", "prune_tasks",
+         "prune_audit"}),
     "nobody can lend them other tables, nor call them unasked": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef
         AND (proconfig IS DISTINCT FROM '{"search_path=pg_catalog, pg_temp"}'
