@@ -137,6 +137,13 @@ class Sweep(Ask, kw_only=True):
     schedules: list[str] = []
 
 
+class Prolong(Ask, kw_only=True):
+    """Upkeep's own request: these tasks may have leases that lived when the last gate fell silent."""
+
+    tasks: list[str] = []
+    silent_since: float = 0.0
+
+
 class Seen(Ask, kw_only=True):
     """Upkeep's own request: these principals have been here."""
 
@@ -160,6 +167,7 @@ class News(Struct, frozen=True):
     keys: tuple[str, ...] = ()                              # issued keys that have changed
     account: bool = False                                   # whether what is agreed with the tenant has changed
     posted: bool = False                                    # whether receipts wait for the ledger
+    lapse: float | None = None                              # when a lease runs out, earlier than was known before
 
 
 # LAW ##################################################################################################################
@@ -226,6 +234,7 @@ SCOPES = frozenset({"tasks:read", "tasks:write", "tasks:lease", "receipts:read",
                     "admin:read", "admin:write"})
 LAST_MOMENT = 253_402_214_400   # 9999-12-31
 SCHEMA_VERSION = "1"            # of receipt bodies (spec 19.9)
+CROWD = 100                     # leases that expire together and come back over all of the jitter
 STUCK_EXPIRIES = 3              # H.7.2: more requeues than this are an anomaly
 STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
 FENCES_SKIPPED = 1000           # by a task that moves to another gate or comes back: no old lease can outrank it
@@ -283,9 +292,22 @@ def instant(moment: datetime | None) -> float | None:
     return stored
 
 
-def jitter(lease_id: str, spread: float) -> float:
-    """Spread the requeueing of leases that expire together; derived from the id, so that rules stay pure."""
-    return hashlib.sha256(lease_id.encode()).digest()[0] / 256 * spread
+def jitter(lease_id: str, spread: float, crowd: int) -> float:
+    """Spread the requeueing of leases that expire together: not at all for one, over all of `spread` for a crowd.
+
+    Derived from the lease's id, so that rules stay pure.
+    """
+    share = min((crowd - 1) / (CROWD - 1), 1.0)
+    return hashlib.sha256(lease_id.encode()).digest()[0] / 256 * spread * share
+
+
+def prolonged(lease: Lease, silent_since: float, now: float, grace: float) -> float:
+    """Return when a lease ends that no gate could renew for a while: what was left of it then, and `grace`, from now.
+
+    Never more than its own length is left, so a process that dies over this and begins again prolongs it only once.
+    """
+    left = min(lease.expires_at - silent_since, lease.ttl_seconds or lease.expires_at - lease.acquired_at)
+    return max(lease.expires_at, now + left + grace)
 
 
 def alive(lease: Lease | None, now: float, grace: float) -> bool:
@@ -724,13 +746,12 @@ class Engine:
 
     def permit(self, op: Operation, caller: Caller) -> None:
         """Refuse who may not ask such a thing, whatever it is: a façade reads no body for them."""
-        if op.open:
+        if op.fits(caller):
             return
         needed = " or ".join([role for role in op.roles if role != "system"])      # which nobody outside can have
         if caller.role not in op.roles:
             raise barred(caller, f"a credential with the role {caller.role} cannot {op.name}", needed)
-        if op.scopes and not caller.scopes & op.scopes:
-            raise barred(caller, f"{op.name} needs the scope {' or '.join(sorted(op.scopes))}", needed)
+        raise barred(caller, f"{op.name} needs the scope {' or '.join(sorted(op.scopes))}", needed)
 
     def at_home(self, caller: Caller, tenant_id: str) -> None:
         """Tolerate a tenant that a request names when it is the credential's own, refuse any other (21.3.1)."""
@@ -1577,15 +1598,15 @@ class Engine:
         """Take back tasks whose lease ran out; report deadlines, spent attempts and late schedules (H.7)."""
         for task_id in ask.tasks:
             with contextlib.suppress(TaskNotFound), work.part():
-                self._look_after(work, work.task(task_id))
+                self._look_after(work, work.task(task_id), len(ask.tasks))
         for schedule_id in ask.schedules:
             if schedule := work.found(Schedule, schedule_id):
                 self._late(work, schedule)
 
-    def _look_after(self, work: Work, task: Task) -> None:
+    def _look_after(self, work: Work, task: Task, crowd: int) -> None:
         lease = work.leases.get(task.task_id)
         if task.status in ACTIVE and lease and not alive(lease, work.now, self.settings.lease_grace_seconds):
-            task = self._expire(work, task, lease)
+            task = self._expire(work, task, lease, crowd)
         if task.deadline_at is not None and task.deadline_at <= work.now and task.status not in TERMINAL:
             task = work.change(task, deadline_at=None)
             self._anomaly(work, task, "deadline_passed", status=task.status,
@@ -1594,12 +1615,12 @@ class Engine:
             self._anomaly(work, task, "attempts_spent_but_queued", attempt=task.attempt,
                           recommended_action="cancel the task, or report this as a defect of the gate")
 
-    def _expire(self, work: Work, task: Task, lease: Lease) -> Task:
+    def _expire(self, work: Work, task: Task, lease: Lease, crowd: int) -> Task:
         """PH.4: a lost lease is not a failure.  But a task that keeps killing its workers is held at last."""
         lost_to = [*_any(task.lost_to), lease.worker_id][-10:]
         losses, most = task.expiries + 1, task.max_expiries
         held = "lease_expiries" if most and losses >= most else self._overtold(work, task)
-        pause = jitter(lease.lease_id, self.settings.expiry_jitter_seconds)
+        pause = jitter(lease.lease_id, self.settings.expiry_jitter_seconds, crowd)
         work.hold(replace(lease, ending="expired"))
         # Clarification C: only a task's own instance sweeps it, and here it is adopted first (DESIGN 5.10).
         task = work.move(task, EXPIRE, expiries=losses, held=held, started_at=None, asyncgate_instance=self.instance,
@@ -1625,6 +1646,18 @@ class Engine:
     def _expiry(self, task: Task, lease: Lease, reason: str) -> dict[str, Any]:
         return {"task_id": task.task_id, "previous_worker_id": lease.worker_id, "attempt": task.attempt,
                 "requeued": task.held is None, "reason": reason}
+
+    def prolong(self, work: Work, caller: Caller, ask: Prolong) -> None:
+        """Give leases back the time in which no gate served: their workers could neither renew nor complete."""
+        grace = self.settings.lease_grace_seconds
+        for task_id in ask.tasks:
+            lease = work.leases.get(task_id)
+            if lease is None or not alive(lease, ask.silent_since, grace):
+                continue
+            until = prolonged(lease, ask.silent_since, work.now, self.settings.restart_grace_seconds)
+            work.hold(replace(lease, expires_at=until))
+            work.tell(task_id, "lease.prolonged", lease_id=lease.lease_id, worker_id=lease.worker_id,
+                      expires_at=outside(until).isoformat(), silent_since=outside(ask.silent_since).isoformat())
 
     def seen(self, work: Work, caller: Caller, ask: Seen) -> None:
         """Write down who was here; a session begins with a new instance or after 30 silent minutes."""
@@ -2098,6 +2131,10 @@ class Operation:
         self.fields = get_type_hints(self.takes, include_extras=True)
         self.summary, _, self.text = (inspect.getdoc(run) or "").partition("\n")
 
+    def fits(self, caller: Caller) -> bool:
+        """Whether a credential may ask this at all, by its role and one of its scopes."""
+        return self.open or (caller.role in self.roles and not (self.scopes and self.scopes.isdisjoint(caller.scopes)))
+
 
 EVERYONE = "a w A"
 OPERATIONS = {op.name: op for op in (
@@ -2235,13 +2272,14 @@ class Gate:
             upkeep = self._furnish(Engine(backend, self.settings))
             opened.push_async_callback(self.engine.batches.landed)
             opened.push_async_callback(self.mcp.close)
-            await backend.join(self.engine.instance, self.settings.lease_sweep_interval_seconds, self.engine.hear)
+            beats = self.settings.lease_sweep_interval_seconds
+            await upkeep.begin(await backend.join(self.engine.instance, beats, self.engine.hear))
             async with self.guard, upkeep, self.engine.ledger or contextlib.nullcontext():
                 yield
 
-    def _furnish(self, engine: Engine) -> Duties:
+    def _furnish(self, engine: Engine) -> Any:
         """Give the engine what works beside it; raises StartupError for settings that contradict one another."""
-        upkeep: Duties = import_module("asyncgate.backends.upkeep").Upkeep(engine)
+        upkeep = import_module("asyncgate.backends.upkeep").Upkeep(engine)
         part = import_module("asyncgate.backends.identity_guard")
         if self.settings.receipt_mode != "standalone":
             engine.ledger = import_module("asyncgate.backends.receipts_outbox").Ledger(engine)

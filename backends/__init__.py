@@ -59,14 +59,16 @@ class Backend(Protocol):
     def alone(self) -> bool:
         """Whether no other process can be writing to the database."""
 
-    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> None:
+    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> float | None:
         """Take part under a name; raises StartupError when a living process has it.
 
         `hear` is told, on the event loop, what other processes have committed.  `close` leaves again.
+        Returns the last sign of life of any process, None if one lives now or there never was one.  Who joins next
+        waits until this process has given its first sign: leases may get time back before.
         """
 
     async def beat(self) -> None:
-        """Say that this process lives; upkeep does so every `beat_seconds`."""
+        """Give a sign of life; upkeep does so every `beat_seconds`."""
 
     def tell(self, news: News) -> None:
         """Let other processes know, soon and at most once; it may be lost."""
@@ -148,6 +150,12 @@ class Backend(Protocol):
         """Return tenants with ids of tasks and schedules that upkeep must look at: at most `limit` of each kind.
 
         On a database that several processes share it leaves out the tasks of other instances that live.
+        """
+
+    async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
+        """Return when live leases run out, from a time on, with tenant and task; the soonest come first.
+
+        The time may lie before the end of a renewed lease, never behind it; tasks without a lease may be named too.
         """
 
     async def next_due(self, tenant_id: str) -> float | None:

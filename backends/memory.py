@@ -110,8 +110,9 @@ class Memory:
         """Return the time of this process."""
         return time.time() + self.skew
 
-    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> None:
-        """Have nobody to meet."""
+    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> float | None:
+        """Return None: nothing was here before."""
+        return None
 
     async def beat(self) -> None:
         """Have nobody to show it to."""
@@ -317,6 +318,11 @@ class Memory:
             if tasks or late:
                 found.append((tenant_id, sorted(tasks)[:limit], late[:limit]))
         return found
+
+    async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
+        """Return when live leases run out."""
+        ends = [(lease.expires_at, id, lease.task_id) for id, tenant in self.all.items() for lease in tenant.live()]
+        return sorted(end for end in ends if end[0] >= since)[:limit]
 
     async def next_due(self, tenant_id: str) -> float | None:
         """Return when the next delayed task may be leased."""

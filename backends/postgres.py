@@ -200,10 +200,10 @@ class Postgres:
         """Whether no other process is known to share the database."""
         return self.member is None or self.member.alone
 
-    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> None:
+    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> float | None:
         """Take part under a name that no living process has."""
         self.member = Membership(self.settings.direct_url or self.url, self.settings, instance_id, beat_seconds, hear)
-        await self.member.join()
+        return await self.member.join()
 
     async def beat(self) -> None:
         """Say that this process lives."""
@@ -591,6 +591,10 @@ class Postgres:
             if len(ids) < limit:
                 ids.append(id)
         return [(tenant_id, *both) for tenant_id, both in found.items()]
+
+    async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
+        """Return when live leases run out; a task with a deadline is named too, for both have one index."""
+        return [tuple(row) for row in await self._ask(sql.LAPSES, since, limit)]
 
     async def next_due(self, tenant_id: str) -> float | None:
         """Return when the next delayed task may be leased."""

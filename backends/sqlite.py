@@ -189,6 +189,16 @@ LATE_TENANTS = """
                    AND status IN ('queued', 'leased', 'running'))
         OR EXISTS (SELECT 1 FROM tasks WHERE tenant_id = t.tenant_id AND status = 'queued' AND attempt >= max_attempts)
         OR EXISTS (SELECT 1 FROM schedules WHERE tenant_id = t.tenant_id AND late_at <= ?1)"""
+# The youngest receipt is a sign of life too, younger than the last beat of a gate that was killed.
+LAST_SIGN = """
+    SELECT max(at) FROM (SELECT CAST(value AS REAL) AS at FROM meta WHERE name = 'sign_of_life'
+                         UNION ALL SELECT * FROM (SELECT created_at FROM receipts ORDER BY rowid DESC LIMIT 1))"""
+SIGN = """
+    INSERT OR REPLACE INTO meta SELECT 'sign_of_life', ?
+    WHERE EXISTS (SELECT 1 FROM tenants CROSS JOIN leases USING (tenant_id) WHERE ending = 'live')"""
+LAPSES = """
+    SELECT expires_at, tenant_id, task_id FROM tenants CROSS JOIN leases USING (tenant_id)
+    WHERE ending = 'live' AND expires_at >= ? ORDER BY expires_at LIMIT ?"""
 COUNT = """
     SELECT (SELECT count(*) FROM tasks WHERE tenant_id = ?1 AND status IN ('queued', 'leased', 'running')),
            (SELECT count(*) FROM leases WHERE tenant_id = ?1 AND ending = 'live'),
@@ -258,7 +268,7 @@ class Sqlite:
     instance, alone = "asyncgate-1", True               # one process serves a file
 
     def __init__(self, path: str, lock: Serving | None = None) -> None:
-        self.path = path
+        self.path, self.serving = path, lock is not None
         self.skew, self.ids = 0.0, Ids()
         self.tenant_id: str | None = None                   # of the running transaction, for the triggers
         self.lanes: defaultdict[str, Lanes] = defaultdict(Lanes)
@@ -313,11 +323,14 @@ class Sqlite:
         """Return this process's time: one process owns the file."""
         return time.time() + self.skew
 
-    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> None:
-        """Do nothing: the lock on the file has kept others out."""
+    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> float | None:
+        """Return the last sign of life; the lock on the file has kept others out."""
+        sign: float | None = (await self._rows(LAST_SIGN))[0][0]
+        return sign
 
     async def beat(self) -> None:
-        """Do nothing: the lock on the file tells that this process lives."""
+        """Write down that this process lives, if any lease does: nobody else needs to know."""
+        await self._on_writer(SIGN, (self.now(),))
 
     def tell(self, news: News) -> None:
         """Do nothing: nobody else works on the file."""
@@ -332,6 +345,8 @@ class Sqlite:
         await self.opened.aclose()
 
     async def _write_last(self) -> None:
+        if self.serving:
+            await self.beat()
         self.queue.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self.writer.join)
 
@@ -626,6 +641,10 @@ class Sqlite:
             schedules = [row[0] for row in await self._rows(LATE, tenant_id, now, limit)]
             found.append((tenant_id, tasks, schedules))
         return found
+
+    async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
+        """Return when live leases run out."""
+        return await self._rows(LAPSES, since, limit)
 
     async def next_due(self, tenant_id: str) -> float | None:
         """Return when the next delayed task may be leased."""

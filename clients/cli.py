@@ -389,8 +389,10 @@ def dev(configured: Configured, no_worker: bool) -> None:
 @click.option("--token", help="The credential; default ASYNCGATE_API_KEY.")
 @click.option("--agent", metavar="ID", help="The agent that speaks where a call names nobody.")
 @click.option("--underscores", is_flag=True, help="Name tools with underscores, for hosts that take no dots.")
+@click.option("--tools", default="", metavar="SETS", help="List the tools of these sets only: delegate,work,admin.")
 @configured
-def mcp(configured: Configured, url: str | None, token: str | None, agent: str | None, underscores: bool) -> None:
+def mcp(configured: Configured, url: str | None, token: str | None, agent: str | None, underscores: bool,
+        tools: str) -> None:
     """Speak MCP on standard input and output, for hosts that start a program: Claude Desktop and others.
 
     With --url it speaks for a running gate; with --database it is a gate itself, for one host alone.
@@ -399,7 +401,7 @@ def mcp(configured: Configured, url: str | None, token: str | None, agent: str |
     if own and (url or token):
         raise click.UsageError("give --url for a running gate, or --database for one of its own, not both")
     import_module("asyncgate.parts.logs").start_logging(configured.settings)
-    path = stdio.path_of(agent, underscores)
+    path = stdio.path_of(agent, underscores, tools)
     try:
         asyncio.run(stdio.embedded(configured.settings, path) if own else stdio.to_running(url, token, path))
     except ValueError as wrong:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import time
 from contextlib import aclosing
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,25 @@ async def test_a_server_that_is_killed_at_any_moment_loses_and_repeats_nothing(
     assert status == 0
     assert unanswered > 0
     assert [line for line in server.lines if " ERROR " in line] == []
+
+
+async def test_a_worker_may_finish_what_it_did_while_no_gate_served(database: str) -> None:
+    async with serving(database, **HASTY) as server, aclosing(Load(server, 0)) as load:
+        worker = load.client("w1")
+        await load.client("a1").ask("create_task", type="demo")
+        claim = await worker.ask("lease_next", lease_ttl_seconds=1)
+        assert claim.reply is not None
+        [offer] = claim.reply["tasks"]
+        await server.stop(signal.SIGKILL)
+        await asyncio.sleep(max(datetime.fromisoformat(offer["expires_at"]).timestamp() - time.time(), 0.0))
+        await server.start()
+
+        under = {name: offer[name] for name in ("task_id", "lease_id", "fence")}
+        done = await worker.ask("complete", **under, result={"n": 1}, artifacts=[{"uri": "file:///out"}])
+
+        assert done.error is None
+        await server.stop(signal.SIGTERM)
+        assert await wrong_with(database, load) == []
 
 
 async def test_of_64_clients_that_race_for_one_task_exactly_one_gets_it(database: str, rounds: int) -> None:

@@ -51,16 +51,22 @@ from asyncgate.parts.mcp_context import Library
 from asyncgate.parts.mcp_tasks import Tasks, handle, wanted
 from asyncgate.parts.mcp_tools import (
     ABOUT,
+    BRIEF,
     BROKEN,
     CODES,
     DOTTED,
+    FULL,
+    NAMED,
     PARSE_ERROR,
     UNDERSCORED,
     UNKNOWN_METHOD,
+    Form,
     both_names,
     found,
     input_schema,
+    is_in,
     refused,
+    sets_of,
     strict,
     told_refusal,
     tools,
@@ -77,7 +83,7 @@ Context = ServerRequestContext[Any]
 HOUR_MS = 3_600_000
 ENVELOPE_BYTES = 64 * 2**10         # of a message that the SDK reads, which makes models of it
 STRANGERS_BYTES = 256 * 2**10       # of a request whose token, if any, is inside
-SAME_FOR_ALL: tuple[CacheableMethod, ...] = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
+SAME_FOR_ALL: tuple[CacheableMethod, ...] = ("prompts/list", "resources/list", "resources/templates/list")
 AROUND = 2      # levels of a message around the arguments of its call
 NULL, NOTHING = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
 VISIT = "asyncgate.visit"       # where the ASGI scope carries a visit through the SDK
@@ -97,10 +103,28 @@ class Catalog:
     def __init__(self, operations: tuple[Operation, ...]) -> None:
         self.tools = {name: op for op in operations for name in both_names(op.name)}
         self.takes = {op.name: msgspec.json.Decoder(strict(op)).decode for op in operations}
-        self.schemas = {name: input_schema(op) for name, op in self.tools.items()}
-        self.listed = {separator: tools(operations, separator) for separator in (DOTTED, UNDERSCORED)}
-        self.models = {separator: [types.Tool.model_validate(one) for one in listed]
-                       for separator, listed in self.listed.items()}
+        schemas = {op.name: input_schema(op) for op in operations}
+        self.schemas = {name: schemas[op.name] for name, op in self.tools.items()}
+        self.shelves: dict[tuple[str, Form], list[Shown]] = {}
+        for separator in (DOTTED, UNDERSCORED):
+            for form in (BRIEF, NAMED):
+                self.shelf(separator, form)
+
+    def shelf(self, separator: str, form: Form) -> list[Shown]:
+        """Return all tools as they are listed in a form, by name."""
+        if (separator, form) not in self.shelves:
+            listed = tools({op.name: op for op in self.tools.values()}.values(), separator, form)
+            self.shelves[separator, form] = [
+                Shown(self.tools[one["name"]], one, types.Tool.model_validate(one)) for one in listed]
+        return self.shelves[separator, form]
+
+
+class Shown(msgspec.Struct):
+    """A tool as it is listed: for the bare dialect, and for the SDK."""
+
+    op: Operation
+    plain: dict[str, Any]
+    model: types.Tool
 
 
 catalog = cache(Catalog)
@@ -178,7 +202,8 @@ class Facade:
         server: Server[Any] = FixedLists(
             "asyncgate", version=self.version, title="AsyncGate", instructions=ABOUT,
             get_tool_input_schema=self.catalog.schemas.get,      # or the SDK lists all tools again on every call
-            cache_hints=dict.fromkeys(SAME_FOR_ALL, CacheHint(ttl_ms=HOUR_MS, scope="public")),
+            cache_hints={**dict.fromkeys(SAME_FOR_ALL, CacheHint(ttl_ms=HOUR_MS, scope="public")),
+                         "tools/list": CacheHint(ttl_ms=HOUR_MS, scope="private")},      # by role and scopes
             on_list_tools=self._list)
         server.add_request_handler("tools/call", types.CallToolRequestParams, self._call)
         Tasks(self._do).join(server)
@@ -235,6 +260,7 @@ class Facade:
 
     async def _read_apart(self, body: bytes) -> Asked | None:
         """Judge a message and take it apart; what is wrong with the arguments alone is for whoever answers the call."""
+        wrong = None
         try:
             wrong = await refusal(body, self.settings.max_request_values, MAX_DEPTH + AROUND)
             # What has too many values is not even taken apart.
@@ -263,6 +289,7 @@ class Facade:
                    caller: Caller) -> None:
         """Let the SDK answer, over the message without its arguments."""
         visit = Visit(caller, query_of(scope))
+        sets_of(visit.query.get("tools"))       # a set that is none is refused at once, whatever is asked
         if message and (op := self._called(message)) and message.arguments_are_an_object:   # else the SDK refuses them
             visit.call = self._read(scope, op, self.catalog.takes[op.name], message, caller)
             body = message.emptied()
@@ -324,12 +351,19 @@ class Facade:
     # What the SDK calls.
 
     async def _list(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        path = ctx.request.url.path if ctx.request else ""
-        return types.ListToolsResult(tools=self.catalog.models[self._separator(path)])
+        assert ctx.request is not None
+        visit = visit_of(ctx)
+        shown = self._shown(ctx.request.url.path, visit.caller, visit.query)
+        return types.ListToolsResult(tools=[one.model for one in shown])
 
-    def _separator(self, path: str) -> str:
+    def _shown(self, path: str, caller: Caller, query: dict[str, str]) -> list[Shown]:
+        """Return the tools that a caller may use, of the sets that the address asks for; all can be called by name."""
         underscored = path.endswith("/u") or self.settings.mcp_tool_names == "underscore"
-        return UNDERSCORED if underscored else DOTTED
+        named = (caller.bound and not caller.sees_all) or "principal_id" in query
+        form = FULL if query.get("schemas") == "full" else NAMED if named else BRIEF
+        sets = sets_of(query.get("tools"))
+        return [one for one in self.catalog.shelf(UNDERSCORED if underscored else DOTTED, form)
+                if one.op.fits(caller) and is_in(one.op, sets)]
 
     async def _call(self, ctx: Context, params: types.CallToolRequestParams) -> dict[str, Any]:
         visit = visit_of(ctx)
@@ -384,7 +418,7 @@ class Facade:
             await self.gate.guard.meter(scope, caller, "")
         await breathe(bytes(message.arguments))
         if message.method == "tools/list":
-            return {"tools": self.catalog.listed[self._separator(scope["path"])]}
+            return {"tools": [one.plain for one in self._shown(scope["path"], caller, query_of(scope))]}
         if op is None:
             raise InvalidRequest(f"no tool {message.name!r}; tools/list names them")
         if not message.arguments_are_an_object:

@@ -297,12 +297,13 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     default_fallback_owner_id: Annotated[Name, says("Id of the owner of tasks that name nobody")] = "asyncgate"
     default_lease_ttl_seconds: Annotated[Ttl, says("Seconds a lease lives when a claim names none")] = 300
     max_lease_ttl_seconds: Annotated[Ttl, says("Longest lease in seconds; longer requests are clamped")] = 1800
-    lease_sweep_interval_seconds: Annotated[Timer, says("Seconds between sweeps for lost leases")] = 10.0
+    lease_sweep_interval_seconds: Annotated[Timer, says("Longest pause between two sweeps for lost leases")] = 10.0
     lease_grace_seconds: Annotated[Seconds, says("Seconds a lease outlives its expiry")] = 0.0
     max_lease_renewals: Annotated[Count, says("Renewals a lease may have; 0 is no limit")] = 0
     max_lease_lifetime_seconds: Annotated[Count, says("Seconds a lease may live over all renewals; 0 is no limit")] = 0
     max_expiries: Annotated[Count, says("Lost leases after which a task is held; 0 is never")] = 10
-    expiry_jitter_seconds: Annotated[Seconds, says("Longest random delay before a lost task is offered again")] = 5.0
+    restart_grace_seconds: Annotated[Seconds, says("Seconds that leases get when no gate served for a while")] = 5.0
+    expiry_jitter_seconds: Annotated[Seconds, says("Longest random delay before lost tasks are offered again")] = 5.0
     max_claim_tasks: Annotated[int, span(1, 1000), says("Most tasks one claim may lease")] = 100
     max_wait_seconds: Annotated[float, span(0, 60, "a number"), says("Longest a claim or read may wait")] = 30.0
     max_waiting_claims: Annotated[Count, says("Most claims that may wait at once")] = 4096

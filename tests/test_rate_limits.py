@@ -520,7 +520,8 @@ async def test_a_tenant_may_be_limited_further_for_a_time(serve: Any, facade: st
 async def test_stricter_limits_go_before_an_exemption_and_need_all_that_they_are(limited: Limited) -> None:
     house, ada, _ = await limited(100)
     until: dict[str, Any] = {"stricter_until": "2099-01-01T00:00:00Z", "reason": "why"}
-    bad: list[dict[str, Any]] = [{**until}, {**until, "stricter_calls_per_hour": 3, "reason": None}, {"stricter_calls_per_hour": 3}]
+    bad: list[dict[str, Any]] = [until, {**until, "stricter_calls_per_hour": 3, "reason": None},
+                                 {"stricter_calls_per_hour": 3}]
     told = [await house.ask("set_limits", {"tenant": OTHER, **fields}) for fields in bad]
     await house.good("set_limits", {"tenant": OTHER, "stricter_calls_per_hour": 3, **until})
     await house.good("set_limits", {"tenant": OTHER, "exempt_until": "2099-01-01T00:00:00Z", "reason": "contract"})

@@ -20,14 +20,13 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     tenant uuid := asyncgate.tenant();
-    first text;
-    written float8;
+    id text;
 BEGIN
-    LOOP
-        SELECT audit_id, at INTO first, written FROM asyncgate.audit WHERE tenant_id = tenant ORDER BY audit_id LIMIT 1;
-        EXIT WHEN first IS NULL OR first <> ALL (ids)
-            OR written > extract(epoch FROM clock_timestamp()) - 90 * 86400;
-        DELETE FROM asyncgate.audit WHERE tenant_id = tenant AND audit_id = first;
+    FOREACH id IN ARRAY ids LOOP
+        IF NOT EXISTS (SELECT FROM asyncgate.audit WHERE tenant_id = tenant AND audit_id < id) THEN
+            DELETE FROM asyncgate.audit WHERE tenant_id = tenant AND audit_id = id
+                AND at <= extract(epoch FROM clock_timestamp()) - 90 * 86400;
+        END IF;
     END LOOP;
 END $$;
 
