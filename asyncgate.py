@@ -2205,8 +2205,9 @@ class Identity:
         for way in self.ways:
             if (caller := await way.caller(token, address)) is not None:
                 return caller
-        raise Unauthenticated("this credential is not known here" if token else
-                              "a credential is needed: Authorization: Bearer <token>, or X-API-Key: <token>")
+        if token:
+            raise InvalidToken("this credential is not known here")
+        raise Unauthenticated("a credential is needed: Authorization: Bearer <token>, or X-API-Key: <token>")
 
 
 # REST #################################################################################################################
@@ -2453,7 +2454,7 @@ class Door:
         async with self.opening:
             if self.facade is None:     # else another request opened it while this one waited
                 part = await asyncio.to_thread(import_module, "asyncgate.parts.mcp_facade")
-                await asyncio.to_thread(part.catalog, tuple(OPERATIONS.values()))      # it takes a third of a second
+                await asyncio.to_thread(part.catalog, tuple(OPERATIONS.values()), part.PREFIX)     # a third of a second
                 self.facade = await part.Facade(self.gate, OPERATIONS, __version__).open()
 
     def drain(self) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from asyncgate import ReceiptRecord
+from asyncgate import Principal, ReceiptRecord
 from asyncgate.backends.receipts_sinks import Filed, LedgerPage, Outage, Refusal, Singly, Unanswered
 from asyncgate.backends.receipts_wires import LOOK_SECONDS, pace_of
 from asyncgate.parts.views import shown
@@ -23,7 +23,7 @@ from asyncgate.parts.wire import Problem
 if TYPE_CHECKING:
     import httpx2
 
-    from asyncgate import EntryFilter, Lease, Principal, Receipt, Settings, Task
+    from asyncgate import EntryFilter, Lease, Receipt, Settings, Task
     from asyncgate.backends.receipts_sinks import Bulk, Sink
 
 # These say something about the way to the ledger, or about the gate's credential, and nothing about the receipt.
@@ -50,6 +50,7 @@ class Listed(Struct):
 
     receipts: list[Filed]
     next_cursor: str | None = None
+    stated_by: list[Principal | None] = []      # of each receipt, where the ledger knows it
 
 
 class Answered(Struct):
@@ -139,7 +140,9 @@ class MemoryGate:
                 text = await self._ask("GET", f"/{quoted(receipt_id)}", params=about, **more)
             except Missing:
                 return None
-        return self._ours(tenant_id, record(text))
+        found = record(text)
+        found.stated_by = None      # that is what the receipt says itself
+        return self._ours(tenant_id, found)
 
     async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
         """List receipts in the order of their arrival."""
@@ -147,7 +150,7 @@ class MemoryGate:
                  "receipt_type": of.receipt_type, "asyncgate_instance": of.instance, "since_receipt_id": of.after}
         text = await self._ask("GET", "", params={name: value for name, value in given.items() if value is not None})
         try:
-            found = listed(text)
+            found = attributed(listed(text))
         except msgspec.DecodeError as wrong:
             raise Outage(f"the ledger's list cannot be read: {wrong}") from None
         last = found.receipts[-1].receipt_id if found.receipts else None
@@ -181,6 +184,14 @@ class MemoryGate:
         """Let the connections go."""
         if self.http is not None:
             await self.http.aclose()
+
+
+def attributed(page: Listed) -> Listed:
+    """Say of each receipt who stated it, as the ledger does; what a receipt says of itself does not count."""
+    known = page.stated_by if len(page.stated_by) == len(page.receipts) else [None] * len(page.receipts)
+    for one, by in zip(page.receipts, known, strict=True):
+        one.stated_by = by
+    return page
 
 
 class Missing(Outage):

@@ -75,6 +75,7 @@ PRAGMAS = """
     PRAGMA mmap_size = 1073741824; PRAGMA temp_store = MEMORY; PRAGMA foreign_keys = OFF;
     PRAGMA recursive_triggers = ON;
 """     # the last one, or REPLACE would delete rows past the triggers that keep them
+OLD_NAME = "asyncgate-1"      # of the gate of a file that says none
 SHARE = 64          # batches that may share one commit
 PROMOTED = 1000     # delayed tasks whose time has come that one batch takes in
 
@@ -265,7 +266,7 @@ class Sqlite:
     """A file, one writer, a few readers."""
 
     parallel, parallel_per_tenant = SHARE, 2        # while one batch of a tenant is committed, the next one gathers
-    instance, alone = "asyncgate-1", True               # one process serves a file
+    alone = True                                        # one process serves a file
 
     def __init__(self, path: str, lock: Serving | None = None) -> None:
         self.path, self.serving = path, lock is not None
@@ -318,6 +319,7 @@ class Sqlite:
                 self.ids.after(self.db.execute(newest, (tenant_id,)).fetchone()[0])
         key = self.db.execute("SELECT value FROM meta WHERE name = 'cursor_key'").fetchone()
         self.secret = bytes.fromhex(key[0])
+        self.instance: str = self.db.execute("SELECT value FROM meta WHERE name = 'instance_id'").fetchone()[0]
 
     def now(self) -> float:
         """Return this process's time: one process owns the file."""
@@ -742,6 +744,9 @@ def migrate_file(db: sqlite3.Connection) -> list[str]:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", (str(number),))
             applied.append(file.name)
         db.execute("INSERT OR IGNORE INTO meta VALUES ('cursor_key', ?)", (secrets.token_hex(32),))
+        # Two gates on one ledger must not have one name; a file that is older has had this one for ever.
+        name = OLD_NAME if version else f"asyncgate-{secrets.token_hex(4)}"
+        db.execute("INSERT OR IGNORE INTO meta VALUES ('instance_id', ?)", (name,))
     return applied
 
 

@@ -49,6 +49,7 @@ class Asked(msgspec.Struct):
     token: tuple[str, ...]
     bad_keys: int
     bad_bodies: int
+    hostile: bool
     as_json: bool
     of_itself: bool
     databases: tuple[str, ...]
@@ -66,6 +67,8 @@ class Asked(msgspec.Struct):
             modes = modes or [mode for mode in EVERY_MODE if mode not in ("echo", "health")]
         elif self.bad_keys or self.bad_bodies:
             modes = modes or ["health"]
+        elif self.hostile:
+            modes = modes or ["create"]
         elif not (modes or self.to_fill):
             modes = ["cycle"]
         if (self.with_echo or self.of_itself) and "echo" not in modes:
@@ -119,6 +122,8 @@ FILL_STATES = "; ".join(f"{name}: {says}" for name, says in MEANING.items())
               help="Start a server; measure its health without and beside so many that try bad keys, and its memory.")
 @click.option("--bad-bodies", default=0, type=click.IntRange(0, 100), metavar="N",
               help="The same beside so many that send the worst bodies of 16 MiB.")
+@click.option("--hostile", is_flag=True,
+              help="Start a server with limits; measure a tenant without and beside another one at its worst.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def bench(ctx: click.Context, /, **options: Any) -> None:
@@ -134,13 +139,15 @@ def bench(ctx: click.Context, /, **options: Any) -> None:
     asyncgate bench --token SHARED --token aga_...     what does an issued key cost beside the shared token?
     asyncgate bench --bad-keys 200                     is the health check answered under a flood of bad keys?
     asyncgate bench --bad-bodies 2                     how long can one request hold up the others?
+    asyncgate bench --hostile --clients 1              what can the worst tenant do to another?
     """
     asked = Asked(**{param.name: options[param.name] for param in ctx.command.params if param.name in options})
     if said := "; ".join(contradictions(ctx, asked)):
         raise click.UsageError(said)
     allow_files(max(2 * max(asked.clients), asked.idle) + asked.idle)
     try:
-        (of_itself if asked.of_itself else under_a_flood if asked.bad_keys or asked.bad_bodies else of_another)(asked)
+        flood = under_a_flood if asked.bad_keys or asked.bad_bodies else beside_the_worst if asked.hostile else None
+        (of_itself if asked.of_itself else flood or of_another)(asked)
     except (Failed, ValueError) as wrong:
         end(wrong)
 
@@ -152,13 +159,13 @@ def contradictions(ctx: click.Context, asked: Asked) -> Iterator[str]:
         yield "--seconds and --count exclude each other"
     if asked.databases and not asked.of_itself:
         yield "--database needs --self: a gate that runs has its database already, name it with --url"
-    flood = asked.bad_keys or asked.bad_bodies
+    flood = asked.bad_keys or asked.bad_bodies or asked.hostile
     if (asked.of_itself or flood) and {"url", "token"} & given:
-        yield "--self, --bad-keys and --bad-bodies start servers of their own: leave --url and --token away"
+        yield "--self, --bad-keys, --bad-bodies and --hostile start servers of their own: leave --url and --token away"
     if flood and (asked.of_itself or asked.rival or asked.idle or asked.to_fill or asked.with_echo):
-        yield "--bad-keys and --bad-bodies go with --mode, --clients and how long, and nothing else"
-    if asked.bad_keys and asked.bad_bodies:
-        yield "--bad-keys and --bad-bodies exclude each other"
+        yield "--bad-keys, --bad-bodies and --hostile go with --mode, --clients and how long, and nothing else"
+    if (asked.bad_keys > 0) + (asked.bad_bodies > 0) + asked.hostile > 1:
+        yield "--bad-keys, --bad-bodies and --hostile exclude each other"
     if asked.states and not asked.to_fill:
         yield "--fill-state needs --fill, how many"
     if {"rival_kind", "rival_token"} & given and not asked.rival:
@@ -199,6 +206,14 @@ def under_a_flood(asked: Asked) -> None:
         kind, number = (BAD_KEY, asked.bad_keys) if asked.bad_keys else (BAD_BODY, asked.bad_bodies)
         flood = run(part.flooded(server, asked.plan(), kind, number))
     click.echo(msgspec.json.encode(flood) if asked.as_json else f"{table(flood.rows)}\n{part.told(flood)}")
+
+
+def beside_the_worst(asked: Asked) -> None:
+    """Start a server with its limits on, and let one tenant do its worst beside another."""
+    part = import_module("asyncgate.clients.bench_hostile")
+    with serving((), 0, part.LIMITED) as [server]:
+        rows = run(part.harmed(server, asked.plan()))
+    click.echo(msgspec.json.encode(rows) if asked.as_json else f"{table(rows)}\n{part.verdict(rows)}")
 
 
 async def beside(asked: Asked, gates: list[Gate], plan: Plan) -> list[Row]:

@@ -58,6 +58,7 @@ from asyncgate.parts.mcp_tools import (
     FULL,
     NAMED,
     PARSE_ERROR,
+    PREFIX,
     UNDERSCORED,
     UNKNOWN_METHOD,
     Form,
@@ -85,6 +86,7 @@ ENVELOPE_BYTES = 64 * 2**10         # of a message that the SDK reads, which mak
 STRANGERS_BYTES = 256 * 2**10       # of a request whose token, if any, is inside
 SAME_FOR_ALL: tuple[CacheableMethod, ...] = ("prompts/list", "resources/list", "resources/templates/list")
 AROUND = 2      # levels of a message around the arguments of its call
+PASSING = (408, 429)        # refusals of which the next try may hear nothing
 NULL, NOTHING = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
 VISIT = "asyncgate.visit"       # where the ASGI scope carries a visit through the SDK
 COMPLETE = {"resultType": "complete"}       # what the newest revision wants to read, and older ones do not get
@@ -100,8 +102,9 @@ _text = msgspec.json.Decoder(str).decode
 class Catalog:
     """All that is made of the operations once: the tools by either name, what they take, and their listings."""
 
-    def __init__(self, operations: tuple[Operation, ...]) -> None:
-        self.tools = {name: op for op in operations for name in both_names(op.name)}
+    def __init__(self, operations: tuple[Operation, ...], prefix: str = PREFIX) -> None:
+        self.tools = {name: op for op in operations for name in both_names(op.name, prefix)}
+        self.prefix = prefix
         self.takes = {op.name: msgspec.json.Decoder(strict(op)).decode for op in operations}
         schemas = {op.name: input_schema(op) for op in operations}
         self.schemas = {name: schemas[op.name] for name, op in self.tools.items()}
@@ -113,7 +116,7 @@ class Catalog:
     def shelf(self, separator: str, form: Form) -> list[Shown]:
         """Return all tools as they are listed in a form, by name."""
         if (separator, form) not in self.shelves:
-            listed = tools({op.name: op for op in self.tools.values()}.values(), separator, form)
+            listed = tools({op.name: op for op in self.tools.values()}.values(), separator, form, self.prefix)
             self.shelves[separator, form] = [
                 Shown(self.tools[one["name"]], one, types.Tool.model_validate(one)) for one in listed]
         return self.shelves[separator, form]
@@ -188,9 +191,11 @@ class FixedLists(Server[Any]):
 class Facade:
     """Answers what comes to /mcp."""
 
+    PREFIX = PREFIX     # of the names of its tools
+
     def __init__(self, gate: Gate, operations: dict[str, Operation], version: str) -> None:
         self.gate, self.settings, self.operations, self.version = gate, gate.settings, operations, version
-        self.catalog = catalog(tuple(operations.values()))
+        self.catalog = catalog(tuple(operations.values()), self.PREFIX)
         self.stranger = msgspec.structs.replace(
             gate.settings, max_request_bytes=min(STRANGERS_BYTES, gate.settings.max_request_bytes))
         self.library = Library(self._do, self._whose, lambda: gate.engine, self.settings.max_waiting_claims)
@@ -431,7 +436,8 @@ class Facade:
     async def _error(self, scope: Scope, send: Send, id: msgspec.Raw, code: int, no: GateError) -> None:
         """Answer a failure: an integer for JSON-RPC, and in `data` the code that every façade gives."""
         error = {"code": code, "message": str(no), "data": told_refusal(no)}
-        status = no.status if isinstance(no, Unauthenticated) else 200
+        # A worker that reads no body stops at 4xx, and repeats what failed otherwise, also with the status 200.
+        status = no.status if 400 <= no.status < 500 and no.status not in PASSING else 200
         await self.gate.send(send, scope, status, encode({"jsonrpc": "2.0", "id": id, "error": error}),
                              refusal_headers(no))
 

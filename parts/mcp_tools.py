@@ -84,9 +84,9 @@ renew_every_seconds, then complete, fail or release_lease; a lease that ran out 
 names the next legal call. Name yourself with agent_id or worker_id where your credential does not."""
 
 
-def both_names(operation: str) -> tuple[str, str]:
+def both_names(operation: str, prefix: str = PREFIX) -> tuple[str, str]:
     """Return the two spellings of a tool's name, dotted first; both are always accepted."""
-    return f"{PREFIX}{DOTTED}{operation}", f"{PREFIX}{UNDERSCORED}{operation}"
+    return f"{prefix}{DOTTED}{operation}", f"{prefix}{UNDERSCORED}{operation}"
 
 
 def strict(op: Any) -> type[Ask]:
@@ -102,14 +102,15 @@ def tool(op: Any, name: str, form: Form = FULL) -> Json:
     takes = {"inputSchema": input_schema(op), "outputSchema": output_schema(op)} if form == FULL else {
         "inputSchema": brief(op, named=form == NAMED)}
     return {
-        "name": name, "title": op.name.replace("_", " ").capitalize(), "description": description(op), **takes,
+        "name": name, "title": op.name.replace("_", " ").capitalize(),
+        "description": description(op, name.startswith(PREFIX)), **takes,
         "annotations": {"readOnlyHint": reads, "destructiveHint": op.name in DESTRUCTIVE,
                         "idempotentHint": reads or op.name in IDEMPOTENT, "openWorldHint": False}}
 
 
-def tools(operations: Iterable[Any], separator: str, form: Form = FULL) -> list[Json]:
+def tools(operations: Iterable[Any], separator: str, form: Form = FULL, prefix: str = PREFIX) -> list[Json]:
     """Describe the tools of all operations, sorted by name."""
-    return [tool(op, f"{PREFIX}{separator}{op.name}", form) for op in sorted(operations, key=lambda op: op.name)]
+    return [tool(op, f"{prefix}{separator}{op.name}", form) for op in sorted(operations, key=lambda op: op.name)]
 
 
 def sets_of(named: str | None) -> frozenset[str]:
@@ -126,12 +127,12 @@ def is_in(op: Any, sets: frozenset[str]) -> bool:
     return op.open or bool(roles & {*op.roles}) or ("" in roles and not {"agent", "worker"} & {*op.roles})
 
 
-def description(op: Any) -> str:
-    """Say what a tool does and what may follow it."""
+def description(op: Any, of_a_gate: bool = True) -> str:
+    """Say what a tool does and, where it is one of a gate, what may follow it."""
     text = " ".join(f"{op.summary} {op.text.strip()}".split())
     while (shorter := CLAUSE.sub("", text)) != text:
         text = shorter
-    return f"{text} Next: {NEXT[op.name]}" if op.name in NEXT else text
+    return f"{text} Next: {NEXT[op.name]}" if of_a_gate and op.name in NEXT else text
 
 
 def input_schema(op: Any) -> Json:

@@ -203,6 +203,14 @@ class Entry(Struct, frozen=True):
     asyncgate_instance: str             # which gate wrote it; empty when none did
     digest: str                         # of what it says: the same id may not say something else
     content: str                        # as it came
+    stated_kind: str = ""               # of the principal whose credential it came with; empty: by an older release
+    stated_id: str = ""                 # and its id
+    stated_role: str = ""               # and the role of the credential
+
+    @property
+    def stated_by(self) -> Principal | None:
+        """Return who has stated it, as far as that is known; `sender` is who it says it is from."""
+        return Principal(self.stated_kind, self.stated_id) if self.stated_kind else None
 
     @property
     def sender(self) -> Principal:

@@ -333,7 +333,8 @@ class AckReceipt(ReceiptAsk, kw_only=True):
 class EmitReceipt(AsWorker, kw_only=True):
     """Offer a receipt."""
 
-    receipt_type: Name
+    receipt_type: Annotated[Name, says("what a scheduler states; the steps of a task write all others",
+                                       enum=["schedule.created", "schedule.deleted"])]
     task_id: Name | None = None
     lease_id: Name | None = None
     fence: Integer | None = None
