@@ -93,7 +93,7 @@ class Backend(Protocol):
         """Return a task with its latest lease and progress."""
 
     async def tasks(self, tenant_id: str, of: TaskFilter) -> list[tuple[Task, Lease | None, Progress | None]]:
-        """Return a page of tasks; filters apply before the limit."""
+        """Return a page of tasks; filters apply before the limit, and an owner of ANY_KIND is whoever has that id."""
 
     async def leases(self, tenant_id: str, worker: Principal) -> list[tuple[Task, Lease]]:
         """Return the live leases of a worker (of one instance, if it names one), oldest first."""
@@ -102,7 +102,10 @@ class Backend(Protocol):
         """Return one receipt with its parents."""
 
     async def receipts(self, tenant_id: str, of: ReceiptFilter) -> list[Receipt]:
-        """Return a page of receipts that no later commit can add to; filters apply before the limit."""
+        """Return a page of receipts that no later commit can add to; filters apply before the limit.
+
+        Of the `newest` come the last ones, still oldest first; an inbox of ANY_KIND is that of whoever has the id.
+        """
 
     async def events(self, tenant_id: str, task_id: str, after: str | None, limit: int) -> list[Event]:
         """Return a page of a task's events, oldest first."""

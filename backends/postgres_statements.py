@@ -564,6 +564,14 @@ def export(table: type[Struct], keys: tuple[str, ...]) -> str:
             f"WHERE tenant_id = $1 AND ({listed(keys)}) > ({after}) ORDER BY {listed(keys)} LIMIT 1000")
 
 
+def placed(given: list[Any]) -> Callable[[str], str]:
+    """Return what takes another parameter of a statement, behind the tenant, and names it."""
+    def name(value: str) -> str:
+        given.append(value)
+        return f"${len(given) + 1}"
+    return name
+
+
 def receipt_row(row: tuple[Any, ...]) -> Receipt:
     """Make a receipt of one row of RECEIPTS and its like."""
     *facts, first, delivered_at, further = row

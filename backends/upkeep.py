@@ -18,7 +18,6 @@ from asyncgate.backends.ledger_upkeep import duties
 from asyncgate.parts.duties import Duties, Duty
 from asyncgate.parts.errors import GateError
 from asyncgate.parts.stored import Presence, Schedule
-from asyncgate.parts.wire import Principal
 
 log = logging.getLogger("asyncgate")
 
@@ -136,13 +135,11 @@ class Upkeep(Duties):
 
     async def remember(self) -> int:
         """Write down who was here since the last time."""
-        seen, self.engine.sightings = self.engine.sightings, {}
-        by_tenant: defaultdict[str, list[tuple[Principal, float, float]]] = defaultdict(list)
-        for (tenant_id, kind, id, instance_id), (first, last) in seen.items():
-            by_tenant[tenant_id].append((Principal(kind, id, instance_id), first, last))
-        for tenant_id, sightings in by_tenant.items():
+        seen = self.engine.sightings.take()
+        for tenant_id, sightings in seen.items():
             await self._write(tenant_id, Seen(sightings=sightings))
-        return len(seen)
+        self.engine.sightings.written()
+        return sum(map(len, seen.values()))
 
     async def _write(self, tenant_id: str, ask: Sweep | Prolong | Seen) -> None:
         run, loads = WRITES[type(ask)]

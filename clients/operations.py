@@ -345,7 +345,10 @@ class AsyncOperations:
         agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
         worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Welcome:
-        """Begin a session with the receipts in one's inbox; deprecated, call list_open_obligations instead (PH.6.3)."""
+        """Begin a session with the receipts in one's inbox; deprecated, call list_open_obligations instead (PH.6.3).
+
+        Without a cursor these are the most recent ones, oldest first (13).
+        """
         return await self.ask("bootstrap", Welcome, locals())
 
     async def cancel_task(
@@ -819,7 +822,10 @@ class SyncOperations:
         agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
         worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Welcome:
-        """Begin a session with the receipts in one's inbox; deprecated, call list_open_obligations instead (PH.6.3)."""
+        """Begin a session with the receipts in one's inbox; deprecated, call list_open_obligations instead (PH.6.3).
+
+        Without a cursor these are the most recent ones, oldest first (13).
+        """
         return self.ask("bootstrap", Welcome, locals())
 
     def cancel_task(

@@ -72,6 +72,7 @@ from asyncgate.parts.mcp_tools import (
     told_refusal,
     tools,
 )
+from asyncgate.parts.naming import silent
 from asyncgate.parts.screening import MAX_DEPTH, breathe, refusal
 from asyncgate.parts.wire import Ask, ListOpenObligations, Principal, RunTask
 
@@ -395,7 +396,8 @@ class Facade:
         visit, ask = visit_of(ctx), ListOpenObligations()
         fill(ask, visit.query)
         try:
-            return visit.caller.tenant_id, self.gate.engine.whose(visit.caller, ask)
+            who = visit.caller.principal if silent(ask) else self.gate.engine.whose(visit.caller, ask)
+            return visit.caller.tenant_id, who
         except GateError as no:
             self.gate.guard.auditor.refused(visit.caller, no, "subscriptions/listen")
             raise

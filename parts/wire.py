@@ -212,7 +212,7 @@ class ListTasks(Page, kw_only=True):
     status: Status | None = None
     type: Name | None = None
     created_by: Annotated[Name | None, says("the id of the creator; an admin sees all when it is absent")] = None
-    created_by_kind: Kind = "agent"
+    created_by_kind: Annotated[Kind | None, says("narrows created_by; without it any kind")] = None
 
 
 class CancelTask(TaskAsk, kw_only=True):
@@ -308,8 +308,8 @@ class Fail(Held, kw_only=True):
 class ListReceipts(Page, kw_only=True):
     """List receipts."""
 
-    to_kind: Kind | None = None
-    to_id: Name | None = None
+    to_kind: Annotated[Kind | None, says("narrows to_id; without it any kind")] = None
+    to_id: Annotated[Name | None, says("the id of the recipient")] = None
     task_id: Name | None = None
     receipt_type: Name | None = None
     since_receipt_id: Annotated[str | None, says("a cursor, or the id of the last receipt already seen")] = None
