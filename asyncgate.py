@@ -868,7 +868,7 @@ class Engine:
                 return run(item)
         except GateError as no:
             return Item(task_id=getattr(item, "task_id", None),
-                        error=Problem(no.code, str(no), str(no), no.more.get("reason")))
+                        error=msgspec.convert(no.body(), Problem))
 
     async def run_task(self, caller: Caller, ask: RunTask) -> TaskRecord:
         """Queue one task and wait up to wait_seconds (30 at most) for its outcome.
@@ -2324,8 +2324,10 @@ class Gate:
         """Carry out one operation for a façade; that the gate is not well is no good answer."""
         if isinstance(ask, CreateTask | CreateTasks):
             self.engine.admit(op, caller, ask)      # who may not create cannot use up what others may
-            await self.guard.created(caller, len(getattr(ask, "tasks", "1")))
-        reply = await self.engine.perform(op, caller, ask)
+            reply = await self.guard.creating(caller, len(getattr(ask, "tasks", "1")),
+                                              partial(self.engine.perform, op, caller, ask))
+        else:
+            reply = await self.engine.perform(op, caller, ask)
         await self.guard.performed(op, caller, ask, reply)
         if op.name == "health" and reply.status != "healthy":
             raise DatabaseUnavailable("the database does not answer", retry_after=1, **msgspec.to_builtins(reply))

@@ -86,8 +86,8 @@ class Backend(Protocol):
         race for a key) it may begin again with a fresh Work, and the last attempt counts.  A claimable task that
         another transaction has locked is left out; every other row is waited for.  `decide` may run on any thread.
         What is dropped goes with all that belongs to it: a Receipt with its edges and telemetry, a Task with its
-        lease, progress and events.  Rules drop a receipt only together with keeping its Archived, and the other way
-        round; a database that can should see to it.
+        lease, progress and events; lines of the audit log are dropped oldest first.  Rules drop a receipt only
+        together with keeping its Archived, and the other way round; a database that can should see to it.
         Raises Refused when the database would not take the batch and nothing of it was kept; any other exception
         means that the outcome may be unknown.
         """

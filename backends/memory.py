@@ -201,6 +201,9 @@ class Memory:
             if kind in (Receipt, Task):
                 tenant.forget(kind, place[0])
                 continue
+            if kind is Audit:
+                tenant.audit.pop(place[0], None)
+                continue
             tenant.records[kind].pop(place, None)
             tenant.records[kind].update({place: row} if row is not None else {})
         tenant.delivered.update(work.delivered)

@@ -145,6 +145,7 @@ DROP: dict[type[Struct], list[str]] = {
     **{kind: [f"DELETE FROM {table} WHERE {BY_KEY[kind]}"] for kind, table in RECORDS.items()},
     Receipt: [f"DELETE FROM {table} WHERE tenant_id = ? AND {key} = ?" for table, key in (
         ("edges", "child_id"), ("deliveries", "receipt_id"), ("receipts", "receipt_id"))],
+    Audit: ["DELETE FROM audit WHERE tenant_id = ? AND audit_id = ?"],
     Task: [f"DELETE FROM {table} WHERE tenant_id = ? AND task_id = ?" for table in (
         "tasks", "leases", "progress", "events")]}
 WALL = "UPDATE wall SET tenant_id = ?"

@@ -167,6 +167,7 @@ class RateLimiting(Group, frozen=True):
     default_tier: Annotated[Literal["free", "paid", "enterprise"], says("Tier of a tenant that has none")] = "free"
     address_calls_per_minute: Annotated[Quota, says("Calls an address may make a minute; -1 is unlimited")] = 6000
     anonymous_calls_per_minute: Annotated[Quota, says("The same, without a good credential; -1 is unlimited")] = 300
+    server_calls_per_minute: Annotated[Quota, says("Calls that all may make a minute; -1 is unlimited")] = 600_000
     principal_percent: Annotated[int, span(1, 100), says("Share of its tenant's calls that a principal may use")] = 100
     heartbeat_factor: Annotated[int, span(1, 1000), says("Heartbeats a caller has for each call; they count apart")] = 4
     store_timeout_seconds: Annotated[Timer, says("Longest that a call waits for Redis before it counts as lost")] = 0.25
@@ -177,7 +178,7 @@ class AuditLogging(Group, frozen=True):
     """What is kept of security events."""
 
     enabled: Annotated[bool, says("Whether security events are kept in the audit log")] = True
-    retention_days: Annotated[int, span(90, 36500), says("Days an audit event is kept")] = 90
+    retention_days: Annotated[int, span(90, 36500), says("Days a line of the audit log is kept; then it goes")] = 90
     sensitive_fields: Annotated[Texts, says("Fields whose values no log holds")] = ("password", "token", "api_key")
 
 class Tls(Group, frozen=True):

@@ -260,6 +260,7 @@ class Key(Struct, frozen=True):
     created_at: float
     created_by: str
     last_used_at: float | None = None
+    places: str | None = None           # JSON, an array: the networks that it was used from, the last first
 
     def __repr__(self) -> str:
         return f"<Key {self.key_id}>"   # the hash stays out of logs and tracebacks
@@ -274,6 +275,10 @@ class Account(Struct, frozen=True):
     suspended_at: float | None = None   # since when none of its credentials is good
     exempt_until: float | None = None   # from rate limits and quotas (spec 21.4.5)
     exempt_why: str | None = None
+    stricter_calls: int | None = None   # an hour, which is all that it may make until a time (spec 21.9.2)
+    stricter_tasks: int | None = None   # the same of new tasks
+    stricter_until: float | None = None
+    stricter_why: str | None = None
 
 
 class Usage(Struct, frozen=True):

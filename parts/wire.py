@@ -407,6 +407,9 @@ class Problem(Struct, omit_defaults=True):
     message: str
     detail: str = ""
     reason: str | None = None
+    quota: str | None = None        # which one is reached, how much that is, and when to ask again
+    limit: int | None = None
+    retry_after: int | None = None
 
 
 class Item(Struct, omit_defaults=True):
