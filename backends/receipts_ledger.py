@@ -31,7 +31,6 @@ from asyncgate import (
     InvalidRequest,
     Needs,
     Operation,
-    Principal,
     ReceiptIdCollision,
     ReceiptNotFound,
     ReceiptTooLarge,
@@ -41,9 +40,11 @@ from asyncgate import (
     Work,
     __version__,
     barred,
+    filtered,
     outside,
     serve_forever,
     sha256,
+    wanted_is,
 )
 from asyncgate.backends.identity_admin import operates
 from asyncgate.parts.content import any_json
@@ -177,11 +178,9 @@ async def list_receipts(engine: Engine, caller: Caller, ask: ListFiled) -> Filed
     Follow cursor as since_receipt_id: every receipt comes exactly once.  An admin may list everything, others their
     own inbox, and with task_id the whole story of a task that they take part in.  Spec 20.13.
     """
-    tenant_id, to = home(engine, caller, ask.tenant), None
-    if ask.to_id:
-        to = Principal(ask.to_kind or "agent", ask.to_id)
+    tenant_id, to = home(engine, caller, ask.tenant), filtered("to_kind", ask.to_kind, "to_id", ask.to_id)
     if not caller.sees_all:
-        if to is not None and not to.same(caller.principal):
+        if not wanted_is(to, caller.principal):
             raise barred(caller, f"this credential sees what is addressed to {caller.principal} only")
         if to is not None or ask.task_id is None or not await takes_part(engine, tenant_id, caller, ask.task_id):
             to = caller.principal

@@ -218,7 +218,7 @@ def problem(verb: str, answer: Any) -> Exception:
 
 def principal(to: Principal | None) -> dict[str, str]:
     """Return the query that asks for an inbox."""
-    return {"to_kind": to.kind, "to_id": to.id} if to else {}
+    return {"to_id": to.id, **({"to_kind": to.kind} if to.kind else {})} if to else {}
 
 
 def quoted(receipt_id: str) -> str:

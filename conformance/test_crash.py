@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from asyncgate.backends import open_backend
+from asyncgate.backends import is_lasting, open_backend
 from asyncgate.conformance.history import stored, violations
 from asyncgate.conformance.load import Load, serving
 from asyncgate.conformance.plugin import database_of, urls
@@ -27,7 +27,7 @@ RACERS, RACES_PER_ROUND = 64, 3
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run on the backends that outlive a process."""
     if "database" in metafunc.fixturenames:
-        lasting = [url for url in urls(metafunc.config) if not url.startswith("memory:")]
+        lasting = [url for url in urls(metafunc.config) if is_lasting(url)]
         metafunc.parametrize("database", lasting, ids=[url.partition(":")[0] for url in lasting], indirect=True)
 
 

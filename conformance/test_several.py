@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from asyncgate.backends import open_backend
+from asyncgate.backends import is_shared, open_backend
 from asyncgate.conformance.history import Call, stored, violations
 from asyncgate.conformance.load import PATIENCE, Client, Load, Server, serving
 from asyncgate.conformance.plugin import database_of, urls
@@ -26,7 +26,7 @@ HASTY: dict[str, Any] = {"lease_sweep_interval_seconds": 0.2, "expiry_jitter_sec
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run on the backends that several processes may share."""
     if "database" in metafunc.fixturenames:
-        shared = [url for url in urls(metafunc.config) if not url.startswith(("memory:", "sqlite:"))]
+        shared = [url for url in urls(metafunc.config) if is_shared(url)]
         metafunc.parametrize("database", shared, ids=[url.partition(":")[0] for url in shared], indirect=True)
 
 

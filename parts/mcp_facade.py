@@ -72,6 +72,7 @@ from asyncgate.parts.mcp_tools import (
     tools,
 )
 from asyncgate.parts.members import Rule, header, warned
+from asyncgate.parts.naming import silent
 from asyncgate.parts.screening import MAX_DEPTH, breathe, refusal
 from asyncgate.parts.wire import Ask, ListOpenObligations, Principal, RunTask
 
@@ -86,6 +87,7 @@ ENVELOPE_BYTES = 64 * 2**10         # of a message that the SDK reads, which mak
 STRANGERS_BYTES = 256 * 2**10       # of a request whose token, if any, is inside
 SAME_FOR_ALL: tuple[CacheableMethod, ...] = ("prompts/list", "resources/list", "resources/templates/list")
 AROUND = 2      # levels of a message around the arguments of its call
+PASSING = (408, 429)        # refusals of which the next try may hear nothing
 NULL, NOTHING = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
 VISIT = "asyncgate.visit"       # where the ASGI scope carries a visit through the SDK
 COMPLETE = {"resultType": "complete"}       # what the newest revision wants to read, and older ones do not get
@@ -394,7 +396,8 @@ class Facade:
         visit, ask = visit_of(ctx), ListOpenObligations()
         fill(ask, visit.query)
         try:
-            return visit.caller.tenant_id, self.gate.engine.whose(visit.caller, ask)
+            who = visit.caller.principal if silent(ask) else self.gate.engine.whose(visit.caller, ask)
+            return visit.caller.tenant_id, who
         except GateError as no:
             self.gate.guard.auditor.refused(visit.caller, no, "subscriptions/listen")
             raise
@@ -439,7 +442,8 @@ class Facade:
         """Answer a failure: an integer for JSON-RPC, and in `data` the code that every façade gives."""
         unknown = {"warnings": scope["asyncgate.unknown"]} if "asyncgate.unknown" in scope else {}
         error = {"code": code, "message": str(no), "data": {**told_refusal(no), **unknown}}
-        status = no.status if isinstance(no, Unauthenticated) else 200
+        # A worker that reads no body stops at 4xx, and repeats what failed otherwise, also with the status 200.
+        status = no.status if 400 <= no.status < 500 and no.status not in PASSING else 200
         await self.gate.send(send, scope, status, encode({"jsonrpc": "2.0", "id": id, "error": error}),
                              [*refusal_headers(no), *warning(scope)])
 
