@@ -504,7 +504,7 @@ def migrate(configured: Configured, print_sql: bool, after: int) -> None:
     if print_sql:
         return click.echo(backends.migration_sql(database.url, after), nl=False)
     for name in asyncio.run(backends.migrate(database.url, database)):
-        click.echo(f"applied {name}")
+        click.echo(f"applied {name}" if name.endswith(".sql") else f"made again: {name}")
     click.echo("the schema is up to date")
 
 
