@@ -7,6 +7,7 @@ statements in the table of migrations, what it left; `migrate` makes the roles a
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import asyncpg
@@ -52,17 +53,25 @@ UNION ALL SELECT 4, format('DROP POLICY IF EXISTS %1$I ON %2$s; CREATE POLICY %1
         CASE polcmd WHEN 'r' THEN 'SELECT' WHEN 'a' THEN 'INSERT' WHEN 'w' THEN 'UPDATE' WHEN 'd' THEN 'DELETE'
                     ELSE 'ALL' END,
         (SELECT string_agg(quote_ident(rolname), ', ' ORDER BY rolname) FROM pg_roles WHERE oid = ANY (polroles)),
-        ' USING (' || pg_get_expr(polqual, polrelid) || ')',
-        ' WITH CHECK (' || pg_get_expr(polwithcheck, polrelid) || ')')
+        CASE WHEN $1 THEN ' USING (' || pg_get_expr(polqual, polrelid) || ')' END,
+        CASE WHEN $1 THEN ' WITH CHECK (' || pg_get_expr(polwithcheck, polrelid) || ')' END)
     FROM pg_policy JOIN pg_class AS c ON c.oid = polrelid WHERE c.relnamespace = {OURS}
 ORDER BY 1, 2"""
 
 
-async def privileges(db: Any) -> list[str]:
-    """Return the statements that make all privileges in the schema what they are now."""
+async def privileges(db: Any, whole: bool = True) -> list[str]:
+    """Return the statements that make all privileges in the schema what they are now.
+
+    What policies demand is read under a lock of their table: unless it is `whole`, this waits for nobody.
+    """
     async with db.transaction():
-        await db.execute("SET LOCAL search_path = pg_catalog")      # so names are whole
-        return [row[1] for row in await db.fetch(PRIVILEGES)]
+        await db.execute("SET LOCAL search_path = pg_catalog; SET LOCAL lock_timeout = '5s'")   # so names are whole
+        return [row[1] for row in await db.fetch(PRIVILEGES, whole)]
+
+
+def outline(statement: str) -> str:
+    """Return a statement without what a policy demands."""
+    return re.sub(r" (USING|WITH CHECK) \(.*", "", statement, flags=re.DOTALL)
 
 
 async def make_roles(db: Any, roles: str) -> None:
@@ -78,10 +87,11 @@ async def mend(db: Any) -> list[str]:
         if await db.fetchval(f"SELECT pg_get_userbyid(nspowner) FROM pg_namespace WHERE oid = {OURS}") != ROLES[0]:
             raise StartupError(AGAIN)
         return []
-    there = set(await privileges(db))
-    missing = [statement for statement in remembered if statement not in there]
+    there = set(await privileges(db, whole=False))
+    missing = [statement for statement in remembered if outline(statement) not in there]
     try:
         async with db.transaction():
+            await db.execute("SET LOCAL lock_timeout = '5s'")
             for statement in missing:
                 await db.execute(statement)
     except asyncpg.PostgresError as error:
