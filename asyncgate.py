@@ -2204,6 +2204,7 @@ class Gate:
         if scope["type"] == "http":
             if self.settings.trusted_proxies and said_https(scope, self.settings.trusted_proxies):
                 scope["scheme"] = "https"
+            keep_slashes(scope)
             if no := self._foreign(scope["headers"]):
                 if self.guard is not None:
                     self.guard.refused(scope, no)

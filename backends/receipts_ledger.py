@@ -43,6 +43,7 @@ from asyncgate import (
 from asyncgate.backends.identity_admin import operates
 from asyncgate.parts.content import any_json
 from asyncgate.parts.http import Scope, claimed_tenants, read_body
+from asyncgate.parts.screening import MAX_DEPTH, screen
 from asyncgate.parts.wire import Ask, Problem
 from asyncgate.parts.wire_ledger import (
     Arriving,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 
 MOST_AT_ONCE = 500          # receipts of one call
 LONGEST_CHAIN = 2048        # receipts of one chain
+STORED_DEPTH = MAX_DEPTH + 8        # a body as deep as a gate takes one, in a receipt, in a list
 NOT_SAID = ("tenant_id", "stored_at", "delivered_at")       # by the author, but by whoever files a receipt
 
 read = msgspec.json.Decoder(Arriving).decode
@@ -240,6 +242,7 @@ class Shelf(Endpoint):
             return await super()._ask(op, caller, scope, receive)
         body = (await read_body(scope, receive, self.gate.settings)).strip()
         try:
+            await screen(body, self.gate.settings.max_request_values, STORED_DEPTH)
             if body[:1] == b"[":
                 return StoreReceipts(receipts=list_of(body))
             if (many := msgspec.json.decode(body, type=dict[str, Raw])).keys() == {"receipts"}:

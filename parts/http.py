@@ -9,7 +9,7 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import lru_cache
 from typing import Any, Protocol
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
@@ -60,6 +60,14 @@ def named_in(value: bytes, names: frozenset[str]) -> bool:
     text = value.decode("latin-1").lower()
     host = re.sub(r":\d*$", "", text.partition("://")[2] or text).strip("[]")
     return bool(names & {text, host, "*"})
+
+
+def keep_slashes(scope: Scope) -> None:
+    """Let a slash that a request encodes stay encoded: it is a part of a name and never divides the path."""
+    raw = scope.get("raw_path") or b""
+    if b"%2f" in raw.lower():
+        kept = re.sub(rb"%(2[fF])", rb"%25\1", raw.partition(b"?")[0])
+        scope["path"] = unquote(kept.decode("ascii"))
 
 
 def asked(query: bytes) -> dict[str, str]:
