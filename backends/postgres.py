@@ -37,7 +37,6 @@ from asyncgate import (
     LeaseNext,
     Needs,
     News,
-    NotNow,
     Outgoing,
     Principal,
     Progress,
@@ -50,9 +49,11 @@ from asyncgate import (
     Usage,
     Work,
     export_order,
+    page_of,
 )
 from asyncgate.backends import postgres_statements as sql
-from asyncgate.backends.postgres_instances import AWAY, Membership, lock_of, name_of_this_process, session
+from asyncgate.backends.postgres_hosts import AWAY, CONNECT_SECONDS, Hosts, startup_error
+from asyncgate.backends.postgres_instances import Membership, lock_of, name_of_this_process, session
 from asyncgate.backends.postgres_migrations import migrate_database as migrate_database
 from asyncgate.backends.postgres_migrations import migration_sql as migration_sql
 from asyncgate.backends.postgres_migrations import require_schema
@@ -69,7 +70,6 @@ T = TypeVar("T")
 R = TypeVar("R", bound=Struct)
 
 ATTEMPTS = 8                # at a batch that lost a race, before it is given up
-CONNECT_SECONDS = 5.0
 HIDDEN_SECONDS = 0.25       # how long a reader of receipts waits for writers that might still add to its page
 PROMOTED = 1000             # delayed tasks whose time has come that one batch takes in
 SLACK, MOST_SLACK = 32, 32 * 16 ** 3    # candidates beyond what is claimed, in case others hold the first ones
@@ -201,10 +201,10 @@ class Postgres:
         """Whether no other process is known to share the database."""
         return self.member is None or self.member.alone
 
-    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> None:
+    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> float | None:
         """Take part under a name that no living process has."""
         self.member = Membership(self.settings.direct_url or self.url, self.settings, instance_id, beat_seconds, hear)
-        await self.member.join()
+        return await self.member.join()
 
     async def beat(self) -> None:
         """Say that this process lives."""
@@ -476,15 +476,15 @@ class Postgres:
         """Return a page of tasks, newest first."""
         statement: str = sql.ROWS
         given: list[Any] = []
-        for column, value in (("t.owner_kind", of.owner and of.owner.kind), ("t.owner_id", of.owner and of.owner.id),
-                              ("s.status", of.status), ("t.type", of.type)):
+        for column, value in (("t.owner_id", of.owner and of.owner.id), ("s.status", of.status), ("t.type", of.type)):
             if value is not None:
                 given.append(value)
                 statement += f" AND {column} = ${len(given) + 1}"
         if of.before is not None:
             given.append(of.before)
             statement += f" AND t.task_id < ${len(given) + 1}"
-        rows = await self._read(tenant_id, f"{statement} ORDER BY t.task_id DESC LIMIT {int(of.limit)}", *given)
+        statement = page_of(statement, of.owner, "t.owner_kind", "t.task_id DESC", 1, of.limit, sql.placed(given))
+        rows = await self._read(tenant_id, statement, *given)
         return [sql.named_row(row) for row in rows]
 
     async def leases(self, tenant_id: str, worker: Principal) -> list[tuple[Task, Lease]]:
@@ -503,13 +503,15 @@ class Postgres:
         newest = await self._horizon(tenant_id, "receipts")
         statement = f"{sql.RECEIPTS} AND r.receipt_id > $2 AND r.receipt_id <= $3"
         given: list[Any] = [of.after or "", newest]
-        for column, value in (("to_kind", of.to and of.to.kind), ("to_id", of.to and of.to.id),
-                              ("task_id", of.task_id), ("receipt_type", of.receipt_type)):
+        for column, value in (("to_id", of.to and of.to.id), ("task_id", of.task_id),
+                              ("receipt_type", of.receipt_type)):
             if value is not None:
                 given.append(value)
                 statement += f" AND r.{column} = ${len(given) + 1}"
-        rows = await self._read(tenant_id, f"{statement} ORDER BY r.receipt_id LIMIT {int(of.limit)}", *given)
-        return [sql.receipt_row(row) for row in rows]
+        order = "r.receipt_id DESC" if of.newest else "r.receipt_id"
+        statement = page_of(statement, of.to, "r.to_kind", order, 1, of.limit, sql.placed(given))
+        rows = await self._read(tenant_id, statement, *given)
+        return [sql.receipt_row(row) for row in (rows[::-1] if of.newest else rows)]
 
     async def _horizon(self, tenant_id: str, table: str) -> str:
         """Return up to which row nothing can be added any more; wait a moment for those who still might."""
@@ -561,13 +563,13 @@ class Postgres:
     async def entries(self, tenant_id: str, of: EntryFilter) -> list[Entry]:
         """Return a page of what others have stored here, and none that a transaction still open could add to."""
         statement, given = sql.ENTRIES, list[Any]([of.after or "", await self._horizon(tenant_id, "ledger")])
-        for column, value in (("to_kind", of.to and of.to.kind), ("to_id", of.to and of.to.id),
-                              ("task_id", of.task_id), ("receipt_type", of.receipt_type),
-                              ("asyncgate_instance", of.instance)):
+        for column, value in (("to_id", of.to and of.to.id), ("task_id", of.task_id),
+                              ("receipt_type", of.receipt_type), ("asyncgate_instance", of.instance)):
             if value is not None:
                 given.append(value)
                 statement += f" AND {column} = ${len(given) + 1}"
-        rows = await self._read(tenant_id, f"{statement} ORDER BY arrival LIMIT {int(of.limit)}", *given)
+        statement = page_of(statement, of.to, "to_kind", "arrival", 2, of.limit, sql.placed(given))
+        rows = await self._read(tenant_id, statement, *given)
         return [Entry(*row) for row in rows]
 
     async def lead(self, job: str) -> bool:
@@ -592,6 +594,10 @@ class Postgres:
             if len(ids) < limit:
                 ids.append(id)
         return [(tenant_id, *both) for tenant_id, both in found.items()]
+
+    async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
+        """Return when live leases run out; a task with a deadline is named too, for both have one index."""
+        return [tuple(row) for row in await self._ask(sql.LAPSES, since, limit)]
 
     async def next_due(self, tenant_id: str) -> float | None:
         """Return when the next delayed task may be leased."""
@@ -694,7 +700,7 @@ async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSet
     try:
         pool = await connect(url, settings)
     except (*AWAY, ValueError) as error:
-        raise NotNow(f"cannot reach the database: {error or type(error).__name__}") from None
+        raise startup_error(error, url) from None
     backend = Postgres(pool, url, settings)
     try:
         async with pool.acquire() as db:
@@ -705,7 +711,7 @@ async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSet
     except BaseException as error:
         pool.terminate()
         if isinstance(error, AWAY):
-            raise NotNow(f"cannot use the database: {error}") from None
+            raise startup_error(error, url) from None
         raise
     return backend
 
@@ -716,11 +722,11 @@ async def connect(url: str, settings: DatabaseSettings) -> asyncpg.Pool:
     ours = session(settings) if settings.pgbouncer else {
         **session(settings), **PROBES_ONLY, "idle_in_transaction_session_timeout": "60s",
         "statement_timeout": f"{int(settings.timeout_seconds * 1000)}"}
+    hosts = Hosts(url, settings.timeout_seconds)
     return await asyncpg.create_pool(
-        url, min_size=1, max_size=settings.pool_size, reset=keep_session, server_settings=ours,
+        url, connect=hosts.connect, min_size=1, max_size=settings.pool_size, reset=keep_session, server_settings=ours,
         statement_cache_size=0 if settings.pgbouncer else 1000, max_cached_statement_lifetime=0,
-        max_cacheable_statement_size=0, timeout=min(CONNECT_SECONDS, settings.timeout_seconds),
-        command_timeout=settings.timeout_seconds)
+        max_cacheable_statement_size=0, command_timeout=settings.timeout_seconds)
 
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from typing import Any
 import asyncpg
 from msgspec import Struct
 
-from asyncgate import NotNow, StartupError
+from asyncgate import StartupError
+from asyncgate.backends.postgres_hosts import AWAY, Hosts, startup_error
 
 FOLDER = Path(__file__).parent / "schema" / "postgres"
 LOCK = 0x6761_7465_6d69_6772        # held by the one that migrates
@@ -61,9 +62,9 @@ SCHEMA_VERSION = len(list(FOLDER.glob("[0-9]*.sql")))
 async def connected(url: str) -> AsyncIterator[asyncpg.Connection]:
     """Connect for the time of a block; what goes wrong is one clear line."""
     try:
-        db = await asyncpg.connect(url, timeout=10)
-    except (OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise NotNow(f"cannot reach the database: {error or type(error).__name__}") from None
+        db = await Hosts(url, 10).connect()
+    except (*AWAY, ValueError) as error:
+        raise startup_error(error, url) from None
     try:
         yield db
     finally:

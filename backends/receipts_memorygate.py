@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from asyncgate import ReceiptRecord
+from asyncgate import Principal, ReceiptRecord
 from asyncgate.backends.receipts_calls import BESIDE_BODY, MOST_TOLD, Calls, problem
 from asyncgate.backends.receipts_sinks import Filed, Garbled, LedgerPage, Missing, Outage, Refusal, Singly
 from asyncgate.backends.receipts_wires import LOOK_SECONDS, pace_of
@@ -23,7 +23,7 @@ from asyncgate.parts.views import shown
 from asyncgate.parts.wire import Problem
 
 if TYPE_CHECKING:
-    from asyncgate import EntryFilter, Lease, Principal, Receipt, Settings, Task
+    from asyncgate import EntryFilter, Lease, Receipt, Settings, Task
     from asyncgate.backends.receipts_sinks import Bulk, Sink
 
 NO_REFUSALS = {"forbidden", "tenant_mismatch"}      # what a ledger like ours says of the gate's credential
@@ -49,6 +49,7 @@ class Listed(Struct):
 
     receipts: list[Filed]
     next_cursor: str | None = None
+    stated_by: list[Principal | None] = []      # of each receipt, where the ledger knows it
 
 
 class Answered(Struct):
@@ -141,18 +142,19 @@ class MemoryGate:
                 text = await self._ask("GET", f"/{quoted(receipt_id)}", params=about, most_bytes=self.weight, **more)
             except Missing:
                 return None
-        found = self._ours(tenant_id, read(record, text))
-        if found is not None and found.receipt_id != receipt_id:
+        found = read(record, text)
+        if found.receipt_id != receipt_id:
             raise Garbled("the ledger answered with another receipt than it was asked for")
-        return found
+        found.stated_by = None      # that is what the receipt says itself
+        return self._ours(tenant_id, found)
 
     async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
         """List receipts in the order of their arrival."""
         given = {"tenant": self.tenant(tenant_id), "limit": str(of.limit), **principal(of.to), "task_id": of.task_id,
                  "receipt_type": of.receipt_type, "asyncgate_instance": of.instance, "since_receipt_id": of.after}
-        found = read(listed, await self._ask(
+        found = attributed(read(listed, await self._ask(
             "GET", "", params={name: value for name, value in given.items() if value is not None},
-            most_bytes=of.limit * self.weight))
+            most_bytes=of.limit * self.weight)))
         last = found.receipts[-1].receipt_id if found.receipts else None
         ours = [self._ours(tenant_id, one) for one in found.receipts]
         return LedgerPage([one for one in ours if one is not None], found.next_cursor or last)
@@ -185,9 +187,17 @@ def read(decode: Callable[[bytes], T], text: bytes) -> T:
         raise Garbled(f"the ledger's answer cannot be read: {wrong}"[:MOST_TOLD]) from None
 
 
+def attributed(page: Listed) -> Listed:
+    """Say of each receipt who stated it, as the ledger does; what a receipt says of itself does not count."""
+    known = page.stated_by if len(page.stated_by) == len(page.receipts) else [None] * len(page.receipts)
+    for one, by in zip(page.receipts, known, strict=True):
+        one.stated_by = by
+    return page
+
+
 def principal(to: Principal | None) -> dict[str, str]:
     """Return the query that asks for an inbox."""
-    return {"to_kind": to.kind, "to_id": to.id} if to else {}
+    return {"to_id": to.id, **({"to_kind": to.kind} if to.kind else {})} if to else {}
 
 
 def quoted(receipt_id: str) -> str:

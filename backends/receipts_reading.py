@@ -163,8 +163,11 @@ class Reading:
             caller.tenant_id, reply.attention.inbox_receipts)
         wished = min(ask.max_items or ask.limit or engine.settings.default_bootstrap_max_items,
                      engine.settings.max_bootstrap_max_items)
-        others = (await self._others(where, theirs, warnings))[:wished - len(inbox)]
+        others = await self._others(where, theirs, warnings)
+        others = others[:wished - len(inbox)] if ask.since_receipt_id else others[-wished:]
         inbox += others
+        if not ask.since_receipt_id:        # the most recent ones of both
+            inbox[:] = sorted(inbox, key=lambda one: one.created_at)[-wished:]
         if others or theirs:
             last = f"{reply.cursor.latest_receipt_id or ''} {others[-1].receipt_id if others else theirs}"
             reply.cursor.latest_receipt_id = engine.cursor(caller, last, *seal)

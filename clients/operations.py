@@ -345,7 +345,10 @@ class AsyncOperations:
         agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
         worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Welcome:
-        """Begin a session with the receipts in one's inbox; deprecated, call list_open_obligations instead (PH.6.3)."""
+        """Begin a session with the receipts in one's inbox; deprecated, call list_open_obligations instead (PH.6.3).
+
+        Without a cursor these are the most recent ones, oldest first (13).
+        """
         return await self.ask("bootstrap", Welcome, locals())
 
     async def cancel_task(
@@ -466,7 +469,7 @@ class AsyncOperations:
     async def get_limits(
         self, *, tenant: str | None = None, tenant_id: str | None = None,
     ) -> Limits:
-        """Return what a tenant may use, and whether that is enforced; -1 is unlimited.
+        """Return what a tenant may use, what of it is used, and whether that is enforced; -1 is unlimited.
 
         Spec 21.4.2.
         """
@@ -567,9 +570,9 @@ class AsyncOperations:
         agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
         worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> AuditLines:
-        """Read the tenant's audit log, oldest first; lines are never changed and never taken away.
+        """Read the tenant's audit log, oldest first; no line is ever changed.
 
-        Spec 21.7.4.
+        Lines are kept for security.audit_logging.retention_days, 90 at least.  Spec 21.7.4.
         """
         return await self.ask("list_audit", AuditLines, locals())
 
@@ -755,12 +758,15 @@ class AsyncOperations:
         return await self.ask("seal_receipts", SealEnd, locals())
 
     async def set_limits(
-        self, tenant: str, *, tier: Tier | None = None, exempt_until: datetime | None = None, reason: str | None = None,
-        tenant_id: str | None = None,
+        self, tenant: str, *, tier: Tier | None = None, exempt_until: datetime | None = None,
+        stricter_calls_per_hour: int | None = None, stricter_tasks_per_hour: int | None = None,
+        stricter_until: datetime | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> Limits:
-        """Give a tenant another tier, or exempt it from all limits until a time (21.4.5), which needs a reason.
+        """Give a tenant another tier, exempt it from all limits until a time (21.4.5), or limit it further (21.9.2).
 
-        For the operator.  Other processes follow within five seconds.
+        For the operator.  An exemption and stricter limits need a reason.  Stricter limits hold also where limits are
+        not
+        enforced.  Other processes follow within five seconds.
         """
         return await self.ask("set_limits", Limits, locals())
 
@@ -816,7 +822,10 @@ class SyncOperations:
         agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
         worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Welcome:
-        """Begin a session with the receipts in one's inbox; deprecated, call list_open_obligations instead (PH.6.3)."""
+        """Begin a session with the receipts in one's inbox; deprecated, call list_open_obligations instead (PH.6.3).
+
+        Without a cursor these are the most recent ones, oldest first (13).
+        """
         return self.ask("bootstrap", Welcome, locals())
 
     def cancel_task(
@@ -937,7 +946,7 @@ class SyncOperations:
     def get_limits(
         self, *, tenant: str | None = None, tenant_id: str | None = None,
     ) -> Limits:
-        """Return what a tenant may use, and whether that is enforced; -1 is unlimited.
+        """Return what a tenant may use, what of it is used, and whether that is enforced; -1 is unlimited.
 
         Spec 21.4.2.
         """
@@ -1038,9 +1047,9 @@ class SyncOperations:
         agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
         worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> AuditLines:
-        """Read the tenant's audit log, oldest first; lines are never changed and never taken away.
+        """Read the tenant's audit log, oldest first; no line is ever changed.
 
-        Spec 21.7.4.
+        Lines are kept for security.audit_logging.retention_days, 90 at least.  Spec 21.7.4.
         """
         return self.ask("list_audit", AuditLines, locals())
 
@@ -1226,12 +1235,15 @@ class SyncOperations:
         return self.ask("seal_receipts", SealEnd, locals())
 
     def set_limits(
-        self, tenant: str, *, tier: Tier | None = None, exempt_until: datetime | None = None, reason: str | None = None,
-        tenant_id: str | None = None,
+        self, tenant: str, *, tier: Tier | None = None, exempt_until: datetime | None = None,
+        stricter_calls_per_hour: int | None = None, stricter_tasks_per_hour: int | None = None,
+        stricter_until: datetime | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> Limits:
-        """Give a tenant another tier, or exempt it from all limits until a time (21.4.5), which needs a reason.
+        """Give a tenant another tier, exempt it from all limits until a time (21.4.5), or limit it further (21.9.2).
 
-        For the operator.  Other processes follow within five seconds.
+        For the operator.  An exemption and stricter limits need a reason.  Stricter limits hold also where limits are
+        not
+        enforced.  Other processes follow within five seconds.
         """
         return self.ask("set_limits", Limits, locals())
 

@@ -109,6 +109,10 @@ class OwnTenants:
         """Return what upkeep must look at among this test's own."""
         return [found for found in await self.backend.overdue(now, grace, limit) if found[0] in self.own]
 
+    async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
+        """Return when leases run out among this test's own."""
+        return [found for found in await self.backend.lapses(since, 10**6) if found[1] in self.own][:limit]
+
     async def unsent(self) -> list[str]:
         """Return which of this test's own tenants have receipts for the ledger."""
         return [tenant_id for tenant_id in await self.backend.unsent() if tenant_id in self.own]

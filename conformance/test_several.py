@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from asyncgate.backends import open_backend
+from asyncgate.backends import is_shared, open_backend
 from asyncgate.conformance.history import Call, stored, violations
 from asyncgate.conformance.load import PATIENCE, Client, Load, Server, serving
 from asyncgate.conformance.plugin import database_of, urls
@@ -26,7 +26,7 @@ HASTY: dict[str, Any] = {"lease_sweep_interval_seconds": 0.2, "expiry_jitter_sec
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run on the backends that several processes may share."""
     if "database" in metafunc.fixturenames:
-        shared = [url for url in urls(metafunc.config) if not url.startswith(("memory:", "sqlite:"))]
+        shared = [url for url in urls(metafunc.config) if is_shared(url)]
         metafunc.parametrize("database", shared, ids=[url.partition(":")[0] for url in shared], indirect=True)
 
 
@@ -123,6 +123,21 @@ async def test_the_leases_of_processes_that_are_gone_for_good_are_taken_over_by_
             for task_id in held:
                 while (task := (await last.ask("get_task", task_id=task_id)).reply) and task["status"] != "queued":
                     await last.ask("lease_next", accept_types=["none of these"], wait_seconds=0.1)      # it waits there
+
+
+async def test_a_lease_that_another_process_granted_is_taken_back_when_it_runs_out(database: str) -> None:
+    async with fleet(database, 0, lease_sweep_interval_seconds=60) as gates, AsyncExitStack() as clients:
+        agent, worker, heir = [await clients.enter_async_context(aclosing(Client(server, name)))
+                               for server, name in zip(gates.servers, ("a1", "w1", "w2"), strict=False)]
+        await agent.ask("create_task", type="demo")
+        claim = await worker.ask("lease_next", lease_ttl_seconds=1)
+        assert claim.reply is not None
+
+        async with asyncio.timeout(PATIENCE):
+            again = (await heir.ask("lease_next", wait_seconds=30)).reply
+
+        assert again is not None
+        assert [offer["task_id"] for offer in again["tasks"]] == [offer["task_id"] for offer in claim.reply["tasks"]]
 
 
 async def test_what_one_process_does_wakes_who_waits_at_another(database: str) -> None:

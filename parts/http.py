@@ -16,9 +16,9 @@ import msgspec
 from asyncgate.parts.errors import (
     GateError,
     InvalidRequest,
-    InvalidToken,
     PayloadTooLarge,
     RequestTimeout,
+    TwoCredentials,
     Unauthenticated,
     UnsupportedMediaType,
 )
@@ -92,8 +92,11 @@ def presented(headers: Headers) -> str | None:
     bearers = [value.decode("latin-1").partition(" ") for name, value in headers if name == b"authorization"]
     tokens = {token.strip(BLANKS) if scheme.lower() == "bearer" else "" for scheme, _, token in bearers}
     tokens |= {value.decode("latin-1").strip(BLANKS) for name, value in headers if name == b"x-api-key"}
-    if len(tokens) > 1 or len(bearers) > 1 or "" in tokens:
-        raise Unauthenticated("show one credential: Authorization: Bearer <token>, or X-API-Key: <token>")
+    if len(tokens) > 1 or len(bearers) > 1:
+        raise TwoCredentials("two different credentials in one request; show one: Authorization: Bearer <token>, or "
+                             "X-API-Key: <token>")
+    if "" in tokens:
+        raise TwoCredentials("show one credential: Authorization: Bearer <token>, or X-API-Key: <token>")
     return tokens.pop() if tokens else None
 
 
@@ -190,8 +193,7 @@ def refusal_headers(no: GateError) -> list[tuple[bytes, bytes]]:
     """Say in headers what HTTP has headers for."""
     more = []
     if isinstance(no, Unauthenticated):
-        known = isinstance(no, InvalidToken)
-        more.append((b"www-authenticate", b'Bearer error="invalid_token"' if known else b"Bearer"))
+        more.append((b"www-authenticate", no.challenge.encode()))
     if "allow" in no.more:
         more.append((b"allow", ", ".join(no.more["allow"]).encode()))
     if "retry_after" in no.more:

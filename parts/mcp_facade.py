@@ -51,20 +51,28 @@ from asyncgate.parts.mcp_context import Library
 from asyncgate.parts.mcp_tasks import Tasks, handle, wanted
 from asyncgate.parts.mcp_tools import (
     ABOUT,
+    BRIEF,
     BROKEN,
     CODES,
     DOTTED,
+    FULL,
+    NAMED,
     PARSE_ERROR,
+    PREFIX,
     UNDERSCORED,
     UNKNOWN_METHOD,
+    Form,
     both_names,
     found,
     input_schema,
+    is_in,
     refused,
+    sets_of,
     strict,
     told_refusal,
     tools,
 )
+from asyncgate.parts.naming import silent
 from asyncgate.parts.screening import MAX_DEPTH, breathe, refusal
 from asyncgate.parts.wire import Ask, ListOpenObligations, Principal, RunTask
 
@@ -77,8 +85,9 @@ Context = ServerRequestContext[Any]
 HOUR_MS = 3_600_000
 ENVELOPE_BYTES = 64 * 2**10         # of a message that the SDK reads, which makes models of it
 STRANGERS_BYTES = 256 * 2**10       # of a request whose token, if any, is inside
-SAME_FOR_ALL: tuple[CacheableMethod, ...] = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
+SAME_FOR_ALL: tuple[CacheableMethod, ...] = ("prompts/list", "resources/list", "resources/templates/list")
 AROUND = 2      # levels of a message around the arguments of its call
+PASSING = (408, 429)        # refusals of which the next try may hear nothing
 NULL, NOTHING = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
 VISIT = "asyncgate.visit"       # where the ASGI scope carries a visit through the SDK
 COMPLETE = {"resultType": "complete"}       # what the newest revision wants to read, and older ones do not get
@@ -94,13 +103,32 @@ _text = msgspec.json.Decoder(str).decode
 class Catalog:
     """All that is made of the operations once: the tools by either name, what they take, and their listings."""
 
-    def __init__(self, operations: tuple[Operation, ...]) -> None:
-        self.tools = {name: op for op in operations for name in both_names(op.name)}
+    def __init__(self, operations: tuple[Operation, ...], prefix: str = PREFIX) -> None:
+        self.tools = {name: op for op in operations for name in both_names(op.name, prefix)}
+        self.prefix = prefix
         self.takes = {op.name: msgspec.json.Decoder(strict(op)).decode for op in operations}
-        self.schemas = {name: input_schema(op) for name, op in self.tools.items()}
-        self.listed = {separator: tools(operations, separator) for separator in (DOTTED, UNDERSCORED)}
-        self.models = {separator: [types.Tool.model_validate(one) for one in listed]
-                       for separator, listed in self.listed.items()}
+        schemas = {op.name: input_schema(op) for op in operations}
+        self.schemas = {name: schemas[op.name] for name, op in self.tools.items()}
+        self.shelves: dict[tuple[str, Form], list[Shown]] = {}
+        for separator in (DOTTED, UNDERSCORED):
+            for form in (BRIEF, NAMED):
+                self.shelf(separator, form)
+
+    def shelf(self, separator: str, form: Form) -> list[Shown]:
+        """Return all tools as they are listed in a form, by name."""
+        if (separator, form) not in self.shelves:
+            listed = tools({op.name: op for op in self.tools.values()}.values(), separator, form, self.prefix)
+            self.shelves[separator, form] = [
+                Shown(self.tools[one["name"]], one, types.Tool.model_validate(one)) for one in listed]
+        return self.shelves[separator, form]
+
+
+class Shown(msgspec.Struct):
+    """A tool as it is listed: for the bare dialect, and for the SDK."""
+
+    op: Operation
+    plain: dict[str, Any]
+    model: types.Tool
 
 
 catalog = cache(Catalog)
@@ -164,9 +192,11 @@ class FixedLists(Server[Any]):
 class Facade:
     """Answers what comes to /mcp."""
 
+    PREFIX = PREFIX     # of the names of its tools
+
     def __init__(self, gate: Gate, operations: dict[str, Operation], version: str) -> None:
         self.gate, self.settings, self.operations, self.version = gate, gate.settings, operations, version
-        self.catalog = catalog(tuple(operations.values()))
+        self.catalog = catalog(tuple(operations.values()), self.PREFIX)
         self.stranger = msgspec.structs.replace(
             gate.settings, max_request_bytes=min(STRANGERS_BYTES, gate.settings.max_request_bytes))
         self.library = Library(self._do, self._whose, lambda: gate.engine, self.settings.max_waiting_claims)
@@ -178,7 +208,8 @@ class Facade:
         server: Server[Any] = FixedLists(
             "asyncgate", version=self.version, title="AsyncGate", instructions=ABOUT,
             get_tool_input_schema=self.catalog.schemas.get,      # or the SDK lists all tools again on every call
-            cache_hints=dict.fromkeys(SAME_FOR_ALL, CacheHint(ttl_ms=HOUR_MS, scope="public")),
+            cache_hints={**dict.fromkeys(SAME_FOR_ALL, CacheHint(ttl_ms=HOUR_MS, scope="public")),
+                         "tools/list": CacheHint(ttl_ms=HOUR_MS, scope="private")},      # by role and scopes
             on_list_tools=self._list)
         server.add_request_handler("tools/call", types.CallToolRequestParams, self._call)
         Tasks(self._do).join(server)
@@ -235,6 +266,7 @@ class Facade:
 
     async def _read_apart(self, body: bytes) -> Asked | None:
         """Judge a message and take it apart; what is wrong with the arguments alone is for whoever answers the call."""
+        wrong = None
         try:
             wrong = await refusal(body, self.settings.max_request_values, MAX_DEPTH + AROUND)
             # What has too many values is not even taken apart.
@@ -263,6 +295,7 @@ class Facade:
                    caller: Caller) -> None:
         """Let the SDK answer, over the message without its arguments."""
         visit = Visit(caller, query_of(scope))
+        sets_of(visit.query.get("tools"))       # a set that is none is refused at once, whatever is asked
         if message and (op := self._called(message)) and message.arguments_are_an_object:   # else the SDK refuses them
             visit.call = self._read(scope, op, self.catalog.takes[op.name], message, caller)
             body = message.emptied()
@@ -324,12 +357,19 @@ class Facade:
     # What the SDK calls.
 
     async def _list(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        path = ctx.request.url.path if ctx.request else ""
-        return types.ListToolsResult(tools=self.catalog.models[self._separator(path)])
+        assert ctx.request is not None
+        visit = visit_of(ctx)
+        shown = self._shown(ctx.request.url.path, visit.caller, visit.query)
+        return types.ListToolsResult(tools=[one.model for one in shown])
 
-    def _separator(self, path: str) -> str:
+    def _shown(self, path: str, caller: Caller, query: dict[str, str]) -> list[Shown]:
+        """Return the tools that a caller may use, of the sets that the address asks for; all can be called by name."""
         underscored = path.endswith("/u") or self.settings.mcp_tool_names == "underscore"
-        return UNDERSCORED if underscored else DOTTED
+        named = (caller.bound and not caller.sees_all) or "principal_id" in query
+        form = FULL if query.get("schemas") == "full" else NAMED if named else BRIEF
+        sets = sets_of(query.get("tools"))
+        return [one for one in self.catalog.shelf(UNDERSCORED if underscored else DOTTED, form)
+                if one.op.fits(caller) and is_in(one.op, sets)]
 
     async def _call(self, ctx: Context, params: types.CallToolRequestParams) -> dict[str, Any]:
         visit = visit_of(ctx)
@@ -356,7 +396,8 @@ class Facade:
         visit, ask = visit_of(ctx), ListOpenObligations()
         fill(ask, visit.query)
         try:
-            return visit.caller.tenant_id, self.gate.engine.whose(visit.caller, ask)
+            who = visit.caller.principal if silent(ask) else self.gate.engine.whose(visit.caller, ask)
+            return visit.caller.tenant_id, who
         except GateError as no:
             self.gate.guard.auditor.refused(visit.caller, no, "subscriptions/listen")
             raise
@@ -384,7 +425,7 @@ class Facade:
             await self.gate.guard.meter(scope, caller, "")
         await breathe(bytes(message.arguments))
         if message.method == "tools/list":
-            return {"tools": self.catalog.listed[self._separator(scope["path"])]}
+            return {"tools": [one.plain for one in self._shown(scope["path"], caller, query_of(scope))]}
         if op is None:
             raise InvalidRequest(f"no tool {message.name!r}; tools/list names them")
         if not message.arguments_are_an_object:
@@ -397,7 +438,8 @@ class Facade:
     async def _error(self, scope: Scope, send: Send, id: msgspec.Raw, code: int, no: GateError) -> None:
         """Answer a failure: an integer for JSON-RPC, and in `data` the code that every façade gives."""
         error = {"code": code, "message": str(no), "data": told_refusal(no)}
-        status = no.status if isinstance(no, Unauthenticated) else 200
+        # A worker that reads no body stops at 4xx, and repeats what failed otherwise, also with the status 200.
+        status = no.status if 400 <= no.status < 500 and no.status not in PASSING else 200
         await self.gate.send(send, scope, status, encode({"jsonrpc": "2.0", "id": id, "error": error}),
                              refusal_headers(no))
 

@@ -212,7 +212,7 @@ class ListTasks(Page, kw_only=True):
     status: Status | None = None
     type: Name | None = None
     created_by: Annotated[Name | None, says("the id of the creator; an admin sees all when it is absent")] = None
-    created_by_kind: Kind = "agent"
+    created_by_kind: Annotated[Kind | None, says("narrows created_by; without it any kind")] = None
 
 
 class CancelTask(TaskAsk, kw_only=True):
@@ -308,8 +308,8 @@ class Fail(Held, kw_only=True):
 class ListReceipts(Page, kw_only=True):
     """List receipts."""
 
-    to_kind: Kind | None = None
-    to_id: Name | None = None
+    to_kind: Annotated[Kind | None, says("narrows to_id; without it any kind")] = None
+    to_id: Annotated[Name | None, says("the id of the recipient")] = None
     task_id: Name | None = None
     receipt_type: Name | None = None
     since_receipt_id: Annotated[str | None, says("a cursor, or the id of the last receipt already seen")] = None
@@ -333,7 +333,8 @@ class AckReceipt(ReceiptAsk, kw_only=True):
 class EmitReceipt(AsWorker, kw_only=True):
     """Offer a receipt."""
 
-    receipt_type: Name
+    receipt_type: Annotated[Name, says("what a scheduler states; the steps of a task write all others",
+                                       enum=["schedule.created", "schedule.deleted"])]
     task_id: Name | None = None
     lease_id: Name | None = None
     fence: Integer | None = None
@@ -406,6 +407,9 @@ class Problem(Struct, omit_defaults=True):
     message: str
     detail: str = ""
     reason: str | None = None
+    quota: str | None = None        # which one is reached, how much that is, and when to ask again
+    limit: int | None = None
+    retry_after: int | None = None
 
 
 class Item(Struct, omit_defaults=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import sqlite3
@@ -14,9 +15,9 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 
-from asyncgate import OPERATIONS, Audit, AuditHead, DatabaseUnavailable, Gate, Ids, Settings
+from asyncgate import OPERATIONS, Audit, AuditHead, DatabaseUnavailable, Gate, Ids, Needs, Settings, Work
 from asyncgate.backends import open_backend
-from asyncgate.backends.identity_audit import COUNTED_SECONDS, FLUSH_SECONDS, MOST_NOTED, SUSPECTS, broken
+from asyncgate.backends.identity_audit import COUNTED_SECONDS, FLUSH_SECONDS, MOST_NOTED, SUSPECTS, broken, chained
 from asyncgate.backends.identity_keys_stored import generate
 from asyncgate.conformance.plugin import POSTGRES, database_of, urls
 from asyncgate.parts.ids import mark_of
@@ -656,6 +657,25 @@ async def test_sqlite_refuses_to_change_or_delete_a_line(house: House, url: str,
     other.close()
 
 
+async def aged(house: House, *days: float) -> None:
+    """Write lines that are so many days old."""
+    def decide(work: Work) -> None:
+        for number, age in enumerate(days):
+            chained(work, f"event {number}", "info", b"{}", work.now - age * 86_400)
+    needs = Needs(records={(AuditHead, ())})
+    await house.served.backend.transact(THIRD, needs, decide)
+
+
+async def shortened(house: House, *numbers: int) -> set[int]:
+    """Try to let lines go as the gate itself does, and return the numbers of those that are left."""
+    def decide(work: Work) -> None:
+        for number in numbers:
+            work.drop(Audit, f"{number:012d}")
+    with contextlib.suppress(Exception):
+        await house.served.backend.transact(THIRD, Needs(), decide)
+    return {line.number for line in await house.served.backend.export(Audit, THIRD, "")}
+
+
 @pytest.fixture
 def postgres(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database, as the role of the gate sees it."""
@@ -670,6 +690,36 @@ async def on_postgres(postgres: str) -> AsyncIterator[House]:
     gate = Gate(Settings(api_key="a-token-for-tests", security=security()), await open_backend(postgres))
     async with gate.app.router.lifespan_context(gate.app):
         yield House(Served(gate))
+
+
+@pytest.fixture(params=["sqlite", POSTGRES])
+def walled_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a database that has walls."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'walled.db'}"
+    if POSTGRES not in urls(request.config):
+        pytest.skip("of the Postgres backend")
+    return database_of(POSTGRES, request.config, tmp_path)
+
+
+@pytest.fixture
+async def walled(walled_url: str) -> AsyncIterator[House]:
+    """A gate over a database that has walls."""
+    gate = Gate(Settings(api_key="a-token-for-tests", security=security()), await open_backend(walled_url))
+    async with gate.app.router.lifespan_context(gate.app):
+        yield House(Served(gate))
+
+
+@pytest.mark.parametrize(("days", "numbers", "left"), [
+    ((89, 200), (1,), {1, 2}), ((200, 200), (2,), {1, 2}), ((200, 200, 1), (1, 2), {3}), ((200, 1), (1, 2), None)])
+async def test_the_database_lets_no_line_go_that_is_young_or_not_the_oldest(
+        walled: House, days: tuple[float, ...], numbers: tuple[int, ...], left: set[int] | None) -> None:
+    """Whoever has the gate's own access cannot shorten the log (threat B11), but for what is 90 days old (21.7.4)."""
+    await aged(walled, *days)
+
+    found = await shortened(walled, *numbers)
+
+    assert found == left if left is not None else 2 in found
 
 
 @pytest.mark.parametrize("statement", ["UPDATE asyncgate.audit SET body = '{}'", "DELETE FROM asyncgate.audit",

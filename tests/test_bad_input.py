@@ -380,9 +380,9 @@ async def test_a_limit_below_one_or_no_integer_is_refused_and_a_large_one_is_cla
     await stocked(served)
 
     for value in ("0", "-1", "ten", "1.5", "true", "1e400", "", "%201", str(2**53), "null%00"):
-        refused(await served.call("GET", f"{path}?limit={value}"), 400, "invalid_request")
+        refused(await served.call("GET", f"{path}?agent_id=ada&limit={value}"), 400, "invalid_request")
     for value in ("1", "200", "1000000000", str(WIDEST)):
-        assert (await served.call("GET", f"{path}?limit={value}")).status == 200
+        assert (await served.call("GET", f"{path}?agent_id=ada&limit={value}")).status == 200
 
 
 @pytest.mark.parametrize("path", PAGES[:3])
@@ -404,7 +404,7 @@ async def test_a_cursor_that_was_not_given_for_this_list_is_refused(served: Any,
         refused(await served.call("GET", f"{path}?{name}={good}&principal_id=bob"), 400, "invalid_cursor")
 
     for bad in ("x", "%F0%9F%8E%88", "....", "AAAA", "0" * 5000, "-1", "1%20OR%201=1"):
-        refused(await served.call("GET", f"{path}?{name}={bad}"), 400, "invalid_cursor")
+        refused(await served.call("GET", f"{path}?{ada}&{name}={bad}"), 400, "invalid_cursor")
     assert (await served.call("GET", f"{path}?{name}={good}&{ada}")).status == 200
 
 

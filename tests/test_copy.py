@@ -623,7 +623,7 @@ async def test_what_cannot_be_copied_is_said_in_a_line_and_leaves_nothing_behind
 
     result = await command(*(url.format(tmp=tmp_path, name=tmp_path.name) for url in (source_url, target_url)))
 
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert told in result.stderr
     assert "hush" not in result.stderr
     assert result.stderr.count("\n") == 1

@@ -285,3 +285,24 @@ async def test_a_writer_killed_between_its_writes_and_its_commit_leaves_nothing_
 
     assert child.returncode == -signal.SIGKILL
     assert await stored_tasks(url) == {said.decode().strip()}
+
+
+async def test_each_file_has_a_name_of_its_own_and_keeps_it(tmp_path: Path) -> None:
+    first, again, other = [await named(tmp_path / name) for name in ("a.db", "a.db", "b.db")]
+
+    assert first == again != other
+    assert first.startswith("asyncgate-")
+
+
+async def test_a_file_of_an_older_release_stays_asyncgate_1(tmp_path: Path) -> None:
+    await named(tmp_path / "a.db")
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.db")) as db, db:
+        db.execute("DELETE FROM meta WHERE name = 'instance_id'")
+
+    assert await named(tmp_path / "a.db") == "asyncgate-1"
+
+
+async def named(path: Path) -> str:
+    backend = await open_backend(f"sqlite:///{path}")
+    await backend.close()
+    return backend.instance

@@ -44,7 +44,7 @@ BANNERS = [
     "COMMAND LINE",
 ]
 # What costs start-up time or is optional is imported at its point of use.
-HEAVY = ["argon2", "asyncpg", "cronsim", "httpx2", "joserfc", "mcp", "redis", "uvicorn", "yaml"]
+HEAVY = ["argon2", "asyncpg", "cronsim", "httpx2", "joserfc", "mcp", "redis", "rich", "uvicorn", "yaml"]
 
 SQL = re.compile(r"\b(SELECT\s.*\sFROM|INSERT\s(OR\s\w+\s)?INTO|UPDATE\s\w+\sSET|DELETE\sFROM|CREATE\sTABLE)\b", re.S)
 # A class in brackets keeps these patterns from finding themselves.
@@ -242,3 +242,11 @@ def test_no_file_names_a_machine_or_leaves_work_open(pattern: re.Pattern[str]) -
 def test_the_search_for_machine_paths_and_open_work_finds_them() -> None:
     assert MACHINE_PATH.search("see " + "/".join(["", "home", "ada", "gate.db"]))
     assert UNFINISHED.search("# " + "TO" + "DO: later")
+
+
+@pytest.mark.parametrize("database", ["postgres", "sqlite"])
+def test_the_migrations_of_a_database_are_numbered_one_by_one(database: str) -> None:
+    """Two branches may each add the next one: then one of them takes the number after."""
+    names = sorted(file.name for file in (ROOT / "backends" / "schema" / database).glob("*.sql"))
+
+    assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1)), names

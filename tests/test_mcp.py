@@ -214,15 +214,20 @@ async def test_a_payload_is_stored_as_it_was_written(served: Any) -> None:
 # Who may come in, and with what.
 
 
-@pytest.mark.parametrize("headers", [[], [("authorization", "Bearer wrong")]])
-async def test_without_a_credential_the_sdk_sees_nothing(served: Any, headers: list[tuple[str, str]]) -> None:
+@pytest.mark.parametrize(("headers", "challenge"), [
+    ([], "Bearer"), ([("authorization", "Bearer wrong")], 'Bearer error="invalid_token"'),
+    ([("x-api-key", "wrong")], 'Bearer error="invalid_token"'),
+    ([("authorization", "Bearer wrong"), ("x-api-key", "other")], 'Bearer error="invalid_request"')])
+async def test_without_a_credential_the_sdk_sees_nothing(
+        served: Any, headers: list[tuple[str, str]], challenge: str) -> None:
     body, more = request("create_task", {"type": "demo"})
 
     async with served.unchanged():
         answer = await served.call("POST", "/mcp", body, headers=[*headers, *more], token=None)
 
+    rest = await served.call("GET", "/v1/tasks", headers=headers, token=None)
     assert (answer.status, answer.json()["error"]) == (401, "unauthenticated")
-    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.headers["www-authenticate"] == rest.headers["www-authenticate"] == challenge
 
 
 @pytest.mark.parametrize("path", ["/mcp", "/mcp/u"])

@@ -23,6 +23,7 @@ import pytest
 
 from asyncgate import DatabaseSettings, Engine, Settings
 from asyncgate.backends import open_backend
+from asyncgate.backends.postgres_hosts import startup_error
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.load import KEY, SERVE, Client, serving
 from asyncgate.conformance.plugin import MISSING
@@ -296,3 +297,13 @@ async def test_a_server_behind_pgbouncer_answers_and_stops_in_order(url: str, di
             assert (await ada.ask("create_task", type="demo")).reply is not None
             assert (await ada.http("GET", "/v1/health", {}))[0] == 200
         assert await server.stop(signal.SIGTERM) == 0
+
+
+def test_a_pgbouncer_without_its_setting_is_named() -> None:
+    """It knows none of the settings that a session of ours begins with."""
+    refusal = asyncpg.ProtocolViolationError("unsupported startup parameter: plan_cache_mode")
+
+    line = str(startup_error(refusal, "postgresql://asyncgate_app:secret@db:6432/gate"))
+
+    assert "PgBouncer answers at db:6432: set database.pgbouncer=true, and database.direct_url" in line
+    assert "secret" not in line

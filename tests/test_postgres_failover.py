@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
+import signal
+import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncgate import DatabaseUnavailable
+from asyncgate import DatabaseSettings, DatabaseUnavailable, NotNow
+from asyncgate.backends import open_backend
+from asyncgate.backends.postgres_hosts import Hosts, address, one_by_one
 from asyncgate.conformance.harness import Gate
+from asyncgate.conformance.load import Load, serving
 from asyncgate.conformance.plugin import MISSING
-from asyncgate.conformance.postgres_server import Cluster, Standby, connected, find_programs
+from asyncgate.conformance.postgres_server import Cluster, Standby, connected, find_programs, free_port
 
 if TYPE_CHECKING:
     from proxy import Proxy
-    from test_postgres_faults import opened, until
+    from test_postgres_faults import HASTY, codes, first_success, opened, until, wrong_with
 else:
     from tests.proxy import Proxy
-    from tests.test_postgres_faults import opened, until
+    from tests.test_postgres_faults import HASTY, codes, first_success, opened, until, wrong_with
 
 pytestmark = pytest.mark.anyio
 WAITING = "FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND backend_type = 'client backend'"
@@ -152,3 +160,98 @@ async def test_a_commit_whose_wait_for_the_standby_an_operator_ends_is_not_ackno
         made = await create
 
         assert (await gate.task(made)).status == "queued"
+
+
+async def test_a_fail_over_under_load_loses_nothing_that_was_acknowledged(
+        primary: Cluster, standby: Standby, record_property: Any) -> None:
+    seed = random.randrange(2**32)
+    async with serving(both(primary, standby), **HASTY) as server, aclosing(Load(server, seed)) as load:
+        async with load.running():
+            await load.grown(200)
+            await asyncio.to_thread(primary.stop, "immediate")
+            died = time.time()
+            await standby.promote()
+            promoted = time.time()
+            took = await first_success(load, promoted)
+            await load.grown(200)
+        assert await server.stop(signal.SIGTERM) == 0
+
+    numbers = f"promoted {promoted - died:.2f} s after the primary's end, first success {took - promoted:.2f} s later"
+    record_property("fail-over", numbers)
+    print(numbers)
+    assert await wrong_with(standby.url("gate"), load) == [], f"seed {seed}"
+    assert codes(load.calls) <= {"database_unavailable"}
+
+
+# Several hosts in one URL.
+
+
+def both(first: Cluster | Proxy, second: Cluster | Proxy) -> str:
+    """Return the URL of a database on one of two hosts."""
+    return f"postgresql://asyncgate_app@127.0.0.1:{first.port},127.0.0.1:{second.port}/gate"
+
+
+async def test_a_host_that_hangs_before_the_good_one_stops_nobody(primary: Cluster, proxy: Proxy) -> None:
+    """A stopped server takes connections, and says nothing: each host has a time limit of its own."""
+    proxy.swallow()
+    async with opened(both(proxy, primary), timeout_seconds=1) as gate:
+        task_id = await gate.create()
+
+        assert (await gate.task(task_id)).status == "queued"
+
+
+async def test_the_host_that_worked_last_is_tried_first(primary: Cluster, proxy: Proxy) -> None:
+    hosts = Hosts(both(proxy, primary), 1)
+    proxy.swallow()
+    for _ in range(2):
+        (await hosts.connect()).terminate()
+    assert [address(url) for url in hosts.urls] == [f"127.0.0.1:{server.port}" for server in (primary, proxy)]
+
+    await proxy.restore()
+    (await hosts.connect()).terminate()
+    assert address(hosts.urls[0]) == f"127.0.0.1:{primary.port}"
+
+
+async def test_a_primary_that_hangs_gives_way_to_the_standby_that_took_over(
+        primary: Cluster, standby: Standby, proxy: Proxy) -> None:
+    """Writers, readers and the connection that holds the lock: all go on elsewhere."""
+    async with opened(both(proxy, standby), timeout_seconds=1) as gate:
+        await gate.backend.join("gate-1", 10.0, gate.engine.hear)
+        await gate.create()
+        proxy.swallow()
+        await standby.promote()
+
+        await until(lambda: works(gate.create))
+        await until(lambda: works(gate.backend.beat))
+
+
+async def works(call: Any) -> bool:
+    """Try something that the database may not answer yet."""
+    with contextlib.suppress(DatabaseUnavailable):
+        await call()
+        return True
+    return False
+
+
+async def test_a_standby_among_the_hosts_is_passed_over(primary: Cluster, standby: Standby) -> None:
+    async with opened(both(standby, primary), timeout_seconds=10) as gate:
+        assert (await gate.task(await gate.create())).status == "queued"
+
+
+async def test_no_host_of_several_is_one_error_that_names_them_all(primary: Cluster, proxy: Proxy) -> None:
+    proxy.swallow()
+    nobody = free_port()
+    said = f"127.0.0.1:{proxy.port}: no answer in time; 127.0.0.1:{nobody}: Connection refused"
+    with pytest.raises(NotNow, match=said):
+        await open_backend(f"postgresql://a@127.0.0.1:{proxy.port},127.0.0.1:{nobody}/gate",
+                           settings=DatabaseSettings(timeout_seconds=1))
+
+
+@pytest.mark.parametrize(("url", "addresses"), [
+    ("postgresql://h/d", ["h:5432"]),
+    ("postgresql://a:p%40w@h1,h2:5433/d?sslmode=require", ["h1:5432", "h2:5433"]),
+    ("postgresql://a@[::1],[fe80::1]:5433/d", ["[::1]:5432", "[fe80::1]:5433"]),
+    ("postgresql:///d?host=/run/postgresql", ["the host of its settings"]),
+])
+def test_hosts_are_read_from_a_url_as_postgres_reads_them(url: str, addresses: list[str]) -> None:
+    assert [address(one) for one in one_by_one(url)] == addresses

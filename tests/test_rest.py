@@ -11,6 +11,7 @@ import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 import pytest
@@ -113,7 +114,9 @@ class Walk:
         known: dict[str, dict[str, Any]] = {
             "create_task": {"type": "demo"}, "create_tasks": {"tasks": [{"type": "demo"}]},
             "run_task": {"type": "demo", "wait_seconds": 0}, "lease_next": {"worker_id": "w1"},
-            "list_leases": {"worker_id": "w1"}, "report_schedule": {"schedules": [{"schedule_id": "unknown"}]},
+            "list_leases": {"worker_id": "w1"}, "bootstrap": {"agent_id": "ada"},
+            "list_open_obligations": {"agent_id": "ada"},
+            "report_schedule": {"schedules": [{"schedule_id": "unknown"}]},
             "create_tenant": {"name": "Acme"}, "suspend_tenant": {"tenant": OTHER},
             "set_limits": {"tenant": OTHER, "tier": "paid"}, "issue_key": {"name": "a key", "principal_id": "reader-1"},
             "import_receipts": {"receipts": []},
@@ -275,7 +278,8 @@ async def test_an_empty_body_is_an_empty_request(served: Any) -> None:
     assert answer.json()["ok"] is True
 
 
-@pytest.mark.parametrize("path", ["/v1/health", "/health", "/v1/config", "/v1/tasks", "/v1/bootstrap", "/openapi.json"])
+@pytest.mark.parametrize("path", ["/v1/health", "/health", "/v1/config", "/v1/tasks", "/v1/bootstrap?agent_id=ada",
+                                  "/openapi.json"])
 async def test_head_answers_the_headers_of_get_and_no_body(served: Any, path: str) -> None:
     got, headed = await served.call("GET", path), await served.call("HEAD", path)
 
@@ -612,6 +616,43 @@ async def test_bootstrap_says_that_it_is_deprecated(served: Any) -> None:
     assert "x-asyncgate-deprecated" in answer.headers
     assert answer.headers["link"] == '</v1/obligations/open>; rel="successor-version"'
     assert not {"deprecation", "link"} & set(newer.headers)
+
+
+async def test_bootstrap_reads_who_asks_from_its_query_or_its_body(served: Any) -> None:
+    """18.5: query/body { principal_kind, principal_id, principal_instance_id?, since_receipt_id?, max_items? }."""
+    ada = {"principal_kind": "agent", "principal_id": "ada"}
+    await served.call("POST", "/v1/tasks", {"type": "demo", **ada})
+    await served.call("POST", "/v1/tasks", {"type": "demo", **ada})
+
+    told = await served.call("GET", "/v1/bootstrap", {**ada, "principal_instance_id": "phone", "max_items": 1})
+    mixed = await served.call("GET", "/v1/bootstrap?principal_kind=agent&principal_id=ada", {"max_items": 1})
+    nobody = await served.call("GET", "/v1/bootstrap", {"principal_kind": "agent"})
+
+    shown = told.json()
+    assert (shown["relationship"]["principal_id"], shown["relationship"]["principal_instance_id"]) == ("ada", "phone")
+    assert len(shown["attention"]["inbox_receipts"]) == 1
+    assert len(mixed.json()["attention"]["inbox_receipts"]) == 1
+    assert (nobody.status, nobody.json()["error"]) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize("tongue", ["rest", "mcp", "bare"])
+@pytest.mark.parametrize("name", ["list_open_obligations", "bootstrap", "list_leases"])
+async def test_the_shared_token_is_asked_whose_is_meant(served: Any, tongue: str, name: str) -> None:
+    """An agent with a typo must not learn that nothing is owed to it; the refusal says what to name."""
+    for named in ({}, {"worker_kind": "worker"}, {"worker_instance_id": "i"}):
+        if tongue == "rest":
+            path = {"list_open_obligations": "obligations/open", "list_leases": "leases"}.get(name, name)
+            answer = (await served.call("GET", f"/v1/{path}?{urlencode(named)}")).json()
+        else:
+            ask = {"jsonrpc": "2.0", "id": 1, "method": "tools/call",
+                   "params": {"name": f"asyncgate.{name}", "arguments": named}}
+            headers = [("mcp-protocol-version", "2025-11-25"), ("accept", "application/json, text/event-stream"),
+                       ("content-type", "application/json")]
+            told = (await served.call("POST", "/mcp", ask, headers=headers if tongue == "mcp" else [])).json()
+            answer = (msgspec.json.decode(told["result"]["content"][0]["text"]) if tongue == "mcp"
+                      else {"error": told["error"]["data"]["code"], "message": told["error"]["message"]})
+        assert answer["error"] == "invalid_request", (named, answer)
+        assert "say" in answer["message"], answer
 
 
 async def test_health_is_the_same_on_both_paths(served: Any) -> None:

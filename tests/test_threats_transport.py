@@ -428,7 +428,7 @@ async def test_f11_strangers_leave_nothing_behind(served: Any) -> None:
     def kept() -> list[int]:
         engine = served.engine
         return [len(part) for part in (engine.polls.tenants, engine.polls.principals, engine.waiting.places,
-                                       engine.waiting.timers, engine.outcomes, engine.sightings, engine.watchers,
+                                       engine.waiting.timers, engine.outcomes, engine.sightings.fresh, engine.watchers,
                                        engine.batches.__dict__, served.gate.endpoints)]
 
     before = kept()
