@@ -176,7 +176,7 @@ async def test_a_body_that_is_none_is_refused(shelf: Served, body: bytes) -> Non
 
 
 async def test_a_ledger_has_no_tasks(shelf: Served) -> None:
-    assert (await shelf.call("POST", "/v1/tasks", {"type": "demo"})).status == 404
+    assert (await shelf.call("POST", "/v1/tasks", {"type": "demo", "payload": None})).status == 404
     assert (await shelf.get("/v1/health"))["status"] == "healthy"
 
 
