@@ -31,6 +31,8 @@ log = logging.getLogger("asyncgate.postgres")
 CHANNEL = "asyncgate"
 MESSAGE_BYTES = 7900        # Postgres takes 8000
 PATIENCE_SECONDS = 3.0      # for the lock of a process that is just dying
+PATIENCE_BESIDE_SECONDS = 60.0      # for one that begins at the same time and has many leases to look at
+BEGINNING = "job\nbegin"    # the lock of the process that begins
 AGAIN_SECONDS = 0.5         # between attempts to reach the database
 FORGOTTEN = "1 day"         # after which nobody remembers an instance that gave no sign
 # The database gives up the lock of a machine that vanished without a word in half a minute, not in two hours.
@@ -38,18 +40,25 @@ PROBED = "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp
 
 # Alive: its lock is held, or it gave a sign within three beats (DESIGN 5.10).
 LOCK = "hashtextextended({0}, 25959)"
-LIVING = f"""
-SELECT instance_id::text FROM asyncgate.instances AS i
-WHERE beat_at > now() - make_interval(secs => 3 * beat_seconds) OR {LOCK.format('i.instance_id::text')} IN (
+LOCKED = f"""{LOCK.format('i.instance_id::text')} IN (
     SELECT classid::bigint << 32 | objid::bigint FROM pg_locks
     WHERE locktype = 'advisory' AND objsubid = 1 AND granted
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"""
+LIVING = f"""
+SELECT instance_id::text FROM asyncgate.instances AS i
+WHERE beat_at > now() - make_interval(secs => 3 * beat_seconds) OR {LOCKED}"""
 TAKE = f"SELECT pg_try_advisory_lock({LOCK.format('$1::text')})"
+GIVE = f"SELECT pg_advisory_unlock({LOCK.format('$1::text')})"
+# Whoever holds a lock serves; a beat alone proves nothing, it may be that of a process that was killed since.
+LAST_SIGN = f"""
+SELECT extract(epoch FROM max(beat_at))::float8 FROM asyncgate.instances
+WHERE NOT EXISTS (SELECT FROM asyncgate.instances AS i WHERE instance_id <> $1 AND {LOCKED})"""
 SIGN = """
 INSERT INTO asyncgate.instances (instance_id, beat_seconds) VALUES ($1, $2)
 ON CONFLICT (instance_id) DO UPDATE SET beat_at = now(), beat_seconds = excluded.beat_seconds"""
 FORGET = f"DELETE FROM asyncgate.instances WHERE beat_at < now() - interval '{FORGOTTEN}'"
-LEAVE = "DELETE FROM asyncgate.instances WHERE instance_id = $1"
+# The row stays, as the sign of life that leases are measured by when the next process comes.
+LEAVE = "UPDATE asyncgate.instances SET beat_at = now(), beat_seconds = 0 WHERE instance_id = $1"
 
 
 class Message(Struct):
@@ -98,6 +107,7 @@ class Membership:
         self.db: asyncpg.Connection | None = None
         self.leads: dict[str, asyncpg.Connection] = {}      # what only one process does, and who holds the lock
         self.using = asyncio.Lock()
+        self.beginning, self.last_sign = False, None
         self.pending: list[News] = []
         self.wanted = asyncio.Event()       # a connection, or the pending news sent
         self.keeping: asyncio.Task[None] | None = None
@@ -107,14 +117,15 @@ class Membership:
         """Whether no other process lives."""
         return not self.others
 
-    async def join(self) -> None:
-        """Take the name, which no living process may have, and begin to listen."""
+    async def join(self) -> float | None:
+        """Take the name, which no living process may have, and begin to listen; return the last sign if none lives."""
         try:
             await self._connect(PATIENCE_SECONDS)
         except AWAY as error:
             raise startup_error(error, self.url, "the database for locks") from None
         self.keeping = asyncio.create_task(self._keep())
         self.tell()
+        return self.last_sign
 
     async def leave(self) -> None:
         """Give up the name; the others take over at once what is left here."""
@@ -128,7 +139,13 @@ class Membership:
             self.db.terminate()
 
     async def beat(self) -> None:
-        """Give a sign of life, and see who else does."""
+        """Give a sign of life, see who else does, and let the next process begin if it waits for this one."""
+        await self._sign()
+        if self.beginning:
+            await self._run("execute", GIVE, BEGINNING)
+            self.beginning = False
+
+    async def _sign(self) -> None:
         try:
             await self._run("execute", SIGN, self.instance_id, self.beat_seconds)
         except asyncpg.ReadOnlySQLTransactionError:
@@ -164,6 +181,8 @@ class Membership:
                     raise NotNow(f"another process runs as {self.instance_id} on this database; give this one "
                                        "an instance_id of its own")
                 await asyncio.sleep(0.1)
+            if self.db is None:
+                await self._begin(db)
             if self.settings.notify:
                 await db.add_listener(CHANNEL, self._heard)
             await db.execute(PROBED)
@@ -172,7 +191,16 @@ class Membership:
             raise
         db.add_termination_listener(lambda _: self.wanted.set())
         self.db = db
-        await self.beat()
+        await self._sign()
+
+    async def _begin(self, db: asyncpg.Connection) -> None:
+        """Learn since when nobody serves; two processes that begin together do so one after the other."""
+        deadline = time.monotonic() + PATIENCE_BESIDE_SECONDS
+        while not await db.fetchval(TAKE, BEGINNING):
+            if time.monotonic() > deadline:
+                raise NotNow("another process is still giving leases time back; start this one again")
+            await asyncio.sleep(0.1)
+        self.beginning, self.last_sign = True, await db.fetchval(LAST_SIGN, self.instance_id)
 
     def _heard(self, db: Any, pid: int, channel: str, text: object) -> None:
         with contextlib.suppress(msgspec.DecodeError):      # a later release may say what we do not know

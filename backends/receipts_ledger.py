@@ -7,16 +7,20 @@ a ledger files what is stated, and every receipt stays for ever.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
+from starlette.routing import Route
 
 from asyncgate import (
     OPERATIONS,
     Caller,
+    Door,
     Endpoint,
     Engine,
     Entry,
@@ -27,7 +31,6 @@ from asyncgate import (
     InvalidRequest,
     Needs,
     Operation,
-    Principal,
     ReceiptIdCollision,
     ReceiptNotFound,
     ReceiptTooLarge,
@@ -35,15 +38,19 @@ from asyncgate import (
     TenantMismatch,
     TooManyParents,
     Work,
+    __version__,
     barred,
+    filtered,
     outside,
     serve_forever,
     sha256,
+    wanted_is,
 )
 from asyncgate.backends.identity_admin import operates
 from asyncgate.parts.content import any_json
 from asyncgate.parts.http import Scope, claimed_tenants, read_body
-from asyncgate.parts.wire import Ask, Problem
+from asyncgate.parts.screening import MAX_DEPTH, screen
+from asyncgate.parts.wire import Ask, Configuration, GetConfig, Problem
 from asyncgate.parts.wire_ledger import (
     Arriving,
     Chain,
@@ -53,6 +60,7 @@ from asyncgate.parts.wire_ledger import (
     ListFiled,
     Stored,
     StoredAll,
+    StoreReceipt,
     StoreReceipts,
     principal_of,
 )
@@ -62,6 +70,10 @@ if TYPE_CHECKING:
 
 MOST_AT_ONCE = 500          # receipts of one call
 LONGEST_CHAIN = 2048        # receipts of one chain
+STORED_DEPTH = MAX_DEPTH + 8        # a body as deep as a gate takes one, in a receipt, in a list
+PAGE, LOOKS = 200, 5        # of the receipts of a task, in which is looked for a principal that takes part
+OF_GATES = {"admin", "system"}      # the roles of credentials that file for others
+CAPABILITIES = ["receipt_storage", "receipt_chains", "receipt_seals", "stated_by", "key_issuing"]
 NOT_SAID = ("tenant_id", "stored_at", "delivered_at")       # by the author, but by whoever files a receipt
 
 read = msgspec.json.Decoder(Arriving).decode
@@ -127,7 +139,8 @@ def filed(engine: Engine, caller: Caller, ask: StoreReceipts, content: bytes) ->
     digest = sha256({name: value for name, value in whole.items() if name not in NOT_SAID})
     return home(engine, caller, said.tenant_id), Entry(
         said.receipt_id, "", said.receipt_type, said.task_id or "", sender.kind, sender.id, said.to.kind, said.to.id,
-        said.asyncgate_instance or "", digest, content.decode())
+        said.asyncgate_instance or "", digest, content.decode(),
+        caller.principal.kind, caller.principal.id, caller.role)
 
 
 def home(engine: Engine, caller: Caller, named: str | None) -> str:
@@ -165,21 +178,38 @@ async def list_receipts(engine: Engine, caller: Caller, ask: ListFiled) -> Filed
     """List receipts as they came, in the order of their arrival: an inbox, a task, what one gate wrote, or all.
 
     Follow cursor as since_receipt_id: every receipt comes exactly once.  An admin may list everything, others their
-    own inbox.
+    own inbox, and with task_id the whole story of a task that they take part in.  Spec 20.13.
     """
-    tenant_id, to = home(engine, caller, ask.tenant), None
-    if ask.to_id:
-        to = Principal(ask.to_kind or "agent", ask.to_id)
+    tenant_id, to = home(engine, caller, ask.tenant), filtered("to_kind", ask.to_kind, "to_id", ask.to_id)
     if not caller.sees_all:
-        if to is not None and not to.same(caller.principal):
+        if not wanted_is(to, caller.principal):
             raise barred(caller, f"this credential sees what is addressed to {caller.principal} only")
-        to = caller.principal
+        if to is not None or ask.task_id is None or not await takes_part(engine, tenant_id, caller, ask.task_id):
+            to = caller.principal
     after = await arrival(engine, tenant_id, ask.since_receipt_id) if ask.since_receipt_id else None
     limit = engine.limit(ask.limit)
     rows = await engine.backend.entries(tenant_id, EntryFilter(
         to, ask.task_id, ask.receipt_type, ask.asyncgate_instance, after, limit + 1))
     last = rows[:limit][-1].receipt_id if rows else ask.since_receipt_id
-    return Filed([Raw(row.content.encode()) for row in rows[:limit]], last if len(rows) > limit else None, last)
+    return Filed([Raw(row.content.encode()) for row in rows[:limit]], last if len(rows) > limit else None, last,
+                 [row.stated_by for row in rows[:limit]])
+
+
+async def takes_part(engine: Engine, tenant_id: str, caller: Caller, task_id: str) -> bool:
+    """Whether a gate has stated that a principal takes part in a task: by a receipt of the task, from it or to it.
+
+    What others state counts for nothing: anybody may name any task, and would open it to whom they like.
+    """
+    after = None
+    for _ in range(LOOKS):
+        rows = await engine.backend.entries(tenant_id, EntryFilter(None, task_id, None, None, after, PAGE))
+        if any(row.stated_role in OF_GATES and caller.principal.same(end)
+               for row in rows for end in (row.sender, row.to)):
+            return True
+        if len(rows) < PAGE:
+            break
+        after = rows[-1].arrival
+    return False
 
 
 async def arrival(engine: Engine, tenant_id: str, receipt_id: str) -> str:
@@ -219,6 +249,22 @@ async def get_receipt_chain(engine: Engine, caller: Caller, ask: GetChain) -> Ch
     return Chain(first.receipt_id, [Raw(entry.content.encode()) for entry in chain], missing)
 
 
+async def get_config(engine: Engine, caller: Caller, ask: GetConfig) -> Configuration:
+    """Return what this is, a ledger, with its name, version and what it can do."""
+    return Configuration("ledger", None, engine.instance, CAPABILITIES, __version__)
+
+
+async def store_receipt_of_tool(engine: Engine, caller: Caller, ask: StoreReceipt) -> StoredAll:
+    """Store a receipt as it is, or up to 500; storing one again writes nothing.
+
+    The same receipt_id with other content is an error receipt_id_collision in its place.  One transaction.
+    """
+    receipts = [*([ask.receipt] if bytes(ask.receipt) != b"null" else []), *ask.receipts]
+    stored = await store_receipt(engine, caller, StoreReceipts(receipts=receipts))
+    assert isinstance(stored, StoredAll)
+    return stored
+
+
 def operation(run: Callable[..., Any], rest: str, scopes: str) -> Operation:
     """Declare an operation of a ledger."""
     return Operation(run, rest, "a w A s", scopes, "R")
@@ -227,8 +273,13 @@ def operation(run: Callable[..., Any], rest: str, scopes: str) -> Operation:
 STORE = operation(store_receipt, "POST /v1/receipts", "receipts:ack tasks:lease")
 SURFACE = (STORE, operation(list_receipts, "GET /v1/receipts", "receipts:read"),
            operation(get_receipt, "GET /v1/receipts/{receipt_id}", "receipts:read"),
-           operation(get_receipt_chain, "GET /v1/receipts/{receipt_id}/chain", "receipts:read"))
-ADMINISTRATION = ("health", "get_config", "create_tenant", "list_tenants", "suspend_tenant", "get_limits", "set_limits",
+           operation(get_receipt_chain, "GET /v1/receipts/{receipt_id}/chain", "receipts:read"),
+           Operation(get_config, "GET /v1/config", "a w A", "", "B"))
+TOOLS = {op.name: op for op in (operation(store_receipt_of_tool, "POST /mcp", "receipts:ack tasks:lease"),
+                                *SURFACE[1:2], *SURFACE[3:4])}
+TOOLS["store_receipt"] = TOOLS.pop("store_receipt_of_tool")
+TOOLS["store_receipt"].name = "store_receipt"
+ADMINISTRATION = ("health", "create_tenant", "list_tenants", "suspend_tenant", "get_limits", "set_limits",
                   "issue_key", "list_keys", "rotate_key", "revoke_key", "list_audit", "seal_receipts", "list_seals")
 
 
@@ -240,6 +291,7 @@ class Shelf(Endpoint):
             return await super()._ask(op, caller, scope, receive)
         body = (await read_body(scope, receive, self.gate.settings)).strip()
         try:
+            await screen(body, self.gate.settings.max_request_values, STORED_DEPTH)
             if body[:1] == b"[":
                 return StoreReceipts(receipts=list_of(body))
             if (many := msgspec.json.decode(body, type=dict[str, Raw])).keys() == {"receipts"}:
@@ -249,6 +301,16 @@ class Shelf(Endpoint):
         for named in claimed_tenants({}, scope["headers"]):
             self.gate.engine.at_home(caller, named)
         return StoreReceipts(receipts=[Raw(body)], alone=True)
+
+
+class LedgerDoor(Door):
+    """The way to the tools of a ledger, `memorygate.store_receipt` and its like (spec 20.5, 20.13)."""
+
+    async def _open(self) -> None:
+        async with self.opening:
+            if self.facade is None:
+                part = await asyncio.to_thread(import_module, "asyncgate.backends.receipts_ledger_mcp")
+                self.facade = await part.LedgerFacade(self.gate, TOOLS, __version__).open()
 
 
 class LedgerGate(Gate):
@@ -263,7 +325,8 @@ class LedgerGate(Gate):
         return endpoints
 
     def _routes(self) -> list[Any]:
-        return []
+        self.mcp = LedgerDoor(self)
+        return [Route(path, self.mcp) for path in ("/mcp", "/mcp/u")]
 
 
 def serve(settings: Settings) -> int:

@@ -6,6 +6,7 @@ saved, and sends the same bytes as often as it takes.  It decides nothing and ke
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Raw, Struct, field
 
-from asyncgate import NOTHING, EntryFilter, ReceiptRecord, StartupError
+from asyncgate import NOTHING, EntryFilter, Principal, ReceiptRecord, StartupError
 
 if TYPE_CHECKING:
     from asyncgate import Lease, Receipt, Settings, Task
@@ -35,6 +36,14 @@ class Unanswered(Outage):
     """There was no answer in time: the ledger may have taken the receipt, or take it yet."""
 
 
+class Garbled(Outage):
+    """The ledger lives, and what it answered says nothing about the receipt: no reason to leave it in peace."""
+
+
+class Missing(Garbled):
+    """The ledger has no such receipt."""
+
+
 class Singly(Exception):
     """This ledger takes one receipt a call."""
 
@@ -51,6 +60,7 @@ class Filed(ReceiptRecord, kw_only=True):
     body: Raw = NOTHING
     hash: str = ""
     receipt_key: str = ""       # only a gate gives it one
+    stated_by: Principal | None = None      # as the ledger says, never as the receipt does
 
     def shown(self) -> ReceiptRecord:
         """Return it as a gate shows a receipt."""
@@ -115,6 +125,9 @@ def profile_of(settings: Settings) -> str:
 def require_address(settings: Settings) -> None:
     """See that the settings say where the ledger is."""
     ours = settings.memorygate
+    if ours.auth_token_env and not (ours.auth_token or os.environ.get(ours.auth_token_env)):
+        raise StartupError(f"memorygate.auth_token_env names the variable {ours.auth_token_env}, which is not set: set "
+                           "it to the ledger's token, or unset the setting")
     if not ours.url:
         raise StartupError(f"receipt_mode {settings.receipt_mode} needs memorygate.url: where is the ledger?")
     try:

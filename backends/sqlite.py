@@ -61,6 +61,7 @@ from asyncgate import (
     Usage,
     Work,
     export_order,
+    page_of,
 )
 from asyncgate.parts.outages import OFTEN
 
@@ -69,12 +70,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("asyncgate.sqlite")
 R = TypeVar("R", bound=Struct)
+SHARED = False      # one process serves a file
 SCHEMA = Path(__file__).parent / "schema" / "sqlite"
 PRAGMAS = """
     PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 4000; PRAGMA cache_size = -65536;
     PRAGMA mmap_size = 1073741824; PRAGMA temp_store = MEMORY; PRAGMA foreign_keys = OFF;
     PRAGMA recursive_triggers = ON;
 """     # the last one, or REPLACE would delete rows past the triggers that keep them
+OLD_NAME = "asyncgate-1"      # of the gate of a file that says none
 SHARE = 64          # batches that may share one commit
 PROMOTED = 1000     # delayed tasks whose time has come that one batch takes in
 
@@ -142,6 +145,7 @@ DROP: dict[type[Struct], list[str]] = {
     **{kind: [f"DELETE FROM {table} WHERE {BY_KEY[kind]}"] for kind, table in RECORDS.items()},
     Receipt: [f"DELETE FROM {table} WHERE tenant_id = ? AND {key} = ?" for table, key in (
         ("edges", "child_id"), ("deliveries", "receipt_id"), ("receipts", "receipt_id"))],
+    Audit: ["DELETE FROM audit WHERE tenant_id = ? AND audit_id = ?"],
     Task: [f"DELETE FROM {table} WHERE tenant_id = ? AND task_id = ?" for table in (
         "tasks", "leases", "progress", "events")]}
 WALL = "UPDATE wall SET tenant_id = ?"
@@ -188,6 +192,16 @@ LATE_TENANTS = """
                    AND status IN ('queued', 'leased', 'running'))
         OR EXISTS (SELECT 1 FROM tasks WHERE tenant_id = t.tenant_id AND status = 'queued' AND attempt >= max_attempts)
         OR EXISTS (SELECT 1 FROM schedules WHERE tenant_id = t.tenant_id AND late_at <= ?1)"""
+# The youngest receipt is a sign of life too, younger than the last beat of a gate that was killed.
+LAST_SIGN = """
+    SELECT max(at) FROM (SELECT CAST(value AS REAL) AS at FROM meta WHERE name = 'sign_of_life'
+                         UNION ALL SELECT * FROM (SELECT created_at FROM receipts ORDER BY rowid DESC LIMIT 1))"""
+SIGN = """
+    INSERT OR REPLACE INTO meta SELECT 'sign_of_life', ?
+    WHERE EXISTS (SELECT 1 FROM tenants CROSS JOIN leases USING (tenant_id) WHERE ending = 'live')"""
+LAPSES = """
+    SELECT expires_at, tenant_id, task_id FROM tenants CROSS JOIN leases USING (tenant_id)
+    WHERE ending = 'live' AND expires_at >= ? ORDER BY expires_at LIMIT ?"""
 COUNT = """
     SELECT (SELECT count(*) FROM tasks WHERE tenant_id = ?1 AND status IN ('queued', 'leased', 'running')),
            (SELECT count(*) FROM leases WHERE tenant_id = ?1 AND ending = 'live'),
@@ -227,6 +241,14 @@ def named_row(row: tuple[Any, ...]) -> tuple[Task, Lease | None, Progress | None
             Progress(*progress) if progress[0] is not None else None)
 
 
+def numbered(given: list[str]) -> Callable[[str], str]:
+    """Return what takes another parameter of a query and names it."""
+    def name(value: str) -> str:
+        given.append(value)
+        return f"?{len(given)}"
+    return name
+
+
 def receipt_row(row: tuple[Any, ...]) -> Receipt:
     """Make a receipt of one row of RECEIPTS."""
     first, delivered_at, further = row[RECEIPT:]
@@ -254,10 +276,10 @@ class Sqlite:
     """A file, one writer, a few readers."""
 
     parallel, parallel_per_tenant = SHARE, 2        # while one batch of a tenant is committed, the next one gathers
-    instance, alone = "asyncgate-1", True               # one process serves a file
+    alone = True                                        # one process serves a file
 
     def __init__(self, path: str, lock: Serving | None = None) -> None:
-        self.path = path
+        self.path, self.serving = path, lock is not None
         self.skew, self.ids = 0.0, Ids()
         self.tenant_id: str | None = None                   # of the running transaction, for the triggers
         self.lanes: defaultdict[str, Lanes] = defaultdict(Lanes)
@@ -307,16 +329,20 @@ class Sqlite:
                 self.ids.after(self.db.execute(newest, (tenant_id,)).fetchone()[0])
         key = self.db.execute("SELECT value FROM meta WHERE name = 'cursor_key'").fetchone()
         self.secret = bytes.fromhex(key[0])
+        self.instance: str = self.db.execute("SELECT value FROM meta WHERE name = 'instance_id'").fetchone()[0]
 
     def now(self) -> float:
         """Return this process's time: one process owns the file."""
         return time.time() + self.skew
 
-    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> None:
-        """Do nothing: the lock on the file has kept others out."""
+    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> float | None:
+        """Return the last sign of life; the lock on the file has kept others out."""
+        sign: float | None = (await self._rows(LAST_SIGN))[0][0]
+        return sign
 
     async def beat(self) -> None:
-        """Do nothing: the lock on the file tells that this process lives."""
+        """Write down that this process lives, if any lease does: nobody else needs to know."""
+        await self._on_writer(SIGN, (self.now(),))
 
     def tell(self, news: News) -> None:
         """Do nothing: nobody else works on the file."""
@@ -331,6 +357,8 @@ class Sqlite:
         await self.opened.aclose()
 
     async def _write_last(self) -> None:
+        if self.serving:
+            await self.beat()
         self.queue.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self.writer.join)
 
@@ -520,16 +548,16 @@ class Sqlite:
     async def tasks(self, tenant_id: str, of: TaskFilter) -> list[tuple[Task, Lease | None, Progress | None]]:
         """Return a page of tasks, newest first."""
         sql, given = NAMED, [tenant_id]
-        owner = of.owner
-        for column, value in (("owner_kind", owner.kind if owner else None), ("owner_id", owner.id if owner else None),
-                              ("status", of.status), ("type", of.type)):
+        for column, value in (("owner_id", of.owner.id if of.owner else None), ("status", of.status),
+                              ("type", of.type)):
             if value is not None:
                 given.append(value)
                 sql += f" AND t.{column} = ?{len(given)}"
         if of.before is not None:
             given.append(of.before)
             sql += f" AND t.task_id < ?{len(given)}"
-        rows = await self._rows(f"{sql} ORDER BY t.task_id DESC LIMIT {int(of.limit)}", *given)
+        sql = page_of(sql, of.owner, "t.owner_kind", "t.task_id DESC", 1, of.limit, numbered(given))
+        rows = await self._rows(sql, *given)
         return [named_row(row) for row in rows]
 
     async def leases(self, tenant_id: str, worker: Principal) -> list[tuple[Task, Lease]]:
@@ -547,14 +575,17 @@ class Sqlite:
     async def receipts(self, tenant_id: str, of: ReceiptFilter) -> list[Receipt]:
         """Return a page of receipts, oldest first; one writer gives ids in the order of commits."""
         sql, given = RECEIPTS, [tenant_id]
-        for column, value in (("to_kind", of.to.kind if of.to else None), ("to_id", of.to.id if of.to else None),
-                              ("task_id", of.task_id), ("receipt_type", of.receipt_type)):
+        for column, value in (("to_id", of.to.id if of.to else None), ("task_id", of.task_id),
+                              ("receipt_type", of.receipt_type)):
             if value is not None:
                 given.append(value)
                 sql += f" AND r.{column} = ?{len(given)}"
         given.append(of.after or "")
-        sql += f" AND r.receipt_id > ?{len(given)} ORDER BY r.receipt_id LIMIT {int(of.limit)}"
-        return [receipt_row(row) for row in await self._rows(sql, *given)]
+        sql += f" AND r.receipt_id > ?{len(given)}"
+        order = "r.receipt_id DESC" if of.newest else "r.receipt_id"
+        sql = page_of(sql, of.to, "r.to_kind", order, 1, of.limit, numbered(given))
+        rows = await self._rows(sql, *given)
+        return [receipt_row(row) for row in (rows[::-1] if of.newest else rows)]
 
     async def events(self, tenant_id: str, task_id: str, after: str | None, limit: int) -> list[Event]:
         """Return a page of a task's events."""
@@ -594,15 +625,16 @@ class Sqlite:
     async def entries(self, tenant_id: str, of: EntryFilter) -> list[Entry]:
         """Return a page of what others have stored here; one writer numbers them in the order of commits."""
         sql, given = f"SELECT {listed(Entry)} FROM ledger WHERE tenant_id = ?1", [tenant_id]
-        for column, value in (("to_kind", of.to.kind if of.to else None), ("to_id", of.to.id if of.to else None),
-                              ("task_id", of.task_id), ("receipt_type", of.receipt_type),
-                              ("asyncgate_instance", of.instance)):
+        for column, value in (("to_id", of.to.id if of.to else None), ("task_id", of.task_id),
+                              ("receipt_type", of.receipt_type), ("asyncgate_instance", of.instance)):
             if value is not None:
                 given.append(value)
                 sql += f" AND {column} = ?{len(given)}"
         given.append(of.after or "")
-        sql += f" AND arrival > ?{len(given)} ORDER BY arrival LIMIT {int(of.limit)}"
-        return [Entry(*row) for row in await self._rows(sql, *given)]
+        sql += f" AND arrival > ?{len(given)}"
+        sql = page_of(sql, of.to, "to_kind", "arrival", 2, of.limit, numbered(given))
+        rows = await self._rows(sql, *given)
+        return [Entry(*row) for row in rows]
 
     async def lead(self, job: str) -> bool:
         """Be the only one: one process serves a file."""
@@ -625,6 +657,10 @@ class Sqlite:
             schedules = [row[0] for row in await self._rows(LATE, tenant_id, now, limit)]
             found.append((tenant_id, tasks, schedules))
         return found
+
+    async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
+        """Return when live leases run out."""
+        return await self._rows(LAPSES, since, limit)
 
     async def next_due(self, tenant_id: str) -> float | None:
         """Return when the next delayed task may be leased."""
@@ -664,9 +700,17 @@ class Sqlite:
         for statement in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
             await self._on_writer(statement, ())
 
-    async def backup(self, target: str) -> None:
-        """Copy the whole database, as of one moment, to a new file; the gate goes on meanwhile."""
-        await asyncio.get_running_loop().run_in_executor(None, copy_file, self.path, target)
+    async def backup(self, target: str, told: Callable[[int, int], None] | None = None) -> None:
+        """Copy the whole database, as of one moment, to a new file; the gate goes on meanwhile.
+
+        `told` learns how many pages of how many are copied.
+        """
+        await asyncio.get_running_loop().run_in_executor(None, copy_file, self.path, target, told)
+
+    async def count_rows(self, tables: Iterable[type[Struct]]) -> int:
+        """Return how many rows tables have, of all tenants."""
+        names = ["receipts" if table is Receipt else EXPORTS[table] for table in tables]
+        return sum([(await self._rows(f"SELECT count(*) FROM {name}"))[0][0] for name in names])
 
 
 ADD_TASK = insert("tasks", [*fields(Task), "ready"])
@@ -722,6 +766,9 @@ def migrate_file(db: sqlite3.Connection) -> list[str]:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", (str(number),))
             applied.append(file.name)
         db.execute("INSERT OR IGNORE INTO meta VALUES ('cursor_key', ?)", (secrets.token_hex(32),))
+        # Two gates on one ledger must not have one name; a file that is older has had this one for ever.
+        name = OLD_NAME if version else f"asyncgate-{secrets.token_hex(4)}"
+        db.execute("INSERT OR IGNORE INTO meta VALUES ('instance_id', ?)", (name,))
     return applied
 
 
@@ -768,11 +815,12 @@ class Serving:
         os.close(self.file)
 
 
-def copy_file(source: str, target: str) -> None:
+def copy_file(source: str, target: str, told: Callable[[int, int], None] | None = None) -> None:
     """Copy a live database page by page and check the copy."""
     with (contextlib.closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as old,
           contextlib.closing(sqlite3.connect(target)) as new):
-        old.backup(new, pages=4096)
+        tell = told or (lambda done, total: None)
+        old.backup(new, pages=4096, progress=lambda _, left, total: tell(total - left, total))
         verdict = new.execute("PRAGMA integrity_check").fetchone()[0]
     os.chmod(target, 0o600)
     if verdict != "ok":

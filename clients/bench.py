@@ -28,6 +28,9 @@ from asyncgate.clients.bench_load import COMPLETIONS, EVERY_MODE
 from asyncgate.clients.bench_rounds import Plan, Row, measured, so_many
 from asyncgate.clients.bench_self import Rest, Server, at_rest, markdown, method, serving
 from asyncgate.clients.bench_wire import Failed, Gate, NoGate, run
+from asyncgate.clients.calling import BROKEN, CREDENTIAL, NO_GATE, STATUSES, WRONG, Duration, ended
+from asyncgate.clients.http import root_of
+from asyncgate.clients.terminal import plain
 from asyncgate.parts.logs import start_logging
 from asyncgate.parts.settings import Configured
 
@@ -49,6 +52,7 @@ class Asked(msgspec.Struct):
     token: tuple[str, ...]
     bad_keys: int
     bad_bodies: int
+    hostile: bool
     as_json: bool
     of_itself: bool
     databases: tuple[str, ...]
@@ -66,6 +70,8 @@ class Asked(msgspec.Struct):
             modes = modes or [mode for mode in EVERY_MODE if mode not in ("echo", "health")]
         elif self.bad_keys or self.bad_bodies:
             modes = modes or ["health"]
+        elif self.hostile:
+            modes = modes or ["create"]
         elif not (modes or self.to_fill):
             modes = ["cycle"]
         if (self.with_echo or self.of_itself) and "echo" not in modes:
@@ -93,13 +99,13 @@ FILL_STATES = "; ".join(f"{name}: {says}" for name, says in MEANING.items())
 @click.option("--echo", "with_echo", is_flag=True, help="Add the mode echo: every rate is shown as a part of its rate.")
 @click.option("--mcp", "with_mcp", is_flag=True, help="MCP beside REST: the same as --mode create --mode mcp.")
 @click.option("--clients", default="1,8,32", show_default=True, callback=numbers, help="How many at once, as a list.")
-@click.option("--seconds", default=3.0, show_default=True, type=click.FloatRange(min=0.1), help="How long each lasts.")
+@click.option("--seconds", default=3.0, show_default=True, type=Duration(0.1), help="How long each lasts.")
 @click.option("--count", type=click.IntRange(min=1), help="How many steps each takes, instead of --seconds.")
-@click.option("--warm-up", default=0.5, show_default=True, type=click.FloatRange(min=0), metavar="SECONDS",
+@click.option("--warm-up", default=0.5, show_default=True, type=Duration(),
               help="How long each mode runs before the first round.")
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="Rounds; medians are printed.")
 @click.option("--url", envvar="ASYNCGATE_URL", default="http://127.0.0.1:8080", show_default=True, help="The gate.")
-@click.option("--token", envvar="ASYNCGATE_API_KEY", multiple=True,
+@click.option("--token", envvar="ASYNCGATE_API_KEY", multiple=True, type=CREDENTIAL, metavar="TOKEN | @FILE",
               help="Its credential; default ASYNCGATE_API_KEY. Several are measured in turns, and compared.")
 @click.option("--self", "of_itself", is_flag=True,
               help="Start servers, on a fresh SQLite file and on each --database; print the table as Markdown.")
@@ -114,11 +120,14 @@ FILL_STATES = "; ".join(f"{name}: {says}" for name, says in MEANING.items())
 @click.option("--rival", default=0, type=click.IntRange(0, 100_000), metavar="N",
               help="Measure each mode twice: alone, and while another keeps so many creations under way.")
 @click.option("--rival-kind", default="create", show_default=True, type=click.Choice(RIVALRIES), help="What it does.")
-@click.option("--rival-token", default="", help="Its credential, to make it another tenant's; default --token.")
+@click.option("--rival-token", default="", type=CREDENTIAL, metavar="TOKEN | @FILE",
+              help="Its credential, to make it another tenant's; default --token.")
 @click.option("--bad-keys", default=0, type=click.IntRange(0, 2000), metavar="N",
               help="Start a server; measure its health without and beside so many that try bad keys, and its memory.")
 @click.option("--bad-bodies", default=0, type=click.IntRange(0, 100), metavar="N",
               help="The same beside so many that send the worst bodies of 16 MiB.")
+@click.option("--hostile", is_flag=True,
+              help="Start a server with limits; measure a tenant without and beside another one at its worst.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def bench(ctx: click.Context, /, **options: Any) -> None:
@@ -134,13 +143,15 @@ def bench(ctx: click.Context, /, **options: Any) -> None:
     asyncgate bench --token SHARED --token aga_...     what does an issued key cost beside the shared token?
     asyncgate bench --bad-keys 200                     is the health check answered under a flood of bad keys?
     asyncgate bench --bad-bodies 2                     how long can one request hold up the others?
+    asyncgate bench --hostile --clients 1              what can the worst tenant do to another?
     """
     asked = Asked(**{param.name: options[param.name] for param in ctx.command.params if param.name in options})
     if said := "; ".join(contradictions(ctx, asked)):
         raise click.UsageError(said)
     allow_files(max(2 * max(asked.clients), asked.idle) + asked.idle)
     try:
-        (of_itself if asked.of_itself else under_a_flood if asked.bad_keys or asked.bad_bodies else of_another)(asked)
+        flood = under_a_flood if asked.bad_keys or asked.bad_bodies else beside_the_worst if asked.hostile else None
+        (of_itself if asked.of_itself else flood or of_another)(asked)
     except (Failed, ValueError) as wrong:
         end(wrong)
 
@@ -152,13 +163,13 @@ def contradictions(ctx: click.Context, asked: Asked) -> Iterator[str]:
         yield "--seconds and --count exclude each other"
     if asked.databases and not asked.of_itself:
         yield "--database needs --self: a gate that runs has its database already, name it with --url"
-    flood = asked.bad_keys or asked.bad_bodies
+    flood = asked.bad_keys or asked.bad_bodies or asked.hostile
     if (asked.of_itself or flood) and {"url", "token"} & given:
-        yield "--self, --bad-keys and --bad-bodies start servers of their own: leave --url and --token away"
+        yield "--self, --bad-keys, --bad-bodies and --hostile start servers of their own: leave --url and --token away"
     if flood and (asked.of_itself or asked.rival or asked.idle or asked.to_fill or asked.with_echo):
-        yield "--bad-keys and --bad-bodies go with --mode, --clients and how long, and nothing else"
-    if asked.bad_keys and asked.bad_bodies:
-        yield "--bad-keys and --bad-bodies exclude each other"
+        yield "--bad-keys, --bad-bodies and --hostile go with --mode, --clients and how long, and nothing else"
+    if (asked.bad_keys > 0) + (asked.bad_bodies > 0) + asked.hostile > 1:
+        yield "--bad-keys, --bad-bodies and --hostile exclude each other"
     if asked.states and not asked.to_fill:
         yield "--fill-state needs --fill, how many"
     if {"rival_kind", "rival_token"} & given and not asked.rival:
@@ -171,8 +182,6 @@ def contradictions(ctx: click.Context, asked: Asked) -> Iterator[str]:
 
 def end(wrong: Exception) -> NoReturn:
     """End with one line and the exit status of its class."""
-    from asyncgate.clients.cli import BROKEN, NO_GATE, STATUSES, WRONG, ended, plain
-
     sys.stderr.write("\r\x1b[K" if sys.stderr.isatty() else "")
     if isinstance(wrong, NoGate):
         raise ended(plain(str(wrong)), NO_GATE)
@@ -184,7 +193,7 @@ def of_another(asked: Asked) -> None:
     """Fill and measure a gate that runs."""
     tokens, plan = asked.token or ("",), asked.plan()
     named = [f"credential {number}" for number, _ in enumerate(tokens, 1)] if len(tokens) > 1 else [""]
-    gates = [Gate(asked.url, token, name) for token, name in zip(tokens, named, strict=True)]
+    gates = [Gate(root_of(asked.url), token, name) for token, name in zip(tokens, named, strict=True)]
     filled(asked, gates[:1])
     if plan.modes:
         rows = run(beside(asked, gates, plan))
@@ -199,6 +208,14 @@ def under_a_flood(asked: Asked) -> None:
         kind, number = (BAD_KEY, asked.bad_keys) if asked.bad_keys else (BAD_BODY, asked.bad_bodies)
         flood = run(part.flooded(server, asked.plan(), kind, number))
     click.echo(msgspec.json.encode(flood) if asked.as_json else f"{table(flood.rows)}\n{part.told(flood)}")
+
+
+def beside_the_worst(asked: Asked) -> None:
+    """Start a server with its limits on, and let one tenant do its worst beside another."""
+    part = import_module("asyncgate.clients.bench_hostile")
+    with serving((), 0, part.LIMITED) as [server]:
+        rows = run(part.harmed(server, asked.plan()))
+    click.echo(msgspec.json.encode(rows) if asked.as_json else f"{table(rows)}\n{part.verdict(rows)}")
 
 
 async def beside(asked: Asked, gates: list[Gate], plan: Plan) -> list[Row]:

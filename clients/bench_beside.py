@@ -27,8 +27,8 @@ NEVER = "bench.never"           # the type that waiting claims wait for
 RIVAL = "bench.rival"
 AT_ONCE = 100                   # connections opened together
 CONNECTIONS = 200               # of a rival; beyond that its creations go by the batch
-BAD_KEY, BAD_BODY = "bad-key", "bad-body"
-RIVALRIES = ("create", "claim", BAD_KEY, BAD_BODY)
+BAD_KEY, BAD_BODY, HOSTILE = "bad-key", "bad-body", "hostile"
+RIVALRIES = ("create", "claim", BAD_KEY, BAD_BODY, HOSTILE)
 SETTLE_SECONDS = 0.3
 REFUSALS = {BAD_KEY: (401, 429, 503), BAD_BODY: (400, 413, 429, 503)}
 
@@ -156,6 +156,9 @@ def bad_bodies(gate: Gate) -> Callable[[int], bytes]:
 
 async def keep_busy(gate: Gate, kind: str, number: int) -> None:
     """Keep so many creations or claims under way until this process is stopped."""
+    if kind == HOSTILE:
+        await import_module("asyncgate.clients.bench_hostile").keep_hostile(gate, number)
+        return
     if kind in REFUSALS:
         return await keep_trying(gate, kind, number)
     each = math.ceil(number / CONNECTIONS) if kind == "create" else 1

@@ -52,7 +52,7 @@ class Rest(msgspec.Struct):
 
 
 @contextlib.contextmanager
-def serving(databases: tuple[str, ...], idle: int) -> Iterator[list[Server]]:
+def serving(databases: tuple[str, ...], idle: int, sets: tuple[str, ...] = ()) -> Iterator[list[Server]]:
     """Serve a fresh SQLite file and the databases; whatever happens, servers and files are gone at the end."""
     for sign in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(sign, lambda number, _: sys.exit(128 + number))
@@ -62,8 +62,8 @@ def serving(databases: tuple[str, ...], idle: int) -> Iterator[list[Server]]:
         logs = [folder / f"server-{at}.log" for at in range(len(urls))]
         for url, log in zip(urls, logs, strict=True):
             with log.open("wb") as file:
-                children.append(start("asyncgate.clients.bench_self", *arguments(url, idle), token=TOKEN, stdout=file,
-                                      stderr=file, cwd=folder))
+                children.append(start("asyncgate.clients.bench_self", *arguments(url, idle, sets), token=TOKEN,
+                                      stdout=file, stderr=file, cwd=folder))
         yield [Server(Gate(address(child, log, url), TOKEN, name), child)
                for child, log, url, name in zip(children, logs, urls, names(urls), strict=True)]
     finally:
@@ -71,10 +71,11 @@ def serving(databases: tuple[str, ...], idle: int) -> Iterator[list[Server]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def arguments(url: str, idle: int) -> list[str]:
+def arguments(url: str, idle: int, sets: tuple[str, ...] = ()) -> list[str]:
     """Return what a bench-server is told."""
     most = [f"--set={name}={idle + ROOM}" for name in ("limit_concurrency", "max_waiting_claims")]
-    return ["--port", "0", "--database", url, *(most if idle + ROOM > 4096 else ())]
+    return ["--port", "0", "--database", url, *(most if idle + ROOM > 4096 else ()),
+            *(f"--set={one}" for one in sets)]
 
 
 def address(child: subprocess.Popen[Any], log: Path, url: str) -> str:

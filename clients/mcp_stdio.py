@@ -150,10 +150,11 @@ def written(line: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def path_of(agent: str | None, underscored: bool) -> str:
-    """Return the path and query that say how tools are named and who speaks where a call names nobody."""
-    who = f"?{urlencode({'principal_kind': 'agent', 'principal_id': agent})}" if agent else ""
-    return f"/mcp{'/u' if underscored else ''}{who}"
+def path_of(agent: str | None, underscored: bool, tools: str = "") -> str:
+    """Return the path and query that say how tools are named, which are listed, and who speaks for want of a name."""
+    said = {"principal_kind": "agent", "principal_id": agent} if agent else {}
+    said |= {"tools": tools} if tools else {}
+    return f"/mcp{'/u' if underscored else ''}{'?' if said else ''}{urlencode(said, safe=',')}"
 
 
 async def to_running(url: str | None, token: str | None, path: str) -> None:

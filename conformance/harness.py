@@ -54,7 +54,7 @@ STORED = (Task, Lease, Progress, Receipt, Event, Schedule, Obligation, Account, 
 def ask_of(op: Operation, fields: dict[str, Any]) -> Ask:
     """Make a request as it would come over the wire; msgspec.Raw goes in verbatim."""
     try:
-        return op.decode(msgspec.json.encode(fields))
+        return op.reader.body(msgspec.json.encode(fields), "warn")[0]
     except msgspec.DecodeError as wrong:
         raise InvalidRequest(f"{op.name}: {wrong}") from None
 
@@ -108,6 +108,10 @@ class OwnTenants:
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
         """Return what upkeep must look at among this test's own."""
         return [found for found in await self.backend.overdue(now, grace, limit) if found[0] in self.own]
+
+    async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
+        """Return when leases run out among this test's own."""
+        return [found for found in await self.backend.lapses(since, 10**6) if found[1] in self.own][:limit]
 
     async def unsent(self) -> list[str]:
         """Return which of this test's own tenants have receipts for the ledger."""
@@ -198,7 +202,7 @@ class Gate(View):
 
     async def create(self, type: str = "demo", *, by: str = "ada", **fields: Any) -> str:
         """Create a task as an agent; return its id."""
-        made = await self.as_agent(by).create_task(type=type, **fields)
+        made = await self.as_agent(by).create_task(**{"type": type, "payload": None, **fields})
         return str(made.task_id)
 
     async def claim(self, worker: str = "w1", **fields: Any) -> Offer | None:

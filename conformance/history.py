@@ -107,11 +107,12 @@ class Held(Struct):
     until: float                # as it was granted
     surely_until: float         # by the last answer, or if the unanswered renewals after it went through
     renewals: list[tuple[Call, float]]      # that may have gone through, and until when
+    prolonged: list[tuple[float, float]]    # when a gate that began gave it time back, and until when
     ended: float                # when a call that may have ended it began
 
     def maybe_until(self, call: Call) -> float:
         """How long it may have lived as far as others than this very call are concerned."""
-        latest = self.until
+        latest = max([self.until, *(until for at, until in self.prolonged if at < call.ended)])
         for other, until in self.renewals:
             if other is not call and other.started < call.ended:    # a renewal counts from now: it may shorten too
                 surely = other.reply is not None and other.ended < call.started
@@ -128,6 +129,11 @@ class History:
         self.skipped: defaultdict[str, list[int]] = defaultdict(list)   # fences, by moves to other gates, oldest first
         for event in self.end.events:
             self.skipped[event.task_id] += filter(None, [fences_skipped(event)])
+        self.prolonged: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)     # by lease
+        for event in self.end.events:
+            if event.event_type == "lease.prolonged":
+                told = json.loads(event.payload)
+                self.prolonged[told["lease_id"]].append((event.created_at, seconds(told["expires_at"])))
         self.held: dict[str, Held] = {}
         self.by_task: defaultdict[str, list[Held]] = defaultdict(list)
         self.tried: defaultdict[tuple[str, str], list[float]] = defaultdict(list)   # when, by verb and lease
@@ -140,9 +146,10 @@ class History:
 
     def _grants(self) -> Iterator[Held]:
         for call, offer in self.offers():
-            until = seconds(offer["expires_at"])
-            yield Held(offer["task_id"], offer["lease_id"], call.by, offer["fence"], call, until, until, [],
-                       float("inf"))
+            until, prolonged = seconds(offer["expires_at"]), self.prolonged[offer["lease_id"]]
+            surely = max([until, *(later for _, later in prolonged)])
+            yield Held(offer["task_id"], offer["lease_id"], call.by, offer["fence"], call, until, surely, [],
+                       prolonged, float("inf"))
 
     def _ends(self, call: Call) -> None:
         lease_id = call.ask.get("lease_id", "")
@@ -152,7 +159,7 @@ class History:
             over = [held] if call.operation in ENDS_LEASE else []
             if call.operation == "renew_lease":
                 until = seconds(call.reply["expires_at"]) if call.reply else call.ended + call.ask["extend_by_seconds"]
-                held.surely_until = until if call.reply else held.surely_until     # a renewal never shortens a lease
+                held.surely_until = max(held.surely_until, until if call.reply else 0.0)
                 held.renewals.append((call, until))
         for lease in over:
             lease.ended = min(lease.ended, call.started)

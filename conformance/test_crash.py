@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import time
 from contextlib import aclosing
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asyncgate.backends import open_backend
+from asyncgate.backends import is_lasting, open_backend
 from asyncgate.conformance.history import stored, violations
 from asyncgate.conformance.load import Load, serving
 from asyncgate.conformance.plugin import database_of, urls
@@ -25,7 +27,7 @@ RACERS, RACES_PER_ROUND = 64, 3
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run on the backends that outlive a process."""
     if "database" in metafunc.fixturenames:
-        lasting = [url for url in urls(metafunc.config) if not url.startswith("memory:")]
+        lasting = [url for url in urls(metafunc.config) if is_lasting(url)]
         metafunc.parametrize("database", lasting, ids=[url.partition(":")[0] for url in lasting], indirect=True)
 
 
@@ -71,11 +73,30 @@ async def test_a_server_that_is_killed_at_any_moment_loses_and_repeats_nothing(
     assert [line for line in server.lines if " ERROR " in line] == []
 
 
+async def test_a_worker_may_finish_what_it_did_while_no_gate_served(database: str) -> None:
+    async with serving(database, **HASTY) as server, aclosing(Load(server, 0)) as load:
+        worker = load.client("w1")
+        await load.client("a1").ask("create_task", type="demo", payload=None)
+        claim = await worker.ask("lease_next", lease_ttl_seconds=1)
+        assert claim.reply is not None
+        [offer] = claim.reply["tasks"]
+        await server.stop(signal.SIGKILL)
+        await asyncio.sleep(max(datetime.fromisoformat(offer["expires_at"]).timestamp() - time.time(), 0.0))
+        await server.start()
+
+        under = {name: offer[name] for name in ("task_id", "lease_id", "fence")}
+        done = await worker.ask("complete", **under, result={"n": 1}, artifacts=[{"uri": "file:///out"}])
+
+        assert done.error is None
+        await server.stop(signal.SIGTERM)
+        assert await wrong_with(database, load) == []
+
+
 async def test_of_64_clients_that_race_for_one_task_exactly_one_gets_it(database: str, rounds: int) -> None:
     async with serving(database) as server, aclosing(Load(server, 0)) as load:
         racers, agent = [load.client(f"w{n}") for n in range(RACERS)], load.client("a1")
         for _ in range(rounds * RACES_PER_ROUND):
-            await agent.ask("create_task", type="demo")
+            await agent.ask("create_task", type="demo", payload=None)
             claims = await asyncio.gather(*(racer.ask("lease_next", max_tasks=2) for racer in racers))
 
             assert [claim.error for claim in claims if claim.reply is None] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from asyncgate import Needs, Work
-from asyncgate.conformance.harness import Gate, body, refused, under
+from asyncgate.backends.upkeep import Upkeep
+from asyncgate.conformance.harness import PATIENCE, Gate, body, refused, under
 
 pytestmark = pytest.mark.anyio
 
@@ -61,6 +63,125 @@ async def test_a_lost_task_is_offered_again_within_five_seconds(gate: Gate) -> N
     assert len((await gate.as_worker().lease_next(max_tasks=100)).tasks) == 20
 
 
+async def test_one_lost_task_is_offered_again_at_once(gate: Gate) -> None:
+    offer = await gate.leased()
+
+    await gate.wait(301)
+
+    task = await gate.task(offer.task_id)
+    assert (task.status, task.next_eligible_at) == ("queued", None)
+
+
+async def test_a_lease_is_taken_back_when_it_runs_out_not_at_the_next_sweep(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(lease_sweep_interval_seconds=86400)
+    async with Upkeep(gate.engine), asyncio.timeout(PATIENCE):
+        task_id = await gate.create()
+        await gate.claim("w1", lease_ttl_seconds=1)
+
+        again = await gate.claim("w2", wait_seconds=30)
+
+    assert again is not None
+    assert (again.task_id, again.fence) == (task_id, 2)
+
+
+async def test_a_renewed_lease_is_taken_back_when_it_runs_out_at_last(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(lease_sweep_interval_seconds=86400)
+    async with Upkeep(gate.engine), asyncio.timeout(PATIENCE):
+        await gate.create()
+        offer = await gate.claim("w1", lease_ttl_seconds=1)
+        assert offer is not None
+        renewed = await gate.as_worker("w1").renew_lease(**under(offer), extend_by_seconds=2)
+
+        again = await gate.claim("w2", wait_seconds=30)
+
+    assert again is not None
+    assert renewed.expires_at > offer.expires_at
+    assert (await gate.receipt(again.task_id, "lease.expired")).created_at >= renewed.expires_at
+
+
+async def test_leases_that_live_when_upkeep_begins_are_taken_back_in_time(make_gate: Callable[..., Gate]) -> None:
+    gate = make_gate(lease_sweep_interval_seconds=86400)
+    await gate.create()
+    await gate.claim("w1", lease_ttl_seconds=1)
+
+    async with Upkeep(gate.engine), asyncio.timeout(PATIENCE):
+        assert await gate.claim("w2", wait_seconds=30) is not None
+
+
+async def begin(gate: Gate, silent_since: float) -> None:
+    """Let upkeep begin, as after a time in which no gate served."""
+    await Upkeep(gate.engine).begin(silent_since)
+
+
+async def test_time_in_which_no_gate_served_does_not_count_against_a_lease(gate: Gate) -> None:
+    task_id = await gate.create()
+    offer = await gate.claim("w1", lease_ttl_seconds=3)
+    assert offer is not None
+    fell_silent = gate.now()
+    gate.skip(8)
+
+    await begin(gate, fell_silent)
+    await gate.sweep()
+
+    assert (await gate.task(task_id)).status == "leased"
+    assert "lease.prolonged" in await gate.events(task_id)
+    assert (await gate.as_worker("w1").complete(**under(offer), artifacts=[{"uri": "file:///out"}])).ok
+
+
+async def test_a_lease_is_prolonged_once_by_what_was_left_and_a_grace_period(gate: Gate) -> None:
+    task_id = await gate.create()
+    await gate.claim("w1", lease_ttl_seconds=3)
+    fell_silent = gate.now()
+    gate.skip(8)
+
+    for _ in range(3):      # a gate that is killed over this begins again
+        await begin(gate, fell_silent)
+
+    until = (await gate.task(task_id)).lease_expires_at
+    assert until is not None
+    assert 7 < until.timestamp() - gate.now() <= 8
+    await gate.wait(8.001)
+    assert (await gate.task(task_id)).status == "queued"
+
+
+async def test_a_lease_that_had_run_out_before_the_gate_fell_silent_stays_lost(gate: Gate) -> None:
+    task_id = await gate.create()
+    await gate.claim("w1", lease_ttl_seconds=3)
+    gate.skip(4)
+    fell_silent = gate.now()
+    gate.skip(8)
+
+    await begin(gate, fell_silent)
+    await gate.sweep()
+
+    assert (await gate.task(task_id)).status == "queued"
+    assert "lease.prolonged" not in await gate.events(task_id)
+
+
+async def test_a_gate_that_begins_beside_another_prolongs_nothing(gate: Gate) -> None:
+    await gate.create()
+    await gate.claim("w1", lease_ttl_seconds=3)
+
+    async with gate.unchanged():
+        await Upkeep(gate.engine).begin(None)
+
+
+async def test_any_number_of_leases_gets_its_time_back(make_gate: Callable[..., Gate],
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Upkeep, "PAGE", 20)
+    gate = make_gate()
+    await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 130)
+    for _ in range(2):      # all of a claim run out at one moment
+        await gate.as_worker().lease_next(max_tasks=65, lease_ttl_seconds=3)
+    fell_silent = gate.now()
+    gate.skip(8)
+
+    await begin(gate, fell_silent)
+    await gate.sweep()
+
+    assert len((await gate.as_worker().list_leases(limit=200)).leases) == 130
+
+
 async def test_a_lost_lease_is_told_to_the_owner(gate: Gate) -> None:
     offer = await gate.leased("w1")
     accepted = await gate.receipt(offer.task_id, "task.accepted")
@@ -94,7 +215,7 @@ async def test_a_second_sweep_finds_nothing(gate: Gate) -> None:
 
 
 async def test_a_sweep_takes_any_number_of_leases(gate: Gate) -> None:
-    await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 250)
+    await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 250)
     for _ in range(3):
         await gate.as_worker().lease_next(max_tasks=100)
 

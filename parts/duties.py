@@ -1,16 +1,46 @@
-"""Jobs that run every so often, each in a loop of its own: one that fails stops no other."""
+"""Jobs that run every so often, or when something is due, each in a loop of its own: one that fails stops no other."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 log = logging.getLogger("asyncgate")
+
+
+class Alarm:
+    """Ends a pause before its time: at the earliest moment that somebody has named."""
+
+    REST_SECONDS = 0.1      # between two runs at least: what falls due meanwhile shares the next one
+
+    def __init__(self) -> None:
+        self.rings_at = math.inf        # by the loop's clock
+        self.moved = asyncio.Event()
+
+    def set(self, rings_at: float) -> bool:
+        """Ring at a time of the loop's clock; tell whether the alarm would have rung later, or not at all."""
+        earlier = rings_at < self.rings_at
+        if earlier:
+            self.rings_at = rings_at
+            self.moved.set()
+        return earlier
+
+    async def pause(self, seconds: float) -> None:
+        """Wait until the time is over or the alarm rings; the alarm is not set afterwards."""
+        loop = asyncio.get_running_loop()
+        end, soonest = loop.time() + seconds, loop.time() + min(self.REST_SECONDS, seconds)
+        while (left := max(min(end, self.rings_at), soonest) - loop.time()) > 0:
+            self.moved.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.moved.wait(), left)
+        self.rings_at = math.inf
 
 
 class Duty(Struct):
@@ -18,6 +48,7 @@ class Duty(Struct):
 
     every_seconds: float
     run: Callable[[], Awaitable[int]]
+    alarm: Alarm = field(default_factory=Alarm)
     runs: int = 0
     failures: int = 0
     last_run_at: datetime | None = None
@@ -44,7 +75,7 @@ class Duties:
     async def _loop(self, name: str, duty: Duty) -> None:
         while True:
             await self.once(name)
-            await asyncio.sleep(duty.every_seconds)
+            await duty.alarm.pause(duty.every_seconds)
 
     async def once(self, name: str) -> None:
         """Run one job now; its failure is logged and counted, and that is all."""

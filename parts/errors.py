@@ -34,8 +34,9 @@ class TooManyParents(GateError): code, status = "too_many_parents", 400
 class TooManyArtifacts(GateError): code, status = "too_many_artifacts", 400
 class ParentsRequired(GateError): code, status = "parents_required", 400
 class ParentNotFound(GateError): code, status = "parent_not_found", 400
-class Unauthenticated(GateError): code, status = "unauthenticated", 401
-class InvalidToken(Unauthenticated): code = "unauthenticated"       # shown, of a known kind, and no good (RFC 6750 3.1)
+class Unauthenticated(GateError): code, status, challenge = "unauthenticated", 401, "Bearer"    # nothing was shown
+class InvalidToken(Unauthenticated): challenge = 'Bearer error="invalid_token"'    # shown, and no good (RFC 6750 3.1)
+class TwoCredentials(Unauthenticated): challenge = 'Bearer error="invalid_request"'     # or one in no known form
 class Forbidden(GateError): code, status = "forbidden", 403
 class TenantMismatch(GateError): code, status = "tenant_mismatch", 403
 class NotFound(GateError): code, status = "not_found", 404

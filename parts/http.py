@@ -9,16 +9,16 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import lru_cache
 from typing import Any, Protocol
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
 from asyncgate.parts.errors import (
     GateError,
     InvalidRequest,
-    InvalidToken,
     PayloadTooLarge,
     RequestTimeout,
+    TwoCredentials,
     Unauthenticated,
     UnsupportedMediaType,
 )
@@ -34,18 +34,19 @@ Headers = list[tuple[bytes, bytes]]
 
 BLANKS = " \t"      # what is no part of a header's value; of other white space a token would have several spellings
 ITEMS = {"tasks", "schedules"}      # members of a batch that hold requests of their own
+VALUES = {"payload"}                # members whose null is a value
 MOST_ITEMS, MOST_MEMBERS = 500, 1000
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def without_nulls(body: bytes | msgspec.Raw) -> bytes:
-    """Drop the members of an object that are null: real peers send null for what they leave out."""
+    """Drop the members of an object that are null, but for a payload: real peers send null for what they leave out."""
     if b"null" not in bytes(body):
         return bytes(body)
     if len(members := _members(body)) > MOST_MEMBERS:
         raise InvalidRequest(f"a request has {MOST_MEMBERS} members at most")
-    held = {name: value for name, value in members.items() if bytes(value).strip() != b"null"}
+    held = {name: value for name, value in members.items() if name in VALUES or bytes(value).strip() != b"null"}
     for name in ITEMS & held.keys():
         with contextlib.suppress(msgspec.DecodeError):      # what is no list of objects is refused when it is decoded
             if len(items := _items(held[name])) > MOST_ITEMS:
@@ -60,6 +61,14 @@ def named_in(value: bytes, names: frozenset[str]) -> bool:
     text = value.decode("latin-1").lower()
     host = re.sub(r":\d*$", "", text.partition("://")[2] or text).strip("[]")
     return bool(names & {text, host, "*"})
+
+
+def keep_slashes(scope: Scope) -> None:
+    """Let a slash that a request encodes stay encoded: it is a part of a name and never divides the path."""
+    raw = scope.get("raw_path") or b""
+    if b"%2f" in raw.lower():
+        kept = re.sub(rb"%(2[fF])", rb"%25\1", raw.partition(b"?")[0])
+        scope["path"] = unquote(kept.decode("ascii"))
 
 
 def asked(query: bytes) -> dict[str, str]:
@@ -84,8 +93,11 @@ def presented(headers: Headers) -> str | None:
     bearers = [value.decode("latin-1").partition(" ") for name, value in headers if name == b"authorization"]
     tokens = {token.strip(BLANKS) if scheme.lower() == "bearer" else "" for scheme, _, token in bearers}
     tokens |= {value.decode("latin-1").strip(BLANKS) for name, value in headers if name == b"x-api-key"}
-    if len(tokens) > 1 or len(bearers) > 1 or "" in tokens:
-        raise Unauthenticated("show one credential: Authorization: Bearer <token>, or X-API-Key: <token>")
+    if len(tokens) > 1 or len(bearers) > 1:
+        raise TwoCredentials("two different credentials in one request; show one: Authorization: Bearer <token>, or "
+                             "X-API-Key: <token>")
+    if "" in tokens:
+        raise TwoCredentials("show one credential: Authorization: Bearer <token>, or X-API-Key: <token>")
     return tokens.pop() if tokens else None
 
 
@@ -182,8 +194,7 @@ def refusal_headers(no: GateError) -> list[tuple[bytes, bytes]]:
     """Say in headers what HTTP has headers for."""
     more = []
     if isinstance(no, Unauthenticated):
-        known = isinstance(no, InvalidToken)
-        more.append((b"www-authenticate", b'Bearer error="invalid_token"' if known else b"Bearer"))
+        more.append((b"www-authenticate", no.challenge.encode()))
     if "allow" in no.more:
         more.append((b"allow", ", ".join(no.more["allow"]).encode()))
     if "retry_after" in no.more:

@@ -51,20 +51,28 @@ from asyncgate.parts.mcp_context import Library
 from asyncgate.parts.mcp_tasks import Tasks, handle, wanted
 from asyncgate.parts.mcp_tools import (
     ABOUT,
+    BRIEF,
     BROKEN,
     CODES,
     DOTTED,
+    FULL,
+    NAMED,
     PARSE_ERROR,
+    PREFIX,
     UNDERSCORED,
     UNKNOWN_METHOD,
+    Form,
     both_names,
     found,
     input_schema,
+    is_in,
     refused,
-    strict,
+    sets_of,
     told_refusal,
     tools,
 )
+from asyncgate.parts.members import Rule, header, warned
+from asyncgate.parts.naming import silent
 from asyncgate.parts.screening import MAX_DEPTH, breathe, refusal
 from asyncgate.parts.wire import Ask, ListOpenObligations, Principal, RunTask
 
@@ -77,8 +85,9 @@ Context = ServerRequestContext[Any]
 HOUR_MS = 3_600_000
 ENVELOPE_BYTES = 64 * 2**10         # of a message that the SDK reads, which makes models of it
 STRANGERS_BYTES = 256 * 2**10       # of a request whose token, if any, is inside
-SAME_FOR_ALL: tuple[CacheableMethod, ...] = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
+SAME_FOR_ALL: tuple[CacheableMethod, ...] = ("prompts/list", "resources/list", "resources/templates/list")
 AROUND = 2      # levels of a message around the arguments of its call
+PASSING = (408, 429)        # refusals of which the next try may hear nothing
 NULL, NOTHING = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
 VISIT = "asyncgate.visit"       # where the ASGI scope carries a visit through the SDK
 COMPLETE = {"resultType": "complete"}       # what the newest revision wants to read, and older ones do not get
@@ -94,13 +103,31 @@ _text = msgspec.json.Decoder(str).decode
 class Catalog:
     """All that is made of the operations once: the tools by either name, what they take, and their listings."""
 
-    def __init__(self, operations: tuple[Operation, ...]) -> None:
-        self.tools = {name: op for op in operations for name in both_names(op.name)}
-        self.takes = {op.name: msgspec.json.Decoder(strict(op)).decode for op in operations}
-        self.schemas = {name: input_schema(op) for name, op in self.tools.items()}
-        self.listed = {separator: tools(operations, separator) for separator in (DOTTED, UNDERSCORED)}
-        self.models = {separator: [types.Tool.model_validate(one) for one in listed]
-                       for separator, listed in self.listed.items()}
+    def __init__(self, operations: tuple[Operation, ...], prefix: str = PREFIX) -> None:
+        self.tools = {name: op for op in operations for name in both_names(op.name, prefix)}
+        self.prefix = prefix
+        schemas = {op.name: input_schema(op) for op in operations}
+        self.schemas = {name: schemas[op.name] for name, op in self.tools.items()}
+        self.shelves: dict[tuple[str, Form], list[Shown]] = {}
+        for separator in (DOTTED, UNDERSCORED):
+            for form in (BRIEF, NAMED):
+                self.shelf(separator, form)
+
+    def shelf(self, separator: str, form: Form) -> list[Shown]:
+        """Return all tools as they are listed in a form, by name."""
+        if (separator, form) not in self.shelves:
+            listed = tools({op.name: op for op in self.tools.values()}.values(), separator, form, self.prefix)
+            self.shelves[separator, form] = [
+                Shown(self.tools[one["name"]], one, types.Tool.model_validate(one)) for one in listed]
+        return self.shelves[separator, form]
+
+
+class Shown(msgspec.Struct):
+    """A tool as it is listed: for the bare dialect, and for the SDK."""
+
+    op: Operation
+    plain: dict[str, Any]
+    model: types.Tool
 
 
 catalog = cache(Catalog)
@@ -112,6 +139,7 @@ class Call(msgspec.Struct):
     op: Operation
     ask: Ask | None = None
     refusal: GateError | None = None
+    unknown: tuple[str, ...] = ()
 
 
 class Visit(msgspec.Struct):
@@ -164,9 +192,11 @@ class FixedLists(Server[Any]):
 class Facade:
     """Answers what comes to /mcp."""
 
+    PREFIX = PREFIX     # of the names of its tools
+
     def __init__(self, gate: Gate, operations: dict[str, Operation], version: str) -> None:
         self.gate, self.settings, self.operations, self.version = gate, gate.settings, operations, version
-        self.catalog = catalog(tuple(operations.values()))
+        self.catalog = catalog(tuple(operations.values()), self.PREFIX)
         self.stranger = msgspec.structs.replace(
             gate.settings, max_request_bytes=min(STRANGERS_BYTES, gate.settings.max_request_bytes))
         self.library = Library(self._do, self._whose, lambda: gate.engine, self.settings.max_waiting_claims)
@@ -178,7 +208,8 @@ class Facade:
         server: Server[Any] = FixedLists(
             "asyncgate", version=self.version, title="AsyncGate", instructions=ABOUT,
             get_tool_input_schema=self.catalog.schemas.get,      # or the SDK lists all tools again on every call
-            cache_hints=dict.fromkeys(SAME_FOR_ALL, CacheHint(ttl_ms=HOUR_MS, scope="public")),
+            cache_hints={**dict.fromkeys(SAME_FOR_ALL, CacheHint(ttl_ms=HOUR_MS, scope="public")),
+                         "tools/list": CacheHint(ttl_ms=HOUR_MS, scope="private")},      # by role and scopes
             on_list_tools=self._list)
         server.add_request_handler("tools/call", types.CallToolRequestParams, self._call)
         Tasks(self._do).join(server)
@@ -235,6 +266,7 @@ class Facade:
 
     async def _read_apart(self, body: bytes) -> Asked | None:
         """Judge a message and take it apart; what is wrong with the arguments alone is for whoever answers the call."""
+        wrong = None
         try:
             wrong = await refusal(body, self.settings.max_request_values, MAX_DEPTH + AROUND)
             # What has too many values is not even taken apart.
@@ -263,8 +295,9 @@ class Facade:
                    caller: Caller) -> None:
         """Let the SDK answer, over the message without its arguments."""
         visit = Visit(caller, query_of(scope))
+        sets_of(visit.query.get("tools"))       # a set that is none is refused at once, whatever is asked
         if message and (op := self._called(message)) and message.arguments_are_an_object:   # else the SDK refuses them
-            visit.call = self._read(scope, op, self.catalog.takes[op.name], message, caller)
+            visit.call = self._read(scope, op, "refuse", message, caller)      # as its schema says
             body = message.emptied()
         if len(body) > ENVELOPE_BYTES:
             raise PayloadTooLarge(f"a message without the arguments of its call has {ENVELOPE_BYTES} bytes at most")
@@ -286,15 +319,15 @@ class Facade:
             await send(message)
         return safe
 
-    def _read(self, scope: Scope, op: Operation, decode: Callable[[bytes], Ask], message: Asked,
-              caller: Caller) -> Call:
+    def _read(self, scope: Scope, op: Operation, rule: Rule, message: Asked, caller: Caller) -> Call:
         """Make the ask of a call, or keep the refusal for whoever answers."""
         query = query_of(scope)
         try:
             self.gate.engine.permit(op, caller)
             if message.refusal is not None:
                 raise message.refusal
-            ask = decode(without_nulls(message.arguments))
+            arguments = without_nulls(without_token(message.arguments) if rule != "refuse" else message.arguments)
+            ask, unknown = op.reader.body(arguments, rule)
             fill(ask, query)
             for tenant in claimed_tenants(query, scope["headers"]):
                 self.gate.engine.at_home(caller, tenant)
@@ -302,7 +335,7 @@ class Facade:
             return Call(op, refusal=no)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
             return Call(op, refusal=InvalidRequest(f"{op.name}: {wrong}"))
-        return Call(op, ask)
+        return Call(op, ask, unknown=unknown)
 
     async def _perform(self, call: Call, caller: Caller) -> bytes:
         """Carry out a call and return its reply as JSON; a defect becomes a refusal too."""
@@ -324,12 +357,19 @@ class Facade:
     # What the SDK calls.
 
     async def _list(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        path = ctx.request.url.path if ctx.request else ""
-        return types.ListToolsResult(tools=self.catalog.models[self._separator(path)])
+        assert ctx.request is not None
+        visit = visit_of(ctx)
+        shown = self._shown(ctx.request.url.path, visit.caller, visit.query)
+        return types.ListToolsResult(tools=[one.model for one in shown])
 
-    def _separator(self, path: str) -> str:
+    def _shown(self, path: str, caller: Caller, query: dict[str, str]) -> list[Shown]:
+        """Return the tools that a caller may use, of the sets that the address asks for; all can be called by name."""
         underscored = path.endswith("/u") or self.settings.mcp_tool_names == "underscore"
-        return UNDERSCORED if underscored else DOTTED
+        named = (caller.bound and not caller.sees_all) or "principal_id" in query
+        form = FULL if query.get("schemas") == "full" else NAMED if named else BRIEF
+        sets = sets_of(query.get("tools"))
+        return [one for one in self.catalog.shelf(UNDERSCORED if underscored else DOTTED, form)
+                if one.op.fits(caller) and is_in(one.op, sets)]
 
     async def _call(self, ctx: Context, params: types.CallToolRequestParams) -> dict[str, Any]:
         visit = visit_of(ctx)
@@ -349,14 +389,15 @@ class Facade:
         assert ctx.request is not None
         op, visit = self.operations[operation], visit_of(ctx)
         meant = Asked({}, {"arguments": msgspec.Raw(encode(fields))})
-        return await self._perform(self._read(ctx.request.scope, op, op.decode, meant, visit.caller), visit.caller)
+        return await self._perform(self._read(ctx.request.scope, op, "ignore", meant, visit.caller), visit.caller)
 
     def _whose(self, ctx: Context) -> tuple[str, Principal]:
         """Return the tenant and the principal that a request without an operation comes from."""
         visit, ask = visit_of(ctx), ListOpenObligations()
         fill(ask, visit.query)
         try:
-            return visit.caller.tenant_id, self.gate.engine.whose(visit.caller, ask)
+            who = visit.caller.principal if silent(ask) else self.gate.engine.whose(visit.caller, ask)
+            return visit.caller.tenant_id, who
         except GateError as no:
             self.gate.guard.auditor.refused(visit.caller, no, "subscriptions/listen")
             raise
@@ -375,7 +416,7 @@ class Facade:
         except GateError as no:
             self.gate.guard.refused(scope, no)
             return await self._error(scope, send, id, CODES.get(no.status, BROKEN), no)
-        await self.gate.send(send, scope, 200, encode({"jsonrpc": "2.0", "id": id, "result": result}))
+        await self.gate.send(send, scope, 200, encode({"jsonrpc": "2.0", "id": id, "result": result}), warning(scope))
 
     async def _bare_result(self, scope: Scope, receive: Receive, message: Asked) -> Any:
         op = self._called(message)
@@ -384,22 +425,27 @@ class Facade:
             await self.gate.guard.meter(scope, caller, "")
         await breathe(bytes(message.arguments))
         if message.method == "tools/list":
-            return {"tools": self.catalog.listed[self._separator(scope["path"])]}
+            return {"tools": [one.plain for one in self._shown(scope["path"], caller, query_of(scope))]}
         if op is None:
             raise InvalidRequest(f"no tool {message.name!r}; tools/list names them")
         if not message.arguments_are_an_object:
             raise InvalidRequest("arguments must be an object")
-        call = self._read(scope, op, op.decode, message, caller)
+        call = self._read(scope, op, self.settings.unknown_members, message, caller)
+        if call.unknown:
+            scope["asyncgate.unknown"] = call.unknown
         work: Awaitable[bytes] = self._perform(call, caller)
         reply = await (while_connected(work, receive) if getattr(call.ask, "wait_seconds", 0) > 0 else work)
+        reply = warned(reply, call.unknown) if call.unknown else reply
         return {**_members(reply), **found(reply)}
 
     async def _error(self, scope: Scope, send: Send, id: msgspec.Raw, code: int, no: GateError) -> None:
         """Answer a failure: an integer for JSON-RPC, and in `data` the code that every façade gives."""
-        error = {"code": code, "message": str(no), "data": told_refusal(no)}
-        status = no.status if isinstance(no, Unauthenticated) else 200
+        unknown = {"warnings": scope["asyncgate.unknown"]} if "asyncgate.unknown" in scope else {}
+        error = {"code": code, "message": str(no), "data": {**told_refusal(no), **unknown}}
+        # A worker that reads no body stops at 4xx, and repeats what failed otherwise, also with the status 200.
+        status = no.status if 400 <= no.status < 500 and no.status not in PASSING else 200
         await self.gate.send(send, scope, status, encode({"jsonrpc": "2.0", "id": id, "error": error}),
-                             refusal_headers(no))
+                             [*refusal_headers(no), *warning(scope)])
 
 
 def taken_apart(body: bytes) -> Asked:
@@ -437,6 +483,18 @@ def in_era(message: Asked) -> bool:
     meta = optional(_members, message.params.get("_meta", NULL)) or {}
     shakes = message.method in HANDSHAKE or message.method.startswith("notifications/")
     return shakes or any(name.endswith("protocolVersion") for name in meta)
+
+
+def warning(scope: Scope) -> Headers:
+    """Name in a header the members of a call that nobody knows."""
+    return [header(scope["asyncgate.unknown"])] if "asyncgate.unknown" in scope else []
+
+
+def without_token(arguments: msgspec.Raw) -> msgspec.Raw:
+    """Leave away the token that peers may send as an argument."""
+    if b'"auth_token"' not in bytes(arguments):
+        return arguments
+    return msgspec.Raw(encode({name: held for name, held in _members(arguments).items() if name != "auth_token"}))
 
 
 def credentials(scope: Scope, message: Asked) -> Headers:

@@ -6,14 +6,24 @@ Nothing here needs the SDK, so whoever only wants to know what the tools are pay
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Set
+from functools import cache
+from typing import Any, Literal
 
 import msgspec
 
 from asyncgate.parts.content import any_json
-from asyncgate.parts.errors import GateError
-from asyncgate.parts.wire import ANY_JSON, Ask
+from asyncgate.parts.errors import GateError, InvalidRequest
+from asyncgate.parts.wire import (
+    ANY_JSON,
+    LONGEST,
+    WIDEST,
+    AsEither,
+    Ask,
+    AsPrincipal,
+    AsWorker,
+    CreateTask,
+)
 
 Json = dict[str, Any]
 encode = msgspec.json.encode
@@ -52,6 +62,17 @@ NEXT = {
     "check_terminator": "With has_terminator: false the obligation is still owed: get_task shows how far it is.",
     "list_open_obligations": "get_task for the task_id of each receipt says what it waits for.",
 }
+# What a host may pick with /mcp?tools=…: what agents do, what workers do, and what neither may.
+SETS = {"delegate": "agent", "work": "worker", "admin": ""}
+# How a tool is listed: with all there is to say of it, or briefly, with who asks among its arguments or without.
+Form = Literal["full", "brief", "named"]
+FULL: Form = "full"
+BRIEF: Form = "brief"
+NAMED: Form = "named"
+# Who asks, as a model says it; the other spellings, and what peers send beside it, are accepted and not shown.
+WHO = {"agent_id": "who you are", "worker_id": "the worker you are; the same after a restart"}
+ASKING = (AsPrincipal, AsWorker, AsEither)
+ASKERS = frozenset(name for kind in ASKING for name in kind.__struct_fields__)
 IDEMPOTENT = {"cancel_task", "complete", "complete_tasks", "fail", "release_lease", "ack_receipt", "attach_artifacts",
               "start_task", "report_schedule", "emit_receipt", "renew_lease"}
 DESTRUCTIVE = {"cancel_task", "fail"}
@@ -63,48 +84,127 @@ renew_every_seconds, then complete, fail or release_lease; a lease that ran out 
 names the next legal call. Name yourself with agent_id or worker_id where your credential does not."""
 
 
-def both_names(operation: str) -> tuple[str, str]:
+def both_names(operation: str, prefix: str = PREFIX) -> tuple[str, str]:
     """Return the two spellings of a tool's name, dotted first; both are always accepted."""
-    return f"{PREFIX}{DOTTED}{operation}", f"{PREFIX}{UNDERSCORED}{operation}"
+    return f"{prefix}{DOTTED}{operation}", f"{prefix}{UNDERSCORED}{operation}"
 
 
-def strict(op: Any) -> type[Ask]:
-    """Return the request of an operation as MCP takes it: an argument that it does not know is a mistake."""
-    made: Any = msgspec.defstruct(op.takes.__name__, [], bases=(op.takes,), kw_only=True, forbid_unknown_fields=True)
-    kind: type[Ask] = made
-    return kind
-
-
-def tool(op: Any, name: str) -> Json:
-    """Describe the tool of an operation."""
+def tool(op: Any, name: str, form: Form = FULL) -> Json:
+    """Describe the tool of an operation; a model reads every word of it, so briefly if it may be."""
     reads = op.kind != "W"
+    takes = {"inputSchema": input_schema(op), "outputSchema": output_schema(op)} if form == FULL else {
+        "inputSchema": brief(op, named=form == NAMED)}
     return {
-        "name": name, "title": op.name.replace("_", " ").capitalize(), "description": description(op),
-        "inputSchema": input_schema(op), "outputSchema": output_schema(op),
+        "name": name, "title": op.name.replace("_", " ").capitalize(),
+        "description": description(op, name.startswith(PREFIX)), **takes,
         "annotations": {"readOnlyHint": reads, "destructiveHint": op.name in DESTRUCTIVE,
                         "idempotentHint": reads or op.name in IDEMPOTENT, "openWorldHint": False}}
 
 
-def tools(operations: Iterable[Any], separator: str) -> list[Json]:
+def tools(operations: Iterable[Any], separator: str, form: Form = FULL, prefix: str = PREFIX) -> list[Json]:
     """Describe the tools of all operations, sorted by name."""
-    return [tool(op, f"{PREFIX}{separator}{op.name}") for op in sorted(operations, key=lambda op: op.name)]
+    return [tool(op, f"{prefix}{separator}{op.name}", form) for op in sorted(operations, key=lambda op: op.name)]
 
 
-def description(op: Any) -> str:
-    """Say what a tool does and what may follow it."""
+def sets_of(named: str | None) -> frozenset[str]:
+    """Read which sets of tools an address asks for; all if it names none."""
+    wanted = frozenset(named.split(",")) if named else frozenset(SETS)
+    if unknown := wanted - SETS.keys():
+        raise InvalidRequest(f"tools={','.join(sorted(unknown))}: there are the sets {', '.join(SETS)}")
+    return wanted
+
+
+def is_in(op: Any, sets: frozenset[str]) -> bool:
+    """Whether an operation belongs to one of these sets."""
+    roles = {SETS[name] for name in sets}
+    return op.open or bool(roles & {*op.roles}) or ("" in roles and not {"agent", "worker"} & {*op.roles})
+
+
+def description(op: Any, of_a_gate: bool = True) -> str:
+    """Say what a tool does and, where it is one of a gate, what may follow it."""
     text = " ".join(f"{op.summary} {op.text.strip()}".split())
     while (shorter := CLAUSE.sub("", text)) != text:
         text = shorter
-    return f"{text} Next: {NEXT[op.name]}" if op.name in NEXT else text
+    return f"{text} Next: {NEXT[op.name]}" if of_a_gate and op.name in NEXT else text
 
 
 def input_schema(op: Any) -> Json:
     """Return the schema of a tool's arguments, an object at its root."""
-    schema = rooted(strict(op))
+    schema = rooted(op.reader.exact)
     required = sorted({*schema.get("required", ()), *op.takes.needed})
     properties = {name: said if name in required else nullable(said)
                   for name, said in schema.get("properties", {}).items()}
     return {**schema, "properties": properties, "required": required}
+
+
+def brief(op: Any, *, named: bool) -> Json:
+    """Return the schema of a tool's arguments as a model needs it: what to send, without what it can leave to the gate.
+
+    Other spellings of who asks are left out, and if the credential names the caller all of them are.  Limits that no
+    sensible call comes near are left out too, and that null means absent.  The gate takes what it always takes.
+    """
+    hidden = {*(WHO if named else ()), *(() if "worker" in op.roles else ("worker_id",))}
+    schema: Json = shortened(input_schema(op), hidden)
+    for name in schema["properties"].keys() & WHO.keys() if issubclass(op.takes, ASKING) else ():
+        schema["properties"][name]["description"] = WHO[name]
+    defs: Json = schema.pop("$defs", {})
+    used = {name: said for name, said in defs.items() if f"/{name}\"" in encode([schema, defs]).decode()}
+    return {**schema, "$defs": used} if used else schema
+
+
+def shortened(schema: Any, hidden: Set[str]) -> Any:
+    """Leave out of a schema what a model does not need."""
+    if isinstance(schema, list):
+        return [shortened(part, hidden) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {name: shortened(part, hidden) for name, part in schema.items() if not needless(name, part)}
+    if "properties" in schema:
+        out = spellings(schema["title"], hidden)
+        kept["properties"] = {name: shortened(part, hidden) for name, part in schema["properties"].items()
+                              if name not in out}
+        for name in kept.get("required", ()):       # what cannot be absent may be null
+            if {"type": "null"} in schema["properties"][name].get("anyOf", ()):
+                kept["properties"][name] = nullable(kept["properties"][name])
+    return without_null(kept)
+
+
+def spellings(title: str, hidden: Set[str]) -> Set[str]:
+    """Return the members of a request by which it says who asks, but for those that a model is shown."""
+    kind = kinds(Ask).get(title)
+    if kind is None or not issubclass(kind, ASKING):
+        return {"tenant_id"} if kind else frozenset()
+    return (ASKERS - WHO.keys()) | hidden | ({"created_by"} if issubclass(kind, CreateTask) else set())
+
+
+@cache
+def kinds(above: type[Ask]) -> dict[str, type[Ask]]:
+    """Return every kind of request by its name."""
+    found = {above.__name__: above}
+    for kind in above.__subclasses__():
+        found |= kinds(kind)
+    return found
+
+
+def needless(name: str, said: Any) -> bool:
+    """Whether a keyword of a schema tells a model nothing."""
+    return (name in ("title", "minLength", "maxLength", "additionalProperties", "properties")
+            or (name == "default" and said is None) or (name == "required" and not said)
+            or (name in ("minimum", "maximum") and abs(said) in (WIDEST, LONGEST)))
+
+
+def without_null(schema: Json) -> Json:
+    """Say nothing of null, which means absent; where any JSON is taken it is one of the values."""
+    if "anyOf" in schema:
+        some = [one for one in schema["anyOf"] if one != {"type": "null"}]
+        rest = {name: said for name, said in schema.items() if name != "anyOf"}
+        return {**some[0], **rest} if len(some) == 1 else {**rest, "anyOf": some}
+    if "enum" in schema:
+        return {**schema, "enum": [one for one in schema["enum"] if one is not None]}
+    if isinstance(kinds := schema.get("type"), list) and kinds != ANY_JSON["type"]:
+        some = [kind for kind in kinds if kind != "null"]
+        return {**schema, "type": some if len(some) > 1 else some[0]}
+    return schema
 
 
 def output_schema(op: Any) -> Json:

@@ -31,8 +31,12 @@ def digest(receipt: Receipt) -> bytes:
 
 
 def digest_filed(entry: Entry) -> bytes:
-    """Hash every byte of what a ledger has filed, and under what."""
-    return hashlib.sha256(_encode(astuple(entry))).digest()
+    """Hash every byte of what a ledger has filed, and under what.
+
+    An entry of an older release does not say who stated it, and keeps the hash that it was sealed with.
+    """
+    row = astuple(entry)
+    return hashlib.sha256(_encode(row if entry.stated_kind else row[:-3])).digest()
 
 
 def sealed(head: SealHead, digests: list[bytes], last_id: str, at: float, late: Iterable[str] = ()) -> Seal:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Raw, Struct, field
 
-from asyncgate.parts.wire import Ask, Kind, Moment, Name, Principal, Problem, Whole, says
+from asyncgate.parts.wire import Ask, Json, Kind, Moment, Name, Principal, Problem, Whole, nothing, says
 
 Whose = Annotated[str | None, says("the tenant; an operator may name any")]
 Id = Annotated[str, Meta(min_length=1, max_length=200, pattern="^[^\\x00-\\x20/\\x7f]+$(?!\\n)")]
@@ -43,10 +43,19 @@ class StoreReceipts(Ask, kw_only=True):
     alone: bool = False
 
 
+class StoreReceipt(Ask, kw_only=True):
+    """Store one receipt, or many, by a tool."""
+
+    acts: ClassVar[bool] = False
+    receipt: Annotated[Json, says("a receipt as its author wrote it")] = field(default_factory=nothing)
+    receipts: Annotated[list[Raw], says("or up to 500 of them")] = []
+
+
 class ListFiled(Ask, kw_only=True):
     """List the receipts of a ledger."""
 
     acts: ClassVar[bool] = False
+    filters: ClassVar[bool] = True
     tenant: Whose = None
     to_kind: Kind | None = None
     to_id: Name | None = None
@@ -86,11 +95,12 @@ class StoredAll(Struct):
 
 
 class Filed(Struct):
-    """A page of receipts as they came, in the order of arrival."""
+    """A page of receipts as they came, in the order of arrival, and who stated each: whose credential it came with."""
 
     receipts: list[Any]
     next_cursor: str | None = None
     cursor: str | None = None
+    stated_by: list[Principal | None] = []
 
 
 class Chain(Struct):

@@ -314,6 +314,17 @@ def test_the_worst_bodies_are_measured_by_the_health_of_a_server(tmp_path: Path)
     assert all(row["requests"] for row in found["rows"])
 
 
+def test_a_hostile_tenant_is_measured_by_the_creations_of_another(tmp_path: Path) -> None:
+    asked = [sys.executable, "-c", SERVE, "bench", "--hostile", "--clients", "1", *SHORT]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=60, env=environment)
+
+    assert done.returncode == 0, done.stderr
+    assert "create beside 4 (SQLite)" in done.stdout
+    assert re.search(r"^beside a hostile tenant p99 is [\d.]+ × that of alone", done.stdout, re.M)
+
+
 @pytest.mark.parametrize("number", range(4))
 def test_a_bad_key_is_well_formed_and_half_of_them_have_the_id_of_a_good_one(number: int) -> None:
     known = generate()
@@ -441,6 +452,7 @@ def test_a_gate_that_ends_in_the_middle_is_one_clear_line(tmp_path: Path) -> Non
     (["--seconds", "1", "--count", "2"], "exclude each other"), (["--fill-state", "lanes"], "needs --fill"),
     (["--database", "sqlite:///x.db"], "--database needs --self"), (["--self"], "leave --url and --token away"),
     (["--rival-token", "x"], "need --rival"), (["--bad-keys", "2"], "leave --url and --token away"),
+    (["--bad-keys", "2", "--hostile"], "exclude each other"),
     (["--rival", "2001", "--rival-kind", "claim"], "at most 2000 claims"),
     (["--url", "ftp://gate"], "a gate's URL is like"), (["--token", "two words"], "printable ASCII")])
 def test_what_cannot_be_meant_is_refused(arguments: list[str], said: str) -> None:

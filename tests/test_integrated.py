@@ -281,3 +281,19 @@ def test_an_address_that_is_none_is_refused_at_the_start(receipts: Any, mode: An
 
     with pytest.raises(StartupError, match=r"^memorygate\.url"):
         open_sink(Settings(receipt_mode=mode, memorygate=MemoryGate(url=url)))
+
+
+@pytest.mark.parametrize("mode", ["memorygate_integrated", "receiptgate_integrated"])
+def test_a_named_variable_without_the_token_is_refused_at_the_start(
+        receipts: Any, mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from asyncgate import StartupError
+    from asyncgate.backends.receipts_sinks import open_sink
+    from asyncgate.parts.settings import MemoryGate
+
+    named = MemoryGate(url="http://127.0.0.1:1", auth_token_env="TOKEN_OF_THE_LEDGER")
+    monkeypatch.delenv("TOKEN_OF_THE_LEDGER", raising=False)
+    with pytest.raises(StartupError, match="TOKEN_OF_THE_LEDGER, which is not set"):
+        open_sink(Settings(receipt_mode=mode, memorygate=named))
+
+    monkeypatch.setenv("TOKEN_OF_THE_LEDGER", "t")
+    open_sink(Settings(receipt_mode=mode, memorygate=named))

@@ -15,6 +15,7 @@ from asyncgate import (
     Ids,
     InvalidTransition,
     Lanes,
+    Lease,
     LeaseNext,
     Principal,
     Step,
@@ -23,6 +24,7 @@ from asyncgate import (
     Work,
     backoff,
     jitter,
+    prolonged,
 )
 
 # Spec 5, PH.4 and DESIGN 5.4, written out: which status may become which.
@@ -81,11 +83,33 @@ def test_backoff_doubles_up_to_its_limit_however_many_attempts() -> None:
 
 
 def test_jitter_lies_between_nothing_and_its_spread_and_differs() -> None:
-    spread = [jitter(str(uuid.UUID(int=number)), 5.0) for number in range(200)]
+    spread = [jitter(str(uuid.UUID(int=number)), 5.0, crowd=200) for number in range(200)]
 
     assert min(spread) >= 0
     assert max(spread) < 5
     assert len(set(spread)) > 50
+
+
+def test_jitter_grows_with_the_crowd_and_is_nothing_for_one() -> None:
+    def longest(crowd: int) -> float:
+        return max(jitter(str(uuid.UUID(int=number)), 5.0, crowd) for number in range(200))
+
+    assert longest(1) == 0
+    assert 0 < longest(2) < longest(50) < longest(100) == longest(1000)
+
+
+def test_a_lease_gets_back_what_was_left_of_it_and_a_grace_period() -> None:
+    lease = Lease("t", "l", "worker", "w1", None, 1, 100.0, 103.0, 0, "accepted", ttl_seconds=3)
+
+    assert prolonged(lease, silent_since=102.0, now=110.0, grace=5.0) == 110.0 + 1.0 + 5.0
+
+
+def test_a_lease_gets_back_no_more_than_its_own_length() -> None:
+    """The last sign of life may be older than the lease, and a gate may die while it gives time back."""
+    lease = Lease("t", "l", "worker", "w1", None, 1, 100.0, 103.0, 0, "accepted", ttl_seconds=3)
+
+    assert prolonged(lease, silent_since=90.0, now=110.0, grace=5.0) == 110.0 + 3.0 + 5.0
+    assert prolonged(lease, silent_since=90.0, now=90.5, grace=0.0) == 103.0
 
 
 def test_ids_never_run_backwards_whatever_the_clock_does() -> None:

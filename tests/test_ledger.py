@@ -35,7 +35,7 @@ async def shelf(backend_url: str) -> AsyncIterator[Served]:
 def receipt(receipt_id: str = "r-1", **more: Any) -> dict[str, Any]:
     return {"receipt_id": receipt_id, "receipt_type": "plan.made", "created_at": "2026-11-22T07:00:00Z",
             "from": {"kind": "agent", "id": "delegate"}, "to": {"kind": "agent", "id": "ada"}, "task_id": "T-1",
-            "lease_id": None, "parents": [], "body": {"n": 1.0, "text": "é\u0000"}, **more}
+            "lease_id": None, "parents": [], "body": {"n": 1.0, "text": "é\u0001"}, **more}
 
 
 def many(*receipts: dict[str, Any]) -> bytes:
@@ -176,7 +176,7 @@ async def test_a_body_that_is_none_is_refused(shelf: Served, body: bytes) -> Non
 
 
 async def test_a_ledger_has_no_tasks(shelf: Served) -> None:
-    assert (await shelf.call("POST", "/v1/tasks", {"type": "demo"})).status == 404
+    assert (await shelf.call("POST", "/v1/tasks", {"type": "demo", "payload": None})).status == 404
     assert (await shelf.get("/v1/health"))["status"] == "healthy"
 
 
@@ -202,3 +202,86 @@ async def test_a_ledger_seals_what_it_has_filed_and_names_what_was_changed(shelf
 
     assert (found.seals, found.receipts, found.unsealed) == (1, 3, 0)
     assert [entry.arrival in problem for problem in found.problems] == [True]
+
+
+async def key(shelf: Served, kind: str, id: str, role: str) -> str:
+    made = await shelf.post("/v1/keys", {"name": id, "principal_kind": kind, "principal_id": id, "role": role})
+    return str(made["api_key"])
+
+
+async def test_a_ledger_says_who_stated_a_receipt_whatever_the_receipt_says(shelf: Served) -> None:
+    worker = await key(shelf, "worker", "w1", "worker")
+    mine = receipt("r-1", **{"from": {"kind": "worker", "id": "w1"}})
+    forged = receipt("r-2", **{"from": {"kind": "worker", "id": "w1"}, "stated_by": {"kind": "worker", "id": "w1"}})
+
+    await shelf.post("/v1/receipts", mine, token=worker)
+    await shelf.post("/v1/receipts", forged)
+
+    page = await shelf.get("/v1/receipts")
+    assert [one["receipt_id"] for one in page["receipts"]] == ["r-1", "r-2"]
+    assert page["stated_by"] == [{"kind": "worker", "id": "w1"}, {"kind": "system", "id": "asyncgate"}]
+
+
+async def test_with_task_id_who_takes_part_in_a_task_reads_its_whole_story(shelf: Served) -> None:
+    """20.13: an agent queries across all components; but nobody lets himself in by naming a task."""
+    ada, eve, bob = [await key(shelf, "agent", name, "agent") for name in ("ada", "eve", "bob")]
+    await shelf.post("/v1/receipts", many(
+        receipt("r-1"), receipt("r-2", to={"kind": "worker", "id": "w1"}),
+        receipt("r-3", **{"from": {"kind": "agent", "id": "bob"}, "to": {"kind": "agent", "id": "bob"}})))
+    for name, token in (("eve", eve), ("bob", bob)):
+        await shelf.post("/v1/receipts", receipt(f"let-{name}-in", task_id="T-1", **{
+            "from": {"kind": "agent", "id": name}, "to": {"kind": "agent", "id": "eve"}}), token=token)
+
+    async def seen(token: str, query: str) -> list[str]:
+        page = await shelf.get(f"/v1/receipts{query}", token=token)
+        return [one["receipt_id"] for one in page["receipts"]]
+
+    assert await seen(ada, "?task_id=T-1") == ["r-1", "r-2", "r-3", "let-eve-in", "let-bob-in"]
+    assert await seen(ada, "") == ["r-1"]
+    assert await seen(eve, "?task_id=T-1") == ["let-eve-in", "let-bob-in"]      # stated by agents: her inbox, no more
+    assert await seen(ada, "?task_id=T-2") == []
+
+
+async def test_a_ledger_is_described_as_a_ledger(shelf: Served) -> None:
+    about = await shelf.get("/v1/config")
+
+    assert (about["receipt_mode"], about["instance_id"]) == ("ledger", "ledger-1")
+    assert "lease_based_execution" not in about["capabilities"]
+    assert "stated_by" in about["capabilities"]
+
+
+@pytest.mark.parametrize("spelling", ["memorygate.", "memorygate_"])
+async def test_a_ledger_has_tools_under_memorygates_name(shelf: Served, spelling: str) -> None:
+    async def called(tool: str, token: str | None = TOKEN, **arguments: Any) -> Any:
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {
+            "name": spelling + tool, "arguments": arguments}}
+        return (await shelf.call("POST", "/mcp", body, token=token)).json()
+    worker = await key(shelf, "worker", "w1", "worker")
+    mine, other = receipt("r-1", body={}, **{"from": {"kind": "worker", "id": "w1"}}), receipt("r-2", body={"n": 1})
+
+    stored = await called("store_receipt", worker, receipt=mine)
+    again = await called("store_receipt", receipts=[mine, other])
+    forged = await called("store_receipt", worker, receipt=receipt("r-3", body={}))
+    listed = await called("list_receipts", task_id="T-1")
+
+    assert stored["result"]["results"][0]["receipt_id"] == "r-1"
+    assert [one.get("replay", False) for one in again["result"]["results"]] == [True, False]
+    assert forged["result"]["results"][0]["error"]["error"] == "forbidden"
+    assert listed["result"]["receipts"] == [mine, other]
+    assert listed["result"]["stated_by"][0] == {"kind": "worker", "id": "w1"}
+    chain = await called("get_receipt_chain", receipt_id="r-1")
+    assert chain["result"]["receipt_id"] == "r-1"
+    assert (await called("store_receipt", None, receipt=mine))["error"]["data"]["error"] == "unauthenticated"
+
+
+async def test_an_mcp_client_finds_the_tools_of_a_ledger(shelf: Served) -> None:
+    headers = [("accept", "application/json, text/event-stream"), ("content-type", "application/json")]
+    begin = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    hello = await shelf.call("POST", "/mcp", {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": begin},
+                             headers=headers)
+    tools = await shelf.call("POST", "/mcp", {"jsonrpc": "2.0", "id": 2, "method": "tools/list"},
+                             headers=[*headers, ("mcp-protocol-version", "2025-06-18")])
+
+    assert hello.json()["result"]["serverInfo"]["name"] == "asyncgate-ledger"
+    assert {tool["name"] for tool in tools.json()["result"]["tools"]} == {
+        "memorygate.store_receipt", "memorygate.list_receipts", "memorygate.get_receipt_chain"}

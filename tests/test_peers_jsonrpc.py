@@ -39,15 +39,16 @@ async def ok(served: Any, tool: str, arguments: str, headers: Any = HTTPX, **mor
     return data["result"]
 
 
-async def refusal(served: Any, tool: str, arguments: str, status: int = 200, **more: Any) -> tuple[int, str]:
-    """Call a tool that refuses, and return the integer and the word of the refusal."""
+async def refusal(served: Any, tool: str, arguments: str, **more: Any) -> tuple[int, str]:
+    """Call a tool that refuses for good, and return the integer and the word of the refusal."""
     answer = await say(served, tool, arguments, **more)
-    assert answer.status == status, answer
     data = answer.json()
     assert "result" not in data
     error = data["error"]
     assert error["message"] == error["data"]["detail"]
     assert error["data"]["code"] == error["data"]["error"]
+    # Real workers repeat what fails with 200 for 15 seconds, and stop at once at 4xx.
+    assert answer.status == {-32602: 400, -32003: 403, -32004: 404, -32009: 409}[error["code"]], answer
     return error["code"], error["data"]["code"]
 
 
@@ -148,7 +149,7 @@ async def test_the_demo_client_creates_claims_and_completes_with_a_list_of_artif
 
 
 async def test_the_result_also_has_what_a_client_of_the_standard_reads(served: Any) -> None:
-    result = await ok(served, "asyncgate.create_task", '{"type":"demo"}')
+    result = await ok(served, "asyncgate.create_task", '{"type":"demo","payload":0}')
 
     plain = {name: result.pop(name) for name in ("task_id", "status")}
     assert result["structuredContent"] == json.loads(result["content"][0]["text"]) == plain
@@ -163,7 +164,7 @@ async def test_tools_are_listed_without_a_handshake(served: Any) -> None:
 
 
 async def test_the_token_may_be_an_argument(served: Any) -> None:
-    arguments = f'{{"type":"demo","agent_id":"ada","auth_token":"{TOKEN}"}}'
+    arguments = f'{{"type":"demo","payload":0,"agent_id":"ada","auth_token":"{TOKEN}"}}'
 
     alone = await ok(served, "asyncgate.create_task", arguments, token=None)
     twice = await ok(served, "asyncgate.create_task", arguments)
@@ -172,16 +173,36 @@ async def test_the_token_may_be_an_argument(served: Any) -> None:
         assert TOKEN not in (await served.call("GET", f"/v1/tasks/{made['task_id']}")).content.decode()
 
 
-@pytest.mark.parametrize(("arguments", "token"), [
-    ('{"type":"demo"}', None), ('{"type":"demo","auth_token":"wrong"}', None),
-    ('{"type":"demo","auth_token":"wrong"}', TOKEN), ('{"type":"demo","auth_token":null}', None)])
+BAD, TWO = 'Bearer error="invalid_token"', 'Bearer error="invalid_request"'
+
+
+@pytest.mark.parametrize(("arguments", "token", "challenge"), [
+    ('{"type":"demo"}', None, "Bearer"), ('{"type":"demo","auth_token":"wrong"}', None, BAD),
+    ('{"type":"demo"}', "wrong", BAD), ('{"type":"demo","auth_token":"wrong"}', TOKEN, TWO),
+    ('{"type":"demo","auth_token":null}', None, "Bearer")])
 async def test_no_token_a_wrong_one_and_two_different_ones_are_nobodys(
-        served: Any, arguments: str, token: str | None) -> None:
+        served: Any, arguments: str, token: str | None, challenge: str) -> None:
     async with served.unchanged():
         answer = await say(served, "asyncgate.create_task", arguments, token=token)
 
-    assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
-    assert answer.json()["error"]["data"]["code"] == "unauthenticated"
+    assert (answer.status, answer.headers["www-authenticate"]) == (401, challenge)
+    told = answer.json()["error"]       # a token that the headers show is judged before it is known who speaks
+    assert told == "unauthenticated" or told["data"]["code"] == "unauthenticated"
+    assert ("two different" in answer.content.decode()) is (challenge == TWO)
+
+
+async def test_what_may_pass_is_no_4xx(serve: Any) -> None:
+    served = await serve(max_waiting_per_principal=1)
+    claim = asyncio.create_task(ok(served, "asyncgate.lease_next", '{"worker_id":"w1","wait_seconds":20}'))
+    async with asyncio.timeout(30):
+        while served.engine.waiting.count == 0:  # noqa: ASYNC110  # there is nothing to be told by
+            await asyncio.sleep(0)
+
+        answer = await say(served, "asyncgate.lease_next", '{"worker_id":"w1","wait_seconds":20}')
+        await ok(served, "asyncgate.create_task", '{"type":"demo"}')
+        await claim
+
+    assert (answer.status, answer.json()["error"]["code"]) == (200, -32010)
 
 
 async def test_a_stranger_is_not_read_at_length_and_a_wrong_token_not_at_all(served: Any) -> None:
@@ -202,7 +223,7 @@ async def test_another_tenant_is_refused_and_the_default_one_is_tolerated(served
     other = '{"type":"demo","tenant_id":"11111111-1111-4111-8111-111111111111"}'
 
     assert await refusal(served, "asyncgate.create_task", other) == (-32003, "tenant_mismatch")
-    await ok(served, "asyncgate.create_task", '{"type":"demo","tenant_id":"default"}')
+    await ok(served, "asyncgate.create_task", '{"type":"demo","payload":0,"tenant_id":"default"}')
 
 
 @pytest.mark.parametrize(("tool", "arguments", "expected"), [
@@ -242,6 +263,6 @@ async def test_a_waiting_claim_is_answered_when_work_arrives(served: Any) -> Non
         while served.engine.waiting.count == 0:  # noqa: ASYNC110  # there is nothing to be told by
             await asyncio.sleep(0)
 
-        made = await ok(served, "asyncgate.create_task", '{"type":"demo"}')
+        made = await ok(served, "asyncgate.create_task", '{"type":"demo","payload":0}')
 
         assert [offer["task_id"] for offer in (await claim)["tasks"]] == [made["task_id"]]

@@ -22,7 +22,8 @@ REACHING_OUT = ["UPDATE tasks SET priority = 9", "DELETE FROM leases", "UPDATE t
                 "UPDATE audit_heads SET number = 9", "UPDATE outbox SET content = 'forged'", "DELETE FROM outbox",
                 "DELETE FROM ledger_marks",
                 "INSERT INTO ledger SELECT 'another', receipt_id, arrival, receipt_type, "
-                "task_id, from_kind, from_id, to_kind, to_id, asyncgate_instance, digest, content FROM ledger",
+                "task_id, from_kind, from_id, to_kind, to_id, asyncgate_instance, digest, content, "
+                "stated_kind, stated_id, stated_role FROM ledger",
                 "UPDATE api_keys SET tenant_id = 'another'",
                 "INSERT INTO audit SELECT 'another', audit_id, number, at, event, severity, body, hash FROM audit"]
 APPEND_ONLY = {"receipts": "receipt_id", "edges": "child_id", "events": "event_id", "audit": "audit_id",

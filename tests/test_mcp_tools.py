@@ -1,0 +1,144 @@
+"""What a host is shown of the tools: what its credential allows, briefly; everything can be called all the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import msgspec
+import pytest
+
+from asyncgate import OPERATIONS
+from asyncgate.parts.mcp_tools import SETS, brief, tools
+from asyncgate.parts.openapi import EXAMPLES
+
+pytestmark = pytest.mark.anyio
+
+LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+KB = 1000
+EVERY_SCOPE = {"agent": ["tasks:read", "tasks:write", "receipts:read", "receipts:ack"],
+               "worker": ["tasks:lease", "receipts:read", "receipts:ack"]}
+STANDARD = [("accept", "application/json, text/event-stream"), ("content-type", "application/json")]
+
+
+async def key_of(served: Any, role: str, **fields: Any) -> str:
+    kind = "human" if role == "admin" else role
+    issued = await served.post("/v1/keys", {
+        "name": role, "principal_kind": kind, "principal_id": role, "role": role, **fields})
+    key: str = issued["api_key"]
+    return key
+
+
+async def listed(served: Any, path: str = "/mcp", **more: Any) -> dict[str, Any]:
+    answer = await served.post(path, LIST, **more)
+    return {tool["name"].partition(".")[2]: tool for tool in answer["result"]["tools"]}
+
+
+def every(node: Any) -> list[Any]:
+    """Every member and its name, anywhere."""
+    if isinstance(node, list):
+        return [found for part in node for found in every(part)]
+    return [found for name, part in node.items() for found in [(name, part), *every(part)]] if isinstance(
+        node, dict) else []
+
+
+@pytest.mark.parametrize(("role", "most"), [("agent", 25 * KB), ("worker", 20 * KB)])
+async def test_a_list_is_small_also_where_the_credential_has_every_scope(served: Any, role: str, most: int) -> None:
+    key = await key_of(served, role, scopes=EVERY_SCOPE[role])
+
+    answer = await served.call("POST", "/mcp", LIST, token=key)
+
+    assert len(answer.content) <= most
+    # And where arguments say who asks, because the credential does not.
+    may = [op for op in OPERATIONS.values() if role in op.roles or op.open]
+    assert len(msgspec.json.encode({"tools": tools(may, ".", "brief")})) <= most
+
+
+@pytest.mark.parametrize("headers", [[], STANDARD], ids=["bare", "standard"])
+@pytest.mark.parametrize(("role", "scopes"), [
+    ("agent", None), ("agent", ["tasks:read"]), ("worker", None), ("worker", ["receipts:read"]),
+    ("admin", ["admin:read"]), ("admin", None)])
+async def test_a_credential_is_shown_what_its_role_and_scopes_allow(
+        served: Any, role: str, scopes: list[str] | None, headers: Any) -> None:
+    key = await key_of(served, role, **({"scopes": scopes} if scopes else {}))
+
+    shown = await listed(served, headers=headers, token=key)
+
+    for name in OPERATIONS:
+        fields = dict.fromkeys(OPERATIONS[name].takes.needed, "x")
+        answer = await served.call("POST", "/mcp", {"method": "tools/call", "params": {
+            "name": f"asyncgate.{name}", "arguments": fields}}, token=key)
+        refused = answer.json().get("error", {}).get("data", {})
+        by_role = refused.get("code") == "forbidden" and re.search("needs the scope|cannot", refused["message"])
+        assert (name in shown) == (not by_role), (name, refused)
+
+
+async def test_an_address_picks_sets_of_tools_and_all_can_be_called(served: Any) -> None:
+    sets = {name: set(await listed(served, f"/mcp?tools={name}")) for name in SETS}
+    both = set(await listed(served, "/mcp?tools=work,delegate"))
+
+    assert set.union(*sets.values()) == set(await listed(served)) == set(OPERATIONS)
+    assert both == sets["work"] | sets["delegate"]
+    assert {"create_task", "get_task"} <= sets["delegate"] - {"lease_next"}
+    assert {"lease_next", "complete", "get_task"} <= sets["work"]
+    assert "create_task" not in sets["work"]
+    assert "issue_key" in sets["admin"]
+    assert sets["admin"] & both == {"health"}
+    call = {"method": "tools/call", "params": {"name": "asyncgate.create_task", "arguments": {"type": "demo",
+                                                                                              "payload": None}}}
+    assert (await served.post("/mcp?tools=work", call))["result"]["status"] == "queued"
+
+
+@pytest.mark.parametrize("headers", [[], STANDARD], ids=["bare", "standard"])
+async def test_a_set_that_there_is_not_is_refused_by_name(served: Any, headers: Any) -> None:
+    answer = await served.call("POST", "/mcp?tools=work,play", LIST, headers=headers)
+
+    assert "play" in answer.content.decode()
+    assert "delegate, work, admin" in answer.content.decode()
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_brief_schema_takes_the_example_and_says_nothing_that_a_model_does_not_need(name: str, named: bool) -> None:
+    schema = brief(OPERATIONS[name], named=named)
+
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(EXAMPLES[name][0], schema)
+    assert schema["type"] == "object"
+    said = every(schema)
+    assert not {key for key, _ in said} & {"pattern", "uniqueItems", "title"}
+    assert ("default", None) not in said
+    assert not re.search(r"\b(PH|H)\.\d|[Ss]pec \d|\(\d+\.\d+", json.dumps(schema))
+    assert not {"tenant_id", "agent_instance_id", "worker_kind"} & {key for key, _ in said}
+
+
+async def test_who_asks_is_no_argument_where_the_credential_says_it(served: Any) -> None:
+    agent, everybody = await listed(served, token=await key_of(served, "agent")), await listed(served)
+    in_address = await listed(served, "/mcp?principal_kind=agent&principal_id=ada")
+
+    def names(tools: Any, name: str) -> set[str]:
+        return set(tools[name]["inputSchema"]["properties"])
+
+    assert "agent_id" not in names(agent, "create_task") | names(in_address, "create_task")
+    assert "agent_id" in names(everybody, "create_task")
+    assert "worker_id" in names(everybody, "lease_next")
+    assert {"principal_kind", "principal_id"} <= names(everybody, "issue_key")     # not who asks, but for whom
+
+
+async def test_everything_there_is_to_say_is_shown_on_demand(served: Any) -> None:
+    shown = await listed(served, "/mcp?schemas=full")
+
+    assert {tool["name"] for tool in tools(OPERATIONS.values(), ".")} == {tool["name"] for tool in shown.values()}
+    assert "outputSchema" in shown["get_task"]
+    assert "tenant_id" in shown["get_task"]["inputSchema"]["properties"]
+
+
+async def test_a_list_is_no_longer_the_same_for_everybody(served: Any) -> None:
+    meta = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
+    answer = await served.post("/mcp", {**LIST, "params": {"_meta": meta}}, headers=[
+        *STANDARD, ("mcp-protocol-version", "2026-07-28"),
+        ("mcp-method", "tools/list")])
+
+    assert answer["result"]["cacheScope"] == "private"
