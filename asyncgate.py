@@ -2330,17 +2330,18 @@ class Gate:
         return reply
 
     @cached_property
-    def _doors(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The Host and Origin names that are served; on loopback only its own unless told otherwise."""
+    def _doors(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+        """The Host and Origin names that are served, and the gate's own, which on loopback are all unless set."""
         own = {"localhost", "127.0.0.1", "::1", self.settings.host} if loopback(self.settings.host) else set()
-        return frozenset(self.settings.allowed_hosts or own), frozenset(self.settings.allowed_origins or own)
+        return frozenset(self.settings.allowed_hosts or own), frozenset(self.settings.allowed_origins), frozenset(own)
 
     def _foreign(self, headers: Headers) -> GateError | None:
-        hosts, origins = self._doors
-        for name, value in headers:
-            if name == b"host" and hosts and not named_in(value, hosts):
-                return Misdirected("this gate does not answer for that Host; see the setting allowed_hosts")
-            if name == b"origin" and origins and not named_in(value, origins):
+        hosts, origins, own = self._doors
+        host = next((value for name, value in headers if name == b"host"), None)
+        if hosts and host is not None and not named_in(host, hosts):
+            return Misdirected("this gate does not answer for that Host; see the setting allowed_hosts")
+        for name, value in headers if origins or own else ():
+            if name == b"origin" and not (named_in(value, origins) or own_page(value, host or b"", own)):
                 return Forbidden("pages of that Origin may not call this gate; see the setting allowed_origins")
         return None
 
