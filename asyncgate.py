@@ -71,8 +71,11 @@ from asyncgate.parts.guards import guard_start as guard_start
 from asyncgate.parts.http import *
 from asyncgate.parts.ids import Ids as Ids
 from asyncgate.parts.ids import mark_of
+from asyncgate.parts.members import Reader, Unreadable, header, warned
+from asyncgate.parts.naming import *
 from asyncgate.parts.outages import OFTEN
 from asyncgate.parts.polls import Polls
+from asyncgate.parts.presence import Sightings, visited
 from asyncgate.parts.quotas import *
 from asyncgate.parts.screening import screen
 from asyncgate.parts.settings import *
@@ -229,6 +232,9 @@ TERMINATES = {
     "schedule.created": frozenset({"schedule.deleted"}),
 }
 DISCHARGING = frozenset().union(*TERMINATES.values())
+RECEIPT_TYPES = tuple(sorted({one.type for one in (
+    ASSIGNED, ACCEPTED, PROGRESSED, COMPLETED, FAILED, CANCELED, RESULT_READY, EXPIRED, ESCALATED, ANOMALY,
+    ACKNOWLEDGED, SCHEDULED, UNSCHEDULED)}))
 
 SCOPES = frozenset({"tasks:read", "tasks:write", "tasks:lease", "receipts:read", "receipts:ack",
                     "admin:read", "admin:write"})
@@ -343,23 +349,15 @@ def lost(lease: Lease | None, holder: Principal, ask: Held, now: float, grace: f
     return None if alive(lease, now, grace) else "expired"
 
 
-def claimed(ask: Ask) -> Principal | None:
-    """Return the principal that a request says it comes from: a named creator, else a worker, else a principal."""
-    by = getattr(ask, "created_by", None)
-    if isinstance(by, CreatedBy) and (who := by.principal_id or by.id):
-        return Principal(by.principal_kind or by.kind or "agent", who, by.instance_id)
-    if who := getattr(ask, "worker_id", None):
-        return Principal(ask.worker_kind or "worker", who, ask.worker_instance_id)  # type: ignore[attr-defined]
-    if isinstance(ask, AsPrincipal) and (who := ask.principal_id or ask.agent_id):
-        return Principal(ask.principal_kind or "agent", who, ask.principal_instance_id or ask.agent_instance_id)
-    return None
-
-
 def speaker(caller: Caller, ask: Ask) -> Principal:
     """Return who acts: the credential's principal, or the one that an unbound credential lets the request name."""
     named = claimed(ask)
     if named is None:
-        return caller.principal
+        if (instance := instance_of(ask)) is None:
+            return caller.principal
+        if not caller.bound:
+            raise InvalidRequest("an instance alone names nobody: say worker_id or principal_id too")
+        return replace(caller.principal, instance_id=instance)
     if named.kind in ("system", "asyncgate") and ask.acts:
         raise barred(caller, f"nobody acts as {named.kind} from outside")
     anybody = caller.unlimited if ask.acts else caller.sees_all
@@ -386,16 +384,19 @@ def keep_within(caller: Caller, ask: LeaseNext) -> None:
 
 def creations(ask: CreateTasks) -> Iterator[CreateTask]:
     """Yield the tasks of a batch, each with the creator of the whole where it names none."""
-    for item in ask.tasks:
-        if claimed(item) is None and (creator := claimed(ask)):
-            item.created_by = CreatedBy(principal_kind=creator.kind, principal_id=creator.id)  # type: ignore[arg-type]
+    creator, items = claimed(ask), list[Any](ask.tasks)
+    for item in items:
+        if creator and not isinstance(item, Unreadable) and silent(item):
+            item.created_by = CreatedBy(principal_kind=creator.kind, principal_id=creator.id,  # type: ignore[arg-type]
+                                        instance_id=creator.instance_id)
         yield item
 
 
 def completions(ask: CompleteTasks) -> Iterator[Complete]:
     """Yield the completions of a batch, each with the worker of the whole where it names none."""
-    for item in ask.tasks:
-        if item.worker_id is None:
+    items: list[Any] = ask.tasks
+    for item in items:
+        if not isinstance(item, Unreadable) and item.worker_id is None:
             item.worker_kind, item.worker_id = ask.worker_kind, ask.worker_id
             item.worker_instance_id = ask.worker_instance_id
         yield item
@@ -700,7 +701,7 @@ class Engine:
         self.waiting = Waiting(self)
         self.polls = Polls(self.settings)
         self.outcomes: defaultdict[tuple[str, str], set[asyncio.Future[None]]] = defaultdict(set)
-        self.sightings: dict[tuple[str, str, str, str | None], tuple[float, float]] = {}
+        self.sightings = Sightings()
         self.upkeep: Duties | None = None
         self.watchers: set[Callable[[Work], None]] = set()      # who is told of every commit
         self.listeners: set[Callable[[News], None]] = set()     # and of those of other processes
@@ -760,10 +761,10 @@ class Engine:
             raise TenantMismatch("this credential belongs to another tenant than the request says")
 
     def _see(self, caller: Caller, ask: Ask) -> None:
-        """Note who was here; upkeep writes it down once a minute."""
-        who, now = speaker(caller, ask), self.backend.now()
-        key = (caller.tenant_id, who.kind, who.id, who.instance_id)
-        self.sightings[key] = (self.sightings.get(key, (now,))[0], now)
+        """Note who was here, and not whom it asks about; upkeep writes it down once a minute."""
+        who = speaker(caller, ask)
+        who = caller.principal if caller.bound and not who.same(caller.principal) else who
+        self.sightings.note(caller.tenant_id, who, self.backend.now())
 
     # Creating and watching tasks.
 
@@ -822,15 +823,18 @@ class Engine:
         """Make a task of its contract, and the body of the receipt that states it."""
         if caller.task_types is not None and ask.type not in caller.task_types:
             raise barred(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
-        limits, payload = self.settings, bytes(ask.payload)
+        limits, payload = self.settings, bytes(ask.payload) or b"null"
+        if not bytes(ask.payload) and ask.payload_pointer is None:
+            raise InvalidRequest("create_task needs payload or payload_pointer; who needs neither says payload: null")
         sized(payload, limits.max_payload_bytes, "payload")
         value, needed = parsed(payload, "payload"), needs_of(ask.requirements)
         terms = {name: held for name in Terms.__struct_fields__ if (held := getattr(ask, name)) is not None}
+        session = {"principal_instance_id": creator.instance_id} if creator.instance_id else {}
         delay, deadline = ask.delay_seconds or 0.0, instant(ask.timeouts.deadline if ask.timeouts else None)
         task = Task(
             task_id=work.new_id(), lane=lane_of(ask.type, needed), type=ask.type, payload=payload.decode(),
             payload_pointer=ask.payload_pointer, requirements=bytes(ask.requirements).decode(),
-            terms=canonical(terms).decode(), owner_kind=creator.kind, owner_id=creator.id,
+            terms=canonical({**terms, **session}).decode(), owner_kind=creator.kind, owner_id=creator.id,
             principal_ai=ask.principal_ai or creator.id,
             priority=limits.default_priority if ask.priority is None else ask.priority,
             max_attempts=ask.max_attempts or limits.default_max_attempts,
@@ -846,10 +850,10 @@ class Engine:
         contract = {**terms, "type": task.type, "requirements": wanted, "payload_pointer": task.payload_pointer,
                     "payload_sha256": digest, "payload_bytes": len(payload)}
         if ask.idempotency_key is not None:
-            told = {**contract, "payload_bytes": 0}     # white space is no difference
+            told = {**contract, "payload_bytes": 0, "requirements": wanted or None}     # white space is no difference
             task = replace(task, fingerprint=sha256(told, task.principal_ai, task.priority, task.max_attempts,
                                                     task.retry_backoff_seconds, task.max_expiries, delay))
-        return task, needed, contract
+        return task, needed, {**contract, **session}
 
     def create_tasks(self, work: Work, caller: Caller, ask: CreateTasks) -> Items:
         """Queue up to 500 tasks; each is created or refused by itself, and the answer says which.
@@ -865,12 +869,14 @@ class Engine:
         """Carry out one item of a batch by itself; its refusal is its answer."""
         try:
             with work.part():
+                if isinstance(item, Unreadable):
+                    raise item.problem
                 checked(item)
                 self.at_home(caller, item.tenant_id or caller.tenant_id)
                 return run(item)
         except GateError as no:
             return Item(task_id=getattr(item, "task_id", None),
-                        error=Problem(no.code, str(no), str(no), no.more.get("reason")))
+                        error=msgspec.convert(no.body(), Problem))
 
     async def run_task(self, caller: Caller, ask: RunTask) -> TaskRecord:
         """Queue one task and wait up to wait_seconds (30 at most) for its outcome.
@@ -930,7 +936,7 @@ class Engine:
 
     async def list_tasks(self, caller: Caller, ask: ListTasks) -> Tasks:
         """List tasks, newest first: an agent's own, or any in the tenant for an admin."""
-        owner = Principal(ask.created_by_kind, ask.created_by) if ask.created_by else claimed(ask)
+        owner = filtered("created_by_kind", ask.created_by_kind, "created_by", ask.created_by) or claimed(ask)
         if not caller.sees_all:
             owner = self._self_only(caller, owner)
         limit, mark = self.limit(ask.limit), ("tasks", owner, ask.status, ask.type)
@@ -940,7 +946,7 @@ class Engine:
         return Tasks([record(caller.tenant_id, *row) for row in rows[:limit]], *ends)
 
     def _self_only(self, caller: Caller, named: Principal | None) -> Principal:
-        if named is not None and not named.same(caller.principal):
+        if not wanted_is(named, caller.principal):
             raise barred(caller, f"this credential sees what belongs to {caller.principal} only")
         return caller.principal
 
@@ -1105,7 +1111,7 @@ class Engine:
 
     async def list_leases(self, caller: Caller, ask: ListLeases) -> Leases:
         """List the live leases of a worker, so that it can go on after a restart."""
-        worker, grace = speaker(caller, ask), self.settings.lease_grace_seconds
+        worker, grace = self.about(caller, ask, "worker_id"), self.settings.lease_grace_seconds
         now = self.backend.now()
         rows = await self.backend.leases(caller.tenant_id, worker)
         return Leases([holding(task, lease, now) for task, lease in rows if alive(lease, now, grace)])
@@ -1331,6 +1337,8 @@ class Engine:
         lease_id = lease.lease_id if lease else lease_id
         task_id = task.task_id if task else task_id
         said = {name: value for name, value in body.items() if value is not None}
+        if by is not None and by.instance_id is not None:
+            said["principal_instance_id"] = by.instance_id
         text = canonical({**said, "schema_version": SCHEMA_VERSION})
         self._check(text, parents)
         parents = tuple(sorted(parents))
@@ -1360,6 +1368,8 @@ class Engine:
         Without a recipient it is the caller's own inbox; an admin who names nobody sees the whole tenant's.  Follow
         next_cursor, or since_receipt_id later on: every receipt comes exactly once.
         """
+        if self.ledger is None and ask.receipt_type not in (None, *RECEIPT_TYPES):     # there others state theirs
+            raise InvalidRequest(f"no receipt has the type {ask.receipt_type}: there are {', '.join(RECEIPT_TYPES)}")
         to = await self.inbox(caller, ask)
         mark = ("receipts", to, ask.task_id, ask.receipt_type)
         after = await self._since(caller, ask.since_receipt_id or ask.cursor, *mark)
@@ -1371,7 +1381,7 @@ class Engine:
 
     async def inbox(self, caller: Caller, ask: ListReceipts) -> Principal | None:
         """Return whose receipts are meant; None is everybody's, of a task or of the tenant."""
-        to = Principal(ask.to_kind or "agent", ask.to_id) if ask.to_id else claimed(ask)
+        to = filtered("to_kind", ask.to_kind, "to_id", ask.to_id) or claimed(ask)
         if ask.task_id is not None and to is None:
             await self._chain_readable(caller, ask.task_id)
         elif not caller.sees_all:
@@ -1473,20 +1483,19 @@ class Engine:
 
     def report_schedule(self, work: Work, caller: Caller, ask: ReportSchedule) -> Reported:
         """Report when schedules run next, so that the gate notices when they do not (H.7.4)."""
-        by, unknown = speaker(caller, ask), []
+        by, unknown, refused = speaker(caller, ask), [], []
         for state in ask.schedules:
+            if isinstance(state, Unreadable):
+                refused.append(Problem(state.problem.code, str(state.problem)))
+                continue
             known = work.found(Schedule, state.schedule_id)
             if known is None or not known.scheduler.same(by):
                 unknown.append(state.schedule_id)
                 continue
-            due = instant(state.next_run_at)
-            enabled = state.enabled is not False
-            watched = enabled and due is not None and state.interval_seconds is not None
-            known = replace(known, enabled=enabled, next_run_at=due, interval_seconds=state.interval_seconds,
-                            late_at=due + 2 * state.interval_seconds if watched else None)  # type: ignore[operator]
+            known = told_again(known, state)
             work.keep(known)
             self._late(work, known)
-        return Reported(True, unknown)
+        return Reported(True, unknown, refused)
 
     def _late(self, work: Work, schedule: Schedule) -> None:
         """H.7.4: a schedule that has missed two of its times is told to its owner, once for each time."""
@@ -1523,15 +1532,25 @@ class Engine:
 
     def whose(self, caller: Caller, ask: AsEither) -> Principal:
         """Return the principal that is asked about; only an admin may ask about another."""
-        named = claimed(ask) or caller.principal
+        named = self.about(caller, ask, "principal_kind and principal_id")
         return named if caller.sees_all else self._self_only(caller, named)
 
+    def about(self, caller: Caller, ask: Ask, name: str) -> Principal:
+        """Return whom a read is about; a credential that stands for everybody must name somebody."""
+        if not caller.bound and claimed(ask) is None:
+            raise InvalidRequest(f"whose is meant?  This credential stands for everybody: say {name}")
+        return speaker(caller, ask)
+
     async def bootstrap(self, caller: Caller, ask: Bootstrap) -> Welcome:
-        """Begin a session with the receipts in one's inbox; deprecated, call list_open_obligations instead (PH.6.3)."""
+        """Begin a session with the receipts in one's inbox; deprecated, call list_open_obligations instead (PH.6.3).
+
+        Without a cursor these are the most recent ones, oldest first (13).
+        """
         who, most = self.whose(caller, ask), self.settings.max_bootstrap_max_items
         wished = ask.max_items or ask.limit or self.settings.default_bootstrap_max_items
         after = await self._since(caller, ask.since_receipt_id, "bootstrap", who)
-        rows = await self.backend.receipts(caller.tenant_id, ReceiptFilter(who, None, None, after, min(wished, most)))
+        rows = await self.backend.receipts(caller.tenant_id, ReceiptFilter(who, None, None, after, min(wished, most),
+                                                                           newest=after is None))
         log.warning("deprecated: bootstrap was called by %s; list_open_obligations supersedes it", who)
         if fresh := [row.receipt_id for row in rows if row.delivered_at is None]:
             await self.write(Engine._deliver, None, caller, Delivered(receipts=fresh))
@@ -1561,15 +1580,10 @@ class Engine:
         return int(time.monotonic() - self.born)
 
     async def _relationship(self, caller: Caller, who: Principal) -> Relationship:
-        now = self.backend.now()
-        known = (await self.backend.record(caller.tenant_id, Presence, who.kind, who.id)
-                 or Presence(who.kind, who.id, None, now, now, 1))
+        stored = await self.backend.record(caller.tenant_id, Presence, who.kind, who.id)
+        known = self.sightings.known(caller.tenant_id, who, stored, self.backend.now())
         return Relationship(who.kind, who.id, who.instance_id or known.instance_id, outside(known.first_seen_at),
-                            outside(max(known.last_seen_at, self._last_seen(caller.tenant_id, who))), known.sessions)
-
-    def _last_seen(self, tenant_id: str, who: Principal) -> float:
-        return max((last for (tenant, kind, id, _), (_, last) in self.sightings.items()
-                    if (tenant, kind, id) == (tenant_id, who.kind, who.id)), default=0.0)
+                            outside(known.last_seen_at), known.sessions)
 
     # About the gate itself.
 
@@ -1660,12 +1674,9 @@ class Engine:
                       expires_at=outside(until).isoformat(), silent_since=outside(ask.silent_since).isoformat())
 
     def seen(self, work: Work, caller: Caller, ask: Seen) -> None:
-        """Write down who was here; a session begins with a new instance or after 30 silent minutes."""
+        """Write down who was here."""
         for who, first, last in ask.sightings:
-            known = work.found(Presence, who.kind, who.id) or Presence(who.kind, who.id, None, first, 0.0, 0)
-            begins = first - known.last_seen_at > 1800 or who.instance_id not in (None, known.instance_id)
-            work.keep(replace(known, instance_id=who.instance_id or known.instance_id,
-                              last_seen_at=max(last, known.last_seen_at), sessions=known.sessions + begins))
+            work.keep(visited(work.found(Presence, who.kind, who.id), who, first, last))
 
     # What happens after a commit, and small things.
 
@@ -1761,6 +1772,15 @@ def news_of(work: Work) -> News | None:
     kinds = tuple((task.type, tuple(sorted(needs_of(raw(task.requirements))))) for task in now[:MOST_QUEUED])
     return News(work.tenant_id, kinds, tuple(ended[:MOST_ENDED]), min(later, default=None),
                 len(now) > MOST_QUEUED or len(ended) > MOST_ENDED, keys, account, bool(work.posted))
+
+
+def told_again(known: Schedule, state: ScheduleState) -> Schedule:
+    """Return a schedule with what its scheduler says of it now; what that does not say stays as it was."""
+    due = known.next_run_at if state.next_run_at is None else instant(state.next_run_at)
+    every = known.interval_seconds if state.interval_seconds is None else state.interval_seconds
+    enabled = state.enabled if state.enabled is not None else known.enabled or known.next_run_at is None
+    late_at = due + 2 * every if enabled and due is not None and every is not None else None
+    return replace(known, enabled=enabled, next_run_at=due, interval_seconds=every, late_at=late_at)
 
 
 def resolve(future: asyncio.Future[None]) -> None:
@@ -2095,7 +2115,8 @@ def its_schedule(needs: Needs, caller: Caller, ask: EmitReceipt) -> None:
 
 def its_schedules(needs: Needs, caller: Caller, ask: ReportSchedule) -> None:
     """Load the schedules that are reported."""
-    needs.records.update((Schedule, (state.schedule_id,)) for state in ask.schedules)
+    needs.records.update((Schedule, (state.schedule_id,)) for state in ask.schedules
+                         if not isinstance(state, Unreadable))
 
 
 def of_each(loads: Loads, items: Callable[[Any], Iterable[Any]]) -> Loads:
@@ -2103,7 +2124,8 @@ def of_each(loads: Loads, items: Callable[[Any], Iterable[Any]]) -> Loads:
     def load(needs: Needs, caller: Caller, ask: Any) -> None:
         for item in items(ask):
             with contextlib.suppress(GateError):    # it is refused when it is decided, the others are not
-                loads(needs, caller, item)
+                if not isinstance(item, Unreadable):
+                    loads(needs, caller, item)
     return load
 
 
@@ -2127,7 +2149,7 @@ class Operation:
         self.takes: type[Ask] = hints["ask"]
         self.gives: type[Struct] = hints["return"]
         self.direct = inspect.iscoroutinefunction(run)
-        self.decode: Callable[[bytes], Ask] = msgspec.json.Decoder(self.takes).decode
+        self.reader: Reader[Ask] = Reader(self.takes, self.takes.filters or self.roles == ("admin",))
         self.fields = get_type_hints(self.takes, include_extras=True)
         self.summary, _, self.text = (inspect.getdoc(run) or "").partition("\n")
 
@@ -2242,6 +2264,7 @@ class Gate:
         if scope["type"] == "http":
             if self.settings.trusted_proxies and said_https(scope, self.settings.trusted_proxies):
                 scope["scheme"] = "https"
+            keep_slashes(scope)
             if no := self._foreign(scope["headers"]):
                 if self.guard is not None:
                     self.guard.refused(scope, no)
@@ -2322,8 +2345,10 @@ class Gate:
         """Carry out one operation for a façade; that the gate is not well is no good answer."""
         if isinstance(ask, CreateTask | CreateTasks):
             self.engine.admit(op, caller, ask)      # who may not create cannot use up what others may
-            await self.guard.created(caller, len(getattr(ask, "tasks", "1")))
-        reply = await self.engine.perform(op, caller, ask)
+            reply = await self.guard.creating(caller, len(getattr(ask, "tasks", "1")),
+                                              partial(self.engine.perform, op, caller, ask))
+        else:
+            reply = await self.engine.perform(op, caller, ask)
         await self.guard.performed(op, caller, ask, reply)
         if op.name == "health" and reply.status != "healthy":
             raise DatabaseUnavailable("the database does not answer", retry_after=1, **msgspec.to_builtins(reply))
@@ -2401,6 +2426,9 @@ class Endpoint:
             return      # the client has gone
         except Exception as bug:
             status, body = 500, encode(fault(scope["path"], bug).body())
+        if "asyncgate.unknown" in scope:
+            more.append(header(scope["asyncgate.unknown"]))
+            body = warned(body, scope["asyncgate.unknown"]) if body else body
         await self.gate.send(send, scope, status, body, more)
 
     async def _perform(self, scope: Scope, receive: Receive, more: list[tuple[bytes, bytes]]) -> Any:
@@ -2418,21 +2446,27 @@ class Endpoint:
 
     async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> Ask:
         """Make the ask of a request: a GET from its query, others from their body, and the path has the last word."""
+        rule = self.gate.settings.unknown_members
         try:
             query = asked(scope["query_string"])
-            if scope["method"] in ("GET", "HEAD"):
-                ask = msgspec.convert(query, op.takes, strict=False)
+            reads = scope["method"] in ("GET", "HEAD")
+            body = b"" if reads and op.name != "bootstrap" else await read_body(scope, receive, self.gate.settings)
+            if reads and not body:      # 18.5: a bootstrap says who asks in its query or in its body
+                ask, unknown = op.reader.query(query, rule)
             else:
-                body = await read_body(scope, receive, self.gate.settings)
                 await screen(body, self.gate.settings.max_request_values)
-                ask = op.decode(without_nulls(body) if body else b"{}")
-                fill(ask, query)
+                ask, unknown = op.reader.body(without_nulls(body) if body else b"{}", rule)
+                if query:
+                    fill(ask, query)
+                    unknown += op.reader.beside(query, rule)
             for name, value in scope["path_params"].items():
                 setattr(ask, name, msgspec.convert(value, op.fields[name]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
             raise InvalidRequest(f"{op.name}: {wrong}") from None
         for named in claimed_tenants(query, scope["headers"]):
             self.gate.engine.at_home(caller, named)
+        if unknown:
+            scope["asyncgate.unknown"] = unknown
         return ask
 
 
@@ -2480,6 +2514,11 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Find a command by its name."""
         return super().get_command(ctx, name) or self._clients().get_command(ctx, name)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Find the command of the first argument, or say which one is near."""
+        return self._clients().resolve_command(ctx, args) if args[0] not in self.commands else (
+            super().resolve_command(ctx, args))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Show the commands in sections."""

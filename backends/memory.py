@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,11 +46,13 @@ from asyncgate import (
     Usage,
     Work,
     export_key,
+    wanted_is,
 )
 
 if TYPE_CHECKING:
     from asyncgate.backends import Backend
 
+LASTING = False     # what it stores ends with its process
 R = TypeVar("R", bound=Struct)
 Row = tuple[Task, Lease | None, Progress | None]
 
@@ -199,6 +201,9 @@ class Memory:
             if kind in (Receipt, Task):
                 tenant.forget(kind, place[0])
                 continue
+            if kind is Audit:
+                tenant.audit.pop(place[0], None)
+                continue
             tenant.records[kind].pop(place, None)
             tenant.records[kind].update({place: row} if row is not None else {})
         tenant.delivered.update(work.delivered)
@@ -214,7 +219,7 @@ class Memory:
         """Return a page of tasks, newest first."""
         tenant = self.all[tenant_id]
         found = (id for id, task in sorted(tenant.tasks.items(), reverse=True)
-                 if (of.owner is None or task.owner.same(of.owner)) and of.status in (None, task.status)
+                 if wanted_is(of.owner, task.owner) and of.status in (None, task.status)
                  and of.type in (None, task.type) and (of.before is None or id < of.before))
         return [tenant.row(id) for id in islice(found, of.limit)]
 
@@ -233,9 +238,10 @@ class Memory:
     async def receipts(self, tenant_id: str, of: ReceiptFilter) -> list[Receipt]:
         """Return a page of receipts, oldest first."""
         tenant = self.all[tenant_id]
-        found = (r for r in after(tenant.receipts, of.after) if (of.to is None or r.to.same(of.to))
+        found = (r for r in after(tenant.receipts, of.after) if wanted_is(of.to, r.to)
                  and of.task_id in (None, r.task_id) and of.receipt_type in (None, r.receipt_type))
-        return [tenant.shown(receipt) for receipt in islice(found, of.limit)]
+        page = deque(found, of.limit) if of.newest else islice(found, of.limit)
+        return [tenant.shown(receipt) for receipt in page]
 
     async def events(self, tenant_id: str, task_id: str, since: str | None, limit: int) -> list[Event]:
         """Return a page of a task's events."""
@@ -280,7 +286,7 @@ class Memory:
     async def entries(self, tenant_id: str, of: EntryFilter) -> list[Entry]:
         """Return a page of what others have stored here."""
         rows = {row.arrival: row for row in self.all[tenant_id].records[Entry].values()}
-        found = (row for row in after(rows, of.after) if (of.to is None or row.to.same(of.to))
+        found = (row for row in after(rows, of.after) if wanted_is(of.to, row.to)
                  and of.task_id in (None, row.task_id) and of.receipt_type in (None, row.receipt_type)
                  and of.instance in (None, row.asyncgate_instance))
         return list(islice(found, of.limit))

@@ -49,6 +49,7 @@ from asyncgate import (
     Usage,
     Work,
     export_order,
+    page_of,
 )
 from asyncgate.backends import postgres_statements as sql
 from asyncgate.backends.postgres_hosts import AWAY, CONNECT_SECONDS, Hosts, startup_error
@@ -475,15 +476,15 @@ class Postgres:
         """Return a page of tasks, newest first."""
         statement: str = sql.ROWS
         given: list[Any] = []
-        for column, value in (("t.owner_kind", of.owner and of.owner.kind), ("t.owner_id", of.owner and of.owner.id),
-                              ("s.status", of.status), ("t.type", of.type)):
+        for column, value in (("t.owner_id", of.owner and of.owner.id), ("s.status", of.status), ("t.type", of.type)):
             if value is not None:
                 given.append(value)
                 statement += f" AND {column} = ${len(given) + 1}"
         if of.before is not None:
             given.append(of.before)
             statement += f" AND t.task_id < ${len(given) + 1}"
-        rows = await self._read(tenant_id, f"{statement} ORDER BY t.task_id DESC LIMIT {int(of.limit)}", *given)
+        statement = page_of(statement, of.owner, "t.owner_kind", "t.task_id DESC", 1, of.limit, sql.placed(given))
+        rows = await self._read(tenant_id, statement, *given)
         return [sql.named_row(row) for row in rows]
 
     async def leases(self, tenant_id: str, worker: Principal) -> list[tuple[Task, Lease]]:
@@ -502,13 +503,15 @@ class Postgres:
         newest = await self._horizon(tenant_id, "receipts")
         statement = f"{sql.RECEIPTS} AND r.receipt_id > $2 AND r.receipt_id <= $3"
         given: list[Any] = [of.after or "", newest]
-        for column, value in (("to_kind", of.to and of.to.kind), ("to_id", of.to and of.to.id),
-                              ("task_id", of.task_id), ("receipt_type", of.receipt_type)):
+        for column, value in (("to_id", of.to and of.to.id), ("task_id", of.task_id),
+                              ("receipt_type", of.receipt_type)):
             if value is not None:
                 given.append(value)
                 statement += f" AND r.{column} = ${len(given) + 1}"
-        rows = await self._read(tenant_id, f"{statement} ORDER BY r.receipt_id LIMIT {int(of.limit)}", *given)
-        return [sql.receipt_row(row) for row in rows]
+        order = "r.receipt_id DESC" if of.newest else "r.receipt_id"
+        statement = page_of(statement, of.to, "r.to_kind", order, 1, of.limit, sql.placed(given))
+        rows = await self._read(tenant_id, statement, *given)
+        return [sql.receipt_row(row) for row in (rows[::-1] if of.newest else rows)]
 
     async def _horizon(self, tenant_id: str, table: str) -> str:
         """Return up to which row nothing can be added any more; wait a moment for those who still might."""
@@ -560,13 +563,13 @@ class Postgres:
     async def entries(self, tenant_id: str, of: EntryFilter) -> list[Entry]:
         """Return a page of what others have stored here, and none that a transaction still open could add to."""
         statement, given = sql.ENTRIES, list[Any]([of.after or "", await self._horizon(tenant_id, "ledger")])
-        for column, value in (("to_kind", of.to and of.to.kind), ("to_id", of.to and of.to.id),
-                              ("task_id", of.task_id), ("receipt_type", of.receipt_type),
-                              ("asyncgate_instance", of.instance)):
+        for column, value in (("to_id", of.to and of.to.id), ("task_id", of.task_id),
+                              ("receipt_type", of.receipt_type), ("asyncgate_instance", of.instance)):
             if value is not None:
                 given.append(value)
                 statement += f" AND {column} = ${len(given) + 1}"
-        rows = await self._read(tenant_id, f"{statement} ORDER BY arrival LIMIT {int(of.limit)}", *given)
+        statement = page_of(statement, of.to, "to_kind", "arrival", 2, of.limit, sql.placed(given))
+        rows = await self._read(tenant_id, statement, *given)
         return [Entry(*row) for row in rows]
 
     async def lead(self, job: str) -> bool:

@@ -401,7 +401,7 @@ def looking_for(table: str) -> str:
 
 # What leaves its table in a way of its own, which looks whether it may.
 DROPS = {Receipt: "asyncgate.archive_receipts($1::text[])", Archived: "asyncgate.forget_pointers($1::text[])",
-         Task: "asyncgate.prune_tasks($1::text[])"}
+         Task: "asyncgate.prune_tasks($1::text[])", Audit: "asyncgate.prune_audit($1::text[])"}
 
 
 def is_dropped(work: Work, one: tuple[type[Struct], tuple[str, ...]]) -> bool:
@@ -562,6 +562,14 @@ def export(table: type[Struct], keys: tuple[str, ...]) -> str:
     after = ", ".join(f"${at}" for at, _ in enumerate(keys, 2))
     return (f"SELECT {listed(columns)} FROM asyncgate.{name} "
             f"WHERE tenant_id = $1 AND ({listed(keys)}) > ({after}) ORDER BY {listed(keys)} LIMIT 1000")
+
+
+def placed(given: list[Any]) -> Callable[[str], str]:
+    """Return what takes another parameter of a statement, behind the tenant, and names it."""
+    def name(value: str) -> str:
+        given.append(value)
+        return f"${len(given) + 1}"
+    return name
 
 
 def receipt_row(row: tuple[Any, ...]) -> Receipt:

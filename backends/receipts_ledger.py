@@ -31,7 +31,6 @@ from asyncgate import (
     InvalidRequest,
     Needs,
     Operation,
-    Principal,
     ReceiptIdCollision,
     ReceiptNotFound,
     ReceiptTooLarge,
@@ -41,13 +40,16 @@ from asyncgate import (
     Work,
     __version__,
     barred,
+    filtered,
     outside,
     serve_forever,
     sha256,
+    wanted_is,
 )
 from asyncgate.backends.identity_admin import operates
 from asyncgate.parts.content import any_json
 from asyncgate.parts.http import Scope, claimed_tenants, read_body
+from asyncgate.parts.screening import MAX_DEPTH, screen
 from asyncgate.parts.wire import Ask, Configuration, GetConfig, Problem
 from asyncgate.parts.wire_ledger import (
     Arriving,
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
 
 MOST_AT_ONCE = 500          # receipts of one call
 LONGEST_CHAIN = 2048        # receipts of one chain
+STORED_DEPTH = MAX_DEPTH + 8        # a body as deep as a gate takes one, in a receipt, in a list
 PAGE, LOOKS = 200, 5        # of the receipts of a task, in which is looked for a principal that takes part
 OF_GATES = {"admin", "system"}      # the roles of credentials that file for others
 CAPABILITIES = ["receipt_storage", "receipt_chains", "receipt_seals", "stated_by", "key_issuing"]
@@ -177,11 +180,9 @@ async def list_receipts(engine: Engine, caller: Caller, ask: ListFiled) -> Filed
     Follow cursor as since_receipt_id: every receipt comes exactly once.  An admin may list everything, others their
     own inbox, and with task_id the whole story of a task that they take part in.  Spec 20.13.
     """
-    tenant_id, to = home(engine, caller, ask.tenant), None
-    if ask.to_id:
-        to = Principal(ask.to_kind or "agent", ask.to_id)
+    tenant_id, to = home(engine, caller, ask.tenant), filtered("to_kind", ask.to_kind, "to_id", ask.to_id)
     if not caller.sees_all:
-        if to is not None and not to.same(caller.principal):
+        if not wanted_is(to, caller.principal):
             raise barred(caller, f"this credential sees what is addressed to {caller.principal} only")
         if to is not None or ask.task_id is None or not await takes_part(engine, tenant_id, caller, ask.task_id):
             to = caller.principal
@@ -290,6 +291,7 @@ class Shelf(Endpoint):
             return await super()._ask(op, caller, scope, receive)
         body = (await read_body(scope, receive, self.gate.settings)).strip()
         try:
+            await screen(body, self.gate.settings.max_request_values, STORED_DEPTH)
             if body[:1] == b"[":
                 return StoreReceipts(receipts=list_of(body))
             if (many := msgspec.json.decode(body, type=dict[str, Raw])).keys() == {"receipts"}:

@@ -61,6 +61,7 @@ from asyncgate import (
     Usage,
     Work,
     export_order,
+    page_of,
 )
 from asyncgate.parts.outages import OFTEN
 
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("asyncgate.sqlite")
 R = TypeVar("R", bound=Struct)
+SHARED = False      # one process serves a file
 SCHEMA = Path(__file__).parent / "schema" / "sqlite"
 PRAGMAS = """
     PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 4000; PRAGMA cache_size = -65536;
@@ -143,6 +145,7 @@ DROP: dict[type[Struct], list[str]] = {
     **{kind: [f"DELETE FROM {table} WHERE {BY_KEY[kind]}"] for kind, table in RECORDS.items()},
     Receipt: [f"DELETE FROM {table} WHERE tenant_id = ? AND {key} = ?" for table, key in (
         ("edges", "child_id"), ("deliveries", "receipt_id"), ("receipts", "receipt_id"))],
+    Audit: ["DELETE FROM audit WHERE tenant_id = ? AND audit_id = ?"],
     Task: [f"DELETE FROM {table} WHERE tenant_id = ? AND task_id = ?" for table in (
         "tasks", "leases", "progress", "events")]}
 WALL = "UPDATE wall SET tenant_id = ?"
@@ -236,6 +239,14 @@ def named_row(row: tuple[Any, ...]) -> tuple[Task, Lease | None, Progress | None
     lease, progress = row[TASK:TASK + LEASE], row[TASK + LEASE:]
     return (Task(*row[:TASK]), Lease(*lease) if lease[0] is not None else None,
             Progress(*progress) if progress[0] is not None else None)
+
+
+def numbered(given: list[str]) -> Callable[[str], str]:
+    """Return what takes another parameter of a query and names it."""
+    def name(value: str) -> str:
+        given.append(value)
+        return f"?{len(given)}"
+    return name
 
 
 def receipt_row(row: tuple[Any, ...]) -> Receipt:
@@ -537,16 +548,16 @@ class Sqlite:
     async def tasks(self, tenant_id: str, of: TaskFilter) -> list[tuple[Task, Lease | None, Progress | None]]:
         """Return a page of tasks, newest first."""
         sql, given = NAMED, [tenant_id]
-        owner = of.owner
-        for column, value in (("owner_kind", owner.kind if owner else None), ("owner_id", owner.id if owner else None),
-                              ("status", of.status), ("type", of.type)):
+        for column, value in (("owner_id", of.owner.id if of.owner else None), ("status", of.status),
+                              ("type", of.type)):
             if value is not None:
                 given.append(value)
                 sql += f" AND t.{column} = ?{len(given)}"
         if of.before is not None:
             given.append(of.before)
             sql += f" AND t.task_id < ?{len(given)}"
-        rows = await self._rows(f"{sql} ORDER BY t.task_id DESC LIMIT {int(of.limit)}", *given)
+        sql = page_of(sql, of.owner, "t.owner_kind", "t.task_id DESC", 1, of.limit, numbered(given))
+        rows = await self._rows(sql, *given)
         return [named_row(row) for row in rows]
 
     async def leases(self, tenant_id: str, worker: Principal) -> list[tuple[Task, Lease]]:
@@ -564,14 +575,17 @@ class Sqlite:
     async def receipts(self, tenant_id: str, of: ReceiptFilter) -> list[Receipt]:
         """Return a page of receipts, oldest first; one writer gives ids in the order of commits."""
         sql, given = RECEIPTS, [tenant_id]
-        for column, value in (("to_kind", of.to.kind if of.to else None), ("to_id", of.to.id if of.to else None),
-                              ("task_id", of.task_id), ("receipt_type", of.receipt_type)):
+        for column, value in (("to_id", of.to.id if of.to else None), ("task_id", of.task_id),
+                              ("receipt_type", of.receipt_type)):
             if value is not None:
                 given.append(value)
                 sql += f" AND r.{column} = ?{len(given)}"
         given.append(of.after or "")
-        sql += f" AND r.receipt_id > ?{len(given)} ORDER BY r.receipt_id LIMIT {int(of.limit)}"
-        return [receipt_row(row) for row in await self._rows(sql, *given)]
+        sql += f" AND r.receipt_id > ?{len(given)}"
+        order = "r.receipt_id DESC" if of.newest else "r.receipt_id"
+        sql = page_of(sql, of.to, "r.to_kind", order, 1, of.limit, numbered(given))
+        rows = await self._rows(sql, *given)
+        return [receipt_row(row) for row in (rows[::-1] if of.newest else rows)]
 
     async def events(self, tenant_id: str, task_id: str, after: str | None, limit: int) -> list[Event]:
         """Return a page of a task's events."""
@@ -611,15 +625,16 @@ class Sqlite:
     async def entries(self, tenant_id: str, of: EntryFilter) -> list[Entry]:
         """Return a page of what others have stored here; one writer numbers them in the order of commits."""
         sql, given = f"SELECT {listed(Entry)} FROM ledger WHERE tenant_id = ?1", [tenant_id]
-        for column, value in (("to_kind", of.to.kind if of.to else None), ("to_id", of.to.id if of.to else None),
-                              ("task_id", of.task_id), ("receipt_type", of.receipt_type),
-                              ("asyncgate_instance", of.instance)):
+        for column, value in (("to_id", of.to.id if of.to else None), ("task_id", of.task_id),
+                              ("receipt_type", of.receipt_type), ("asyncgate_instance", of.instance)):
             if value is not None:
                 given.append(value)
                 sql += f" AND {column} = ?{len(given)}"
         given.append(of.after or "")
-        sql += f" AND arrival > ?{len(given)} ORDER BY arrival LIMIT {int(of.limit)}"
-        return [Entry(*row) for row in await self._rows(sql, *given)]
+        sql += f" AND arrival > ?{len(given)}"
+        sql = page_of(sql, of.to, "to_kind", "arrival", 2, of.limit, numbered(given))
+        rows = await self._rows(sql, *given)
+        return [Entry(*row) for row in rows]
 
     async def lead(self, job: str) -> bool:
         """Be the only one: one process serves a file."""
@@ -685,9 +700,17 @@ class Sqlite:
         for statement in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
             await self._on_writer(statement, ())
 
-    async def backup(self, target: str) -> None:
-        """Copy the whole database, as of one moment, to a new file; the gate goes on meanwhile."""
-        await asyncio.get_running_loop().run_in_executor(None, copy_file, self.path, target)
+    async def backup(self, target: str, told: Callable[[int, int], None] | None = None) -> None:
+        """Copy the whole database, as of one moment, to a new file; the gate goes on meanwhile.
+
+        `told` learns how many pages of how many are copied.
+        """
+        await asyncio.get_running_loop().run_in_executor(None, copy_file, self.path, target, told)
+
+    async def count_rows(self, tables: Iterable[type[Struct]]) -> int:
+        """Return how many rows tables have, of all tenants."""
+        names = ["receipts" if table is Receipt else EXPORTS[table] for table in tables]
+        return sum([(await self._rows(f"SELECT count(*) FROM {name}"))[0][0] for name in names])
 
 
 ADD_TASK = insert("tasks", [*fields(Task), "ready"])
@@ -792,11 +815,12 @@ class Serving:
         os.close(self.file)
 
 
-def copy_file(source: str, target: str) -> None:
+def copy_file(source: str, target: str, told: Callable[[int, int], None] | None = None) -> None:
     """Copy a live database page by page and check the copy."""
     with (contextlib.closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as old,
           contextlib.closing(sqlite3.connect(target)) as new):
-        old.backup(new, pages=4096)
+        tell = told or (lambda done, total: None)
+        old.backup(new, pages=4096, progress=lambda _, left, total: tell(total - left, total))
         verdict = new.execute("PRAGMA integrity_check").fetchone()[0]
     os.chmod(target, 0o600)
     if verdict != "ok":

@@ -13,11 +13,11 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from asyncgate import Ask, Caller, Engine, Needs, News, Prolong, Seen, Sweep, Work
+from asyncgate.backends.identity_audit import Pruner
 from asyncgate.backends.ledger_upkeep import duties
 from asyncgate.parts.duties import Duties, Duty
 from asyncgate.parts.errors import GateError
 from asyncgate.parts.stored import Presence, Schedule
-from asyncgate.parts.wire import Principal
 
 log = logging.getLogger("asyncgate")
 
@@ -33,7 +33,8 @@ class Upkeep(Duties):
         self.engine = engine
         interval = engine.settings.lease_sweep_interval_seconds
         super().__init__({"sweep": Duty(interval, self.sweep), "beat": Duty(interval, self.beat),
-                          "presence": Duty(60.0, self.remember), **duties(engine)})
+                          "presence": Duty(60.0, self.remember), "audit": Duty(3600.0, Pruner(engine).run),
+                          **duties(engine)})
 
     async def __aenter__(self) -> Upkeep:
         self.engine.watchers.add(self.watch)
@@ -134,13 +135,11 @@ class Upkeep(Duties):
 
     async def remember(self) -> int:
         """Write down who was here since the last time."""
-        seen, self.engine.sightings = self.engine.sightings, {}
-        by_tenant: defaultdict[str, list[tuple[Principal, float, float]]] = defaultdict(list)
-        for (tenant_id, kind, id, instance_id), (first, last) in seen.items():
-            by_tenant[tenant_id].append((Principal(kind, id, instance_id), first, last))
-        for tenant_id, sightings in by_tenant.items():
+        seen = self.engine.sightings.take()
+        for tenant_id, sightings in seen.items():
             await self._write(tenant_id, Seen(sightings=sightings))
-        return len(seen)
+        self.engine.sightings.written()
+        return sum(map(len, seen.values()))
 
     async def _write(self, tenant_id: str, ask: Sweep | Prolong | Seen) -> None:
         run, loads = WRITES[type(ask)]

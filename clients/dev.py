@@ -34,10 +34,10 @@ What to try next{where}:
 
 Ctrl-C stops it; the database stays.
 """
-BODY = '{"type": "echo", "payload": {"hello": "world"}, "result_delivery": "inline"}'
+BODY = '{"type": "echo", "payload": {"hello": "world"}, "result_delivery": "inline", "agent_id": "me"}'
 LOOK = {"asyncgate list-tasks": "the tasks, and how they fare",
         "asyncgate get-task TASK_ID": "one task, with its result",
-        "asyncgate list-open-obligations": "what is still owed to you"}
+        "asyncgate list-open-obligations --agent-id me": "what is still owed to you"}
 WITH_WORKER = {"asyncgate run-task --type echo --payload '{\"again\": true}'": "create a task and see its result"}
 ALONE = {"asyncgate lease-next --worker-id me --accept-types echo": "be the worker: lease the task",
          "asyncgate complete TASK_ID --lease-id LEASE_ID --worker-id me --result '\"done\"'": "and end it"}

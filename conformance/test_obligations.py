@@ -118,7 +118,7 @@ async def test_a_page_is_filled_however_much_history_lies_between(gate: Gate) ->
 
 
 async def test_fifty_obligations_are_a_page_and_two_hundred_the_most(gate: Gate) -> None:
-    await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 210)
+    await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 210)
 
     assert len((await gate.as_agent().list_open_obligations()).open_obligations) == 50
     assert len((await gate.as_agent().list_open_obligations(limit=1000)).open_obligations) == 200
@@ -160,12 +160,14 @@ async def test_bootstrap_shows_the_inbox_and_empty_buckets(gate: Gate) -> None:
 async def test_bootstrap_goes_on_from_its_cursor(gate: Gate) -> None:
     for _ in range(5):
         await gate.create()
-    ada, seen, cursor = gate.as_agent(), [], None
+    first, *rest = [receipt.receipt_id for receipt in await gate.receipts()]
+    ada, seen, cursor = gate.as_agent(), list[str](), first
     while (welcome := await ada.bootstrap(max_items=2, since_receipt_id=cursor)).attention.inbox_receipts:
         seen += [receipt.receipt_id for receipt in welcome.attention.inbox_receipts]
         cursor = welcome.cursor.latest_receipt_id
 
-    assert seen == [receipt.receipt_id for receipt in await gate.receipts()]
+    assert seen == rest
+    assert cursor == welcome.cursor.latest_receipt_id == rest[-1], "nothing came: the given one"
 
 
 async def test_bootstrap_stamps_delivery_once_and_nothing_of_the_receipt(gate: Gate) -> None:

@@ -28,6 +28,35 @@ async def test_a_principal_that_nobody_knows_is_in_its_first_session(gate: Gate)
     assert abs(known.first_seen_at.timestamp() - gate.now()) < 60
 
 
+async def test_what_upkeep_has_not_written_down_yet_counts_too(gate: Gate) -> None:
+    """12: also in the first minute the first call stays the first, and each instance begins a session."""
+    began = (await gate.as_agent("new", "one").list_open_obligations()).relationship
+    gate.skip(20)
+    again = (await gate.as_agent("new", "one").list_open_obligations()).relationship
+    other = (await gate.as_agent("new", "two").list_open_obligations()).relationship
+
+    assert [known.sessions_count for known in (began, again, other)] == [1, 1, 2]
+    assert began.first_seen_at == again.first_seen_at == other.first_seen_at
+    assert (again.last_seen_at - began.last_seen_at).total_seconds() >= 20
+    await Upkeep(gate.engine).once("presence")
+    written = (await gate.as_agent("new", "two").list_open_obligations()).relationship
+    assert (written.sessions_count, written.first_seen_at) == (2, began.first_seen_at)
+
+
+async def test_who_is_asked_about_has_not_been_here(gate: Gate) -> None:
+    asked = (await gate.as_admin("root").list_open_obligations(principal_kind="agent", principal_id="new")).relationship
+
+    assert asked.sessions_count == 0
+    assert (await gate.as_agent("new").list_open_obligations()).relationship.sessions_count == 1
+
+
+async def test_invented_instances_are_noted_up_to_a_bound(gate: Gate) -> None:
+    for n in range(150):
+        await gate.as_agent("ada", f"instance {n}").get_config()
+
+    assert sum(map(len, gate.engine.sightings.fresh.values())) <= 101
+
+
 async def test_calls_within_half_an_hour_are_one_session(gate: Gate) -> None:
     first = await meet(gate)
     for _ in range(4):

@@ -116,8 +116,9 @@ class Library:
             if (outcome := task.get("result")) is not None:
                 return encode(outcome["result"])
         except GateError as no:
-            if no.status >= 500:
-                raise MCPError(types.INTERNAL_ERROR, str(no), told_refusal(no)) from None
+            if no.status == 400 or no.status >= 500:
+                code = types.INVALID_PARAMS if no.status == 400 else types.INTERNAL_ERROR
+                raise MCPError(code, str(no), told_refusal(no)) from None
         modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
         raise MCPError(types.INVALID_PARAMS if modern else NOT_FOUND_BEFORE_2026, f"there is no resource {uri}",
                        {"uri": uri})

@@ -7,11 +7,12 @@ them: it leads each key.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, get_args
 
 from msgspec import Struct
 
-from asyncgate.parts.wire import Kind, Principal, Role, Status
+from asyncgate.parts.wire import Kind, Principal, Role, Status, Terms
 
 
 class Task(Struct, frozen=True):
@@ -23,7 +24,7 @@ class Task(Struct, frozen=True):
     payload: str
     payload_pointer: str | None
     requirements: str
-    terms: str                          # the rest of the contract, a Terms as JSON
+    terms: str                          # the rest of the contract, a KeptTerms as JSON
     owner_kind: str
     owner_id: str
     principal_ai: str
@@ -60,6 +61,12 @@ class Task(Struct, frozen=True):
     def offerable(self, now: float) -> bool:
         """Whether the queue may offer it, if it is queued."""
         return self.held is None and (self.next_eligible_at is None or self.next_eligible_at <= now)
+
+
+class KeptTerms(Terms):
+    """What is stored of a task's terms."""
+
+    principal_instance_id: str | None = None    # in which session it was created (spec 18.2)
 
 
 class Lease(Struct, frozen=True):
@@ -259,6 +266,7 @@ class Key(Struct, frozen=True):
     created_at: float
     created_by: str
     last_used_at: float | None = None
+    places: str | None = None           # JSON, an array: the networks that it was used from, the last first
 
     def __repr__(self) -> str:
         return f"<Key {self.key_id}>"   # the hash stays out of logs and tracebacks
@@ -273,6 +281,10 @@ class Account(Struct, frozen=True):
     suspended_at: float | None = None   # since when none of its credentials is good
     exempt_until: float | None = None   # from rate limits and quotas (spec 21.4.5)
     exempt_why: str | None = None
+    stricter_calls: int | None = None   # an hour, which is all that it may make until a time (spec 21.9.2)
+    stricter_tasks: int | None = None   # the same of new tasks
+    stricter_until: float | None = None
+    stricter_why: str | None = None
 
 
 class Usage(Struct, frozen=True):
@@ -345,6 +357,31 @@ class Archived(Struct, frozen=True):
 # What is asked of a database.
 
 
+ANY_KIND = ""       # of a principal in a filter: whoever has that id
+
+
+def wanted_is(wanted: Principal | None, who: Principal) -> bool:
+    """Whether a filter lets somebody through."""
+    return wanted is None or (wanted.id == who.id and wanted.kind in (ANY_KIND, who.kind))
+
+
+def page_of(sql: str, wanted: Principal | None, column: str, order: str, place: int, limit: int,
+            given: Callable[[str], str]) -> str:
+    """End a query with its order and limit; where a filter names any kind, read a range of the index for each.
+
+    `column` holds the kind, `place` is where the query selects what it is ordered by, `given` takes a parameter and
+    returns its name.
+    """
+    if wanted is None:
+        return f"{sql} ORDER BY {order} LIMIT {limit:d}"
+    parts = [f"{sql} AND {column} = {given(kind)} ORDER BY {order} LIMIT {limit:d}"
+             for kind in ((wanted.kind,) if wanted.kind else get_args(Kind))]
+    if len(parts) == 1:
+        return parts[0]
+    each = " UNION ALL ".join(f"SELECT * FROM ({part}) AS range_{at}" for at, part in enumerate(parts))
+    return f"{each} ORDER BY {place} {order.partition(' ')[2]} LIMIT {limit:d}"
+
+
 class TaskFilter(Struct, frozen=True):
     """Which tasks a list shows, newest first."""
 
@@ -363,6 +400,7 @@ class ReceiptFilter(Struct, frozen=True):
     receipt_type: str | None
     after: str | None           # a receipt_id
     limit: int
+    newest: bool = False        # the last ones; still oldest first
 
 
 class EntryFilter(Struct, frozen=True):

@@ -1,0 +1,162 @@
+"""Who is meant: half a name is nobody's, and a filter is applied or refused (3, 18.2, 18.5, 19.6; DESIGN 4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asyncgate import Principal
+from asyncgate.conformance.harness import Gate, refused, under
+
+pytestmark = pytest.mark.anyio
+
+ABOUT = ["list_open_obligations", "bootstrap", "list_leases"]
+HALVES: list[dict[str, Any]] = [
+    {"principal_kind": "agent"}, {"worker_kind": "worker"}, {"created_by": {}}, {"created_by": {"kind": "agent"}},
+    {"created_by": {"principal_kind": "human"}}, {"created_by": {"instance_id": "i"}}]
+
+
+def shared(gate: Gate) -> Gate:
+    """Return the gate as the shared token sees it: who acts, the request says."""
+    whole = Gate(gate.engine, gate.tenant_id)
+    whole.caller = type(whole.caller)(gate.tenant_id, Principal("system", "asyncgate"), "admin", whole.caller.scopes,
+                                      bound=False)
+    return whole
+
+
+@pytest.mark.parametrize("operation", ABOUT)
+@pytest.mark.parametrize("named", [{}, {"principal_kind": "agent"}, {"principal_instance_id": "i"},
+                                   {"worker_kind": "worker"}, {"worker_instance_id": "i"}])
+async def test_a_read_about_somebody_needs_a_name(gate: Gate, operation: str, named: dict[str, str]) -> None:
+    """12, PH.6.2: an agent with a typo must not learn that nothing is owed to it."""
+    with refused("invalid_request"):
+        await getattr(shared(gate), operation)(**named)
+
+
+async def test_a_read_about_a_named_somebody_is_answered(gate: Gate) -> None:
+    await gate.leased("w1")
+
+    owed = await shared(gate).list_open_obligations(principal_kind="agent", principal_id="ada")
+    held = await shared(gate).list_leases(worker_id="w1")
+
+    assert (owed.relationship.principal_id, len(owed.open_obligations), len(held.leases)) == ("ada", 1, 1)
+
+
+@pytest.mark.parametrize("who", HALVES)
+async def test_a_create_with_half_an_identity_is_refused(gate: Gate, who: dict[str, Any]) -> None:
+    half = "worker_kind" not in who      # which a create does not take
+    if half:
+        for view in (shared(gate), gate.as_agent(), gate.as_admin()):
+            with refused("invalid_request"):
+                await view.create_task(type="demo", **who)
+
+    assert [task for task in (await gate.as_admin().list_tasks()).tasks if half] == []
+
+
+async def test_half_an_identity_in_a_batch_refuses_that_item_only(gate: Gate) -> None:
+    reply = await shared(gate).create_tasks(principal_id="ada", tasks=[
+        {"type": "demo", "payload": None}, {"type": "demo", "payload": None, "created_by": {}},
+        {"type": "demo", "payload": None, "principal_kind": "human"},
+        {"type": "demo", "payload": None, "created_by": {"principal_id": "bob"}}])
+
+    assert [item.error and item.error.error for item in reply.results] == [
+        None, "invalid_request", "invalid_request", None]
+
+
+async def test_a_create_that_names_nobody_belongs_to_the_fallback_owner(gate: Gate) -> None:
+    made = await shared(gate).create_task(type="demo", payload=None)
+
+    assert (await gate.task(made.task_id)).created_by == Principal("system", "asyncgate")     # 19.6
+
+
+async def test_an_instance_completes_what_the_credential_says(gate: Gate) -> None:
+    """18.2: a key says who, the request from which session."""
+    await gate.create()
+    w1 = gate.as_worker("w1")
+
+    offer = (await w1.lease_next(worker_instance_id="here")).tasks[0]
+
+    assert [held.worker for held in (await w1.list_leases()).leases] == [Principal("worker", "w1", "here")]
+    with refused("lease_invalid_or_expired"):
+        await w1.complete(**under(offer, worker_instance_id="there"))
+    await w1.complete(**under(offer, worker_instance_id="here"))
+
+
+@pytest.mark.parametrize("kind", ["agent", "human", "service", "worker"])
+async def test_created_by_alone_finds_whatever_kind_made_the_task(gate: Gate, kind: str) -> None:
+    """18.5: the query has no kind."""
+    made = [await shared(gate).create_task(type="demo", payload=None, principal_kind=kind,
+                                           principal_id="eve") for _ in range(3)]
+    await gate.create(by="ada")
+    ids = [task.task_id for task in made][::-1]
+
+    found = await gate.as_admin().list_tasks(created_by="eve")
+    page = await gate.as_admin().list_tasks(created_by="eve", limit=2)
+    rest = await gate.as_admin().list_tasks(created_by="eve", limit=2, cursor=page.next_cursor)
+
+    assert [task.task_id for task in found.tasks] == ids
+    assert [task.task_id for task in (*page.tasks, *rest.tasks)] == ids
+    assert len((await gate.as_admin().list_tasks(created_by="eve", created_by_kind=kind)).tasks) == 3
+    other = "human" if kind != "human" else "agent"
+    assert (await gate.as_admin().list_tasks(created_by="eve", created_by_kind=other)).tasks == []
+
+
+async def test_a_name_that_several_kinds_have_finds_all_of_them_in_order(gate: Gate) -> None:
+    made = [(await shared(gate).create_task(type="demo", payload=None, principal_kind=kind, principal_id="eve")).task_id
+            for kind in ("agent", "human", "worker", "agent")]
+
+    tasks = await gate.as_admin().list_tasks(created_by="eve")
+    inbox = await gate.receipts(to_id="eve")
+    first = await gate.as_admin().list_receipts(to_id="eve", limit=3)
+    rest = await gate.as_admin().list_receipts(to_id="eve", limit=3, since_receipt_id=first.cursor)
+
+    assert [task.task_id for task in tasks.tasks] == made[::-1]
+    assert [receipt.task_id for receipt in inbox] == made
+    assert [receipt.task_id for receipt in (*first.receipts, *rest.receipts)] == made
+
+
+async def test_an_agent_may_name_itself_without_its_kind_and_nobody_else(gate: Gate) -> None:
+    task_id = await gate.create(by="ada")
+    await gate.create(by="bob")
+    ada = gate.as_agent("ada")
+
+    assert [task.task_id for task in (await ada.list_tasks(created_by="ada")).tasks] == [task_id]
+    assert [receipt.task_id for receipt in (await ada.list_receipts(to_id="ada")).receipts] == [task_id]
+    for operation, name in (("list_tasks", "created_by"), ("list_receipts", "to_id")):
+        with refused("forbidden"):
+            await getattr(ada, operation)(**{name: "bob"})
+
+
+@pytest.mark.parametrize(("operation", "filter"), [
+    ("list_tasks", {"created_by_kind": "agent"}), ("list_tasks", {"principal_kind": "agent"}),
+    ("list_tasks", {"status": "bogus"}), ("list_tasks", {"created_by": "ada", "created_by_kind": "bogus"}),
+    ("list_receipts", {"to_kind": "agent"}), ("list_receipts", {"receipt_type": "bogus"}),
+    ("list_receipts", {"to_kind": "bogus", "to_id": "ada"})])
+async def test_a_filter_is_applied_or_refused(gate: Gate, operation: str, filter: dict[str, str]) -> None:
+    """to_kind without to_id must not show the receipts of others."""
+    await gate.finished()
+
+    for view in (gate.as_admin(), gate.as_agent(), shared(gate)):
+        with refused("invalid_request"):
+            await getattr(view, operation)(**filter)
+
+
+async def test_every_type_of_receipt_can_be_asked_for(gate: Gate) -> None:
+    await gate.finished()
+
+    assert [len(await gate.receipts(type=type)) for type in ("task.assigned", "task.progress", "system.anomaly")] == [
+        1, 0, 0]
+
+
+async def test_bootstrap_without_a_cursor_shows_the_most_recent_ones(gate: Gate) -> None:
+    """13: since a cursor, or the most recent N; oldest first, and the cursor goes on behind them."""
+    tasks = [await gate.create() for _ in range(5)]
+    ada = gate.as_agent("ada")
+
+    welcome = await ada.bootstrap(max_items=2)
+    tasks.append(await gate.create())
+    later = await ada.bootstrap(max_items=2, since_receipt_id=welcome.cursor.latest_receipt_id)
+
+    assert [receipt.task_id for receipt in welcome.attention.inbox_receipts] == tasks[3:5]
+    assert [receipt.task_id for receipt in later.attention.inbox_receipts] == tasks[5:]
