@@ -610,6 +610,14 @@ class Work:
         self.use(receipt_bytes=-len(receipt.body.encode()))
         self._set(self.written, receipt.receipt_id, replace(receipt, body=""))
 
+    def rename(self, receipt_id: str, to: str) -> None:
+        """Store a receipt just written under another id than others know it by."""
+        receipt = replace(self.written.pop(receipt_id), receipt_id=to)
+        self.receipts.pop(receipt_id, None)
+        self._set(self.written, to, receipt)
+        self._set(self.receipts, to, receipt)
+        self._set(self.recorded, (receipt.task_id, receipt.receipt_key), to)
+
     def close(self, receipt_id: str, to: Principal) -> None:
         """Close the obligation that `receipt_id` opened in the inbox of `to`."""
         self._set(self.closed, receipt_id, to)
@@ -1583,7 +1591,7 @@ class Engine:
         url = self.settings.memorygate.url if self.settings.receipt_mode != "standalone" else None
         return Configuration(self.settings.receipt_mode, url, self.instance,
                              ["lease_based_execution", "receipt_emission", "open_obligations", "batch_operations"],
-                             __version__)
+                             __version__, "gate_or_ledger" if self.ledger and self.ledger.adopts else "gate")
 
     async def health(self, caller: Caller, ask: Health) -> Healthy:
         """Tell whether the gate works: its database answers, and its upkeep jobs run."""
