@@ -70,6 +70,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("asyncgate.sqlite")
 R = TypeVar("R", bound=Struct)
+SHARED = False      # one process serves a file
 SCHEMA = Path(__file__).parent / "schema" / "sqlite"
 PRAGMAS = """
     PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 4000; PRAGMA cache_size = -65536;
@@ -144,6 +145,7 @@ DROP: dict[type[Struct], list[str]] = {
     **{kind: [f"DELETE FROM {table} WHERE {BY_KEY[kind]}"] for kind, table in RECORDS.items()},
     Receipt: [f"DELETE FROM {table} WHERE tenant_id = ? AND {key} = ?" for table, key in (
         ("edges", "child_id"), ("deliveries", "receipt_id"), ("receipts", "receipt_id"))],
+    Audit: ["DELETE FROM audit WHERE tenant_id = ? AND audit_id = ?"],
     Task: [f"DELETE FROM {table} WHERE tenant_id = ? AND task_id = ?" for table in (
         "tasks", "leases", "progress", "events")]}
 WALL = "UPDATE wall SET tenant_id = ?"
@@ -698,9 +700,17 @@ class Sqlite:
         for statement in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
             await self._on_writer(statement, ())
 
-    async def backup(self, target: str) -> None:
-        """Copy the whole database, as of one moment, to a new file; the gate goes on meanwhile."""
-        await asyncio.get_running_loop().run_in_executor(None, copy_file, self.path, target)
+    async def backup(self, target: str, told: Callable[[int, int], None] | None = None) -> None:
+        """Copy the whole database, as of one moment, to a new file; the gate goes on meanwhile.
+
+        `told` learns how many pages of how many are copied.
+        """
+        await asyncio.get_running_loop().run_in_executor(None, copy_file, self.path, target, told)
+
+    async def count_rows(self, tables: Iterable[type[Struct]]) -> int:
+        """Return how many rows tables have, of all tenants."""
+        names = ["receipts" if table is Receipt else EXPORTS[table] for table in tables]
+        return sum([(await self._rows(f"SELECT count(*) FROM {name}"))[0][0] for name in names])
 
 
 ADD_TASK = insert("tasks", [*fields(Task), "ready"])
@@ -805,11 +815,12 @@ class Serving:
         os.close(self.file)
 
 
-def copy_file(source: str, target: str) -> None:
+def copy_file(source: str, target: str, told: Callable[[int, int], None] | None = None) -> None:
     """Copy a live database page by page and check the copy."""
     with (contextlib.closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as old,
           contextlib.closing(sqlite3.connect(target)) as new):
-        old.backup(new, pages=4096)
+        tell = told or (lambda done, total: None)
+        old.backup(new, pages=4096, progress=lambda _, left, total: tell(total - left, total))
         verdict = new.execute("PRAGMA integrity_check").fetchone()[0]
     os.chmod(target, 0o600)
     if verdict != "ok":

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from asyncgate.clients.http import FIRST_PAUSE, AsyncHttp, Refusal, Unreachable, pause_after
+from asyncgate.clients.http import FIRST_PAUSE, AsyncHttp, Refusal, Unreachable, WrongAddress, pause_after
 from asyncgate.clients.worker_heart import Heart, passing
 from asyncgate.clients.worker_job import Done, Fail, Job, Lost, Retry, Task, told, words
 from asyncgate.clients.worker_state import Letter, Place, default_folder, take
@@ -194,7 +194,7 @@ class Worker:
                 self.away_since, self.known = 0.0, True
                 return
             except (Unreachable, Refusal) as error:
-                if isinstance(error, Refusal) and not self.known and error.status < 500 and error.status != 429:
+                if not self.known and hopeless(error):
                     raise
                 self._tell(error)
                 await asyncio.sleep(max(pause_after(failures, 0.5), getattr(error, "retry_after", None) or 0.0))
@@ -358,6 +358,13 @@ class Worker:
 
     async def _release(self, lease: dict[str, Any]) -> None:
         await self.gate.call("release_lease", **self.me, task_id=lease["task_id"], lease_id=lease["lease_id"])
+
+
+def hopeless(error: Exception) -> bool:
+    """Whether a first answer says that no further one will be better."""
+    if isinstance(error, Refusal):
+        return error.status < 500 and error.status != 429
+    return isinstance(error, WrongAddress)
 
 
 def unfit(letter: Letter, no: Refusal) -> Letter:

@@ -31,7 +31,7 @@ from asyncgate import (
     fences_skipped,
     receipt_hash,
 )
-from asyncgate.backends.identity_audit import broken
+from asyncgate.backends.identity_audit import broken, pruned
 from asyncgate.backends.receipts_marks import adopted
 from asyncgate.parts.wire import Principal
 
@@ -78,6 +78,9 @@ class Facts(Struct, gc=False):
     def fences(self) -> set[int]:
         """Return what the fence of the newest lease may be: the task's own, or that from before the latest moves."""
         return {self.fence - skipped for skipped in accumulate(reversed(self.skipped), initial=0)}
+
+
+READ = (Task, Event, Lease, Receipt, Archived, Obligation, Audit)      # the tables that are read
 
 
 async def verify(backend: Any, *, progress: Told | None = None) -> Verdict:
@@ -156,14 +159,20 @@ class Tenant:
 
     async def _audit(self) -> AsyncIterator[int]:
         """Check the chain; behind a line that is wrong it goes on, so that each one is named."""
-        end = AuditHead(0, "")
+        end, first, begin = AuditHead(0, ""), None, None
         async for lines in self._pages(Audit):
             for line in lines:
-                if problem := broken([line], end):
+                first, begin = first or line, pruned(line) or begin
+                if line is first and line.number > 1:
+                    pass        # what it follows is gone; a later line, which this one proves, says what that was
+                elif problem := broken([line], end):
                     self._wrong(f"tenant {self.tenant_id}: {problem}")
                 end = AuditHead(line.number, line.hash)
             self.verdict.audited += len(lines)
             yield len(lines)
+        if first and first.number > 1 and (begin is None or broken([first], begin)):
+            self._wrong(f"tenant {self.tenant_id}: line 1 of the audit log is missing: {first.audit_id} is number "
+                        f"{first.number}, and no line says that those before it were old enough to go")
         head = await self.backend.record(self.tenant_id, AuditHead) or AuditHead(0, "")
         if head != end:
             self._wrong(f"tenant {self.tenant_id}: the audit log ends with line {end.number}, {end.hash[:16]}, "
