@@ -35,6 +35,11 @@ rule: it loads, locks, saves.  So each rule is written once and means the same o
 
 from __future__ import annotations
 
+import sys
+
+if sys.version_info < (3, 11):      # noqa: UP036  # an older one would fail at some import, and say nothing of this
+    sys.exit(f"AsyncGate needs Python 3.11 or newer, and this is {sys.version.split()[0]}")
+
 import asyncio
 import base64
 import contextlib
@@ -43,7 +48,6 @@ import hmac
 import inspect
 import logging
 import os
-import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Set
@@ -1038,7 +1042,7 @@ class Engine:
         offers: list[Offer] = []
         while len(offers) < (ask.max_tasks or 1) and self._may_lease(work) and (task := work.best(ask)):
             offers.append(self._lease(work, worker, ask, task))
-        return Offers(offers)
+        return Offers(offers, UNSET if len(offers) == ask.max_tasks or self._may_lease(work) else [FULL_OF_LEASES])
 
     def _again(self, work: Work, worker: Principal, ask: LeaseNext) -> list[Offer]:
         """Return the offers of an earlier claim whose reply was lost on the wire, as far as they live."""
@@ -2372,7 +2376,13 @@ class Gate:
         return [*headers, STRICT_TRANSPORT] if scope.get("scheme") == "https" else headers
 
     async def _lost(self, request: Any, error: HTTPException) -> Any:
+        if (request.method, request.scope["path"]) == ("GET", "/") and "text/html" in request.headers.get("accept", ""):
+            return self._to_docs
         return self._plain(NotFound("there is nothing here; /openapi.json lists what there is"))
+
+    async def _to_docs(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lead a browser to the page; the address is a relative one, as a proxy may keep the gate below a path."""
+        await self.send(send, scope, 302, b"", [(b"location", b"docs")])
 
     async def _broken(self, request: Any, error: Exception) -> Any:
         return self._plain(fault(request.url.path, error))
@@ -2551,7 +2561,14 @@ def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None
     gate = kind(settings)
     gate.app.router.routes.extend(beside)
     said = ready or (lambda url: log.info("asyncgate %s serves %s", __version__, url))
-    status: int = import_module("asyncgate.backends.server_uvicorn").run(gate, settings, drain=gate.drain, ready=said)
+
+    def listens(url: str) -> None:
+        if announce := getattr(gate.engine.backend, "announce", None):
+            announce(url)
+        said(url)
+
+    server = import_module("asyncgate.backends.server_uvicorn")
+    status: int = server.run(gate, settings, drain=gate.drain, ready=listens)
     return status
 
 
