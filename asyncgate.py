@@ -75,6 +75,7 @@ from asyncgate.parts.guards import guard_start as guard_start
 from asyncgate.parts.http import *
 from asyncgate.parts.ids import Ids as Ids
 from asyncgate.parts.ids import mark_of
+from asyncgate.parts.members import Reader, Unreadable, header, warned
 from asyncgate.parts.naming import *
 from asyncgate.parts.outages import OFTEN
 from asyncgate.parts.polls import Polls
@@ -387,17 +388,19 @@ def keep_within(caller: Caller, ask: LeaseNext) -> None:
 
 def creations(ask: CreateTasks) -> Iterator[CreateTask]:
     """Yield the tasks of a batch, each with the creator of the whole where it names none."""
-    creator = claimed(ask)
-    for item in ask.tasks:
-        if creator and silent(item):
-            item.created_by = CreatedBy(principal_kind=creator.kind, principal_id=creator.id)  # type: ignore[arg-type]
+    creator, items = claimed(ask), list[Any](ask.tasks)
+    for item in items:
+        if creator and not isinstance(item, Unreadable) and silent(item):
+            item.created_by = CreatedBy(principal_kind=creator.kind, principal_id=creator.id,  # type: ignore[arg-type]
+                                        instance_id=creator.instance_id)
         yield item
 
 
 def completions(ask: CompleteTasks) -> Iterator[Complete]:
     """Yield the completions of a batch, each with the worker of the whole where it names none."""
-    for item in ask.tasks:
-        if item.worker_id is None:
+    items: list[Any] = ask.tasks
+    for item in items:
+        if not isinstance(item, Unreadable) and item.worker_id is None:
             item.worker_kind, item.worker_id = ask.worker_kind, ask.worker_id
             item.worker_instance_id = ask.worker_instance_id
         yield item
@@ -824,15 +827,18 @@ class Engine:
         """Make a task of its contract, and the body of the receipt that states it."""
         if caller.task_types is not None and ask.type not in caller.task_types:
             raise barred(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
-        limits, payload = self.settings, bytes(ask.payload)
+        limits, payload = self.settings, bytes(ask.payload) or b"null"
+        if not bytes(ask.payload) and ask.payload_pointer is None:
+            raise InvalidRequest("create_task needs payload or payload_pointer; who needs neither says payload: null")
         sized(payload, limits.max_payload_bytes, "payload")
         value, needed = parsed(payload, "payload"), needs_of(ask.requirements)
         terms = {name: held for name in Terms.__struct_fields__ if (held := getattr(ask, name)) is not None}
+        session = {"principal_instance_id": creator.instance_id} if creator.instance_id else {}
         delay, deadline = ask.delay_seconds or 0.0, instant(ask.timeouts.deadline if ask.timeouts else None)
         task = Task(
             task_id=work.new_id(), lane=lane_of(ask.type, needed), type=ask.type, payload=payload.decode(),
             payload_pointer=ask.payload_pointer, requirements=bytes(ask.requirements).decode(),
-            terms=canonical(terms).decode(), owner_kind=creator.kind, owner_id=creator.id,
+            terms=canonical({**terms, **session}).decode(), owner_kind=creator.kind, owner_id=creator.id,
             principal_ai=ask.principal_ai or creator.id,
             priority=limits.default_priority if ask.priority is None else ask.priority,
             max_attempts=ask.max_attempts or limits.default_max_attempts,
@@ -848,10 +854,10 @@ class Engine:
         contract = {**terms, "type": task.type, "requirements": wanted, "payload_pointer": task.payload_pointer,
                     "payload_sha256": digest, "payload_bytes": len(payload)}
         if ask.idempotency_key is not None:
-            told = {**contract, "payload_bytes": 0}     # white space is no difference
+            told = {**contract, "payload_bytes": 0, "requirements": wanted or None}     # white space is no difference
             task = replace(task, fingerprint=sha256(told, task.principal_ai, task.priority, task.max_attempts,
                                                     task.retry_backoff_seconds, task.max_expiries, delay))
-        return task, needed, contract
+        return task, needed, {**contract, **session}
 
     def create_tasks(self, work: Work, caller: Caller, ask: CreateTasks) -> Items:
         """Queue up to 500 tasks; each is created or refused by itself, and the answer says which.
@@ -867,6 +873,8 @@ class Engine:
         """Carry out one item of a batch by itself; its refusal is its answer."""
         try:
             with work.part():
+                if isinstance(item, Unreadable):
+                    raise item.problem
                 checked(item)
                 self.at_home(caller, item.tenant_id or caller.tenant_id)
                 return run(item)
@@ -1333,6 +1341,8 @@ class Engine:
         lease_id = lease.lease_id if lease else lease_id
         task_id = task.task_id if task else task_id
         said = {name: value for name, value in body.items() if value is not None}
+        if by is not None and by.instance_id is not None:
+            said["principal_instance_id"] = by.instance_id
         text = canonical({**said, "schema_version": SCHEMA_VERSION})
         self._check(text, parents)
         parents = tuple(sorted(parents))
@@ -1477,20 +1487,19 @@ class Engine:
 
     def report_schedule(self, work: Work, caller: Caller, ask: ReportSchedule) -> Reported:
         """Report when schedules run next, so that the gate notices when they do not (H.7.4)."""
-        by, unknown = speaker(caller, ask), []
+        by, unknown, refused = speaker(caller, ask), [], []
         for state in ask.schedules:
+            if isinstance(state, Unreadable):
+                refused.append(Problem(state.problem.code, str(state.problem)))
+                continue
             known = work.found(Schedule, state.schedule_id)
             if known is None or not known.scheduler.same(by):
                 unknown.append(state.schedule_id)
                 continue
-            due = instant(state.next_run_at)
-            enabled = state.enabled is not False
-            watched = enabled and due is not None and state.interval_seconds is not None
-            known = replace(known, enabled=enabled, next_run_at=due, interval_seconds=state.interval_seconds,
-                            late_at=due + 2 * state.interval_seconds if watched else None)  # type: ignore[operator]
+            known = told_again(known, state)
             work.keep(known)
             self._late(work, known)
-        return Reported(True, unknown)
+        return Reported(True, unknown, refused)
 
     def _late(self, work: Work, schedule: Schedule) -> None:
         """H.7.4: a schedule that has missed two of its times is told to its owner, once for each time."""
@@ -1767,6 +1776,15 @@ def news_of(work: Work) -> News | None:
     kinds = tuple((task.type, tuple(sorted(needs_of(raw(task.requirements))))) for task in now[:MOST_QUEUED])
     return News(work.tenant_id, kinds, tuple(ended[:MOST_ENDED]), min(later, default=None),
                 len(now) > MOST_QUEUED or len(ended) > MOST_ENDED, keys, account, bool(work.posted))
+
+
+def told_again(known: Schedule, state: ScheduleState) -> Schedule:
+    """Return a schedule with what its scheduler says of it now; what that does not say stays as it was."""
+    due = known.next_run_at if state.next_run_at is None else instant(state.next_run_at)
+    every = known.interval_seconds if state.interval_seconds is None else state.interval_seconds
+    enabled = state.enabled if state.enabled is not None else known.enabled or known.next_run_at is None
+    late_at = due + 2 * every if enabled and due is not None and every is not None else None
+    return replace(known, enabled=enabled, next_run_at=due, interval_seconds=every, late_at=late_at)
 
 
 def resolve(future: asyncio.Future[None]) -> None:
@@ -2101,7 +2119,8 @@ def its_schedule(needs: Needs, caller: Caller, ask: EmitReceipt) -> None:
 
 def its_schedules(needs: Needs, caller: Caller, ask: ReportSchedule) -> None:
     """Load the schedules that are reported."""
-    needs.records.update((Schedule, (state.schedule_id,)) for state in ask.schedules)
+    needs.records.update((Schedule, (state.schedule_id,)) for state in ask.schedules
+                         if not isinstance(state, Unreadable))
 
 
 def of_each(loads: Loads, items: Callable[[Any], Iterable[Any]]) -> Loads:
@@ -2109,7 +2128,8 @@ def of_each(loads: Loads, items: Callable[[Any], Iterable[Any]]) -> Loads:
     def load(needs: Needs, caller: Caller, ask: Any) -> None:
         for item in items(ask):
             with contextlib.suppress(GateError):    # it is refused when it is decided, the others are not
-                loads(needs, caller, item)
+                if not isinstance(item, Unreadable):
+                    loads(needs, caller, item)
     return load
 
 
@@ -2133,7 +2153,7 @@ class Operation:
         self.takes: type[Ask] = hints["ask"]
         self.gives: type[Struct] = hints["return"]
         self.direct = inspect.iscoroutinefunction(run)
-        self.decode: Callable[[bytes], Ask] = msgspec.json.Decoder(self.takes).decode
+        self.reader: Reader[Ask] = Reader(self.takes, self.takes.filters or self.roles == ("admin",))
         self.fields = get_type_hints(self.takes, include_extras=True)
         self.summary, _, self.text = (inspect.getdoc(run) or "").partition("\n")
 
@@ -2248,6 +2268,7 @@ class Gate:
         if scope["type"] == "http":
             if self.settings.trusted_proxies and said_https(scope, self.settings.trusted_proxies):
                 scope["scheme"] = "https"
+            keep_slashes(scope)
             if no := self._foreign(scope["headers"]):
                 if self.guard is not None:
                     self.guard.refused(scope, no)
@@ -2414,6 +2435,9 @@ class Endpoint:
             return      # the client has gone
         except Exception as bug:
             status, body = 500, encode(fault(scope["path"], bug).body())
+        if "asyncgate.unknown" in scope:
+            more.append(header(scope["asyncgate.unknown"]))
+            body = warned(body, scope["asyncgate.unknown"]) if body else body
         await self.gate.send(send, scope, status, body, more)
 
     async def _perform(self, scope: Scope, receive: Receive, more: list[tuple[bytes, bytes]]) -> Any:
@@ -2431,22 +2455,27 @@ class Endpoint:
 
     async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> Ask:
         """Make the ask of a request: a GET from its query, others from their body, and the path has the last word."""
+        rule = self.gate.settings.unknown_members
         try:
             query = asked(scope["query_string"])
             reads = scope["method"] in ("GET", "HEAD")
             body = b"" if reads and op.name != "bootstrap" else await read_body(scope, receive, self.gate.settings)
             if reads and not body:      # 18.5: a bootstrap says who asks in its query or in its body
-                ask = msgspec.convert(query, op.takes, strict=False)
+                ask, unknown = op.reader.query(query, rule)
             else:
                 await screen(body, self.gate.settings.max_request_values)
-                ask = op.decode(without_nulls(body) if body else b"{}")
-                fill(ask, query)
+                ask, unknown = op.reader.body(without_nulls(body) if body else b"{}", rule)
+                if query:
+                    fill(ask, query)
+                    unknown += op.reader.beside(query, rule)
             for name, value in scope["path_params"].items():
                 setattr(ask, name, msgspec.convert(value, op.fields[name]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
             raise InvalidRequest(f"{op.name}: {wrong}") from None
         for named in claimed_tenants(query, scope["headers"]):
             self.gate.engine.at_home(caller, named)
+        if unknown:
+            scope["asyncgate.unknown"] = unknown
         return ask
 
 

@@ -49,6 +49,7 @@ from asyncgate import (
 from asyncgate.backends.identity_admin import operates
 from asyncgate.parts.content import any_json
 from asyncgate.parts.http import Scope, claimed_tenants, read_body
+from asyncgate.parts.screening import MAX_DEPTH, screen
 from asyncgate.parts.wire import Ask, Configuration, GetConfig, Problem
 from asyncgate.parts.wire_ledger import (
     Arriving,
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
 
 MOST_AT_ONCE = 500          # receipts of one call
 LONGEST_CHAIN = 2048        # receipts of one chain
+STORED_DEPTH = MAX_DEPTH + 8        # a body as deep as a gate takes one, in a receipt, in a list
 PAGE, LOOKS = 200, 5        # of the receipts of a task, in which is looked for a principal that takes part
 OF_GATES = {"admin", "system"}      # the roles of credentials that file for others
 CAPABILITIES = ["receipt_storage", "receipt_chains", "receipt_seals", "stated_by", "key_issuing"]
@@ -289,6 +291,7 @@ class Shelf(Endpoint):
             return await super()._ask(op, caller, scope, receive)
         body = (await read_body(scope, receive, self.gate.settings)).strip()
         try:
+            await screen(body, self.gate.settings.max_request_values, STORED_DEPTH)
             if body[:1] == b"[":
                 return StoreReceipts(receipts=list_of(body))
             if (many := msgspec.json.decode(body, type=dict[str, Raw])).keys() == {"receipts"}:

@@ -36,6 +36,14 @@ class Unanswered(Outage):
     """There was no answer in time: the ledger may have taken the receipt, or take it yet."""
 
 
+class Garbled(Outage):
+    """The ledger lives, and what it answered says nothing about the receipt: no reason to leave it in peace."""
+
+
+class Missing(Garbled):
+    """The ledger has no such receipt."""
+
+
 class Singly(Exception):
     """This ledger takes one receipt a call."""
 

@@ -135,7 +135,9 @@ class AsyncGate(AsyncOperations):
 
     async def ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:
         """Call an operation with what was said, and make its reply of what comes back."""
-        fields = {name: value for name, value in said.items() if name != "self" and value is not None}
+        needed = {"payload"} if said.get("payload_pointer") is None else set()      # None is a payload like another
+        fields = {name: value for name, value in said.items()
+                  if name != "self" and (value is not None or name in needed)}
         return decode(await self.send(operation, fields), reply)
 
     async def call(self, operation: str, /, **fields: Any) -> Any:
@@ -162,7 +164,7 @@ class AsyncGate(AsyncOperations):
 
     def _complete(self, op: Operation, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Say who asks, where nobody is named, and give the request what makes a repetition harmless."""
-        told = {name: value for name, value in fields.items() if value is not None}
+        told = {name: value for name, value in fields.items() if value is not None or name == "payload"}
         return repeatable(op.takes, {**self._who(op, told), **told})
 
     def _who(self, op: Operation, told: Mapping[str, Any]) -> dict[str, str]:

@@ -80,7 +80,7 @@ class Exchange:
     def request(self, operation: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the request that calls an operation: path from the ids, the rest as query or as JSON body."""
         verb, path = OPERATIONS[operation].rest[0]
-        said = {name: value for name, value in fields.items() if value is not None}
+        said = {name: value for name, value in fields.items() if value is not None or name == "payload"}
         for name in [name for name in said if f"{{{name}}}" in path]:
             path = path.replace(f"{{{name}}}", quote(str(said.pop(name)), safe=""))
         if "{" in path:

@@ -15,7 +15,6 @@ from asyncgate.parts.wire import (
     Configuration,
     Created,
     CreatedBy,
-    Delivery,
     Healthy,
     Items,
     Kind,
@@ -23,6 +22,7 @@ from asyncgate.parts.wire import (
     Leases,
     LedgerLag,
     Ok,
+    Owner,
     Principal,
     Relationship,
     Released,
@@ -97,7 +97,7 @@ class TaskTerms(TypedDict, total=False):
     success_criteria: Any
     expected_outcome_kind: str | None
     expected_artifact_mime: str | None
-    result_delivery: Delivery | None
+    result_delivery: str | None
     timeouts: Timeouts | Mapping[str, Any] | None
     created_by: CreatedBy | Mapping[str, Any] | None
 
@@ -148,13 +148,13 @@ class TaskRecord(Struct, kw_only=True):
     success_criteria: Any = None
     expected_outcome_kind: str | None = None
     expected_artifact_mime: str | None = None
-    result_delivery: Delivery | None = None
+    result_delivery: str | None = None
     timeouts: Timeouts | None = None
     task_id: str
     tenant_id: str
     type: str
     status: Status
-    created_by: Principal
+    created_by: Owner
     principal_ai: str
     payload: Any
     payload_pointer: str | None = None
@@ -232,7 +232,7 @@ class Offer(Struct, kw_only=True):
     success_criteria: Any = None
     expected_outcome_kind: str | None = None
     expected_artifact_mime: str | None = None
-    result_delivery: Delivery | None = None
+    result_delivery: str | None = None
     timeouts: Timeouts | None = None
     task_id: str
     lease_id: str
@@ -242,7 +242,7 @@ class Offer(Struct, kw_only=True):
     payload_pointer: str | None = None
     requirements: Any
     principal_ai: str
-    created_by: Principal
+    created_by: Owner
     tenant_id: str
     attempt: int
     expires_at: datetime
@@ -396,10 +396,10 @@ class AsyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: Delivery | None = None,
-        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
-        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
+        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> Created:
         """Queue one task for any worker that has the capabilities it requires.
 
@@ -451,9 +451,9 @@ class AsyncOperations:
         return await self.ask("export_receipts", Exported, locals())
 
     async def fail(
-        self, task_id: str, lease_id: str, *, fence: int | None = None, error: Any = None,
-        retryable: bool | None = None, retry_after_seconds: float | None = None, tenant_id: str | None = None,
-        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        self, task_id: str, lease_id: str, error: Any, *, fence: int | None = None, retryable: bool | None = None,
+        retry_after_seconds: float | None = None, tenant_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Released:
         """End an attempt badly: the task waits and is offered again if retryable and attempts remain, else it failed.
 
@@ -677,9 +677,8 @@ class AsyncOperations:
         return await self.ask("renew_lease", Renewed, locals())
 
     async def report_progress(
-        self, task_id: str, lease_id: str, *, fence: int | None = None, progress: Any = None,
-        tenant_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
-        worker_instance_id: str | None = None,
+        self, task_id: str, lease_id: str, progress: Any, *, fence: int | None = None, tenant_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Ok:
         """Report progress; if this worker is lost, the next one is handed it as a checkpoint."""
         return await self.ask("report_progress", Ok, locals())
@@ -735,11 +734,10 @@ class AsyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: Delivery | None = None,
-        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
-        wait_seconds: float | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
-        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
-        agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
+        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, wait_seconds: float | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> TaskRecord:
         """Queue one task and wait up to wait_seconds (30 at most) for its outcome.
 
@@ -873,10 +871,10 @@ class SyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: Delivery | None = None,
-        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
-        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
+        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> Created:
         """Queue one task for any worker that has the capabilities it requires.
 
@@ -928,9 +926,9 @@ class SyncOperations:
         return self.ask("export_receipts", Exported, locals())
 
     def fail(
-        self, task_id: str, lease_id: str, *, fence: int | None = None, error: Any = None,
-        retryable: bool | None = None, retry_after_seconds: float | None = None, tenant_id: str | None = None,
-        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        self, task_id: str, lease_id: str, error: Any, *, fence: int | None = None, retryable: bool | None = None,
+        retry_after_seconds: float | None = None, tenant_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Released:
         """End an attempt badly: the task waits and is offered again if retryable and attempts remain, else it failed.
 
@@ -1154,9 +1152,8 @@ class SyncOperations:
         return self.ask("renew_lease", Renewed, locals())
 
     def report_progress(
-        self, task_id: str, lease_id: str, *, fence: int | None = None, progress: Any = None,
-        tenant_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
-        worker_instance_id: str | None = None,
+        self, task_id: str, lease_id: str, progress: Any, *, fence: int | None = None, tenant_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Ok:
         """Report progress; if this worker is lost, the next one is handed it as a checkpoint."""
         return self.ask("report_progress", Ok, locals())
@@ -1212,11 +1209,10 @@ class SyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: Delivery | None = None,
-        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
-        wait_seconds: float | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
-        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
-        agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
+        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, wait_seconds: float | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> TaskRecord:
         """Queue one task and wait up to wait_seconds (30 at most) for its outcome.
 

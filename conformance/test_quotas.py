@@ -76,7 +76,7 @@ async def test_of_many_that_ask_at_once_as_many_get_in_as_fit(make_gate: Callabl
 async def test_of_a_batch_the_first_tasks_get_in(make_gate: Callable[..., Gate]) -> None:
     gate = make_gate(**limited(active_tasks=3))
 
-    made = await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 5)
+    made = await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 5)
 
     assert [item.error.error if item.error else item.status for item in made.results] == [
         "queued"] * 3 + ["quota_exceeded"] * 2

@@ -9,7 +9,7 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import lru_cache
 from typing import Any, Protocol
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
@@ -34,18 +34,19 @@ Headers = list[tuple[bytes, bytes]]
 
 BLANKS = " \t"      # what is no part of a header's value; of other white space a token would have several spellings
 ITEMS = {"tasks", "schedules"}      # members of a batch that hold requests of their own
+VALUES = {"payload"}                # members whose null is a value
 MOST_ITEMS, MOST_MEMBERS = 500, 1000
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def without_nulls(body: bytes | msgspec.Raw) -> bytes:
-    """Drop the members of an object that are null: real peers send null for what they leave out."""
+    """Drop the members of an object that are null, but for a payload: real peers send null for what they leave out."""
     if b"null" not in bytes(body):
         return bytes(body)
     if len(members := _members(body)) > MOST_MEMBERS:
         raise InvalidRequest(f"a request has {MOST_MEMBERS} members at most")
-    held = {name: value for name, value in members.items() if bytes(value).strip() != b"null"}
+    held = {name: value for name, value in members.items() if name in VALUES or bytes(value).strip() != b"null"}
     for name in ITEMS & held.keys():
         with contextlib.suppress(msgspec.DecodeError):      # what is no list of objects is refused when it is decoded
             if len(items := _items(held[name])) > MOST_ITEMS:
@@ -60,6 +61,14 @@ def named_in(value: bytes, names: frozenset[str]) -> bool:
     text = value.decode("latin-1").lower()
     host = re.sub(r":\d*$", "", text.partition("://")[2] or text).strip("[]")
     return bool(names & {text, host, "*"})
+
+
+def keep_slashes(scope: Scope) -> None:
+    """Let a slash that a request encodes stay encoded: it is a part of a name and never divides the path."""
+    raw = scope.get("raw_path") or b""
+    if b"%2f" in raw.lower():
+        kept = re.sub(rb"%(2[fF])", rb"%25\1", raw.partition(b"?")[0])
+        scope["path"] = unquote(kept.decode("ascii"))
 
 
 def asked(query: bytes) -> dict[str, str]:

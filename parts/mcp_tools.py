@@ -89,13 +89,6 @@ def both_names(operation: str, prefix: str = PREFIX) -> tuple[str, str]:
     return f"{prefix}{DOTTED}{operation}", f"{prefix}{UNDERSCORED}{operation}"
 
 
-def strict(op: Any) -> type[Ask]:
-    """Return the request of an operation as MCP takes it: an argument that it does not know is a mistake."""
-    made: Any = msgspec.defstruct(op.takes.__name__, [], bases=(op.takes,), kw_only=True, forbid_unknown_fields=True)
-    kind: type[Ask] = made
-    return kind
-
-
 def tool(op: Any, name: str, form: Form = FULL) -> Json:
     """Describe the tool of an operation; a model reads every word of it, so briefly if it may be."""
     reads = op.kind != "W"
@@ -137,7 +130,7 @@ def description(op: Any, of_a_gate: bool = True) -> str:
 
 def input_schema(op: Any) -> Json:
     """Return the schema of a tool's arguments, an object at its root."""
-    schema = rooted(strict(op))
+    schema = rooted(op.reader.exact)
     required = sorted({*schema.get("required", ()), *op.takes.needed})
     properties = {name: said if name in required else nullable(said)
                   for name, said in schema.get("properties", {}).items()}

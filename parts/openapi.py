@@ -23,11 +23,12 @@ TASK, DUTY = "019a8f3c-51de-7a10-9c6e-0d3a51b7f2c4", "019a8f3c-51de-7a11-8f02-6b
 DONE, LEASE = "019a8f3d-0b42-7c03-a1de-94c2f07b5e18", "6f1f0c8e-2a5b-4b57-9a0e-3d8f4c1b2a90"
 TENANT, NOW, LATER = "00000000-0000-0000-0000-000000000000", "2026-11-21T09:30:00Z", "2026-11-21T09:35:00Z"
 ADA, WORKER = {"kind": "agent", "id": "ada"}, {"kind": "worker", "id": "reader-1"}
+OWNER = {**ADA, "principal_kind": "agent", "principal_id": "ada"}      # in both spellings (spec 3)
 HELD = {"task_id": TASK, "lease_id": LEASE, "worker_id": "reader-1"}
 WORK, NEEDS = {"type": "page.summarize", "payload": {"url": "https://example.org/a"}}, {"capabilities": ["web.read"]}
 SUMMARY = {"result": {"summary": "Three pages on rivers."}, "artifacts": [{"type": "file", "uri": "file:///out/a.md"}]}
 RECORD = {
-    "task_id": TASK, "tenant_id": TENANT, **WORK, "status": "succeeded", "created_by": ADA, "principal_ai": "ada",
+    "task_id": TASK, "tenant_id": TENANT, **WORK, "status": "succeeded", "created_by": OWNER, "principal_ai": "ada",
     "payload_pointer": None, "requirements": NEEDS, "priority": 0, "attempt": 0, "max_attempts": 3,
     "retry_backoff_seconds": 30, "fence": 1, "expiries": 0, "max_expiries": 10, "held": None,
     "idempotency_key": "page-a", "asyncgate_instance": "asyncgate-1", "obligation_receipt_id": DUTY,

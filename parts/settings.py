@@ -52,6 +52,7 @@ OwnerKind = Literal["agent", "worker", "service", "system", "human", "asyncgate"
 ReceiptMode = Literal["standalone", "memorygate_integrated", "receiptgate_integrated"]
 Locatability = Literal["lenient", "strict"]
 Mismatch = Literal["return", "refuse"]
+Unknown = Literal["warn", "refuse", "ignore"]
 Consistency = Literal["eventual", "strict"]
 StoreFailure = Literal["local", "deny"]
 ToolNames = Literal["dotted", "underscore"]
@@ -315,6 +316,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     default_retry_backoff_seconds: Annotated[Count, says("Seconds before the first retry; each next one doubles")] = 30
     max_retry_backoff_seconds: Annotated[Ttl, says("Longest delay before a retry, in seconds")] = 900
     default_priority: Annotated[int, span(1 - 2**31, 2**31 - 1), says("Priority of a task that names none")] = 0
+    unknown_members: Annotated[Unknown, says("What misspelt members get; lists and administration refuse")] = "warn"
     idempotency_mismatch: Annotated[Mismatch, says("What a used idempotency key with another body gets")] = "return"
     locatability: Annotated[Locatability, says("Whether success without artifact or proof is refused")] = "lenient"
     progress_receipts: Annotated[bool, says("Whether each progress report writes a receipt")] = False

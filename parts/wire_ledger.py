@@ -55,6 +55,7 @@ class ListFiled(Ask, kw_only=True):
     """List the receipts of a ledger."""
 
     acts: ClassVar[bool] = False
+    filters: ClassVar[bool] = True
     tenant: Whose = None
     to_kind: Kind | None = None
     to_id: Name | None = None

@@ -123,7 +123,7 @@ class Served:
 
     async def leased(self, worker_id: str = "w1", **task: Any) -> dict[str, Any]:
         """Create a task and lease it; return the offer."""
-        made = await self.post("/v1/tasks", {"type": "demo", "agent_id": "ada", **task})
+        made = await self.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "ada", **task})
         offers = await self.post("/v1/leases/claim", {"worker_id": worker_id})
         assert [offer["task_id"] for offer in offers["tasks"]] == [made["task_id"]]
         offer: dict[str, Any] = offers["tasks"][0]

@@ -462,10 +462,10 @@ async def test_the_audit_log_says_why_a_token_was_refused_and_the_caller_is_not_
 async def test_a_token_works_as_its_owner_and_no_further(served: Any) -> None:
     ada, eve, bob = token(scope=...), token(scope=..., tenant_id=OTHER), token(scope=..., principal_kind="worker")
 
-    made = await served.post("/v1/tasks", {"type": "demo"}, token=ada)
+    made = await served.post("/v1/tasks", {"type": "demo", "payload": None}, token=ada)
     task = await served.get(f"/v1/tasks/{made['task_id']}", token=ada)
     foreign = await served.call("GET", f"/v1/tasks/{made['task_id']}", token=eve)
-    unsuited = await served.call("POST", "/v1/tasks", {"type": "demo"}, token=bob)
+    unsuited = await served.call("POST", "/v1/tasks", {"type": "demo", "payload": None}, token=bob)
 
     assert (task["created_by"]["kind"], task["created_by"]["id"], task["tenant_id"]) == ("agent", "ada", TENANT)
     assert (foreign.status, unsuited.status) == (404, 403)

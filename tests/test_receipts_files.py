@@ -36,7 +36,7 @@ def gate(live_for_all: Live) -> Iterator[Http]:
             gate.call("complete", worker_id="w1", task_id=offer["task_id"], lease_id=offer["lease_id"],
                       result={"text": "ünï"}, artifacts=[{"uri": "file:///out"}])
             gate.call("seal_receipts")
-        gate.call("create_task", type="files", agent_id="ada")
+        gate.call("create_task", type="files", payload=None, agent_id="ada")
         yield gate
 
 
@@ -136,7 +136,7 @@ def test_a_piece_of_another_tenants_export_is_no_beginning(file: Path, gate: Htt
 
 
 def test_an_import_meanwhile_spoils_an_export_and_is_told(file: Path, gate: Http, other: Http, tmp_path: Path) -> None:
-    other.call("create_task", type="x", agent_id="ada")
+    other.call("create_task", type="x", payload=None, agent_id="ada")
 
     def interfere(rows: int) -> None:
         carry.bring_in(other, str(file), lambda rows: None)

@@ -330,7 +330,7 @@ async def test_what_the_ledger_had_refused_and_a_push_sent_is_offered_by_the_nex
 async def test_a_file_goes_to_the_ledger_and_a_damaged_one_does_not(
         moving: Moving, tmp_path: Path, live_for_all: Any) -> None:
     with Http(live_for_all.url, "a-token-for-tests") as gate:
-        await asyncio.to_thread(gate.call, "create_task", type="files", agent_id="ada")
+        await asyncio.to_thread(gate.call, "create_task", type="files", payload=None, agent_id="ada")
         path = tmp_path / "out.jsonl"
         done = await asyncio.to_thread(carry.export, gate, str(path), lambda rows: None)
 

@@ -74,7 +74,7 @@ class Walk:
         return {"worker_id": "w1", "lease_id": offer["lease_id"], "task_id": offer["task_id"]}
 
     async def created(self) -> str:
-        made = await self.served.post("/v1/tasks", {"type": "other", "agent_id": "ada"})
+        made = await self.served.post("/v1/tasks", {"type": "other", "payload": None, "agent_id": "ada"})
         return str(made["task_id"])
 
     async def finished(self, **end: Any) -> str:
@@ -94,7 +94,8 @@ class Walk:
     async def body(self, op: Operation, path: str) -> dict[str, Any]:
         """Make what this operation needs and return a good request, path fields included."""
         if op.name in ("renew_lease", "release_lease", "start_task", "report_progress", "complete", "fail"):
-            return await self.held()
+            needed: dict[str, dict[str, Any]] = {"report_progress": {"progress": 1}, "fail": {"error": "no"}}
+            return await self.held() | needed.get(op.name, {})
         if op.name == "attach_artifacts":
             return {"task_id": await self.finished(), "artifacts": [{"uri": "file:///x"}], "agent_id": "ada"}
         if "receipt_id" in op.takes.needed:
@@ -112,8 +113,9 @@ class Walk:
             held = await self.held(type="schedule.create")
             return held | {"receipt_type": "schedule.created", "schedule_id": "nightly"}
         known: dict[str, dict[str, Any]] = {
-            "create_task": {"type": "demo"}, "create_tasks": {"tasks": [{"type": "demo"}]},
-            "run_task": {"type": "demo", "wait_seconds": 0}, "lease_next": {"worker_id": "w1"},
+            "create_task": {"type": "demo", "payload": None},
+            "create_tasks": {"tasks": [{"type": "demo", "payload": None}]},
+            "run_task": {"type": "demo", "payload": None, "wait_seconds": 0}, "lease_next": {"worker_id": "w1"},
             "list_leases": {"worker_id": "w1"}, "bootstrap": {"agent_id": "ada"},
             "list_open_obligations": {"agent_id": "ada"},
             "report_schedule": {"schedules": [{"schedule_id": "unknown"}]},
@@ -162,7 +164,8 @@ async def test_every_operation_but_health_needs_a_credential(served: Any, op: Op
 
 
 @pytest.mark.parametrize(("op", "verb", "path"), GOOD, ids=GOOD_IDS)
-async def test_unknown_fields_are_ignored(served: Any, op: Operation, verb: str, path: str) -> None:
+async def test_unknown_fields_are_named_and_refused_by_lists_and_administration(
+        served: Any, op: Operation, verb: str, path: str) -> None:
     target, body = await Walk(served).request(op, verb, path)
     strange = {"trace_id": "abc", "tenants": {"id": OTHER}, "receipt_id_": None, "__proto__": [1]}
 
@@ -171,7 +174,8 @@ async def test_unknown_fields_are_ignored(served: Any, op: Operation, verb: str,
     else:
         answer = await served.call(verb, target, body | strange)
 
-    assert answer.status == 200, answer
+    assert "unknown member trace_id" in answer.content.decode()
+    assert answer.status == (400 if op.reader.refuses else 200), answer
 
 
 ITEMS: dict[str, type[msgspec.Struct]] = {
@@ -216,8 +220,8 @@ async def test_a_null_in_an_item_of_a_batch_means_that_it_is_absent(served: Any,
 
 
 async def test_a_null_in_the_query_is_the_text_null(served: Any) -> None:
-    await served.post("/v1/tasks", {"type": "demo", "agent_id": "null"})
-    await served.post("/v1/tasks", {"type": "demo", "agent_id": "ada"})
+    await served.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "null"})
+    await served.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "ada"})
 
     found = await served.get("/v1/tasks?created_by=null")
 
@@ -246,15 +250,16 @@ async def test_the_path_has_the_last_word_over_the_query(served: Any) -> None:
 
 
 async def test_the_query_says_who_creates_when_the_body_does_not(served: Any) -> None:
-    made = await served.post("/v1/tasks?principal_kind=service&principal_id=billing", {"type": "x"})
+    made = await served.post("/v1/tasks?principal_kind=service&principal_id=billing", {"type": "x", "payload": None})
 
     record = await served.get(f"/v1/tasks/{made['task_id']}")
 
-    assert record["created_by"] == {"kind": "service", "id": "billing"}
+    assert record["created_by"] == {"kind": "service", "id": "billing", "principal_kind": "service",
+                                    "principal_id": "billing"}
 
 
 async def test_the_body_has_the_last_word_over_the_query_about_who_creates(served: Any) -> None:
-    made = await served.post("/v1/tasks?principal_id=eve", {"type": "x", "principal_id": "ada"})
+    made = await served.post("/v1/tasks?principal_id=eve", {"type": "x", "payload": None, "principal_id": "ada"})
 
     record = await served.get(f"/v1/tasks/{made['task_id']}")
 
@@ -262,7 +267,8 @@ async def test_the_body_has_the_last_word_over_the_query_about_who_creates(serve
 
 
 async def test_the_last_of_a_name_given_twice_counts_in_query_and_body(served: Any) -> None:
-    made = await served.post("/v1/tasks?principal_id=eve&principal_id=bob", b'{"type":"first","type":"second"}')
+    made = await served.post("/v1/tasks?principal_id=eve&principal_id=bob",
+                             b'{"type":"first","payload":0,"type":"second"}')
 
     record = await served.get(f"/v1/tasks/{made['task_id']}")
 
@@ -343,7 +349,7 @@ async def test_another_method_is_405_and_allow_names_all_that_are_served(served:
 )
 async def test_what_is_not_plain_json_is_415(served: Any, headers: list[tuple[str, str]]) -> None:
     async with served.unchanged():
-        answer = await served.call("POST", "/v1/tasks", b'{"type":"demo"}', headers=headers)
+        answer = await served.call("POST", "/v1/tasks", b'{"type":"demo","payload":0}', headers=headers)
 
     refused(answer, 415, "unsupported_media_type")
 
@@ -353,7 +359,7 @@ async def test_what_is_not_plain_json_is_415(served: Any, headers: list[tuple[st
 async def test_every_name_of_json_is_taken(served: Any, kind: str | None) -> None:
     headers = [("content-type", kind)] if kind else []
 
-    assert (await served.call("POST", "/v1/tasks", b'{"type":"demo"}', headers=headers)).status == 200
+    assert (await served.call("POST", "/v1/tasks", b'{"type":"demo","payload":0}', headers=headers)).status == 200
 
 
 async def test_a_body_over_the_limit_is_413_with_and_without_its_length(serve: Any) -> None:
@@ -466,7 +472,7 @@ async def test_every_refusal_carries_the_headers_of_safety(served: Any) -> None:
 )
 async def test_no_other_credential_is_known(served: Any, headers: list[tuple[str, str]]) -> None:
     async with served.unchanged():
-        answer = await served.call("POST", "/v1/tasks", {"type": "demo"}, token=None, headers=headers)
+        answer = await served.call("POST", "/v1/tasks", {"type": "demo", "payload": None}, token=None, headers=headers)
 
     refused(answer, 401, "unauthenticated")
     assert TOKEN not in answer.content.decode()
@@ -522,7 +528,8 @@ async def test_the_own_tenant_is_tolerated_wherever_it_is_named(served: Any, pat
 
 
 async def test_two_names_of_the_own_tenant_are_no_contradiction(served: Any) -> None:
-    answer = await served.call("POST", f"/v1/tasks?tenant_id={TENANT}", {"type": "demo", "tenant_id": "default"},
+    answer = await served.call("POST", f"/v1/tasks?tenant_id={TENANT}", {"type": "demo", "payload": None,
+                                                                         "tenant_id": "default"},
                                headers=[("x-tenant-id", TENANT)])
 
     assert answer.status == 200
@@ -532,13 +539,17 @@ async def test_two_names_of_the_own_tenant_are_no_contradiction(served: Any) -> 
 async def test_another_tenant_is_refused_wherever_it_is_named(served: Any, tenant: str) -> None:
     async with served.unchanged():
         answers = [
-            await served.call("POST", "/v1/tasks", {"type": "demo"}, headers=[("x-tenant-id", tenant)]),
-            await served.call("POST", "/v1/tasks", {"type": "demo", "tenant_id": tenant}),
-            await served.call("POST", "/v1/tasks", {"type":"x", "tenant_id": TENANT}, headers=[("x-tenant-id", OTHER)]),
+            await served.call("POST", "/v1/tasks", {"type": "demo", "payload": None}, headers=[("x-tenant-id",
+                                                                                                tenant)]),
+            await served.call("POST", "/v1/tasks", {"type": "demo", "payload": None, "tenant_id": tenant}),
+            await served.call("POST", "/v1/tasks", {"type":"x", "payload": None, "tenant_id": TENANT},
+                              headers=[("x-tenant-id", OTHER)]),
             await served.call("GET", "/v1/tasks", headers=[("x-tenant-id", TENANT), ("x-tenant-id", tenant)])]
         answers += [await served.call("GET", f"/v1/tasks?tenant_id={OTHER}"),
-                    await served.call("POST", f"/v1/tasks?tenant_id={OTHER}", {"type": "demo", "tenant_id": TENANT}),
-                    await served.call("POST", "/v1/tasks/batch", {"tasks": [{"type": "demo"}], "tenant_id": tenant})]
+                    await served.call("POST", f"/v1/tasks?tenant_id={OTHER}", {"type": "demo", "payload": None,
+                                                                               "tenant_id": TENANT}),
+                    await served.call("POST", "/v1/tasks/batch", {"tasks": [{"type": "demo", "payload": None}],
+                                                                  "tenant_id": tenant})]
 
     for answer in answers:
         refused(answer, 403, "tenant_mismatch")
@@ -546,7 +557,8 @@ async def test_another_tenant_is_refused_wherever_it_is_named(served: Any, tenan
 
 async def test_another_tenant_in_one_item_of_a_batch_is_never_written(served: Any) -> None:
     async with served.unchanged():
-        answer = await served.call("POST", "/v1/tasks/batch", {"tasks": [{"type": "demo", "tenant_id": OTHER}]})
+        answer = await served.call("POST", "/v1/tasks/batch", {"tasks": [{"type": "demo", "payload": None,
+                                                                          "tenant_id": OTHER}]})
 
     assert answer.status == 403 or answer.json()["results"][0]["error"]["error"] == "tenant_mismatch", answer
 
@@ -563,7 +575,7 @@ async def test_on_loopback_the_gate_answers_for_its_own_names(served: Any, host:
                                   "evil.example#localhost", "localhost@evil.example", "10.0.0.1", "", "127.0.0.1:1:2"])
 async def test_on_loopback_the_gate_answers_for_no_other_name(served: Any, host: str) -> None:
     async with served.unchanged():
-        answers = [await served.call("POST", "/v1/tasks", {"type": "demo"}, headers=[("host", host)]),
+        answers = [await served.call("POST", "/v1/tasks", {"type": "demo", "payload": None}, headers=[("host", host)]),
                    await served.call("GET", "/health", headers=[("host", host)]),
                    await served.call("GET", "/docs", headers=[("host", host)])]
 
@@ -575,7 +587,7 @@ async def test_on_loopback_the_gate_answers_for_no_other_name(served: Any, host:
                                     "https://evil.example:8080", "http://127.0.0.1.evil.example"])
 async def test_on_loopback_no_page_of_another_site_may_call(served: Any, origin: str) -> None:
     async with served.unchanged():
-        answer = await served.call("POST", "/v1/tasks", {"type": "demo"}, headers=[("origin", origin)])
+        answer = await served.call("POST", "/v1/tasks", {"type": "demo", "payload": None}, headers=[("origin", origin)])
         ahead = await served.call("OPTIONS", "/v1/tasks", headers=[("origin", origin)])
 
     refused(answer, 403, "forbidden")
@@ -630,8 +642,8 @@ async def test_bootstrap_says_that_it_is_deprecated(served: Any) -> None:
 async def test_bootstrap_reads_who_asks_from_its_query_or_its_body(served: Any) -> None:
     """18.5: query/body { principal_kind, principal_id, principal_instance_id?, since_receipt_id?, max_items? }."""
     ada = {"principal_kind": "agent", "principal_id": "ada"}
-    await served.call("POST", "/v1/tasks", {"type": "demo", **ada})
-    await served.call("POST", "/v1/tasks", {"type": "demo", **ada})
+    await served.call("POST", "/v1/tasks", {"type": "demo", "payload": None, **ada})
+    await served.call("POST", "/v1/tasks", {"type": "demo", "payload": None, **ada})
 
     told = await served.call("GET", "/v1/bootstrap", {**ada, "principal_instance_id": "phone", "max_items": 1})
     mixed = await served.call("GET", "/v1/bootstrap?principal_kind=agent&principal_id=ada", {"max_items": 1})
@@ -691,7 +703,7 @@ CLAIM = {"worker_id": "w1", "wait_seconds": 30}
 
 async def test_a_waiting_claim_is_answered_when_work_arrives(served: Any) -> None:
     async with polling(served, "POST", "/v1/leases/claim", CLAIM) as (call, _):
-        made = await served.post("/v1/tasks", {"type": "demo"})
+        made = await served.post("/v1/tasks", {"type": "demo", "payload": None})
 
         answer = await asyncio.wait_for(call, PATIENCE_SECONDS)
 
@@ -707,7 +719,7 @@ async def test_a_waiting_claim_whose_client_goes_frees_its_place_and_takes_no_wo
         assert await asyncio.wait_for(call, PATIENCE_SECONDS) is None
 
     assert served.engine.waiting.count == 0
-    made = await served.post("/v1/tasks", {"type": "demo"})
+    made = await served.post("/v1/tasks", {"type": "demo", "payload": None})
     assert (await served.get(f"/v1/tasks/{made['task_id']}"))["status"] == "queued"
 
 
@@ -722,9 +734,9 @@ async def test_a_stopping_gate_answers_its_waiting_claims_with_an_empty_list(ser
 
 @pytest.mark.parametrize("way", ["get", "run"])
 async def test_a_reader_waits_for_the_end_of_a_task(served: Any, way: str) -> None:
-    made = await served.post("/v1/tasks", {"type": "demo", "priority": 1})
+    made = await served.post("/v1/tasks", {"type": "demo", "payload": None, "priority": 1})
     target, body = (f"/v1/tasks/{made['task_id']}?wait_seconds=30", None) if way == "get" else (
-        "/v1/tasks/run", {"type": "demo", "priority": 2})
+        "/v1/tasks/run", {"type": "demo", "payload": None, "priority": 2})
 
     async with polling(served, "GET" if way == "get" else "POST", target, body) as (call, _):
         (offer,) = (await served.post("/v1/leases/claim", {"worker_id": "w1"}))["tasks"]
@@ -739,7 +751,7 @@ async def test_a_reader_waits_for_the_end_of_a_task(served: Any, way: str) -> No
 
 
 async def test_a_reader_whose_client_goes_is_forgotten(served: Any) -> None:
-    made = await served.post("/v1/tasks", {"type": "demo"})
+    made = await served.post("/v1/tasks", {"type": "demo", "payload": None})
 
     async with polling(served, "GET", f"/v1/tasks/{made['task_id']}?wait_seconds=30") as (call, gone):
         gone.set()
@@ -749,7 +761,7 @@ async def test_a_reader_whose_client_goes_is_forgotten(served: Any) -> None:
 
 
 async def test_a_stopping_gate_answers_its_waiting_readers_with_what_there_is(served: Any) -> None:
-    made = await served.post("/v1/tasks", {"type": "demo"})
+    made = await served.post("/v1/tasks", {"type": "demo", "payload": None})
 
     async with polling(served, "GET", f"/v1/tasks/{made['task_id']}?wait_seconds=30") as (call, _):
         served.gate.drain()
@@ -761,11 +773,11 @@ async def test_a_stopping_gate_answers_its_waiting_readers_with_what_there_is(se
 @pytest.mark.parametrize("wait", [0.01, 31, 3600, 9007199254740991])
 async def test_asking_to_wait_too_long_is_clamped(serve: Any, wait: float) -> None:
     served = await serve(max_wait_seconds=0.01)
-    made = await served.post("/v1/tasks", {"type": "other"})
+    made = await served.post("/v1/tasks", {"type": "other", "payload": None})
 
     claimed = await served.post("/v1/leases/claim", {"worker_id": "w1", "accept_types": ["none"], "wait_seconds": wait})
     read = await served.get(f"/v1/tasks/{made['task_id']}?wait_seconds={wait}")
-    ran = await served.post("/v1/tasks/run", {"type": "other", "wait_seconds": wait})
+    ran = await served.post("/v1/tasks/run", {"type": "other", "payload": None, "wait_seconds": wait})
 
     assert (claimed, read["status"], ran["status"]) == ({"tasks": []}, "queued", "queued")
 
@@ -816,7 +828,7 @@ class Wire:
 
 def test_over_a_socket_answers_are_whole_and_do_not_name_the_server(live: Any) -> None:
     with Wire(live) as wire:
-        made = wire.say("POST", "/v1/tasks", b'{"type":"demo"}').answer()
+        made = wire.say("POST", "/v1/tasks", b'{"type":"demo","payload":0}').answer()
         read = wire.say("GET", f"/v1/tasks/{made[2]['task_id']}?wait_seconds=0.05").answer()
         lost = wire.say("GET", "/nothing").answer()
         empty = wire.say("POST", "/v1/leases/unknown/extend").answer()
@@ -847,7 +859,7 @@ def test_over_a_socket_a_body_is_held_to_its_limits(live: Any) -> None:
 
 def test_over_a_socket_a_stopping_server_answers_its_waiting_calls(live: Any) -> None:
     with Wire(live) as claim, Wire(live) as read, Wire(live) as wire:
-        task_id = wire.say("POST", "/v1/tasks", b'{"type":"demo"}').answer()[2]["task_id"]
+        task_id = wire.say("POST", "/v1/tasks", b'{"type":"demo","payload":0}').answer()[2]["task_id"]
         claim.say("POST", "/v1/leases/claim", b'{"worker_id":"w","accept_types":["none"],"wait_seconds":30}')
         read.say("GET", f"/v1/tasks/{task_id}?wait_seconds=30")
         wire.say("GET", "/health").answer()

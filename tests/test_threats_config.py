@@ -150,7 +150,7 @@ LISTED = '{"jsonrpc":"2.0","id":1,"method":"tools/list"}'
 REQUESTS = {
     "a good answer": (200, f"GET /v1/config HTTP/1.1\n{AUTHORIZED}\n"),
     "without a credential": (200, "GET /health HTTP/1.1\nHost: localhost\nConnection: close\n\n"),
-    "a write": (200, f'POST /v1/tasks HTTP/1.1\n{AUTHORIZED}Content-Length: 15\n\n{{"type":"demo"}}'),
+    "a write": (200, f'POST /v1/tasks HTTP/1.1\n{AUTHORIZED}Content-Length: 27\n\n{{"type":"demo","payload":0}}'),
     "the description": (200, f"GET /openapi.json HTTP/1.1\n{AUTHORIZED}\n"),
     "only the head": (200, f"HEAD /health HTTP/1.1\n{AUTHORIZED}\n"),
     "a tool": (200, f"POST /mcp HTTP/1.1\n{AUTHORIZED}{MCP}Content-Length: {len(LISTED)}\n\n{LISTED}"),
@@ -247,11 +247,12 @@ async def test_h2_a_database_that_breaks_shows_none_of_its_words(
     serve: Any, url: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = await serve()
-    task = await served.post("/v1/tasks", {"type": "demo"})
+    task = await served.post("/v1/tasks", {"type": "demo", "payload": None})
     bare = {"method": "tools/call", "params": {"name": "asyncgate.list_receipts", "arguments": {}}}
 
     async with broken(url, request.config):
-        answers = [await served.call("POST", "/v1/tasks", {"type": "demo"}), await served.call("GET", "/v1/receipts"),
+        answers = [await served.call("POST", "/v1/tasks", {"type": "demo", "payload": None}),
+                   await served.call("GET", "/v1/receipts"),
                    await served.call("GET", f"/v1/tasks/{task['task_id']}/history"),
                    await served.call("POST", "/mcp", bare)]
 

@@ -290,7 +290,8 @@ def test_f3_a_principal_and_a_tenant_have_so_many_places_to_wait_on_both_facades
             "name": "asyncgate.lease_next", "arguments": claim("w1")}}).answer()[2]["error"]
         polling(third, *rest_poll("w2"))
         of_tenant = refusal(crowded, "w3", third)
-        task_id = more.say("POST", "/v1/tasks", {"type": "other", "agent_id": "ada"}).answer()[2]["task_id"]
+        task_id = more.say("POST", "/v1/tasks", {"type": "other", "payload": None,
+                                                 "agent_id": "ada"}).answer()[2]["task_id"]
         reading = more.say("GET", f"/v1/tasks/{task_id}?wait_seconds=30").answer()
         unwaiting = more.say("POST", "/v1/leases/claim", {"worker_id": "w1", "accept_types": ["no"]}).answer()
 
@@ -323,7 +324,7 @@ def test_f3_calls_that_wait_hold_no_connection_to_the_database(crowded: Any) -> 
         refusal(crowded, "w3", *(polling(line, *rest_poll(worker)) for line, worker in (
             (first, "w1"), (second, "w1"), (third, "w2"))))
 
-        made = [other.say("POST", "/v1/tasks", {"type": "none"}).answer() for _ in range(3)]
+        made = [other.say("POST", "/v1/tasks", {"type": "none", "payload": None}).answer() for _ in range(3)]
         offers = [line.answer()[2]["tasks"][0]["task_id"] for line in (first, second, third)]
 
     assert sorted(offers) == sorted(answer[2]["task_id"] for answer in made)
@@ -349,8 +350,10 @@ async def test_f3_a_refused_run_task_creates_nothing(serve: Any, url: str) -> No
 
     with served.engine.polls.place(served.tenant_id, Principal("agent", "ada")):
         async with served.unchanged():
-            refused = await served.call("POST", "/v1/tasks/run", {"type": "x", "agent_id": "ada", "wait_seconds": 5})
-        at_once = await served.call("POST", "/v1/tasks/run", {"type": "x", "agent_id": "ada", "wait_seconds": 0})
+            refused = await served.call("POST", "/v1/tasks/run", {"type": "x", "payload": None, "agent_id": "ada",
+                                                                  "wait_seconds": 5})
+        at_once = await served.call("POST", "/v1/tasks/run", {"type": "x", "payload": None, "agent_id": "ada",
+                                                              "wait_seconds": 0})
 
     assert (refused.status, at_once.status) == (429, 200)
 
@@ -412,7 +415,7 @@ async def test_f6_a_method_that_mcp_does_not_have_is_405(served: Any, method: st
 
 
 async def test_f7_a_batch_of_json_rpc_is_refused_whole(served: Any) -> None:
-    _, path, one, *headers = tool("create_task", {"type": "demo"})
+    _, path, one, *headers = tool("create_task", {"type": "demo", "payload": None})
 
     async with served.unchanged():
         for given in ([(name.lower(), value) for name, value in headers], [("content-type", "application/json")]):
