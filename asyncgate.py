@@ -52,7 +52,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Set
 from datetime import datetime
-from functools import cached_property, lru_cache, partial, wraps
+from functools import cached_property, lru_cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, get_type_hints
 
@@ -67,6 +67,7 @@ from starlette.routing import Route
 if "__path__" not in globals():  # a bare checkout: its folders are this module's parts, as they are in the wheel
     __path__ = [os.path.dirname(os.path.abspath(__file__))]
 
+from asyncgate.parts.configured import configured as configured
 from asyncgate.parts.content import *
 from asyncgate.parts.content import any_json as _any
 from asyncgate.parts.duties import Duties
@@ -2545,32 +2546,6 @@ def main() -> None:
 
     Begin with `asyncgate demo` (watch it work) or `asyncgate dev` (a gate to try things on).
     """
-
-
-class Unready(click.ClickException):
-    """Ends a command that cannot begin; with 2 where the settings are wrong."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.exit_code = status     # type: ignore[misc]  # click declares it for the class
-
-
-def configured(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that every command over settings has, and hand it what they add up to."""
-    @click.option("--config", metavar="FILE", help="YAML file with settings.")
-    @click.option("--database", metavar="URL", help="Where to store everything, such as sqlite:///gate.db.")
-    @click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Any setting that `config` lists.")
-    @wraps(command)
-    def run(config: str | None, database: str | None, sets: tuple[str, ...], **options: Any) -> Any:
-        flags = {name.strip(): value for name, _, value in (one.partition("=") for one in sets)}
-        flags |= {"database.url": database} if database else {}
-        flags |= {name: str(options.pop(name)) for name in ("host", "port") if options.get(name) is not None}
-        try:
-            return command(load_settings(config, flags=flags), **{name: value for name, value in options.items()
-                                                                  if name not in ("host", "port")})
-        except (SettingsError, StartupError) as wrong:
-            raise Unready(str(wrong), wrong.exit_status) from None
-    return run
 
 
 @main.command()
