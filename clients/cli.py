@@ -460,8 +460,9 @@ def migrate(configured: Configured, print_sql: bool, after: int, as_json: bool) 
     database, backends = configured.settings.database, import_module("asyncgate.backends")
     if print_sql:
         return click.echo(backends.migration_sql(database.url, after), nl=False)
-    applied = asyncio.run(backends.migrate(database.url, database))
-    put(as_json, {"applied": applied}, *(f"applied {name}" for name in applied), "the schema is up to date")
+    done = asyncio.run(backends.migrate(database.url, database))
+    said = (f"applied {name}" if name.endswith(".sql") else f"made again: {name}" for name in done)
+    put(as_json, {"applied": done}, *said, "the schema is up to date")
 
 
 @commands.command()
