@@ -149,8 +149,8 @@ async def test_bootstrap_says_where_receipts_go_and_how_far_the_ledger_is_behind
 
     agent, worker = await gate.as_agent().bootstrap(), await gate.as_worker().bootstrap()
 
-    assert [one.receipt_type for one in agent.attention.inbox_receipts] == [     # by when they were made
-        "plan.made", "task.assigned", "task.result_ready"]
+    assert [one.receipt_type for one in agent.attention.inbox_receipts] == [
+        "plan.made", "task.assigned", "task.result_ready"]       # by the times that they say
     assert (agent.receipt_routing.memorygate_url, agent.receipt_routing.auth_token) == (ledger.url, None)
     assert (worker.receipt_routing.emit_receipts_to, worker.receipt_routing.worker_must_emit_to_memorygate) == (
         "memorygate", False)
