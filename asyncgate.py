@@ -35,6 +35,11 @@ rule: it loads, locks, saves.  So each rule is written once and means the same o
 
 from __future__ import annotations
 
+import sys
+
+if sys.version_info < (3, 11):      # noqa: UP036  # an older one would fail at some import, and say nothing of this
+    sys.exit(f"AsyncGate needs Python 3.11 or newer, and this is {sys.version.split()[0]}")
+
 import asyncio
 import base64
 import contextlib
@@ -43,12 +48,11 @@ import hmac
 import inspect
 import logging
 import os
-import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Set
 from datetime import datetime
-from functools import cached_property, lru_cache, partial, wraps
+from functools import cached_property, lru_cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, get_type_hints
 
@@ -63,6 +67,7 @@ from starlette.routing import Route
 if "__path__" not in globals():  # a bare checkout: its folders are this module's parts, as they are in the wheel
     __path__ = [os.path.dirname(os.path.abspath(__file__))]
 
+from asyncgate.parts.configured import configured as configured
 from asyncgate.parts.content import *
 from asyncgate.parts.content import any_json as _any
 from asyncgate.parts.duties import Duties
@@ -1046,7 +1051,7 @@ class Engine:
         offers: list[Offer] = []
         while len(offers) < (ask.max_tasks or 1) and self._may_lease(work) and (task := work.best(ask)):
             offers.append(self._lease(work, worker, ask, task))
-        return Offers(offers)
+        return Offers(offers, UNSET if len(offers) == ask.max_tasks or self._may_lease(work) else [FULL_OF_LEASES])
 
     def _again(self, work: Work, worker: Principal, ask: LeaseNext) -> list[Offer]:
         """Return the offers of an earlier claim whose reply was lost on the wire, as far as they live."""
@@ -2391,7 +2396,13 @@ class Gate:
         return [*headers, STRICT_TRANSPORT] if scope.get("scheme") == "https" else headers
 
     async def _lost(self, request: Any, error: HTTPException) -> Any:
+        if (request.method, request.scope["path"]) == ("GET", "/") and "text/html" in request.headers.get("accept", ""):
+            return self._to_docs
         return self._plain(NotFound("there is nothing here; /openapi.json lists what there is"))
+
+    async def _to_docs(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lead a browser to the page; the address is a relative one, as a proxy may keep the gate below a path."""
+        await self.send(send, scope, 302, b"", [(b"location", b"docs")])
 
     async def _broken(self, request: Any, error: Exception) -> Any:
         return self._plain(fault(request.url.path, error))
@@ -2439,32 +2450,6 @@ def main() -> None:
     """
 
 
-class Unready(click.ClickException):
-    """Ends a command that cannot begin; with 2 where the settings are wrong."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.exit_code = status     # type: ignore[misc]  # click declares it for the class
-
-
-def configured(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that every command over settings has, and hand it what they add up to."""
-    @click.option("--config", metavar="FILE", help="YAML file with settings.")
-    @click.option("--database", metavar="URL", help="Where to store everything, such as sqlite:///gate.db.")
-    @click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Any setting that `config` lists.")
-    @wraps(command)
-    def run(config: str | None, database: str | None, sets: tuple[str, ...], **options: Any) -> Any:
-        flags = {name.strip(): value for name, _, value in (one.partition("=") for one in sets)}
-        flags |= {"database.url": database} if database else {}
-        flags |= {name: str(options.pop(name)) for name in ("host", "port") if options.get(name) is not None}
-        try:
-            return command(load_settings(config, flags=flags), **{name: value for name, value in options.items()
-                                                                  if name not in ("host", "port")})
-        except (SettingsError, StartupError) as wrong:
-            raise Unready(str(wrong), wrong.exit_status) from None
-    return run
-
-
 @main.command()
 @click.option("--host", metavar="ADDRESS", help="Address to listen on; default 127.0.0.1.")
 @click.option("--port", type=int, metavar="NUMBER", help="Port to listen on; default 8080, 0 takes any free one.")
@@ -2482,7 +2467,14 @@ def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None
     gate = kind(settings)
     gate.app.router.routes.extend(beside)
     said = ready or (lambda url: log.info("asyncgate %s serves %s", __version__, url))
-    status: int = import_module("asyncgate.backends.server_uvicorn").run(gate, settings, drain=gate.drain, ready=said)
+
+    def listens(url: str) -> None:
+        if announce := getattr(gate.engine.backend, "announce", None):
+            announce(url)
+        said(url)
+
+    server = import_module("asyncgate.backends.server_uvicorn")
+    status: int = server.run(gate, settings, drain=gate.drain, ready=listens)
     return status
 
 

@@ -543,9 +543,10 @@ class Offer(Terms, kw_only=True, omit_defaults=False):
 
 
 class Offers(Struct):
-    """The tasks that this claim got; an empty list when there are none."""
+    """The tasks that this claim got; an empty list when there are none, and a warning where a limit is the reason."""
 
     tasks: list[Offer]
+    warnings: list[str] | UnsetType = UNSET
 
 
 class Renewed(Struct):
