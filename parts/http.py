@@ -108,14 +108,14 @@ def fill(ask: Ask, query: dict[str, str]) -> None:
 def presented(headers: Headers) -> str | None:
     """Return the one token that a request shows; two different ones are nobody's."""
     bearers = [value.decode("latin-1").partition(" ") for name, value in headers if name == b"authorization"]
-    tokens = {token.strip(BLANKS) if scheme.lower() == "bearer" else "" for scheme, _, token in bearers}
+    tokens = {token.strip(BLANKS) if scheme.lower() == "bearer" else None for scheme, _, token in bearers}
     tokens |= {value.decode("latin-1").strip(BLANKS) for name, value in headers if name == b"x-api-key"}
     if len(tokens) > 1 or len(bearers) > 1:
         raise TwoCredentials("two different credentials in one request; show one: Authorization: Bearer <token>, or "
                              "X-API-Key: <token>")
-    if "" in tokens:
+    if None in tokens:
         raise TwoCredentials("show one credential: Authorization: Bearer <token>, or X-API-Key: <token>")
-    return tokens.pop() if tokens else None
+    return (tokens.pop() if tokens else None) or None       # an empty one is none: a variable that was not set
 
 
 def address_of(scope: Scope) -> str | None:

@@ -113,7 +113,8 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "revoke_key": ({"key_id": KEY_ID, "reason": "published by mistake"}, {"ok": True}),
     "list_audit": ({"severity": "warning", "limit": 20}, {"lines": [{
         "audit_id": "000000000007", "tenant_id": TENANT, "number": 7, "timestamp": NOW,
-        "event": "key_revoked", "severity": "warning",
+        "event": "key_revoked", "severity": "warning", "principal_id": "ada", "ip": "192.0.2.7",
+        "user_agent": "asyncgate-client/0.1.0", "reason": None,
         "details": {"principal_kind": "human", "principal_id": "ada", "revoked": KEY_ID}, "hash": "5d0c1e72" * 8}]}),
     "seal_receipts": ({}, {"tenant_id": TENANT, "number": 12, "last_receipt_id": DONE, "hash": "9b1f04ce" * 8}),
     "list_seals": ({"limit": 20}, {"seals": [{

@@ -303,6 +303,15 @@ async def test_head_of_nothing_has_no_body_either(served: Any) -> None:
 # Refusals.
 
 
+async def test_a_browser_at_the_root_is_led_to_the_page(served: Any) -> None:
+    browser = [("accept", "text/html,application/xhtml+xml,*/*;q=0.8")]
+
+    led = await served.call("GET", "/", headers=browser, token=None)
+
+    assert (led.status, dict(led.headers)["location"]) == (302, "docs")
+    assert (await served.call("GET", "/v1", headers=browser, token=None)).status == 404
+
+
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/v1/nothing", "/v1/tasks/", "/v1/tasks/a/b", "/V1/tasks", "/v2"])
 async def test_a_path_that_is_none_is_404(served: Any, path: str) -> None:
     for method in ("GET", "POST"):
