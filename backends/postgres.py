@@ -592,7 +592,8 @@ class Postgres:
         found: defaultdict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
         for tenant_id, kind, id in await self._ask(sql.OVERDUE, now, now - grace, others, name, max(OVERDUE, limit)):
             if kind == "others":    # its owner lives and should see to it; should it die now, we will see that
-                self.member.hear(News(tenant_id, lapse=now - grace + LOOK_AGAIN_SECONDS))
+                if self.member:
+                    self.member.hear(News(tenant_id, lapse=now - grace + LOOK_AGAIN_SECONDS))
                 continue
             ids = found[tenant_id][kind == "schedule"]
             if len(ids) < limit:

@@ -70,7 +70,7 @@ class GetFiled(Ask, kw_only=True):
     """Read one receipt of a ledger."""
 
     needed: ClassVar[tuple[str, ...]] = ("receipt_id",)
-    receipt_id: str = ""
+    receipt_id: Id = ""
     tenant: Whose = None
 
 

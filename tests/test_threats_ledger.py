@@ -161,6 +161,39 @@ async def test_a_ledger_takes_no_body_that_a_gate_would_not_take(body: str, back
         assert (await shelf.get("/v1/receipts"))["receipts"] == []
 
 
+LINE = {"receipt_id": "r1", "receipt_type": "plan.made", "from": {"kind": "agent", "id": "ada"},
+        "to": {"kind": "agent", "id": "bob"}, "created_at": "2026-11-22T07:00:00Z", "body": {}}
+
+
+@pytest.mark.parametrize(("method", "target", "more"), [
+    ("POST", "/v1/receipts", {"receipt_id": "a\0b"}), ("POST", "/v1/receipts", {"task_id": "a\0b"}),
+    ("POST", "/v1/receipts", {"asyncgate_instance": "a\0b"}), ("POST", "/v1/receipts", {"parents": ["a\0b"]}),
+    ("POST", "/v1/receipts", {"tenant_id": "tenant-123"}), ("POST", "/v1/receipts", {"tenant_id": "a\0b"}),
+    ("POST", "/v1/receipts", {"tenant_id": ""}), ("POST", "/v1/receipts", {"body": "a\0b"}),
+    ("POST", "/v1/receipts", {"from": {"kind": "a\0b", "id": "ada"}}),
+    *(("GET", f"/v1/receipts{rest}", None) for rest in (
+        "/a%00b", "/a%00b/chain", "/r1?tenant=tenant-123", "/r1/chain?tenant=tenant-123", "?tenant=tenant-123",
+        "?tenant=a%00b", "?task_id=a%00b", "?since_receipt_id=a%00b", "?asyncgate_instance=a%00b",
+        "?tenant=AAAAAAAA-AAAA-4AAA-8AAA-AAAAAAAAAAAA", "?tenant=%F0%9F%98%80", "?to_id=a%00b")),
+    ("GET", "/v1/audit?tenant=tenant-123", None), ("GET", "/v1/limits?tenant=a%00b", None)])
+async def test_a_name_that_some_database_could_not_hold_is_refused_by_every_ledger(
+        method: str, target: str, more: Any, backend_url: str) -> None:
+    async with serving(LedgerGate, backend_url) as shelf, shelf.unchanged():
+        answer = await shelf.call(method, target, {**LINE, **more} if more else None)
+
+    assert answer.status == 400, answer
+    assert answer.json()["error"] == "invalid_request"
+
+
+@pytest.mark.parametrize("number", ["9" * 19, "9" * 20, "9" * 30, "-" + "9" * 400, "1e308", "0.1"])
+async def test_any_number_that_a_gate_takes_a_ledger_takes(number: str, backend_url: str) -> None:
+    content = json.dumps({**LINE, "body": {"n": "N"}}).replace('"N"', number).encode()
+    async with serving(LedgerGate, backend_url) as shelf:
+        first, again = [await shelf.call("POST", "/v1/receipts", content) for _ in range(2)]
+
+    assert (first.status, again.status, again.json()["replay"]) == (200, 200, True)
+
+
 # How much is read.
 
 
