@@ -21,8 +21,6 @@ from starlette.routing import Route
 from asyncgate import (
     OPERATIONS,
     Caller,
-    Door,
-    Endpoint,
     Engine,
     Entry,
     EntryFilter,
@@ -50,6 +48,7 @@ from asyncgate import (
 from asyncgate.backends.identity_admin import operates
 from asyncgate.parts.content import any_json
 from asyncgate.parts.http import Scope, claimed_tenants, read_body
+from asyncgate.parts.rest import Door, Endpoint
 from asyncgate.parts.screening import MAX_DEPTH, screen
 from asyncgate.parts.wire import Ask, Configuration, GetConfig, Problem
 from asyncgate.parts.wire_ledger import (
@@ -314,7 +313,7 @@ class LedgerDoor(Door):
         async with self.opening:
             if self.facade is None:
                 part = await asyncio.to_thread(import_module, "asyncgate.backends.receipts_ledger_mcp")
-                self.facade = await part.LedgerFacade(self.gate, TOOLS, __version__).open()
+                self.facade = await part.LedgerFacade(self.gate, self.operations, self.version).open()
 
 
 class LedgerGate(Gate):
@@ -329,7 +328,7 @@ class LedgerGate(Gate):
         return endpoints
 
     def _routes(self) -> list[Any]:
-        self.mcp = LedgerDoor(self)
+        self.mcp = LedgerDoor(self, TOOLS, __version__)
         return [Route(path, self.mcp) for path in ("/mcp", "/mcp/u")]
 
 

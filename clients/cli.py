@@ -303,7 +303,9 @@ TABLES = {
 }
 
 def show(op: Operation, reply: dict[str, Any]) -> None:
-    """Print a reply: a list as a table, anything else as names and values."""
+    """Print a reply: a list as a table, anything else as names and values; what it warns of on stderr."""
+    for text in reply.pop("warnings", None) or ():
+        click.echo(f"warning: {plain(text)}", err=True)
     rows = next((value for value in reply.values() if isinstance(value, list)), None) if op.name in TABLES else None
     if rows is None:
         return show_block(reply)
@@ -429,13 +431,16 @@ def worker(ctx: click.Context, /, at: Connection, what: str | None, profile_file
         about["state"] = None if forget else about["state"]
     else:
         del about["state"]
-    with calling.refusals():
-        if profile_file:
-            for of_http_get in ("allow", "plain_http", "timeout_seconds"):
-                del about[of_http_get]
-            import_module("asyncgate.clients.worker_ai_command").run(profile_file, quiet=quiet, **about)
-        else:
-            part.run(what, command, quiet=quiet, **about)
+    try:
+        with calling.refusals():
+            if profile_file:
+                for of_http_get in ("allow", "plain_http", "timeout_seconds"):
+                    del about[of_http_get]
+                import_module("asyncgate.clients.worker_ai_command").run(profile_file, quiet=quiet, **about)
+            else:
+                part.run(what, command, quiet=quiet, **about)
+    except OSError as wrong:
+        raise click.ClickException(str(wrong)) from None
 
 
 @commands.command(cls=Passing, options_metavar="", epilog="Example: asyncgate conformance memory:// -- -k lease -x")

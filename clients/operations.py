@@ -253,9 +253,10 @@ class Offer(Struct, kw_only=True):
 
 
 class Offers(Struct, kw_only=True):
-    """The tasks that this claim got; an empty list when there are none."""
+    """The tasks that this claim got; an empty list when there are none, and a warning where a limit is the reason."""
 
     tasks: list[Offer]
+    warnings: list[str] | None = None
 
 
 class Receipts(Struct, kw_only=True):

@@ -114,6 +114,7 @@ class Worker:
         self.heart = Heart(self.gate.url, self.gate.token, self.me, self.ttl_seconds)
         self.stopping, self.hurried, self.loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
         self.instance, self.claim_id, self.away_since, self.known = "", uuid.uuid4().hex, 0.0, False
+        self.warned: list[str] = []
         self.running = True
         async with self.gate:
             self.heart.start()
@@ -181,10 +182,18 @@ class Worker:
             capabilities=self.capabilities, max_tasks=self.concurrency - len(self.jobs),
             lease_ttl_seconds=self.ttl_seconds, wait_seconds=WAIT_SECONDS, claim_id=self.claim_id)
         self.claim_id = uuid.uuid4().hex    # had the answer been lost, the same claim would have got the same leases
+        self._warn(reply.get("warnings") or [])
         for offer in reply["tasks"]:
             self._begin(offer)
         if not reply["tasks"] and time.monotonic() - asked < FIRST_PAUSE:
             await asyncio.sleep(FIRST_PAUSE)    # a gate that stops answers waiting claims at once
+
+    def _warn(self, texts: list[str]) -> None:
+        """Say what the gate warns of, once for as long as it does."""
+        for text in texts:
+            if text not in self.warned:
+                log.warning("%s: %s", self.worker_id, text)
+        self.warned = texts
 
     async def _insist(self, call: Callable[[], Awaitable[None]]) -> None:
         """Call until it is answered; a gate that has refused this worker from the start is not asked again."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -431,6 +434,38 @@ def test_bad_configuration_is_2(run: Run, said: list[str]) -> None:
 
     assert (result.exit_code, result.stdout) == (2, ""), result.output
     assert "Traceback" not in result.stderr
+
+
+def test_a_second_gate_on_a_file_is_told_who_has_it(url: str, database: str) -> None:
+    asked = [*GATE, "serve", "--port", "0", "--database", database]
+
+    done = subprocess.run(asked, env=clean(ASYNCGATE_API_KEY=KEY), capture_output=True, text=True)
+
+    assert done.returncode == 1
+    assert re.search(rf"another asyncgate is serving \S+: process \d+ at {re.escape(url)}; one process", done.stderr)
+
+
+@pytest.mark.parametrize("made", ["CREATE TABLE books (title)", "CREATE TABLE meta (name, value)"])
+def test_a_file_of_another_program_is_left_as_it_is(run: Run, tmp_path: Path, made: str) -> None:
+    file = tmp_path / "other.db"
+    with closing(sqlite3.connect(file)) as other:
+        other.execute(made)
+    before = file.read_bytes()
+
+    for asked in (["verify"], ["migrate"], ["keys", "issue", "--name", "n", "--principal-id", "p"]):
+        result = run(*asked, "--database", f"sqlite:///{file}")
+        assert (result.exit_code, "is a database of something else" in result.stderr) == (2, True), result.output
+    assert file.read_bytes() == before
+
+
+def test_a_program_that_cannot_be_run_is_told_apart_from_one_that_is_not_there(run: Run, tmp_path: Path) -> None:
+    program = tmp_path / "count.sh"
+    program.write_text("#!/bin/sh\n")
+
+    closed, missing = (run("worker", "--forget", "--type", "t", "--", str(path)) for path in (program, tmp_path / "no"))
+
+    assert (closed.exit_code, f"chmod +x {program}" in closed.stderr) == (2, True), closed.output
+    assert (missing.exit_code, "there is no program" in missing.stderr) == (2, True), missing.output
 
 
 def test_a_conflict_is_5(run: Run, kind: str) -> None:
