@@ -834,13 +834,13 @@ class Engine:
     def _draft(self, work: Work, caller: Caller, creator: Principal,
                ask: CreateTask) -> tuple[Task, frozenset[str], dict[str, Any]]:
         """Make a task of its contract, and the body of the receipt that states it."""
-        if caller.task_types is not None and ask.type not in caller.task_types:
-            raise barred(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
         limits, payload = self.settings, bytes(ask.payload) or b"null"
-        if not bytes(ask.payload) and ask.payload_pointer is None:
-            raise InvalidRequest("create_task needs payload or payload_pointer; who needs neither says payload: null")
         sized(payload, limits.max_payload_bytes, "payload")
         value, needed = parsed(payload, "payload"), needs_of(ask.requirements)
+        if caller.task_types is not None and not ordered_types(ask.type, value) <= caller.task_types:
+            raise barred(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
+        if not bytes(ask.payload) and ask.payload_pointer is None:
+            raise InvalidRequest("create_task needs payload or payload_pointer; who needs neither says payload: null")
         terms = {name: held for name in Terms.__struct_fields__ if (held := getattr(ask, name)) is not None}
         session = {"principal_instance_id": creator.instance_id} if creator.instance_id else {}
         delay, deadline = ask.delay_seconds or 0.0, instant(ask.timeouts.deadline if ask.timeouts else None)
@@ -2366,17 +2366,18 @@ class Gate:
         return reply
 
     @cached_property
-    def _doors(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The Host and Origin names that are served; on loopback only its own unless told otherwise."""
+    def _doors(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+        """The Host and Origin names that are served, and the gate's own, which on loopback are all unless set."""
         own = {"localhost", "127.0.0.1", "::1", self.settings.host} if loopback(self.settings.host) else set()
-        return frozenset(self.settings.allowed_hosts or own), frozenset(self.settings.allowed_origins or own)
+        return frozenset(self.settings.allowed_hosts or own), frozenset(self.settings.allowed_origins), frozenset(own)
 
     def _foreign(self, headers: Headers) -> GateError | None:
-        hosts, origins = self._doors
-        for name, value in headers:
-            if name == b"host" and hosts and not named_in(value, hosts):
-                return Misdirected("this gate does not answer for that Host; see the setting allowed_hosts")
-            if name == b"origin" and origins and not named_in(value, origins):
+        hosts, origins, own = self._doors
+        host = next((value for name, value in headers if name == b"host"), None)
+        if hosts and host is not None and not named_in(host, hosts):
+            return Misdirected("this gate does not answer for that Host; see the setting allowed_hosts")
+        for name, value in headers if origins or own else ():
+            if name == b"origin" and not (named_in(value, origins) or own_page(value, host or b"", own)):
                 return Forbidden("pages of that Origin may not call this gate; see the setting allowed_origins")
         return None
 
