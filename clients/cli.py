@@ -433,7 +433,7 @@ class Passing(click.Command):
 @click.option("--type", "types", multiple=True, metavar="TYPE", help="Type of task to take; may be repeated.")
 @click.option("--url", help=f"Where the gate is; default ASYNCGATE_URL, else {DEFAULT_URL}.")
 @click.option("--token", help="The credential; default ASYNCGATE_API_KEY.")
-@click.option("--worker-id", metavar="ID", help="The worker's name; default the host's. With a key, its principal's.")
+@click.option("--worker-id", metavar="ID", help="The worker's name; default its key's principal, or the host's.")
 @click.option("--worker-kind", metavar="KIND", help="The kind of the key's principal, where that is not worker.")
 @click.option("--capability", "capabilities", multiple=True, help="What it can do; may be repeated.")
 @click.option("--concurrency", type=click.IntRange(1, 1000), default=1, show_default=True, help="Tasks at a time.")

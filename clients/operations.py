@@ -35,6 +35,7 @@ from asyncgate.parts.wire import (
     Status,
     Terminator,
     Timeouts,
+    You,
 )
 from asyncgate.parts.wire_admin import (
     IssuedKey,
@@ -783,6 +784,15 @@ class AsyncOperations:
         """
         return await self.ask("suspend_tenant", TenantRecord, locals())
 
+    async def whoami(
+        self, *, tenant_id: str | None = None,
+    ) -> You:
+        """Tell who the credential stands for, and what it may do.
+
+        With bound: false it stands for everybody: each request says who makes it (principal_id, worker_id).
+        """
+        return await self.ask("whoami", You, locals())
+
 
 class SyncOperations:
     """All operations, to call from where nothing can be awaited."""
@@ -1256,3 +1266,12 @@ class SyncOperations:
         For the operator.  Its tasks stay as they are, its leases run out.  Spec 21.9.
         """
         return self.ask("suspend_tenant", TenantRecord, locals())
+
+    def whoami(
+        self, *, tenant_id: str | None = None,
+    ) -> You:
+        """Tell who the credential stands for, and what it may do.
+
+        With bound: false it stands for everybody: each request says who makes it (principal_id, worker_id).
+        """
+        return self.ask("whoami", You, locals())
