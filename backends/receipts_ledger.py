@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from asyncgate import (
     OPERATIONS,
+    Account,
     Caller,
     Door,
     Endpoint,
@@ -46,7 +47,7 @@ from asyncgate import (
     sha256,
     wanted_is,
 )
-from asyncgate.backends.identity_admin import operates
+from asyncgate.backends.identity_admin import ID, operates, tenant_of
 from asyncgate.parts.content import any_json
 from asyncgate.parts.http import Scope, claimed_tenants, read_body
 from asyncgate.parts.wire import Ask, Configuration, GetConfig, Problem
@@ -151,6 +152,15 @@ def home(engine: Engine, caller: Caller, named: str | None) -> str:
     return named
 
 
+async def room(engine: Engine, caller: Caller, named: str | None) -> str:
+    """Return the tenant that is read, which may be named by its name."""
+    own = await engine.backend.record(caller.tenant_id, Account) if named and not ID.match(named) else None
+    if own is not None and own.name == named:
+        return caller.tenant_id
+    tenant_id = home(engine, caller, named)
+    return await tenant_of(engine, tenant_id) if named and tenant_id == named else tenant_id
+
+
 def its_entries(needs: Needs, caller: Caller, ask: Told) -> None:
     """Load what has been stored under the ids."""
     needs.records.update((Entry, (entry.receipt_id,)) for entry in ask.entries if isinstance(entry, Entry))
@@ -178,7 +188,8 @@ async def list_receipts(engine: Engine, caller: Caller, ask: ListFiled) -> Filed
     Follow cursor as since_receipt_id: every receipt comes exactly once.  An admin may list everything, others their
     own inbox, and with task_id the whole story of a task that they take part in.  Spec 20.13.
     """
-    tenant_id, to = home(engine, caller, ask.tenant), filtered("to_kind", ask.to_kind, "to_id", ask.to_id)
+    tenant_id = await room(engine, caller, ask.tenant)
+    to = filtered("to_kind", ask.to_kind, "to_id", ask.to_id)
     if not caller.sees_all:
         if not wanted_is(to, caller.principal):
             raise barred(caller, f"this credential sees what is addressed to {caller.principal} only")
@@ -224,7 +235,7 @@ async def get_receipt(engine: Engine, caller: Caller, ask: GetFiled) -> Raw:
 
 async def found(engine: Engine, caller: Caller, ask: GetFiled) -> Entry:
     """Return a receipt that the caller may read."""
-    tenant_id = home(engine, caller, ask.tenant)
+    tenant_id = await room(engine, caller, ask.tenant)
     if (entry := await engine.backend.record(tenant_id, Entry, ask.receipt_id)) is None:
         raise ReceiptNotFound(f"no receipt {ask.receipt_id} is stored here")
     if not caller.sees_all and not (entry.to.same(caller.principal) or entry.sender.same(caller.principal)):
@@ -234,7 +245,7 @@ async def found(engine: Engine, caller: Caller, ask: GetFiled) -> Entry:
 
 async def get_receipt_chain(engine: Engine, caller: Caller, ask: GetChain) -> Chain:
     """Return a receipt and all that it answers, up to what nothing caused (spec 20.13)."""
-    tenant_id, first = home(engine, caller, ask.tenant), await found(engine, caller, ask)
+    tenant_id, first = await room(engine, caller, ask.tenant), await found(engine, caller, ask)
     chain, seen, missing = [first], {first.receipt_id}, list[str]()
     for entry in chain:         # which grows
         for parent in read(entry.content.encode()).parents:

@@ -10,7 +10,7 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, closing, suppress
 from importlib import import_module
 from itertools import groupby
@@ -152,7 +152,7 @@ def form(kind: inspect.Type) -> Form:
     if isinstance(kind, inspect.LiteralType):
         return Form(click.Choice([str(value) for value in kind.values]))
     if isinstance(kind, inspect.FrozenSetType | inspect.ListType) and form(kind.item_type).type is click.STRING:
-        return Form(click.STRING, repeats=True, says="may be given several times")
+        return Form(click.STRING, repeats=True, says="several with commas between them, or by repeating it")
     if isinstance(kind, inspect.StructType):
         return Form(says=f"an object of {', '.join(field.encode_name for field in kind.fields)}")
     return Form(next((type for of, type in SCALARS if isinstance(kind, of)), JSON))
@@ -187,6 +187,18 @@ def option(op: Operation, field: inspect.Field) -> click.Parameter:
                         multiple=known.repeats, metavar=metavar, help="; ".join(filter(None, says)))
 
 
+def alike(op: Operation) -> list[click.Parameter]:
+    """Let the tenant that an operation is about stand as an argument or behind --tenant, whichever somebody writes."""
+    if op.takes.needed[:1] == ("tenant",):
+        return [click.Option(["--tenant", "whose"], help="the same as TENANT")]
+    return [click.Argument(["whose"], required=False, metavar="TENANT")] if op.name == "get_limits" else []
+
+
+def parted(values: Iterable[str]) -> list[str]:
+    """Return the names of an option that repeats, each of which may be several with commas between them."""
+    return [name for value in values for name in map(str.strip, value.split(",")) if name]
+
+
 CONNECTION = [
     click.Option(["--data"], type=JSON, metavar="JSON", help="The whole request as one object; options win over it."),
     click.Option(["--url"], help=f"Where the gate is; default ASYNCGATE_URL, else {DEFAULT_URL}."),
@@ -219,7 +231,10 @@ def command(op: Operation) -> click.Command:
     fields = fields_of(op.takes)
 
     def run(url: str | None, token: str | None, as_json: bool, data: msgspec.Raw | None, **given: Any) -> None:
-        said = {name: value for name, value in given.items() if value not in (None, (), "")}
+        if whose := given.pop("whose", None):
+            given["tenant"] = given.get("tenant") or whose
+        said = {name: parted(value) if isinstance(value, tuple) else value for name, value in given.items()
+                if value not in (None, (), "")}
         body = {**members(op, fields, data), **said}
         if missing := [name for name, field in fields.items() if is_needed(op.takes, field) and name not in body]:
             spelled = missing[0].upper() if missing[0] in op.takes.needed[:1] else "--" + missing[0].replace("_", "-")
@@ -227,7 +242,7 @@ def command(op: Operation) -> click.Command:
         reply = call(op, url, token, body)
         click.echo(reply) if as_json else show(op, msgspec.json.decode(reply))
 
-    params = [*(option(op, field) for field in fields.values()), *CONNECTION]
+    params = [*(option(op, field) for field in fields.values()), *alike(op), *CONNECTION]
     return OperationCommand(op.name.replace("_", "-"), callback=run, params=params,
                             help=f"{op.summary}\n\n{op.text.strip()}", short_help=op.summary.rstrip("."))
 
@@ -435,7 +450,8 @@ class Passing(click.Command):
 @click.option("--token", help="The credential; default ASYNCGATE_API_KEY.")
 @click.option("--worker-id", metavar="ID", help="The worker's name; default its key's principal, or the host's.")
 @click.option("--worker-kind", metavar="KIND", help="The kind of the key's principal, where that is not worker.")
-@click.option("--capability", "capabilities", multiple=True, help="What it can do; may be repeated.")
+@click.option("--capabilities", "--capability", "capabilities", multiple=True, metavar="NAME,…",
+              callback=lambda ctx, param, given: parted(given), help="What it can do; may be repeated.")
 @click.option("--concurrency", type=click.IntRange(1, 1000), default=1, show_default=True, help="Tasks at a time.")
 @click.option("--ttl", "ttl_seconds", type=click.IntRange(1), help="Seconds that a lease lasts without a heartbeat.")
 @click.option("--drain", "drain_seconds", type=click.FloatRange(0), default=20.0, show_default=True,

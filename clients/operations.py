@@ -422,7 +422,7 @@ class AsyncOperations:
     async def create_tenant(
         self, name: str, *, tenant: str | None = None, tier: Tier | None = None, tenant_id: str | None = None,
     ) -> TenantRecord:
-        """Make a tenant, with a name and a tier; making one again returns it as it is.
+        """Make a tenant, with a unique name and a tier; making one again returns it as it is.
 
         For the operator.  Then issue_key gives it its first key.  One transaction.  Spec 21.3.1.
         """
@@ -905,7 +905,7 @@ class SyncOperations:
     def create_tenant(
         self, name: str, *, tenant: str | None = None, tier: Tier | None = None, tenant_id: str | None = None,
     ) -> TenantRecord:
-        """Make a tenant, with a name and a tier; making one again returns it as it is.
+        """Make a tenant, with a unique name and a tier; making one again returns it as it is.
 
         For the operator.  Then issue_key gives it its first key.  One transaction.  Spec 21.3.1.
         """

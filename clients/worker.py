@@ -51,6 +51,11 @@ ME = ("worker_id", "worker_kind", "worker_instance_id")
 log = logging.getLogger("asyncgate.worker")
 
 
+def named(capabilities: Sequence[str]) -> list[str]:
+    """Return capabilities one by one; a text names them with commas between."""
+    return [name.strip() for name in capabilities.split(",")] if isinstance(capabilities, str) else list(capabilities)
+
+
 class Worker:
     """Leases the tasks that it has functions for, and works on them until it is told to stop."""
 
@@ -70,7 +75,7 @@ class Worker:
             raise ValueError("a worker speaks HTTP, from two threads; a test's gate needs a port: Gate(port=0)")
         self.gate = AsyncHttp(getattr(way, "url", way), getattr(way, "token", None) if token is None else token)
         self.worker_id = worker_id or ""        # until the gate has said whose the credential is
-        self.worker_kind, self.capabilities, self.concurrency = worker_kind, list(capabilities), concurrency
+        self.worker_kind, self.capabilities, self.concurrency = worker_kind, named(capabilities), concurrency
         self.ttl_seconds, self.drain_seconds, self.delivery_tries = ttl_seconds, drain_seconds, delivery_tries
         self.state = default_folder(self.gate.url) if state is DEFAULT else None if state is None else Path(state)
         self.tasks: dict[str | None, Task] = {}
