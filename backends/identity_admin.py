@@ -36,6 +36,7 @@ from asyncgate import (
     Principal,
     Settings,
     TenantNotFound,
+    Usage,
     Work,
     allowance,
     barred,
@@ -55,6 +56,7 @@ from asyncgate.backends.identity_keys_stored import (
     retired,
 )
 from asyncgate.backends.identity_oversight import telling
+from asyncgate.parts.quotas import stricter, throttled
 from asyncgate.parts.wire_admin import (
     AuditLine,
     AuditLines,
@@ -74,6 +76,7 @@ from asyncgate.parts.wire_admin import (
     SuspendTenant,
     TenantRecord,
     Tenants,
+    Used,
 )
 
 T = TypeVar("T")
@@ -230,23 +233,43 @@ def shown(settings: Settings, tenant_id: str, account: Account | None) -> Tenant
 
 
 async def get_limits(engine: Engine, caller: Caller, ask: GetLimits) -> Limits:
-    """Return what a tenant may use, and whether that is enforced; -1 is unlimited.
+    """Return what a tenant may use, what of it is used, and whether that is enforced; -1 is unlimited.
 
     Spec 21.4.2.
     """
     tenant_id = await home(engine, caller, ask.tenant)
-    return allowed(engine.settings, tenant_id, await engine.backend.record(tenant_id, Account))
+
+    def count(engine: Engine, work: Work, caller: Caller, ask: Ask) -> Limits:
+        limits, usage = allowed(engine.settings, tenant_id, work.found(Account), work.now), work.found(Usage)
+        assert usage is not None
+        limits.used = Used(usage.active, usage.leases, usage.receipt_bytes, usage.terminal)
+        return limits
+    found: Limits = await engine.write(count, used, replace(caller, tenant_id=tenant_id), Ask())
+    return found
+
+
+def used(needs: Needs, caller: Caller, ask: Any) -> None:
+    """Load what a tenant has, counted anew."""
+    needs.records |= {(Account, ()), (Usage, ())}
+    needs.recount = True
 
 
 async def set_limits(engine: Engine, caller: Caller, ask: SetLimits) -> Limits:
-    """Give a tenant another tier, or exempt it from all limits until a time (21.4.5), which needs a reason.
+    """Give a tenant another tier, exempt it from all limits until a time (21.4.5), or limit it further (21.9.2).
 
-    For the operator.  Other processes follow within five seconds.
+    For the operator.  An exemption and stricter limits need a reason.  Stricter limits hold also where limits are not
+    enforced.  Other processes follow within five seconds.
     """
     operator(engine, caller)
-    tenant_id, until = await tenant_of(engine, ask.tenant or ""), instant(ask.exempt_until)
-    if ask.exempt_until is not None and not ask.reason:
-        raise InvalidRequest("an exemption needs a reason; it is kept in the audit log (spec 21.4.5)")
+    tenant_id = await tenant_of(engine, ask.tenant or "")
+    until, strict = instant(ask.exempt_until), instant(ask.stricter_until)
+    asked_calls, asked_tasks = ask.stricter_calls_per_hour, ask.stricter_tasks_per_hour
+    if (until is not None or strict is not None) and not ask.reason:
+        raise InvalidRequest("exempt_until and stricter_until need a reason; it is kept in the audit log (spec 21.4.5)")
+    if (strict is None) != (asked_calls is None and asked_tasks is None) and (
+            strict is None or strict > engine.backend.now()):
+        raise InvalidRequest("stricter limits need stricter_until, and stricter_calls_per_hour or "
+                             "stricter_tasks_per_hour, or both")
 
     def agree(work: Work) -> Limits:
         account = work.found(Account) or Account("", work.now)
@@ -258,17 +281,26 @@ async def set_limits(engine: Engine, caller: Caller, ask: SetLimits) -> Limits:
             granted = "rate_limit_bypass_granted" if until > work.now else "rate_limit_bypass_ended"
             told(engine, work, granted, "warning", caller, reason=ask.reason, approved_by=caller.principal.id,
                  expires_at=outside(until))
+        if strict is not None:
+            account = replace(account, stricter_until=strict, stricter_why=ask.reason, stricter_calls=asked_calls,
+                              stricter_tasks=asked_tasks)
+            event = "rate_limit_tightened" if strict > work.now else "rate_limit_tightening_ended"
+            told(engine, work, event, "critical", caller, reason=ask.reason, calls_per_hour=asked_calls,
+                 tasks_per_hour=asked_tasks, expires_at=outside(strict))
         work.keep(account)
-        return allowed(engine.settings, tenant_id, account)
+        return allowed(engine.settings, tenant_id, account, work.now)
     return await change(engine, caller, tenant_id, Account, (), agree)
 
 
-def allowed(settings: Settings, tenant_id: str, account: Account | None) -> Limits:
-    """Show what a tenant may use."""
-    may = allowance(settings, account, 0.0)
+def allowed(settings: Settings, tenant_id: str, account: Account | None, now: float) -> Limits:
+    """Show what a tenant may use; beside that, whether it is exempt."""
+    account = account or Account("", 0.0)
+    may = stricter(allowance(settings, replace(account, exempt_until=None), now), account, now)
+    strict = throttled(account, now)
     return Limits(tenant_id, tier_of(settings, account), settings.security.rate_limiting.enabled, may.tasks_per_hour,
                   may.api_calls_per_hour, may.active_tasks, may.concurrent_leases, may.receipt_storage_gb,
-                  may.terminal_tasks, may.receipts_per_task, maybe(account.exempt_until) if account else None)
+                  may.terminal_tasks, may.receipts_per_task, maybe(account.exempt_until),
+                  maybe(account.stricter_until) if strict else None, account.stricter_why if strict else None)
 
 
 # Issued keys.
@@ -405,9 +437,9 @@ def described(tenant_id: str, key: Key) -> KeyRecord:
 
 
 async def list_audit(engine: Engine, caller: Caller, ask: ListAudit) -> AuditLines:
-    """Read the tenant's audit log, oldest first; lines are never changed and never taken away.
+    """Read the tenant's audit log, oldest first; no line is ever changed.
 
-    Spec 21.7.4.
+    Lines are kept for security.audit_logging.retention_days, 90 at least.  Spec 21.7.4.
     """
     tenant_id = await home(engine, caller, ask.tenant)
 

@@ -15,6 +15,7 @@ import logging
 from collections import defaultdict
 from contextvars import ContextVar
 from functools import lru_cache
+from itertools import takewhile
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -52,6 +53,7 @@ Line = tuple[str, Severity, bytes]      # event, severity, canonical JSON of wha
 LEVELS: dict[Severity, int] = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.CRITICAL}
 FLUSH_SECONDS, MOST_NOTED = 1.0, 100            # different lines of one tenant; more are only counted
 COUNTED_SECONDS, MOST_COUNTED = 300.0, 10_000   # what is no refusal: noted when it first happens, then counted
+DAY, PRUNED = 86_400, "audit_pruned"
 SUSPECTS, TENANTS_SECONDS, LAST_SECONDS = 100, 60.0, 1.0
 # What a refusal is called in the log; of the others the answer itself is enough.
 EVENTS: dict[str, tuple[str, Severity]] = {
@@ -135,6 +137,56 @@ def broken(lines: Iterable[Audit], before: AuditHead) -> str | None:
             return f"line {line.number} of the audit log, {line.audit_id}, is not what was written"
         before = AuditHead(line.number, line.hash)
     return None
+
+
+# Its beginning (21.7.4: 90 days at least).
+
+
+async def prune(engine: Engine, tenant_id: str) -> int:
+    """Let the lines go that are too old, as many as one page has; a new line says which was the last of them.
+
+    So what remains proves itself: the hashes reach from its first line, which covers the last one that has gone, to the
+    line that names that one.
+    """
+    now = engine.backend.now()
+    page = await engine.backend.export(Audit, tenant_id, "")
+    oldest = now - DAY * engine.settings.security.audit_logging.retention_days
+    old: list[Audit] = list(takewhile(lambda line: line.at < oldest, page))
+    if not old or old[0].at > oldest - DAY:     # what goes, goes once a day
+        return 0
+
+    def drop(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
+        for line in old:
+            work.drop(Audit, line.audit_id)
+        told = {"up_to": old[-1].number, "hash": old[-1].hash, "lines": len(old)}
+        chained(work, PRUNED, "info", canonical(told))
+    await engine.write(drop, head, engine.itself(tenant_id), Sweep())
+    return len(old)
+
+
+def pruned(line: Audit) -> AuditHead | None:
+    """Return which line was the last one to go, if this line says so."""
+    if line.event != PRUNED:
+        return None
+    told = msgspec.json.decode(line.body)
+    return AuditHead(told["up_to"], told["hash"])
+
+
+class Pruner:
+    """Looks after the beginnings of all audit logs."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    async def run(self) -> int:
+        """Let go what is too old; return how many lines that were."""
+        if not await self.engine.backend.lead("audit"):
+            return 0        # another process does
+        gone = 0
+        for tenant_id in await self.engine.backend.tenants():
+            while lines := await prune(self.engine, tenant_id):
+                gone += lines
+        return gone
 
 
 # Beside the requests.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -23,22 +24,34 @@ from asyncgate import (
     Terminator,
     Unauthenticated,
     Work,
-    tier_of,
+    allowance,
 )
 from asyncgate.backends.identity_audit import Auditor, visit
 from asyncgate.backends.identity_keys import IssuedKeys
 from asyncgate.backends.identity_keys_stored import PREFIX
 from asyncgate.backends.identity_oversight import oversee
 from asyncgate.parts.http import Headers, Scope
-from asyncgate.parts.limits import Bucket, buckets_for, client_address, exceeded, task_bucket
+from asyncgate.parts.limits import Bucket, buckets_for, call_bucket, client_address, exceeded, task_bucket
 from asyncgate.parts.limits import headers as limit_headers
+from asyncgate.parts.quotas import STORAGE, exempt, stricter, throttled
+from asyncgate.parts.settings import Tier
+from asyncgate.parts.wire_admin import Limits as LimitsReply
+from asyncgate.parts.wire_admin import Used
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from asyncgate import Identity, Operation
+    from asyncgate.backends.limits import Limits
+
+A = TypeVar("A")
+
+log = logging.getLogger("asyncgate")
 
 STATUS_SECONDS = 5.0        # how old an account may be that a request is judged by
 NO_WAY_IN = ("no way in: set ASYNCGATE_API_KEY to a secret of your choice, or issue a first key with "
              "`asyncgate keys issue --role admin --name first --principal-id me`, or run `asyncgate dev`")
+NOT_MADE = {400, 403, 409, 413, 429}        # refusals after which there is no task; of a 503 nobody knows
 HEARTBEATS = {"renew_lease", "report_progress", "extend_lease"}
 
 
@@ -128,8 +141,10 @@ class Guard:
         self.keys = IssuedKeys(Store(engine), security.api_keys, engine.backend.now)
         self.accounts = Accounts(engine)
         self.auditor = Auditor(engine, security.audit_logging.enabled)
-        self.limits = import_module("asyncgate.backends.limits").open_limits(
-            engine.settings) if security.rate_limiting.enabled else None
+        self.relieving: dict[str, asyncio.Task[None]] = {}
+        self.enforced = security.rate_limiting.enabled      # else only for tenants with stricter limits for a time
+        limits = import_module("asyncgate.backends.limits" if self.enforced else "asyncgate.backends.limits_memory")
+        self.limits: Limits = limits.open_limits(engine.settings)
 
     async def __aenter__(self) -> Guard:
         await self._require_a_way_in()
@@ -140,10 +155,11 @@ class Guard:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        while self.relieving:
+            await asyncio.gather(*self.relieving.values(), return_exceptions=True)
         await self.auditor.close()
         await self.keys.close()
-        if self.limits is not None:
-            await self.limits.close()
+        await self.limits.close()
 
     async def _require_a_way_in(self) -> None:
         """Refuse to serve a gate that nobody could enter."""
@@ -185,7 +201,7 @@ class Guard:
             await self.accounts.admit(caller)
         except Unauthenticated as no:
             self.auditor.stranger(no)
-            await self._draw(scope, buckets_for(self.settings, "", None, None, address))
+            await self._draw(scope, self._strangers(address))
             raise
         self.auditor.admitted(caller)
         scope["asyncgate.caller"] = caller
@@ -206,23 +222,52 @@ class Guard:
     async def meter(self, scope: Scope, caller: Caller, operation: str) -> None:
         """Count a call; raises RateLimitExceeded."""
         scope["asyncgate.operation"] = operation
-        if self.limits is None:
-            return
-        if not (tier := await self._tier(caller)):
-            scope["asyncgate.limits"] = []
-            return
-        principal = caller.principal if caller.bound else None
-        await self._draw(scope, buckets_for(self.settings, tier, caller.tenant_id, principal,
-                                            scope["asyncgate.address"], heartbeat=operation in HEARTBEATS))
+        may = await self._may(caller)
+        if self.enforced:
+            principal = caller.principal if caller.bound else None
+            await self._draw(scope, buckets_for(self.settings, may, caller.tenant_id, principal,
+                                                scope["asyncgate.address"], heartbeat=operation in HEARTBEATS))
+        elif may is not None:
+            await self._draw(scope, [call_bucket(may, caller.tenant_id)])
 
-    async def created(self, caller: Caller, number: int) -> None:
-        """Count new tasks, before they are made (21.4.2); the answer tells of that limit only when it refuses."""
-        if self.limits is not None and (tier := await self._tier(caller)):     # an empty store counts nothing yet
-            verdict = await self.limits.take([task_bucket(self.settings, tier, caller.tenant_id)], number)
-            if not verdict.admitted:
-                if (scope := visit.get()) is not None:
-                    scope["asyncgate.limits"] = limit_headers(verdict)
-                raise exceeded(verdict)
+    async def creating(self, caller: Caller, number: int, create: Callable[[], Awaitable[A]]) -> A:
+        """Count new tasks before they are made (21.4.2); those that are refused then do not count.
+
+        The answer tells of that limit only when it refuses.
+        """
+        if (may := await self._may(caller)) is None:
+            return await create()
+        bucket = task_bucket(may, caller.tenant_id)
+        verdict = await self.limits.take([bucket], number)
+        if not verdict.admitted:
+            if (scope := visit.get()) is not None:
+                scope["asyncgate.limits"] = limit_headers(verdict)
+            raise exceeded(verdict)
+        try:
+            reply = await create()
+        except GateError as no:
+            if no.status in NOT_MADE:
+                await self.limits.give_back(bucket, number)
+                self._make_room(caller.tenant_id, no.more.get("quota"))
+            raise
+        if isinstance(reply, Items) and (refused := [item.error for item in reply.results if item.error is not None]):
+            await self.limits.give_back(bucket, len(refused))
+            self._make_room(caller.tenant_id, *{error.quota for error in refused})
+        return reply
+
+    def _make_room(self, tenant_id: str, *quotas: str | None) -> None:
+        """Have the oldest receipts archived of a tenant whose storage is full, where there is an archive (21.6.3)."""
+        if STORAGE in quotas and self.settings.archive.enabled and tenant_id not in self.relieving:
+            self.relieving[tenant_id] = asyncio.create_task(self._relieve(tenant_id))
+
+    async def _relieve(self, tenant_id: str) -> None:
+        try:
+            moved = await import_module("asyncgate.backends.archive").relieve(self.engine, tenant_id)
+            self.auditor.note(tenant_id, "storage_full", "warning", archived=moved)
+        except GateError:
+            log.exception("the archive made no room for tenant %s", tenant_id)
+        finally:
+            del self.relieving[tenant_id]
 
     async def performed(self, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
         """Write down what the audit log should know of an operation that was carried out."""
@@ -230,30 +275,44 @@ class Guard:
             self.auditor.parts(caller, op.name, reply)
         elif isinstance(reply, Terminator) and not reply.has_terminator:
             self.auditor.unanswered(caller, reply.parent_receipt_id)
+        elif isinstance(reply, LimitsReply) and reply.used is not None:
+            await self._used(reply, reply.used)
         if caller.role == "admin":
             await oversee(self.auditor, op, caller, ask, reply)
 
+    async def _used(self, reply: LimitsReply, used: Used) -> None:
+        """Say what is used of the rates, which no database counts."""
+        account = await self.accounts.of(reply.tenant)
+        may = allowance(self.settings, account, self.engine.backend.now())
+        buckets = task_bucket(may, reply.tenant), call_bucket(may, reply.tenant)
+        tasks, calls = [one.limit - (await self.limits.take([one], 0)).remaining if one.limit >= 0 else None
+                        for one in buckets]
+        used.tasks_this_hour, used.api_calls_this_hour = tasks, calls
+
     async def passing(self, scope: Scope) -> GateError | None:
         """Count the answer to a request that nobody has counted: of a stranger, to a path that there is not."""
-        if self.limits is None or "asyncgate.limits" in scope:
+        if not self.enforced or "asyncgate.limits" in scope:
             return None
         try:
-            await self._draw(scope, buckets_for(self.settings, "", None, None, self._visited(scope, scope["headers"])))
+            await self._draw(scope, self._strangers(self._visited(scope, scope["headers"])))
         except GateError as no:
             scope.setdefault("asyncgate.limits", [])
             self.refused(scope, no)
             return no
         return None
 
-    async def _tier(self, caller: Caller) -> str:
-        """Return the tier of the caller's tenant; empty for one that is exempt (21.4.5)."""
-        account = await self.accounts.of(caller.tenant_id)
-        if account is not None and (account.exempt_until or 0.0) > self.engine.backend.now():
-            return ""
-        return tier_of(self.settings, account)
+    async def _may(self, caller: Caller) -> Tier | None:
+        """Return what the caller's tenant may use; None where nothing of it is limited (21.4.5)."""
+        account, now = await self.accounts.of(caller.tenant_id), self.engine.backend.now()
+        if self.enforced:
+            return None if exempt(account, now) else allowance(self.settings, account, now)
+        return stricter(Tier(), account, now) if account is not None and throttled(account, now) else None
+
+    def _strangers(self, address: str) -> list[Bucket]:
+        return buckets_for(self.settings, None, None, None, address) if self.enforced else []
 
     async def _draw(self, scope: Scope, buckets: list[Bucket]) -> None:
-        if self.limits is None:
+        if not buckets:
             return
         verdict = await self.limits.take(buckets)
         scope["asyncgate.limits"] = limit_headers(verdict)

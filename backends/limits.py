@@ -4,7 +4,8 @@ A bucket is two limits at once, and a call passes only where both let it.
 - A token bucket holds `burst` calls and gains `limit` in a window, evenly.  Alone it would let twice its limit through
   in one window: first what it holds, then what it gains.
 - A sliding counter adds the calls of the current window to those of the one before, weighted by how much of that one
-  the last `window_seconds` still cover.  Windows begin at whole multiples of their length since 1970.
+  the last `window_seconds` still cover.  Windows begin at whole multiples of their length since 1970.  A window
+  after the last charge all of them have slid out, so no wait is longer than that.
 
 A call is admitted only if every bucket has room for its cost; then all of them are charged, in one step.  A refused
 call costs nothing.  All is counted in integers (milliseconds, and calls times milliseconds), so that the stores agree
@@ -36,6 +37,9 @@ class Limits(Protocol):
 
         Raises LimiterUnavailable when the store is lost and the settings say not to go on without it.
         """
+
+    async def give_back(self, one: Bucket, cost: int) -> None:
+        """Take back what was just charged for something that was not done then."""
 
     async def close(self) -> None:
         """Let go of the store."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from asyncgate.backends.limits import UNLIMITED, Bucket, Limits, Verdict, judged
 from asyncgate.parts.settings import Settings
@@ -21,12 +22,13 @@ def open_limits(settings: Settings) -> MemoryLimits:
 
 
 class Level(Struct, frozen=True, gc=False):
-    """What is kept of a bucket; `tokens` are calls times the window in milliseconds, `at` is the last charge."""
+    """What is kept of a bucket; `tokens` are calls times the window in milliseconds, `last` is the last charge."""
 
     tokens: int
     at: int
     current: int
     previous: int
+    last: int
 
 
 class MemoryLimits:
@@ -61,9 +63,16 @@ class MemoryLimits:
         at = waits.index(wait) if wait else left.index(min(left))
         return judged(limited[at], now, wait, left[at], full_in(limited[at], levels[at]))
 
+    async def give_back(self, one: Bucket, cost: int) -> None:
+        if (kept := self.kept[one.window_seconds].get(one.key)) is not None:
+            window = one.window_seconds * 1000
+            tokens = min(min(one.limit, one.burst) * window, kept.tokens + cost * window)
+            self.kept[one.window_seconds][one.key] = replace(kept, tokens=tokens, current=max(0, kept.current - cost))
+
     def _charged(self, one: Bucket, level: Level, cost: int) -> Level:
         states, window = self.kept[one.window_seconds], one.window_seconds * 1000
-        states[one.key] = level = Level(level.tokens - cost * window, level.at, level.current + cost, level.previous)
+        states[one.key] = level = Level(level.tokens - cost * window, level.at, level.current + cost, level.previous,
+                                         level.at)
         states.move_to_end(one.key)
         return level
 
@@ -85,12 +94,14 @@ def refilled(one: Bucket, kept: Level | None, now: int) -> Level:
     window = one.window_seconds * 1000
     full = min(one.limit, one.burst) * window
     if kept is None:
-        return Level(full, now, 0, 0)
+        return Level(full, now, 0, 0, now)
     at = max(now, kept.at)
     tokens, passed = min(full, kept.tokens + (at - kept.at) * one.limit), at // window - kept.at // window
+    if at - kept.at >= window:      # the last charge was longer ago than any window reaches
+        return Level(tokens, at, 0, 0, kept.at)
     if not passed:
-        return Level(tokens, at, kept.current, kept.previous)
-    return Level(tokens, at, 0, kept.current if passed == 1 else 0)
+        return Level(tokens, at, kept.current, kept.previous, kept.at)
+    return Level(tokens, at, 0, kept.current, kept.at)
 
 
 def wait_for(one: Bucket, level: Level, cost: int, now: int) -> int:
@@ -99,7 +110,7 @@ def wait_for(one: Bucket, level: Level, cost: int, now: int) -> int:
     if cost > min(one.limit, one.burst):
         return window
     filling = -(-(need - level.tokens) // one.limit) if need > level.tokens else 0
-    wait = max(filling, sliding(one, level, cost))
+    wait = max(filling, min(sliding(one, level, cost), window + level.last - level.at))
     return wait and wait + level.at - now
 
 

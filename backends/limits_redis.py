@@ -11,6 +11,7 @@ Calls then do not wait at all; beside them the store is tried again every RETRY_
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -46,16 +47,19 @@ end
 
 local function refilled(kept, limit, burst, window)
     local full = math.min(limit, burst) * window
-    local one = {limit = limit, window = window, full = full, tokens = full, at = now, current = 0, previous = 0}
+    local one = {limit = limit, window = window, full = full, tokens = full, at = now, last = now, current = 0,
+                 previous = 0}
     if not kept then
         return one
     end
     local tokens, at, current, previous = string.match(kept, '(%d+) (%d+) (%d+) (%d+)')
     at = tonumber(at)
-    one.at = math.max(now, at)
+    one.at, one.last = math.max(now, at), at
     one.tokens = math.min(full, tonumber(tokens) + (one.at - at) * limit)
     local passed = math.floor(one.at / window) - math.floor(at / window)
-    if passed == 0 then
+    if one.at - at >= window then
+        return one
+    elseif passed == 0 then
         one.current, one.previous = tonumber(current), tonumber(previous)
     elseif passed == 1 then
         one.previous = tonumber(current)
@@ -78,7 +82,8 @@ local function wait_for(one)
         return one.window
     end
     local missing = cost * one.window - one.tokens
-    local wait = math.max(missing > 0 and math.ceil(missing / one.limit) or 0, sliding(one))
+    local slid = math.min(sliding(one), one.window + one.last - one.at)
+    local wait = math.max(missing > 0 and math.ceil(missing / one.limit) or 0, slid)
     return wait > 0 and wait + one.at - now or 0
 end
 
@@ -112,6 +117,18 @@ end
 local one = buckets[deciding]
 local full_in = one.limit > 0 and math.ceil((one.full - one.tokens) / one.limit) or one.window
 return {deciding, now, wait, remaining(one), full_in}
+"""
+
+# KEYS is the bucket.  ARGV is what it holds at most and what it gets back, each times its window, and the calls.
+GIVE_BACK = """
+local kept = redis.call('GET', KEYS[1])
+if kept then
+    local tokens, at, current, previous = string.match(kept, '(%d+) (%d+) (%d+) (%d+)')
+    tokens = math.min(tonumber(ARGV[1]), tonumber(tokens) + tonumber(ARGV[2]))
+    current = math.max(0, tonumber(current) - tonumber(ARGV[3]))
+    local text = string.format('%.0f %.0f %.0f %.0f', tokens, tonumber(at), current, tonumber(previous))
+    redis.call('SET', KEYS[1], text, 'KEEPTTL')
+end
 """
 
 
@@ -169,6 +186,15 @@ class RedisLimits:
     def _failures(self) -> tuple[type[Exception], ...]:
         from redis import RedisError
         return RedisError, OSError      # a TimeoutError is an OSError
+
+    async def give_back(self, one: Bucket, cost: int) -> None:
+        window = one.window_seconds * 1000
+        if self.degraded:
+            return await self.alone.give_back(one, cost)
+        with contextlib.suppress(*self._failures()):    # a little less is left then, which is no harm
+            async with asyncio.timeout(self.timeout_seconds):
+                await self.redis.eval(GIVE_BACK, 1, f"{PREFIX}:{one.window_seconds}:{one.key}",
+                                      min(one.limit, one.burst) * window, cost * window, cost)
 
     async def _ask(self, buckets: list[Bucket], cost: int) -> Verdict:
         """Let the store decide; the time limit holds for the whole way there and back."""

@@ -52,6 +52,7 @@ from asyncgate import (
 if TYPE_CHECKING:
     from asyncgate.backends import Backend
 
+LASTING = False     # what it stores ends with its process
 R = TypeVar("R", bound=Struct)
 Row = tuple[Task, Lease | None, Progress | None]
 
@@ -199,6 +200,9 @@ class Memory:
         for (kind, place), row in work.kept.items():
             if kind in (Receipt, Task):
                 tenant.forget(kind, place[0])
+                continue
+            if kind is Audit:
+                tenant.audit.pop(place[0], None)
                 continue
             tenant.records[kind].pop(place, None)
             tenant.records[kind].update({place: row} if row is not None else {})

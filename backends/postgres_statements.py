@@ -401,7 +401,7 @@ def looking_for(table: str) -> str:
 
 # What leaves its table in a way of its own, which looks whether it may.
 DROPS = {Receipt: "asyncgate.archive_receipts($1::text[])", Archived: "asyncgate.forget_pointers($1::text[])",
-         Task: "asyncgate.prune_tasks($1::text[])"}
+         Task: "asyncgate.prune_tasks($1::text[])", Audit: "asyncgate.prune_audit($1::text[])"}
 
 
 def is_dropped(work: Work, one: tuple[type[Struct], tuple[str, ...]]) -> bool:

@@ -8,6 +8,7 @@ a ledger files what is stated, and every receipt stays for ever.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,6 @@ from asyncgate import (
     OPERATIONS,
     Account,
     Caller,
-    Door,
-    Endpoint,
     Engine,
     Entry,
     EntryFilter,
@@ -50,6 +49,8 @@ from asyncgate import (
 from asyncgate.backends.identity_admin import ID, operates, tenant_of
 from asyncgate.parts.content import any_json
 from asyncgate.parts.http import Scope, claimed_tenants, read_body
+from asyncgate.parts.rest import Door, Endpoint
+from asyncgate.parts.screening import MAX_DEPTH, screen
 from asyncgate.parts.wire import Ask, Configuration, GetConfig, Problem
 from asyncgate.parts.wire_ledger import (
     Arriving,
@@ -70,9 +71,11 @@ if TYPE_CHECKING:
 
 MOST_AT_ONCE = 500          # receipts of one call
 LONGEST_CHAIN = 2048        # receipts of one chain
+STORED_DEPTH = MAX_DEPTH + 8        # a body as deep as a gate takes one, in a receipt, in a list
 PAGE, LOOKS = 200, 5        # of the receipts of a task, in which is looked for a principal that takes part
 OF_GATES = {"admin", "system"}      # the roles of credentials that file for others
 CAPABILITIES = ["receipt_storage", "receipt_chains", "receipt_seals", "stated_by", "key_issuing"]
+TENANT = re.compile(r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 NOT_SAID = ("tenant_id", "stored_at", "delivered_at")       # by the author, but by whoever files a receipt
 
 read = msgspec.json.Decoder(Arriving).decode
@@ -149,6 +152,8 @@ def home(engine: Engine, caller: Caller, named: str | None) -> str:
         return caller.tenant_id
     if not operates(engine, caller):
         raise TenantMismatch("this credential belongs to another tenant than the request says")
+    if not TENANT.match(named):
+        raise InvalidRequest(f"tenant {named[:100]!r} is no UUID in lower case; list_tenants shows the tenants")
     return named
 
 
@@ -301,6 +306,7 @@ class Shelf(Endpoint):
             return await super()._ask(op, caller, scope, receive)
         body = (await read_body(scope, receive, self.gate.settings)).strip()
         try:
+            await screen(body, self.gate.settings.max_request_values, STORED_DEPTH)
             if body[:1] == b"[":
                 return StoreReceipts(receipts=list_of(body))
             if (many := msgspec.json.decode(body, type=dict[str, Raw])).keys() == {"receipts"}:
@@ -319,7 +325,7 @@ class LedgerDoor(Door):
         async with self.opening:
             if self.facade is None:
                 part = await asyncio.to_thread(import_module, "asyncgate.backends.receipts_ledger_mcp")
-                self.facade = await part.LedgerFacade(self.gate, TOOLS, __version__).open()
+                self.facade = await part.LedgerFacade(self.gate, self.operations, self.version).open()
 
 
 class LedgerGate(Gate):
@@ -334,7 +340,7 @@ class LedgerGate(Gate):
         return endpoints
 
     def _routes(self) -> list[Any]:
-        self.mcp = LedgerDoor(self)
+        self.mcp = LedgerDoor(self, TOOLS, __version__)
         return [Route(path, self.mcp) for path in ("/mcp", "/mcp/u")]
 
 

@@ -9,31 +9,36 @@ ReceiptGate keeps its own view of a receipt and cannot give ours back, so ours s
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from asyncgate.backends.receipts_memorygate import MOST_TOLD, problem, unreached
-from asyncgate.backends.receipts_receiptgate_schema import as_accepted, handed, ledger_receipt, plain, sent, written
-from asyncgate.backends.receipts_sinks import Filed, LedgerPage, Outage, Refusal
+from asyncgate.backends.receipts_calls import MOST_TOLD, Calls, problem
+from asyncgate.backends.receipts_receiptgate_schema import (
+    as_accepted,
+    handed,
+    ledger_receipt,
+    only_custody,
+    plain,
+    sent,
+    written,
+)
+from asyncgate.backends.receipts_sinks import Filed, Garbled, LedgerPage, Outage, Refusal
 from asyncgate.backends.receipts_wires import LOOK_SECONDS, pace_of, same
 
 if TYPE_CHECKING:
-    import httpx2
-
-    from asyncgate import EntryFilter, Lease, Receipt, Settings, Task
+    from asyncgate import EntryFilter, Lease, Principal, Receipt, Settings, Task
     from asyncgate.backends.receipts_sinks import Sink
 
 NEWER, OLDER = "1.1", "1.0"
 SUBMIT, LOOK, DIFFERENCE = "receiptgate.submit_receipt", "receiptgate.get_receipt", "obligation_id"
 OF_THE_LEDGER = {"tenant_id", "stored_at"}      # what it says itself, whatever it was sent
 # Codes that say something about the ledger or the credential, and nothing about the receipt.
-NOT_ABOUT_THE_RECEIPT = {"UNAUTHORIZED", "UNAUTHENTICATED", "FORBIDDEN", "RATE_LIMITED", "RATE_LIMIT_EXCEEDED",
-                         "INTERNAL_ERROR", "SERVICE_UNAVAILABLE", "DATABASE_UNAVAILABLE", "UNAVAILABLE", "TIMEOUT",
-                         "UNKNOWN_TOOL"}
+AWAY = {"UNAUTHORIZED", "UNAUTHENTICATED", "RATE_LIMITED", "RATE_LIMIT_EXCEEDED", "SERVICE_UNAVAILABLE",
+        "DATABASE_UNAVAILABLE", "UNAVAILABLE", "TIMEOUT"}
+NOT_ABOUT_THE_RECEIPT = {"FORBIDDEN", "INTERNAL_ERROR", "UNKNOWN_TOOL"}
 INVALID_PARAMETERS, WITHOUT_ACCEPT = -32602, "ESCALATE_WITHOUT_ACCEPT"
 
 log = logging.getLogger("asyncgate")
@@ -60,9 +65,8 @@ class ReceiptGate:
         self.digests = settings.ledger.contents == "digests"
         self.dialect = NEWER if self.detects else settings.ledger.dialect
         token = ours.auth_token or os.environ.get(ours.auth_token_env, "")
-        self.headers = {"content-type": "application/json", **({"authorization": f"Bearer {token}"} if token else {})}
         self.pace = pace_of(settings)
-        self.http: httpx2.AsyncClient | None = None
+        self.calls = Calls(token, 2 * self.pace.most)       # what is looked for beside what is sent
 
     def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
         """Return the receipt in the newer dialect; None for the many that are no business of this ledger."""
@@ -72,6 +76,10 @@ class ReceiptGate:
     def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
         """Return what is to be remembered of a task when a receipt takes it away from its worker."""
         return handed(receipt, task, lease)
+
+    def handover(self, content: bytes) -> bytes | None:
+        """Leave the acceptance to the worker; custody that was given back only the gate can hand on."""
+        return only_custody(content)
 
     def body(self, content: bytes) -> bytes:
         """Return the body of a rendered receipt, as far as it was sent."""
@@ -120,7 +128,7 @@ class ReceiptGate:
     async def _store(self, receipt: bytes) -> None:
         result = await self._call(SUBMIT, b'{"receipt":%b}' % receipt)
         if not isinstance(result, dict) or result.get("receipt_id") != json.loads(receipt)["receipt_id"]:
-            raise Outage(f"the ledger did not say that it stored the receipt: {result}"[:MOST_TOLD])
+            raise Garbled(f"the ledger did not say that it stored the receipt: {result}"[:MOST_TOLD])
 
     async def holds(self, tenant_id: str, content: bytes) -> bool:
         """Whether the ledger has a receipt, just as it was sent in one form or another."""
@@ -136,28 +144,17 @@ class ReceiptGate:
         """Call a tool, with arguments that go in as they are; return its result.  Raises Refusal and Outage."""
         body = (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"%b","arguments":%b}}'
                 % (tool.encode(), arguments))
-        answer = await self._post(body, max(self.pace.timeout_seconds, patience))
+        answer = await self.calls.ask("POST", self.url, seconds=max(self.pace.timeout_seconds, patience), content=body)
         if answer.status_code != 200:
             raise problem("POST", answer)
         try:
             told = json.loads(answer.content)
             error, result = told.get("error"), told.get("result")
-        except (ValueError, AttributeError):
-            raise Outage("the ledger's answer is no JSON-RPC") from None
+        except (ValueError, AttributeError, RecursionError):
+            raise Garbled("the ledger's answer is no JSON-RPC") from None
         if error is not None:
             raise refusal(error)
         return result
-
-    async def _post(self, body: bytes, seconds: float) -> httpx2.Response:
-        import httpx2
-        if self.http is None:
-            limits = httpx2.Limits(max_connections=2 * self.pace.most)      # what is looked for beside what is sent
-            self.http = httpx2.AsyncClient(trust_env=False, headers=self.headers, limits=limits)
-        try:
-            async with asyncio.timeout(seconds):
-                return await self.http.post(self.url, content=body, timeout=seconds)
-        except (httpx2.TransportError, TimeoutError) as error:
-            raise unreached(error) from None
 
     async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
         """Return nothing: what is there is not ours any more."""
@@ -167,10 +164,13 @@ class ReceiptGate:
         """Return nothing."""
         return LedgerPage([])
 
+    async def token(self, tenant_id: str, who: Principal, until: float) -> str | None:
+        """Return none: this ledger issues no keys."""
+        return None
+
     async def close(self) -> None:
         """Let the connections go."""
-        if self.http is not None:
-            await self.http.aclose()
+        await self.calls.close()
 
 
 def refusal(error: Any) -> Exception:
@@ -179,9 +179,11 @@ def refusal(error: Any) -> Exception:
     code, more = error.get("code"), error.get("details", error.get("data"))
     said = f"{code}: {error.get('message')}"
     if isinstance(code, int) and code != INVALID_PARAMETERS:
+        return Garbled(said[:MOST_TOLD])
+    if isinstance(code, str) and code.upper() in AWAY:
         return Outage(said[:MOST_TOLD])
     if isinstance(code, str) and code.upper() in NOT_ABOUT_THE_RECEIPT:
-        return Outage(said[:MOST_TOLD])
+        return Garbled(said[:MOST_TOLD])
     if code == WITHOUT_ACCEPT:
         return NobodyAccepted(said[:MOST_TOLD])
     whole = said + (json.dumps(more) if more is not None else "")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from asyncgate import ACKNOWLEDGED, ANOMALY, PROGRESSED, DatabaseUnavailable, Ids, LedgerUnavailable, Outgoing, Refused
-from asyncgate.backends.receipts_sinks import Outage, Refusal, Unanswered
+from asyncgate.backends.receipts_sinks import Garbled, Outage, Refusal, Unanswered
 
 if TYPE_CHECKING:
     from asyncgate import Needs, Work
@@ -116,8 +116,11 @@ class Strict:
             try:
                 async with self.wires:
                     await self.wires.send(self.sink, tenant_id, row.content.encode())
+            except asyncio.CancelledError:
+                self.breaker.forgo()
+                raise
             except Outage as away:
-                self.breaker.passed() if isinstance(away, Unanswered) else self.breaker.failed()
+                self.breaker.passed() if isinstance(away, Unanswered | Garbled) else self.breaker.failed()
                 return away
             except Refusal as no:
                 self.breaker.passed()

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from asyncgate import Ask, Caller, Engine, Needs, News, Prolong, Seen, Sweep, Work
+from asyncgate.backends.identity_audit import Pruner
 from asyncgate.backends.ledger_upkeep import duties
 from asyncgate.parts.duties import Duties, Duty
 from asyncgate.parts.errors import GateError
@@ -32,7 +33,8 @@ class Upkeep(Duties):
         self.engine = engine
         interval = engine.settings.lease_sweep_interval_seconds
         super().__init__({"sweep": Duty(interval, self.sweep), "beat": Duty(interval, self.beat),
-                          "presence": Duty(60.0, self.remember), **duties(engine)})
+                          "presence": Duty(60.0, self.remember), "audit": Duty(3600.0, Pruner(engine).run),
+                          **duties(engine)})
 
     async def __aenter__(self) -> Upkeep:
         self.engine.watchers.add(self.watch)

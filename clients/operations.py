@@ -15,7 +15,6 @@ from asyncgate.parts.wire import (
     Configuration,
     Created,
     CreatedBy,
-    Delivery,
     Healthy,
     Items,
     Kind,
@@ -23,6 +22,7 @@ from asyncgate.parts.wire import (
     Leases,
     LedgerLag,
     Ok,
+    Owner,
     Principal,
     Relationship,
     Released,
@@ -98,7 +98,7 @@ class TaskTerms(TypedDict, total=False):
     success_criteria: Any
     expected_outcome_kind: str | None
     expected_artifact_mime: str | None
-    result_delivery: Delivery | None
+    result_delivery: str | None
     timeouts: Timeouts | Mapping[str, Any] | None
     created_by: CreatedBy | Mapping[str, Any] | None
 
@@ -149,13 +149,13 @@ class TaskRecord(Struct, kw_only=True):
     success_criteria: Any = None
     expected_outcome_kind: str | None = None
     expected_artifact_mime: str | None = None
-    result_delivery: Delivery | None = None
+    result_delivery: str | None = None
     timeouts: Timeouts | None = None
     task_id: str
     tenant_id: str
     type: str
     status: Status
-    created_by: Principal
+    created_by: Owner
     principal_ai: str
     payload: Any
     payload_pointer: str | None = None
@@ -233,7 +233,7 @@ class Offer(Struct, kw_only=True):
     success_criteria: Any = None
     expected_outcome_kind: str | None = None
     expected_artifact_mime: str | None = None
-    result_delivery: Delivery | None = None
+    result_delivery: str | None = None
     timeouts: Timeouts | None = None
     task_id: str
     lease_id: str
@@ -243,7 +243,7 @@ class Offer(Struct, kw_only=True):
     payload_pointer: str | None = None
     requirements: Any
     principal_ai: str
-    created_by: Principal
+    created_by: Owner
     tenant_id: str
     attempt: int
     expires_at: datetime
@@ -254,9 +254,10 @@ class Offer(Struct, kw_only=True):
 
 
 class Offers(Struct, kw_only=True):
-    """The tasks that this claim got; an empty list when there are none."""
+    """The tasks that this claim got; an empty list when there are none, and a warning where a limit is the reason."""
 
     tasks: list[Offer]
+    warnings: list[str] | None = None
 
 
 class Receipts(Struct, kw_only=True):
@@ -396,10 +397,10 @@ class AsyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: Delivery | None = None,
-        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
-        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
+        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> Created:
         """Queue one task for any worker that has the capabilities it requires.
 
@@ -451,9 +452,9 @@ class AsyncOperations:
         return await self.ask("export_receipts", Exported, locals())
 
     async def fail(
-        self, task_id: str, lease_id: str, *, fence: int | None = None, error: Any = None,
-        retryable: bool | None = None, retry_after_seconds: float | None = None, tenant_id: str | None = None,
-        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        self, task_id: str, lease_id: str, error: Any, *, fence: int | None = None, retryable: bool | None = None,
+        retry_after_seconds: float | None = None, tenant_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Released:
         """End an attempt badly: the task waits and is offered again if retryable and attempts remain, else it failed.
 
@@ -470,7 +471,7 @@ class AsyncOperations:
     async def get_limits(
         self, *, tenant: str | None = None, tenant_id: str | None = None,
     ) -> Limits:
-        """Return what a tenant may use, and whether that is enforced; -1 is unlimited.
+        """Return what a tenant may use, what of it is used, and whether that is enforced; -1 is unlimited.
 
         Spec 21.4.2.
         """
@@ -571,9 +572,9 @@ class AsyncOperations:
         agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
         worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> AuditLines:
-        """Read the tenant's audit log, oldest first; lines are never changed and never taken away.
+        """Read the tenant's audit log, oldest first; no line is ever changed.
 
-        Spec 21.7.4.
+        Lines are kept for security.audit_logging.retention_days, 90 at least.  Spec 21.7.4.
         """
         return await self.ask("list_audit", AuditLines, locals())
 
@@ -677,9 +678,8 @@ class AsyncOperations:
         return await self.ask("renew_lease", Renewed, locals())
 
     async def report_progress(
-        self, task_id: str, lease_id: str, *, fence: int | None = None, progress: Any = None,
-        tenant_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
-        worker_instance_id: str | None = None,
+        self, task_id: str, lease_id: str, progress: Any, *, fence: int | None = None, tenant_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Ok:
         """Report progress; if this worker is lost, the next one is handed it as a checkpoint."""
         return await self.ask("report_progress", Ok, locals())
@@ -735,11 +735,10 @@ class AsyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: Delivery | None = None,
-        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
-        wait_seconds: float | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
-        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
-        agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
+        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, wait_seconds: float | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> TaskRecord:
         """Queue one task and wait up to wait_seconds (30 at most) for its outcome.
 
@@ -759,12 +758,15 @@ class AsyncOperations:
         return await self.ask("seal_receipts", SealEnd, locals())
 
     async def set_limits(
-        self, tenant: str, *, tier: Tier | None = None, exempt_until: datetime | None = None, reason: str | None = None,
-        tenant_id: str | None = None,
+        self, tenant: str, *, tier: Tier | None = None, exempt_until: datetime | None = None,
+        stricter_calls_per_hour: int | None = None, stricter_tasks_per_hour: int | None = None,
+        stricter_until: datetime | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> Limits:
-        """Give a tenant another tier, or exempt it from all limits until a time (21.4.5), which needs a reason.
+        """Give a tenant another tier, exempt it from all limits until a time (21.4.5), or limit it further (21.9.2).
 
-        For the operator.  Other processes follow within five seconds.
+        For the operator.  An exemption and stricter limits need a reason.  Stricter limits hold also where limits are
+        not
+        enforced.  Other processes follow within five seconds.
         """
         return await self.ask("set_limits", Limits, locals())
 
@@ -879,10 +881,10 @@ class SyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: Delivery | None = None,
-        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
-        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
+        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> Created:
         """Queue one task for any worker that has the capabilities it requires.
 
@@ -934,9 +936,9 @@ class SyncOperations:
         return self.ask("export_receipts", Exported, locals())
 
     def fail(
-        self, task_id: str, lease_id: str, *, fence: int | None = None, error: Any = None,
-        retryable: bool | None = None, retry_after_seconds: float | None = None, tenant_id: str | None = None,
-        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        self, task_id: str, lease_id: str, error: Any, *, fence: int | None = None, retryable: bool | None = None,
+        retry_after_seconds: float | None = None, tenant_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Released:
         """End an attempt badly: the task waits and is offered again if retryable and attempts remain, else it failed.
 
@@ -953,7 +955,7 @@ class SyncOperations:
     def get_limits(
         self, *, tenant: str | None = None, tenant_id: str | None = None,
     ) -> Limits:
-        """Return what a tenant may use, and whether that is enforced; -1 is unlimited.
+        """Return what a tenant may use, what of it is used, and whether that is enforced; -1 is unlimited.
 
         Spec 21.4.2.
         """
@@ -1054,9 +1056,9 @@ class SyncOperations:
         agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
         worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> AuditLines:
-        """Read the tenant's audit log, oldest first; lines are never changed and never taken away.
+        """Read the tenant's audit log, oldest first; no line is ever changed.
 
-        Spec 21.7.4.
+        Lines are kept for security.audit_logging.retention_days, 90 at least.  Spec 21.7.4.
         """
         return self.ask("list_audit", AuditLines, locals())
 
@@ -1160,9 +1162,8 @@ class SyncOperations:
         return self.ask("renew_lease", Renewed, locals())
 
     def report_progress(
-        self, task_id: str, lease_id: str, *, fence: int | None = None, progress: Any = None,
-        tenant_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
-        worker_instance_id: str | None = None,
+        self, task_id: str, lease_id: str, progress: Any, *, fence: int | None = None, tenant_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Ok:
         """Report progress; if this worker is lost, the next one is handed it as a checkpoint."""
         return self.ask("report_progress", Ok, locals())
@@ -1218,11 +1219,10 @@ class SyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: Delivery | None = None,
-        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
-        wait_seconds: float | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
-        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
-        agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
+        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, wait_seconds: float | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> TaskRecord:
         """Queue one task and wait up to wait_seconds (30 at most) for its outcome.
 
@@ -1242,12 +1242,15 @@ class SyncOperations:
         return self.ask("seal_receipts", SealEnd, locals())
 
     def set_limits(
-        self, tenant: str, *, tier: Tier | None = None, exempt_until: datetime | None = None, reason: str | None = None,
-        tenant_id: str | None = None,
+        self, tenant: str, *, tier: Tier | None = None, exempt_until: datetime | None = None,
+        stricter_calls_per_hour: int | None = None, stricter_tasks_per_hour: int | None = None,
+        stricter_until: datetime | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> Limits:
-        """Give a tenant another tier, or exempt it from all limits until a time (21.4.5), which needs a reason.
+        """Give a tenant another tier, exempt it from all limits until a time (21.4.5), or limit it further (21.9.2).
 
-        For the operator.  Other processes follow within five seconds.
+        For the operator.  An exemption and stricter limits need a reason.  Stricter limits hold also where limits are
+        not
+        enforced.  Other processes follow within five seconds.
         """
         return self.ask("set_limits", Limits, locals())
 

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from asyncgate.clients.http import FIRST_PAUSE, AsyncHttp, Refusal, Unreachable, pause_after
+from asyncgate.clients.http import FIRST_PAUSE, AsyncHttp, Refusal, Unreachable, WrongAddress, pause_after
 from asyncgate.clients.worker_heart import Heart, passing
 from asyncgate.clients.worker_job import Done, Fail, Job, Lost, Retry, Task, told, words
 from asyncgate.clients.worker_state import Letter, Place, default_folder, take
@@ -115,6 +115,7 @@ class Worker:
         """Work until `stop`; canceled, it gives back at once what it holds."""
         self.stopping, self.hurried, self.loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
         self.instance, self.claim_id, self.away_since, self.known = "", uuid.uuid4().hex, 0.0, False
+        self.warned: list[str] = []
         self.running = True
         async with self.gate:
             try:
@@ -210,10 +211,18 @@ class Worker:
             capabilities=self.capabilities, max_tasks=self.concurrency - len(self.jobs),
             lease_ttl_seconds=self.ttl_seconds, wait_seconds=WAIT_SECONDS, claim_id=self.claim_id)
         self.claim_id = uuid.uuid4().hex    # had the answer been lost, the same claim would have got the same leases
+        self._warn(reply.get("warnings") or [])
         for offer in reply["tasks"]:
             self._begin(offer)
         if not reply["tasks"] and time.monotonic() - asked < FIRST_PAUSE:
             await asyncio.sleep(FIRST_PAUSE)    # a gate that stops answers waiting claims at once
+
+    def _warn(self, texts: list[str]) -> None:
+        """Say what the gate warns of, once for as long as it does."""
+        for text in texts:
+            if text not in self.warned:
+                log.warning("%s: %s", self.worker_id, text)
+        self.warned = texts
 
     async def _insist(self, call: Callable[[], Awaitable[None]]) -> None:
         """Call until it is answered; a gate that has refused this worker from the start is not asked again."""
@@ -223,7 +232,7 @@ class Worker:
                 self.away_since, self.known = 0.0, True
                 return
             except (Unreachable, Refusal) as error:
-                if isinstance(error, Refusal) and not self.known and error.status < 500 and error.status != 429:
+                if not self.known and hopeless(error):
                     raise
                 self._tell(error)
                 await asyncio.sleep(max(pause_after(failures, 0.5), getattr(error, "retry_after", None) or 0.0))
@@ -387,6 +396,13 @@ class Worker:
 
     async def _release(self, lease: dict[str, Any]) -> None:
         await self.gate.call("release_lease", **self.me, task_id=lease["task_id"], lease_id=lease["lease_id"])
+
+
+def hopeless(error: Exception) -> bool:
+    """Whether a first answer says that no further one will be better."""
+    if isinstance(error, Refusal):
+        return error.status < 500 and error.status != 429
+    return isinstance(error, WrongAddress)
 
 
 def unfit(letter: Letter, no: Refusal) -> Letter:

@@ -119,8 +119,10 @@ class Program:
 
     def __init__(self, command: Sequence[str], worker: Worker) -> None:
         path = shutil.which(command[0])
+        if path is None and os.path.isfile(command[0]):
+            raise ValueError(f"{command[0]!r} is there and may not be run: chmod +x {command[0]}, or name what runs it")
         if path is None:
-            raise FileNotFoundError(f"there is no program {command[0]!r}")
+            raise ValueError(f"there is no program {command[0]!r}{' on the PATH' * ('/' not in command[0])}")
         self.path, self.command, self.worker = path, list(command), worker
 
     async def __call__(self, payload: Any, job: Job) -> Any:

@@ -54,7 +54,7 @@ STORED = (Task, Lease, Progress, Receipt, Event, Schedule, Obligation, Account, 
 def ask_of(op: Operation, fields: dict[str, Any]) -> Ask:
     """Make a request as it would come over the wire; msgspec.Raw goes in verbatim."""
     try:
-        return op.decode(msgspec.json.encode(fields))
+        return op.reader.body(msgspec.json.encode(fields), "warn")[0]
     except msgspec.DecodeError as wrong:
         raise InvalidRequest(f"{op.name}: {wrong}") from None
 
@@ -202,7 +202,7 @@ class Gate(View):
 
     async def create(self, type: str = "demo", *, by: str = "ada", **fields: Any) -> str:
         """Create a task as an agent; return its id."""
-        made = await self.as_agent(by).create_task(type=type, **fields)
+        made = await self.as_agent(by).create_task(**{"type": type, "payload": None, **fields})
         return str(made.task_id)
 
     async def claim(self, worker: str = "w1", **fields: Any) -> Offer | None:

@@ -130,7 +130,7 @@ class Task:
                 "obligation_open": self.owed, "started_at": self.started_at, "progress": self.progress,
                 "next_eligible_at": self.next_eligible_at if self.status == "queued" else None,
                 "leased_to": live and named(live.worker), "lease_expires_at": live and live.expires_at,
-                "created_by": named(self.owner), "priority": self.priority}
+                "created_by": owned(self.owner), "priority": self.priority}
 
 
 class Model:
@@ -256,7 +256,7 @@ class Model:
         assert lease is not None
         return {"task_id": task.task_id, "lease_id": lease.lease_id, "fence": lease.fence, "type": task.ask.type,
                 "payload": parsed(task.ask.payload), "attempt": task.attempt, "expires_at": lease.expires_at,
-                "obligation_receipt_id": task.duty, "progress": task.progress, "created_by": named(task.owner)}
+                "obligation_receipt_id": task.duty, "progress": task.progress, "created_by": owned(task.owner)}
 
     def renew_lease(self, by: Principal, ask: Any) -> Reply:
         """§5.9: only a live lease, by its own length from now on; the eleventh renewal is an anomaly (H.7.3)."""
@@ -504,7 +504,8 @@ class Model:
              parents: list[str] | None = None, lease_id: str | None = None) -> Receipt:
         """Write one receipt; what is null is not said."""
         task_id = task if isinstance(task, str) else task.task_id
-        said = {name: value for name, value in body.items() if value is not None}
+        said = {name: value for name, value in {**body, "principal_instance_id": sender.instance_id}.items()
+                if value is not None}
         ends = Principal(sender.kind, sender.id), Principal(to.kind, to.id)     # without their sessions
         receipt = Receipt(self.new_id("receipt", task_id, type), type, *ends, task_id, lease_id, parents or [],
                           {**said, "schema_version": "1"})
@@ -523,6 +524,11 @@ def named(who: Principal) -> dict[str, str]:
     return {name: value for name, value in shown.items() if value is not None}
 
 
+def owned(who: Principal) -> dict[str, str]:
+    """A task's creator, in both spellings (§3, 19.6)."""
+    return {**named(who), **{f"principal_{name}": value for name, value in named(who).items()}}
+
+
 def sha256(value: Any) -> str:
     """The hash of canonical JSON: sorted names, no white space."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -531,7 +537,7 @@ def sha256(value: Any) -> str:
 
 def parsed(raw: Any) -> Any:
     """JSON that came as it is."""
-    return json.loads(bytes(raw))
+    return json.loads(bytes(raw) or b"null")
 
 
 def ttl(wished: int | None) -> int:
@@ -546,12 +552,13 @@ def assignment(ask: CreateTask) -> dict[str, Any]:
         ("deadline", ask.timeouts.deadline and ask.timeouts.deadline.strftime("%Y-%m-%dT%H:%M:%SZ"))) if value}
     return {**{name: getattr(ask, name) for name in TERMS}, "timeouts": waits, "type": ask.type,
             "requirements": parsed(ask.requirements), "payload_pointer": ask.payload_pointer,
-            "payload_sha256": sha256(parsed(ask.payload)), "payload_bytes": len(bytes(ask.payload))}
+            "payload_sha256": sha256(parsed(ask.payload)), "payload_bytes": len(bytes(ask.payload) or b"null")}
 
 
 def contract_of(ask: CreateTask, by: Principal) -> Any:
     """What makes a repeated create another one: all that it asks for, with defaults filled in."""
-    return ({**assignment(ask), "payload_bytes": 0}, ask.principal_ai or by.id, ask.priority or 0,
+    return ({**assignment(ask), "payload_bytes": 0, "requirements": parsed(ask.requirements) or None},
+            ask.principal_ai or by.id, ask.priority or 0,
             ask.max_attempts or 3, 30 if ask.retry_backoff_seconds is None else ask.retry_backoff_seconds,
             10 if ask.max_expiries is None else ask.max_expiries, ask.delay_seconds or 0)
 

@@ -99,13 +99,13 @@ async def test_a_claim_takes_one_task_unless_it_asks_for_more(gate: Gate) -> Non
 
 async def test_a_claim_of_too_many_is_clamped(make_gate: Callable[..., Gate]) -> None:
     gate = make_gate(max_claim_tasks=3)
-    await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 5)
+    await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 5)
 
     assert len(await claimed(gate, max_tasks=1000)) == 3
 
 
 async def test_a_claim_gets_a_hundred_tasks_at_most(gate: Gate) -> None:
-    await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 101)
+    await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 101)
 
     assert len(await claimed(gate, max_tasks=500)) == 100
 
@@ -214,7 +214,7 @@ async def test_a_canceled_task_in_the_queue_is_not_offered(gate: Gate) -> None:
 
 
 async def test_the_same_claim_again_returns_the_same_leases_and_writes_nothing(gate: Gate) -> None:
-    await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 5)
+    await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 5)
     first = await gate.as_worker().lease_next(max_tasks=2, claim_id="c1")
 
     async with gate.unchanged():
@@ -273,7 +273,8 @@ async def test_an_unbound_credential_must_name_the_worker(gate: Gate) -> None:
 
 async def test_a_claim_among_many_lanes_finds_the_one_that_fits(gate: Gate) -> None:
     await gate.as_agent().create_tasks(tasks=[
-        {"type": f"t{n}", "requirements": {"capabilities": [f"c{n % 7}", "x"]}, "priority": 5} for n in range(60)])
+        {"type": f"t{n}", "payload": None, "requirements": {"capabilities": [f"c{n % 7}", "x"]},
+         "priority": 5} for n in range(60)])
     task_id = await gate.create(type="fit", requirements={"capabilities": ["x"]})
 
     assert await claimed(gate, capabilities=["x"], max_tasks=9) == [task_id]

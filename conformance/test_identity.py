@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from asyncgate import Account, Audit, AuditHead, Key, Needs, Work, export_key
-from asyncgate.backends.identity_audit import broken, chained, head
+from asyncgate.backends.identity_audit import broken, chained, head, prune, pruned
 from asyncgate.conformance.harness import Gate
+from asyncgate.conformance.verify import verify
 
 pytestmark = pytest.mark.anyio
 
 KEY = Key("k1", "a hash", "a name", "worker", "w1", None, "worker", '["tasks:lease"]', None, None, 1.25, None, None,
           None, 1, 2.5, "human root")
 FULL = replace(KEY, key_id="k2", principal_instance_id="i1", capabilities='["gpu"]', task_types='["a"]', expires_at=9.5,
-               revoked_at=8.5, rotated_to="k3", version=7, last_used_at=3.5)
-ACCOUNT = Account("a name", 1.5, "paid", 2.5, 3.5, "why")
+               revoked_at=8.5, rotated_to="k3", version=7, last_used_at=3.5, places='["192.0.2.1"]')
+ACCOUNT = Account("a name", 1.5, "paid", 2.5, 3.5, "why", 10, 5, 4.5, "what it did")
 
 
 async def keep(gate: Gate, *rows: Any) -> None:
@@ -111,6 +113,62 @@ async def test_a_log_is_one_chain_however_many_write_at_once(gate: Gate) -> None
     assert [line.number for line in lines] == [*range(1, 61)]
     assert broken(lines, AuditHead(0, "")) is None
     assert await gate.backend.record(gate.tenant_id, AuditHead) == AuditHead(60, lines[-1].hash)
+
+
+async def write_lines(gate: Gate, ages: Iterable[float]) -> None:
+    """Write lines that are so many days old."""
+    def decide(work: Work) -> None:
+        for number, age in enumerate(ages):
+            chained(work, f"event {number}", "info", b"{}", work.now - age * 86_400)
+    needs = Needs()
+    head(needs, gate.caller, None)
+    await gate.backend.transact(gate.tenant_id, needs, decide)
+
+
+async def problems(gate: Gate) -> list[str]:
+    """Return what is wrong with the log."""
+    return [problem for problem in (await verify(gate.backend)).problems if gate.tenant_id in problem]
+
+
+async def test_old_lines_go_and_what_is_left_proves_where_it_begins(gate: Gate) -> None:
+    """Spec 21.7.4: 90 days minimum."""
+    await write_lines(gate, [95, 93, 92, 89, 94, 1])
+
+    assert await prune(gate.engine, gate.tenant_id) == 3
+    assert await prune(gate.engine, gate.tenant_id) == 0
+
+    lines = await lines_of(gate)
+    assert [line.number for line in lines] == [4, 5, 6, 7]
+    begin = pruned(lines[-1])
+    assert begin is not None
+    assert begin.number == 3
+    assert broken(lines, begin) is None
+    assert await problems(gate) == []
+
+
+async def test_a_log_goes_on_behind_its_last_line_when_all_of_it_has_gone(gate: Gate) -> None:
+    await write_lines(gate, [200] * 1200)
+
+    assert [await prune(gate.engine, gate.tenant_id) for _ in range(3)] == [1000, 200, 0]
+
+    lines = await lines_of(gate)
+    assert [line.number for line in lines] == [1201, 1202]
+    assert await problems(gate) == []
+
+
+async def test_a_log_whose_beginning_was_cut_off_is_found(gate: Gate) -> None:
+    """A line that names another beginning is none."""
+    await write_lines(gate, [200, 199, 1])
+
+    def decide(work: Work) -> None:
+        work.drop(Audit, f"{1:012d}")
+        chained(work, "audit_pruned", "info", b'{"hash":"made up","up_to":1}')
+    needs = Needs()
+    head(needs, gate.caller, None)
+    await gate.backend.transact(gate.tenant_id, needs, decide)
+
+    [problem] = await problems(gate)
+    assert "line 1 of the audit log is missing: 000000000002 is number 2" in problem
 
 
 async def test_what_is_refused_is_not_in_the_log_of_what_was_done(gate: Gate) -> None:

@@ -118,7 +118,7 @@ async def test_a_page_is_filled_however_much_history_lies_between(gate: Gate) ->
 
 
 async def test_fifty_obligations_are_a_page_and_two_hundred_the_most(gate: Gate) -> None:
-    await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 210)
+    await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 210)
 
     assert len((await gate.as_agent().list_open_obligations()).open_obligations) == 50
     assert len((await gate.as_agent().list_open_obligations(limit=1000)).open_obligations) == 200

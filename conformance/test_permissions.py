@@ -41,9 +41,11 @@ MATRIX: dict[str, tuple[str, str]] = {
     "run_archive": ("admin", "admin:write"), "restore_archive": ("admin", "admin:write"),
     "list_archived_receipts": ("agent worker admin", "receipts:read"),
 }
-FILLED = {"type": "demo", "task_id": "none", "lease_id": "none", "receipt_id": "none", "parent_receipt_id": "none",
+FILLED = {"type": "demo", "payload": None, "task_id": "none", "lease_id": "none", "receipt_id": "none",
+          "parent_receipt_id": "none",
           "receipt_type": "x", "schedules": [{"schedule_id": "s"}], "worker_id": None,
-          "tasks": [{"type": "demo", "task_id": "none", "lease_id": "none"}], "key_id": "none", "name": "x",
+          "tasks": [{"type": "demo", "payload": None, "task_id": "none", "lease_id": "none"}], "key_id": "none",
+          "name": "x",
           "tenant": "00000000-0000-4000-8000-000000000000"}
 MORE: dict[str, dict[str, Any]] = {
     "run_task": {"wait_seconds": 0}, "issue_key": {"principal_id": "x", "scopes": frozenset()},
@@ -302,14 +304,14 @@ async def test_an_admin_reads_what_belongs_to_others_by_an_admin_scope_only(
 async def test_an_admin_changes_what_belongs_to_others_by_admin_write_only(gate: Gate, scopes: list[str]) -> None:
     """Spec 21.8.3: admin:write modifies all tenant data; without it an admin has what every agent and worker has."""
     root, offer = scoped(gate, *scopes), await gate.leased("w1")
-    mine = (await root.create_task(type="demo")).task_id
+    mine = (await root.create_task(type="demo", payload=None)).task_id
 
     async with gate.unchanged():
         for operation, ask in (("cancel_task", {"task_id": offer.task_id}),
                                ("release_hold", {"task_id": offer.task_id}),
                                ("ack_receipt", {"receipt_id": offer.obligation_receipt_id}),
                                ("complete", under(offer, worker_id="w1")), ("lease_next", {"worker_id": "w1"}),
-                               ("create_task", {"type": "demo", "created_by": {"id": "ada"}})):
+                               ("create_task", {"type": "demo", "payload": None, "created_by": {"id": "ada"}})):
             with refused("forbidden"):
                 await getattr(root, operation)(**ask)
     assert (await root.cancel_task(task_id=mine)).ok
@@ -323,7 +325,7 @@ async def test_nobody_acts_as_the_system_or_the_gate_from_outside(gate: Gate, ki
     async with gate.unchanged():
         for view in (gate, gate.as_admin(), gate.as_agent(), gate.as_worker()):
             creator = {"principal_kind": kind, "principal_id": "asyncgate-1"}
-            for operation, ask in (("create_task", {"type": "x", **creator}),
+            for operation, ask in (("create_task", {"type": "x", "payload": None, **creator}),
                                    ("lease_next", {"worker_kind": kind, "worker_id": "asyncgate-1"})):
                 with refused("forbidden"):
                     await getattr(view, operation)(**ask)
@@ -332,6 +334,6 @@ async def test_nobody_acts_as_the_system_or_the_gate_from_outside(gate: Gate, ki
 async def test_an_unbound_credential_stands_for_its_fallback_until_the_request_says_who_it_is(gate: Gate) -> None:
     shared = View(gate.engine, Caller(gate.tenant_id, Principal("system", "asyncgate"), "admin", SCOPES, bound=False))
 
-    made = await shared.create_task(type="demo")
+    made = await shared.create_task(type="demo", payload=None)
 
     assert str((await gate.task(made.task_id)).created_by) == "system asyncgate"

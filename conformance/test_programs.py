@@ -47,7 +47,7 @@ PAYLOADS: list[Any] = [*JSON, {"escalation_class": 2}, {"escalation_class": 3}, 
 ARTIFACTS: list[Any] = [None, None, [], {}, {"pointers": []}, [{"uri": "file:///out"}], {"uri": "s3://one"},
                         {"pointers": [{"uri": "a"}, {"uri": "b"}]}]
 PROOFS = [None, None, None, {}, {"mode": "push", "status": "succeeded"}]
-ORDINARY: dict[str, Any] = {"type": "demo", "lease_minutes": None, "deadline_minutes": None}
+ORDINARY: dict[str, Any] = {"type": "demo", "payload": None, "lease_minutes": None, "deadline_minutes": None}
 VERBS = ["renew_lease", "start_task", "report_progress", "release_lease", "complete", "fail"]
 ENDINGS = ["release_lease", "complete", "fail"]
 PAST = 5        # a pick that means a lease of the past

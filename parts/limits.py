@@ -1,8 +1,9 @@
 """Rate limits as the gate sees them: which buckets a call draws from, and what its answer says about them (spec 21.4).
 
-Every call draws from up to three buckets: its tenant's, its principal's and its address's.  Heartbeats (`renew_lease`,
-`report_progress`) draw from buckets of their own, so that a worker can live on the free tier: four heartbeats for each
-call are 4,000 an hour, and ten leases that report every ten seconds and are renewed every hundred need 3,960.
+Every call draws from up to four buckets: the server's, its tenant's, its principal's and its address's.  Heartbeats
+(`renew_lease`, `report_progress`) draw from buckets of their own, so that a worker can live on the free tier: four
+heartbeats for each call are 4,000 an hour, and ten leases that report every ten seconds and are renewed every hundred
+need 3,960.
 How a bucket fills and empties is said in `asyncgate.backends.limits`.
 """
 
@@ -17,13 +18,13 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from asyncgate.parts.errors import RateLimitExceeded
-from asyncgate.parts.settings import Settings
+from asyncgate.parts.settings import Settings, Tier
 from asyncgate.parts.wire import Principal
 
 HOUR, MINUTE = 3600, 60
 MOST = 2**51 // 1000        # calls times seconds: Lua counts in floats, which are exact to 2**53
 LONGEST = 80                # of an address with port and zone; longer texts would fill the cache
-WHO = {"ip": "Address", "tenant": "Tenant", "principal": "Principal"}
+WHO = {"server": "Server", "ip": "Address", "tenant": "Tenant", "principal": "Principal"}
 WHAT = {"api_calls": "API call", "heartbeats": "heartbeat", "anonymous": "anonymous call", "tasks": "task"}
 UNITS = [("d", "day", 86_400), ("h", "hour", HOUR), ("m", "minute", MINUTE), ("s", "second", 1)]
 
@@ -61,29 +62,37 @@ class Verdict(Struct, frozen=True):
 UNLIMITED = Verdict(True, "", "", -1, -1, 0, 0, 0, 0)
 
 
-def buckets_for(settings: Settings, tier_name: str, tenant_id: str | None, principal: Principal | None, address: str,
-                *, heartbeat: bool = False) -> list[Bucket]:
-    """Return the buckets that a call draws from; without a tenant, for lack of a good credential, its address alone.
+def buckets_for(settings: Settings, may: Tier | None, tenant_id: str | None, principal: Principal | None,
+                address: str, *, heartbeat: bool = False) -> list[Bucket]:
+    """Return the buckets that a call draws from; without a tenant, for lack of a good credential, its address's.
 
-    The principal must be one that the credential names: a name that a caller picks itself is no limit.
+    The principal must be one that the credential names: a name that a caller picks itself is no limit.  A tenant that
+    may do everything is exempt from all limits but the server's.
     """
     limiting, place = settings.security.rate_limiting, f"ip:{neighbourhood(address)}"
+    server = bucket("server", "server:api_calls", limiting.server_calls_per_minute, MINUTE)
     if tenant_id is None:
-        return [bucket("ip", f"{place}:anonymous", limiting.anonymous_calls_per_minute, MINUTE)]
-    limit, what = getattr(settings.rate_limits, f"{tier_name}_tier").api_calls_per_hour, "api_calls"
+        return [server, bucket("ip", f"{place}:anonymous", limiting.anonymous_calls_per_minute, MINUTE)]
+    if may is None:
+        return [server]
+    limit, what = may.api_calls_per_hour, "api_calls"
     if heartbeat:
         limit, what = part(limit, 100 * limiting.heartbeat_factor), "heartbeats"
-    found = [bucket("tenant", f"tenant:{tenant_id}:{what}", limit, HOUR)]
+    found = [server, bucket("tenant", f"tenant:{tenant_id}:{what}", limit, HOUR)]
     if principal:
         name = f"principal:{tenant_id}:{principal.kind}:{quote(principal.id, safe='@')}:{what}"
         found.append(bucket("principal", name, part(limit, limiting.principal_percent), HOUR))
     return [*found, bucket("ip", f"{place}:api_calls", limiting.address_calls_per_minute, MINUTE)]
 
 
-def task_bucket(settings: Settings, tier_name: str, tenant_id: str) -> Bucket:
+def call_bucket(may: Tier, tenant_id: str) -> Bucket:
+    """Return the bucket that all calls of a tenant are drawn from."""
+    return bucket("tenant", f"tenant:{tenant_id}:api_calls", may.api_calls_per_hour, HOUR)
+
+
+def task_bucket(may: Tier, tenant_id: str) -> Bucket:
     """Return the bucket that new tasks are drawn from, each one apart from the call that creates it (21.4.2)."""
-    limit = getattr(settings.rate_limits, f"{tier_name}_tier").tasks_per_hour
-    return bucket("tenant", f"tenant:{tenant_id}:tasks", limit, HOUR)
+    return bucket("tenant", f"tenant:{tenant_id}:tasks", may.tasks_per_hour, HOUR)
 
 
 def bucket(tier: str, key: str, limit: int, window_seconds: int) -> Bucket:

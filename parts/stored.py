@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from msgspec import Struct
 
-from asyncgate.parts.wire import Kind, Principal, Role, Status
+from asyncgate.parts.wire import Kind, Principal, Role, Status, Terms
 
 
 class Task(Struct, frozen=True):
@@ -24,7 +24,7 @@ class Task(Struct, frozen=True):
     payload: str
     payload_pointer: str | None
     requirements: str
-    terms: str                          # the rest of the contract, a Terms as JSON
+    terms: str                          # the rest of the contract, a KeptTerms as JSON
     owner_kind: str
     owner_id: str
     principal_ai: str
@@ -61,6 +61,12 @@ class Task(Struct, frozen=True):
     def offerable(self, now: float) -> bool:
         """Whether the queue may offer it, if it is queued."""
         return self.held is None and (self.next_eligible_at is None or self.next_eligible_at <= now)
+
+
+class KeptTerms(Terms):
+    """What is stored of a task's terms."""
+
+    principal_instance_id: str | None = None    # in which session it was created (spec 18.2)
 
 
 class Lease(Struct, frozen=True):
@@ -260,6 +266,7 @@ class Key(Struct, frozen=True):
     created_at: float
     created_by: str
     last_used_at: float | None = None
+    places: str | None = None           # JSON, an array: the networks that it was used from, the last first
 
     def __repr__(self) -> str:
         return f"<Key {self.key_id}>"   # the hash stays out of logs and tracebacks
@@ -274,6 +281,10 @@ class Account(Struct, frozen=True):
     suspended_at: float | None = None   # since when none of its credentials is good
     exempt_until: float | None = None   # from rate limits and quotas (spec 21.4.5)
     exempt_why: str | None = None
+    stricter_calls: int | None = None   # an hour, which is all that it may make until a time (spec 21.9.2)
+    stricter_tasks: int | None = None   # the same of new tasks
+    stricter_until: float | None = None
+    stricter_why: str | None = None
 
 
 class Usage(Struct, frozen=True):

@@ -17,6 +17,7 @@ Scopes = Annotated[frozenset[Scope], Meta(max_length=20)]
 Severity = Literal["info", "warning", "critical"]
 Uuid = Annotated[str, Meta(pattern="^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$(?!\\n)")]
 Whose = Annotated[Name | None, says("the tenant, by id or name; an operator may name any, all others their own")]
+Amount = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Overlap = Annotated[float, Meta(ge=0, le=30 * 86_400), says("seconds for which the old key stays good; default a day")]
 
 
@@ -57,7 +58,10 @@ class SetLimits(TenantAsk, kw_only=True):
 
     tier: Tier | None = None
     exempt_until: Annotated[Moment | None, says("until then nothing is limited; a past time ends it")] = None
-    reason: Annotated[Text | None, says("what was agreed; needed for an exemption, and audited")] = None
+    stricter_calls_per_hour: Annotated[Amount | None, says("all calls that it may make until stricter_until")] = None
+    stricter_tasks_per_hour: Annotated[Amount | None, says("all tasks that it may create until then")] = None
+    stricter_until: Annotated[Moment | None, says("how long the stricter limits hold; a past time ends them")] = None
+    reason: Annotated[Text | None, says("what was agreed, or what it did; needed for either, and audited")] = None
 
 
 class IssueKey(Ask, kw_only=True):
@@ -128,6 +132,17 @@ class Tenants(Struct):
     tenants: list[TenantRecord]
 
 
+class Used(Struct):
+    """What a tenant has of what it may use, now and within the last hour, as far as that is counted."""
+
+    active_tasks: int
+    concurrent_leases: int
+    receipt_storage_bytes: int
+    terminal_tasks: int
+    tasks_this_hour: int | None = None
+    api_calls_this_hour: int | None = None
+
+
 class Limits(Struct):
     """What a tenant may use; -1 is unlimited."""
 
@@ -142,6 +157,9 @@ class Limits(Struct):
     terminal_tasks: int
     receipts_per_task: int
     exempt_until: datetime | None = None
+    stricter_until: datetime | None = None
+    stricter_why: str | None = None
+    used: Used | None = None
 
 
 class KeyRecord(Struct, omit_defaults=True):

@@ -55,6 +55,7 @@ class ListFiled(Ask, kw_only=True):
     """List the receipts of a ledger."""
 
     acts: ClassVar[bool] = False
+    filters: ClassVar[bool] = True
     tenant: Whose = None
     to_kind: Kind | None = None
     to_id: Name | None = None
@@ -69,7 +70,7 @@ class GetFiled(Ask, kw_only=True):
     """Read one receipt of a ledger."""
 
     needed: ClassVar[tuple[str, ...]] = ("receipt_id",)
-    receipt_id: str = ""
+    receipt_id: Id = ""
     tenant: Whose = None
 
 

@@ -299,7 +299,7 @@ async def trusting(serve: Any, tmp_path: Path) -> House:
 async def test_a_suspended_tenant_is_out_at_once_here_and_back_when_it_may(trusting: House, facade: str) -> None:
     house = trusting
     key, eve = await house.admin_of(OTHER), token_for(OTHER)
-    task = await house.good("create_task", {"type": "demo"}, token=eve)
+    task = await house.good("create_task", {"type": "demo", "payload": None}, token=eve)
     assert not (await house.ask("list_tasks", token=key, facade=facade)).code
 
     await house.good("suspend_tenant", {"tenant": OTHER})
@@ -438,7 +438,7 @@ async def test_a_claim_that_waits_gets_no_work_once_its_key_is_barred(house: Hou
         await house.good("revoke_key", {"key_id": house.ids[worker]}, token=root)
     if "forgotten" in what:
         house.guard.keys.proven.clear()
-    task = await house.good("create_task", {"type": "demo"}, token=root) if what != "suspend" else None
+    task = await house.good("create_task", {"type": "demo", "payload": None}, token=root) if what != "suspend" else None
     if what == "suspend":
         await house.good("suspend_tenant", {"tenant": OTHER})
         house.served.engine.waiting._wake(OTHER, None)
@@ -453,7 +453,7 @@ async def test_a_claim_that_waits_gets_no_work_once_its_key_is_barred(house: Hou
 @pytest.mark.parametrize("facade", FACADES)
 async def test_a_reader_that_waits_learns_nothing_once_its_key_is_revoked(house: House, facade: str) -> None:
     ada = await house.key("agent", "ada")
-    task = (await house.good("create_task", {"type": "demo"}, token=ada))["task_id"]
+    task = (await house.good("create_task", {"type": "demo", "payload": None}, token=ada))["task_id"]
     fields = {"task_id": task, "wait_seconds": 30}
     read = asyncio.ensure_future(house.ask("get_task", fields, token=ada, facade=facade))
     await waiting(house, readers=True)

@@ -72,13 +72,21 @@ def test_every_variable_of_both_files_is_a_setting(fly: dict[str, Any], environm
 
 
 def test_fly_has_the_values_of_spec_19_8(fly: dict[str, Any]) -> None:
-    assert {name: value for name, value in fly["env"].items() if name != "ASYNCGATE_TRUSTED_PROXIES"} == {
+    assert {name: value for name, value in fly["env"].items()
+            if name != "ASYNCGATE_TRUSTED_PROXIES" and "RATE_LIMITING" not in name} == {
         "ASYNCGATE_DEFAULT_LEASE_TTL_SECONDS": "120",
         "ASYNCGATE_LEASE_SWEEP_INTERVAL_SECONDS": "5",
         "ASYNCGATE_DEFAULT_MAX_ATTEMPTS": "2",
         "ASYNCGATE_DEFAULT_RETRY_BACKOFF_SECONDS": "15",
         "ASYNCGATE_DEFAULT_BOOTSTRAP_MAX_ITEMS": "50",
     }
+
+
+def test_fly_enforces_limits(fly: dict[str, Any]) -> None:
+    """Spec 21.4: a gate that the whole world can reach."""
+    limiting = asyncgate.load_settings(environ=fly["env"]).settings.security.rate_limiting
+
+    assert (limiting.enabled, limiting.default_tier) == (True, "paid")
 
 
 def test_the_gate_believes_the_proxy_that_ends_tls_and_not_its_neighbours(fly: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ START = 490_000 * HOUR_MS       # a window begins here
 TENANT = "0c7a1b52-0000-4000-8000-000000000001"
 ADA = Principal("agent", "ada")
 FREE = Settings()
+TIER = FREE.rate_limits.free_tier
 
 
 class Clock:
@@ -242,7 +243,8 @@ def by_tier(buckets: list[Bucket]) -> dict[str, tuple[str, int, int]]:
 
 
 def test_a_call_draws_from_its_tenant_its_principal_and_its_address() -> None:
-    assert by_tier(buckets_for(FREE, "free", TENANT, ADA, "192.0.2.7")) == {
+    assert by_tier(buckets_for(FREE, TIER, TENANT, ADA, "192.0.2.7")) == {
+        "server": ("server:api_calls", 600_000, 60),
         "tenant": (f"tenant:{TENANT}:api_calls", 1000, 3600),
         "principal": (f"principal:{TENANT}:agent:ada:api_calls", 1000, 3600),
         "ip": ("ip:192.0.2.7:api_calls", 6000, 60),
@@ -250,21 +252,22 @@ def test_a_call_draws_from_its_tenant_its_principal_and_its_address() -> None:
 
 
 def test_without_a_credential_only_the_address_counts() -> None:
-    assert by_tier(buckets_for(FREE, "free", None, None, "192.0.2.7")) == {"ip": ("ip:192.0.2.7:anonymous", 300, 60)}
+    assert by_tier(buckets_for(FREE, None, None, None, "192.0.2.7")) == {
+        "server": ("server:api_calls", 600_000, 60), "ip": ("ip:192.0.2.7:anonymous", 300, 60)}
 
 
 def test_heartbeats_have_their_own_and_larger_budget() -> None:
-    calls, beats = (buckets_for(FREE, "free", TENANT, ADA, "192.0.2.7", heartbeat=on) for on in (False, True))
+    calls, beats = (buckets_for(FREE, TIER, TENANT, ADA, "192.0.2.7", heartbeat=on) for on in (False, True))
 
-    assert [one.limit for one in beats] == [4000, 4000, 6000]
-    assert {one.key for one in calls} & {one.key for one in beats} == {"ip:192.0.2.7:api_calls"}
+    assert [one.limit for one in beats] == [600_000, 4000, 4000, 6000]
+    assert {one.key for one in calls} & {one.key for one in beats} == {"server:api_calls", "ip:192.0.2.7:api_calls"}
 
 
 def test_ten_leases_can_be_kept_alive_on_the_free_tier_beside_a_polling_worker(
     limits: MemoryLimits, clock: Clock
 ) -> None:
-    beat = buckets_for(FREE, "free", TENANT, ADA, "192.0.2.7", heartbeat=True)
-    call = buckets_for(FREE, "free", TENANT, ADA, "192.0.2.7")
+    beat = buckets_for(FREE, TIER, TENANT, ADA, "192.0.2.7", heartbeat=True)
+    call = buckets_for(FREE, TIER, TENANT, ADA, "192.0.2.7")
 
     for second in range(3 * 3600):
         clock.now += SECOND_MS
@@ -277,45 +280,61 @@ def test_one_principal_may_be_kept_from_using_up_its_tenant(limits: MemoryLimits
     settings = load_settings(environ={"ASYNCGATE_SECURITY_RATE_LIMITING_PRINCIPAL_PERCENT": "25"}).settings
     bob = Principal("agent", "bob")
 
-    passed = admitted(limits, *buckets_for(settings, "free", TENANT, ADA, "192.0.2.7"), times=500)
+    tier = settings.rate_limits.free_tier
+    passed = admitted(limits, *buckets_for(settings, tier, TENANT, ADA, "192.0.2.7"), times=500)
 
     assert passed == 250
-    assert limits.take_now(buckets_for(settings, "free", TENANT, bob, "192.0.2.7")).admitted
+    assert limits.take_now(buckets_for(settings, tier, TENANT, bob, "192.0.2.7")).admitted
+
+
+def test_nobody_waits_longer_than_a_window(limits: MemoryLimits, clock: Clock) -> None:
+    """All calls at once, late in the counter's window: a window later none of them is within any."""
+    one = Bucket("tenant", "t", 100, 3600, 100)
+    clock.now += 3_600_000 // 20
+    assert limits.take_now([one], 100).admitted
+
+    told = limits.take_now([one], 100)
+
+    assert (told.admitted, told.wait_ms) == (False, 3_600_000)
+    clock.now += told.wait_ms - 1
+    assert not limits.take_now([one], 100).admitted
+    clock.now += 1
+    assert limits.take_now([one], 100).admitted
 
 
 def test_many_principals_of_one_tenant_share_its_limit(limits: MemoryLimits) -> None:
     names = [Principal("agent", f"a{number}") for number in range(1100)]
 
-    assert sum(admitted(limits, *buckets_for(FREE, "free", TENANT, who, "192.0.2.7")) for who in names) == 1000
+    assert sum(admitted(limits, *buckets_for(FREE, TIER, TENANT, who, "192.0.2.7")) for who in names) == 1000
 
 
 def test_instances_of_a_principal_are_one_principal() -> None:
     here, there = Principal("worker", "w", "here"), Principal("worker", "w", "there")
 
-    assert buckets_for(FREE, "free", TENANT, here, "::1") == buckets_for(FREE, "free", TENANT, there, "::1")
+    assert buckets_for(FREE, TIER, TENANT, here, "::1") == buckets_for(FREE, TIER, TENANT, there, "::1")
 
 
 def test_tenants_do_not_share() -> None:
-    mine, yours = (by_tier(buckets_for(FREE, "free", tenant, ADA, "::1")) for tenant in (TENANT, TENANT[:-1] + "2"))
+    mine, yours = (by_tier(buckets_for(FREE, TIER, tenant, ADA, "::1")) for tenant in (TENANT, TENANT[:-1] + "2"))
 
-    assert {tier for tier in mine if mine[tier] == yours[tier]} == {"ip"}
+    assert {tier for tier in mine if mine[tier] == yours[tier]} == {"server", "ip"}
 
 
 def test_an_enterprise_is_limited_by_its_address_alone(limits: MemoryLimits) -> None:
-    buckets = buckets_for(FREE, "enterprise", TENANT, ADA, "192.0.2.7", heartbeat=True)
+    buckets = buckets_for(FREE, FREE.rate_limits.enterprise_tier, TENANT, ADA, "192.0.2.7", heartbeat=True)
 
-    assert [one.limit for one in buckets] == [-1, -1, 6000]
+    assert [one.limit for one in buckets] == [600_000, -1, -1, 6000]
     assert limits.take_now(buckets).tier == "ip"
 
 
 def test_new_tasks_are_drawn_from_a_budget_of_their_own() -> None:
-    assert task_bucket(FREE, "free", TENANT) == Bucket("tenant", f"tenant:{TENANT}:tasks", 100, 3600, 100)
+    assert task_bucket(TIER, TENANT) == Bucket("tenant", f"tenant:{TENANT}:tasks", 100, 3600, 100)
 
 
 def test_a_name_of_any_letters_makes_a_key_that_a_header_may_carry() -> None:
     strange = Principal("agent", "ä: b\r\nx-evil: 1")
 
-    (key,) = (one.key for one in buckets_for(FREE, "free", TENANT, strange, "::1") if one.tier == "principal")
+    (key,) = (one.key for one in buckets_for(FREE, TIER, TENANT, strange, "::1") if one.tier == "principal")
 
     assert key.isascii()
     assert key.isprintable()
@@ -331,7 +350,7 @@ def test_a_name_of_any_letters_makes_a_key_that_a_header_may_carry() -> None:
     ("a\nb", "ip:a%0Ab:api_calls"),
 ])
 def test_of_ipv6_a_network_counts_as_one_address(address: str, counted: str) -> None:
-    assert buckets_for(FREE, "free", TENANT, None, address)[-1].key == counted
+    assert buckets_for(FREE, TIER, TENANT, None, address)[-1].key == counted
 
 
 # Whose address it is
@@ -374,7 +393,7 @@ def test_without_trusted_proxies_the_peer_counts() -> None:
 def test_made_up_addresses_do_not_escape_the_limit(limits: MemoryLimits) -> None:
     addresses = [seen("10.0.0.1", f"198.51.100.{number % 256}, 192.0.2.1") for number in range(400)]
 
-    assert sum(admitted(limits, *buckets_for(FREE, "free", None, None, one)) for one in addresses) == 300
+    assert sum(admitted(limits, *buckets_for(FREE, None, None, None, one)) for one in addresses) == 300
 
 
 @pytest.mark.parametrize("said", ["10.0.0.1/8", "proxy.example", "10.0.0.0/33", "999.1.1.1"])

@@ -32,8 +32,8 @@ ADMINISTRATION = {"create_tenant", "list_tenants", "suspend_tenant", "get_limits
                   "run_archive", "restore_archive"}
 # Enough for an operation to get past who may ask it; what it then says does not matter.
 FIELDS: dict[str, dict[str, Any]] = {
-    "create_task": {"type": "demo"}, "run_task": {"type": "demo", "wait_seconds": 0},
-    "create_tasks": {"tasks": [{"type": "demo"}]},
+    "create_task": {"type": "demo", "payload": None}, "run_task": {"type": "demo", "payload": None, "wait_seconds": 0},
+    "create_tasks": {"tasks": [{"type": "demo", "payload": None}]},
     "complete_tasks": {"tasks": [{"task_id": "none", "lease_id": "none"}]},
     "attach_artifacts": {"task_id": "none", "artifacts": [{"uri": "x"}]}, "ack_receipt": {"receipt_id": "none"},
     "get_receipt": {"receipt_id": "none"}, "emit_receipt": {"receipt_type": "x"},
@@ -120,7 +120,7 @@ async def test_a_refused_role_is_told_which_one_it_takes(house: House, facade: s
 @pytest.mark.parametrize("facade", FACADES)
 async def test_admin_read_reads_all_and_writes_nothing(house: House, facade: str) -> None:
     ada, reader = await house.key("agent", "ada"), await house.key("admin", "root", scopes=["admin:read"])
-    task = await house.good("create_task", {"type": "demo"}, token=ada)
+    task = await house.good("create_task", {"type": "demo", "payload": None}, token=ada)
 
     read = await house.ask("get_task", task | {"status": None}, token=reader, facade=facade)
     async with house.served.unchanged():
@@ -138,7 +138,7 @@ async def test_admin_read_reads_all_and_writes_nothing(house: House, facade: str
 @pytest.mark.parametrize("facade", FACADES)
 async def test_an_agent_has_its_own_tasks_and_receipts_and_an_admin_any(house: House, facade: str) -> None:
     ada, bob, root = await house.key("agent", "ada"), await house.key("agent", "bob"), await house.key("admin", "root")
-    task = (await house.good("create_task", {"type": "demo"}, token=ada))["task_id"]
+    task = (await house.good("create_task", {"type": "demo", "payload": None}, token=ada))["task_id"]
     receipt = (await house.good("list_receipts", token=ada))["receipts"][0]["receipt_id"]
     own: dict[str, dict[str, Any]] = {
         "get_task": {"task_id": task}, "get_task_history": {"task_id": task}, "list_receipts": {"task_id": task},
@@ -158,7 +158,7 @@ async def test_an_agent_has_its_own_tasks_and_receipts_and_an_admin_any(house: H
 
 @pytest.mark.parametrize("facade", FACADES)
 async def test_a_worker_reads_the_task_that_it_holds_and_no_other(house: House, facade: str) -> None:
-    await house.good("create_tasks", {"tasks": [{"type": "a"}, {"type": "b"}]})
+    await house.good("create_tasks", {"tasks": [{"type": "a", "payload": None}, {"type": "b", "payload": None}]})
     w1 = await house.key("worker", "w1")
     [held] = (await house.good("lease_next", token=w1, facade=facade))["tasks"]
     [free] = [one["task_id"] for one in (await house.good("list_tasks", {"status": "queued"}))["tasks"]]
@@ -172,7 +172,7 @@ async def test_a_worker_reads_the_task_that_it_holds_and_no_other(house: House, 
 @pytest.mark.parametrize("facade", FACADES)
 async def test_the_lease_of_another_worker_is_of_no_use(house: House, facade: str, verb: str) -> None:
     w1, w2 = await house.key("worker", "w1"), await house.key("worker", "w2")
-    await house.good("create_task", {"type": "demo"})
+    await house.good("create_task", {"type": "demo", "payload": None})
     [offer] = (await house.good("lease_next", token=w1))["tasks"]
     more = {"progress": 1} if verb == "report_progress" else {}
     held = {"task_id": offer["task_id"], "lease_id": offer["lease_id"], **more}
@@ -196,14 +196,15 @@ async def test_an_agent_cannot_create_in_the_name_of_another(house: House, facad
     async with house.served.unchanged():
         for name, fields in (("create_task", FIELDS["create_task"]), ("run_task", FIELDS["run_task"])):
             assert (await house.ask(name, {**fields, **claim}, token=ada, facade=facade)).code == "forbidden"
-        batch = await house.good("create_tasks", {"tasks": [{"type": "demo", **claim}]}, token=ada, facade=facade)
+        batch = await house.good("create_tasks", {"tasks": [{"type": "demo", "payload": None, **claim}]}, token=ada,
+                                 facade=facade)
     assert [item["error"]["error"] for item in batch["results"]] == ["forbidden"]
 
 
 @pytest.mark.parametrize("facade", FACADES)
 async def test_a_worker_cannot_work_in_the_name_of_another(house: House, facade: str) -> None:
     w1, w2 = await house.key("worker", "w1"), await house.key("worker", "w2")
-    await house.good("create_task", {"type": "demo"})
+    await house.good("create_task", {"type": "demo", "payload": None})
     [offer] = (await house.good("lease_next", token=w1))["tasks"]
     held = {"task_id": offer["task_id"], "lease_id": offer["lease_id"], "worker_id": "w1"}
 
@@ -258,11 +259,13 @@ async def test_a_key_for_some_types_creates_no_others(house: House, facade: str)
     ask = {"token": ada, "facade": facade}
 
     async with house.served.unchanged():
-        assert (await house.ask("create_task", {"type": "write"}, **ask)).code == "forbidden"
-        assert (await house.ask("run_task", {"type": "write", "wait_seconds": 0}, **ask)).code == "forbidden"
-    batch = await house.good("create_tasks", {"tasks": [{"type": "draw"}, {"type": "write"}]}, **ask)
-    assert not (await house.ask("create_task", {"type": "draw"}, **ask)).code
-    assert not (await house.ask("run_task", {"type": "draw", "wait_seconds": 0}, **ask)).code
+        assert (await house.ask("create_task", {"type": "write", "payload": None}, **ask)).code == "forbidden"
+        assert (await house.ask("run_task", {"type": "write", "payload": None, "wait_seconds": 0},
+                                **ask)).code == "forbidden"
+    batch = await house.good("create_tasks", {"tasks": [{"type": "draw", "payload": None}, {"type": "write",
+                                                                                            "payload": None}]}, **ask)
+    assert not (await house.ask("create_task", {"type": "draw", "payload": None}, **ask)).code
+    assert not (await house.ask("run_task", {"type": "draw", "payload": None, "wait_seconds": 0}, **ask)).code
 
     assert [item.get("error", {}).get("error") for item in batch["results"]] == [None, "forbidden"]
     assert {task["type"] for task in (await house.good("list_tasks"))["tasks"]} == {"draw"}
@@ -273,7 +276,8 @@ async def test_a_key_for_some_types_creates_no_others(house: House, facade: str)
 @pytest.mark.parametrize("facade", FACADES)
 async def test_a_key_for_some_types_claims_no_others(house: House, facade: str, more: dict[str, Any]) -> None:
     w1 = await house.key("worker", "w1", task_types=["draw"])
-    await house.good("create_tasks", {"tasks": [{"type": "write", "priority": 9}, {"type": "draw"}]})
+    await house.good("create_tasks", {"tasks": [{"type": "write", "payload": None, "priority": 9}, {"type": "draw",
+                                                                                                    "payload": None}]})
 
     offers = (await house.good("lease_next", more, token=w1, facade=facade))["tasks"]
     again = (await house.good("lease_next", more, token=w1, facade=facade))["tasks"]
@@ -286,9 +290,10 @@ async def test_a_key_for_some_types_claims_no_others(house: House, facade: str, 
 async def test_a_key_for_some_capabilities_claims_only_what_needs_no_others(house: House, facade: str) -> None:
     w1 = await house.key("worker", "w1", capabilities=["gpu"])
     await house.good("create_tasks", {"tasks": [
-        {"type": "both", "requirements": {"capabilities": ["gpu", "root"]}},
-        {"type": "root", "requirements": {"capabilities": ["root"]}},
-        {"type": "gpu", "requirements": {"capabilities": ["gpu"]}}, {"type": "plain"}]})
+        {"type": "both", "payload": None, "requirements": {"capabilities": ["gpu", "root"]}},
+        {"type": "root", "payload": None, "requirements": {"capabilities": ["root"]}},
+        {"type": "gpu", "payload": None, "requirements": {"capabilities": ["gpu"]}}, {"type": "plain",
+                                                                                      "payload": None}]})
 
     fields = {"capabilities": ["gpu", "root"], "max_tasks": 10}
     offers = (await house.good("lease_next", fields, token=w1, facade=facade))["tasks"]
@@ -299,7 +304,8 @@ async def test_a_key_for_some_capabilities_claims_only_what_needs_no_others(hous
 async def test_a_key_for_no_capabilities_claims_what_needs_none(house: House) -> None:
     w1 = await house.key("worker", "w1", capabilities=[])
     await house.good("create_tasks", {"tasks": [
-        {"type": "gpu", "requirements": {"capabilities": ["gpu"]}}, {"type": "plain"}]})
+        {"type": "gpu", "payload": None, "requirements": {"capabilities": ["gpu"]}}, {"type": "plain",
+                                                                                      "payload": None}]})
 
     offers = (await house.good("lease_next", {"capabilities": ["gpu"], "max_tasks": 10}, token=w1))["tasks"]
 

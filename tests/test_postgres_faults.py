@@ -163,7 +163,7 @@ async def until(holds: Callable[[], Coroutine[Any, Any, Any]]) -> None:
 
 async def acknowledged(client: Client, operation: str = "create_task", **ask: Any) -> dict[str, Any]:
     """Ask until there is a good answer; until then there are only 503s that say when to come again."""
-    ask = ask or {"type": "demo"}
+    ask = ask or {"type": "demo", "payload": None}
     async with asyncio.timeout(PATIENCE):
         while (call := await client.ask(operation, **ask)).reply is None:
             assert call.error == "database_unavailable"
@@ -296,7 +296,7 @@ async def test_a_create_of_which_nobody_knows_is_a_503_and_its_key_makes_no_seco
         first = await acknowledged(ada)
 
         sprung = proxy.lose_reply(gone=True)
-        refused = await ada.ask("create_task", type="demo", idempotency_key="k")
+        refused = await ada.ask("create_task", type="demo", payload=None, idempotency_key="k")
         head, said = ada.head, ada.answer
         kept = await stored_tasks(direct)
         await proxy.restore()
@@ -446,7 +446,7 @@ async def test_an_outage_is_a_few_lines_in_the_log_and_no_traceback(url: str, pr
         before = len(server.lines)
         proxy.close_door()
         for _ in range(100):
-            write = await ada.ask("create_task", type="demo")
+            write = await ada.ask("create_task", type="demo", payload=None)
             assert (write.error, "outcome" in ada.answer) == ("database_unavailable", False)
             assert "nothing of this was kept" in ada.answer["message"]
             await ada.ask("get_task", task_id="t")
@@ -463,7 +463,7 @@ async def everything_is_unavailable(ada: Client, bob: Client, doctor: Client, ta
     """See that writes, reads and the health say so, and when to come again, in a few seconds."""
     async with asyncio.timeout(15):
         write, read, health = await asyncio.gather(
-            ada.ask("create_task", type="demo"), bob.ask("get_task", task_id=task_id),
+            ada.ask("create_task", type="demo", payload=None), bob.ask("get_task", task_id=task_id),
             doctor.http("GET", "/v1/health", {}))
     assert write.error == read.error == "database_unavailable"
     assert (health[0], health[1]["status"], health[1]["database"]) == (503, "unhealthy", "unavailable")
@@ -560,7 +560,7 @@ async def test_clients_that_hang_up_in_mid_call_take_no_connection_with_them(
                 await asyncio.wait([call])
         async with contextlib.AsyncExitStack() as stack:
             polite = [await stack.enter_async_context(client_of(server, f"a{n}")) for n in range(20)]
-            calls = await asyncio.gather(*(client.ask("create_task", type="demo") for client in polite))
+            calls = await asyncio.gather(*(client.ask("create_task", type="demo", payload=None) for client in polite))
 
         assert [call.error for call in calls if call.reply is None] == []
         await until(outside.is_at_rest)
@@ -613,7 +613,7 @@ async def test_a_database_that_may_only_be_read_is_a_503_for_writers_until_it_ma
         before = await acknowledged(ada)
         await outside.make("SET default_transaction_read_only = on")
         await outside.end_sessions()
-        refused = await ada.ask("create_task", type="demo")
+        refused = await ada.ask("create_task", type="demo", payload=None)
         head = ada.head
         read = await bob.ask("get_task", task_id=before["task_id"])
         await outside.make("RESET default_transaction_read_only")

@@ -73,7 +73,7 @@ FILE = [{"type": "file", "uri": "file:///out"}]
 TENANTLESS = {"meta", "migrations", "instances"}
 LED_BY_TIME, LED_BY_ID = {"states_check", "schedules_late"}, {"api_keys_id"}
 # What the owner may take rows of, behind the wall, in the functions that look whether they may go.
-KEPT = ("receipts", "edges", "deliveries", "archived", "tasks", "states", "progress", "events")
+KEPT = ("receipts", "edges", "deliveries", "archived", "tasks", "states", "progress", "events", "audit")
 WALL = "(tenant_id = ( SELECT asyncgate.tenant() AS tenant))"
 TABLES = "pg_class AS c WHERE c.relnamespace = 'asyncgate'::regnamespace AND c.relkind IN ('r', 'p')"
 
@@ -157,7 +157,7 @@ RULES: dict[str, tuple[str, set[str]]] = {
     "only the look-ups across tenants and the ways into the archive run as another role": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef""",
         {"all_tenants", "overdue", "lapses", "unsent", "find_key", "archive_receipts", "forget_pointers",
-         "prune_tasks"}),
+         "prune_tasks", "prune_audit"}),
     "nobody can lend them other tables, nor call them unasked": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef
         AND (proconfig IS DISTINCT FROM '{"search_path=pg_catalog, pg_temp"}'
@@ -302,7 +302,7 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
     return {**under(running), **await keys_of(gate, mark), **archived,
             "receipt_id": running.obligation_receipt_id, "created": made[0],
             "discharged": done.obligation_receipt_id, "schedule_id": "nightly", "key": "key", "claim": "claim",
-            "worker": "w1", "agent": "ada", "type": "waiting",
+            "worker": "w1", "agent": "ada", "type": "waiting", "payload": None,
             "cursor": str((await ada.list_tasks(limit=1)).next_cursor)}
 
 
@@ -369,6 +369,7 @@ async def live_more(gate: Gate, mark: str) -> dict[str, str]:
             "receipt_id": first.obligation_receipt_id, "created": created.receipt_id,
             "discharged": duty.receipt_id, "schedule_id": "s-there", "key": "key-there",
             "claim": "type-there-claim-there", "worker": "w-there", "agent": "bob-there", "type": "type-there",
+            "payload": None,
             "cursor": str((await bob.list_tasks(limit=1)).next_cursor)}
 
 
@@ -587,11 +588,12 @@ OFFERED: dict[str, Any] = {
 # How to call each operation so that it names everything it can.
 HOW: dict[str, list[dict[str, Any]]] = {
     "lease_next": [{"worker_id": "{worker}", "claim_id": "{claim}", "accept_types": ["{type}"]}],
-    "create_task": [{"type": "another", "idempotency_key": "{key}", "agent_id": "ada"}],
-    "create_tasks": [{"tasks": [{"type": "another", "idempotency_key": "{key}"}], "agent_id": "ada"}],
-    "run_task": [{"type": "another", "idempotency_key": "{key}", "agent_id": "ada", "wait_seconds": 0}],
+    "create_task": [{"type": "another", "payload": None, "idempotency_key": "{key}", "agent_id": "ada"}],
+    "create_tasks": [{"tasks": [{"type": "another", "payload": None, "idempotency_key": "{key}"}], "agent_id": "ada"}],
+    "run_task": [{"type": "another", "payload": None, "idempotency_key": "{key}", "agent_id": "ada",
+                  "wait_seconds": 0}],
     "get_task": [{"task_id": "{task_id}"}],
-    "list_tasks": [{"created_by": "{agent}"}, {"type": "{type}"}, {"cursor": "{cursor}"}],
+    "list_tasks": [{"created_by": "{agent}"}, {"type": "{type}", "payload": None}, {"cursor": "{cursor}"}],
     "get_task_history": [{"task_id": "{task_id}"}, {"task_id": "{task_id}", "cursor": "{cursor}"}],
     "cancel_task": [{"task_id": "{task_id}"}],
     "attach_artifacts": [{"task_id": "{task_id}", "artifacts": FILE}],

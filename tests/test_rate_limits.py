@@ -10,24 +10,43 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from asyncgate import Gate, Settings
-from asyncgate.backends import open_backend
+from asyncgate.backends import archive, open_backend
 from asyncgate.backends.limits import open_limits
 from asyncgate.backends.limits_memory import MemoryLimits
+from asyncgate.parts import quotas
+from asyncgate.parts.settings import ArchiveSettings, RateLimits, Tier
 
 if TYPE_CHECKING:
     from conftest import Served
-    from identity_tools import FACADES, HOME, JSON, OTHER, START, THIRD, Clock, House, Told, mcp_call, security, tiers
+    from identity_tools import (
+        FACADES,
+        HOME,
+        HOUR_MS,
+        JSON,
+        OTHER,
+        START,
+        THIRD,
+        Clock,
+        House,
+        Told,
+        mcp_call,
+        security,
+        tiers,
+    )
     from test_limits_redis import Valkey, started
 else:
     from tests.conftest import Served
     from tests.identity_tools import (
         FACADES,
         HOME,
+        HOUR_MS,
         JSON,
         OTHER,
         START,
@@ -51,10 +70,12 @@ Limited = Callable[..., Any]
 @pytest.fixture
 def limited(serve: Any) -> Limited:
     """Return what starts a gate whose free tenants may call so often, with a tenant that is one of them."""
-    async def limited(calls: int = 10, tasks: int = -1, **limiting: Any) -> tuple[House, str, Clock]:
+    async def limited(calls: int = 10, tasks: int = -1, active: int = -1, **limiting: Any) -> tuple[House, str, Clock]:
         limits = security(limits=True, **{"default_tier": "enterprise", "address_calls_per_minute": -1,
                                           "anonymous_calls_per_minute": -1, **limiting})
-        house = House(await serve(security=limits, rate_limits=tiers(calls, tasks)))
+        may = tiers(calls, tasks)
+        may = replace(may, free_tier=replace(may.free_tier, active_tasks=active))
+        house = House(await serve(security=limits, rate_limits=may))
         clock = house.counting()
         await house.good("create_tenant", {"tenant": OTHER, "name": "free", "tier": "free"})
         return house, await house.key("agent", "ada", tenant=OTHER), clock
@@ -103,7 +124,7 @@ async def test_what_is_refused_on_the_way_says_it_too(limited: Limited) -> None:
         await call("GET", "/v1/tasks", headers=[("host", "evil.example")], token=ada),
         await call("GET", "/v1/tasks", headers=[("origin", "https://evil.example")], token=ada)]
 
-    assert [answer.status for answer in broken] == [400, 415, 401, 401, 404, 405, 405, 200, 200, 421, 403]
+    assert [answer.status for answer in broken] == [400, 415, 401, 401, 404, 405, 405, 400, 400, 421, 403]
     assert [answer for answer in broken if not answer.headers.keys() >= LIMIT_NAMES] == []
     names = [answer.headers["x-ratelimit-bucket"] for answer in broken]
     assert names == [f"tenant:{OTHER}:api_calls"] * 2 + ["ip:127.0.0.1:anonymous"] * 9
@@ -149,9 +170,9 @@ async def test_the_refusal_is_that_of_the_spec_to_the_byte(limited: Limited) -> 
     message = "Tenant API call limit exceeded (10/hour)"
     assert told.status == 429
     assert json.loads(told.content) == {"error": "rate_limit_exceeded", "message": message, "detail": message,
-                                        "retry_after": 3960, "limit": 10, "window": "1h"}
-    assert told.headers["retry-after"] == "3960"
-    assert standing(told) == (f"tenant:{OTHER}:api_calls", 10, 0, START // 1000 + 3960)
+                                        "retry_after": 3600, "limit": 10, "window": "1h"}
+    assert told.headers["retry-after"] == "3600"
+    assert standing(told) == (f"tenant:{OTHER}:api_calls", 10, 0, START // 1000 + 3600)
     assert told.headers["cache-control"] == "no-store"
 
 
@@ -272,7 +293,7 @@ async def test_each_task_of_a_batch_counts_and_a_refused_batch_costs_none(limite
     house, ada, _ = await limited(-1, tasks=10)
 
     async def create(number: int) -> Told:
-        batch = {"tasks": [{"type": "demo"}] * number}
+        batch = {"tasks": [{"type": "demo", "payload": None}] * number}
         answer: Told = await house.ask("create_tasks", batch, token=ada, facade=facade)
         return answer
 
@@ -288,7 +309,8 @@ async def test_each_task_of_a_batch_counts_and_a_refused_batch_costs_none(limite
 async def test_single_tasks_and_those_that_are_waited_for_count_too(limited: Limited, facade: str) -> None:
     house, ada, _ = await limited(-1, tasks=3)
 
-    told = [await house.ask(name, {"type": "demo", **more}, token=ada, facade=facade) for name, more in (
+    told = [await house.ask(name, {"type": "demo", "payload": None, **more}, token=ada, facade=facade) for name,
+            more in (
         ("create_task", {}), ("run_task", {"wait_seconds": 0}), ("create_task", {}), ("create_task", {}),
         ("run_task", {"wait_seconds": 0}))]
 
@@ -300,9 +322,11 @@ async def test_who_may_not_create_does_not_use_up_the_tasks_of_others(limited: L
     house, ada, _ = await limited(-1, tasks=3)
     worker = await house.key("worker", "w1", tenant=OTHER)
 
-    refused = [(await house.ask("create_tasks", {"tasks": [{"type": "demo"}] * 3}, token=worker, facade=facade)).code
+    refused = [(await house.ask("create_tasks", {"tasks": [{"type": "demo", "payload": None}] * 3}, token=worker,
+                                facade=facade)).code
                for _ in range(5)]
-    created = await house.ask("create_tasks", {"tasks": [{"type": "demo"}] * 3}, token=ada, facade=facade)
+    created = await house.ask("create_tasks", {"tasks": [{"type": "demo", "payload": None}] * 3}, token=ada,
+                              facade=facade)
 
     assert (refused, created.code) == (["forbidden"] * 5, "")
 
@@ -311,7 +335,7 @@ async def test_who_may_not_create_does_not_use_up_the_tasks_of_others(limited: L
 async def test_heartbeats_have_a_budget_of_their_own(limited: Limited, facade: str) -> None:
     house, ada, _ = await limited(5, heartbeat_factor=4)
     worker = await house.key("worker", "w1", tenant=OTHER)
-    await house.good("create_task", {"type": "demo"}, token=ada)
+    await house.good("create_task", {"type": "demo", "payload": None}, token=ada)
     [offer] = (await house.good("lease_next", token=worker))["tasks"]
     held = {"task_id": offer["task_id"], "lease_id": offer["lease_id"]}
     await passed(house, ada, 5)
@@ -367,7 +391,7 @@ async def test_another_tier_holds_at_once_and_keeps_what_was_used(limited: Limit
     assert (told.code, standing(told)[1]) == ("", 100_000)
     await house.good("set_limits", {"tenant": OTHER, "tier": "enterprise"})
     free = await house.ask("list_tasks", token=ada, facade=facade)
-    assert (free.code, free.headers.keys() & LIMIT_NAMES) == ("", set())
+    assert (free.code, standing(free)[0]) == ("", "server:api_calls")
 
 
 @pytest.mark.parametrize("facade", FACADES)
@@ -378,7 +402,8 @@ async def test_an_exempt_tenant_is_not_limited_until_the_time_is_over(limited: L
 
     await house.good("set_limits", {"tenant": OTHER, "exempt_until": "2099-01-01T00:00:00Z", "reason": "contract"})
     freely = await passed(house, ada, 20, facade=facade)
-    created = await house.ask("create_tasks", {"tasks": [{"type": "demo"}] * 9}, token=ada, facade=facade)
+    created = await house.ask("create_tasks", {"tasks": [{"type": "demo", "payload": None}] * 9}, token=ada,
+                              facade=facade)
     house.served.backend.now, now = (lambda: 4_102_444_801.0), house.served.backend.now
     after = await passed(house, ada, 2, facade=facade)
     house.served.backend.now = now
@@ -408,6 +433,134 @@ async def test_the_operator_is_in_a_tier_too(serve: Any) -> None:
     assert (await house.ask("list_tasks")).code == "rate_limit_exceeded"
 
 
+@pytest.mark.parametrize("facade", FACADES)
+async def test_an_exempt_tenant_is_told_how_the_server_stands(limited: Limited, facade: str) -> None:
+    """21.4.3: all responses have the headers; 21.4.1: nobody is exempt from the limit of the server."""
+    house, ada, _ = await limited(3, server_calls_per_minute=20)
+    await house.good("set_limits", {"tenant": OTHER, "exempt_until": "2099-01-01T00:00:00Z", "reason": "contract"})
+
+    told = [await house.ask("list_tasks", token=ada, facade=facade) for _ in range(25)]
+
+    assert told[0].headers.keys() & LIMIT_NAMES == LIMIT_NAMES
+    assert standing(told[0])[:2] == ("server:api_calls", 20)
+    assert {answer.code for answer in told[-5:]} == {"rate_limit_exceeded"}
+    assert told[-1].body["message"] == "Server API call limit exceeded (20/minute)"
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_tasks_that_are_refused_do_not_count_as_created(limited: Limited, facade: str) -> None:
+    """21.4.2 counts tasks, 21.6.1 refuses them: what was not made was not created."""
+    house, ada, _ = await limited(-1, tasks=4, active=2)
+    ask: dict[str, Any] = {"token": ada, "facade": facade}
+    for _ in range(2):
+        await house.good("create_task", {"type": "demo", "payload": None}, **ask)
+
+    alone = [await house.ask("create_task", {"type": "demo", "payload": None}, **ask) for _ in range(5)]
+    together = await house.good("create_tasks", {"tasks": [{"type": "demo", "payload": None}] * 2}, **ask)
+    wrong = await house.ask("create_task", {"type": ""}, **ask)
+
+    assert {answer.code for answer in alone} == {"quota_exceeded"}
+    assert alone[0].body["quota"] == "active_tasks"
+    assert alone[0].body["retry_after"] == 60
+    errors = [item["error"] for item in together["results"]]
+    assert [(one["error"], one["quota"], one["limit"], one["retry_after"]) for one in errors] == [
+        ("quota_exceeded", "active_tasks", 2, 60)] * 2
+    assert wrong.code == "invalid_request"
+    limits = await house.good("get_limits", {"tenant": OTHER})
+    assert limits["used"]["tasks_this_hour"] == 2
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_what_is_used_stands_beside_the_limits(limited: Limited, facade: str) -> None:
+    house, ada, _ = await limited(50, tasks=10)
+    tasks = [(await house.good("create_task", {"type": "demo", "payload": None},
+                               token=ada))["task_id"] for _ in range(3)]
+    await house.good("cancel_task", {"task_id": tasks[0]}, token=ada)
+
+    limits = await house.good("get_limits", {"tenant": OTHER}, facade=facade)
+
+    size = limits["used"].pop("receipt_storage_bytes")
+    assert limits["used"] == {"active_tasks": 2, "concurrent_leases": 0, "terminal_tasks": 1, "tasks_this_hour": 3,
+                              "api_calls_this_hour": 4}
+    assert size > 0
+
+
+async def test_what_is_used_is_told_also_where_nothing_is_enforced(serve: Any) -> None:
+    house = House(await serve(security=security()))
+    await house.good("create_task", {"type": "demo", "payload": None})
+
+    used = (await house.good("get_limits"))["used"]
+
+    assert (used["active_tasks"], used["tasks_this_hour"]) == (1, 0)
+
+
+# Stricter limits for a time (21.9.2).
+
+
+@pytest.mark.parametrize("enforced", [True, False])
+@pytest.mark.parametrize("facade", FACADES)
+async def test_a_tenant_may_be_limited_further_for_a_time(serve: Any, facade: str, enforced: bool) -> None:
+    house = House(await serve(security=security(limits=enforced, default_tier="enterprise")))
+    clock = house.counting()
+    await house.good("create_tenant", {"tenant": OTHER, "name": "ours"})
+    ada, root = await house.key("agent", "ada", tenant=OTHER), await house.key("admin", "root", tenant=OTHER)
+    await house.good("set_limits", {
+        "tenant": OTHER, "stricter_calls_per_hour": 5, "stricter_tasks_per_hour": 2,
+        "stricter_until": "2099-01-01T00:00:00Z", "reason": "it floods us"}, facade=facade)
+
+    made = [await house.ask("create_task", {"type": "demo", "payload": None}, token=ada,
+                            facade=facade) for _ in range(3)]
+    told = [await house.ask("list_tasks", token=ada, facade=facade) for _ in range(3)]
+
+    assert [answer.code for answer in made] == ["", "", "rate_limit_exceeded"]
+    assert [answer.code for answer in told] == ["", "", "rate_limit_exceeded"]
+    clock.now += 2 * HOUR_MS
+    limits = await house.good("get_limits", token=root)
+    assert (limits["api_calls_per_hour"], limits["tasks_per_hour"], limits["stricter_why"]) == (5, 2, "it floods us")
+    line = next(line for line in await house.audit(OTHER) if line["event"] == "rate_limit_tightened")
+    assert (line["severity"], line["reason"]) == ("critical", "it floods us")
+    await house.good("set_limits", {"tenant": OTHER, "stricter_until": "2020-01-01T00:00:00Z", "reason": "over"})
+    assert (await house.good("get_limits", {"tenant": OTHER}))["api_calls_per_hour"] == -1
+
+
+async def test_stricter_limits_go_before_an_exemption_and_need_all_that_they_are(limited: Limited) -> None:
+    house, ada, _ = await limited(100)
+    until: dict[str, Any] = {"stricter_until": "2099-01-01T00:00:00Z", "reason": "why"}
+    bad: list[dict[str, Any]] = [until, {**until, "stricter_calls_per_hour": 3, "reason": None},
+                                 {"stricter_calls_per_hour": 3}]
+    told = [await house.ask("set_limits", {"tenant": OTHER, **fields}) for fields in bad]
+    await house.good("set_limits", {"tenant": OTHER, "stricter_calls_per_hour": 3, **until})
+    await house.good("set_limits", {"tenant": OTHER, "exempt_until": "2099-01-01T00:00:00Z", "reason": "contract"})
+
+    assert [answer.code for answer in told] == ["invalid_request"] * 3
+    assert await passed(house, ada, 5) == 3
+
+
+# Storage (21.6.3).
+
+
+async def test_when_storage_is_full_the_oldest_receipts_go_to_the_archive(serve: Any, tmp_path: Path,
+                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas, "GIGABYTE", 10_000)
+    monkeypatch.setattr(archive, "GIGABYTE", 10_000)
+    limits = security(limits=True, default_tier="free")
+    house = House(await serve(security=limits, rate_limits=RateLimits(free_tier=Tier(receipt_storage_gb=1)),
+                              archive=ArchiveSettings(enabled=True, directory=str(tmp_path / "archive"))))
+    told = None
+    for _ in range(100):
+        told = await house.ask("create_task", {"type": "demo", "payload": None, "task_summary": "x" * 500})
+        if told.code:
+            break
+        await house.good("cancel_task", {"task_id": told.body["task_id"]})
+    assert told is not None
+    assert (told.code, told.body["quota"]) == ("quota_exceeded", "receipt_storage_gb")
+
+    await asyncio.gather(*house.guard.relieving.values())
+
+    assert (await house.ask("create_task", {"type": "demo", "payload": None})).code == ""
+    assert (await house.good("list_archived_receipts"))["receipts"]
+
+
 # Several gates and one store (F10).
 
 
@@ -433,7 +586,7 @@ async def gates(
             await running.enter_async_context(gate.app.router.lifespan_context(gate.app))
             houses.append(House(Served(gate)))
         own = houses[0].guard.limits
-        houses[0].guard.limits = None       # making the keys is not what is counted
+        houses[0].guard.limits = MemoryLimits()     # making the keys is not what is counted
         keys = [await houses[0].key("agent", f"a{n}", tenant=OTHER) for n in range(3)]
         houses[0].guard.limits = own
         yield houses, keys

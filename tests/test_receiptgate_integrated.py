@@ -109,7 +109,7 @@ async def test_receipts_stay_whole_so_they_are_sealed_and_archived_and_go_out_on
         ledger: StandIn, serving: Serving, tmp_path: Path) -> None:
     gate = await serving(archive=ArchiveSettings(directory=str(tmp_path)))
     assert gate.engine.upkeep
-    task_id = (await gate.post("/v1/tasks", {"type": "t", "principal_id": "ada"}))["task_id"]
+    task_id = (await gate.post("/v1/tasks", {"type": "t", "payload": None, "principal_id": "ada"}))["task_id"]
     await complete(gate, await claim(gate, "w1"), artifacts=FILE)
     await settled(gate)
     sent = len(ledger.submitted)
@@ -171,7 +171,7 @@ async def test_every_story_ends_at_the_ledger_as_it_ends_here(ledger: StandIn, s
     await gate.post(f"/v1/tasks/{canceled['task_id']}/cancel", {"agent_id": "ada"})
     told[canceled["task_id"]] = [("accepted", "NA"), ("complete", "canceled")]
 
-    unheard = await gate.post("/v1/tasks", {"type": "demo", "agent_id": "ada"})
+    unheard = await gate.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "ada"})
     await gate.post(f"/v1/tasks/{unheard['task_id']}/cancel", {"agent_id": "ada"})
     told[unheard["task_id"]] = []
 
@@ -232,7 +232,7 @@ async def test_what_the_ledger_refuses_is_parked_and_told_and_the_rest_goes_on(
 async def test_a_strict_gate_leases_nothing_that_the_ledger_does_not_know_of(
         ledger: StandIn, serving: Serving) -> None:
     gate = await serving(receipt_consistency_mode="strict")
-    made = await gate.post("/v1/tasks", {"type": "demo", "agent_id": "ada"})
+    made = await gate.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "ada"})
     ledger.status = 503
 
     away = await gate.call("POST", "/v1/leases/claim", {"worker_id": "w1"})
@@ -338,6 +338,18 @@ async def test_a_cause_in_the_payload_goes_to_the_worker_and_to_the_ledger(ledge
     assert accepted["caused_by_receipt_id"] == "plan-7"
 
 
+async def test_a_worker_is_told_where_receipts_go_and_gets_no_key(ledger: StandIn, serving: Serving) -> None:
+    """20.5; a ReceiptGate issues no keys."""
+    gate = await serving()
+
+    packet = await gate.get("/v1/bootstrap?principal_kind=worker&principal_id=w1")
+
+    url = gate.gate.settings.memorygate.url
+    assert packet["receipt_routing"] == {
+        "mode": "receiptgate_integrated", "memorygate_url": url, "emit_receipts_to": "receiptgate",
+        "worker_must_emit_to_memorygate": False}
+
+
 async def test_a_token_of_another_name_needs_the_source_system(
         standing: tuple[StandIn, str], serving: Serving) -> None:
     ledger = standing[0]
@@ -359,7 +371,7 @@ def test_what_a_killed_gate_had_not_sent_is_sent_by_the_next_one(
     first = start(*sets, database=database)
     with httpx2.Client(base_url=first.url, trust_env=False, headers={"authorization": f"Bearer {TOKEN}"}) as http:
         for _ in range(3):
-            made = http.post("/v1/tasks", json={"type": "demo", "agent_id": "ada"}).json()["task_id"]
+            made = http.post("/v1/tasks", json={"type": "demo", "payload": None, "agent_id": "ada"}).json()["task_id"]
             (offer,) = http.post("/v1/leases/claim", json={"worker_id": "w1"}).json()["tasks"]
             held = {"worker_id": "w1", "lease_id": offer["lease_id"], "artifacts": FILE}
             assert http.post(f"/v1/tasks/{made}/complete", json=held).status_code == 200

@@ -352,7 +352,7 @@ async def test_an_async_function_is_canceled_when_its_task_is(gate: AsyncHttp) -
             raise
 
     async with at_work(worker):
-        task_id = (await gate.call("create_task", type="t", priority=1))["task_id"]
+        task_id = (await gate.call("create_task", type="t", payload=None, priority=1))["task_id"]
         await until(lambda: progress(gate, task_id))
         await gate.call("cancel_task", task_id=task_id)
         await until_so(lambda: not worker.jobs)
@@ -397,7 +397,7 @@ async def test_a_task_that_takes_longer_than_a_moment_is_running(gate: AsyncHttp
         await asyncio.Event().wait()
 
     async with at_work(worker):
-        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
         await until(lambda: running(gate, task_id))
 
 
@@ -419,7 +419,7 @@ async def test_work_ends_with_its_lease_when_the_gate_is_away(gate: AsyncHttp, d
         return int(job.fence)
 
     async with at_work(worker):
-        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
         await begun.wait()
         await door.shut()
         await until_so(lambda: bool(told))
@@ -440,7 +440,7 @@ async def test_no_end_is_told_under_a_lease_that_is_known_to_be_lost(gate: Async
         return "late"
 
     async with at_work(worker):
-        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
         await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
         await door.shut()
         [offer] = (await gate.call("lease_next", worker_id="heir", wait_seconds=30))["tasks"]
@@ -461,7 +461,7 @@ async def test_an_end_that_waits_for_delivery_is_dropped_when_nobody_wants_it_an
     door.barred = b"/complete"
 
     async with at_work(worker):
-        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
         await until_so(lambda: worker.jobs)
         await gate.call("cancel_task", task_id=task_id)
         await until_so(lambda: not worker.jobs)
@@ -506,8 +506,8 @@ async def test_an_end_whose_answer_is_lost_is_told_once_more_and_counts_once(gat
 async def test_a_claim_whose_answer_is_lost_gets_its_task_all_the_same(gate: AsyncHttp, door: Door) -> None:
     worker = through(door)
     worker.task("t")(lambda page: page)
-    await gate.call("create_task", type="other")
-    task_id = (await gate.call("create_task", type="t"))["task_id"]
+    await gate.call("create_task", type="other", payload=None)
+    task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
     door.losing = b"/leases/claim"
 
     async with at_work(worker):
@@ -591,8 +591,8 @@ async def test_a_worker_takes_what_it_has_functions_and_capabilities_for(gate: A
     worker.task("a", "b")(lambda page: "read")
 
     async with at_work(worker):
-        others = [await gate.call("create_task", type="c"),
-                  await gate.call("create_task", type="a", requirements={"capabilities": ["gpu"]})]
+        others = [await gate.call("create_task", type="c", payload=None),
+                  await gate.call("create_task", type="a", payload=None, requirements={"capabilities": ["gpu"]})]
         done = [await run(gate, "a"), await run(gate, "b", requirements={"capabilities": ["ocr"]})]
 
     assert [task["status"] for task in done] == ["succeeded"] * 2
@@ -657,7 +657,7 @@ async def test_an_end_that_no_gate_hears_of_is_kept_and_told_when_it_is_back(
         return "done"
 
     async with at_work(worker):
-        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
         letters = await until_so(lambda: kept(tmp_path))
         mode = letters.stat().st_mode & 0o777
         [letter] = [json.loads(line) for line in letters.read_text().splitlines()]
@@ -689,7 +689,7 @@ async def test_the_next_life_tells_what_the_last_could_not_unless_somebody_else_
         return "first"
 
     async with at_work(worker):
-        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
         await begun.wait()
     assert kept(tmp_path)
     if not in_time:
@@ -711,7 +711,7 @@ async def test_the_next_life_tells_what_the_last_could_not_unless_somebody_else_
 async def test_what_other_processes_of_a_worker_left_is_told_when_nobody_takes_their_place(
         gate: AsyncHttp, tmp_path: Path) -> None:
     places = [take(tmp_path, "w") for _ in range(3)]
-    ids = [(await gate.call("create_task", type="t"))["task_id"] for _ in places]
+    ids = [(await gate.call("create_task", type="t", payload=None))["task_id"] for _ in places]
     for place in places:
         me = {"worker_id": "w", "worker_instance_id": place.instance_id}
         [offer] = (await gate.call("lease_next", **me))["tasks"]
@@ -738,7 +738,7 @@ async def test_a_worker_that_is_started_again_goes_on_under_its_lease(gate: Asyn
     [offer] = (await gate.call("lease_next", **me))["tasks"]
     await gate.call("report_progress", **me, task_id=task_id, lease_id=offer["lease_id"],
                     progress={"checkpoint": 3})
-    unknown = (await gate.call("create_task", type="unknown"))["task_id"]
+    unknown = (await gate.call("create_task", type="unknown", payload=None))["task_id"]
     await gate.call("lease_next", **me)
     place.close()
     worker = made(gate, state=tmp_path)
@@ -764,7 +764,7 @@ async def test_two_processes_of_one_worker_keep_out_of_each_others_leases(gate: 
     second.task("t")(lambda page: done.append(page))
 
     async with at_work(first):
-        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
         await until_so(lambda: bool(first.jobs))
         async with at_work(second):
             await run(gate, payload="other")
@@ -871,10 +871,10 @@ async def test_a_worker_that_is_told_to_stop_ends_what_it_has_and_takes_no_more(
         return "done"
 
     async with at_work(worker) as working:
-        first = (await gate.call("create_task", type="t"))["task_id"]
+        first = (await gate.call("create_task", type="t", payload=None))["task_id"]
         await begun.wait()
         worker.stop()
-        second = (await gate.call("create_task", type="t"))["task_id"]
+        second = (await gate.call("create_task", type="t", payload=None))["task_id"]
         go.set()
         await working
 
@@ -892,7 +892,7 @@ async def test_what_does_not_end_in_time_is_given_back(gate: AsyncHttp, hurried:
         await asyncio.Event().wait()
 
     async with at_work(worker) as working:
-        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
         await begun.wait()
         worker.stop()
         if hurried:
@@ -912,7 +912,7 @@ async def test_the_lease_of_a_plain_function_that_does_not_end_is_not_given_back
         go.wait(PATIENCE_SECONDS)
 
     async with at_work(worker):
-        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
         await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
 
     assert (await gate.call("get_task", task_id=task_id))["leased_to"]["id"] == "w"
