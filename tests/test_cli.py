@@ -88,7 +88,8 @@ def answer(result: Result) -> Any:
 
 
 def created(run: Run, kind: str, *more: str) -> str:
-    return str(answer(run("create-task", "--type", kind, "--json", *more))["task_id"])
+    given = more if "--payload" in more else ("--payload", "null", *more)
+    return str(answer(run("create-task", "--type", kind, "--json", *given))["task_id"])
 
 
 def leased(run: Run, kind: str) -> tuple[str, str]:
