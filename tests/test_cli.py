@@ -360,7 +360,7 @@ def test_an_id_is_taken_as_short_as_a_table_has_shown_it(
     task_id = created(run, kind)
     remembered.remember([task_id])
 
-    assert answer(run("get-task", task_id[-8:], "--json"))["task_id"] == task_id
+    assert answer(run("get-task", remembered.short(task_id), "--json"))["task_id"] == task_id
 
 
 # What goes on until it is stopped, or is another program's: pytest, MCP, a document that is JSON already.
