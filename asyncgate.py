@@ -618,6 +618,14 @@ class Work:
         self.use(receipt_bytes=-len(receipt.body.encode()))
         self._set(self.written, receipt.receipt_id, replace(receipt, body=""))
 
+    def rename(self, receipt_id: str, to: str) -> None:
+        """Store a receipt just written under another id than others know it by."""
+        receipt = replace(self.written.pop(receipt_id), receipt_id=to)
+        self.receipts.pop(receipt_id, None)
+        self._set(self.written, to, receipt)
+        self._set(self.receipts, to, receipt)
+        self._set(self.recorded, (receipt.task_id, receipt.receipt_key), to)
+
     def close(self, receipt_id: str, to: Principal) -> None:
         """Close the obligation that `receipt_id` opened in the inbox of `to`."""
         self._set(self.closed, receipt_id, to)
@@ -1597,7 +1605,7 @@ class Engine:
         url = self.settings.memorygate.url if self.settings.receipt_mode != "standalone" else None
         return Configuration(self.settings.receipt_mode, url, self.instance,
                              ["lease_based_execution", "receipt_emission", "open_obligations", "batch_operations"],
-                             __version__)
+                             __version__, "gate_or_ledger" if self.ledger and self.ledger.adopts else "gate")
 
     async def health(self, caller: Caller, ask: Health) -> Healthy:
         """Tell whether the gate works: its database answers, and its upkeep jobs run."""
@@ -2358,17 +2366,18 @@ class Gate:
         return reply
 
     @cached_property
-    def _doors(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The Host and Origin names that are served; on loopback only its own unless told otherwise."""
+    def _doors(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+        """The Host and Origin names that are served, and the gate's own, which on loopback are all unless set."""
         own = {"localhost", "127.0.0.1", "::1", self.settings.host} if loopback(self.settings.host) else set()
-        return frozenset(self.settings.allowed_hosts or own), frozenset(self.settings.allowed_origins or own)
+        return frozenset(self.settings.allowed_hosts or own), frozenset(self.settings.allowed_origins), frozenset(own)
 
     def _foreign(self, headers: Headers) -> GateError | None:
-        hosts, origins = self._doors
-        for name, value in headers:
-            if name == b"host" and hosts and not named_in(value, hosts):
-                return Misdirected("this gate does not answer for that Host; see the setting allowed_hosts")
-            if name == b"origin" and origins and not named_in(value, origins):
+        hosts, origins, own = self._doors
+        host = next((value for name, value in headers if name == b"host"), None)
+        if hosts and host is not None and not named_in(host, hosts):
+            return Misdirected("this gate does not answer for that Host; see the setting allowed_hosts")
+        for name, value in headers if origins or own else ():
+            if name == b"origin" and not (named_in(value, origins) or own_page(value, host or b"", own)):
                 return Forbidden("pages of that Origin may not call this gate; see the setting allowed_origins")
         return None
 

@@ -19,7 +19,7 @@ from asyncgate import Principal, ReceiptRecord
 from asyncgate.backends.receipts_calls import BESIDE_BODY, MOST_TOLD, Calls, problem
 from asyncgate.backends.receipts_sinks import Filed, Garbled, LedgerPage, Missing, Outage, Refusal, Singly
 from asyncgate.backends.receipts_wires import LOOK_SECONDS, pace_of
-from asyncgate.parts.views import shown
+from asyncgate.parts.views import outside, shown
 from asyncgate.parts.wire import Problem
 
 if TYPE_CHECKING:
@@ -52,6 +52,12 @@ class Listed(Struct):
     stated_by: list[Principal | None] = []      # of each receipt, where the ledger knows it
 
 
+class Issued(Struct):
+    """A key that the ledger has issued."""
+
+    api_key: str
+
+
 class Answered(Struct):
     """What became of one receipt of many."""
 
@@ -67,6 +73,7 @@ class AllAnswered(Struct):
 T = TypeVar("T")
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 encode = msgspec.json.encode
+issued = msgspec.json.Decoder(Issued).decode
 many = msgspec.json.Decoder(AllAnswered).decode
 listed = msgspec.json.Decoder(Listed).decode
 record = msgspec.json.Decoder(Filed).decode
@@ -99,6 +106,10 @@ class MemoryGate:
 
     def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
         """Return nothing: this ledger keeps no custody."""
+        return None
+
+    def handover(self, content: bytes) -> bytes | None:
+        """Leave it all to the worker."""
         return None
 
     def body(self, content: bytes) -> bytes:
@@ -166,10 +177,21 @@ class MemoryGate:
         one.tenant_id = tenant_id
         return one
 
-    async def _ask(self, verb: str, path: str, *, patience: float = 0.0, **more: Any) -> bytes:
+    async def token(self, tenant_id: str, who: Principal, until: float) -> str | None:
+        """Have a key issued that states and reads receipts as one principal; a ledger of another make issues none."""
+        about = {"tenant": self.tenant(tenant_id), "name": f"{who.id} by way of its gate"[:200],
+                 "principal_kind": who.kind, "principal_id": who.id, "role": "worker",
+                 "scopes": ["receipts:ack", "receipts:read"], "expires_at": outside(until)}
+        keys = self.url.removesuffix("/receipts") + "/keys"
+        try:
+            return issued(await self._ask("POST", "", at=keys, content=encode(about))).api_key
+        except msgspec.DecodeError:
+            return None
+
+    async def _ask(self, verb: str, path: str, *, patience: float = 0.0, at: str = "", **more: Any) -> bytes:
         """Make one call; return what a good answer says."""
         seconds = max(self.pace.timeout_seconds, patience)
-        answer = await self.calls.ask(verb, self.url + path, seconds=seconds, **more)
+        answer = await self.calls.ask(verb, (at or self.url) + path, seconds=seconds, **more)
         if answer.status_code == 200 or (answer.status_code in (201, 202, 204) and verb == "POST"):
             return answer.content
         raise problem(verb, answer)

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from asyncgate import ANOMALY, Ask, Caller, Lag, LedgerLag, Needs, News, Outgoing, export_key
+from asyncgate import ACCEPTED, ANOMALY, Ask, Caller, Lag, LedgerLag, Needs, News, Outgoing, export_key
 from asyncgate.backends.receipts_adopting import JOB, Adopter, anomaly
 from asyncgate.backends.receipts_reading import Reading
+from asyncgate.backends.receipts_routing import Routes
 from asyncgate.backends.receipts_sinks import Garbled, Outage, Refusal, Singly, Unanswered, open_sink
 from asyncgate.backends.receipts_strict import Strict
 from asyncgate.backends.receipts_wires import Wires, pace_of
@@ -69,6 +70,8 @@ class Ledger:
             reading = Reading(self.engine, self.sink, self.reading_breaker)
             self.engine.instead |= reading.operations()
             self.adopting = asyncio.create_task(Adopter(self.engine, reading).run())
+        else:
+            self.engine.instead["bootstrap"] = Routes(self.engine, self.sink).bootstrap
         if self.engine.settings.receipt_consistency_mode == "strict":
             wires = Wires(pace_of(self.engine.settings))
             strict = Strict(self.engine.backend, self.sink, self.strict_breaker, wires)
@@ -83,6 +86,11 @@ class Ledger:
         await self.sender.close()
         await self.sink.close()
 
+    @property
+    def adopts(self) -> bool:
+        """Whether workers may end their tasks by what they state in the ledger."""
+        return self.sink.reads and self.engine.settings.ledger.adopt_seconds > 0
+
     def posting(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Let a write method also put the receipts that it writes on their way."""
         @wraps(run)
@@ -94,6 +102,8 @@ class Ledger:
                     continue
                 task, lease = work.tasks.get(receipt.task_id), work.leases.get(receipt.task_id)
                 content = self.sink.render(work.tenant_id, receipt, task, lease)
+                if receipt.receipt_type == ACCEPTED.type and getattr(ask, "accepts_itself", False):
+                    content = self.sink.handover(content) if content is not None else None
                 if task is not None and (back := self.sink.handed(receipt, task, lease)) is not None:
                     work.change(task, handed=back)      # the receipts that follow are told of it
                 if content is not None:

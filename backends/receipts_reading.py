@@ -8,6 +8,7 @@ ledger that cannot be read takes away bodies and what others stated, never the a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,6 +27,7 @@ from asyncgate import (
     GetReceipt,
     GetTaskHistory,
     History,
+    LedgerMark,
     ListOpenObligations,
     ListReceipts,
     Obligations,
@@ -33,9 +35,10 @@ from asyncgate import (
     ReceiptNotFound,
     ReceiptRecord,
     Receipts,
-    Routing,
     Welcome,
 )
+from asyncgate.backends.receipts_marks import ADOPTED, STATED
+from asyncgate.backends.receipts_routing import Routes
 from asyncgate.backends.receipts_sinks import Filed, Garbled, Outage
 
 if TYPE_CHECKING:
@@ -79,7 +82,7 @@ class Reading:
     """What is carried out otherwise while a ledger holds the receipts."""
 
     def __init__(self, engine: Engine, sink: Sink, breaker: Breaker) -> None:
-        self.engine, self.sink, self.breaker = engine, sink, breaker
+        self.engine, self.sink, self.breaker, self.routes = engine, sink, breaker, Routes(engine, sink)
         self.bodies: OrderedDict[tuple[str, str], Raw] = OrderedDict()
         self.bodies_size = 0
         self.shelves: OrderedDict[Where, Shelf] = OrderedDict()
@@ -171,19 +174,9 @@ class Reading:
         if others or theirs:
             last = f"{reply.cursor.latest_receipt_id or ''} {others[-1].receipt_id if others else theirs}"
             reply.cursor.latest_receipt_id = engine.cursor(caller, last, *seal)
-        lag = await engine.ledger.lag(caller.tenant_id)
-        reply.receipt_ledger_lag = lag if lag.waiting or lag.parked or lag.circuit != "closed" else None
-        reply.receipt_routing = self._routing(who)
+        await self.routes.tell(caller, who, reply)
         reply.warnings = [*reply.warnings, *warnings]
         return reply
-
-    def _routing(self, who: Principal) -> Routing | None:
-        """Say where the ledger is; a worker gets the token that is meant for workers, never the gate's own."""
-        settings = self.engine.settings
-        if not settings.worker_bootstrap.include_memorygate_routing:
-            return None
-        token = settings.memorygate.worker_token if who.kind == "worker" else ""
-        return Routing(settings.receipt_mode, settings.memorygate.url, auth_token=token or None)
 
     # Bodies.
 
@@ -204,7 +197,20 @@ class Reading:
             if one.receipt_id in bare:
                 bare.pop(one.receipt_id).body = one.body
             self._remember((tenant_id, one.receipt_id), one.body)
+        if bare:
+            await self._fill_stated(tenant_id, bare)
         return [MISSING.format(len(bare))] if bare else []
+
+    async def _fill_stated(self, tenant_id: str, bare: dict[str, ReceiptRecord]) -> None:
+        """Give those their bodies that their authors have stored under ids of their own; take them out of `bare`."""
+        for receipt_id in list(bare):
+            stated = await self.engine.backend.record(tenant_id, LedgerMark, STATED + receipt_id)
+            if stated is None:
+                continue
+            with contextlib.suppress(Outage):
+                for one in await self.asked(lambda id=stated.receipt_id: self.sink.fetch(tenant_id, [id])):  # type: ignore[misc]
+                    bare.pop(receipt_id).body = one.body
+                    self._remember((tenant_id, receipt_id), one.body)
 
     def _remember(self, key: tuple[str, str], body: Raw) -> None:
         """Keep a body, and forget those that came first when all are too large."""
@@ -306,7 +312,7 @@ class Reading:
             await backend.record(tenant_id, Archived, one.receipt_id) is not None)
         if here and one.receipt_key:
             self.ours.add(one.asyncgate_instance)
-        return here
+        return here or await backend.record(tenant_id, LedgerMark, ADOPTED + one.receipt_id) is not None
 
     async def _owed(self, where: Where, after: str | None, most: int, warnings: list[str]) -> list[ReceiptRecord]:
         """Return what others opened and nobody has discharged, by the evidence of the ledger."""

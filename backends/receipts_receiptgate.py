@@ -16,12 +16,20 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from asyncgate.backends.receipts_calls import MOST_TOLD, Calls, problem
-from asyncgate.backends.receipts_receiptgate_schema import as_accepted, handed, ledger_receipt, plain, sent, written
+from asyncgate.backends.receipts_receiptgate_schema import (
+    as_accepted,
+    handed,
+    ledger_receipt,
+    only_custody,
+    plain,
+    sent,
+    written,
+)
 from asyncgate.backends.receipts_sinks import Filed, Garbled, LedgerPage, Outage, Refusal
 from asyncgate.backends.receipts_wires import LOOK_SECONDS, pace_of, same
 
 if TYPE_CHECKING:
-    from asyncgate import EntryFilter, Lease, Receipt, Settings, Task
+    from asyncgate import EntryFilter, Lease, Principal, Receipt, Settings, Task
     from asyncgate.backends.receipts_sinks import Sink
 
 NEWER, OLDER = "1.1", "1.0"
@@ -68,6 +76,10 @@ class ReceiptGate:
     def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
         """Return what is to be remembered of a task when a receipt takes it away from its worker."""
         return handed(receipt, task, lease)
+
+    def handover(self, content: bytes) -> bytes | None:
+        """Leave the acceptance to the worker; custody that was given back only the gate can hand on."""
+        return only_custody(content)
 
     def body(self, content: bytes) -> bytes:
         """Return the body of a rendered receipt, as far as it was sent."""
@@ -151,6 +163,10 @@ class ReceiptGate:
     async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
         """Return nothing."""
         return LedgerPage([])
+
+    async def token(self, tenant_id: str, who: Principal, until: float) -> str | None:
+        """Return none: this ledger issues no keys."""
+        return None
 
     async def close(self) -> None:
         """Let the connections go."""

@@ -198,6 +198,12 @@ def as_accepted(receipt: bytes) -> bytes | None:
     return written(known | otherwise)
 
 
+def only_custody(receipt: bytes) -> bytes | None:
+    """Return a hand-over that is nothing where no custody is kept; None of what is none."""
+    known = any_json(receipt)
+    return written({**known, OLDER: None}) if known["phase"] == "escalate" else None
+
+
 def written(receipt: Json) -> bytes:
     """Write a receipt in the one way that it is always written."""
     try:

@@ -89,6 +89,9 @@ class Sink(Protocol):
     def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
         """Return what `Task.handed` becomes by a receipt, for a ledger that keeps custody; None leaves it as it is."""
 
+    def handover(self, content: bytes) -> bytes | None:
+        """Return what is left to send of an acceptance that its worker states there itself; None is nothing."""
+
     def body(self, content: bytes) -> bytes:
         """Return the body of the receipt that these bytes were rendered from."""
 
@@ -103,6 +106,12 @@ class Sink(Protocol):
 
     async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
         """Return what the ledger has, in the order of arrival, from behind a cursor of its own; raises Outage."""
+
+    async def token(self, tenant_id: str, who: Principal, until: float) -> str | None:
+        """Have the ledger issue a key that is good for one principal of a tenant; None where it issues none.
+
+        Raises Refusal and Outage.
+        """
 
     async def close(self) -> None:
         """Let the connections go."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from asyncgate.backends.receipts_sinks import Filed, LedgerPage
 
 if TYPE_CHECKING:
-    from asyncgate import EntryFilter, Lease, Receipt, Settings, Task
+    from asyncgate import EntryFilter, Lease, Principal, Receipt, Settings, Task
     from asyncgate.backends.receipts_sinks import Sink
 
 
@@ -23,6 +23,10 @@ class Standalone:
 
     def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
         """Return nothing: this ledger keeps no custody."""
+        return None
+
+    def handover(self, content: bytes) -> bytes | None:
+        """Leave it all to the worker."""
         return None
 
     def body(self, content: bytes) -> bytes:
@@ -43,6 +47,10 @@ class Standalone:
     async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
         """Find nothing."""
         return LedgerPage([])
+
+    async def token(self, tenant_id: str, who: Principal, until: float) -> str | None:
+        """Return none: this ledger issues no keys."""
+        return None
 
     async def close(self) -> None:
         """Do nothing."""

@@ -714,12 +714,12 @@ class LatestReceipt(Struct):
 
 
 class Routing(Struct, omit_defaults=True):
-    """Where a worker may state its receipts itself, in integrated mode (spec 20.5)."""
+    """Where the ledger is, and whether a worker may state its receipts there itself, in integrated mode (spec 20.5)."""
 
     mode: str
     memorygate_url: str
-    emit_receipts_to: str = "memorygate"
-    worker_must_emit_to_memorygate: bool = False
+    emit_receipts_to: str               # for workers that do: a memorygate, or a receiptgate
+    worker_must_emit_to_memorygate: bool    # no worker must: who calls the gate has said enough
     auth_token: str | None = None
 
 
@@ -744,6 +744,7 @@ class Configuration(Struct):
     instance_id: str
     capabilities: list[str]
     version: str
+    worker_completion: Literal["gate", "gate_or_ledger"] = "gate"   # where workers may complete and fail their tasks
 
 
 class Healthy(Struct):

@@ -338,6 +338,18 @@ async def test_a_cause_in_the_payload_goes_to_the_worker_and_to_the_ledger(ledge
     assert accepted["caused_by_receipt_id"] == "plan-7"
 
 
+async def test_a_worker_is_told_where_receipts_go_and_gets_no_key(ledger: StandIn, serving: Serving) -> None:
+    """20.5; a ReceiptGate issues no keys."""
+    gate = await serving()
+
+    packet = await gate.get("/v1/bootstrap?principal_kind=worker&principal_id=w1")
+
+    url = gate.gate.settings.memorygate.url
+    assert packet["receipt_routing"] == {
+        "mode": "receiptgate_integrated", "memorygate_url": url, "emit_receipts_to": "receiptgate",
+        "worker_must_emit_to_memorygate": False}
+
+
 async def test_a_token_of_another_name_needs_the_source_system(
         standing: tuple[StandIn, str], serving: Serving) -> None:
     ledger = standing[0]
