@@ -834,13 +834,13 @@ class Engine:
     def _draft(self, work: Work, caller: Caller, creator: Principal,
                ask: CreateTask) -> tuple[Task, frozenset[str], dict[str, Any]]:
         """Make a task of its contract, and the body of the receipt that states it."""
-        if caller.task_types is not None and ask.type not in caller.task_types:
-            raise barred(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
         limits, payload = self.settings, bytes(ask.payload) or b"null"
-        if not bytes(ask.payload) and ask.payload_pointer is None:
-            raise InvalidRequest("create_task needs payload or payload_pointer; who needs neither says payload: null")
         sized(payload, limits.max_payload_bytes, "payload")
         value, needed = parsed(payload, "payload"), needs_of(ask.requirements)
+        if caller.task_types is not None and not ordered_types(ask.type, value) <= caller.task_types:
+            raise barred(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
+        if not bytes(ask.payload) and ask.payload_pointer is None:
+            raise InvalidRequest("create_task needs payload or payload_pointer; who needs neither says payload: null")
         terms = {name: held for name in Terms.__struct_fields__ if (held := getattr(ask, name)) is not None}
         session = {"principal_instance_id": creator.instance_id} if creator.instance_id else {}
         delay, deadline = ask.delay_seconds or 0.0, instant(ask.timeouts.deadline if ask.timeouts else None)

@@ -74,7 +74,7 @@ class Ledger:
             self.engine.instead["bootstrap"] = Routes(self.engine, self.sink).bootstrap
         if self.engine.settings.receipt_consistency_mode == "strict":
             wires = Wires(pace_of(self.engine.settings))
-            strict = Strict(self.engine.backend, self.sink, self.strict_breaker, wires)
+            strict = Strict(self.engine.backend, self.sink, self.strict_breaker, wires, self.sender.call)
             self.engine.batches.transact = strict.transact
         self.sender.open()
 

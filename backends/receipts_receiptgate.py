@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from asyncgate.backends.receipts_calls import MOST_TOLD, Calls, problem
 from asyncgate.backends.receipts_receiptgate_schema import (
+    Handed,
     as_accepted,
     handed,
     ledger_receipt,
     only_custody,
     plain,
     sent,
+    undone,
     written,
 )
 from asyncgate.backends.receipts_sinks import Filed, Garbled, LedgerPage, Outage, Refusal
@@ -76,6 +78,14 @@ class ReceiptGate:
     def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
         """Return what is to be remembered of a task when a receipt takes it away from its worker."""
         return handed(receipt, task, lease)
+
+    def undone(self, content: bytes, receipt_id: str, at: float) -> bytes | None:
+        """Return the receipt that gives an obligation back, or ends it in dialect 1.0, whose lease was not granted."""
+        return undone(content, receipt_id, at, self.source)
+
+    def taken_back(self, receipt_id: str, task: Task, lease: Lease | None = None) -> str | None:
+        """Return that the gate has custody again."""
+        return Handed(lease.fence if lease else task.fence, receipt_id, None).text
 
     def handover(self, content: bytes) -> bytes | None:
         """Leave the acceptance to the worker; custody that was given back only the gate can hand on."""

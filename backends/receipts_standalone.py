@@ -25,6 +25,14 @@ class Standalone:
         """Return nothing: this ledger keeps no custody."""
         return None
 
+    def undone(self, content: bytes, receipt_id: str, at: float) -> bytes | None:
+        """Undo nothing: this ledger holds nobody to what it was told."""
+        return None
+
+    def taken_back(self, receipt_id: str, task: Task, lease: Lease | None = None) -> str | None:
+        """Return nothing: this ledger keeps no custody."""
+        return None
+
     def handover(self, content: bytes) -> bytes | None:
         """Leave it all to the worker."""
         return None

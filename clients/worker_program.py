@@ -89,6 +89,7 @@ def http_get(allow: Sequence[str], plain: bool, timeout_seconds: float) -> Calla
         import httpx2
 
         try:
+            outgoing.fit(payload.headers)
             return fetched(await client.get(payload.url, headers=payload.headers))
         except (outgoing.Barred, outgoing.Oversized, httpx2.InvalidURL, httpx2.TooManyRedirects,
                 httpx2.UnsupportedProtocol, httpx2.LocalProtocolError) as no:

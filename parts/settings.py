@@ -194,6 +194,8 @@ class Outgoing(Group, frozen=True):
     """Where the gate's own calls may go."""
 
     allow: Annotated[Texts, says("Hosts and networks that may be called though they are not public")] = ()
+    deny: Annotated[Texts, says("Hosts and networks that may not be called, such as this machine's address at its "
+                                "NAT")] = ()
 
 class SecuritySettings(Group, frozen=True):
     """Everything about credentials, limits and audit."""

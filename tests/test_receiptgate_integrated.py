@@ -69,6 +69,13 @@ async def serving(backend_url: str, standing: tuple[StandIn, str]) -> AsyncItera
         yield serving
 
 
+def patient(url: str) -> MemoryGate:
+    """A ledger of our tenant, and a circuit that does not open."""
+    return MemoryGate(url=url, auth_token=KEY, timeout_ms=20_000, tenant_id="default",
+                      emission_retry=EmissionRetry(retry_interval_seconds=0.05),
+                      circuit_breaker=CircuitBreaker(failure_threshold=100, timeout_seconds=0.05))
+
+
 async def settled(gate: Served) -> None:
     """Wait until nothing waits for the ledger any more."""
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -336,6 +343,65 @@ async def test_a_cause_in_the_payload_goes_to_the_worker_and_to_the_ledger(ledge
     await settled(gate)
     (accepted,) = ledger.receipts.values()
     assert accepted["caused_by_receipt_id"] == "plan-7"
+
+
+STRANDED = {"1.0": [("accepted", "NA"), ("complete", "canceled")], "1.1": [("accepted", "NA"), ("escalate", "NA")]}
+
+
+async def test_the_ledger_holds_nobody_to_a_lease_that_was_never_granted(ledger: StandIn, serving: Serving) -> None:
+    """A submission that was not answered was stored: what is taken back here is taken back there."""
+    gate = await serving(receipt_consistency_mode="strict")
+    made = await gate.post("/v1/tasks", {"type": "demo", "agent_id": "ada", "payload": {}})
+    ledger.lose_replies = 1
+
+    answer = await gate.call("POST", "/v1/leases/claim", {"worker_id": "w1"})
+
+    assert (answer.status, answer.json()["error"]) == (503, "receipt_ledger_unavailable")
+    await settled(gate)
+    assert phases(ledger, made["task_id"]) == STRANDED[ledger.dialect]
+    assert ledger.list_inbox("ada")["count"] == 0
+    chains_are_whole(ledger)
+
+
+@pytest.mark.parametrize("then", ["another works", "canceled"])
+async def test_a_notary_lets_the_next_worker_have_what_was_never_granted(
+        standing: tuple[StandIn, str], serving: Serving, then: str) -> None:
+    ledger = standing[0]
+    ledger.begin("1.1", notary=True)
+    gate = await serving(receipt_consistency_mode="strict", memorygate=patient(standing[1]))
+    made = await gate.post("/v1/tasks", {"type": "demo", "agent_id": "ada", "payload": {}})
+    ledger.lose_replies = 1
+    assert (await gate.call("POST", "/v1/leases/claim", {"worker_id": "w1"})).status == 503
+    await settled(gate)
+
+    if then == "canceled":
+        await gate.post(f"/v1/tasks/{made['task_id']}/cancel", {"agent_id": "ada"})
+    else:
+        await complete(gate, await claim(gate, "w2"), "w2", artifacts=FILE)
+
+    assert ledger.refusals == []
+    assert [one.closed for one in ledger.custody.values()] == [True]
+
+
+async def test_an_end_that_was_not_answered_is_offered_again_as_it_was(
+        standing: tuple[StandIn, str], serving: Serving) -> None:
+    """A notary ends an obligation once: another receipt of the same end would be refused for ever."""
+    ledger = standing[0]
+    ledger.begin("1.1", notary=True)
+    gate = await serving(receipt_consistency_mode="strict", memorygate=patient(standing[1]))
+    offer = await gate.leased()
+    ledger.lose_replies = 1
+    held = {"worker_id": "w1", "lease_id": offer["lease_id"], "result": {"ok": True}, "artifacts": FILE}
+    lost = await gate.call("POST", f"/v1/tasks/{offer['task_id']}/complete", held)
+    gate.backend.skew += 1.0
+
+    again = await gate.call("POST", f"/v1/tasks/{offer['task_id']}/complete", held)
+
+    assert (lost.status, again.status) == (503, 200)
+    assert phases(ledger, offer["task_id"]) == [("accepted", "NA"), ("complete", "success")]
+    assert ledger.refusals == []
+    ended = next(one for one in (await gate.stored())["Receipt"] if one.receipt_type == "task.completed")
+    assert ended.receipt_id in ledger.receipts
 
 
 async def test_a_worker_is_told_where_receipts_go_and_gets_no_key(ledger: StandIn, serving: Serving) -> None:
