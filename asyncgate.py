@@ -2206,7 +2206,7 @@ OPERATIONS = {op.name: op for op in (
     Operation(Engine.health, "GET /v1/health, GET /health", "", "", "B"),
 )}
 # What belongs to a part that can be swapped is declared there.
-for _part in ("identity_admin", "ledger_admin", "archive_admin"):
+for _part in ("identity_admin", "identity_self", "ledger_admin", "archive_admin"):
     OPERATIONS |= {op.name: op for op in import_module(f"asyncgate.backends.{_part}").OPERATIONS}
 LEASE_PROTOCOL: tuple[Operation, ...] = import_module("asyncgate.backends.lease_protocol").OPERATIONS
 

@@ -417,6 +417,10 @@ class GetConfig(Ask, kw_only=True):
     """Read the gate's configuration."""
 
 
+class WhoAmI(Ask, kw_only=True):
+    """Ask who one is."""
+
+
 class Health(Ask, kw_only=True):
     """Ask whether the gate works."""
 
@@ -745,6 +749,22 @@ class Configuration(Struct):
     capabilities: list[str]
     version: str
     worker_completion: Literal["gate", "gate_or_ledger"] = "gate"   # where workers may complete and fail their tasks
+
+
+class You(Struct):
+    """Who a credential stands for, and what it may do."""
+
+    tenant_id: str
+    bound: bool                 # whether it stands for one principal; else each request says who makes it
+    role: Role
+    scopes: list[str]
+    operations: list[str]
+    principal_kind: str | None
+    principal_id: str | None
+    principal_instance_id: str | None
+    key_id: str | None
+    capabilities: list[str] | None      # those that it may claim tasks for; null is any
+    task_types: list[str] | None        # those that it may create and claim; null is any
 
 
 class Healthy(Struct):
