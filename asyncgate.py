@@ -35,6 +35,11 @@ rule: it loads, locks, saves.  So each rule is written once and means the same o
 
 from __future__ import annotations
 
+import sys
+
+if sys.version_info < (3, 11):      # noqa: UP036  # an older one would fail at some import, and say nothing of this
+    sys.exit(f"AsyncGate needs Python 3.11 or newer, and this is {sys.version.split()[0]}")
+
 import asyncio
 import base64
 import contextlib
@@ -43,12 +48,11 @@ import hmac
 import inspect
 import logging
 import os
-import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Set
 from datetime import datetime
-from functools import cached_property, lru_cache, partial, wraps
+from functools import cached_property, lru_cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, get_type_hints
 
@@ -63,6 +67,7 @@ from starlette.routing import Route
 if "__path__" not in globals():  # a bare checkout: its folders are this module's parts, as they are in the wheel
     __path__ = [os.path.dirname(os.path.abspath(__file__))]
 
+from asyncgate.parts.configured import configured as configured
 from asyncgate.parts.content import *
 from asyncgate.parts.content import any_json as _any
 from asyncgate.parts.duties import Duties
@@ -71,13 +76,13 @@ from asyncgate.parts.guards import guard_start as guard_start
 from asyncgate.parts.http import *
 from asyncgate.parts.ids import Ids as Ids
 from asyncgate.parts.ids import mark_of
-from asyncgate.parts.members import Reader, Unreadable, header, warned
+from asyncgate.parts.members import Reader, Unreadable
 from asyncgate.parts.naming import *
 from asyncgate.parts.outages import OFTEN
 from asyncgate.parts.polls import Polls
 from asyncgate.parts.presence import Sightings, visited
 from asyncgate.parts.quotas import *
-from asyncgate.parts.screening import screen
+from asyncgate.parts.rest import Door, Endpoint
 from asyncgate.parts.settings import *
 from asyncgate.parts.stored import *
 from asyncgate.parts.views import *
@@ -592,6 +597,14 @@ class Work:
         self.use(receipt_bytes=-len(receipt.body.encode()))
         self._set(self.written, receipt.receipt_id, replace(receipt, body=""))
 
+    def rename(self, receipt_id: str, to: str) -> None:
+        """Store a receipt just written under another id than others know it by."""
+        receipt = replace(self.written.pop(receipt_id), receipt_id=to)
+        self.receipts.pop(receipt_id, None)
+        self._set(self.written, to, receipt)
+        self._set(self.receipts, to, receipt)
+        self._set(self.recorded, (receipt.task_id, receipt.receipt_key), to)
+
     def close(self, receipt_id: str, to: Principal) -> None:
         """Close the obligation that `receipt_id` opened in the inbox of `to`."""
         self._set(self.closed, receipt_id, to)
@@ -800,13 +813,13 @@ class Engine:
     def _draft(self, work: Work, caller: Caller, creator: Principal,
                ask: CreateTask) -> tuple[Task, frozenset[str], dict[str, Any]]:
         """Make a task of its contract, and the body of the receipt that states it."""
-        if caller.task_types is not None and ask.type not in caller.task_types:
-            raise barred(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
         limits, payload = self.settings, bytes(ask.payload) or b"null"
-        if not bytes(ask.payload) and ask.payload_pointer is None:
-            raise InvalidRequest("create_task needs payload or payload_pointer; who needs neither says payload: null")
         sized(payload, limits.max_payload_bytes, "payload")
         value, needed = parsed(payload, "payload"), needs_of(ask.requirements)
+        if caller.task_types is not None and not ordered_types(ask.type, value) <= caller.task_types:
+            raise barred(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
+        if not bytes(ask.payload) and ask.payload_pointer is None:
+            raise InvalidRequest("create_task needs payload or payload_pointer; who needs neither says payload: null")
         terms = {name: held for name in Terms.__struct_fields__ if (held := getattr(ask, name)) is not None}
         session = {"principal_instance_id": creator.instance_id} if creator.instance_id else {}
         delay, deadline = ask.delay_seconds or 0.0, instant(ask.timeouts.deadline if ask.timeouts else None)
@@ -1028,7 +1041,7 @@ class Engine:
         offers: list[Offer] = []
         while len(offers) < (ask.max_tasks or 1) and self._may_lease(work) and (task := work.best(ask)):
             offers.append(self._lease(work, worker, ask, task))
-        return Offers(offers)
+        return Offers(offers, UNSET if len(offers) == ask.max_tasks or self._may_lease(work) else [FULL_OF_LEASES])
 
     def _again(self, work: Work, worker: Principal, ask: LeaseNext) -> list[Offer]:
         """Return the offers of an earlier claim whose reply was lost on the wire, as far as they live."""
@@ -1586,7 +1599,7 @@ class Engine:
         url = self.settings.memorygate.url if self.settings.receipt_mode != "standalone" else None
         return Configuration(self.settings.receipt_mode, url, self.instance,
                              ["lease_based_execution", "receipt_emission", "open_obligations", "batch_operations"],
-                             __version__)
+                             __version__, "gate_or_ledger" if self.ledger and self.ledger.adopts else "gate")
 
     async def health(self, caller: Caller, ask: Health) -> Healthy:
         """Tell whether the gate works: its database answers, and its upkeep jobs run."""
@@ -2187,7 +2200,7 @@ OPERATIONS = {op.name: op for op in (
     Operation(Engine.health, "GET /v1/health, GET /health", "", "", "B"),
 )}
 # What belongs to a part that can be swapped is declared there.
-for _part in ("identity_admin", "ledger_admin", "archive_admin"):
+for _part in ("identity_admin", "identity_self", "ledger_admin", "archive_admin"):
     OPERATIONS |= {op.name: op for op in import_module(f"asyncgate.backends.{_part}").OPERATIONS}
 LEASE_PROTOCOL: tuple[Operation, ...] = import_module("asyncgate.backends.lease_protocol").OPERATIONS
 
@@ -2233,8 +2246,6 @@ SAFETY = [(b"x-content-type-options", b"nosniff"), (b"content-security-policy", 
           b"frame-ancestors 'none'"), (b"referrer-policy", b"no-referrer"), (b"cache-control", b"no-store")]
 STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000; includeSubDomains")
 STRICT_LINE = b"%b: %b\r\n" % STRICT_TRANSPORT
-DEPRECATED = [(b"deprecation", b"true"), (b"x-asyncgate-deprecated", b"true"),
-              (b"link", b"</v1/obligations/open>; rel=\"successor-version\"")]
 
 
 class Gate:
@@ -2246,7 +2257,7 @@ class Gate:
         self.settings, self.backend, self.identity = settings, backend, Identity(settings)
         self.headers = [*SAFETY, *([(b"x-asyncgate-insecure", b"true")] if settings.allow_insecure_dev else [])]
         self.lines = b"".join([b"%b: %b\r\n" % header for header in (JSON_TYPE, *self.headers)])
-        self.mcp = Door(self)
+        self.mcp = Door(self, OPERATIONS, __version__)
         self.guard: Any = None                  # until it opens
         self.endpoints = self._endpoints()      # by path, with {} for the one part that a caller names
         self.app = Starlette(routes=self._routes(), lifespan=self._life, exception_handlers={
@@ -2258,6 +2269,7 @@ class Gate:
         if scope["type"] == "http":
             if self.settings.trusted_proxies and said_https(scope, self.settings.trusted_proxies):
                 scope["scheme"] = "https"
+            keep_slashes(scope)
             if no := self._foreign(scope["headers"]):
                 if self.guard is not None:
                     self.guard.refused(scope, no)
@@ -2348,17 +2360,18 @@ class Gate:
         return reply
 
     @cached_property
-    def _doors(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The Host and Origin names that are served; on loopback only its own unless told otherwise."""
+    def _doors(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+        """The Host and Origin names that are served, and the gate's own, which on loopback are all unless set."""
         own = {"localhost", "127.0.0.1", "::1", self.settings.host} if loopback(self.settings.host) else set()
-        return frozenset(self.settings.allowed_hosts or own), frozenset(self.settings.allowed_origins or own)
+        return frozenset(self.settings.allowed_hosts or own), frozenset(self.settings.allowed_origins), frozenset(own)
 
     def _foreign(self, headers: Headers) -> GateError | None:
-        hosts, origins = self._doors
-        for name, value in headers:
-            if name == b"host" and hosts and not named_in(value, hosts):
-                return Misdirected("this gate does not answer for that Host; see the setting allowed_hosts")
-            if name == b"origin" and origins and not named_in(value, origins):
+        hosts, origins, own = self._doors
+        host = next((value for name, value in headers if name == b"host"), None)
+        if hosts and host is not None and not named_in(host, hosts):
+            return Misdirected("this gate does not answer for that Host; see the setting allowed_hosts")
+        for name, value in headers if origins or own else ():
+            if name == b"origin" and not (named_in(value, origins) or own_page(value, host or b"", own)):
                 return Forbidden("pages of that Origin may not call this gate; see the setting allowed_origins")
         return None
 
@@ -2386,7 +2399,13 @@ class Gate:
         return [*headers, STRICT_TRANSPORT] if scope.get("scheme") == "https" else headers
 
     async def _lost(self, request: Any, error: HTTPException) -> Any:
+        if (request.method, request.scope["path"]) == ("GET", "/") and "text/html" in request.headers.get("accept", ""):
+            return self._to_docs
         return self._plain(NotFound("there is nothing here; /openapi.json lists what there is"))
+
+    async def _to_docs(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lead a browser to the page; the address is a relative one, as a proxy may keep the gate below a path."""
+        await self.send(send, scope, 302, b"", [(b"location", b"docs")])
 
     async def _broken(self, request: Any, error: Exception) -> Any:
         return self._plain(fault(request.url.path, error))
@@ -2395,102 +2414,6 @@ class Gate:
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             await self.send(send, scope, no.status, encode(no.body()))
         return answer
-
-
-class Endpoint:
-    """All operations of one path, as an ASGI application: a route that names one pays for nothing else."""
-
-    def __init__(self, gate: Gate, operations: dict[str, Operation], path: str) -> None:
-        self.gate, self.operations = gate, operations
-        self.names = path.partition("{")[2].partition("}")[0]       # what the path says a request is about
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        more: list[tuple[bytes, bytes]] = []
-        try:
-            reply = await self._perform(scope, receive, more)
-            status, body = (204, b"") if reply is None else (200, encode(reply))
-        except GateError as no:
-            status, body = no.status, encode(no.body())
-            more += refusal_headers(no)
-            self.gate.guard.refused(scope, no, scope.get("asyncgate.ask"))
-        except asyncio.CancelledError:
-            return      # the client has gone
-        except Exception as bug:
-            status, body = 500, encode(fault(scope["path"], bug).body())
-        if "asyncgate.unknown" in scope:
-            more.append(header(scope["asyncgate.unknown"]))
-            body = warned(body, scope["asyncgate.unknown"]) if body else body
-        await self.gate.send(send, scope, status, body, more)
-
-    async def _perform(self, scope: Scope, receive: Receive, more: list[tuple[bytes, bytes]]) -> Any:
-        verb = "GET" if scope["method"] == "HEAD" else scope["method"]
-        if (op := self.operations.get(verb)) is None:
-            allow = sorted({*self.operations, *({"HEAD"} if "GET" in self.operations else ())})
-            raise MethodNotAllowed(f"{scope['method']} is not for {scope['path']}", allow=allow)
-        caller = await self.gate.admit(scope, op)
-        self.gate.engine.permit(op, caller)
-        scope["asyncgate.ask"] = ask = await self._ask(op, caller, scope, receive)
-        if op.name == "bootstrap" and self.gate.settings.bootstrap.deprecate_legacy_endpoint:
-            more += DEPRECATED
-        work = self.gate.perform(op, caller, ask)
-        return await (while_connected(work, receive) if getattr(ask, "wait_seconds", 0) > 0 else work)
-
-    async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> Ask:
-        """Make the ask of a request: a GET from its query, others from their body, and the path has the last word."""
-        rule = self.gate.settings.unknown_members
-        try:
-            query = asked(scope["query_string"])
-            reads = scope["method"] in ("GET", "HEAD")
-            body = b"" if reads and op.name != "bootstrap" else await read_body(scope, receive, self.gate.settings)
-            if reads and not body:      # 18.5: a bootstrap says who asks in its query or in its body
-                ask, unknown = op.reader.query(query, rule)
-            else:
-                await screen(body, self.gate.settings.max_request_values)
-                ask, unknown = op.reader.body(without_nulls(body) if body else b"{}", rule)
-                if query:
-                    fill(ask, query)
-                    unknown += op.reader.beside(query, rule)
-            for name, value in scope["path_params"].items():
-                setattr(ask, name, msgspec.convert(value, op.fields[name]))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
-            raise InvalidRequest(f"{op.name}: {wrong}") from None
-        for named in claimed_tenants(query, scope["headers"]):
-            self.gate.engine.at_home(caller, named)
-        if unknown:
-            scope["asyncgate.unknown"] = unknown
-        return ask
-
-
-class Door:
-    """The way to the MCP façade, which is imported when somebody first comes: it takes 0.4 s and 55 MB."""
-
-    def __init__(self, gate: Gate) -> None:
-        self.gate, self.opening = gate, asyncio.Lock()
-        self.facade: Any = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if self.facade is None:
-            await self._open()
-        await self.facade(scope, receive, send)
-
-    async def _open(self) -> None:
-        async with self.opening:
-            if self.facade is None:     # else another request opened it while this one waited
-                part = await asyncio.to_thread(import_module, "asyncgate.parts.mcp_facade")
-                await asyncio.to_thread(part.catalog, tuple(OPERATIONS.values()), part.PREFIX)     # a third of a second
-                self.facade = await part.Facade(self.gate, OPERATIONS, __version__).open()
-
-    def drain(self) -> None:
-        """End the subscriptions."""
-        if self.facade is not None:
-            self.facade.library.close()
-
-    async def close(self) -> None:
-        """Let the façade go."""
-        if self.facade is not None:
-            await self.facade.close()
 
 
 # COMMAND LINE #########################################################################################################
@@ -2530,32 +2453,6 @@ def main() -> None:
     """
 
 
-class Unready(click.ClickException):
-    """Ends a command that cannot begin; with 2 where the settings are wrong."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.exit_code = status     # type: ignore[misc]  # click declares it for the class
-
-
-def configured(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that every command over settings has, and hand it what they add up to."""
-    @click.option("--config", metavar="FILE", help="YAML file with settings.")
-    @click.option("--database", metavar="URL", help="Where to store everything, such as sqlite:///gate.db.")
-    @click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Any setting that `config` lists.")
-    @wraps(command)
-    def run(config: str | None, database: str | None, sets: tuple[str, ...], **options: Any) -> Any:
-        flags = {name.strip(): value for name, _, value in (one.partition("=") for one in sets)}
-        flags |= {"database.url": database} if database else {}
-        flags |= {name: str(options.pop(name)) for name in ("host", "port") if options.get(name) is not None}
-        try:
-            return command(load_settings(config, flags=flags), **{name: value for name, value in options.items()
-                                                                  if name not in ("host", "port")})
-        except (SettingsError, StartupError) as wrong:
-            raise Unready(str(wrong), wrong.exit_status) from None
-    return run
-
-
 @main.command()
 @click.option("--host", metavar="ADDRESS", help="Address to listen on; default 127.0.0.1.")
 @click.option("--port", type=int, metavar="NUMBER", help="Port to listen on; default 8080, 0 takes any free one.")
@@ -2573,7 +2470,14 @@ def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None
     gate = kind(settings)
     gate.app.router.routes.extend(beside)
     said = ready or (lambda url: log.info("asyncgate %s serves %s", __version__, url))
-    status: int = import_module("asyncgate.backends.server_uvicorn").run(gate, settings, drain=gate.drain, ready=said)
+
+    def listens(url: str) -> None:
+        if announce := getattr(gate.engine.backend, "announce", None):
+            announce(url)
+        said(url)
+
+    server = import_module("asyncgate.backends.server_uvicorn")
+    status: int = server.run(gate, settings, drain=gate.drain, ready=listens)
     return status
 
 

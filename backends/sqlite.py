@@ -279,7 +279,7 @@ class Sqlite:
     alone = True                                        # one process serves a file
 
     def __init__(self, path: str, lock: Serving | None = None) -> None:
-        self.path, self.serving = path, lock is not None
+        self.path, self.serving, self.lock = path, lock is not None, lock
         self.skew, self.ids = 0.0, Ids()
         self.tenant_id: str | None = None                   # of the running transaction, for the triggers
         self.lanes: defaultdict[str, Lanes] = defaultdict(Lanes)
@@ -304,6 +304,7 @@ class Sqlite:
 
     async def _open(self) -> None:
         self.db = self.opened.enter_context(contextlib.closing(connect(self.path)))
+        require_ours(self.db, self.path)
         self.db.executescript(PRAGMAS)
         migrate_file(self.db)
         self._learn()
@@ -334,6 +335,11 @@ class Sqlite:
     def now(self) -> float:
         """Return this process's time: one process owns the file."""
         return time.time() + self.skew
+
+    def announce(self, url: str) -> None:
+        """Write down where this process answers, for another one that wants the file."""
+        if self.lock:
+            self.lock.say(url)
 
     async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> float | None:
         """Return the last sign of life; the lock on the file has kept others out."""
@@ -749,6 +755,17 @@ def connect(path: str) -> sqlite3.Connection:
     return sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=512, timeout=30)
 
 
+def require_ours(db: sqlite3.Connection, path: str) -> None:
+    """Refuse a file that another program keeps its tables in, before anything of it is changed."""
+    names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
+    columns = {row[1] for row in db.execute("PRAGMA table_info(meta)")}
+    if names and not ({"name", "value"} <= columns
+                      and db.execute("SELECT 1 FROM meta WHERE name = 'schema_version'").fetchone()):
+        some = ", ".join(names[:3]) + ", …" * (len(names) > 3)
+        raise StartupError(f"{path} is a database of something else (its tables are {some}): name another file, which "
+                           "is made if it is not there")
+
+
 def migrate_file(db: sqlite3.Connection) -> list[str]:
     """Apply the numbered files that the database has not seen, each in one transaction; return their names."""
     files = sorted(SCHEMA.glob("[0-9]*.sql"))
@@ -806,13 +823,31 @@ class Serving:
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            who = holder(os.pread(self.file, 200, 0))
             os.close(self.file)
-            raise NotNow(f"another asyncgate is serving {path}; one process serves a SQLite file, use Postgres "
-                               "for several") from None
+            raise NotNow(f"another asyncgate is serving {path}{who}; one process serves a SQLite file, use Postgres "
+                         "for several") from None
+        self.say("")
+
+    def say(self, url: str) -> None:
+        """Write down for others who has the file, and where it answers."""
+        with contextlib.suppress(OSError):      # a disk that is full is told by what matters more
+            os.ftruncate(self.file, 0)
+            os.pwrite(self.file, f"{os.getpid()} {url}\n".encode(), 0)
 
     def release(self) -> None:
         """Let another process serve the file."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self.file, 0)
         os.close(self.file)
+
+
+def holder(said: bytes) -> str:
+    """Say who has a file, as far as it has written that down in its lock."""
+    found = re.match(rb"(\d{1,10}) ?(https?://[\w.:\[\]-]*)?", said)
+    if not found:
+        return ""
+    return f": process {int(found[1])}{f' at {found[2].decode()}' if found[2] else ''}"
 
 
 def copy_file(source: str, target: str, told: Callable[[int, int], None] | None = None) -> None:

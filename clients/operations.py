@@ -35,6 +35,7 @@ from asyncgate.parts.wire import (
     Status,
     Terminator,
     Timeouts,
+    You,
 )
 from asyncgate.parts.wire_admin import (
     IssuedKey,
@@ -253,9 +254,10 @@ class Offer(Struct, kw_only=True):
 
 
 class Offers(Struct, kw_only=True):
-    """The tasks that this claim got; an empty list when there are none."""
+    """The tasks that this claim got; an empty list when there are none, and a warning where a limit is the reason."""
 
     tasks: list[Offer]
+    warnings: list[str] | None = None
 
 
 class Receipts(Struct, kw_only=True):
@@ -421,7 +423,7 @@ class AsyncOperations:
     async def create_tenant(
         self, name: str, *, tenant: str | None = None, tier: Tier | None = None, tenant_id: str | None = None,
     ) -> TenantRecord:
-        """Make a tenant, with a name and a tier; making one again returns it as it is.
+        """Make a tenant, with a unique name and a tier; making one again returns it as it is.
 
         For the operator.  Then issue_key gives it its first key.  One transaction.  Spec 21.3.1.
         """
@@ -787,6 +789,15 @@ class AsyncOperations:
         """
         return await self.ask("suspend_tenant", TenantRecord, locals())
 
+    async def whoami(
+        self, *, tenant_id: str | None = None,
+    ) -> You:
+        """Tell who the credential stands for, and what it may do.
+
+        With bound: false it stands for everybody: each request says who makes it (principal_id, worker_id).
+        """
+        return await self.ask("whoami", You, locals())
+
 
 class SyncOperations:
     """All operations, to call from where nothing can be awaited."""
@@ -899,7 +910,7 @@ class SyncOperations:
     def create_tenant(
         self, name: str, *, tenant: str | None = None, tier: Tier | None = None, tenant_id: str | None = None,
     ) -> TenantRecord:
-        """Make a tenant, with a name and a tier; making one again returns it as it is.
+        """Make a tenant, with a unique name and a tier; making one again returns it as it is.
 
         For the operator.  Then issue_key gives it its first key.  One transaction.  Spec 21.3.1.
         """
@@ -1264,3 +1275,12 @@ class SyncOperations:
         For the operator.  Its tasks stay as they are, its leases run out.  Spec 21.9.
         """
         return self.ask("suspend_tenant", TenantRecord, locals())
+
+    def whoami(
+        self, *, tenant_id: str | None = None,
+    ) -> You:
+        """Tell who the credential stands for, and what it may do.
+
+        With bound: false it stands for everybody: each request says who makes it (principal_id, worker_id).
+        """
+        return self.ask("whoami", You, locals())

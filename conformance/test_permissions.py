@@ -77,7 +77,7 @@ async def admitted(view: View, operation: str, **more: Any) -> bool:
 
 
 def test_every_operation_is_in_the_matrix() -> None:
-    assert MATRIX.keys() | {"get_config", "health"} == OPERATIONS.keys()
+    assert MATRIX.keys() | {"get_config", "health", "whoami"} == OPERATIONS.keys()
 
 
 @pytest.mark.parametrize("role", ["agent", "worker", "admin"])
@@ -109,6 +109,22 @@ async def test_who_may_only_read_as_an_admin_changes_nothing(operator: Gate, ope
     async with operator.unchanged():
         assert not await admitted(
             operator.as_caller("human", "x", "admin", scopes=SCOPES - {"admin:write"}), operation)
+
+
+async def test_a_credential_learns_who_it_stands_for_and_what_it_may_do(gate: Gate) -> None:
+    """21.5.2: the table of roles and scopes, told to whoever it is about."""
+    w1 = await gate.as_worker("w1", "here").whoami()
+    limited = await gate.as_caller("human", "eve", "admin", scopes=frozenset({"tasks:read"})).whoami()
+    anybody = await gate.whoami()
+
+    assert (w1.bound, w1.role, w1.principal_kind, w1.principal_id, w1.principal_instance_id, w1.tenant_id) == (
+        True, "worker", "worker", "w1", "here", gate.tenant_id)
+    assert {"lease_next", "complete", "whoami", "health"} <= set(w1.operations)
+    assert not {"create_task", "issue_key"} & set(w1.operations)
+    assert ("list_tasks" in limited.operations, "create_task" in limited.operations) == (True, False)
+    assert (anybody.bound, anybody.principal_kind, anybody.principal_id) == (False, None, None)
+    for told in (w1, limited, anybody):
+        assert {"get_config", "health", "whoami"} <= set(told.operations)
 
 
 async def test_health_needs_no_role_and_config_no_scope(gate: Gate) -> None:

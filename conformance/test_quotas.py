@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from asyncgate import Account, Caller, Engine, GateError, Needs, Offer, Principal, Usage, Work
 from asyncgate.conformance.harness import Gate, refused, under
@@ -99,6 +100,20 @@ async def test_at_its_limit_of_leases_a_claim_comes_back_empty(make_gate: Callab
     assert await gate.claim("w2") is None
     await gate.as_worker().release_lease(**under(offers[0]))
     assert await gate.claim("w2") is not None
+
+
+async def test_a_claim_that_the_limit_leaves_without_tasks_says_so(make_gate: Callable[..., Gate]) -> None:
+    """21.6.2: no lease is granted beyond the limit, and nobody has to guess why nothing comes."""
+    gate = make_gate(**limited(concurrent_leases=1))
+    for _ in range(2):
+        await gate.create()
+
+    first = await gate.as_worker().lease_next(max_tasks=1)
+    second = await gate.as_worker("w2").lease_next(max_tasks=1)
+
+    assert (len(first.tasks), first.warnings) == (1, UNSET)
+    assert (second.tasks, [text.partition(":")[0] for text in second.warnings]) == (
+        [], ["the tenant holds as many leases at once as it may (concurrent_leases)"])
 
 
 async def test_claims_at_once_never_pass_the_limit(make_gate: Callable[..., Gate]) -> None:

@@ -55,6 +55,16 @@ def parsed(text: bytes, what: str) -> Any:
         raise InvalidRequest(f"{what}: {wrong}") from None
 
 
+def ordered_types(type: str, payload: Any) -> set[str]:
+    """Return the types of all tasks that one task leads to: an order of a schedule has others made."""
+    types = {type}
+    while type == "schedule.create" and isinstance(payload, dict) and isinstance(
+            template := payload.get("task_template"), dict) and isinstance(template.get("type"), str):
+        type, payload = template["type"], template.get("payload_template")
+        types.add(type)
+    return types
+
+
 def needs_of(requirements: Raw) -> frozenset[str]:
     """Return the capabilities that a task requires."""
     try:

@@ -106,7 +106,7 @@ class MemoryGate(Group, frozen=True):
     url: Annotated[Url, says("Address of the receipt ledger in integrated mode")] = ""
     auth_token: Annotated[str, says("The gate's token at the ledger", secret=True)] = ""
     auth_token_env: Annotated[str, says("Name of the environment variable that holds the ledger's token")] = ""
-    worker_token: Annotated[str, says("Token at the ledger that workers are given", secret=True)] = ""
+    worker_tokens: Annotated[bool, says("Whether a worker is given a short-lived key of its own at the ledger")] = True
     tenant_id: Annotated[str, says("Tenant under which the ledger files our receipts")] = ""
     timeout_ms: Annotated[Count, says("Longest wait for the ledger's answer, in milliseconds; 0 is 500, and 10000 for "
                                       "a ReceiptGate")] = 0
@@ -194,6 +194,8 @@ class Outgoing(Group, frozen=True):
     """Where the gate's own calls may go."""
 
     allow: Annotated[Texts, says("Hosts and networks that may be called though they are not public")] = ()
+    deny: Annotated[Texts, says("Hosts and networks that may not be called, such as this machine's address at its "
+                                "NAT")] = ()
 
 class SecuritySettings(Group, frozen=True):
     """Everything about credentials, limits and audit."""

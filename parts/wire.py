@@ -419,6 +419,10 @@ class GetConfig(Ask, kw_only=True):
     """Read the gate's configuration."""
 
 
+class WhoAmI(Ask, kw_only=True):
+    """Ask who one is."""
+
+
 class Health(Ask, kw_only=True):
     """Ask whether the gate works."""
 
@@ -547,9 +551,10 @@ class Offer(Terms, kw_only=True, omit_defaults=False):
 
 
 class Offers(Struct):
-    """The tasks that this claim got; an empty list when there are none."""
+    """The tasks that this claim got; an empty list when there are none, and a warning where a limit is the reason."""
 
     tasks: list[Offer]
+    warnings: list[str] | UnsetType = UNSET
 
 
 class Renewed(Struct):
@@ -719,12 +724,12 @@ class LatestReceipt(Struct):
 
 
 class Routing(Struct, omit_defaults=True):
-    """Where a worker may state its receipts itself, in integrated mode (spec 20.5)."""
+    """Where the ledger is, and whether a worker may state its receipts there itself, in integrated mode (spec 20.5)."""
 
     mode: str
     memorygate_url: str
-    emit_receipts_to: str = "memorygate"
-    worker_must_emit_to_memorygate: bool = False
+    emit_receipts_to: str               # for workers that do: a memorygate, or a receiptgate
+    worker_must_emit_to_memorygate: bool    # no worker must: who calls the gate has said enough
     auth_token: str | None = None
 
 
@@ -749,6 +754,23 @@ class Configuration(Struct):
     instance_id: str
     capabilities: list[str]
     version: str
+    worker_completion: Literal["gate", "gate_or_ledger"] = "gate"   # where workers may complete and fail their tasks
+
+
+class You(Struct):
+    """Who a credential stands for, and what it may do."""
+
+    tenant_id: str
+    bound: bool                 # whether it stands for one principal; else each request says who makes it
+    role: Role
+    scopes: list[str]
+    operations: list[str]
+    principal_kind: str | None
+    principal_id: str | None
+    principal_instance_id: str | None
+    key_id: str | None
+    capabilities: list[str] | None      # those that it may claim tasks for; null is any
+    task_types: list[str] | None        # those that it may create and claim; null is any
 
 
 class Healthy(Struct):

@@ -173,6 +173,16 @@ def test_the_banners_of_the_gate_stand_in_the_promised_order() -> None:
     assert {len(line) for line in banners} == {120}
 
 
+def test_an_older_python_reads_the_gate_as_far_as_it_says_which_one_it_needs() -> None:
+    old = ast.parse(GATE.read_text(encoding="utf-8"), feature_version=(3, 8))
+
+    doc, future, system, check = old.body[:4]
+    assert isinstance(doc, ast.Expr)
+    assert isinstance(future, ast.ImportFrom)
+    assert isinstance(system, ast.Import)
+    assert ast.unparse(check).startswith("if sys.version_info < (3, 11):\n    sys.exit(f'AsyncGate needs Python 3.11")
+
+
 def test_the_gate_names_no_backend_in_an_import() -> None:
     backends = {f"asyncgate.backends.{path.stem}" for path in modules("backends")}
 

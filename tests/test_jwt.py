@@ -485,6 +485,20 @@ async def test_a_token_counts_also_where_nobody_needs_one(serve: Any, tmp_path: 
     assert (await gate.call("GET", "/v1/tasks", token=ATTACKS["alg none"])).status == 401
 
 
+@pytest.mark.parametrize("header", [("authorization", "Bearer "), ("authorization", "Bearer"), ("x-api-key", "")])
+async def test_an_empty_token_is_none_so_a_gate_that_wants_none_answers(
+    serve: Any, header: tuple[str, str]
+) -> None:
+    """As from a variable that is not set; where a credential is needed, the answer says so."""
+    open_to_all, closed = await serve(api_key="", allow_insecure_dev=True), await serve(api_key="a-shared-token")
+
+    refused = await closed.call("GET", "/v1/tasks", headers=[header], token=None)
+
+    assert (await open_to_all.call("GET", "/v1/tasks", headers=[header], token=None)).status == 200
+    assert refused.status == 401
+    assert "a credential is needed" in refused.json()["message"]
+
+
 @pytest.mark.parametrize(("headers", "status"), [
     ([("authorization", "bearer {}")], 200), ([("authorization", "BEARER {}")], 200), ([("x-api-key", "{}")], 200),
     ([("authorization", "Bearer {}"), ("authorization", "Bearer {}")], 401), ([("authorization", "Basic {}")], 401),

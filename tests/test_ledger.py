@@ -35,7 +35,7 @@ async def shelf(backend_url: str) -> AsyncIterator[Served]:
 def receipt(receipt_id: str = "r-1", **more: Any) -> dict[str, Any]:
     return {"receipt_id": receipt_id, "receipt_type": "plan.made", "created_at": "2026-11-22T07:00:00Z",
             "from": {"kind": "agent", "id": "delegate"}, "to": {"kind": "agent", "id": "ada"}, "task_id": "T-1",
-            "lease_id": None, "parents": [], "body": {"n": 1.0, "text": "é\u0000"}, **more}
+            "lease_id": None, "parents": [], "body": {"n": 1.0, "text": "é\u0001"}, **more}
 
 
 def many(*receipts: dict[str, Any]) -> bytes:

@@ -199,7 +199,7 @@ async def test_what_may_pass_is_no_4xx(serve: Any) -> None:
             await asyncio.sleep(0)
 
         answer = await say(served, "asyncgate.lease_next", '{"worker_id":"w1","wait_seconds":20}')
-        await ok(served, "asyncgate.create_task", '{"type":"demo"}')
+        await ok(served, "asyncgate.create_task", '{"type":"demo","payload":0}')
         await claim
 
     assert (answer.status, answer.json()["error"]["code"]) == (200, -32010)

@@ -272,6 +272,28 @@ async def test_a_key_for_some_types_creates_no_others(house: House, facade: str)
     assert {task["type"] for task in (await house.good("list_tasks"))["tasks"]} == {"draw"}
 
 
+@pytest.mark.parametrize("facade", FACADES)
+async def test_a_key_for_some_types_orders_no_others_from_a_scheduler(house: House, facade: str) -> None:
+    def order(*types: str) -> dict[str, Any]:
+        plan: Any = None
+        for type in reversed(types):
+            plan = {"name": "n", "mode": "interval", "interval_seconds": 60,
+                    "task_template": {"type": type, "payload_template": plan}}
+        return {"type": "schedule.create", "payload": plan}
+
+    ada = await house.key("agent", "ada", task_types=["draw", "schedule.create"])
+    ask = {"token": ada, "facade": facade}
+
+    async with house.served.unchanged():
+        for types in (("write",), ("schedule.create", "write"), ("schedule.create", "{{name}}")):
+            assert (await house.ask("create_task", order(*types), **ask)).code == "forbidden"
+    for types in (("draw",), ("schedule.create", "draw")):
+        assert not (await house.ask("create_task", order(*types), **ask)).code
+    batch = await house.good("create_tasks", {"tasks": [order("draw"), order("write")]}, **ask)
+    assert [item.get("error", {}).get("error") for item in batch["results"]] == [None, "forbidden"]
+    assert not (await house.ask("create_task", order("write"), facade=facade)).code     # a key without such limits
+
+
 @pytest.mark.parametrize("more", [{}, {"preferred_kinds": ["write"]}, {"accept_types": ["draw", "write"]},
                                   {"max_tasks": 100}, {"preferred_kinds": ["write"], "max_tasks": 100}])
 @pytest.mark.parametrize("facade", FACADES)

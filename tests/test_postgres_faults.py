@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import random
 import signal
@@ -13,14 +14,16 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from asyncgate import DatabaseSettings, DatabaseUnavailable, Engine, Settings
+from asyncgate import DatabaseSettings, DatabaseUnavailable, Engine, News, Settings
 from asyncgate.backends import open_backend
 from asyncgate.backends import postgres_statements as sql
+from asyncgate.backends.upkeep import Upkeep
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.history import Call, stored, violations
 from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, Load, Server, serving
@@ -705,3 +708,80 @@ async def beats(gate: Gate) -> bool:
         await gate.backend.beat()
         return True
     return False
+
+
+# The leases of an instance that has died.
+
+
+async def lost_to_a_ghost(direct: str, outside: Outside) -> str:
+    """Let a lease of an instance run out that gave a sign of life just now, and let another task be past its deadline.
+
+    Return the first task.
+    """
+    settings = DatabaseSettings()
+    ghost = Gate(Engine(await open_backend(direct), Settings(database=settings, instance_id="ghost")), TENANT)
+    offer = await ghost.leased()
+    await ghost.create(timeouts={"deadline": datetime.now(UTC) + timedelta(seconds=60)})
+    await ghost.backend.close()
+    await outside.value("INSERT INTO asyncgate.instances (instance_id, beat_seconds) VALUES ('ghost', 10)")
+    return offer.task_id
+
+
+async def tasks_due(gate: Gate) -> list[str]:
+    """What upkeep would look at when all leases and deadlines have passed."""
+    return [task for _, tasks, _ in await gate.backend.overdue(gate.now() + 301, 0.0, 100) for task in tasks]
+
+
+async def test_a_lost_lease_of_a_dead_instance_is_taken_back_at_once(direct: str, outside: Outside) -> None:
+    """Its lock is free, though its last beat is fresh; what is no lost lease waits for three missed beats."""
+    task_id = await lost_to_a_ghost(direct, outside)
+    async with joined(direct, "gate-2") as gate:
+        assert await tasks_due(gate) == [task_id]
+
+        await outside.value("UPDATE asyncgate.instances SET beat_at = now() - interval '31 s' "
+                            "WHERE instance_id = 'ghost'")
+        await gate.backend.beat()
+        assert len(await tasks_due(gate)) == 2
+
+
+async def test_a_lost_lease_of_an_instance_that_holds_its_lock_is_left_to_it_and_looked_at_again_soon(
+        cluster: Cluster, database: str, direct: str, outside: Outside) -> None:
+    await lost_to_a_ghost(direct, outside)
+    heard: list[News] = []
+    async with opened(direct) as gate, connected(cluster.admin_url(database)) as ghost:
+        await ghost.execute("SELECT pg_advisory_lock(hashtextextended('ghost', 25959))")
+        await gate.backend.join("gate-2", 10.0, heard.append)
+
+        assert await tasks_due(gate) == []
+        assert [news.lapse and round(news.lapse - gate.now()) for news in heard] == [302]
+
+        await ghost.execute("SELECT pg_advisory_unlock_all()")
+        assert len(await tasks_due(gate)) == 1
+
+
+async def test_who_is_not_alone_looks_for_lost_leases_every_second(direct: str) -> None:
+    """A process may die before it has told when a lease that it has granted runs out."""
+    async with joined(direct, "gate-1") as gate:
+        alone = Upkeep(gate.engine)
+        await alone.sweep()
+        async with joined(direct, "gate-2") as other:
+            beside = Upkeep(other.engine)
+            await beside.sweep()
+
+        now = asyncio.get_running_loop().time()
+        assert alone.duties["sweep"].alarm.rings_at == math.inf
+        assert beside.duties["sweep"].alarm.rings_at <= now + 1.1
+
+
+async def test_a_task_of_a_dead_instance_is_adopted_by_the_sweep_that_takes_it_back(
+        direct: str, outside: Outside) -> None:
+    """Adoption and expiry are one transaction (Clarification C)."""
+    task_id = await lost_to_a_ghost(direct, outside)
+    async with joined(direct, "gate-2") as gate:
+        backend: Any = gate.backend
+        backend.skew = 301.0
+        gate.engine.instance = "gate-2"
+        await Upkeep(gate.engine).sweep()
+
+        task = await gate.task(task_id)
+        assert (task.status, task.asyncgate_instance) == ("queued", "gate-2")

@@ -125,7 +125,8 @@ RULES: dict[str, tuple[str, set[str]]] = {
             UNION ALL SELECT proowner, proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace
             UNION ALL SELECT nspowner, nspname FROM pg_namespace WHERE nspname = 'asyncgate') AS o (owner, name)
         WHERE pg_get_userbyid(owner) <> 'asyncgate_owner'""",
-        each("asyncgate_sweeper owns", "all_tenants overdue lapses unsent") | {"asyncgate_auth owns find_key"}),
+        each("asyncgate_sweeper owns", "all_tenants overdue overdue_but lapses unsent")
+        | {"asyncgate_auth owns find_key"}),
     "what the gate's role may change": (f"""
         SELECT concat_ws(' ', may, relname)
         FROM unnest(ARRAY['UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS may, {TABLES}
@@ -156,7 +157,7 @@ RULES: dict[str, tuple[str, set[str]]] = {
         WHERE nspname = 'asyncgate' AND has_schema_privilege('public', oid, 'USAGE, CREATE')""", set()),
     "only the look-ups across tenants and the ways into the archive run as another role": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef""",
-        {"all_tenants", "overdue", "lapses", "unsent", "find_key", "archive_receipts", "forget_pointers",
+        {"all_tenants", "overdue", "overdue_but", "lapses", "unsent", "find_key", "archive_receipts", "forget_pointers",
          "prune_tasks", "prune_audit"}),
     "nobody can lend them other tables, nor call them unasked": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef
@@ -638,7 +639,7 @@ HOW: dict[str, list[dict[str, Any]]] = {
                                {"task_id": "{away_task_id}", "cursor": "{away_cursor}"}],
     "restore_archive": [{"task_id": "{away_task_id}"}],
     "list_audit": [{"tenant": "{tenant}"}, {"cursor": "{audit_cursor}"}, {"event": "key_issued"}],
-    "get_config": [{}],
+    "get_config": [{}], "whoami": [{}],
     "health": [{}],
 }
 # These are for the operator only, who looks after all tenants.
@@ -741,7 +742,7 @@ async def test_what_only_the_neighbour_has_is_answered_like_what_nobody_has(
 
 
 # These name nothing that somebody could have.
-NAMELESS = {"get_config", "health", "seal_receipts", "run_archive", "export_receipts"}
+NAMELESS = {"get_config", "health", "whoami", "seal_receipts", "run_archive", "export_receipts"}
 
 
 @pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - OPERATORS - NAMELESS))

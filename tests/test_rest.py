@@ -303,6 +303,15 @@ async def test_head_of_nothing_has_no_body_either(served: Any) -> None:
 # Refusals.
 
 
+async def test_a_browser_at_the_root_is_led_to_the_page(served: Any) -> None:
+    browser = [("accept", "text/html,application/xhtml+xml,*/*;q=0.8")]
+
+    led = await served.call("GET", "/", headers=browser, token=None)
+
+    assert (led.status, dict(led.headers)["location"]) == (302, "docs")
+    assert (await served.call("GET", "/v1", headers=browser, token=None)).status == 404
+
+
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/v1/nothing", "/v1/tasks/", "/v1/tasks/a/b", "/V1/tasks", "/v2"])
 async def test_a_path_that_is_none_is_404(served: Any, path: str) -> None:
     for method in ("GET", "POST"):
@@ -345,7 +354,14 @@ async def test_what_is_not_plain_json_is_415(served: Any, headers: list[tuple[st
     refused(answer, 415, "unsupported_media_type")
 
 
-@pytest.mark.parametrize("kind", [None, "application/json", "application/json; charset=utf-8", "Application/JSON",
+async def test_a_body_of_no_type_is_415_and_no_body_needs_none(served: Any) -> None:
+    async with served.unchanged():
+        for path, body in (("/v1/tasks", b'{"type":"demo"}'), ("/mcp", b'{"method":"tools/list"}')):
+            refused(await served.call("POST", path, body, typed=False), 415, "unsupported_media_type")
+    assert (await served.call("POST", "/v1/leases/none/extend", b"", typed=False)).status == 409
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "Application/JSON",
                                   "application/problem+json", "*/*"])
 async def test_every_name_of_json_is_taken(served: Any, kind: str | None) -> None:
     headers = [("content-type", kind)] if kind else []
@@ -575,7 +591,10 @@ async def test_on_loopback_the_gate_answers_for_no_other_name(served: Any, host:
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "http://localhost.evil.example", "null", "",
-                                    "https://evil.example:8080", "http://127.0.0.1.evil.example"])
+                                    "https://evil.example:8080", "http://127.0.0.1.evil.example",
+                                    "http://localhost:3000", "http://127.0.0.1:3000", "http://[::1]:3000",
+                                    "https://localhost:80x", "http://localhost:80:80", "file://localhost",
+                                    "http://localhost/", "http://user@localhost", "http://localhost:99999"])
 async def test_on_loopback_no_page_of_another_site_may_call(served: Any, origin: str) -> None:
     async with served.unchanged():
         answer = await served.call("POST", "/v1/tasks", {"type": "demo", "payload": None}, headers=[("origin", origin)])
@@ -586,9 +605,26 @@ async def test_on_loopback_no_page_of_another_site_may_call(served: Any, origin:
     assert not [name for name, _ in [*answer.pairs, *ahead.pairs] if name.startswith("access-control-")]
 
 
-@pytest.mark.parametrize("origin", ["http://localhost:8080", "http://127.0.0.1", "http://[::1]:3000"])
-async def test_on_loopback_the_own_pages_may_call(served: Any, origin: str) -> None:
-    assert (await served.call("GET", "/v1/tasks", headers=[("origin", origin)])).status == 200
+@pytest.mark.parametrize(("host", "origin"), [
+    ("localhost:8080", "http://localhost:8080"), ("localhost", "http://127.0.0.1"), ("localhost:80", "http://localhost"),
+    ("[::1]:3000", "http://[::1]:3000"), ("127.0.0.1:8080", "http://localhost:8080"), ("localhost", "HTTP://LOCALHOST")])
+async def test_on_loopback_the_own_pages_may_call(served: Any, host: str, origin: str) -> None:
+    headers = [("host", host), ("origin", origin)]
+
+    assert (await served.call("GET", "/v1/tasks", headers=headers)).status == 200
+    assert (await served.call("POST", "/v1/tasks", {"type": "demo", "payload": 0}, headers=headers)).status == 200
+
+
+async def test_behind_a_proxy_the_pages_of_the_host_that_was_asked_may_call(serve: Any) -> None:
+    served = await serve(allowed_hosts=("gate.example",))
+
+    async def status(origin: str) -> int:
+        headers = [("host", "gate.example"), ("origin", origin)]
+        return int((await served.call("GET", "/v1/tasks", headers=headers)).status)
+
+    assert await status("https://gate.example") == 200
+    assert await status("https://gate.example:444") == 403
+    assert await status("https://other.example") == 403
 
 
 async def test_the_names_that_are_served_can_be_listed(serve: Any) -> None:
@@ -803,7 +839,7 @@ class Wire:
         self.socket.close()
 
     def say(self, method: str, target: str, body: bytes = b"", *headers: str) -> Wire:
-        given = headers or (f"Content-Length: {len(body)}",)
+        given = (*(headers or (f"Content-Length: {len(body)}",)), "Content-Type: application/json")
         lines = [f"{method} {target} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {TOKEN}", *given, "", ""]
         self.socket.sendall("\r\n".join(lines).encode() + body)
         return self

@@ -145,16 +145,17 @@ def exchange(live: Any, request: str, context: ssl.SSLContext | None = None) -> 
 
 
 AUTHORIZED = f"Host: localhost\nAuthorization: Bearer {TOKEN}\nConnection: close\n"
+TYPED = "Content-Type: application/json\n"
 MCP = "Content-Type: application/json\nAccept: application/json, text/event-stream\nMCP-Protocol-Version: 2025-11-25\n"
 LISTED = '{"jsonrpc":"2.0","id":1,"method":"tools/list"}'
 REQUESTS = {
     "a good answer": (200, f"GET /v1/config HTTP/1.1\n{AUTHORIZED}\n"),
     "without a credential": (200, "GET /health HTTP/1.1\nHost: localhost\nConnection: close\n\n"),
-    "a write": (200, f'POST /v1/tasks HTTP/1.1\n{AUTHORIZED}Content-Length: 27\n\n{{"type":"demo","payload":0}}'),
+    "a write": (200, f'POST /v1/tasks HTTP/1.1\n{AUTHORIZED}{TYPED}Content-Length: 24\n\n{{"type":"t","payload":0}}'),
     "the description": (200, f"GET /openapi.json HTTP/1.1\n{AUTHORIZED}\n"),
     "only the head": (200, f"HEAD /health HTTP/1.1\n{AUTHORIZED}\n"),
     "a tool": (200, f"POST /mcp HTTP/1.1\n{AUTHORIZED}{MCP}Content-Length: {len(LISTED)}\n\n{LISTED}"),
-    "no JSON": (400, f"POST /v1/tasks HTTP/1.1\n{AUTHORIZED}Content-Length: 1\n\n{{"),
+    "no JSON": (400, f"POST /v1/tasks HTTP/1.1\n{AUTHORIZED}{TYPED}Content-Length: 1\n\n{{"),
     "nobody": (401, "GET /v1/tasks HTTP/1.1\nHost: localhost\nConnection: close\n\n"),
     "nobody at mcp": (401, f"POST /mcp HTTP/1.1\nHost: localhost\nConnection: close\n{MCP}Content-Length: 2\n\n{{}}"),
     "another page": (403, f"GET /health HTTP/1.1\n{AUTHORIZED}Origin: https://evil.example\n\n"),

@@ -448,7 +448,8 @@ async def test_e11_an_id_plays_no_tricks_as_an_argument(served: Any, name: str, 
 def test_e11_over_a_socket_another_spelling_of_a_path_opens_nothing(live_for_all: Any, path: str) -> None:
     with socket.create_connection(("127.0.0.1", live_for_all.port), timeout=30) as sock:
         sock.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
-                     'Content-Length: 27\r\nConnection: close\r\n\r\n{"type":"demo","payload":0}'.encode())
+                     'Content-Type: application/json\r\nContent-Length: 27\r\nConnection: close\r\n\r\n'
+                     '{"type":"demo","payload":0}'.encode())
         answer = b"".join(iter(lambda: sock.recv(65536), b""))
 
     head, _, body = answer.partition(b"\r\n\r\n")

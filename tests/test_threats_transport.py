@@ -32,6 +32,9 @@ A gate in a process of its own and real connections, wherever one could tell the
     F5   test_rest.py::test_on_loopback_the_gate_answers_for_no_other_name
          test_rest.py::test_on_loopback_no_page_of_another_site_may_call
          test_rest.py::test_the_names_that_are_served_can_be_listed
+         test_rest.py::test_a_body_of_no_type_is_415_and_no_body_needs_none
+         test_transport.py::test_a_target_may_repeat_the_host
+         test_transport.py::test_another_version_of_http_is_not_taken_for_1_1
          test_mcp.py::test_pages_of_other_sites_are_kept_out
     F6   test_rest.py::test_another_method_is_405_and_allow_names_all_that_are_served
          test_threats_transport.py::test_f6_a_method_that_mcp_does_not_have_is_405
@@ -107,6 +110,7 @@ class Line:
         sent = b"" if body is None else json.dumps(body).encode()
         given = [("Host", "localhost"), ("Authorization", f"Bearer {TOKEN}"), *headers,
                  ("Content-Length", str(len(sent)))]
+        given += [] if any(name == "Content-Type" for name, _ in headers) else [("Content-Type", "application/json")]
         lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in given), "", ""]
         self.socket.sendall("\r\n".join(lines).encode() + sent)
         return self
@@ -370,15 +374,18 @@ def listening(uri: str = "asyncgate://obligations") -> tuple[bytes, list[tuple[s
         ("mcp-protocol-version", MODERN), ("mcp-method", "subscriptions/listen"), ("authorization", f"Bearer {TOKEN}")]
 
 
+ADA = "/mcp?principal_kind=agent&principal_id=ada"
+
+
 async def test_f4_subscriptions_take_places_too(serve: Any) -> None:
     served, gone = await serve(max_waiting_per_tenant=1), asyncio.Event()
     body, headers = listening()
-    first = asyncio.create_task(served.send("POST", "/mcp", body, headers=headers, gone=gone))
+    first = asyncio.create_task(served.send("POST", ADA, body, headers=headers, gone=gone))
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not served.engine.watchers:  # noqa: ASYNC110  # there is nothing to be told by
             await asyncio.sleep(0)
 
-    refused = await asyncio.wait_for(served.send("POST", "/mcp", body, headers=headers), PATIENCE_SECONDS)
+    refused = await asyncio.wait_for(served.send("POST", ADA, body, headers=headers), PATIENCE_SECONDS)
     poll = await served.call("POST", "/v1/leases/claim", claim("w1"))
 
     gone.set()
