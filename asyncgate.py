@@ -104,6 +104,7 @@ class Caller(Struct, frozen=True):
     key_id: str | None = None           # of an issued key, and what that is limited to; None is any
     capabilities: frozenset[str] | None = None
     task_types: frozenset[str] | None = None
+    issued_at: float | None = None      # of an access token
 
     @property
     def unlimited(self) -> bool:
@@ -2173,7 +2174,7 @@ OPERATIONS = {op.name: op for op in (
     Operation(Engine.health, "GET /v1/health, GET /health", "", "", "B"),
 )}
 # What belongs to a part that can be swapped is declared there.
-for _part in ("identity_admin", "ledger_admin", "archive_admin"):
+for _part in ("identity_admin", "identity_incidents", "ledger_admin", "archive_admin"):
     OPERATIONS |= {op.name: op for op in import_module(f"asyncgate.backends.{_part}").OPERATIONS}
 LEASE_PROTOCOL: tuple[Operation, ...] = import_module("asyncgate.backends.lease_protocol").OPERATIONS
 
