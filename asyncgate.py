@@ -35,6 +35,11 @@ rule: it loads, locks, saves.  So each rule is written once and means the same o
 
 from __future__ import annotations
 
+import sys
+
+if sys.version_info < (3, 11):      # noqa: UP036  # an older one would fail at some import, and say nothing of this
+    sys.exit(f"AsyncGate needs Python 3.11 or newer, and this is {sys.version.split()[0]}")
+
 import asyncio
 import base64
 import contextlib
@@ -43,12 +48,11 @@ import hmac
 import inspect
 import logging
 import os
-import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Set
 from datetime import datetime
-from functools import cached_property, lru_cache, partial, wraps
+from functools import cached_property, lru_cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, get_type_hints
 
@@ -63,6 +67,7 @@ from starlette.routing import Route
 if "__path__" not in globals():  # a bare checkout: its folders are this module's parts, as they are in the wheel
     __path__ = [os.path.dirname(os.path.abspath(__file__))]
 
+from asyncgate.parts.configured import configured as configured
 from asyncgate.parts.content import *
 from asyncgate.parts.content import any_json as _any
 from asyncgate.parts.duties import Duties
@@ -71,12 +76,13 @@ from asyncgate.parts.guards import guard_start as guard_start
 from asyncgate.parts.http import *
 from asyncgate.parts.ids import Ids as Ids
 from asyncgate.parts.ids import mark_of
+from asyncgate.parts.members import Reader, Unreadable
 from asyncgate.parts.naming import *
 from asyncgate.parts.outages import OFTEN
 from asyncgate.parts.polls import Polls
 from asyncgate.parts.presence import Sightings, visited
 from asyncgate.parts.quotas import *
-from asyncgate.parts.screening import screen
+from asyncgate.parts.rest import Door, Endpoint
 from asyncgate.parts.settings import *
 from asyncgate.parts.stored import *
 from asyncgate.parts.views import *
@@ -244,6 +250,7 @@ CROWD = 100                     # leases that expire together and come back over
 STUCK_EXPIRIES = 3              # H.7.2: more requeues than this are an anomaly
 STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
 FENCES_SKIPPED = 1000           # by a task that moves to another gate or comes back: no old lease can outrank it
+LOCATE = "complete again with artifacts or delivery_proof, or attach_artifacts"
 RAISING = frozenset({"task.moved", "task.rebuilt", "task.reconciled"})
 
 
@@ -332,7 +339,13 @@ def counted(loads: Loads | None, recount: bool, tally: bool) -> Loads:
     return load
 
 
-ENDINGS = {"completed": "completed", "failed": "completed", "canceled": "canceled"}
+ENDINGS = {"completed": "completed", "failed": "failed", "canceled": "canceled"}
+
+
+def ended_well(task: Task) -> Ok:
+    """Tell whether a task that succeeded still owes where its result lies, and what discharges that."""
+    return Ok(True, "succeeded", obligation="open", next=LOCATE) if task.owed else Ok(
+        True, "succeeded", obligation="discharged")
 
 
 def lost(lease: Lease | None, holder: Principal, ask: Held, now: float, grace: float) -> str | None:
@@ -384,17 +397,19 @@ def keep_within(caller: Caller, ask: LeaseNext) -> None:
 
 def creations(ask: CreateTasks) -> Iterator[CreateTask]:
     """Yield the tasks of a batch, each with the creator of the whole where it names none."""
-    creator = claimed(ask)
-    for item in ask.tasks:
-        if creator and silent(item):
-            item.created_by = CreatedBy(principal_kind=creator.kind, principal_id=creator.id)  # type: ignore[arg-type]
+    creator, items = claimed(ask), list[Any](ask.tasks)
+    for item in items:
+        if creator and not isinstance(item, Unreadable) and silent(item):
+            item.created_by = CreatedBy(principal_kind=creator.kind, principal_id=creator.id,  # type: ignore[arg-type]
+                                        instance_id=creator.instance_id)
         yield item
 
 
 def completions(ask: CompleteTasks) -> Iterator[Complete]:
     """Yield the completions of a batch, each with the worker of the whole where it names none."""
-    for item in ask.tasks:
-        if item.worker_id is None:
+    items: list[Any] = ask.tasks
+    for item in items:
+        if not isinstance(item, Unreadable) and item.worker_id is None:
             item.worker_kind, item.worker_id = ask.worker_kind, ask.worker_id
             item.worker_instance_id = ask.worker_instance_id
         yield item
@@ -405,34 +420,6 @@ def checked(ask: Ask) -> None:
     for name in ask.needed:
         if not getattr(ask, name):
             raise InvalidRequest(f"{name} is missing")
-
-
-class Lanes:
-    """The distinct (type, capabilities) pairs of one tenant: matching is done once per pair, never once per task."""
-
-    def __init__(self) -> None:
-        self.known: dict[int, tuple[str, frozenset[str]]] = {}
-        self._eligible: dict[Any, tuple[frozenset[int], ...]] = {}
-
-    def learn(self, lane: int, type: str, capabilities: Iterable[str]) -> None:
-        """Remember a lane."""
-        if lane not in self.known:
-            self.known[lane] = (type, frozenset(capabilities))
-            self._eligible.clear()
-
-    def groups(self, claims: list[LeaseNext]) -> set[frozenset[int]]:
-        """Return sets of lanes; the best tasks of each set, enough for all `claims`, are all that these can get."""
-        return {group for ask in claims for group in self._groups(ask)}
-
-    def _groups(self, ask: LeaseNext) -> tuple[frozenset[int], ...]:
-        profile = (ask.capabilities, ask.accept_types, ask.preferred_kinds)
-        if profile not in self._eligible:
-            fit = {lane for lane, (type, needed) in self.known.items() if matches(type, needed, ask)}
-            first = {lane for lane in fit if self.known[lane][0] in (ask.preferred_kinds or ())}
-            if len(self._eligible) >= 1024:
-                self._eligible.clear()
-            self._eligible[profile] = tuple(frozenset(group) for group in (first, fit - first) if group)
-        return self._eligible[profile]
 
 
 # WORK #################################################################################################################
@@ -610,6 +597,14 @@ class Work:
         """Leave of a receipt just written only the skeleton: the ledger has had it before."""
         self.use(receipt_bytes=-len(receipt.body.encode()))
         self._set(self.written, receipt.receipt_id, replace(receipt, body=""))
+
+    def rename(self, receipt_id: str, to: str) -> None:
+        """Store a receipt just written under another id than others know it by."""
+        receipt = replace(self.written.pop(receipt_id), receipt_id=to)
+        self.receipts.pop(receipt_id, None)
+        self._set(self.written, to, receipt)
+        self._set(self.receipts, to, receipt)
+        self._set(self.recorded, (receipt.task_id, receipt.receipt_key), to)
 
     def close(self, receipt_id: str, to: Principal) -> None:
         """Close the obligation that `receipt_id` opened in the inbox of `to`."""
@@ -819,17 +814,20 @@ class Engine:
     def _draft(self, work: Work, caller: Caller, creator: Principal,
                ask: CreateTask) -> tuple[Task, frozenset[str], dict[str, Any]]:
         """Make a task of its contract, and the body of the receipt that states it."""
-        if caller.task_types is not None and ask.type not in caller.task_types:
-            raise barred(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
-        limits, payload = self.settings, bytes(ask.payload)
+        limits, payload = self.settings, bytes(ask.payload) or b"null"
         sized(payload, limits.max_payload_bytes, "payload")
         value, needed = parsed(payload, "payload"), needs_of(ask.requirements)
+        if caller.task_types is not None and not ordered_types(ask.type, value) <= caller.task_types:
+            raise barred(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
+        if not bytes(ask.payload) and ask.payload_pointer is None:
+            raise InvalidRequest("create_task needs payload or payload_pointer; who needs neither says payload: null")
         terms = {name: held for name in Terms.__struct_fields__ if (held := getattr(ask, name)) is not None}
+        session = {"principal_instance_id": creator.instance_id} if creator.instance_id else {}
         delay, deadline = ask.delay_seconds or 0.0, instant(ask.timeouts.deadline if ask.timeouts else None)
         task = Task(
             task_id=work.new_id(), lane=lane_of(ask.type, needed), type=ask.type, payload=payload.decode(),
             payload_pointer=ask.payload_pointer, requirements=bytes(ask.requirements).decode(),
-            terms=canonical(terms).decode(), owner_kind=creator.kind, owner_id=creator.id,
+            terms=canonical({**terms, **session}).decode(), owner_kind=creator.kind, owner_id=creator.id,
             principal_ai=ask.principal_ai or creator.id,
             priority=limits.default_priority if ask.priority is None else ask.priority,
             max_attempts=ask.max_attempts or limits.default_max_attempts,
@@ -845,10 +843,10 @@ class Engine:
         contract = {**terms, "type": task.type, "requirements": wanted, "payload_pointer": task.payload_pointer,
                     "payload_sha256": digest, "payload_bytes": len(payload)}
         if ask.idempotency_key is not None:
-            told = {**contract, "payload_bytes": 0}     # white space is no difference
+            told = {**contract, "payload_bytes": 0, "requirements": wanted or None}     # white space is no difference
             task = replace(task, fingerprint=sha256(told, task.principal_ai, task.priority, task.max_attempts,
                                                     task.retry_backoff_seconds, task.max_expiries, delay))
-        return task, needed, contract
+        return task, needed, {**contract, **session}
 
     def create_tasks(self, work: Work, caller: Caller, ask: CreateTasks) -> Items:
         """Queue up to 500 tasks; each is created or refused by itself, and the answer says which.
@@ -864,6 +862,8 @@ class Engine:
         """Carry out one item of a batch by itself; its refusal is its answer."""
         try:
             with work.part():
+                if isinstance(item, Unreadable):
+                    raise item.problem
                 checked(item)
                 self.at_home(caller, item.tenant_id or caller.tenant_id)
                 return run(item)
@@ -972,7 +972,7 @@ class Engine:
             work.hold(replace(lease, ending="canceled"))
         body = {"canceled_by": {"kind": by.kind, "id": by.id}, "reason": ask.reason}
         task = self._discharge(work, work.move(task, CANCEL, completed_at=work.now, held=None))
-        self._end(work, task, self._emit(work, EMISSION["cancel"], task, body, by=by), {})
+        self._end(work, task, self._emit(work, EMISSION["cancel"], task, body, by=by), body)
         return Ok(True, "canceled")
 
     def _own(self, work: Work, caller: Caller, ask: TaskAsk) -> Task:
@@ -982,8 +982,13 @@ class Engine:
         return task
 
     def release_hold(self, work: Work, caller: Caller, ask: ReleaseHold) -> Ok:
-        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew."""
+        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew.
+
+        A task that has ended stays as it is: the answer is `ok: false` with its status.
+        """
         task = self._own(work, caller, ask)
+        if task.status in TERMINAL:
+            return Ok(False, task.status)
         if task.held is not None:
             work.tell(task.task_id, "task.hold_released", held=task.held, expiries=task.expiries)
             task = work.change(task, held=None, expiries=0, lost_to="[]", next_eligible_at=None)
@@ -1001,13 +1006,11 @@ class Engine:
         if task.status != "succeeded":
             raise InvalidTransition(f"task {task.task_id} is {task.status}; artifacts are attached to a succeeded one",
                                     status=task.status)
-        artifacts = self._artifacts(ask.artifacts)
-        if not artifacts and not ask.delivery_proof:
-            raise NotLocatable("attach_artifacts needs artifacts or delivery_proof (PH.3)")
+        if not (located := self._where(ask.artifacts, ask.delivery_proof)):
+            raise NotLocatable("attach_artifacts needs artifacts, or a delivery_proof that does not say failed (PH.3)")
         if task.owed:
-            located = {"artifacts": artifacts or None, "delivery_proof": ask.delivery_proof or None}
             self._locate(work, task, lease, by, located)
-        return Ok(True, "succeeded")
+        return ended_well(work.task(ask.task_id))
 
     # Leasing tasks and working on them.
 
@@ -1039,7 +1042,7 @@ class Engine:
         offers: list[Offer] = []
         while len(offers) < (ask.max_tasks or 1) and self._may_lease(work) and (task := work.best(ask)):
             offers.append(self._lease(work, worker, ask, task))
-        return Offers(offers)
+        return Offers(offers, UNSET if len(offers) == ask.max_tasks or self._may_lease(work) else [FULL_OF_LEASES])
 
     def _again(self, work: Work, worker: Principal, ask: LeaseNext) -> list[Offer]:
         """Return the offers of an earlier claim whose reply was lost on the wire, as far as they live."""
@@ -1144,12 +1147,12 @@ class Engine:
         if lease := self._repeated(work, caller, ask, "completed"):
             if located and (task := work.task(ask.task_id)).owed:
                 self._locate(work, task, lease, lease.worker, located)
-            return Ok(True, "succeeded")
+            return ended_well(work.task(ask.task_id))
         task, lease = self._held(work, caller, ask)
         located = located or self._inline(task, ask)
         if not located and self.settings.locatability == "strict":
-            raise NotLocatable(f"task {task.task_id} needs artifacts or delivery_proof to succeed (PH.3); "
-                               "the lease lives on, complete it again with them")
+            raise NotLocatable(f"task {task.task_id} needs artifacts, or a delivery_proof that does not say failed, to "
+                               "succeed (PH.3); the lease lives on, complete it again with them")
         where = located.get("artifacts")
         work.hold(replace(lease, ending="completed"))
         task = work.move(task, SUCCEED, completed_at=work.now, outcome=bytes(ask.result).decode(), held=None,
@@ -1159,9 +1162,10 @@ class Engine:
                            parents=(task.duty,) if located else (), mark="located" if located else "")
         self._end(work, task, ended, {"result": body, **located})
         if not located:     # PH.3.3: the success stands, but it discharges nothing
-            self._anomaly(work, task, "success_without_locatability", lease=lease,
-                          recommended_action="complete again with artifacts, or attach_artifacts")
-        return Ok(True, "succeeded")
+            self._anomaly(work, task, "success_without_locatability", lease=lease, recommended_action=LOCATE,
+                          worker_id=lease.worker_id, receipt_id=ended.receipt_id, obligation_receipt_id=task.duty,
+                          result_delivery=terms_of(task.terms).result_delivery)
+        return ended_well(task)
 
     def _result(self, ask: Complete) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return where the result is, and what the receipt says of it."""
@@ -1170,10 +1174,15 @@ class Engine:
         value = parsed(result, "result")
         told = value.get("summary") if isinstance(value, dict) else None
         summary = ask.result_summary or (told[:1000] if isinstance(told, str) else None)
-        located = {"artifacts": self._artifacts(ask.artifacts) or None, "delivery_proof": ask.delivery_proof or None}
-        body = {"result_summary": summary, "completion_metadata": ask.completion_metadata,
+        located, proof = self._where(ask.artifacts, ask.delivery_proof), ask.delivery_proof or None
+        body = {"result_summary": summary, "completion_metadata": ask.completion_metadata, "delivery_proof": proof,
                 **self._enclosed("result", value, result, ask.task_id)}
-        return {name: said for name, said in located.items() if said}, body
+        return located, body
+
+    def _where(self, artifacts: Any, proof: dict[str, Any] | None) -> dict[str, Any]:
+        """Return what locates a result (PH.3); that its delivery failed does not."""
+        located = {"artifacts": self._artifacts(artifacts), "delivery_proof": proof if proves(proof) else None}
+        return {name: said for name, said in located.items() if said}
 
     def _artifacts(self, artifacts: Any) -> list[Any]:
         found, most = pointers(artifacts), self.settings.receipts.max_artifacts
@@ -1206,7 +1215,8 @@ class Engine:
     def complete_tasks(self, work: Work, caller: Caller, ask: CompleteTasks) -> Items:
         """End up to 500 tasks well; each is completed or refused by itself, and the answer says which."""
         def end(item: Complete) -> Item:
-            return Item(item.task_id, self.complete(work, caller, item).status)
+            done = self.complete(work, caller, item)
+            return Item(item.task_id, done.status, obligation=done.obligation, next=done.next)
         return Items([self._each(work, caller, end, item) for item in completions(ask)])
 
     def fail(self, work: Work, caller: Caller, ask: Fail) -> Released:
@@ -1252,9 +1262,13 @@ class Engine:
     def _held(self, work: Work, caller: Caller, ask: Held) -> tuple[Task, Lease]:
         """Return the task and its lease if the caller holds it, inside the transaction (spec 4.2)."""
         task, lease = work.task(ask.task_id), work.leases.get(ask.task_id)
-        if reason := lost(lease, self._holder(caller, ask, lease), ask, work.now, self.settings.lease_grace_seconds):
+        holder = self._holder(caller, ask, lease)
+        if reason := lost(lease, holder, ask, work.now, self.settings.lease_grace_seconds):
+            # How the task is doing is for those who had this lease, or own the task.
+            had = lease is not None and lease.lease_id == ask.lease_id and lease.worker.same(holder)
+            more = {"status": task.status} if had or caller.unlimited or task.owner.same(caller.principal) else {}
             raise LeaseInvalid(f"task {task.task_id} is not leased to this worker under {ask.lease_id} ({reason}); "
-                               "drop the work, lease_next gives more", reason=reason, status=task.status)
+                               "drop the work, lease_next gives more", reason=reason, **more)
         assert lease is not None
         return task, lease
 
@@ -1330,6 +1344,8 @@ class Engine:
         lease_id = lease.lease_id if lease else lease_id
         task_id = task.task_id if task else task_id
         said = {name: value for name, value in body.items() if value is not None}
+        if by is not None and by.instance_id is not None:
+            said["principal_instance_id"] = by.instance_id
         text = canonical({**said, "schema_version": SCHEMA_VERSION})
         self._check(text, parents)
         parents = tuple(sorted(parents))
@@ -1419,15 +1435,16 @@ class Engine:
         schedule.created needs the live lease of a schedule.create task and goes to that task's creator;
         schedule.deleted names the schedule.created among its parents and discharges it.  Spec 8, PH.1.3, PH.2.
         """
-        parents = self._parents(work, ask)
-        by = speaker(caller, ask)
+        parents, by = self._parents(work, ask), speaker(caller, ask)
+        self._artifacts((ask.body or {}).get("artifacts"))
         if ask.receipt_type == SCHEDULED.type:
             receipt_id = self._schedule(work, caller, ask, by, parents)
         elif ask.receipt_type == UNSCHEDULED.type:
             receipt_id = self._unschedule(work, caller, ask, by, parents)
         else:
-            raise InvalidRequest(f"emit_receipt takes schedule.created and schedule.deleted; {ask.receipt_type} is "
-                                 "written by the step of the task that it proves (H.2)")
+            known = ask.receipt_type in RECEIPT_TYPES
+            why = "is written by the gate, with the step that it proves (H.2)" if known else "is no type of receipt"
+            raise InvalidRequest(f"emit_receipt takes schedule.created and schedule.deleted; {ask.receipt_type} {why}")
         return Ok(True, receipt_id=receipt_id)
 
     def _parents(self, work: Work, ask: EmitReceipt) -> tuple[str, ...]:
@@ -1474,20 +1491,19 @@ class Engine:
 
     def report_schedule(self, work: Work, caller: Caller, ask: ReportSchedule) -> Reported:
         """Report when schedules run next, so that the gate notices when they do not (H.7.4)."""
-        by, unknown = speaker(caller, ask), []
+        by, unknown, refused = speaker(caller, ask), [], []
         for state in ask.schedules:
+            if isinstance(state, Unreadable):
+                refused.append(Problem(state.problem.code, str(state.problem)))
+                continue
             known = work.found(Schedule, state.schedule_id)
             if known is None or not known.scheduler.same(by):
                 unknown.append(state.schedule_id)
                 continue
-            due = instant(state.next_run_at)
-            enabled = state.enabled is not False
-            watched = enabled and due is not None and state.interval_seconds is not None
-            known = replace(known, enabled=enabled, next_run_at=due, interval_seconds=state.interval_seconds,
-                            late_at=due + 2 * state.interval_seconds if watched else None)  # type: ignore[operator]
+            known = told_again(known, state)
             work.keep(known)
             self._late(work, known)
-        return Reported(True, unknown)
+        return Reported(True, unknown, refused)
 
     def _late(self, work: Work, schedule: Schedule) -> None:
         """H.7.4: a schedule that has missed two of its times is told to its owner, once for each time."""
@@ -1584,7 +1600,7 @@ class Engine:
         url = self.settings.memorygate.url if self.settings.receipt_mode != "standalone" else None
         return Configuration(self.settings.receipt_mode, url, self.instance,
                              ["lease_based_execution", "receipt_emission", "open_obligations", "batch_operations"],
-                             __version__)
+                             __version__, "gate_or_ledger" if self.ledger and self.ledger.adopts else "gate")
 
     async def health(self, caller: Caller, ask: Health) -> Healthy:
         """Tell whether the gate works: its database answers, and its upkeep jobs run."""
@@ -1764,6 +1780,15 @@ def news_of(work: Work) -> News | None:
     kinds = tuple((task.type, tuple(sorted(needs_of(raw(task.requirements))))) for task in now[:MOST_QUEUED])
     return News(work.tenant_id, kinds, tuple(ended[:MOST_ENDED]), min(later, default=None),
                 len(now) > MOST_QUEUED or len(ended) > MOST_ENDED, keys, account, bool(work.posted))
+
+
+def told_again(known: Schedule, state: ScheduleState) -> Schedule:
+    """Return a schedule with what its scheduler says of it now; what that does not say stays as it was."""
+    due = known.next_run_at if state.next_run_at is None else instant(state.next_run_at)
+    every = known.interval_seconds if state.interval_seconds is None else state.interval_seconds
+    enabled = state.enabled if state.enabled is not None else known.enabled or known.next_run_at is None
+    late_at = due + 2 * every if enabled and due is not None and every is not None else None
+    return replace(known, enabled=enabled, next_run_at=due, interval_seconds=every, late_at=late_at)
 
 
 def resolve(future: asyncio.Future[None]) -> None:
@@ -2098,7 +2123,8 @@ def its_schedule(needs: Needs, caller: Caller, ask: EmitReceipt) -> None:
 
 def its_schedules(needs: Needs, caller: Caller, ask: ReportSchedule) -> None:
     """Load the schedules that are reported."""
-    needs.records.update((Schedule, (state.schedule_id,)) for state in ask.schedules)
+    needs.records.update((Schedule, (state.schedule_id,)) for state in ask.schedules
+                         if not isinstance(state, Unreadable))
 
 
 def of_each(loads: Loads, items: Callable[[Any], Iterable[Any]]) -> Loads:
@@ -2106,7 +2132,8 @@ def of_each(loads: Loads, items: Callable[[Any], Iterable[Any]]) -> Loads:
     def load(needs: Needs, caller: Caller, ask: Any) -> None:
         for item in items(ask):
             with contextlib.suppress(GateError):    # it is refused when it is decided, the others are not
-                loads(needs, caller, item)
+                if not isinstance(item, Unreadable):
+                    loads(needs, caller, item)
     return load
 
 
@@ -2130,7 +2157,7 @@ class Operation:
         self.takes: type[Ask] = hints["ask"]
         self.gives: type[Struct] = hints["return"]
         self.direct = inspect.iscoroutinefunction(run)
-        self.decode: Callable[[bytes], Ask] = msgspec.json.Decoder(self.takes).decode
+        self.reader: Reader[Ask] = Reader(self.takes, self.takes.filters or self.roles == ("admin",))
         self.fields = get_type_hints(self.takes, include_extras=True)
         self.summary, _, self.text = (inspect.getdoc(run) or "").partition("\n")
 
@@ -2174,7 +2201,7 @@ OPERATIONS = {op.name: op for op in (
     Operation(Engine.health, "GET /v1/health, GET /health", "", "", "B"),
 )}
 # What belongs to a part that can be swapped is declared there.
-for _part in ("identity_admin", "identity_incidents", "ledger_admin", "archive_admin"):
+for _part in ("identity_admin", "identity_incidents", "identity_self", "ledger_admin", "archive_admin"):
     OPERATIONS |= {op.name: op for op in import_module(f"asyncgate.backends.{_part}").OPERATIONS}
 LEASE_PROTOCOL: tuple[Operation, ...] = import_module("asyncgate.backends.lease_protocol").OPERATIONS
 
@@ -2220,8 +2247,6 @@ SAFETY = [(b"x-content-type-options", b"nosniff"), (b"content-security-policy", 
           b"frame-ancestors 'none'"), (b"referrer-policy", b"no-referrer"), (b"cache-control", b"no-store")]
 STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000; includeSubDomains")
 STRICT_LINE = b"%b: %b\r\n" % STRICT_TRANSPORT
-DEPRECATED = [(b"deprecation", b"true"), (b"x-asyncgate-deprecated", b"true"),
-              (b"link", b"</v1/obligations/open>; rel=\"successor-version\"")]
 
 
 class Gate:
@@ -2233,7 +2258,7 @@ class Gate:
         self.settings, self.backend, self.identity = settings, backend, Identity(settings)
         self.headers = [*SAFETY, *([(b"x-asyncgate-insecure", b"true")] if settings.allow_insecure_dev else [])]
         self.lines = b"".join([b"%b: %b\r\n" % header for header in (JSON_TYPE, *self.headers)])
-        self.mcp = Door(self)
+        self.mcp = Door(self, OPERATIONS, __version__)
         self.guard: Any = None                  # until it opens
         self.endpoints = self._endpoints()      # by path, with {} for the one part that a caller names
         self.app = Starlette(routes=self._routes(), lifespan=self._life, exception_handlers={
@@ -2245,6 +2270,7 @@ class Gate:
         if scope["type"] == "http":
             if self.settings.trusted_proxies and said_https(scope, self.settings.trusted_proxies):
                 scope["scheme"] = "https"
+            keep_slashes(scope)
             if no := self._foreign(scope["headers"]):
                 if self.guard is not None:
                     self.guard.refused(scope, no)
@@ -2335,17 +2361,18 @@ class Gate:
         return reply
 
     @cached_property
-    def _doors(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The Host and Origin names that are served; on loopback only its own unless told otherwise."""
+    def _doors(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+        """The Host and Origin names that are served, and the gate's own, which on loopback are all unless set."""
         own = {"localhost", "127.0.0.1", "::1", self.settings.host} if loopback(self.settings.host) else set()
-        return frozenset(self.settings.allowed_hosts or own), frozenset(self.settings.allowed_origins or own)
+        return frozenset(self.settings.allowed_hosts or own), frozenset(self.settings.allowed_origins), frozenset(own)
 
     def _foreign(self, headers: Headers) -> GateError | None:
-        hosts, origins = self._doors
-        for name, value in headers:
-            if name == b"host" and hosts and not named_in(value, hosts):
-                return Misdirected("this gate does not answer for that Host; see the setting allowed_hosts")
-            if name == b"origin" and origins and not named_in(value, origins):
+        hosts, origins, own = self._doors
+        host = next((value for name, value in headers if name == b"host"), None)
+        if hosts and host is not None and not named_in(host, hosts):
+            return Misdirected("this gate does not answer for that Host; see the setting allowed_hosts")
+        for name, value in headers if origins or own else ():
+            if name == b"origin" and not (named_in(value, origins) or own_page(value, host or b"", own)):
                 return Forbidden("pages of that Origin may not call this gate; see the setting allowed_origins")
         return None
 
@@ -2373,7 +2400,13 @@ class Gate:
         return [*headers, STRICT_TRANSPORT] if scope.get("scheme") == "https" else headers
 
     async def _lost(self, request: Any, error: HTTPException) -> Any:
+        if (request.method, request.scope["path"]) == ("GET", "/") and "text/html" in request.headers.get("accept", ""):
+            return self._to_docs
         return self._plain(NotFound("there is nothing here; /openapi.json lists what there is"))
+
+    async def _to_docs(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lead a browser to the page; the address is a relative one, as a proxy may keep the gate below a path."""
+        await self.send(send, scope, 302, b"", [(b"location", b"docs")])
 
     async def _broken(self, request: Any, error: Exception) -> Any:
         return self._plain(fault(request.url.path, error))
@@ -2382,94 +2415,6 @@ class Gate:
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             await self.send(send, scope, no.status, encode(no.body()))
         return answer
-
-
-class Endpoint:
-    """All operations of one path, as an ASGI application: a route that names one pays for nothing else."""
-
-    def __init__(self, gate: Gate, operations: dict[str, Operation], path: str) -> None:
-        self.gate, self.operations = gate, operations
-        self.names = path.partition("{")[2].partition("}")[0]       # what the path says a request is about
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        more: list[tuple[bytes, bytes]] = []
-        try:
-            reply = await self._perform(scope, receive, more)
-            status, body = (204, b"") if reply is None else (200, encode(reply))
-        except GateError as no:
-            status, body = no.status, encode(no.body())
-            more += refusal_headers(no)
-            self.gate.guard.refused(scope, no, scope.get("asyncgate.ask"))
-        except asyncio.CancelledError:
-            return      # the client has gone
-        except Exception as bug:
-            status, body = 500, encode(fault(scope["path"], bug).body())
-        await self.gate.send(send, scope, status, body, more)
-
-    async def _perform(self, scope: Scope, receive: Receive, more: list[tuple[bytes, bytes]]) -> Any:
-        verb = "GET" if scope["method"] == "HEAD" else scope["method"]
-        if (op := self.operations.get(verb)) is None:
-            allow = sorted({*self.operations, *({"HEAD"} if "GET" in self.operations else ())})
-            raise MethodNotAllowed(f"{scope['method']} is not for {scope['path']}", allow=allow)
-        caller = await self.gate.admit(scope, op)
-        self.gate.engine.permit(op, caller)
-        scope["asyncgate.ask"] = ask = await self._ask(op, caller, scope, receive)
-        if op.name == "bootstrap" and self.gate.settings.bootstrap.deprecate_legacy_endpoint:
-            more += DEPRECATED
-        work = self.gate.perform(op, caller, ask)
-        return await (while_connected(work, receive) if getattr(ask, "wait_seconds", 0) > 0 else work)
-
-    async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> Ask:
-        """Make the ask of a request: a GET from its query, others from their body, and the path has the last word."""
-        try:
-            query = asked(scope["query_string"])
-            reads = scope["method"] in ("GET", "HEAD")
-            body = b"" if reads and op.name != "bootstrap" else await read_body(scope, receive, self.gate.settings)
-            if reads and not body:      # 18.5: a bootstrap says who asks in its query or in its body
-                ask = msgspec.convert(query, op.takes, strict=False)
-            else:
-                await screen(body, self.gate.settings.max_request_values)
-                ask = op.decode(without_nulls(body) if body else b"{}")
-                fill(ask, query)
-            for name, value in scope["path_params"].items():
-                setattr(ask, name, msgspec.convert(value, op.fields[name]))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
-            raise InvalidRequest(f"{op.name}: {wrong}") from None
-        for named in claimed_tenants(query, scope["headers"]):
-            self.gate.engine.at_home(caller, named)
-        return ask
-
-
-class Door:
-    """The way to the MCP façade, which is imported when somebody first comes: it takes 0.4 s and 55 MB."""
-
-    def __init__(self, gate: Gate) -> None:
-        self.gate, self.opening = gate, asyncio.Lock()
-        self.facade: Any = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if self.facade is None:
-            await self._open()
-        await self.facade(scope, receive, send)
-
-    async def _open(self) -> None:
-        async with self.opening:
-            if self.facade is None:     # else another request opened it while this one waited
-                part = await asyncio.to_thread(import_module, "asyncgate.parts.mcp_facade")
-                await asyncio.to_thread(part.catalog, tuple(OPERATIONS.values()), part.PREFIX)     # a third of a second
-                self.facade = await part.Facade(self.gate, OPERATIONS, __version__).open()
-
-    def drain(self) -> None:
-        """End the subscriptions."""
-        if self.facade is not None:
-            self.facade.library.close()
-
-    async def close(self) -> None:
-        """Let the façade go."""
-        if self.facade is not None:
-            await self.facade.close()
 
 
 # COMMAND LINE #########################################################################################################
@@ -2485,6 +2430,11 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Find a command by its name."""
         return super().get_command(ctx, name) or self._clients().get_command(ctx, name)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Find the command of the first argument, or say which one is near."""
+        return self._clients().resolve_command(ctx, args) if args[0] not in self.commands else (
+            super().resolve_command(ctx, args))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Show the commands in sections."""
@@ -2504,32 +2454,6 @@ def main() -> None:
     """
 
 
-class Unready(click.ClickException):
-    """Ends a command that cannot begin; with 2 where the settings are wrong."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.exit_code = status     # type: ignore[misc]  # click declares it for the class
-
-
-def configured(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that every command over settings has, and hand it what they add up to."""
-    @click.option("--config", metavar="FILE", help="YAML file with settings.")
-    @click.option("--database", metavar="URL", help="Where to store everything, such as sqlite:///gate.db.")
-    @click.option("--set", "sets", metavar="NAME=VALUE", multiple=True, help="Any setting that `config` lists.")
-    @wraps(command)
-    def run(config: str | None, database: str | None, sets: tuple[str, ...], **options: Any) -> Any:
-        flags = {name.strip(): value for name, _, value in (one.partition("=") for one in sets)}
-        flags |= {"database.url": database} if database else {}
-        flags |= {name: str(options.pop(name)) for name in ("host", "port") if options.get(name) is not None}
-        try:
-            return command(load_settings(config, flags=flags), **{name: value for name, value in options.items()
-                                                                  if name not in ("host", "port")})
-        except (SettingsError, StartupError) as wrong:
-            raise Unready(str(wrong), wrong.exit_status) from None
-    return run
-
-
 @main.command()
 @click.option("--host", metavar="ADDRESS", help="Address to listen on; default 127.0.0.1.")
 @click.option("--port", type=int, metavar="NUMBER", help="Port to listen on; default 8080, 0 takes any free one.")
@@ -2547,7 +2471,14 @@ def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None
     gate = kind(settings)
     gate.app.router.routes.extend(beside)
     said = ready or (lambda url: log.info("asyncgate %s serves %s", __version__, url))
-    status: int = import_module("asyncgate.backends.server_uvicorn").run(gate, settings, drain=gate.drain, ready=said)
+
+    def listens(url: str) -> None:
+        if announce := getattr(gate.engine.backend, "announce", None):
+            announce(url)
+        said(url)
+
+    server = import_module("asyncgate.backends.server_uvicorn")
+    status: int = server.run(gate, settings, drain=gate.drain, ready=listens)
     return status
 
 

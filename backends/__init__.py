@@ -7,6 +7,9 @@ time limits); without it the defaults hold.  It decides nothing: `transact` load
 calls `decide`, and saves what `Work` then holds; everything else is a plain read.  `memory.py` is the shortest complete
 one, `sqlite.py` the one to read for a real database.  Then run the suite against it:
 `asyncgate conformance yours://...`.
+
+The suite kills processes, and lets several serve one database.  A module whose backend is not made for that says so:
+`LASTING = False` (what it stores ends with its process), `SHARED = False` (one process at a time uses it).
 """
 
 from __future__ import annotations
@@ -205,6 +208,16 @@ def migration_sql(url: str, after: int) -> str:
     if script := getattr(_module(url), "migration_sql", None):
         return str(script(after))
     raise StartupError("this backend migrates whenever it is opened; there is nothing to run by hand")
+
+
+def is_lasting(url: str) -> bool:
+    """Whether what a backend stores outlives the process."""
+    return bool(getattr(_module(url), "LASTING", True))
+
+
+def is_shared(url: str) -> bool:
+    """Whether several processes may use one database of a backend at once."""
+    return is_lasting(url) and bool(getattr(_module(url), "SHARED", True))
 
 
 def _module(url: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from asyncgate import Account, Ask, Caller, Engine, Key, Needs, Operation, Work, export_key, instant, outside
-from asyncgate.backends.identity_admin import described, home, issuer, made, no_more_than_own, told
+from asyncgate.backends.identity_admin import described, issuer, made, no_more_than_own, told
 from asyncgate.backends.identity_audit import head
 from asyncgate.backends.identity_keys_stored import retired
 from asyncgate.backends.identity_notices import admins, tell_admins
@@ -24,8 +24,7 @@ async def rotate_credentials(engine: Engine, caller: Caller, ask: RotateCredenti
     The new texts are in this answer and never shown again; the old keys, your own among them, stay good for
     overlap_seconds, by default 0.  While the answer says more, call again with its issued_before.  Spec 21.9.1.
     """
-    tenant_id, now = home(engine, caller, ask.tenant), engine.backend.now()
-    issuer(engine, caller, ask.tenant)
+    tenant_id, now = await issuer(engine, caller, ask.tenant), engine.backend.now()
     before = min(now, now if (given := instant(ask.issued_before)) is None else given)
     old = await good_keys(engine, tenant_id, before, now)
     for key in old[:AT_ONCE]:

@@ -308,7 +308,8 @@ def fetcher(settings: Settings) -> httpx2.AsyncClient:
     """Return the client that fetches the keys."""
     from asyncgate.parts.outgoing import client  # only who has a URL pays for it
 
-    return client(allow=settings.security.outgoing.allow, timeout_seconds=FETCH_SECONDS)
+    outgoing = settings.security.outgoing
+    return client(allow=outgoing.allow, deny=outgoing.deny, timeout_seconds=FETCH_SECONDS)
 
 
 def keys_on_disk(jwt: Jwt) -> list[RSAKey]:

@@ -90,15 +90,21 @@ class LeaseExtended(Struct):
     lease_expires_at: datetime
 
 
+class Polled(LeaseNext, kw_only=True):
+    """A claim by the lease protocol, whose worker states its acceptance in the ledger itself."""
+
+    accepts_itself: ClassVar[bool] = True
+
+
 async def offer_task(engine: Engine, caller: Caller, ask: PollForTask) -> TaskOffer | None:
     """Offer the next task that this worker can do, on a lease of 15 minutes; 204 when there is none.
 
     The lease protocol's way to lease_next.  Keep the lease with its heartbeat, then complete or fail the task under its
     lease_id.  An offer that is not taken up runs out and costs nothing.
     """
-    wanted = LeaseNext(worker_id=ask.worker_id, worker_kind=ask.worker_kind, capabilities=ask.capabilities,
-                       worker_instance_id=ask.worker_instance_id, preferred_kinds=ask.preferred_kinds, max_tasks=1,
-                       lease_ttl_seconds=LEASE_SECONDS)
+    wanted = Polled(worker_id=ask.worker_id, worker_kind=ask.worker_kind, capabilities=ask.capabilities,
+                    worker_instance_id=ask.worker_instance_id, preferred_kinds=ask.preferred_kinds, max_tasks=1,
+                    lease_ttl_seconds=LEASE_SECONDS)
     offers: Offers = await engine.lease_next(caller, wanted)
     return offered(offers.tasks[0]) if offers.tasks else None
 

@@ -29,7 +29,6 @@ from asyncgate import (
     Ids,
     Key,
     Lag,
-    Lanes,
     Lease,
     Needs,
     News,
@@ -48,10 +47,12 @@ from asyncgate import (
     export_key,
     wanted_is,
 )
+from asyncgate.backends.lanes import Lanes
 
 if TYPE_CHECKING:
     from asyncgate.backends import Backend
 
+LASTING = False     # what it stores ends with its process
 R = TypeVar("R", bound=Struct)
 Row = tuple[Task, Lease | None, Progress | None]
 

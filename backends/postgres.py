@@ -32,7 +32,6 @@ from asyncgate import (
     Ids,
     Key,
     Lag,
-    Lanes,
     Lease,
     LeaseNext,
     Needs,
@@ -52,6 +51,7 @@ from asyncgate import (
     page_of,
 )
 from asyncgate.backends import postgres_statements as sql
+from asyncgate.backends.lanes import Lanes
 from asyncgate.backends.postgres_hosts import AWAY, CONNECT_SECONDS, Hosts, startup_error
 from asyncgate.backends.postgres_instances import Membership, lock_of, name_of_this_process, session
 from asyncgate.backends.postgres_migrations import migrate_database as migrate_database
@@ -74,6 +74,7 @@ HIDDEN_SECONDS = 0.25       # how long a reader of receipts waits for writers th
 PROMOTED = 1000             # delayed tasks whose time has come that one batch takes in
 SLACK, MOST_SLACK = 32, 32 * 16 ** 3    # candidates beyond what is claimed, in case others hold the first ones
 OVERDUE = 10_000            # rows that upkeep looks at in one query
+LOOK_AGAIN_SECONDS = 1.0    # at a lost lease whose owner has not taken it back yet
 
 # A plan is kept for long.  Every statement is a handful of index probes, so the planner must not be tempted, while a
 # table is small or a tenant unlike the others, into a plan that reads all of a tenant's rows.
@@ -587,9 +588,13 @@ class Postgres:
 
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
         """Return what upkeep must look at, tenant by tenant, but for what other living processes look after."""
-        others = list(self.member.others) if self.member else []
+        others, name = (list(self.member.others), self.member.instance_id) if self.member else ([], None)
         found: defaultdict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
-        for tenant_id, kind, id in await self._ask(sql.OVERDUE, now, now - grace, others, max(OVERDUE, limit)):
+        for tenant_id, kind, id in await self._ask(sql.OVERDUE, now, now - grace, others, name, max(OVERDUE, limit)):
+            if kind == "others":    # its owner lives and should see to it; should it die now, we will see that
+                if self.member:
+                    self.member.hear(News(tenant_id, lapse=now - grace + LOOK_AGAIN_SECONDS))
+                continue
             ids = found[tenant_id][kind == "schedule"]
             if len(ids) < limit:
                 ids.append(id)

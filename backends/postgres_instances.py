@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from asyncgate import News, NotNow, StartupError
 from asyncgate.backends.postgres_hosts import AWAY, Hosts, startup_error
+from asyncgate.backends.postgres_statements import LOCK, LOCKED
 from asyncgate.parts.outages import OFTEN
 from asyncgate.parts.settings import DatabaseSettings
 
@@ -39,11 +40,6 @@ FORGOTTEN = "1 day"         # after which nobody remembers an instance that gave
 PROBED = "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3"
 
 # Alive: its lock is held, or it gave a sign within three beats (DESIGN 5.10).
-LOCK = "hashtextextended({0}, 25959)"
-LOCKED = f"""{LOCK.format('i.instance_id::text')} IN (
-    SELECT classid::bigint << 32 | objid::bigint FROM pg_locks
-    WHERE locktype = 'advisory' AND objsubid = 1 AND granted
-    AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"""
 LIVING = f"""
 SELECT instance_id::text FROM asyncgate.instances AS i
 WHERE beat_at > now() - make_interval(secs => 3 * beat_seconds) OR {LOCKED}"""

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from asyncgate import StartupError
 from asyncgate.backends.postgres_hosts import AWAY, Hosts, startup_error
+from asyncgate.backends.postgres_privileges import last, make_roles, mend, remember
 
 FOLDER = Path(__file__).parent / "schema" / "postgres"
 LOCK = 0x6761_7465_6d69_6772        # held by the one that migrates
@@ -80,9 +81,15 @@ async def missing(db: Any, folder: Path = FOLDER) -> list[Migration]:
 
 
 async def migrate_database(url: str, folder: Path = FOLDER) -> list[str]:
-    """Apply what a database has not seen, each file in one transaction; return their names."""
-    applied = []
+    """Apply what a database has not seen, each file in one transaction; return their names.
+
+    What a restore has lost of roles and privileges is made again, and named as well.
+    """
     async with connected(url) as db:
+        applied = []
+        if await db.fetchval("SELECT to_regclass('asyncgate.migrations') IS NOT NULL"):
+            await make_roles(db, roles())
+            applied = await mend(db)
         while todo := await missing(db, folder):
             try:
                 await db.execute(todo[0].script)
@@ -92,7 +99,14 @@ async def migrate_database(url: str, folder: Path = FOLDER) -> list[str]:
                     continue
                 raise StartupError(f"{todo[0].name} cannot be applied, nothing of it was kept: {error}") from None
             applied.append(todo[0].name)
+        if applied or await last(db) is None:
+            await remember(db)
     return applied
+
+
+def roles() -> str:
+    """Return the statements that make the roles: the first file begins with them."""
+    return migrations()[0].sql.partition("CREATE SCHEMA")[0]
 
 
 def migration_sql(after: int) -> str:

@@ -116,6 +116,13 @@ def writers_of(tenant: uuid.UUID) -> int:
     return tenant.int % (1 << 31)
 
 
+# Instances and other names have advisory locks.
+LOCK = "hashtextextended({0}, 25959)"
+LOCKED = f"""{LOCK.format('i.instance_id::text')} IN (
+    SELECT classid::bigint << 32 | objid::bigint FROM pg_locks
+    WHERE locktype = 'advisory' AND objsubid = 1 AND granted
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"""
+
 # Loading.  What a statement is given is named in it as `:name`.
 
 NAMED = f"""
@@ -506,7 +513,9 @@ WHERE tenant_id = $1 AND task_id = $2 AND event_id > $3 ORDER BY event_id LIMIT 
 NEXT_DUE = """
 SELECT min(next_eligible_at) FROM asyncgate.states
 WHERE tenant_id = $1 AND status = 'queued' AND NOT ready AND held IS NULL AND next_eligible_at > $2"""
-OVERDUE = "SELECT tenant_id::text, kind, id FROM asyncgate.overdue($1, $2, $3, $4)"
+OVERDUE = f"""
+SELECT tenant_id::text, kind, id FROM asyncgate.overdue_but($1, $2, $3, ARRAY(
+    SELECT instance_id::text FROM asyncgate.instances AS i WHERE instance_id <> $4::text AND {LOCKED}), $5)"""
 LAPSES = "SELECT look_at, tenant_id::text, task_id FROM asyncgate.lapses($1, $2)"
 COUNT = """
 SELECT (SELECT count(*) FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('queued', 'leased', 'running')),

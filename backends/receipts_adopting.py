@@ -3,6 +3,11 @@
 Receipts do not drive state (H.2): a task.completed or task.failed that a worker wrote to the ledger is held to the
 checks of `complete` or `fail`.  If it passes, that receipt is the one of the step, and only task.result_ready follows;
 if not, its task's owner is told why.  An unreadable ledger changes nothing.
+
+The ledger itself must say that the worker has stated it: what a receipt says of its author is anybody's word.
+
+A receipt whose id does not order by age among ours cannot stand in our lists under it, or readers that follow a cursor
+would miss what came before.  Its skeleton here has an id of ours, and two marks lead from one id to the other.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,6 +35,7 @@ from asyncgate import (
     LeaseInvalid,
     LedgerMark,
     Needs,
+    ParentsRequired,
     Principal,
     Receipt,
     SealHead,
@@ -37,11 +44,12 @@ from asyncgate import (
     encode,
     receipt_hash,
 )
+from asyncgate.backends.receipts_marks import ADOPTED, STATED
 from asyncgate.backends.receipts_sinks import Filed, Outage
 from asyncgate.backends.receipts_strict import Recorded
 
 if TYPE_CHECKING:
-    from asyncgate import Engine, Work
+    from asyncgate import Engine, Lease, Task, Work
     from asyncgate.backends.receipts_reading import Reading
 
 log = logging.getLogger("asyncgate.ledger")
@@ -57,6 +65,7 @@ class Adopt(Ask, kw_only=True):
 
     found: Filed
     ask: Complete | Fail
+    whole: bool = False     # receipts stay here with their bodies: the one of this step too, and it is not sent
 
 
 class Report(Ask, kw_only=True):
@@ -114,15 +123,20 @@ class Adopter:
         backend = self.engine.backend
         if found.receipt_key or found.task_id is None or await backend.receipt(tenant_id, found.receipt_id) is not None:
             return
+        if await backend.record(tenant_id, LedgerMark, ADOPTED + found.receipt_id) is not None:
+            return
         if (row := await backend.task(tenant_id, found.task_id)) is None:
             return
-        lease = row[1]
+        task, lease, _ = row
         try:
+            by_its_author(found)
+            answers(found, task, lease)
             if lease is None or found.lease_id is None:
                 raise LeaseInvalid("it names no lease of this task", reason="unknown")
             worker = Principal(found.sender.kind, found.sender.id, lease.worker_instance)
             caller = Caller(tenant_id, worker, "worker", frozenset({"tasks:lease"}))
-            await self.engine.write(adopt, its_step, caller, Adopt(found=found, ask=asked(found)))
+            await self.engine.write(adopt, its_step, caller, Adopt(
+                found=found, ask=asked(found), whole=not self.reading.sink.reads))
         except TaskNotFound:
             return
         except (GateError, msgspec.ValidationError) as no:
@@ -148,6 +162,25 @@ def asked(found: Filed) -> Complete | Fail:
                                        "retryable": bool(body.get("retry_recommended"))}), type=Fail)
 
 
+def by_its_author(found: Filed) -> None:
+    """See that the ledger says of a receipt that its sender has stated it."""
+    if found.stated_by is None:
+        raise LeaseInvalid("the ledger does not say who stated it; complete the task at the gate", reason="unknown")
+    if not found.stated_by.same(found.sender):
+        raise LeaseInvalid(f"it says that it is from {found.sender}, and {found.stated_by} has stated it",
+                           reason="unknown")
+
+
+def answers(found: Filed, task: Task, lease: Lease | None) -> None:
+    """PH.2: a terminal receipt names what it ends; an attempt that failed may name its acceptance alone."""
+    needed = {task.duty}
+    if found.receipt_type == FAILED.type and lease is not None:
+        needed.add(lease.accepted)
+    if needed.isdisjoint(found.parents):
+        raise ParentsRequired(f"a {found.receipt_type} of task {task.task_id} names its task.assigned, {task.duty}, "
+                              "among its parents (PH.2)")
+
+
 def its_step(needs: Needs, caller: Caller, ask: Adopt) -> None:
     """Load the task, what was told under the lease, and how far receipts were sealed before there was a ledger."""
     needs.tasks.add(ask.ask.task_id)
@@ -171,22 +204,41 @@ def mark(engine: Engine, work: Work, caller: Caller, ask: Marked) -> None:
 
 
 def adopt(engine: Engine, work: Work, caller: Caller, ask: Adopt) -> None:
-    """Take the step that a receipt proves, with that receipt for the proof."""
-    found, real = ask.found, work.ids
-    if ages(found.receipt_id, work.now) and found.receipt_id > (work.found(SealHead) or SealHead()).last_id:
-        work.ids = Recorded(real, [found.receipt_id])      # the first id of a step is that of its receipt
+    """Take the step that a receipt proves, with that receipt for the proof.
+
+    The step is taken once to see which of its receipts that is, and once more with that receipt's own id in its place,
+    so that what answers it names the receipt in the ledger.
+    """
+    found, real, mark = ask.found, work.ids, work.mark()
+    step = partial(engine.complete if isinstance(ask.ask, Complete) else engine.fail, work, caller, ask.ask)  # type: ignore[arg-type]
+    if ask.whole:
+        step()
+        work.tell(ask.ask.task_id, "task.adopted", receipt_id=found.receipt_id)
+        return
+    work.ids = trial = Recorded(real, [])
     try:
-        (engine.complete if isinstance(ask.ask, Complete) else engine.fail)(work, caller, ask.ask)  # type: ignore[arg-type]
+        step()
+        ended = next((one for one in work.written.values() if one.receipt_id in trial.given
+                      and one.receipt_type == found.receipt_type), None)
+        if ended is None:       # the worker has said it here as well
+            return
+        work.take_back(mark)
+        work.ids = Recorded(real, [found.receipt_id if id == ended.receipt_id else id for id in trial.given])
+        step()
     finally:
         work.ids = real
-    if (receipt := work.written.get(found.receipt_id)) is not None:
-        said = receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
-                            receipt.schedule_id, receipt.parents, canonical(Raw(found.body)))
-        work.known_elsewhere(replace(receipt, hash=found.hash or said))
+    receipt = work.written[found.receipt_id]
+    said = receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
+                        receipt.schedule_id, receipt.parents, canonical(Raw(found.body)))
+    work.known_elsewhere(replace(receipt, hash=found.hash or said))
+    if not ages(found.receipt_id, work.now) or found.receipt_id <= (work.found(SealHead) or SealHead()).last_id:
+        work.rename(found.receipt_id, ended.receipt_id)
+        work.keep(LedgerMark(ADOPTED + found.receipt_id, ended.receipt_id))
+        work.keep(LedgerMark(STATED + ended.receipt_id, found.receipt_id))
 
 
 def ages(receipt_id: str, now: float) -> bool:
-    """Whether an id orders by age among ours: then it may stand among them.  Another step gets a receipt of ours."""
+    """Whether an id orders by age among ours: then it may stand among them."""
     try:
         made = uuid.UUID(receipt_id)
     except ValueError:

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from asyncgate import Receipt, canonical
 from asyncgate.backends.receipts_collected import Collected, Told, from_ledger, said_hash
+from asyncgate.backends.receipts_marks import adopted
 from asyncgate.backends.receipts_reconcile import Comparison, Findings
 from asyncgate.parts.content import any_json
 
@@ -49,6 +50,7 @@ class Home:
     def __init__(self, backend: Any, sink: Any, *, lenient: bool) -> None:
         self.backend, self.sink, self.lenient = backend, sink, lenient
         self.collected: dict[str, Collected] = {}
+        self.stated: dict[str, dict[str, str]] = {}     # ids at the ledger of what workers stated under their own
         self.brought: dict[str, Brought] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -60,6 +62,8 @@ class Home:
         try:
             for tenant_id in await self.backend.tenants():
                 self.collected[tenant_id] = found = await from_ledger(self.sink, tenant_id, told)
+                self.stated[tenant_id] = {
+                    ours: theirs for theirs, ours in (await adopted(self.backend, tenant_id)).items()}
                 comparison = Comparison(self.backend, self.sink, tenant_id, set(instances), found, findings, told)
                 await comparison.run()
         except BaseException:
@@ -79,7 +83,9 @@ class Home:
 
     async def _whole(self, tenant_id: str, receipts: list[Receipt], after: str) -> list[Receipt]:
         bare = [one.receipt_id for one in receipts if not one.body]
-        theirs = self.collected[tenant_id].get(bare) if bare and tenant_id in self.collected else {}
+        there = {self.stated.get(tenant_id, {}).get(id, id): id for id in bare}
+        found = self.collected[tenant_id].get(there) if bare and tenant_id in self.collected else {}
+        theirs = {there[id]: one for id, one in found.items()}
         waiting = {row.receipt_id: self.sink.body(row.content.encode())
                    for row in await self.backend.outgoing(tenant_id, bare)} if bare else {}
         if not after:

@@ -8,6 +8,7 @@ a ledger files what is stated, and every receipt stays for ever.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,8 @@ from starlette.routing import Route
 
 from asyncgate import (
     OPERATIONS,
+    Account,
     Caller,
-    Door,
-    Endpoint,
     Engine,
     Entry,
     EntryFilter,
@@ -46,9 +46,11 @@ from asyncgate import (
     sha256,
     wanted_is,
 )
-from asyncgate.backends.identity_admin import operates
+from asyncgate.backends.identity_admin import ID, operates, tenant_of
 from asyncgate.parts.content import any_json
 from asyncgate.parts.http import Scope, claimed_tenants, read_body
+from asyncgate.parts.rest import Door, Endpoint
+from asyncgate.parts.screening import MAX_DEPTH, screen
 from asyncgate.parts.wire import Ask, Configuration, GetConfig, Problem
 from asyncgate.parts.wire_ledger import (
     Arriving,
@@ -69,9 +71,11 @@ if TYPE_CHECKING:
 
 MOST_AT_ONCE = 500          # receipts of one call
 LONGEST_CHAIN = 2048        # receipts of one chain
+STORED_DEPTH = MAX_DEPTH + 8        # a body as deep as a gate takes one, in a receipt, in a list
 PAGE, LOOKS = 200, 5        # of the receipts of a task, in which is looked for a principal that takes part
 OF_GATES = {"admin", "system"}      # the roles of credentials that file for others
 CAPABILITIES = ["receipt_storage", "receipt_chains", "receipt_seals", "stated_by", "key_issuing"]
+TENANT = re.compile(r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 NOT_SAID = ("tenant_id", "stored_at", "delivered_at")       # by the author, but by whoever files a receipt
 
 read = msgspec.json.Decoder(Arriving).decode
@@ -148,7 +152,18 @@ def home(engine: Engine, caller: Caller, named: str | None) -> str:
         return caller.tenant_id
     if not operates(engine, caller):
         raise TenantMismatch("this credential belongs to another tenant than the request says")
+    if not TENANT.match(named):
+        raise InvalidRequest(f"tenant {named[:100]!r} is no UUID in lower case; list_tenants shows the tenants")
     return named
+
+
+async def room(engine: Engine, caller: Caller, named: str | None) -> str:
+    """Return the tenant that is read, which may be named by its name."""
+    own = await engine.backend.record(caller.tenant_id, Account) if named and not ID.match(named) else None
+    if own is not None and own.name == named:
+        return caller.tenant_id
+    tenant_id = home(engine, caller, named)
+    return await tenant_of(engine, tenant_id) if named and tenant_id == named else tenant_id
 
 
 def its_entries(needs: Needs, caller: Caller, ask: Told) -> None:
@@ -178,7 +193,8 @@ async def list_receipts(engine: Engine, caller: Caller, ask: ListFiled) -> Filed
     Follow cursor as since_receipt_id: every receipt comes exactly once.  An admin may list everything, others their
     own inbox, and with task_id the whole story of a task that they take part in.  Spec 20.13.
     """
-    tenant_id, to = home(engine, caller, ask.tenant), filtered("to_kind", ask.to_kind, "to_id", ask.to_id)
+    tenant_id = await room(engine, caller, ask.tenant)
+    to = filtered("to_kind", ask.to_kind, "to_id", ask.to_id)
     if not caller.sees_all:
         if not wanted_is(to, caller.principal):
             raise barred(caller, f"this credential sees what is addressed to {caller.principal} only")
@@ -224,7 +240,7 @@ async def get_receipt(engine: Engine, caller: Caller, ask: GetFiled) -> Raw:
 
 async def found(engine: Engine, caller: Caller, ask: GetFiled) -> Entry:
     """Return a receipt that the caller may read."""
-    tenant_id = home(engine, caller, ask.tenant)
+    tenant_id = await room(engine, caller, ask.tenant)
     if (entry := await engine.backend.record(tenant_id, Entry, ask.receipt_id)) is None:
         raise ReceiptNotFound(f"no receipt {ask.receipt_id} is stored here")
     if not caller.sees_all and not (entry.to.same(caller.principal) or entry.sender.same(caller.principal)):
@@ -234,7 +250,7 @@ async def found(engine: Engine, caller: Caller, ask: GetFiled) -> Entry:
 
 async def get_receipt_chain(engine: Engine, caller: Caller, ask: GetChain) -> Chain:
     """Return a receipt and all that it answers, up to what nothing caused (spec 20.13)."""
-    tenant_id, first = home(engine, caller, ask.tenant), await found(engine, caller, ask)
+    tenant_id, first = await room(engine, caller, ask.tenant), await found(engine, caller, ask)
     chain, seen, missing = [first], {first.receipt_id}, list[str]()
     for entry in chain:         # which grows
         for parent in read(entry.content.encode()).parents:
@@ -277,8 +293,8 @@ TOOLS = {op.name: op for op in (operation(store_receipt_of_tool, "POST /mcp", "r
                                 *SURFACE[1:2], *SURFACE[3:4])}
 TOOLS["store_receipt"] = TOOLS.pop("store_receipt_of_tool")
 TOOLS["store_receipt"].name = "store_receipt"
-ADMINISTRATION = ("health", "create_tenant", "list_tenants", "suspend_tenant", "get_limits", "set_limits",
-                  "issue_key", "list_keys", "rotate_key", "rotate_credentials", "revoke_key",
+ADMINISTRATION = ("health", "whoami", "create_tenant", "list_tenants", "suspend_tenant", "get_limits",
+                  "set_limits", "issue_key", "list_keys", "rotate_key", "rotate_credentials", "revoke_key",
                   "list_audit", "seal_receipts", "list_seals")
 
 
@@ -290,6 +306,7 @@ class Shelf(Endpoint):
             return await super()._ask(op, caller, scope, receive)
         body = (await read_body(scope, receive, self.gate.settings)).strip()
         try:
+            await screen(body, self.gate.settings.max_request_values, STORED_DEPTH)
             if body[:1] == b"[":
                 return StoreReceipts(receipts=list_of(body))
             if (many := msgspec.json.decode(body, type=dict[str, Raw])).keys() == {"receipts"}:
@@ -308,7 +325,7 @@ class LedgerDoor(Door):
         async with self.opening:
             if self.facade is None:
                 part = await asyncio.to_thread(import_module, "asyncgate.backends.receipts_ledger_mcp")
-                self.facade = await part.LedgerFacade(self.gate, TOOLS, __version__).open()
+                self.facade = await part.LedgerFacade(self.gate, self.operations, self.version).open()
 
 
 class LedgerGate(Gate):
@@ -323,7 +340,7 @@ class LedgerGate(Gate):
         return endpoints
 
     def _routes(self) -> list[Any]:
-        self.mcp = LedgerDoor(self)
+        self.mcp = LedgerDoor(self, TOOLS, __version__)
         return [Route(path, self.mcp) for path in ("/mcp", "/mcp/u")]
 
 

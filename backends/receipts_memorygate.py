@@ -8,29 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from asyncgate import Principal, ReceiptRecord
-from asyncgate.backends.receipts_sinks import Filed, LedgerPage, Outage, Refusal, Singly, Unanswered
+from asyncgate.backends.receipts_calls import BESIDE_BODY, MOST_TOLD, Calls, problem
+from asyncgate.backends.receipts_sinks import Filed, Garbled, LedgerPage, Missing, Outage, Refusal, Singly
 from asyncgate.backends.receipts_wires import LOOK_SECONDS, pace_of
-from asyncgate.parts.views import shown
+from asyncgate.parts.views import outside, shown
 from asyncgate.parts.wire import Problem
 
 if TYPE_CHECKING:
-    import httpx2
-
     from asyncgate import EntryFilter, Lease, Receipt, Settings, Task
     from asyncgate.backends.receipts_sinks import Bulk, Sink
 
-# These say something about the way to the ledger, or about the gate's credential, and nothing about the receipt.
-NOT_ABOUT_THE_RECEIPT = {401, 403, 404, 405, 407, 408, 421, 425, 429}
 NO_REFUSALS = {"forbidden", "tenant_mismatch"}      # what a ledger like ours says of the gate's credential
 AT_ONCE = 16            # receipts that are fetched beside one another
-MOST_TOLD = 300         # characters of what a ledger says that are kept
+# What ids look like that may stand in an address; of others no server is asked, for they could mean another one to it.
+ID = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._:@~-]{0,199}\Z")
 
 
 class Sent(ReceiptRecord, kw_only=True):
@@ -53,6 +52,12 @@ class Listed(Struct):
     stated_by: list[Principal | None] = []      # of each receipt, where the ledger knows it
 
 
+class Issued(Struct):
+    """A key that the ledger has issued."""
+
+    api_key: str
+
+
 class Answered(Struct):
     """What became of one receipt of many."""
 
@@ -65,7 +70,10 @@ class AllAnswered(Struct):
     results: list[Answered]
 
 
+T = TypeVar("T")
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 encode = msgspec.json.encode
+issued = msgspec.json.Decoder(Issued).decode
 many = msgspec.json.Decoder(AllAnswered).decode
 listed = msgspec.json.Decoder(Listed).decode
 record = msgspec.json.Decoder(Filed).decode
@@ -76,16 +84,16 @@ class MemoryGate:
     """A ledger that speaks REST."""
 
     reads = True
+    binds: bool | None = True       # until it gives a list that does not say so
 
     def __init__(self, settings: Settings) -> None:
         ours = settings.memorygate
         self.url = ours.url.rstrip("/").removesuffix("/v1/receipts") + "/v1/receipts"     # H.6 writes the whole path
         self.home, self.filed_under = settings.default_tenant_id, ours.tenant_id
         token = ours.auth_token or os.environ.get(ours.auth_token_env, "")
-        self.headers = {"content-type": "application/json", **({"authorization": f"Bearer {token}"} if token else {})}
         self.pace = pace_of(settings)
-        self.fetching = asyncio.Semaphore(AT_ONCE)
-        self.http: httpx2.AsyncClient | None = None
+        self.calls, self.fetching = Calls(token, self.pace.most + AT_ONCE), asyncio.Semaphore(AT_ONCE)
+        self.weight = settings.receipts.max_body_size_bytes + BESIDE_BODY       # of a receipt, at most
 
     def tenant(self, tenant_id: str) -> str:
         """Return under which tenant the ledger files a tenant of ours: memorygate.tenant_id is the default one's."""
@@ -99,6 +107,18 @@ class MemoryGate:
 
     def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
         """Return nothing: this ledger keeps no custody."""
+        return None
+
+    def undone(self, content: bytes, receipt_id: str, at: float) -> bytes | None:
+        """Undo nothing: this ledger holds nobody to what it was told."""
+        return None
+
+    def taken_back(self, receipt_id: str, task: Task, lease: Lease | None = None) -> str | None:
+        """Return nothing: this ledger keeps no custody."""
+        return None
+
+    def handover(self, content: bytes) -> bytes | None:
+        """Leave it all to the worker."""
         return None
 
     def body(self, content: bytes) -> bytes:
@@ -119,7 +139,7 @@ class MemoryGate:
         """Store many receipts, where the ledger takes a list (20.9)."""
         try:
             results = many(await self._ask("POST", "", content=b"[" + b",".join(contents) + b"]")).results
-        except (Refusal, msgspec.DecodeError) as no:
+        except (Refusal, *UNREADABLE) as no:
             raise Singly(str(no)) from None
         if len(results) != len(contents):
             raise Singly(f"{len(results)} answers to {len(contents)} receipts")
@@ -134,13 +154,17 @@ class MemoryGate:
         return [one for one in found if one is not None]
 
     async def _fetch(self, tenant_id: str, receipt_id: str, **more: Any) -> Filed | None:
+        if not ID.match(receipt_id):
+            return None
         about = {"tenant": self.tenant(tenant_id)}
         async with self.fetching:
             try:
-                text = await self._ask("GET", f"/{quoted(receipt_id)}", params=about, **more)
+                text = await self._ask("GET", f"/{quoted(receipt_id)}", params=about, most_bytes=self.weight, **more)
             except Missing:
                 return None
-        found = record(text)
+        found = read(record, text)
+        if found.receipt_id != receipt_id:
+            raise Garbled("the ledger answered with another receipt than it was asked for")
         found.stated_by = None      # that is what the receipt says itself
         return self._ours(tenant_id, found)
 
@@ -148,11 +172,11 @@ class MemoryGate:
         """List receipts in the order of their arrival."""
         given = {"tenant": self.tenant(tenant_id), "limit": str(of.limit), **principal(of.to), "task_id": of.task_id,
                  "receipt_type": of.receipt_type, "asyncgate_instance": of.instance, "since_receipt_id": of.after}
-        text = await self._ask("GET", "", params={name: value for name, value in given.items() if value is not None})
-        try:
-            found = attributed(listed(text))
-        except msgspec.DecodeError as wrong:
-            raise Outage(f"the ledger's list cannot be read: {wrong}") from None
+        found = attributed(read(listed, await self._ask(
+            "GET", "", params={name: value for name, value in given.items() if value is not None},
+            most_bytes=of.limit * self.weight)))
+        if found.receipts:
+            self.binds = len(found.stated_by) == len(found.receipts)
         last = found.receipts[-1].receipt_id if found.receipts else None
         ours = [self._ours(tenant_id, one) for one in found.receipts]
         return LedgerPage([one for one in ours if one is not None], found.next_cursor or last)
@@ -164,26 +188,36 @@ class MemoryGate:
         one.tenant_id = tenant_id
         return one
 
-    async def _ask(self, verb: str, path: str, *, patience: float = 0.0, **more: Any) -> bytes:
-        """Make one call; return what a good answer says."""
-        import httpx2
-        if self.http is None:
-            limits = httpx2.Limits(max_connections=self.pace.most + AT_ONCE)
-            self.http = httpx2.AsyncClient(trust_env=False, headers=self.headers, limits=limits)
-        seconds = max(self.pace.timeout_seconds, patience)
+    async def token(self, tenant_id: str, who: Principal, until: float) -> str | None:
+        """Have a key issued that states and reads receipts as one principal; a ledger of another make issues none."""
+        about = {"tenant": self.tenant(tenant_id), "name": f"{who.id} by way of its gate"[:200],
+                 "principal_kind": who.kind, "principal_id": who.id, "role": "worker",
+                 "scopes": ["receipts:ack", "receipts:read"], "expires_at": outside(until)}
+        keys = self.url.removesuffix("/receipts") + "/keys"
         try:
-            async with asyncio.timeout(seconds):
-                answer = await self.http.request(verb, self.url + path, timeout=seconds, **more)
-        except (httpx2.TransportError, TimeoutError) as error:
-            raise unreached(error) from None
+            return issued(await self._ask("POST", "", at=keys, content=encode(about))).api_key
+        except msgspec.DecodeError:
+            return None
+
+    async def _ask(self, verb: str, path: str, *, patience: float = 0.0, at: str = "", **more: Any) -> bytes:
+        """Make one call; return what a good answer says."""
+        seconds = max(self.pace.timeout_seconds, patience)
+        answer = await self.calls.ask(verb, (at or self.url) + path, seconds=seconds, **more)
         if answer.status_code == 200 or (answer.status_code in (201, 202, 204) and verb == "POST"):
             return answer.content
         raise problem(verb, answer)
 
     async def close(self) -> None:
         """Let the connections go."""
-        if self.http is not None:
-            await self.http.aclose()
+        await self.calls.close()
+
+
+def read(decode: Callable[[bytes], T], text: bytes) -> T:
+    """Decode what a ledger answered."""
+    try:
+        return decode(text)
+    except UNREADABLE as wrong:
+        raise Garbled(f"the ledger's answer cannot be read: {wrong}"[:MOST_TOLD]) from None
 
 
 def attributed(page: Listed) -> Listed:
@@ -192,28 +226,6 @@ def attributed(page: Listed) -> Listed:
     for one, by in zip(page.receipts, known, strict=True):
         one.stated_by = by
     return page
-
-
-class Missing(Outage):
-    """The ledger has no such receipt."""
-
-
-def unreached(error: Exception) -> Outage:
-    """Tell a call that was not answered in time, and may have been carried out, from one that did not get there."""
-    import httpx2
-    late = isinstance(error, TimeoutError | httpx2.ReadTimeout | httpx2.WriteTimeout)
-    return (Unanswered if late else Outage)(f"{type(error).__name__}: {error}"[:MOST_TOLD])
-
-
-def problem(verb: str, answer: Any) -> Exception:
-    """Tell a refusal of the receipt from an outage of the ledger."""
-    said = f"{answer.status_code} {answer.text}"[:MOST_TOLD]
-    if answer.status_code == 404 and verb == "GET":
-        return Missing(said)
-    if 400 <= answer.status_code < 500 and answer.status_code not in NOT_ABOUT_THE_RECEIPT:
-        return Refusal(said)
-    after = answer.headers.get("retry-after", "")
-    return Outage(said, float(after) if after.isdigit() else 0.0)
 
 
 def principal(to: Principal | None) -> dict[str, str]:

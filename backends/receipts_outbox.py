@@ -23,10 +23,25 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from asyncgate import ANOMALY, Ask, Caller, Lag, LedgerLag, Needs, News, Outgoing, export_key
+from asyncgate import (
+    ACCEPTED,
+    ANOMALY,
+    COMPLETED,
+    FAILED,
+    Ask,
+    Caller,
+    Lag,
+    LedgerLag,
+    Needs,
+    News,
+    Outgoing,
+    export_key,
+)
 from asyncgate.backends.receipts_adopting import JOB, Adopter, anomaly
+from asyncgate.backends.receipts_noticing import Noticer
 from asyncgate.backends.receipts_reading import Reading
-from asyncgate.backends.receipts_sinks import Outage, Refusal, Singly, Unanswered, open_sink
+from asyncgate.backends.receipts_routing import Routes
+from asyncgate.backends.receipts_sinks import Garbled, Outage, Refusal, Singly, Unanswered, open_sink
 from asyncgate.backends.receipts_strict import Strict
 from asyncgate.backends.receipts_wires import Wires, pace_of
 from asyncgate.parts.settings import CircuitBreaker
@@ -36,11 +51,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("asyncgate.ledger")
 
+ENDS = {COMPLETED.type, FAILED.type}
 PAGE = 500                  # receipts that are read, sent and taken out together
 MANY, FEW = 100, 20         # receipts that share a call to a ledger that takes many, where more than a few wait
 SOON_SECONDS = 0.1          # before the first try again; each further one waits twice as long
 SETTLE_SECONDS = 1.0        # after which what was sent so far is taken out
 FRESH_SECONDS = 1.0         # how old the numbers may be that health tells
+SINGLY_SECONDS = 60.0       # before a ledger is offered many receipts again: it may be that these were too large
 STOP_SECONDS = 5.0          # that receipts on the wire have to arrive when the gate stops
 
 
@@ -50,6 +67,9 @@ class Ledger:
     def __init__(self, engine: Engine) -> None:
         self.engine, self.sink = engine, open_sink(engine.settings)
         self.sender = Sender(engine, self.sink)
+        # Apart from the sender's: what one agent reads, or one claim states, does not stop what others are owed.
+        circuit = engine.settings.memorygate.circuit_breaker
+        self.reading_breaker, self.strict_breaker = Breaker(circuit), Breaker(circuit)
         self.adopting: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Ledger:
@@ -62,11 +82,16 @@ class Ledger:
     def open(self) -> None:
         """Begin to send, and to read what is in the ledger."""
         if self.sink.reads:
-            reading = Reading(self.engine, self.sink, self.sender.breaker)
+            reading = Reading(self.engine, self.sink, self.reading_breaker)
             self.engine.instead |= reading.operations()
             self.adopting = asyncio.create_task(Adopter(self.engine, reading).run())
+        else:
+            self.engine.instead["bootstrap"] = Routes(self.engine, self.sink).bootstrap
+            noticer = Noticer(self.engine, Reading(self.engine, self.sink, self.reading_breaker))
+            self.adopting = asyncio.create_task(noticer.run())
         if self.engine.settings.receipt_consistency_mode == "strict":
-            strict = Strict(self.engine.backend, self.sink, self.sender.breaker, Wires(pace_of(self.engine.settings)))
+            wires = Wires(pace_of(self.engine.settings))
+            strict = Strict(self.engine.backend, self.sink, self.strict_breaker, wires, self.sender.call)
             self.engine.batches.transact = strict.transact
         self.sender.open()
 
@@ -78,6 +103,11 @@ class Ledger:
         await self.sender.close()
         await self.sink.close()
 
+    @property
+    def adopts(self) -> bool:
+        """Whether workers may end their tasks by what they state in the ledger."""
+        return bool(self.sink.binds) and self.engine.settings.ledger.adopt_seconds > 0
+
     def posting(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Let a write method also put the receipts that it writes on their way."""
         @wraps(run)
@@ -85,10 +115,12 @@ class Ledger:
             before = len(work.written)
             reply = run(engine, work, caller, ask)
             for receipt in tuple(islice(work.written.values(), before, None)):
-                if not receipt.body:        # the ledger has it: it was found there
-                    continue
+                if not receipt.body or (getattr(ask, "whole", False) and receipt.receipt_type in ENDS):
+                    continue                # the ledger has it: it was found there
                 task, lease = work.tasks.get(receipt.task_id), work.leases.get(receipt.task_id)
                 content = self.sink.render(work.tenant_id, receipt, task, lease)
+                if receipt.receipt_type == ACCEPTED.type and getattr(ask, "accepts_itself", False):
+                    content = self.sink.handover(content) if content is not None else None
                 if task is not None and (back := self.sink.handed(receipt, task, lease)) is not None:
                     work.change(task, handed=back)      # the receipts that follow are told of it
                 if content is not None:
@@ -101,7 +133,13 @@ class Ledger:
         """Tell how far the ledger is behind, for a tenant or for all."""
         found = await self.sender.lag(tenant_id)
         age = max(self.engine.backend.now() - found.oldest_at, 0.0) if found.oldest_at is not None else 0.0
-        return LedgerLag(found.waiting, found.parked, round(age, 3), self.sender.breaker.state)
+        return LedgerLag(found.waiting, found.parked, round(age, 3), self.circuit)
+
+    @property
+    def circuit(self) -> Literal["closed", "open", "half_open"]:
+        """Return the worse of the states of what is sent and what is committed."""
+        states = self.sender.breaker.state, self.strict_breaker.state
+        return "open" if "open" in states else "half_open" if "half_open" in states else "closed"
 
 
 class Breaker:
@@ -139,6 +177,10 @@ class Breaker:
                 self.opened_at = None
                 return True
         return False
+
+    def forgo(self) -> None:
+        """Note that who was let through did not find out."""
+        self.probes = max(self.probes - 1, 0)
 
     def failed(self) -> None:
         """Note that the ledger did not answer."""
@@ -188,7 +230,7 @@ class Sender:
         self.timers: dict[str, asyncio.TimerHandle] = {}
         self.later: dict[tuple[str, str], float] = {}           # receipts that are not to be tried before
         self.overflown: set[str] = set()
-        self.singly = False                                     # the ledger takes one receipt a call
+        self.singly_until = 0.0                                 # the ledger takes one receipt a call
         self.told: tuple[float, Lag] = (-FRESH_SECONDS, Lag())
         self.following_until = 0.0                              # another process sends
         self.looking: asyncio.Task[None] | None = None
@@ -319,15 +361,16 @@ class Sender:
     async def _send_many(self, tenant_id: str, rows: list[Outgoing], outcome: Outcome) -> list[Outgoing]:
         """Send many receipts a call while all is well; return what is left to be sent one by one."""
         send_many: Callable[..., Any] | None = getattr(self.sink, "send_many", None)
-        while send_many and len(rows) > FEW and self.breaker.state == "closed" and not (self.singly or self.closed):
+        while send_many and len(rows) > FEW and self.breaker.state == "closed" and not (
+                self._time() < self.singly_until or self.closed):
             try:
                 refusals = await send_many(tenant_id, [row.content.encode() for row in rows[:MANY]])
             except Singly as why:
                 log.info("the ledger takes one receipt a call: %s", why)
-                self.singly = True
+                self.singly_until = self._time() + SINGLY_SECONDS
                 break
             except Outage as away:      # the first that is sent by itself will tell more
-                if not isinstance(away, Unanswered):
+                if not isinstance(away, Unanswered | Garbled):
                     self.breaker.failed()
                 log.warning("the ledger does not take %d receipts: %s", len(rows[:MANY]), away)
                 break
@@ -370,8 +413,11 @@ class Sender:
             self._answered(row, None, tenant_id, outcome)
         except Refusal as no:
             self._answered(row, no, tenant_id, outcome)
+        except asyncio.CancelledError:
+            self.breaker.forgo()
+            raise
         except Outage as away:
-            self._alive() if isinstance(away, Unanswered) else self.breaker.failed()
+            self._alive() if isinstance(away, Unanswered | Garbled) else self.breaker.failed()
             outcome.tried.append(row := replace(row, tries=row.tries + 1, reason=str(away)))
             pause = max(self._pause(row.tries), away.retry_after)
             self.later[tenant_id, row.receipt_id] = self._time() + pause

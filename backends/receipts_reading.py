@@ -7,6 +7,8 @@ ledger that cannot be read takes away bodies and what others stated, never the a
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,6 +27,7 @@ from asyncgate import (
     GetReceipt,
     GetTaskHistory,
     History,
+    LedgerMark,
     ListOpenObligations,
     ListReceipts,
     Obligations,
@@ -32,10 +35,11 @@ from asyncgate import (
     ReceiptNotFound,
     ReceiptRecord,
     Receipts,
-    Routing,
     Welcome,
 )
-from asyncgate.backends.receipts_sinks import Filed, Outage
+from asyncgate.backends.receipts_marks import ADOPTED, STATED
+from asyncgate.backends.receipts_routing import Routes
+from asyncgate.backends.receipts_sinks import Filed, Garbled, Outage
 
 if TYPE_CHECKING:
     from asyncgate.backends.receipts_outbox import Breaker
@@ -43,8 +47,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PAGE, PAGES = 200, 5        # of the ledger that one call looks through for what others stated
-REMEMBERED = 10_000         # bodies
-KNOWN = 1_000               # inboxes
+BODIES_BYTES = 8 * 2**20    # of bodies that are remembered
+SHELF_BYTES, SHELVES_BYTES = 2**20, 8 * 2**20       # of what others stated: in one inbox, and in all
+ANY_SIZE = 2**62
+ROW_BYTES = 1000            # of a receipt beside its body, about
 UNREADABLE = "the receipt ledger cannot be read: bodies that are there, and what others stated, are left out"
 MISSING = "the receipt ledger does not have {} of these receipts: `asyncgate reconcile` says which"
 
@@ -55,6 +61,18 @@ class Shelf(Struct):
     after: str | None = None
     rows: dict[str, ReceiptRecord] = field(default_factory=dict)       # in the order of arrival
     closed: set[str] = field(default_factory=set)      # obligations among them that are discharged
+    size: int = ROW_BYTES
+    most: int = SHELF_BYTES
+    cut: bool = False       # the oldest were let go: who wants those reads the ledger from where he stands
+
+    def add(self, one: ReceiptRecord) -> None:
+        """Put down what came behind all others; the oldest go when it is too much."""
+        self.rows[one.receipt_id] = one
+        self.size += weight(one)
+        while self.size > self.most and len(self.rows) > 1:
+            oldest = self.rows.pop(next(iter(self.rows)))
+            self.size, self.cut = self.size - weight(oldest), True
+            self.closed.discard(oldest.receipt_id)
 
 
 Where = tuple[str, Principal | None, str | None]       # tenant, inbox, task
@@ -64,8 +82,9 @@ class Reading:
     """What is carried out otherwise while a ledger holds the receipts."""
 
     def __init__(self, engine: Engine, sink: Sink, breaker: Breaker) -> None:
-        self.engine, self.sink, self.breaker = engine, sink, breaker
+        self.engine, self.sink, self.breaker, self.routes = engine, sink, breaker, Routes(engine, sink)
         self.bodies: OrderedDict[tuple[str, str], Raw] = OrderedDict()
+        self.bodies_size = 0
         self.shelves: OrderedDict[Where, Shelf] = OrderedDict()
         self.ours = {engine.instance}       # gates whose receipts have skeletons here
 
@@ -155,19 +174,9 @@ class Reading:
         if others or theirs:
             last = f"{reply.cursor.latest_receipt_id or ''} {others[-1].receipt_id if others else theirs}"
             reply.cursor.latest_receipt_id = engine.cursor(caller, last, *seal)
-        lag = await engine.ledger.lag(caller.tenant_id)
-        reply.receipt_ledger_lag = lag if lag.waiting or lag.parked or lag.circuit != "closed" else None
-        reply.receipt_routing = self._routing(who)
+        await self.routes.tell(caller, who, reply)
         reply.warnings = [*reply.warnings, *warnings]
         return reply
-
-    def _routing(self, who: Principal) -> Routing | None:
-        """Say where the ledger is; a worker gets the token that is meant for workers, never the gate's own."""
-        settings = self.engine.settings
-        if not settings.worker_bootstrap.include_memorygate_routing:
-            return None
-        token = settings.memorygate.worker_token if who.kind == "worker" else ""
-        return Routing(settings.receipt_mode, settings.memorygate.url, auth_token=token or None)
 
     # Bodies.
 
@@ -187,8 +196,32 @@ class Reading:
         for one in found:
             if one.receipt_id in bare:
                 bare.pop(one.receipt_id).body = one.body
-            remember(self.bodies, (tenant_id, one.receipt_id), one.body, REMEMBERED)
+            self._remember((tenant_id, one.receipt_id), one.body)
+        if bare:
+            await self._fill_stated(tenant_id, bare)
         return [MISSING.format(len(bare))] if bare else []
+
+    async def _fill_stated(self, tenant_id: str, bare: dict[str, ReceiptRecord]) -> None:
+        """Give those their bodies that their authors have stored under ids of their own; take them out of `bare`."""
+        for receipt_id in list(bare):
+            stated = await self.engine.backend.record(tenant_id, LedgerMark, STATED + receipt_id)
+            if stated is None:
+                continue
+            with contextlib.suppress(Outage):
+                for one in await self.asked(lambda id=stated.receipt_id: self.sink.fetch(tenant_id, [id])):  # type: ignore[misc]
+                    bare.pop(receipt_id).body = one.body
+                    self._remember((tenant_id, receipt_id), one.body)
+
+    def _remember(self, key: tuple[str, str], body: Raw) -> None:
+        """Keep a body, and forget those that came first when all are too large."""
+        self.bodies_size += len(bytes(body)) + ROW_BYTES - self._forget(key)
+        self.bodies[key] = body
+        while self.bodies_size > BODIES_BYTES:
+            self.bodies_size -= self._forget(next(iter(self.bodies)))
+
+    def _forget(self, key: tuple[str, str]) -> int:
+        body = self.bodies.pop(key, None)
+        return 0 if body is None else len(bytes(body)) + ROW_BYTES
 
     async def asked(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask the ledger, unless it is left in peace just now; nobody waits for a ledger that is away."""
@@ -196,8 +229,12 @@ class Reading:
             raise Outage("the ledger is left in peace")
         try:
             answer = await ask()
-        except Exception as error:
-            self.breaker.failed()
+        except asyncio.CancelledError:
+            self.breaker.forgo()
+            raise
+        except Exception as error:      # only a ledger that is not there is left in peace, not one that says nonsense
+            away = isinstance(error, Outage) and not isinstance(error, Garbled)
+            self.breaker.failed() if away else self.breaker.passed()
             raise error if isinstance(error, Outage) else Outage(str(error)) from error
         self.breaker.passed()
         return answer
@@ -217,10 +254,15 @@ class Reading:
         return own or None, theirs or None
 
     def _shelf(self, where: Where) -> Shelf:
-        if where not in self.shelves:
-            remember(self.shelves, where, Shelf(), KNOWN)
+        shelf = self.shelves.setdefault(where, Shelf())
         self.shelves.move_to_end(where)
-        return self.shelves[where]
+        return shelf
+
+    def _let_go(self) -> None:
+        """Forget the inboxes that were asked for longest ago, when all are too large."""
+        size = sum(shelf.size for shelf in self.shelves.values())
+        while size > SHELVES_BYTES and len(self.shelves) > 1:
+            size -= self.shelves.popitem(last=False)[1].size
 
     async def _others(self, where: Where, after: str | None, warnings: list[str]) -> list[ReceiptRecord]:
         """Return what others stated, from behind one of their receipts."""
@@ -229,19 +271,34 @@ class Reading:
             await self._look(where, shelf)
         except Outage:
             warnings += [UNREADABLE] if UNREADABLE not in warnings else []
+        finally:
+            self._let_go()
+        if shelf.cut and after not in shelf.rows:
+            return await self._unshelved(where, after, warnings)
         rows = list(shelf.rows.values())
         places = {one.receipt_id: at for at, one in enumerate(rows, 1)}
         return rows[places.get(after or "", 0):]
 
-    async def _look(self, where: Where, shelf: Shelf) -> None:
+    async def _unshelved(self, where: Where, after: str | None, warnings: list[str]) -> list[ReceiptRecord]:
+        """Return what others stated from the ledger itself: it is more than is kept here."""
+        passing, before = Shelf(after, most=ANY_SIZE), ""
+        try:
+            while not passing.rows and passing.after != before:
+                before = passing.after or ""
+                await self._look(where, passing, pages=1)
+        except Outage:
+            warnings += [UNREADABLE] if UNREADABLE not in warnings else []
+        return list(passing.rows.values())
+
+    async def _look(self, where: Where, shelf: Shelf, pages: int = PAGES) -> None:
         """Look through what the ledger got since the last time."""
         tenant_id, to, task_id = where
-        for _ in range(PAGES):
+        for _ in range(pages):
             of = EntryFilter(to, task_id, None, None, shelf.after, PAGE)
             page = await self.asked(lambda of=of: self.sink.page(tenant_id, of))   # type: ignore[misc]
             for one in page.receipts:
                 if not await self._is_ours(tenant_id, one):
-                    shelf.rows[one.receipt_id] = one.shown()
+                    shelf.add(one.shown())
             if page.cursor in (None, shelf.after):
                 return
             shelf.after = page.cursor
@@ -255,7 +312,7 @@ class Reading:
             await backend.record(tenant_id, Archived, one.receipt_id) is not None)
         if here and one.receipt_key:
             self.ours.add(one.asyncgate_instance)
-        return here
+        return here or await backend.record(tenant_id, LedgerMark, ADOPTED + one.receipt_id) is not None
 
     async def _owed(self, where: Where, after: str | None, most: int, warnings: list[str]) -> list[ReceiptRecord]:
         """Return what others opened and nobody has discharged, by the evidence of the ledger."""
@@ -286,12 +343,9 @@ class Reading:
             after = page.cursor
 
 
-def remember(kept: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
-    """Keep something, and forget what was used longest ago."""
-    kept[key] = value
-    kept.move_to_end(key)
-    while len(kept) > most:
-        kept.popitem(last=False)
+def weight(one: ReceiptRecord) -> int:
+    """Return about how many bytes a receipt takes."""
+    return len(bytes(one.body)) + ROW_BYTES
 
 
 def said(reply: T, warnings: Iterable[str]) -> T:

@@ -9,31 +9,39 @@ ReceiptGate keeps its own view of a receipt and cannot give ours back, so ours s
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from asyncgate.backends.receipts_memorygate import MOST_TOLD, problem, unreached
-from asyncgate.backends.receipts_receiptgate_schema import as_accepted, handed, ledger_receipt, plain, sent, written
-from asyncgate.backends.receipts_sinks import Filed, LedgerPage, Outage, Refusal
+from asyncgate.backends.receipts_calls import BESIDE_BODY, MOST_TOLD, SMALL, Calls, problem
+from asyncgate.backends.receipts_receiptgate_schema import (
+    Handed,
+    as_accepted,
+    handed,
+    ledger_receipt,
+    only_custody,
+    plain,
+    sent,
+    undone,
+    written,
+)
+from asyncgate.backends.receipts_sinks import Filed, Garbled, LedgerPage, Outage, Refusal
 from asyncgate.backends.receipts_wires import LOOK_SECONDS, pace_of, same
 
 if TYPE_CHECKING:
-    import httpx2
-
-    from asyncgate import EntryFilter, Lease, Receipt, Settings, Task
+    from asyncgate import EntryFilter, Lease, Principal, Receipt, Settings, Task
     from asyncgate.backends.receipts_sinks import Sink
 
 NEWER, OLDER = "1.1", "1.0"
+LIST, MOST_OF_A_TASK = "receiptgate.list_task_receipts", 200
 SUBMIT, LOOK, DIFFERENCE = "receiptgate.submit_receipt", "receiptgate.get_receipt", "obligation_id"
 OF_THE_LEDGER = {"tenant_id", "stored_at"}      # what it says itself, whatever it was sent
 # Codes that say something about the ledger or the credential, and nothing about the receipt.
-NOT_ABOUT_THE_RECEIPT = {"UNAUTHORIZED", "UNAUTHENTICATED", "FORBIDDEN", "RATE_LIMITED", "RATE_LIMIT_EXCEEDED",
-                         "INTERNAL_ERROR", "SERVICE_UNAVAILABLE", "DATABASE_UNAVAILABLE", "UNAVAILABLE", "TIMEOUT",
-                         "UNKNOWN_TOOL"}
+AWAY = {"UNAUTHORIZED", "UNAUTHENTICATED", "RATE_LIMITED", "RATE_LIMIT_EXCEEDED", "SERVICE_UNAVAILABLE",
+        "DATABASE_UNAVAILABLE", "UNAVAILABLE", "TIMEOUT"}
+NOT_ABOUT_THE_RECEIPT = {"FORBIDDEN", "INTERNAL_ERROR", "UNKNOWN_TOOL"}
 INVALID_PARAMETERS, WITHOUT_ACCEPT = -32602, "ESCALATE_WITHOUT_ACCEPT"
 
 log = logging.getLogger("asyncgate")
@@ -59,10 +67,15 @@ class ReceiptGate:
         self.source, self.detects = settings.ledger.source_system, settings.ledger.dialect == "auto"
         self.digests = settings.ledger.contents == "digests"
         self.dialect = NEWER if self.detects else settings.ledger.dialect
+        self.is_known = not self.detects
         token = ours.auth_token or os.environ.get(ours.auth_token_env, "")
-        self.headers = {"content-type": "application/json", **({"authorization": f"Bearer {token}"} if token else {})}
         self.pace = pace_of(settings)
-        self.http: httpx2.AsyncClient | None = None
+        self.calls = Calls(token, 2 * self.pace.most)       # what is looked for beside what is sent
+
+    @property
+    def binds(self) -> bool | None:
+        """Whether it keeps custody, and so binds a receipt to whose credential it came with."""
+        return self.dialect == NEWER if self.is_known else None
 
     def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
         """Return the receipt in the newer dialect; None for the many that are no business of this ledger."""
@@ -73,6 +86,18 @@ class ReceiptGate:
         """Return what is to be remembered of a task when a receipt takes it away from its worker."""
         return handed(receipt, task, lease)
 
+    def undone(self, content: bytes, receipt_id: str, at: float) -> bytes | None:
+        """Return the receipt that gives an obligation back, or ends it in dialect 1.0, whose lease was not granted."""
+        return undone(content, receipt_id, at, self.source)
+
+    def taken_back(self, receipt_id: str, task: Task, lease: Lease | None = None) -> str | None:
+        """Return that the gate has custody again."""
+        return Handed(lease.fence if lease else task.fence, receipt_id, None).text
+
+    def handover(self, content: bytes) -> bytes | None:
+        """Leave the acceptance to the worker; custody that was given back only the gate can hand on."""
+        return only_custody(content)
+
     def body(self, content: bytes) -> bytes:
         """Return the body of a rendered receipt, as far as it was sent."""
         return written(json.loads(content)["body"])
@@ -81,7 +106,9 @@ class ReceiptGate:
         """Submit one receipt, in the dialect that this ledger was found to speak."""
         dialect = self.dialect
         try:
-            return await self._submit(content, dialect)
+            await self._submit(content, dialect)
+            self.is_known |= plain(content) is not None     # which either dialect would have been sent
+            return
         except Invalid:
             if not self.detects:
                 raise
@@ -98,7 +125,22 @@ class ReceiptGate:
     def _learn(self, dialect: str) -> None:
         if self.dialect != dialect:
             log.info("the ledger at %s speaks dialect %s", self.url, dialect)
-        self.dialect = dialect
+        self.dialect, self.is_known = dialect, True
+
+    async def of_task(self, tenant_id: str, task_id: str) -> list[dict[str, Any]]:
+        """Return the receipts of a task, oldest first; raises Outage."""
+        about = {"task_id": task_id, "sort": "asc", "include_payload": True, "limit": MOST_OF_A_TASK}
+        try:
+            told = await self._call(LIST, json.dumps(about).encode(), LOOK_SECONDS, MOST_OF_A_TASK * BESIDE_BODY)
+        except Refusal as no:
+            raise Garbled(str(no)) from None
+        rows = told.get("receipts") if isinstance(told, dict) else None
+        if not isinstance(rows, list):
+            raise Garbled("the ledger does not list the receipts of a task")
+        found = [row["payload"] for row in rows if isinstance(row, dict) and isinstance(row.get("payload"), dict)]
+        if any(DIFFERENCE in one for one in found):
+            self._learn(NEWER)
+        return found
 
     async def _submit(self, content: bytes, dialect: str) -> None:
         """Submit one receipt in one dialect.
@@ -120,7 +162,7 @@ class ReceiptGate:
     async def _store(self, receipt: bytes) -> None:
         result = await self._call(SUBMIT, b'{"receipt":%b}' % receipt)
         if not isinstance(result, dict) or result.get("receipt_id") != json.loads(receipt)["receipt_id"]:
-            raise Outage(f"the ledger did not say that it stored the receipt: {result}"[:MOST_TOLD])
+            raise Garbled(f"the ledger did not say that it stored the receipt: {result}"[:MOST_TOLD])
 
     async def holds(self, tenant_id: str, content: bytes) -> bool:
         """Whether the ledger has a receipt, just as it was sent in one form or another."""
@@ -132,32 +174,22 @@ class ReceiptGate:
             return False
         return any(same(form, theirs, OF_THE_LEDGER) for form in forms)
 
-    async def _call(self, tool: str, arguments: bytes, patience: float = 0.0) -> Any:
+    async def _call(self, tool: str, arguments: bytes, patience: float = 0.0, most_bytes: int = SMALL) -> Any:
         """Call a tool, with arguments that go in as they are; return its result.  Raises Refusal and Outage."""
         body = (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"%b","arguments":%b}}'
                 % (tool.encode(), arguments))
-        answer = await self._post(body, max(self.pace.timeout_seconds, patience))
+        seconds = max(self.pace.timeout_seconds, patience)
+        answer = await self.calls.ask("POST", self.url, seconds=seconds, most_bytes=most_bytes, content=body)
         if answer.status_code != 200:
             raise problem("POST", answer)
         try:
             told = json.loads(answer.content)
             error, result = told.get("error"), told.get("result")
-        except (ValueError, AttributeError):
-            raise Outage("the ledger's answer is no JSON-RPC") from None
+        except (ValueError, AttributeError, RecursionError):
+            raise Garbled("the ledger's answer is no JSON-RPC") from None
         if error is not None:
             raise refusal(error)
         return result
-
-    async def _post(self, body: bytes, seconds: float) -> httpx2.Response:
-        import httpx2
-        if self.http is None:
-            limits = httpx2.Limits(max_connections=2 * self.pace.most)      # what is looked for beside what is sent
-            self.http = httpx2.AsyncClient(trust_env=False, headers=self.headers, limits=limits)
-        try:
-            async with asyncio.timeout(seconds):
-                return await self.http.post(self.url, content=body, timeout=seconds)
-        except (httpx2.TransportError, TimeoutError) as error:
-            raise unreached(error) from None
 
     async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
         """Return nothing: what is there is not ours any more."""
@@ -167,10 +199,13 @@ class ReceiptGate:
         """Return nothing."""
         return LedgerPage([])
 
+    async def token(self, tenant_id: str, who: Principal, until: float) -> str | None:
+        """Return none: this ledger issues no keys."""
+        return None
+
     async def close(self) -> None:
         """Let the connections go."""
-        if self.http is not None:
-            await self.http.aclose()
+        await self.calls.close()
 
 
 def refusal(error: Any) -> Exception:
@@ -179,9 +214,11 @@ def refusal(error: Any) -> Exception:
     code, more = error.get("code"), error.get("details", error.get("data"))
     said = f"{code}: {error.get('message')}"
     if isinstance(code, int) and code != INVALID_PARAMETERS:
+        return Garbled(said[:MOST_TOLD])
+    if isinstance(code, str) and code.upper() in AWAY:
         return Outage(said[:MOST_TOLD])
     if isinstance(code, str) and code.upper() in NOT_ABOUT_THE_RECEIPT:
-        return Outage(said[:MOST_TOLD])
+        return Garbled(said[:MOST_TOLD])
     if code == WITHOUT_ACCEPT:
         return NobodyAccepted(said[:MOST_TOLD])
     whole = said + (json.dumps(more) if more is not None else "")

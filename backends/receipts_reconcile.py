@@ -40,6 +40,7 @@ from asyncgate import (
     outside,
 )
 from asyncgate.backends.receipts_collected import Collected, Told, as_stored, attempt, from_ledger, is_sound, said_hash
+from asyncgate.backends.receipts_marks import adopted
 from asyncgate.backends.receipts_restated import story_of
 
 if TYPE_CHECKING:
@@ -172,6 +173,7 @@ class Comparison:
 
     async def run(self) -> None:
         """Look from here into the ledger, and then from the ledger to here."""
+        self.stated = {ours: theirs for theirs, ours in (await adopted(self.backend, self.tenant_id)).items()}
         async for page in self._pages(Receipt):
             await self._here(page)
             self.findings.receipts += len(page)
@@ -196,14 +198,15 @@ class Comparison:
         self.instances.update(one.asyncgate_instance for one in page)
         ids = [one.receipt_id for one in page]
         outbox = {row.receipt_id: row for row in await self.backend.outgoing(self.tenant_id, ids)}
-        theirs = self.collected.get(ids)
-        if late := [one for one in ids if one not in theirs and one not in outbox]:     # it may have arrived meanwhile
+        there = [self.stated.get(id, id) for id in ids]     # what a worker has stated may have an id of its own there
+        theirs = self.collected.get(there)
+        if late := [one for one in there if one not in theirs and one not in outbox]:   # it may have arrived meanwhile
             found = await attempt(lambda: self.sink.fetch(self.tenant_id, late))
             self.collected.add([as_stored(one) for one in found])
             theirs |= self.collected.get(late)
-        self.collected.know(ids)
-        for receipt in page:
-            await self._one(receipt, outbox.get(receipt.receipt_id), theirs.get(receipt.receipt_id))
+        self.collected.know(there)
+        for receipt, id in zip(page, there, strict=True):
+            await self._one(receipt, outbox.get(receipt.receipt_id), theirs.get(id))
 
     async def _one(self, receipt: Receipt, row: Outgoing | None, theirs: Receipt | None) -> None:
         if theirs is not None:
@@ -214,12 +217,19 @@ class Comparison:
                 self._found("parked", f"the ledger has the {receipt.receipt_type} by now, which it refused", receipt)
         elif row is not None and row.state == "waiting":
             self.findings.waiting += 1
+        elif receipt.receipt_type == ACCEPTED.type and self._accepted_itself(receipt):
+            return
         elif row is not None:
             self._found("parked", f"the ledger refuses the {receipt.receipt_type}: {row.reason}", receipt)
         else:
             kind = "missing_at_ledger" if receipt.body else "lost_by_ledger"
             owes = " and counts an obligation as open" if receipt.parents and receipt.receipt_type in ENDS else ""
             self._found(kind, f"the ledger does not have the {receipt.receipt_type}{owes}", receipt)
+
+    def _accepted_itself(self, receipt: Receipt) -> bool:
+        """Whether the worker has stated its acceptance in the ledger itself, as the lease protocol has it."""
+        return any(one.receipt_type == ACCEPTED.type and not one.receipt_key and one.sender.same(receipt.sender)
+                   and one.lease_id in (None, receipt.lease_id) for one in self.collected.of_task(receipt.task_id))
 
     def _away(self, ids: list[str]) -> None:
         """Know what is in the archive here: from before the ledger, which may have been given it."""

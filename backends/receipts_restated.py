@@ -26,12 +26,12 @@ from asyncgate import (
     Progress,
     Receipt,
     Task,
-    Terms,
     canonical,
     lane_of,
     needs_of,
 )
 from asyncgate.parts.content import any_json
+from asyncgate.parts.stored import KeptTerms
 from asyncgate.parts.views import terms_of
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def task_of(story: Story, settings: Settings, held: str) -> Task:
     assert story.duty is not None
     duty, body, is_open = story.duty, body_of(story.duty), not story.ends
     requirements = canonical(body.get("requirements")).decode()
-    terms = canonical({name: body[name] for name in Terms.__struct_fields__ if name in body}).decode()
+    terms = canonical({name: body[name] for name in KeptTerms.__struct_fields__ if name in body}).decode()
     timeouts = terms_of(terms).timeouts
     deadline = timeouts.deadline if timeouts and is_open else None
     return Task(

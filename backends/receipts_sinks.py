@@ -27,13 +27,22 @@ class Refusal(Exception):
 class Outage(Exception):
     """There was no answer, or one that says nothing about the receipt: it is sent again, for as long as it takes."""
 
-    def __init__(self, reason: str, retry_after: float = 0.0) -> None:
+    def __init__(self, reason: str, retry_after: float = 0.0, *, untaken: bool = False) -> None:
         super().__init__(reason)
         self.retry_after = retry_after
+        self.untaken = untaken      # the ledger has not taken it; else that is not known
 
 
 class Unanswered(Outage):
     """There was no answer in time: the ledger may have taken the receipt, or take it yet."""
+
+
+class Garbled(Outage):
+    """The ledger lives, and what it answered says nothing about the receipt: no reason to leave it in peace."""
+
+
+class Missing(Garbled):
+    """The ledger has no such receipt."""
 
 
 class Singly(Exception):
@@ -71,6 +80,10 @@ class Sink(Protocol):
 
     reads: bool     # what it took can be read back here, so the body of a receipt goes there and does not stay
 
+    @property
+    def binds(self) -> bool | None:
+        """Whether it says who has stated a receipt, so that one may count here; None while that is not known."""
+
     def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
         """Return the bytes that are sent for a receipt, valid UTF-8; None for one that the ledger is not to have.
 
@@ -80,6 +93,18 @@ class Sink(Protocol):
 
     def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
         """Return what `Task.handed` becomes by a receipt, for a ledger that keeps custody; None leaves it as it is."""
+
+    def undone(self, content: bytes, receipt_id: str, at: float) -> bytes | None:
+        """Return the receipt that undoes an acceptance whose lease was never granted; None for all else.
+
+        For a ledger that holds somebody to what it was told.
+        """
+
+    def taken_back(self, receipt_id: str, task: Task, lease: Lease | None = None) -> str | None:
+        """Return what `Task.handed` becomes by such a receipt."""
+
+    def handover(self, content: bytes) -> bytes | None:
+        """Return what is left to send of an acceptance that its worker states there itself; None is nothing."""
 
     def body(self, content: bytes) -> bytes:
         """Return the body of the receipt that these bytes were rendered from."""
@@ -95,6 +120,12 @@ class Sink(Protocol):
 
     async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
         """Return what the ledger has, in the order of arrival, from behind a cursor of its own; raises Outage."""
+
+    async def token(self, tenant_id: str, who: Principal, until: float) -> str | None:
+        """Have the ledger issue a key that is good for one principal of a tenant; None where it issues none.
+
+        Raises Refusal and Outage.
+        """
 
     async def close(self) -> None:
         """Let the connections go."""

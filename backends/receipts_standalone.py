@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from asyncgate.backends.receipts_sinks import Filed, LedgerPage
 
 if TYPE_CHECKING:
-    from asyncgate import EntryFilter, Lease, Receipt, Settings, Task
+    from asyncgate import EntryFilter, Lease, Principal, Receipt, Settings, Task
     from asyncgate.backends.receipts_sinks import Sink
 
 
 class Standalone:
     """Takes nothing."""
 
-    reads = False
+    reads = binds = False
 
     def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
         """Send nothing."""
@@ -23,6 +23,18 @@ class Standalone:
 
     def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
         """Return nothing: this ledger keeps no custody."""
+        return None
+
+    def undone(self, content: bytes, receipt_id: str, at: float) -> bytes | None:
+        """Undo nothing: this ledger holds nobody to what it was told."""
+        return None
+
+    def taken_back(self, receipt_id: str, task: Task, lease: Lease | None = None) -> str | None:
+        """Return nothing: this ledger keeps no custody."""
+        return None
+
+    def handover(self, content: bytes) -> bytes | None:
+        """Leave it all to the worker."""
         return None
 
     def body(self, content: bytes) -> bytes:
@@ -43,6 +55,10 @@ class Standalone:
     async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
         """Find nothing."""
         return LedgerPage([])
+
+    async def token(self, tenant_id: str, who: Principal, until: float) -> str | None:
+        """Return none: this ledger issues no keys."""
+        return None
 
     async def close(self) -> None:
         """Do nothing."""

@@ -418,6 +418,16 @@ ONE_HOST = Refusal(
     "The request needs exactly one Host header.",
     "None, or more than one, leaves open whom the request is for (RFC 9112 3.2).",
 )
+OTHER_HOST = Refusal(
+    HTTPStatus.BAD_REQUEST,
+    "The request's target names another host than its Host header.",
+    "Send the path alone, or the same authority in both (RFC 9112 3.2.2).",
+)
+OTHER_VERSION = Refusal(
+    HTTPStatus.HTTP_VERSION_NOT_SUPPORTED,
+    "This server speaks HTTP/1.1 and HTTP/1.0.",
+    "Say HTTP/1.1 in the first line of the request (RFC 9110 15.6.6).",
+)
 LARGE_HEAD = Refusal(
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
     f"The request's headers exceed {MAX_HEAD_BYTES} bytes.",
@@ -625,14 +635,23 @@ class Http(HttpToolsProtocol):
             return
         if self.idle_bytes > MAX_HEAD_BYTES and self._head_bytes() > MAX_HEAD_BYTES:
             self._reject(LARGE_HEAD)
-        hosts = [name for name, _ in self.headers].count(b"host")
-        if hosts != 1 and (hosts or self.parser.get_http_version() != "1.0"):
+        version = self.parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            self._reject(OTHER_VERSION)
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if len(hosts) != 1 and (hosts or version != "1.0"):
             self._reject(ONE_HOST)
+        if not self.url.startswith(b"/") and self._authority() not in (None, *map(bytes.lower, hosts)):
+            self._reject(OTHER_HOST)
         super().on_headers_complete()
         cast(dict[str, Any], self.scope)["extensions"] = {"asyncgate.whole": Whole(self.cycle)}
         self.headers = TRAILERS
         if self.clock is not None:
             self._stop_clock()
+
+    def _authority(self) -> bytes | None:
+        """Return the authority of a target that is no path; None for `*`, which has none."""
+        return None if self.url == b"*" else self.url.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0].lower()
 
     def _head_bytes(self) -> int:
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)

@@ -42,7 +42,6 @@ from asyncgate import (
     Ids,
     Key,
     Lag,
-    Lanes,
     Lease,
     LeaseNext,
     Needs,
@@ -63,6 +62,7 @@ from asyncgate import (
     export_order,
     page_of,
 )
+from asyncgate.backends.lanes import Lanes
 from asyncgate.parts.outages import OFTEN
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("asyncgate.sqlite")
 R = TypeVar("R", bound=Struct)
+SHARED = False      # one process serves a file
 SCHEMA = Path(__file__).parent / "schema" / "sqlite"
 PRAGMAS = """
     PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 4000; PRAGMA cache_size = -65536;
@@ -278,7 +279,7 @@ class Sqlite:
     alone = True                                        # one process serves a file
 
     def __init__(self, path: str, lock: Serving | None = None) -> None:
-        self.path, self.serving = path, lock is not None
+        self.path, self.serving, self.lock = path, lock is not None, lock
         self.skew, self.ids = 0.0, Ids()
         self.tenant_id: str | None = None                   # of the running transaction, for the triggers
         self.lanes: defaultdict[str, Lanes] = defaultdict(Lanes)
@@ -303,6 +304,7 @@ class Sqlite:
 
     async def _open(self) -> None:
         self.db = self.opened.enter_context(contextlib.closing(connect(self.path)))
+        require_ours(self.db, self.path)
         self.db.executescript(PRAGMAS)
         migrate_file(self.db)
         self._learn()
@@ -333,6 +335,11 @@ class Sqlite:
     def now(self) -> float:
         """Return this process's time: one process owns the file."""
         return time.time() + self.skew
+
+    def announce(self, url: str) -> None:
+        """Write down where this process answers, for another one that wants the file."""
+        if self.lock:
+            self.lock.say(url)
 
     async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> float | None:
         """Return the last sign of life; the lock on the file has kept others out."""
@@ -699,9 +706,17 @@ class Sqlite:
         for statement in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
             await self._on_writer(statement, ())
 
-    async def backup(self, target: str) -> None:
-        """Copy the whole database, as of one moment, to a new file; the gate goes on meanwhile."""
-        await asyncio.get_running_loop().run_in_executor(None, copy_file, self.path, target)
+    async def backup(self, target: str, told: Callable[[int, int], None] | None = None) -> None:
+        """Copy the whole database, as of one moment, to a new file; the gate goes on meanwhile.
+
+        `told` learns how many pages of how many are copied.
+        """
+        await asyncio.get_running_loop().run_in_executor(None, copy_file, self.path, target, told)
+
+    async def count_rows(self, tables: Iterable[type[Struct]]) -> int:
+        """Return how many rows tables have, of all tenants."""
+        names = ["receipts" if table is Receipt else EXPORTS[table] for table in tables]
+        return sum([(await self._rows(f"SELECT count(*) FROM {name}"))[0][0] for name in names])
 
 
 ADD_TASK = insert("tasks", [*fields(Task), "ready"])
@@ -738,6 +753,17 @@ def connect(path: str) -> sqlite3.Connection:
     if path != ":memory:" and not os.path.exists(path):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))      # closing an older one would drop SQLite's locks
     return sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=512, timeout=30)
+
+
+def require_ours(db: sqlite3.Connection, path: str) -> None:
+    """Refuse a file that another program keeps its tables in, before anything of it is changed."""
+    names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
+    columns = {row[1] for row in db.execute("PRAGMA table_info(meta)")}
+    if names and not ({"name", "value"} <= columns
+                      and db.execute("SELECT 1 FROM meta WHERE name = 'schema_version'").fetchone()):
+        some = ", ".join(names[:3]) + ", …" * (len(names) > 3)
+        raise StartupError(f"{path} is a database of something else (its tables are {some}): name another file, which "
+                           "is made if it is not there")
 
 
 def migrate_file(db: sqlite3.Connection) -> list[str]:
@@ -797,20 +823,39 @@ class Serving:
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            who = holder(os.pread(self.file, 200, 0))
             os.close(self.file)
-            raise NotNow(f"another asyncgate is serving {path}; one process serves a SQLite file, use Postgres "
-                               "for several") from None
+            raise NotNow(f"another asyncgate is serving {path}{who}; one process serves a SQLite file, use Postgres "
+                         "for several") from None
+        self.say("")
+
+    def say(self, url: str) -> None:
+        """Write down for others who has the file, and where it answers."""
+        with contextlib.suppress(OSError):      # a disk that is full is told by what matters more
+            os.ftruncate(self.file, 0)
+            os.pwrite(self.file, f"{os.getpid()} {url}\n".encode(), 0)
 
     def release(self) -> None:
         """Let another process serve the file."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self.file, 0)
         os.close(self.file)
 
 
-def copy_file(source: str, target: str) -> None:
+def holder(said: bytes) -> str:
+    """Say who has a file, as far as it has written that down in its lock."""
+    found = re.match(rb"(\d{1,10}) ?(https?://[\w.:\[\]-]*)?", said)
+    if not found:
+        return ""
+    return f": process {int(found[1])}{f' at {found[2].decode()}' if found[2] else ''}"
+
+
+def copy_file(source: str, target: str, told: Callable[[int, int], None] | None = None) -> None:
     """Copy a live database page by page and check the copy."""
     with (contextlib.closing(sqlite3.connect(f"file:{source}?mode=ro", uri=True)) as old,
           contextlib.closing(sqlite3.connect(target)) as new):
-        old.backup(new, pages=4096)
+        tell = told or (lambda done, total: None)
+        old.backup(new, pages=4096, progress=lambda _, left, total: tell(total - left, total))
         verdict = new.execute("PRAGMA integrity_check").fetchone()[0]
     os.chmod(target, 0o600)
     if verdict != "ok":

@@ -28,6 +28,9 @@ from asyncgate.clients.bench_load import COMPLETIONS, EVERY_MODE
 from asyncgate.clients.bench_rounds import Plan, Row, measured, so_many
 from asyncgate.clients.bench_self import Rest, Server, at_rest, markdown, method, serving
 from asyncgate.clients.bench_wire import Failed, Gate, NoGate, run
+from asyncgate.clients.calling import BROKEN, CREDENTIAL, NO_GATE, STATUSES, WRONG, Duration, ended
+from asyncgate.clients.http import root_of
+from asyncgate.clients.terminal import plain
 from asyncgate.parts.logs import start_logging
 from asyncgate.parts.settings import Configured
 
@@ -96,13 +99,13 @@ FILL_STATES = "; ".join(f"{name}: {says}" for name, says in MEANING.items())
 @click.option("--echo", "with_echo", is_flag=True, help="Add the mode echo: every rate is shown as a part of its rate.")
 @click.option("--mcp", "with_mcp", is_flag=True, help="MCP beside REST: the same as --mode create --mode mcp.")
 @click.option("--clients", default="1,8,32", show_default=True, callback=numbers, help="How many at once, as a list.")
-@click.option("--seconds", default=3.0, show_default=True, type=click.FloatRange(min=0.1), help="How long each lasts.")
+@click.option("--seconds", default=3.0, show_default=True, type=Duration(0.1), help="How long each lasts.")
 @click.option("--count", type=click.IntRange(min=1), help="How many steps each takes, instead of --seconds.")
-@click.option("--warm-up", default=0.5, show_default=True, type=click.FloatRange(min=0), metavar="SECONDS",
+@click.option("--warm-up", default=0.5, show_default=True, type=Duration(),
               help="How long each mode runs before the first round.")
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="Rounds; medians are printed.")
 @click.option("--url", envvar="ASYNCGATE_URL", default="http://127.0.0.1:8080", show_default=True, help="The gate.")
-@click.option("--token", envvar="ASYNCGATE_API_KEY", multiple=True,
+@click.option("--token", envvar="ASYNCGATE_API_KEY", multiple=True, type=CREDENTIAL, metavar="TOKEN | @FILE",
               help="Its credential; default ASYNCGATE_API_KEY. Several are measured in turns, and compared.")
 @click.option("--self", "of_itself", is_flag=True,
               help="Start servers, on a fresh SQLite file and on each --database; print the table as Markdown.")
@@ -117,7 +120,8 @@ FILL_STATES = "; ".join(f"{name}: {says}" for name, says in MEANING.items())
 @click.option("--rival", default=0, type=click.IntRange(0, 100_000), metavar="N",
               help="Measure each mode twice: alone, and while another keeps so many creations under way.")
 @click.option("--rival-kind", default="create", show_default=True, type=click.Choice(RIVALRIES), help="What it does.")
-@click.option("--rival-token", default="", help="Its credential, to make it another tenant's; default --token.")
+@click.option("--rival-token", default="", type=CREDENTIAL, metavar="TOKEN | @FILE",
+              help="Its credential, to make it another tenant's; default --token.")
 @click.option("--bad-keys", default=0, type=click.IntRange(0, 2000), metavar="N",
               help="Start a server; measure its health without and beside so many that try bad keys, and its memory.")
 @click.option("--bad-bodies", default=0, type=click.IntRange(0, 100), metavar="N",
@@ -178,8 +182,6 @@ def contradictions(ctx: click.Context, asked: Asked) -> Iterator[str]:
 
 def end(wrong: Exception) -> NoReturn:
     """End with one line and the exit status of its class."""
-    from asyncgate.clients.cli import BROKEN, NO_GATE, STATUSES, WRONG, ended, plain
-
     sys.stderr.write("\r\x1b[K" if sys.stderr.isatty() else "")
     if isinstance(wrong, NoGate):
         raise ended(plain(str(wrong)), NO_GATE)
@@ -191,7 +193,7 @@ def of_another(asked: Asked) -> None:
     """Fill and measure a gate that runs."""
     tokens, plan = asked.token or ("",), asked.plan()
     named = [f"credential {number}" for number, _ in enumerate(tokens, 1)] if len(tokens) > 1 else [""]
-    gates = [Gate(asked.url, token, name) for token, name in zip(tokens, named, strict=True)]
+    gates = [Gate(root_of(asked.url), token, name) for token, name in zip(tokens, named, strict=True)]
     filled(asked, gates[:1])
     if plan.modes:
         rows = run(beside(asked, gates, plan))

@@ -17,12 +17,12 @@ LANES, TENANTS = 1000, 100
 DAY_SECONDS = 86_400
 FILLED = "bench.filled"
 STATES: dict[str, Callable[[int], dict[str, Any]]] = {
-    "terminal": lambda number: {"type": FILLED},
-    "queued": lambda number: {"type": TYPE},
-    "foreign": lambda number: {"type": TYPE, "requirements": {"capabilities": ["bench.foreign"]}},
-    "lanes": lambda number: {"type": f"bench.lane.{number % LANES}"},
-    "delayed": lambda number: {"type": TYPE, "delay_seconds": DAY_SECONDS},
-    "tenants": lambda number: {"type": TYPE},
+    "terminal": lambda number: {"type": FILLED, "payload": None},
+    "queued": lambda number: {"type": TYPE, "payload": None},
+    "foreign": lambda number: {"type": TYPE, "payload": None, "requirements": {"capabilities": ["bench.foreign"]}},
+    "lanes": lambda number: {"type": f"bench.lane.{number % LANES}", "payload": None},
+    "delayed": lambda number: {"type": TYPE, "payload": None, "delay_seconds": DAY_SECONDS},
+    "tenants": lambda number: {"type": TYPE, "payload": None},
 }
 MEANING = {
     "terminal": "created, leased and completed",

@@ -90,8 +90,11 @@ class Partial:
         fsync_folder(os.path.dirname(os.path.abspath(self.target)))
 
 
-def export(gate: Http, target: str, told: Any) -> Partial:
-    """Write all receipts of the gate's tenant into a file, with the seals over them; `told` learns of each page."""
+def export(gate: Http, target: str, told: Any, of: Any = lambda total: None) -> Partial:
+    """Write all receipts of the gate's tenant into a file, with the seals over them.
+
+    `told` learns how many receipts of each page, `of` how many there will be.
+    """
     end = gate.call("seal_receipts")
     begun = datetime.now(UTC).isoformat(timespec="seconds")
     config = gate.call("get_config")
@@ -99,8 +102,11 @@ def export(gate: Http, target: str, told: Any) -> Partial:
                                      end["hash"], begun))
     if partial.is_new:
         partial.writer.put(Line(header=partial.header))
+    sealed = 0
     for seal in seals_of(gate, partial.writer.seals, partial.header.seals):
         partial.writer.put(Line(seal=seal))
+        sealed += seal.count
+    of(max(sealed, partial.writer.receipts) or None)
     told(partial.writer.receipts)
     while page := page_of(gate, partial.last):
         for receipt in page:

@@ -1,7 +1,6 @@
 """The commands that call a gate, one per operation, made from the table of operations; and the tools around a gate.
 
-The exit status tells what kind of answer it was: 0 done, 1 something broke, 2 the request is wrong, 3 not allowed,
-4 not there, 5 in conflict with the state of things, 6 too many requests, 7 no gate answers.
+How they end is said in `calling`, how their answers look in `terminal`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, closing, suppress
 from importlib import import_module
 from itertools import groupby
@@ -26,36 +25,51 @@ from asyncgate import (
     LEASE_PROTOCOL,
     OPERATIONS,
     GateError,
+    NotNow,
     Operation,
     StartupError,
     __version__,
     configured,
     guard_start,
 )
+from asyncgate.clients import calling, verdicts
 from asyncgate.clients.bench import bench, bench_server
-from asyncgate.clients.http import DEFAULT_URL, Http, Refusal, Unreachable
+from asyncgate.clients.calling import (
+    BROKEN,
+    CONFLICT,
+    CREDENTIAL,
+    DURATION,
+    GATE,
+    ID,
+    MOMENT,
+    WRONG,
+    as_json,
+    at_gate,
+    ended,
+)
+from asyncgate.clients.http import DEFAULT_URL
+from asyncgate.clients.profiles import Connection
+from asyncgate.clients.terminal import Bar, plain, show_block, show_table
+from asyncgate.clients.verdicts import put
 from asyncgate.parts.settings import Configured, SettingsError, discreet, effective, load_settings
 from asyncgate.parts.wire import AsEither, Ask
 
 SECTIONS = {
     "Try it": ("demo", "dev"),
     "Run a gate": ("serve", "ledger", "mcp", "keys", "migrate", "config", "openapi"),
+    "Use one": ("login", "logout", "profiles", "wait"),
     "Work for one": ("worker", "scheduler"),
     "Look after it": ("receipts", "archive", "verify", "reconcile", "rebuild", "backup", "copy", "conformance", "bench",
                       "bench-server"),
 }
-STATUSES = {400: 2, 413: 2, 415: 2, 401: 3, 403: 3, 404: 4, 409: 5, 429: 6}
-BROKEN, WRONG, CONFLICT, NO_GATE = 1, 2, 5, 7
-EXIT_STATUS = ("Exit status: 0 done, 1 broken, 2 wrong request, 3 not allowed, 4 not found, 5 conflict, 6 too many, "
-               "7 no gate answers.")
 
 
 # In modules of their own; some are made of this one, so they cannot be there before it.
 BESIDE = {"archive": "archive", "keys": "keys", "receipts": "receipts", "scheduler": "scheduler",
-          "rebuild": "recovery", "reconcile": "recovery"}
+          "rebuild": "recovery", "reconcile": "recovery", "login": "login", "logout": "login", "profiles": "login",
+          "wait": "follow"}
 
-
-class Clients(click.Group):
+class Clients(calling.Group):
     """A group that also knows its commands by the names of the operations, with underscores."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -65,7 +79,8 @@ class Clients(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Find a command by its name."""
         if name in BESIDE:
-            command: click.Command = getattr(import_module(f"asyncgate.clients.{BESIDE[name]}"), name)
+            part = import_module(f"asyncgate.clients.{BESIDE[name]}")
+            command: click.Command = getattr(part, "list_profiles" if name == "profiles" else name)
             return command
         return super().get_command(ctx, name.replace("_", "-"))
 
@@ -87,7 +102,7 @@ def sections(group: click.Group, ctx: click.Context, formatter: click.HelpFormat
             with formatter.section(title):
                 formatter.write_dl([(f"{name:{wide}}", brief(one, formatter.width - wide - 6)) for name, one in found])
     formatter.write_paragraph()
-    formatter.write_text(EXIT_STATUS)
+    formatter.write_text(calling.EXIT_STATUS)
 
 
 def brief(command: click.Command, most: int) -> str:
@@ -152,7 +167,9 @@ def form(kind: inspect.Type) -> Form:
     if isinstance(kind, inspect.LiteralType):
         return Form(click.Choice([str(value) for value in kind.values]))
     if isinstance(kind, inspect.FrozenSetType | inspect.ListType) and form(kind.item_type).type is click.STRING:
-        return Form(click.STRING, repeats=True, says="may be given several times")
+        return Form(click.STRING, repeats=True, says="several with commas between them, or by repeating it")
+    if isinstance(kind, inspect.DateTimeType):
+        return Form(MOMENT, says="a day as in 2026-12-31, a time, or how long from now as in 90d")
     if isinstance(kind, inspect.StructType):
         return Form(says=f"an object of {', '.join(field.encode_name for field in kind.fields)}")
     return Form(next((type for of, type in SCALARS if isinstance(kind, of)), JSON))
@@ -174,11 +191,23 @@ def is_needed(takes: type[Ask], field: inspect.Field) -> bool:
     return field.required or field.name in takes.needed
 
 
+def is_an_id(field: str) -> bool:
+    """Whether a field takes what a table may have shown short."""
+    return field.endswith(("task_id", "receipt_id", "schedule_id"))
+
+
 def option(op: Operation, field: inspect.Field) -> click.Parameter:
     """Make the option of a field; the id that an operation is about is an argument."""
+    known = form(field.type)
+    if is_an_id(field.name):
+        known.type = ID
+    if field.name.endswith("_seconds"):
+        known.type = DURATION
     if field.name in op.takes.needed[:1]:
-        return click.Argument([field.name], required=False, metavar=field.name.upper())
-    name, known = "--" + field.name.replace("_", "-"), form(field.type)
+        return click.Argument([field.name], type=known.type, required=False, metavar=field.name.upper())
+    name = "--" + field.name.replace("_", "-")
+    if (op.name, field.name) == ("run_task", "wait_seconds"):
+        known.says = "how long to wait for the end, as in 10m"
     says = [known.says, "required" if is_needed(op.takes, field) else "",
             f"default {field.default}" if field.default not in (NODEFAULT, None, "", 0.0) else ""]
     declared = f"{name}/--no-{name[2:]}" if known.type is click.BOOL else name
@@ -187,10 +216,21 @@ def option(op: Operation, field: inspect.Field) -> click.Parameter:
                         multiple=known.repeats, metavar=metavar, help="; ".join(filter(None, says)))
 
 
+def alike(op: Operation) -> list[click.Parameter]:
+    """Let the tenant that an operation is about stand as an argument or behind --tenant, whichever somebody writes."""
+    if op.takes.needed[:1] == ("tenant",):
+        return [click.Option(["--tenant", "whose"], help="the same as TENANT")]
+    return [click.Argument(["whose"], required=False, metavar="TENANT")] if op.name == "get_limits" else []
+
+
+def parted(values: Iterable[str]) -> list[str]:
+    """Return the names of an option that repeats, each of which may be several with commas between them."""
+    return [name for value in values for name in map(str.strip, value.split(",")) if name]
+
+
 CONNECTION = [
     click.Option(["--data"], type=JSON, metavar="JSON", help="The whole request as one object; options win over it."),
-    click.Option(["--url"], help=f"Where the gate is; default ASYNCGATE_URL, else {DEFAULT_URL}."),
-    click.Option(["--token"], help="The credential; default ASYNCGATE_API_KEY."),
+    *GATE,
     click.Option(["--json", "as_json"], is_flag=True, help="Print the reply as the gate sent it."),
 ]
 
@@ -218,16 +258,19 @@ def command(op: Operation) -> click.Command:
     """Make the command of an operation."""
     fields = fields_of(op.takes)
 
-    def run(url: str | None, token: str | None, as_json: bool, data: msgspec.Raw | None, **given: Any) -> None:
-        said = {name: value for name, value in given.items() if value not in (None, (), "")}
+    def run(url: str | None, token: str | None, profile: str | None, as_json: bool, data: msgspec.Raw | None,
+            **given: Any) -> None:
+        if whose := given.pop("whose", None):
+            given["tenant"] = given.get("tenant") or whose
+        said = {name: parted(value) if isinstance(value, tuple) else value for name, value in given.items()
+                if value not in (None, (), "")}
         body = {**members(op, fields, data), **said}
         if missing := [name for name, field in fields.items() if is_needed(op.takes, field) and name not in body]:
             spelled = missing[0].upper() if missing[0] in op.takes.needed[:1] else "--" + missing[0].replace("_", "-")
             raise click.UsageError(f"{op.name} needs {spelled}")
-        reply = call(op, url, token, body)
-        click.echo(reply) if as_json else show(op, msgspec.json.decode(reply))
+        answer(op, calling.connection(profile, url, token), body, as_json)
 
-    params = [*(option(op, field) for field in fields.values()), *CONNECTION]
+    params = [*(option(op, field) for field in fields.values()), *alike(op), *CONNECTION]
     return OperationCommand(op.name.replace("_", "-"), callback=run, params=params,
                             help=f"{op.summary}\n\n{op.text.strip()}", short_help=op.summary.rstrip("."))
 
@@ -246,28 +289,18 @@ def members(op: Operation, fields: Mapping[str, inspect.Field], data: msgspec.Ra
             for name, part in parts.items()}
 
 
-def call(op: Operation, url: str | None, token: str | None, body: Mapping[str, Any]) -> bytes:
-    """Call the gate; a refusal ends the program with its class as exit status."""
-    try:
-        with Http(url, token) as gate:
-            return gate.send(op.name, body)
-    except Refusal as no:
-        again = f" (try again in {no.retry_after:g} s)" if no.retry_after is not None else ""
-        raise ended(f"{no.code} ({no.status}): {plain(no.message)}{again}", STATUSES.get(no.status, BROKEN)) from None
-    except Unreachable as none:
-        raise ended(str(none), NO_GATE) from None
-    except ValueError as wrong:
-        raise ended(str(wrong), WRONG) from None
-
-
-def ended(message: str, status: int) -> click.exceptions.Exit:
-    """Print what went wrong; return what ends the program with this exit status."""
-    click.echo(f"Error: {message}", err=True)
-    return click.exceptions.Exit(status)
+def answer(op: Operation, at: Connection, body: Mapping[str, Any], as_json: bool) -> None:
+    """Call the gate and print what it says."""
+    if op.name == "run_task":
+        sys.exit(import_module("asyncgate.clients.follow").run_task(at, body, as_json))
+    with calling.gate_at(at) as gate:
+        reply = gate.send(op.name, body)
+    click.echo(reply) if as_json else show(op, msgspec.json.decode(reply))
 
 
 # From a reply to what a person reads.
 
+SEAL_DIGITS = 64        # of SHA-256
 TABLES = {
     "list_tasks": "task_id type status priority attempt created_by created_at held",
     "lease_next": "task_id lease_id fence type attempt expires_at payload",
@@ -283,19 +316,15 @@ TABLES = {
     "list_audit": "number timestamp severity event details",
     "list_seals": "number last_receipt_id count sealed_at hash",
 }
-OPENED = ("result", "server", "relationship", "upkeep")     # objects whose members get lines of their own
-IN_TABLE, IN_BLOCK = 40, 200
-UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
-TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|\+00:00)")
-
 
 def show(op: Operation, reply: dict[str, Any]) -> None:
-    """Print a reply: a list as a table, anything else as names and values."""
+    """Print a reply: a list as a table, anything else as names and values; what it warns of on stderr."""
+    for text in reply.pop("warnings", None) or ():
+        click.echo(f"warning: {plain(text)}", err=True)
     rows = next((value for value in reply.values() if isinstance(value, list)), None) if op.name in TABLES else None
     if rows is None:
-        return block(reply)
-    for line in table(TABLES[op.name].split(), rows) if rows else ["nothing"]:
-        click.echo(line)
+        return show_block(reply)
+    show_table(TABLES[op.name].split(), rows) if rows else click.echo("nothing")
     hint(op, reply)
 
 
@@ -306,63 +335,6 @@ def hint(op: Operation, reply: dict[str, Any]) -> None:
     elif (cursor := reply.get("cursor")) and op.name != "list_tasks":      # whose newest come first
         since = "since-receipt-id" if "since_receipt_id" in op.fields else "cursor"
         click.echo(f"from here on: --{since} {cursor}", err=True)
-
-
-def table(columns: list[str], rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Write rows under the names of their columns; a column with nothing in it is left out."""
-    cells = {column: [cell(reach(row, column), IN_TABLE) for row in rows] for column in columns}
-    wide = {name: max(len(name.split(".")[-1]), *map(len, held)) for name, held in cells.items() if any(held)}
-    yield "  ".join(f"{name.split('.')[-1].upper():{width}}" for name, width in wide.items()).rstrip()
-    for at in range(len(rows)):
-        yield "  ".join(f"{cells[name][at]:{width}}" for name, width in wide.items()).rstrip()
-
-
-def reach(row: Any, path: str) -> Any:
-    """Follow a dotted name into an object."""
-    for name in path.split("."):
-        row = row.get(name) if isinstance(row, dict) else None
-    return row
-
-
-def block(reply: dict[str, Any]) -> None:
-    """Print names and values; what is null is left out."""
-    rows = [(name, cell(value, IN_BLOCK)) for name, value in opened(reply) if value is not None]
-    wide = max((len(name) for name, _ in rows), default=0)
-    for name, value in rows:
-        click.echo(f"{name:{wide}}  {value}")
-
-
-def opened(reply: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """List the members of a reply, and those of its parts that deserve it."""
-    for name, value in reply.items():
-        if name in OPENED and isinstance(value, dict):
-            yield from ((f"{name}.{inner}", held) for inner, held in value.items())
-        else:
-            yield name, value
-
-
-def cell(value: Any, most: int) -> str:
-    """Write a value in one line: an id whole, a principal as its name, long JSON cut."""
-    if value is None or (value is False and most == IN_TABLE):
-        return ""
-    if isinstance(value, str):
-        moment = TIME.fullmatch(value)
-        return f"{moment[1]}Z" if moment else cut(plain(value), IN_BLOCK)
-    if isinstance(value, dict) and {"kind", "id"} <= value.keys() <= {"kind", "id", "instance_id"}:
-        return plain(f"{value['kind']} {value['id']}")
-    if isinstance(value, dict) and {"error", "message"} <= value.keys():
-        return plain(f"{value['error']}: {value['message']}")
-    return cut(plain(msgspec.json.encode(value).decode()), most)
-
-
-def cut(text: str, most: int) -> str:
-    """Leave the end of a long text away."""
-    return text if len(text) <= most else text[:most - 1] + "…"
-
-
-def plain(text: str) -> str:
-    """Spell out what would move the cursor, hide or turn text: others wrote it, and a terminal would obey."""
-    return UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 for _op in OPERATIONS.values():
@@ -386,26 +358,28 @@ def dev(configured: Configured, no_worker: bool) -> None:
 
 @commands.command()
 @click.option("--url", help=f"The gate to speak for; default ASYNCGATE_URL, else {DEFAULT_URL}.")
-@click.option("--token", help="The credential; default ASYNCGATE_API_KEY.")
+@click.option("--token", type=CREDENTIAL, metavar="TOKEN | @FILE", help="The credential; default ASYNCGATE_API_KEY.")
+@click.option("--profile", metavar="NAME", help="A gate that `asyncgate login` knows, instead of both.")
 @click.option("--agent", metavar="ID", help="The agent that speaks where a call names nobody.")
 @click.option("--underscores", is_flag=True, help="Name tools with underscores, for hosts that take no dots.")
 @click.option("--tools", default="", metavar="SETS", help="List the tools of these sets only: delegate,work,admin.")
 @configured
-def mcp(configured: Configured, url: str | None, token: str | None, agent: str | None, underscores: bool,
-        tools: str) -> None:
+def mcp(configured: Configured, url: str | None, token: str | None, profile: str | None, agent: str | None,
+        underscores: bool, tools: str) -> None:
     """Speak MCP on standard input and output, for hosts that start a program: Claude Desktop and others.
 
     With --url it speaks for a running gate; with --database it is a gate itself, for one host alone.
     """
     stdio, own = import_module("asyncgate.clients.mcp_stdio"), configured.origins["database.url"].startswith("flag")
-    if own and (url or token):
+    if own and (url or token or profile):
         raise click.UsageError("give --url for a running gate, or --database for one of its own, not both")
     import_module("asyncgate.parts.logs").start_logging(configured.settings)
     path = stdio.path_of(agent, underscores, tools)
     try:
-        asyncio.run(stdio.embedded(configured.settings, path) if own else stdio.to_running(url, token, path))
+        at = Connection(None, None) if own else calling.connection(profile, url, token)
+        asyncio.run(stdio.embedded(configured.settings, path) if own else stdio.to_running(*at, path))
     except ValueError as wrong:
-        raise click.ClickException(str(wrong)) from None
+        raise ended(str(wrong), WRONG) from None
     except (BrokenPipeError, KeyboardInterrupt):
         sys.exit(0)     # the host has gone
 
@@ -429,27 +403,28 @@ class Passing(click.Command):
 
 @commands.command(cls=Passing, epilog="Example: asyncgate worker --type ocr.page -- ./ocr.sh")
 @click.argument("what", metavar="[echo | sleep_then_return | http_get | -- PROGRAM]", required=False)
-@click.option("--ai", "profile", metavar="FILE", help="Do them with a language model and tools, as this profile says.")
+@click.option("--ai", "profile_file", metavar="FILE",
+              help="Do them with a language model and tools, as this profile says.")
 @click.option("--type", "types", multiple=True, metavar="TYPE", help="Type of task to take; may be repeated.")
-@click.option("--url", help=f"Where the gate is; default ASYNCGATE_URL, else {DEFAULT_URL}.")
-@click.option("--token", help="The credential; default ASYNCGATE_API_KEY.")
-@click.option("--worker-id", metavar="ID", help="The worker's name; default the host's. With a key, its principal's.")
+@click.option("--worker-id", metavar="ID", help="The worker's name; default its key's principal, or the host's.")
 @click.option("--worker-kind", metavar="KIND", help="The kind of the key's principal, where that is not worker.")
-@click.option("--capability", "capabilities", multiple=True, help="What it can do; may be repeated.")
+@click.option("--capabilities", "--capability", "capabilities", multiple=True, metavar="NAME,…",
+              callback=lambda ctx, param, given: parted(given), help="What it can do; may be repeated.")
 @click.option("--concurrency", type=click.IntRange(1, 1000), default=1, show_default=True, help="Tasks at a time.")
-@click.option("--ttl", "ttl_seconds", type=click.IntRange(1), help="Seconds that a lease lasts without a heartbeat.")
-@click.option("--drain", "drain_seconds", type=click.FloatRange(0), default=20.0, show_default=True,
-              help="Seconds that tasks have to end after SIGTERM.")
+@click.option("--ttl", "ttl_seconds", type=calling.Duration(1), help="How long a lease lasts without a heartbeat.")
+@click.option("--drain", "drain_seconds", type=DURATION, default=20.0, show_default="20s",
+              help="How long tasks have to end after SIGTERM.")
 @click.option("--state", type=click.Path(file_okay=False), help="Folder for what outlives the process.")
 @click.option("--forget", is_flag=True, help="Keep nothing on disk: no dead letters, another instance at every start.")
 @click.option("--allow", multiple=True, metavar="HOST", help="http_get: host or network to reach though not public.")
 @click.option("--plain-http", is_flag=True, help="http_get: allow http://, not https:// only.")
-@click.option("--timeout", "timeout_seconds", type=click.FloatRange(0, min_open=True), default=30.0, show_default=True,
-              help="http_get: seconds.")
+@click.option("--timeout", "timeout_seconds", type=calling.Duration(0.001), default=30.0, show_default="30s",
+              help="http_get: how long an answer may take.")
 @click.option("--lifeline", "quiet", is_flag=True, hidden=True)
+@at_gate
 @click.pass_context
-def worker(ctx: click.Context, /, what: str | None, profile: str | None, forget: bool, quiet: bool, **about: Any,
-           ) -> None:
+def worker(ctx: click.Context, /, at: Connection, what: str | None, profile_file: str | None, forget: bool,
+           quiet: bool, **about: Any) -> None:
     """Do tasks: three built-in kinds, any program that is called for each task, or a language model with tools.
 
     A program finds the payload as JSON on standard input, and ASYNCGATE_TASK_ID, ASYNCGATE_ATTEMPT and the like in its
@@ -462,7 +437,8 @@ def worker(ctx: click.Context, /, what: str | None, profile: str | None, forget:
     part, command = import_module("asyncgate.clients.worker_program"), ctx.meta["passed"]
     if what not in (None, *part.TASKS):
         raise click.UsageError(f"{what!r} is none of {', '.join(part.TASKS)}; a program stands behind --")
-    if [bool(what), bool(command), bool(profile)].count(True) != 1 or (command and not about["types"]):
+    about |= {"url": at.url, "token": at.token}
+    if [bool(what), bool(command), bool(profile_file)].count(True) != 1 or (command and not about["types"]):
         raise click.UsageError("say which tasks: echo, sleep_then_return, http_get, --ai FILE, "
                                "or --type TYPE -- PROGRAM")
     if quiet:
@@ -472,15 +448,14 @@ def worker(ctx: click.Context, /, what: str | None, profile: str | None, forget:
     else:
         del about["state"]
     try:
-        if profile:
-            for of_http_get in ("allow", "plain_http", "timeout_seconds"):
-                del about[of_http_get]
-            import_module("asyncgate.clients.worker_ai_command").run(profile, quiet=quiet, **about)
-        else:
-            part.run(what, command, quiet=quiet, **about)
-    except Refusal as no:
-        raise ended(f"{no.code} ({no.status}): {plain(no.message)}", STATUSES.get(no.status, BROKEN)) from None
-    except (OSError, ValueError) as wrong:
+        with calling.refusals():
+            if profile_file:
+                for of_http_get in ("allow", "plain_http", "timeout_seconds"):
+                    del about[of_http_get]
+                import_module("asyncgate.clients.worker_ai_command").run(profile_file, quiet=quiet, **about)
+            else:
+                part.run(what, command, quiet=quiet, **about)
+    except OSError as wrong:
         raise click.ClickException(str(wrong)) from None
 
 
@@ -495,8 +470,9 @@ def conformance(ctx: click.Context, urls: tuple[str, ...]) -> None:
 @commands.command()
 @click.option("--print-sql", is_flag=True, help="Print the SQL instead of running it; needs no connection.")
 @click.option("--after", type=int, default=0, metavar="NUMBER", help="With --print-sql: what this schema lacks.")
+@as_json
 @configured
-def migrate(configured: Configured, print_sql: bool, after: int) -> None:
+def migrate(configured: Configured, print_sql: bool, after: int, as_json: bool) -> None:
     """Create the database or bring its schema up to date.
 
     On SQLite `serve` does it too.  On Postgres run it as a superuser, or as the database's owner with CREATEROLE,
@@ -505,9 +481,9 @@ def migrate(configured: Configured, print_sql: bool, after: int) -> None:
     database, backends = configured.settings.database, import_module("asyncgate.backends")
     if print_sql:
         return click.echo(backends.migration_sql(database.url, after), nl=False)
-    for name in asyncio.run(backends.migrate(database.url, database)):
-        click.echo(f"applied {name}")
-    click.echo("the schema is up to date")
+    done = asyncio.run(backends.migrate(database.url, database))
+    said = (f"applied {name}" if name.endswith(".sql") else f"made again: {name}" for name in done)
+    put(as_json, {"applied": done}, *said, "the schema is up to date")
 
 
 @commands.command()
@@ -542,11 +518,25 @@ def openapi() -> None:
         (*OPERATIONS.values(), *LEASE_PROTOCOL), __version__))
 
 
+def seals_noted(ctx: click.Context, param: click.Parameter, said: tuple[str, ...]) -> tuple[str, ...]:
+    """See that each noted seal is whole: a part of a hash proves nothing."""
+    for one in said:
+        number, _, digest = one.partition(":")
+        if not number.isdecimal() or not re.fullmatch(r"[0-9a-f]*", digest):
+            raise click.BadParameter(f"{one!r} is no seal: give NUMBER:HASH, as `asyncgate seal-receipts` prints them")
+        if len(digest) != SEAL_DIGITS:
+            raise click.BadParameter(f"the hash of seal {number} has {SEAL_DIGITS} digits, and {digest!r} has "
+                                     f"{len(digest)}: give all of it")
+    return said
+
+
 @commands.command()
 @click.option("--ledger", is_flag=True, help="Hold every receipt against its seal, too.")
-@click.option("--seal", "anchors", metavar="NUMBER:HASH", multiple=True, help="With --ledger: a seal noted elsewhere.")
+@click.option("--seal", "anchors", metavar="NUMBER:HASH", multiple=True, callback=seals_noted,
+              help="With --ledger: a seal noted elsewhere, with its whole hash.")
+@as_json
 @configured
-def verify(configured: Configured, ledger: bool, anchors: tuple[str, ...]) -> None:
+def verify(configured: Configured, ledger: bool, anchors: tuple[str, ...], as_json: bool) -> None:
     """Check that a stored gate is sound; the server may go on meanwhile.
 
     Receipts match the states of their tasks, open obligations equal the evidence, created = discharged + open, and no
@@ -555,63 +545,18 @@ def verify(configured: Configured, ledger: bool, anchors: tuple[str, ...]) -> No
     Exit status 1 if anything is wrong.
     """
     url = existing(configured.settings.database.url)
-    status = told(asyncio.run(checked(url, configured.settings.database)), discreet(url))
-    if ledger or anchors:
-        part = import_module("asyncgate.clients.ledger")
-        status |= asyncio.run(part.held(url, configured.settings, anchors))
-    sys.exit(status)
-
-
-async def checked(url: str, database: Any = None) -> Any:
-    """Verify what is stored at a URL; return the verdict."""
-    backend = await import_module("asyncgate.backends").open_backend(url, settings=database)
-    with closing(Counter()) as counter:
-        try:
-            return await import_module("asyncgate.conformance.verify").verify(backend, progress=counter.show)
-        finally:
-            await backend.close()
-
-
-class Counter:
-    """One line on a terminal that tells how far something is; silent elsewhere."""
-
-    def __init__(self, text: str = "checked {:,} rows") -> None:
-        self.text, self.drawn, self.rows = text, False, 0
-
-    def add(self, rows: int) -> None:
-        """Count more, and draw the line anew."""
-        self.rows += rows
-        self.show(self.rows)
-
-    def show(self, rows: int) -> None:
-        """Draw the line anew."""
-        if sys.stderr.isatty():
-            click.echo(f"\r\x1b[K{self.text.format(rows)}", err=True, nl=False)
-            self.drawn = True
-
-    def close(self) -> None:
-        """Take the line away."""
-        if self.drawn:
-            click.echo("\r\x1b[K", err=True, nl=False)
-
-
-def counts(verdict: Any) -> str:
-    """Put the conservation law in one line."""
-    return (f"{verdict.tasks} tasks, {verdict.receipts} receipts; obligations: {verdict.created} created = "
-            f"{verdict.discharged} discharged + {verdict.open} open")
-
-
-def told(verdict: Any, what: str) -> int:
-    """Print a verdict; return the exit status."""
-    for problem in verdict.problems:
-        click.echo(plain(str(problem)))
-    click.echo(counts(verdict))
-    click.echo(f"audit logs: {verdict.audited} lines")
-    if verdict.archived:
-        click.echo(f"archive: {verdict.archived} receipts")
-    wrong = len(verdict.problems)
-    click.echo(f"{what}: {wrong} problem{'s' * (wrong > 1)}" if wrong else f"{what}: sound")
-    return BROKEN if wrong else 0
+    verdict = asyncio.run(verdicts.checked(url, configured.settings.database))
+    if not (ledger or anchors):
+        sys.exit(verdicts.told(verdict, discreet(url), as_json))
+    if not as_json:
+        verdicts.told(verdict, discreet(url))
+    part = import_module("asyncgate.clients.ledger")
+    found = asyncio.run(part.held(url, configured.settings, anchors))
+    if as_json:
+        verdicts.told(verdict, discreet(url), as_json, ledger=part.report(found))
+    else:
+        part.written(found, discreet(url))
+    sys.exit(BROKEN if verdict.problems or found.problems else 0)
 
 
 def existing(url: str, names: str = "--database names another") -> str:
@@ -629,14 +574,18 @@ def is_there(url: str) -> bool:
 
 @commands.command()
 @click.argument("target", type=click.Path(dir_okay=False))
+@as_json
 @configured
-def backup(configured: Configured, target: str) -> None:
+def backup(configured: Configured, target: str, as_json: bool) -> None:
     """Copy the database of a gate to a new file and verify the copy; the server may go on meanwhile."""
     url = existing(configured.settings.database.url)
     if os.path.lexists(target):
         raise click.ClickException(f"{target} is there already, and a backup overwrites nothing")
     verdict = copied(url, target, f"{os.path.abspath(target)}.partial")
-    sys.exit(told(verdict, f"{target} ({os.path.getsize(target):,} bytes)"))
+    size = os.path.getsize(target)
+    if as_json:
+        sys.exit(verdicts.told(verdict, target, as_json, bytes=size))
+    sys.exit(verdicts.told(verdict, f"{target} ({size:,} bytes)"))
 
 
 def copied(url: str, target: str, partial: str) -> Any:
@@ -648,7 +597,7 @@ def copied(url: str, target: str, partial: str) -> Any:
     try:
         click.echo(f"copying {discreet(url)}", err=True)
         asyncio.run(copy(url, partial))
-        verdict = asyncio.run(checked(f"sqlite:///{partial}"))
+        verdict = asyncio.run(verdicts.checked(f"sqlite:///{partial}"))
         os.link(partial, target)
         return verdict
     except OSError as error:
@@ -663,7 +612,8 @@ async def copy(url: str, target: str) -> None:
     try:
         if not hasattr(backend, "backup"):
             raise click.ClickException(f"the backend of {url.partition(':')[0]}: makes no copies; use its own tools")
-        await backend.backup(target)
+        with closing(Bar("copying", "pages")) as bar:
+            await backend.backup(target, bar.reach)
     finally:
         await backend.close()
 
@@ -672,7 +622,8 @@ async def copy(url: str, target: str) -> None:
 @click.argument("source")
 @click.argument("target")
 @click.option("--dry-run", is_flag=True, help="Write no row: say how much there is, and how much of it is missing.")
-def copy_gate(source: str, target: str, dry_run: bool) -> None:
+@as_json
+def copy_gate(source: str, target: str, dry_run: bool, as_json: bool) -> None:
     """Carry a whole gate into another database and prove that all of it is there.
 
     SOURCE and TARGET are database URLs, such as sqlite:///gate.db; of Postgres itself, not of a PgBouncer before it.
@@ -691,46 +642,54 @@ def copy_gate(source: str, target: str, dry_run: bool) -> None:
     """
     part = import_module("asyncgate.clients.copy")
     try:
-        status = asyncio.run(moved(part, source, target, dry_run))
+        status = asyncio.run(moved(part, source, target, dry_run, as_json))
     except part.TargetUsed as used:
         raise ended(plain(str(used)), CONFLICT) from None
-    except (part.CopyFailed, part.Served, GateError, SettingsError, StartupError) as wrong:
-        raise click.ClickException(plain(str(wrong))) from None
+    except (SettingsError, StartupError) as wrong:
+        raise calling.refused(wrong) from None
+    except (part.CopyFailed, part.Served, GateError) as wrong:
+        raise ended(plain(str(wrong)), BROKEN) from None
     except KeyboardInterrupt:
         raise ended("stopped before the end; the same command goes on from here", BROKEN) from None
     sys.exit(status)
 
 
-async def moved(part: Any, source: str, target: str, dry_run: bool) -> int:
+async def moved(part: Any, source: str, target: str, dry_run: bool, as_json: bool) -> int:
     """Open both sides so that nobody serves them, and copy; return the exit status."""
     if place(source) == place(target):
         raise StartupError("source and target are the same database")
     async with AsyncExitStack() as opened:
         old = await alone(part, opened, "source", existing(source, "SOURCE is the gate to be copied"))
         new = await alone(part, opened, "target", "memory:" if dry_run and not is_there(target) else target)
-        with closing(Counter()) as counter:
-            found = await part.survey(old, new, counter.add)
+        with closing(Bar("comparing", total=await verdicts.rows_of(old, [*part.TABLES]))) as bar:
+            found = await part.survey(old, new, bar.add)
         if not dry_run:
-            return await carried(part, old, new, found, discreet(target))
-    tallied(found, "source", "target", "missing")
-    click.echo("nothing was written")
+            return await carried(part, old, new, found, discreet(target), as_json)
+    tallied(found, as_json, "source", "target", "missing")
     return 0
 
 
-async def carried(part: Any, old: Any, new: Any, found: Mapping[str, Any], target: str) -> int:
-    """Write what is missing, and prove that it is there; return the exit status."""
+async def carried(part: Any, old: Any, new: Any, found: Mapping[str, Any], target: str, as_json: bool = False,
+                  more: Callable[[], Mapping[str, Any]] = dict) -> int:
+    """Write what is missing, and prove that it is there; return the exit status.
+
+    `more` is asked at the end for what else JSON is to say.
+    """
     rows = sum(tally.source for tally in found.values())
     if any(tally.missing for tally in found.values()):
-        with click.progressbar(length=rows, label="copying", file=sys.stderr) as bar:
-            await part.carry(old, new, bar.update)
-    with click.progressbar(length=rows, label="comparing", file=sys.stderr) as bar:
-        proved = await part.prove(old, new, bar.update)
-    with closing(Counter()) as counter:
-        verdict = await import_module("asyncgate.conformance.verify").verify(new, progress=counter.show)
-    tallied(proved, "source", "target", "source_sha256", "target_sha256")
+        with closing(Bar("copying", total=rows)) as bar:
+            await part.carry(old, new, bar.add)
+    with closing(Bar("comparing", total=rows)) as bar:
+        proved = await part.prove(old, new, bar.add)
+    verdict = await verdicts.verdict_on(new)
+    columns = ("source", "target", "source_sha256", "target_sha256")
+    if as_json:
+        return verdicts.told(verdict, target, as_json, tables=counted(proved, columns),
+                             fences_raised=proved["events"].moved, **more())
+    tallied(proved, False, *columns)
     click.echo(f"{proved['events'].moved} unfinished tasks have a fence raised by {FENCES_SKIPPED:,}, and an event "
                "task.moved beside those above")
-    return told(verdict, target)
+    return verdicts.told(verdict, target)
 
 
 async def alone(part: Any, opened: AsyncExitStack, side: str, url: str) -> Any:
@@ -741,17 +700,28 @@ async def alone(part: Any, opened: AsyncExitStack, side: str, url: str) -> Any:
         opened.push_async_callback(backend.close)
         await part.join(backend)
     except (StartupError, part.Served) as wrong:
-        raise StartupError(f"the {side} cannot be had alone: {wrong}") from None
+        status = getattr(wrong, "exit_status", BROKEN)      # that somebody serves it is nothing wrong with its name
+        kind = StartupError if status == WRONG else NotNow
+        raise kind(f"the {side} cannot be had alone: {wrong}") from None
     return backend
 
 
-def tallied(tallies: Mapping[str, Any], *columns: str) -> None:
+def counted(tallies: Mapping[str, Any], columns: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return what a walk has counted, table by table."""
+    rows = ((name, {"source": tally.source, "target": tally.target, "missing": tally.missing,
+                    "source_sha256": tally.source_hash.hexdigest()[:16],
+                    "target_sha256": tally.target_hash.hexdigest()[:16]}) for name, tally in tallies.items())
+    return [{"table": name, **{column: row[column] for column in columns}} for name, row in rows]
+
+
+def tallied(tallies: Mapping[str, Any], as_json: bool, *columns: str) -> None:
     """Print what a walk has counted."""
-    rows = [{"table": name, "source": tally.source, "target": tally.target, "missing": tally.missing,
-             "source_sha256": tally.source_hash.hexdigest()[:16], "target_sha256": tally.target_hash.hexdigest()[:16]}
-            for name, tally in tallies.items()]
-    for line in table(["table", *columns], rows):
-        click.echo(line)
+    rows = counted(tallies, columns)
+    if as_json:
+        return click.echo(msgspec.json.encode({"tables": rows}))
+    show_table(["table", *columns], rows)
+    if "missing" in columns:
+        click.echo("nothing was written")
 
 
 def place(url: str) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, Unpack
 import msgspec
 
 from asyncgate import OPERATIONS
-from asyncgate.clients.http import AsyncHttp, Refusal, Unreachable, pause_after
+from asyncgate.clients.http import AsyncHttp, Refusal, Unreachable, WrongAddress, pause_after
 from asyncgate.clients.operations import AsyncOperations, Names, TaskRecord, TaskTerms
 from asyncgate.parts.mcp_tools import IDEMPOTENT
 from asyncgate.parts.wire import AsPrincipal, Status
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 PATIENCE_SECONDS = 30.0     # for a call with all its repetitions, beyond what it asks the gate to wait
+QUIET_SECONDS = 1.0         # that a gate may be away before anybody is told
 LONG_POLL = 25.0            # that a question for an outcome stays open
 OVER = ("succeeded", "failed", "canceled")
 # Answers that come before anything is done, and one after which nobody knows.
@@ -133,7 +135,9 @@ class AsyncGate(AsyncOperations):
 
     async def ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:
         """Call an operation with what was said, and make its reply of what comes back."""
-        fields = {name: value for name, value in said.items() if name != "self" and value is not None}
+        needed = {"payload"} if said.get("payload_pointer") is None else set()      # None is a payload like another
+        fields = {name: value for name, value in said.items()
+                  if name != "self" and (value is not None or name in needed)}
         return decode(await self.send(operation, fields), reply)
 
     async def call(self, operation: str, /, **fields: Any) -> Any:
@@ -160,7 +164,7 @@ class AsyncGate(AsyncOperations):
 
     def _complete(self, op: Operation, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Say who asks, where nobody is named, and give the request what makes a repetition harmless."""
-        told = {name: value for name, value in fields.items() if value is not None}
+        told = {name: value for name, value in fields.items() if value is not None or name == "payload"}
         return repeatable(op.takes, {**self._who(op, told), **told})
 
     def _who(self, op: Operation, told: Mapping[str, Any]) -> dict[str, str]:
@@ -171,6 +175,8 @@ class AsyncGate(AsyncOperations):
             return {"worker_id": self.worker_id}
         return {}
 
+
+log = logging.getLogger("asyncgate.client")
 
 READERS: dict[Any, Callable[[bytes], Any]] = {}
 WHO = {"principal_id", "agent_id", "worker_id", "created_by"}
@@ -224,6 +230,7 @@ class Tries:
         self.waits = float(fields.get("wait_seconds", 30.0 if op.name == "run_task" else 0.0))
         self.seconds = patience_seconds + self.waits
         self.last: Exception | None = None
+        self.told = False
         self.harmless = op.kind != "W" or op.name in IDEMPOTENT or any(
             name in op.takes.__struct_fields__ for name in MADE_UP) or op.name in ("create_tasks", "bootstrap")
 
@@ -239,11 +246,17 @@ class Tries:
         self.count, self.last = self.count + 1, error
         pause = pause_after(self.count)
         pause += (error.retry_after or 0.0) if isinstance(error, Refusal) else 0.0
-        if not self._may_repeat(error) or time.monotonic() - self.began + pause > self.seconds:
+        passed = time.monotonic() - self.began
+        if not self._may_repeat(error) or passed + pause > self.seconds:
             raise error
+        if passed > QUIET_SECONDS and not self.told:
+            self.told = True
+            log.warning("%s: %s; trying on for %.0f s", self.op.name, error, self.seconds - passed)
         return pause
 
     def _may_repeat(self, error: Refusal | Unreachable) -> bool:
+        if isinstance(error, WrongAddress):
+            return False
         if isinstance(error, Unreachable):
             return self.harmless or not error.sent
         if error.code in OUTCOME_UNKNOWN:

@@ -24,9 +24,9 @@ import click
 from msgspec import Struct
 
 from asyncgate import TERMINATES
-from asyncgate.clients.cli import checked, counts
 from asyncgate.clients.dev import lifeline, start, stop
 from asyncgate.clients.http import Http, Refusal, Unreachable
+from asyncgate.clients.verdicts import checked, counts
 from asyncgate.clients.worker import Job, Worker
 
 TASKS = 20

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0   # between two tries, of every program here
+NO_HOST = ("Name or service not known", "nodename nor servname", "No address associated")
+ENDINGS = ("/v1", "/mcp", "/mcp/u", "/docs")
 PATIENCE_SECONDS = 30.0     # for an answer, beyond what the request itself asks the gate to wait
 
 
@@ -53,17 +55,22 @@ class Unreachable(Exception):
         self.sent = sent
 
 
+class WrongAddress(Unreachable):
+    """Somebody is there, or nobody can be, and trying again changes nothing."""
+
+
 class Exchange:
     """What both callers share: which request an operation is, and what its answer means."""
 
     patience_seconds = PATIENCE_SECONDS
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
-        self.url = (url or os.environ.get("ASYNCGATE_URL") or DEFAULT_URL).rstrip("/")
-        self.token = os.environ.get("ASYNCGATE_API_KEY", "") if token is None else token
+        self.url = root_of(url or os.environ.get("ASYNCGATE_URL") or DEFAULT_URL)
+        self.token = token_of_environment() if token is None else token
         where = place_of(self.url)
         if not fit(self.token):        # the libraries below would name it, and it is a secret
             raise ValueError("the gate's credential holds a character that no header can (a line break at its end?)")
+        keep_private(self.token, self.url)
         self.settings: dict[str, Any] = {
             "headers": {"authorization": f"Bearer {self.token}"} if self.token else {},
             "verify": where.scheme == "https",          # loading certificates takes longer than a call
@@ -73,7 +80,7 @@ class Exchange:
     def request(self, operation: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the request that calls an operation: path from the ids, the rest as query or as JSON body."""
         verb, path = OPERATIONS[operation].rest[0]
-        said = {name: value for name, value in fields.items() if value is not None}
+        said = {name: value for name, value in fields.items() if value is not None or name == "payload"}
         for name in [name for name in said if f"{{{name}}}" in path]:
             path = path.replace(f"{{{name}}}", quote(str(said.pop(name)), safe=""))
         if "{" in path:
@@ -102,12 +109,67 @@ class Exchange:
         """Say in one line why there was no answer."""
         import httpx2
 
+        if why := misunderstood(self.url, str(error)):
+            return WrongAddress(why, sent=False)
+        if any(sign in str(error) for sign in NO_HOST):
+            return Unreachable(f"there is no host named {urlsplit(self.url).hostname}", sent=False)
         if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
             return Unreachable(f"no gate answers at {self.url}; start one with `asyncgate dev`", sent=False)
         if isinstance(error, httpx2.TimeoutException):
             return Unreachable(f"the gate at {self.url} took the request but did not answer in time")
+        tls = f" (if it speaks TLS, its address is {self.url.replace('http', 'https', 1)})"
         return Unreachable(f"the connection to {self.url} broke before the answer came: "
-                           f"{str(error) or type(error).__name__}")
+                           f"{str(error) or type(error).__name__}"
+                           f"{tls * (self.url.startswith('http:') and 'without sending' in str(error))}")
+
+
+def root_of(url: str) -> str:
+    """Return the address of the gate itself, also where that of its REST interface, of MCP or of a page was copied."""
+    url = url.rstrip("/")
+    return next((url.removesuffix(ending) for ending in ENDINGS if url.endswith(ending)), url)
+
+
+def token_of_environment() -> str:
+    """Return the credential that the environment has, or names the file of; raises ValueError."""
+    token, path = os.environ.get("ASYNCGATE_API_KEY", ""), os.environ.get("ASYNCGATE_API_KEY_FILE")
+    if token and path:
+        raise ValueError("ASYNCGATE_API_KEY and ASYNCGATE_API_KEY_FILE are both set; one of them is enough")
+    return token_in(path, "ASYNCGATE_API_KEY_FILE") if path else token
+
+
+def token_in(path: str, origin: str) -> str:
+    """Read a credential from a file; raises ValueError."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            token = file.read().strip()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{origin}: {path!r} cannot be read: {getattr(error, 'strerror', error)}") from None
+    if not token:
+        raise ValueError(f"{origin}: {path!r} is empty")
+    return token
+
+
+def keep_private(token: str, url: str) -> None:
+    """See that a credential can be read by nobody on its way; raises ValueError."""
+    if token and not is_private(urlsplit(url)):
+        raise ValueError(f"{url} is plain HTTP, and everybody on the way could read the credential: use https://, or "
+                         "set ASYNCGATE_PLAIN_HTTP=true if the network is your own")
+
+
+def is_private(where: SplitResult) -> bool:
+    """Whether nobody on the way can read what is sent there, or the user has said that it does not matter."""
+    return (where.scheme == "https" or loopback(where.hostname or "")
+            or os.environ.get("ASYNCGATE_PLAIN_HTTP", "").lower() in ("1", "true", "yes"))
+
+
+def misunderstood(url: str, said: str) -> str:
+    """Say what is wrong with an address, if that is what an error of the transport says."""
+    if "CERTIFICATE_VERIFY_FAILED" in said:
+        why = said.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or "it is not trusted"
+        return f"the certificate of {url} is refused: {why}; SSL_CERT_FILE names a file of other authorities"
+    if url.startswith("https:") and ("WRONG_VERSION_NUMBER" in said or "record layer failure" in said.lower()):
+        return f"{url} does not speak TLS; is its address {url.replace('https', 'http', 1)}?"
+    return ""
 
 
 def place_of(url: str) -> SplitResult:
@@ -173,7 +235,7 @@ class Http(Exchange):
         try:
             return self.reply(self.client.request(**self.request(operation, fields)))
         except httpx2.TransportError as error:
-            raise self.unreachable(error) from error
+            raise self.unreachable(error) from None
 
 
 class AsyncHttp(Exchange):
@@ -206,4 +268,4 @@ class AsyncHttp(Exchange):
         try:
             return self.reply(await self.client.request(**self.request(operation, fields)))
         except httpx2.TransportError as error:
-            raise self.unreachable(error) from error
+            raise self.unreachable(error) from None

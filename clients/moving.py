@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack, closing
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import click
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from asyncgate import Engine, GateError, StartupError, configured
-from asyncgate.clients import carry, cli, recovery
+from asyncgate import Engine, GateError, Receipt, StartupError, configured
+from asyncgate.clients import calling, carry, cli, recovery, verdicts
+from asyncgate.clients.calling import BROKEN, CONFLICT, NO_GATE, as_json, ended
 from asyncgate.clients.receipts import receipts, said_of
+from asyncgate.clients.terminal import Bar, plain
 from asyncgate.parts.settings import Configured, Settings, SettingsError, discreet
 
 
@@ -31,8 +35,9 @@ def integrated(settings: Settings) -> Settings:
 @click.option("--tenant", "tenants", metavar="ID", multiple=True,
               help="Only this tenant; may be given several times.  With --file: whose receipts they become there.")
 @click.option("--after", metavar="TENANT:ID", default="", help="Begin behind this receipt, where an earlier push was.")
+@as_json
 @configured
-def push(configured: Configured, file: str | None, tenants: tuple[str, ...], after: str) -> None:
+def push(configured: Configured, file: str | None, tenants: tuple[str, ...], after: str, as_json: bool) -> None:
     """Send all receipts of a gate, or of an exported FILE, to the ledger of the settings.
 
     The way from standalone into a ledger: memorygate.url says where it is, whatever receipt_mode still says.  All
@@ -45,40 +50,46 @@ def push(configured: Configured, file: str | None, tenants: tuple[str, ...], aft
     Exit status 0: the ledger has them all.  5: some it has not.  7: it does not answer.
     """
     settings, part = integrated(configured.settings), import_module("asyncgate.backends.receipts_push")
-    tally = part.Tally()
+    tally, refusals = part.Tally(), list[dict[str, str]]()
     try:
         with said_of(file or "the database"):
-            verified = file and verified_file(file)
-        with closing(cli.Counter("sent {:,} receipts")) as counter:
-            asyncio.run(pushed(settings, file, verified, tenants, after, tally, counter))
+            verified = verified_file(file) if file else None
+        with closing(Bar("sending", "receipts", verified.receipts if verified else None)) as bar:
+            asyncio.run(pushed(settings, file, owner_of(verified), tenants, after, tally, bar,
+                               told_of(refusals, as_json)))
     except part.Away as away:
-        report(tally)
-        raise cli.ended(f"{cli.plain(str(away))}; {further(tally)}", cli.NO_GATE) from None
+        report(tally, refusals, as_json)
+        raise ended(f"{plain(str(away))}; {further(tally)}", NO_GATE) from None
     except KeyboardInterrupt:
-        report(tally)
-        raise cli.ended(f"stopped before the end; {further(tally)}", cli.BROKEN) from None
-    except (GateError, SettingsError, StartupError) as wrong:
-        raise click.ClickException(cli.plain(str(wrong))) from None
-    report(tally)
-    sys.exit(cli.CONFLICT if tally.refused or tally.lost else 0)
+        report(tally, refusals, as_json)
+        raise ended(f"stopped before the end; {further(tally)}", BROKEN) from None
+    except (SettingsError, StartupError) as wrong:
+        raise calling.refused(wrong) from None
+    except GateError as wrong:
+        raise ended(plain(str(wrong)), BROKEN) from None
+    report(tally, refusals, as_json)
+    sys.exit(CONFLICT if tally.refused or tally.lost else 0)
 
 
-def verified_file(file: str) -> str:
-    """See that a file is as it was written; return whose receipts it has."""
-    with closing(cli.Counter("checked {:,} receipts")) as counter:
-        header = carry.required(file, counter.add).header
-    assert header is not None
-    return header.tenant_id
+def verified_file(file: str) -> carry.Verdict:
+    """See that a file is as it was written; return what it has."""
+    with closing(Bar("checking", "receipts")) as bar:
+        return carry.required(file, bar.add)
+
+
+def owner_of(verified: carry.Verdict | None) -> str | None:
+    """Return whose receipts a file has."""
+    return verified.header.tenant_id if verified and verified.header else None
 
 
 async def pushed(settings: Settings, file: str | None, of_file: str | None, tenants: tuple[str, ...], after: str,
-                 tally: Any, counter: cli.Counter) -> None:
+                 tally: Any, bar: Bar, refused: Callable[[str, str], None]) -> None:
     """Send what was asked for."""
     part = import_module("asyncgate.backends.receipts_push")
     sink = import_module("asyncgate.backends.receipts_sinks").open_sink(settings)
     async with AsyncExitStack() as opened:
         opened.push_async_callback(sink.close)
-        push = part.Push(sink, settings, tally, counter.add, refused)
+        push = part.Push(sink, settings, tally, bar.add, refused)
         first, _, behind = after.partition(":")
         if file is not None:
             if not sink.reads:
@@ -87,15 +98,20 @@ async def pushed(settings: Settings, file: str | None, of_file: str | None, tena
             await push.send(tenant_id, part.from_file(push, tenant_id, carry.batches(file), behind))
             return
         backend = await recovery.beside(opened, cli.existing(settings.database.url), settings)
+        bar.of(None if after or tenants else await verdicts.rows_of(backend, [Receipt]))
         source = part.FromDatabase(Engine(backend, settings), push)
         for tenant_id in sorted(tenants or await backend.tenants()):
             if tenant_id >= first:
                 await push.send(tenant_id, source.pages(tenant_id, behind if tenant_id == first else ""))
 
 
-def refused(receipt_id: str, why: str) -> None:
-    """Name a receipt that the ledger does not have now."""
-    click.echo(cli.plain(f"{receipt_id}: {why}"))
+def told_of(refusals: list[dict[str, str]], as_json: bool) -> Callable[[str, str], None]:
+    """Return what names a receipt that the ledger does not have now: at once, or in the list for JSON."""
+    def refused(receipt_id: str, why: str) -> None:
+        refusals.append({"receipt_id": receipt_id, "why": why})
+        if not as_json:
+            click.echo(plain(f"{receipt_id}: {why}"))
+    return refused
 
 
 def further(tally: Any) -> str:
@@ -103,11 +119,12 @@ def further(tally: Any) -> str:
     return f"what went is there, and the same command goes on{f' with --after {tally.after}' * bool(tally.after)}"
 
 
-def report(tally: Any) -> None:
+def report(tally: Any, refusals: list[dict[str, str]], as_json: bool) -> None:
     """Say what became of the receipts."""
     more = f", {tally.passed_over} are none of its business" * bool(tally.passed_over)
     lost = f", {tally.lost} are lost" * bool(tally.lost)
-    click.echo(f"the ledger has {tally.taken} of the receipts and refuses {tally.refused}{lost}{more}")
+    verdicts.put(as_json, {**asdict(tally), "refusals": refusals},
+                 f"the ledger has {tally.taken} of the receipts and refuses {tally.refused}{lost}{more}")
 
 
 # And back.
@@ -116,8 +133,9 @@ def report(tally: Any) -> None:
 @receipts.command()
 @click.argument("target", metavar="TARGET")
 @click.option("--leave-lost", is_flag=True, help="Go on without what the ledger lost or changed; hashes of it stay.")
+@as_json
 @configured
-def home(configured: Configured, target: str, leave_lost: bool) -> None:
+def home(configured: Configured, target: str, leave_lost: bool, as_json: bool) -> None:
     """Bring the receipts of a gate home from its ledger: a copy of the gate at TARGET has them whole.
 
     The way from a ledger back to standalone.  The settings are still those of integrated mode and name the gate's
@@ -132,19 +150,21 @@ def home(configured: Configured, target: str, leave_lost: bool) -> None:
     """
     copying, part = import_module("asyncgate.clients.copy"), import_module("asyncgate.backends.receipts_home")
     try:
-        status = asyncio.run(brought(recovery.patient(configured.settings), target, leave_lost))
+        status = asyncio.run(brought(recovery.patient(configured.settings), target, leave_lost, as_json))
     except import_module("asyncgate.backends.receipts_collected").Unreadable as away:
-        raise cli.ended(f"{cli.plain(str(away))}; nothing was written", cli.NO_GATE) from None
+        raise ended(f"{plain(str(away))}; nothing was written", NO_GATE) from None
     except (copying.TargetUsed, part.InTheWay, part.NoBody) as no:
-        raise cli.ended(cli.plain(str(no)), cli.CONFLICT) from None
-    except (copying.CopyFailed, copying.Served, GateError, SettingsError, StartupError) as wrong:
-        raise click.ClickException(cli.plain(str(wrong))) from None
+        raise ended(plain(str(no)), CONFLICT) from None
+    except (SettingsError, StartupError) as wrong:
+        raise calling.refused(wrong) from None
+    except (copying.CopyFailed, copying.Served, GateError) as wrong:
+        raise ended(plain(str(wrong)), BROKEN) from None
     except KeyboardInterrupt:
-        raise cli.ended("stopped before the end; the same command goes on from here", cli.BROKEN) from None
+        raise ended("stopped before the end; the same command goes on from here", BROKEN) from None
     sys.exit(status)
 
 
-async def brought(settings: Settings, target: str, leave_lost: bool) -> int:
+async def brought(settings: Settings, target: str, leave_lost: bool, as_json: bool) -> int:
     """Compare, then copy with bodies, and say what came; return the exit status."""
     source, copying = settings.database.url, import_module("asyncgate.clients.copy")
     if cli.place(source) == cli.place(target):
@@ -156,22 +176,29 @@ async def brought(settings: Settings, target: str, leave_lost: bool) -> int:
         backend = await cli.alone(copying, opened, "database", cli.existing(source))
         there = part.Home(backend, sink, lenient=leave_lost)
         opened.callback(there.close)
-        with closing(cli.Counter("read {:,} rows")) as counter:
-            findings = await there.collect({Engine(backend, settings).instance, backend.instance}, counter.add)
+        with closing(Bar("reading")) as bar:
+            findings = await there.collect({Engine(backend, settings).instance, backend.instance}, bar.add)
         with closing(findings):
             part.in_the_way(findings, leave_lost)
             waiting, foreign = findings.waiting + findings.counts["parked"], findings.foreign
         new = await cli.alone(copying, opened, "target", target)
-        with closing(cli.Counter()) as counter:
-            found = await copying.survey(there, new, counter.add)
-        status = await cli.carried(copying, there, new, found, discreet(target))
-        came(there.brought.values(), waiting, foreign)
+        with closing(Bar("comparing")) as bar:
+            found = await copying.survey(there, new, bar.add)
+        totals = partial(sums, there.brought.values(), waiting, foreign)
+        status = await cli.carried(copying, there, new, found, discreet(target), as_json, totals)
+        if not as_json:
+            came(**totals())
         return status
 
 
-def came(brought: Any, waiting: int, foreign: int) -> None:
+def sums(brought: Any, waiting: int, foreign: int) -> dict[str, int]:
+    """Count what has come home."""
+    return {**{name: sum(getattr(one, name) for one in brought) for name in ("filled", "own", "bare")},
+            "waiting": waiting, "foreign": foreign}
+
+
+def came(*, filled: int, own: int, bare: int, waiting: int, foreign: int) -> None:
     """Say what has come home."""
-    filled, own, bare = (sum(getattr(one, name) for one in brought) for name in ("filled", "own", "bare"))
     click.echo(f"{filled} receipts have come home, {own} were whole here")
     if bare:
         click.echo(f"{bare} are hashes only: the ledger lost or changed what they said")

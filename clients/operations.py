@@ -15,7 +15,6 @@ from asyncgate.parts.wire import (
     Configuration,
     Created,
     CreatedBy,
-    Delivery,
     Healthy,
     Items,
     Kind,
@@ -23,6 +22,7 @@ from asyncgate.parts.wire import (
     Leases,
     LedgerLag,
     Ok,
+    Owner,
     Principal,
     Relationship,
     Released,
@@ -35,6 +35,7 @@ from asyncgate.parts.wire import (
     Status,
     Terminator,
     Timeouts,
+    You,
 )
 from asyncgate.parts.wire_admin import (
     IssuedKey,
@@ -98,7 +99,7 @@ class TaskTerms(TypedDict, total=False):
     success_criteria: Any
     expected_outcome_kind: str | None
     expected_artifact_mime: str | None
-    result_delivery: Delivery | None
+    result_delivery: str | None
     timeouts: Timeouts | Mapping[str, Any] | None
     created_by: CreatedBy | Mapping[str, Any] | None
 
@@ -149,13 +150,13 @@ class TaskRecord(Struct, kw_only=True):
     success_criteria: Any = None
     expected_outcome_kind: str | None = None
     expected_artifact_mime: str | None = None
-    result_delivery: Delivery | None = None
+    result_delivery: str | None = None
     timeouts: Timeouts | None = None
     task_id: str
     tenant_id: str
     type: str
     status: Status
-    created_by: Principal
+    created_by: Owner
     principal_ai: str
     payload: Any
     payload_pointer: str | None = None
@@ -233,7 +234,7 @@ class Offer(Struct, kw_only=True):
     success_criteria: Any = None
     expected_outcome_kind: str | None = None
     expected_artifact_mime: str | None = None
-    result_delivery: Delivery | None = None
+    result_delivery: str | None = None
     timeouts: Timeouts | None = None
     task_id: str
     lease_id: str
@@ -243,7 +244,7 @@ class Offer(Struct, kw_only=True):
     payload_pointer: str | None = None
     requirements: Any
     principal_ai: str
-    created_by: Principal
+    created_by: Owner
     tenant_id: str
     attempt: int
     expires_at: datetime
@@ -254,9 +255,10 @@ class Offer(Struct, kw_only=True):
 
 
 class Offers(Struct, kw_only=True):
-    """The tasks that this claim got; an empty list when there are none."""
+    """The tasks that this claim got; an empty list when there are none, and a warning where a limit is the reason."""
 
     tasks: list[Offer]
+    warnings: list[str] | None = None
 
 
 class Receipts(Struct, kw_only=True):
@@ -396,10 +398,10 @@ class AsyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: Delivery | None = None,
-        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
-        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
+        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> Created:
         """Queue one task for any worker that has the capabilities it requires.
 
@@ -422,7 +424,7 @@ class AsyncOperations:
     async def create_tenant(
         self, name: str, *, tenant: str | None = None, tier: Tier | None = None, tenant_id: str | None = None,
     ) -> TenantRecord:
-        """Make a tenant, with a name and a tier; making one again returns it as it is.
+        """Make a tenant, with a unique name and a tier; making one again returns it as it is.
 
         For the operator.  Then issue_key gives it its first key.  One transaction.  Spec 21.3.1.
         """
@@ -451,9 +453,9 @@ class AsyncOperations:
         return await self.ask("export_receipts", Exported, locals())
 
     async def fail(
-        self, task_id: str, lease_id: str, *, fence: int | None = None, error: Any = None,
-        retryable: bool | None = None, retry_after_seconds: float | None = None, tenant_id: str | None = None,
-        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        self, task_id: str, lease_id: str, error: Any, *, fence: int | None = None, retryable: bool | None = None,
+        retry_after_seconds: float | None = None, tenant_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Released:
         """End an attempt badly: the task waits and is offered again if retryable and attempts remain, else it failed.
 
@@ -654,7 +656,10 @@ class AsyncOperations:
         agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
         worker_instance_id: str | None = None,
     ) -> Ok:
-        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew."""
+        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew.
+
+        A task that has ended stays as it is: the answer is `ok: false` with its status.
+        """
         return await self.ask("release_hold", Ok, locals())
 
     async def release_lease(
@@ -677,9 +682,8 @@ class AsyncOperations:
         return await self.ask("renew_lease", Renewed, locals())
 
     async def report_progress(
-        self, task_id: str, lease_id: str, *, fence: int | None = None, progress: Any = None,
-        tenant_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
-        worker_instance_id: str | None = None,
+        self, task_id: str, lease_id: str, progress: Any, *, fence: int | None = None, tenant_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Ok:
         """Report progress; if this worker is lost, the next one is handed it as a checkpoint."""
         return await self.ask("report_progress", Ok, locals())
@@ -746,11 +750,10 @@ class AsyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: Delivery | None = None,
-        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
-        wait_seconds: float | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
-        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
-        agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
+        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, wait_seconds: float | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> TaskRecord:
         """Queue one task and wait up to wait_seconds (30 at most) for its outcome.
 
@@ -797,6 +800,15 @@ class AsyncOperations:
         For the operator.  Its tasks stay as they are, its leases run out.  Spec 21.9.
         """
         return await self.ask("suspend_tenant", TenantRecord, locals())
+
+    async def whoami(
+        self, *, tenant_id: str | None = None,
+    ) -> You:
+        """Tell who the credential stands for, and what it may do.
+
+        With bound: false it stands for everybody: each request says who makes it (principal_id, worker_id).
+        """
+        return await self.ask("whoami", You, locals())
 
 
 class SyncOperations:
@@ -884,10 +896,10 @@ class SyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: Delivery | None = None,
-        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
-        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
-        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
+        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, tenant_id: str | None = None,
+        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
+        agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> Created:
         """Queue one task for any worker that has the capabilities it requires.
 
@@ -910,7 +922,7 @@ class SyncOperations:
     def create_tenant(
         self, name: str, *, tenant: str | None = None, tier: Tier | None = None, tenant_id: str | None = None,
     ) -> TenantRecord:
-        """Make a tenant, with a name and a tier; making one again returns it as it is.
+        """Make a tenant, with a unique name and a tier; making one again returns it as it is.
 
         For the operator.  Then issue_key gives it its first key.  One transaction.  Spec 21.3.1.
         """
@@ -939,9 +951,9 @@ class SyncOperations:
         return self.ask("export_receipts", Exported, locals())
 
     def fail(
-        self, task_id: str, lease_id: str, *, fence: int | None = None, error: Any = None,
-        retryable: bool | None = None, retry_after_seconds: float | None = None, tenant_id: str | None = None,
-        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        self, task_id: str, lease_id: str, error: Any, *, fence: int | None = None, retryable: bool | None = None,
+        retry_after_seconds: float | None = None, tenant_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Released:
         """End an attempt badly: the task waits and is offered again if retryable and attempts remain, else it failed.
 
@@ -1142,7 +1154,10 @@ class SyncOperations:
         agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
         worker_instance_id: str | None = None,
     ) -> Ok:
-        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew."""
+        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew.
+
+        A task that has ended stays as it is: the answer is `ok: false` with its status.
+        """
         return self.ask("release_hold", Ok, locals())
 
     def release_lease(
@@ -1165,9 +1180,8 @@ class SyncOperations:
         return self.ask("renew_lease", Renewed, locals())
 
     def report_progress(
-        self, task_id: str, lease_id: str, *, fence: int | None = None, progress: Any = None,
-        tenant_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
-        worker_instance_id: str | None = None,
+        self, task_id: str, lease_id: str, progress: Any, *, fence: int | None = None, tenant_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Ok:
         """Report progress; if this worker is lost, the next one is handed it as a checkpoint."""
         return self.ask("report_progress", Ok, locals())
@@ -1234,11 +1248,10 @@ class SyncOperations:
         max_attempts: int | None = None, retry_backoff_seconds: int | None = None, delay_seconds: float | None = None,
         max_expiries: int | None = None, task_summary: str | None = None, instructions: str | None = None,
         success_criteria: Any = None, expected_outcome_kind: str | None = None,
-        expected_artifact_mime: str | None = None, result_delivery: Delivery | None = None,
-        timeouts: Timeouts | Mapping[str, Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None,
-        wait_seconds: float | None = None, tenant_id: str | None = None, principal_kind: Kind | None = None,
-        principal_id: str | None = None, principal_instance_id: str | None = None, agent_id: str | None = None,
-        agent_instance_id: str | None = None,
+        expected_artifact_mime: str | None = None, result_delivery: str | None = None, timeouts: Timeouts | Mapping[str,
+        Any] | None = None, created_by: CreatedBy | Mapping[str, Any] | None = None, wait_seconds: float | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
     ) -> TaskRecord:
         """Queue one task and wait up to wait_seconds (30 at most) for its outcome.
 
@@ -1285,3 +1298,12 @@ class SyncOperations:
         For the operator.  Its tasks stay as they are, its leases run out.  Spec 21.9.
         """
         return self.ask("suspend_tenant", TenantRecord, locals())
+
+    def whoami(
+        self, *, tenant_id: str | None = None,
+    ) -> You:
+        """Tell who the credential stands for, and what it may do.
+
+        With bound: false it stands for everybody: each request says who makes it (principal_id, worker_id).
+        """
+        return self.ask("whoami", You, locals())

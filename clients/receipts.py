@@ -15,32 +15,18 @@ import msgspec
 from msgspec import Struct, field
 
 from asyncgate import TERMINATES
-from asyncgate.clients import cli
-from asyncgate.clients.http import Http, Refusal, Unreachable
+from asyncgate.clients.calling import BROKEN, CONFLICT, ID, Group, as_json, at_gate, ended, gate_at
+from asyncgate.clients.http import Http, Refusal
+from asyncgate.clients.profiles import Connection
+from asyncgate.clients.terminal import STYLES, Bar, plain
+from asyncgate.clients.verdicts import put
 
 PAGE = 200      # receipts of one call
 
-connection = cli.CONNECTION[1:3]
 
-
-@click.group()
+@click.group(cls=Group)
 def receipts() -> None:
     """Look at the receipts of a gate and carry them elsewhere."""
-
-
-@contextmanager
-def gate_at(url: str | None, token: str | None) -> Iterator[Http]:
-    """Call a gate; a refusal ends the program with its class as exit status."""
-    try:
-        with Http(url, token) as gate:
-            yield gate
-    except Refusal as no:
-        raise cli.ended(f"{no.code} ({no.status}): {cli.plain(no.message)}",
-                        cli.STATUSES.get(no.status, cli.BROKEN)) from None
-    except Unreachable as none:
-        raise cli.ended(str(none), cli.NO_GATE) from None
-    except ValueError as wrong:
-        raise cli.ended(str(wrong), cli.WRONG) from None
 
 
 # The tree.
@@ -68,30 +54,26 @@ class Strokes(NamedTuple):
 
 BOXES = Strokes("├─ ", "╰─ ", "│  ", "→", "○ open", "↖")
 ASCII = Strokes("|- ", "`- ", "|  ", "->", "(open)", "also answers")
-COLOURS = {"task.completed": "green", "task.failed": "red", "task.canceled": "magenta", "lease.expired": "yellow",
-           "system.anomaly": "red"}
 
 
 @receipts.command()
-@click.argument("task_id", metavar="TASK")
+@click.argument("task_id", metavar="TASK", type=ID)
 @click.option("--ascii", "as_ascii", is_flag=True, help="Draw with ASCII characters alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: each receipt with its children.")
-def tree(task_id: str, as_ascii: bool, as_json: bool, url: str | None, token: str | None) -> None:
+@at_gate
+def tree(at: Connection, task_id: str, as_ascii: bool, as_json: bool) -> None:
     """Draw the chain of receipts of a task: who told whom what, when, and what nobody has answered yet."""
-    with gate_at(url, token) as gate:
+    with gate_at(at) as gate:
         task = task_of(gate, task_id)
         roots = grown(list(listed(gate, task_id)), discharged(gate))
     if as_json:
         return click.echo(msgspec.json.encode({"task_id": task_id, "status": task["status"], "receipts": roots}))
     strokes = ASCII if as_ascii or not speaks(BOXES) else BOXES
     head = "  ".join(word for word in (f"task {task_id}", task["type"], task["status"]) if word)
-    click.echo(cli.plain(head) + ("" if roots else "  (it has no receipts any more: they are in the archive)"))
+    click.echo(plain(head) + ("" if roots else "  (it has no receipts any more: they are in the archive)"))
     since = moment(roots[0].receipt) if roots else None
     for line in drawn(roots, strokes, since):
         click.echo(line)
-
-
-tree.params += connection
 
 
 def task_of(gate: Http, task_id: str) -> dict[str, Any]:
@@ -171,13 +153,13 @@ def drawn(nodes: list[Node], strokes: Strokes, since: datetime | None, before: s
 def written(node: Node, strokes: Strokes, since: datetime | None) -> str:
     """Write one receipt in a line: what, from whom to whom, when, whether something is open."""
     receipt = node.receipt
-    what = click.style(cli.plain(label(receipt)), fg=COLOURS.get(receipt["receipt_type"]), bold=True)
-    ends = cli.plain(f"{named(receipt['from'])} {strokes.arrow} {named(receipt['to'])}")
-    parts = [what, ends, click.style(f"{when(receipt, since)}  {cli.plain(receipt['receipt_id'])}", dim=True)]
+    what = click.style(plain(label(receipt)), fg=STYLES.get(receipt["receipt_type"]), bold=True)
+    ends = plain(f"{named(receipt['from'])} {strokes.arrow} {named(receipt['to'])}")
+    parts = [what, ends, click.style(f"{when(receipt, since)}  {plain(receipt['receipt_id'])}", dim=True)]
     if node.elsewhere:
-        parts.append(cli.plain(f"{strokes.also} {', '.join(node.elsewhere)}"))
+        parts.append(plain(f"{strokes.also} {', '.join(node.elsewhere)}"))
     if node.open:
-        parts.append(click.style(cli.plain(f"{strokes.open}: {node.open}"), fg="yellow", bold=True))
+        parts.append(click.style(plain(f"{strokes.open}: {node.open}"), fg="yellow", bold=True))
     return "  ".join(parts)
 
 
@@ -221,16 +203,18 @@ def said_of(path: str) -> Iterator[None]:
     try:
         yield
     except (Damaged, Interfered) as wrong:
-        raise cli.ended(cli.plain(str(wrong)), cli.BROKEN) from None
+        raise ended(plain(str(wrong)), BROKEN) from None
     except OSError as error:
-        raise cli.ended(f"{path}: {error.strerror or error}", cli.BROKEN) from None
+        raise ended(f"{path}: {error.strerror or error}", BROKEN) from None
     except KeyboardInterrupt:
-        raise cli.ended("stopped before the end; the same command goes on from here", cli.BROKEN) from None
+        raise ended("stopped before the end; the same command goes on from here", BROKEN) from None
 
 
 @receipts.command("export")
 @click.argument("file", type=click.Path(dir_okay=False))
-def export_file(file: str, url: str | None, token: str | None) -> None:
+@as_json
+@at_gate
+def export_file(at: Connection, file: str, as_json: bool) -> None:
     """Write all receipts of the tenant into FILE, with the seals over them; compressed if its name ends with .gz.
 
     For an admin.  The gate goes on meanwhile.  FILE gets its name when it is whole: stopped in the middle, the same
@@ -239,16 +223,19 @@ def export_file(file: str, url: str | None, token: str | None) -> None:
     from asyncgate.clients import carry
 
     if os.path.lexists(file):
-        raise cli.ended(f"{file} is there already, and an export overwrites nothing", cli.CONFLICT)
-    with closing(cli.Counter("exported {:,} receipts")) as counter, said_of(file), gate_at(url, token) as gate:
-        done = carry.export(gate, file, counter.add)
-    click.echo(f"{file}: {done.writer.receipts} receipts under {done.writer.seals} seals, SHA-256 "
-               f"{done.writer.sum.hexdigest()}")
+        raise ended(f"{file} is there already, and an export overwrites nothing", CONFLICT)
+    with closing(Bar("exporting", "receipts")) as bar, said_of(file), gate_at(at) as gate:
+        done = carry.export(gate, file, bar.add, bar.of)
+    written, sum = done.writer, done.writer.sum.hexdigest()
+    put(as_json, {"file": file, "receipts": written.receipts, "seals": written.seals, "sha256": sum},
+        f"{file}: {written.receipts} receipts under {written.seals} seals, SHA-256 {sum}")
 
 
 @receipts.command("import")
 @click.argument("file", type=click.Path(dir_okay=False))
-def import_file(file: str, url: str | None, token: str | None) -> None:
+@as_json
+@at_gate
+def import_file(at: Connection, file: str, as_json: bool) -> None:
     """Write the receipts of FILE into the tenant as they are; FILE is verified before anything is sent.
 
     For an admin.  What is there already is left alone, so the same command goes on after an interruption.  A receipt
@@ -256,20 +243,20 @@ def import_file(file: str, url: str | None, token: str | None) -> None:
     """
     from asyncgate.clients import carry
 
-    with closing(cli.Counter("checked {:,} receipts")) as counter, said_of(file):
-        verdict = carry.required(file, counter.add)
-    with (said_of(file), gate_at(url, token) as gate,
-          click.progressbar(length=verdict.receipts, label="importing", file=sys.stderr) as bar):
-        tally = carry.bring_in(gate, file, bar.update)
-    for one in tally.refused:
-        click.echo(cli.plain(f"{one['receipt_id']}: {one['reason']}: {one['message']}"))
-    click.echo(f"{file}: {tally.imported} imported, {tally.present} there already, {len(tally.refused)} not taken")
-    sys.exit(cli.CONFLICT if tally.refused else 0)
+    with closing(Bar("checking", "receipts")) as bar, said_of(file):
+        verdict = carry.required(file, bar.add)
+    with said_of(file), gate_at(at) as gate, closing(Bar("importing", "receipts", verdict.receipts)) as bar:
+        tally = carry.bring_in(gate, file, bar.add)
+    put(as_json, {"file": file, "imported": tally.imported, "present": tally.present, "refused": tally.refused},
+        *(plain(f"{one['receipt_id']}: {one['reason']}: {one['message']}") for one in tally.refused),
+        f"{file}: {tally.imported} imported, {tally.present} there already, {len(tally.refused)} not taken")
+    sys.exit(CONFLICT if tally.refused else 0)
 
 
 @receipts.command("verify")
 @click.argument("file", type=click.Path(dir_okay=False))
-def verify_file(file: str) -> None:
+@as_json
+def verify_file(file: str, as_json: bool) -> None:
     """Check an exported FILE by itself, without any database or gate.
 
     Its sum, every receipt's own hash and parents, and the chain of seals: a byte, an order or a gap that is not as it
@@ -277,20 +264,18 @@ def verify_file(file: str) -> None:
     """
     from asyncgate.clients import carry
 
-    with closing(cli.Counter("checked {:,} receipts")) as counter, said_of(file):
-        verdict = carry.verified(file, counter.add)
-    for problem in verdict.problems:
-        click.echo(cli.plain(problem))
-    if verdict.header:
-        click.echo(f"tenant {verdict.header.tenant_id}: the last seal is {verdict.header.seals}:"
-                   f"{verdict.header.seal_hash}" if verdict.header.seals else f"tenant {verdict.header.tenant_id}")
-    click.echo(f"{verdict.receipts} receipts, {verdict.seals} seals; {verdict.unsealed} receipts since the last seal")
-    wrong = len(verdict.problems)
-    click.echo(f"{file}: {wrong} problem{'s' * (wrong > 1)}" if wrong else f"{file}: sound")
-    sys.exit(cli.BROKEN if wrong else 0)
+    with closing(Bar("checking", "receipts")) as bar, said_of(file):
+        verdict = carry.verified(file, bar.add)
+    wrong, header = len(verdict.problems), verdict.header
+    seal = f"{header.seals}:{header.seal_hash}" if header and header.seals else None
+    of_tenant = [f"tenant {header.tenant_id}{f': the last seal is {seal}' if seal else ''}"] if header else []
+    put(as_json, {"file": file, "sound": not wrong, "problems": verdict.problems, "receipts": verdict.receipts,
+                  "seals": verdict.seals, "unsealed": verdict.unsealed,
+                  "tenant_id": header.tenant_id if header else None, "last_seal": seal},
+        *map(plain, verdict.problems), *of_tenant,
+        f"{verdict.receipts} receipts, {verdict.seals} seals; {verdict.unsealed} receipts since the last seal",
+        f"{file}: {wrong} problem{'s' * (wrong > 1)}" if wrong else f"{file}: sound")
+    sys.exit(BROKEN if wrong else 0)
 
-
-for _command in (export_file, import_file):
-    _command.params += connection
 
 from asyncgate.clients import moving as moving  # noqa: E402  its commands are of this group

@@ -13,7 +13,9 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncgate import FENCES_SKIPPED, Engine, GateError, StartupError, configured
-from asyncgate.clients import cli
+from asyncgate.clients import calling, cli, verdicts
+from asyncgate.clients.calling import BROKEN, CONFLICT, NO_GATE, as_json, ended
+from asyncgate.clients.terminal import Bar, plain
 from asyncgate.parts.settings import Configured, Settings, SettingsError, discreet
 
 READING_MS = 30_000     # nobody waits for what is read here
@@ -68,9 +70,11 @@ def reconcile(configured: Configured, repair: bool, as_json: bool, tenants: tupl
     try:
         status = asyncio.run(reconciled(patient(configured.settings), repair, as_json, tenants))
     except part.Unreadable as away:
-        raise cli.ended(f"{cli.plain(str(away))}; nothing was compared, and nothing was changed", cli.NO_GATE) from None
-    except (GateError, SettingsError, StartupError) as wrong:
-        raise click.ClickException(cli.plain(str(wrong))) from None
+        raise ended(f"{plain(str(away))}; nothing was compared, and nothing was changed", NO_GATE) from None
+    except (SettingsError, StartupError) as wrong:
+        raise calling.refused(wrong) from None
+    except GateError as wrong:
+        raise ended(plain(str(wrong)), BROKEN) from None
     sys.exit(status)
 
 
@@ -94,20 +98,19 @@ async def reconciled(settings: Settings, repair: bool, as_json: bool, tenants: t
         with closing(findings):
             await add_state(backend, findings)
             (print_json if as_json else print_text)(findings, done, left, discreet(url))
-            return cli.CONFLICT if findings.wrong or left else 0
+            return CONFLICT if findings.wrong or left else 0
 
 
 async def compared(comparing: Any, backend: Any, sink: Any, names: set[str], tenants: tuple[str, ...],
                    mend: Any = None) -> Any:
     """Compare once, with a line that says how far it is."""
-    with closing(cli.Counter()) as counter:
-        return await comparing.compare(backend, sink, set(names), counter.add, tenants, mend)
+    with closing(Bar("comparing")) as bar:
+        return await comparing.compare(backend, sink, set(names), bar.add, tenants, mend)
 
 
 async def add_state(backend: Any, findings: Any) -> None:
     """Add where the state of the gate contradicts its own receipts."""
-    with closing(cli.Counter()) as counter:
-        verdict = await import_module("asyncgate.conformance.verify").verify(backend, progress=counter.show)
+    verdict = await verdicts.verdict_on(backend)
     findings.tasks = verdict.tasks
     for problem in verdict.problems:
         findings.add("state", "", str(problem))
@@ -131,7 +134,7 @@ def print_text(findings: Any, done: dict[str, int], left: int, url: str) -> None
     for one in findings.all():
         where = " ".join(filter(None, [one.receipt_id and f"receipt {one.receipt_id}",
                                        one.task_id and f"task {one.task_id}"]))
-        click.echo(cli.plain(f"{one.kind}: {where}{': ' if where else ''}{one.detail}"))
+        click.echo(plain(f"{one.kind}: {where}{': ' if where else ''}{one.detail}"))
         if one.kind not in told:
             click.echo(f"    cure: {one.cure}")
             told.add(one.kind)
@@ -169,9 +172,10 @@ def print_json(findings: Any, done: dict[str, int], left: int, url: str) -> None
 @click.option("--all-instances", is_flag=True, help="Take what every gate wrote, as where one had several names.")
 @click.option("--skip-damaged", is_flag=True,
               help="Leave out receipts without the hash of what they say; take of a damaged FILE what is there.")
+@as_json
 @configured
 def rebuild(configured: Configured, file: str | None, tenants: tuple[str, ...], instances: tuple[str, ...],
-            all_instances: bool, skip_damaged: bool) -> None:
+            all_instances: bool, skip_damaged: bool, as_json: bool) -> None:
     """Make a gate anew after a disaster: from its receipts in the ledger, or in a FILE, into an empty database.
 
     The obligations that were open are open, tasks have their statuses, and results as far as receipts hold them.  Each
@@ -191,20 +195,23 @@ def rebuild(configured: Configured, file: str | None, tenants: tuple[str, ...], 
     part = import_module("asyncgate.backends.receipts_rebuild")
     chosen = frozenset(instances) if instances else None
     try:
-        status = asyncio.run(rebuilt(patient(configured.settings), file, tenants, chosen, all_instances, skip_damaged))
+        status = asyncio.run(rebuilt(patient(configured.settings), file, tenants, chosen, all_instances, skip_damaged,
+                                     as_json))
     except import_module("asyncgate.backends.receipts_collected").Unreadable as away:
-        raise cli.ended(f"{cli.plain(str(away))}; nothing was written", cli.NO_GATE) from None
+        raise ended(f"{plain(str(away))}; nothing was written", NO_GATE) from None
     except (part.NotEmpty, part.Damaged, part.SeveralGates) as no:
-        raise cli.ended(cli.plain(str(no)), cli.CONFLICT) from None
-    except (part.RebuildFailed, GateError, SettingsError, StartupError) as wrong:
-        raise click.ClickException(cli.plain(str(wrong))) from None
+        raise ended(plain(str(no)), CONFLICT) from None
+    except (SettingsError, StartupError) as wrong:
+        raise calling.refused(wrong) from None
+    except (part.RebuildFailed, GateError) as wrong:
+        raise ended(plain(str(wrong)), BROKEN) from None
     except KeyboardInterrupt:
-        raise cli.ended("stopped before the end; remove what is there and begin again", cli.BROKEN) from None
+        raise ended("stopped before the end; remove what is there and begin again", BROKEN) from None
     sys.exit(status)
 
 
 async def rebuilt(settings: Settings, file: str | None, tenants: tuple[str, ...], instances: frozenset[str] | None,
-                  all_instances: bool, skip_damaged: bool) -> int:
+                  all_instances: bool, skip_damaged: bool, as_json: bool = False) -> int:
     """Read everything, then write it; return the exit status."""
     part = import_module("asyncgate.backends.receipts_rebuild")
     async with AsyncExitStack() as opened:
@@ -216,17 +223,16 @@ async def rebuilt(settings: Settings, file: str | None, tenants: tuple[str, ...]
             part.choose(collected, frozenset(collected.instances()) if all_instances else instances)
             problems += part.undamaged(collected, skip_damaged)
         tallies = []
-        with closing(cli.Counter("written {:,} rows")) as counter:
+        with closing(Bar("writing", "receipts", sum(one.count() for one in sources.values()))) as bar:
             for tenant_id, collected in sources.items():
-                job = part.Rebuild(backend, settings, tenant_id, collected, skeletons=file is None, told=counter.add)
+                job = part.Rebuild(backend, settings, tenant_id, collected, skeletons=file is None, told=bar.add)
                 tallies.append(await job.run())
-        made = part.summary(tallies)
-        for problem in (*problems, *made["problems"]):
-            click.echo(cli.plain(problem))
-        report(made)
-        with closing(cli.Counter()) as counter:
-            verdict = await import_module("asyncgate.conformance.verify").verify(backend, progress=counter.show)
-        return cli.told(verdict, discreet(settings.database.url)) or cli.BROKEN * bool(problems or made["problems"])
+        made, url = part.summary(tallies), discreet(settings.database.url)
+        made["problems"] = [*problems, *made["problems"]]
+        if not as_json:
+            report(made)
+        return verdicts.told(await verdicts.verdict_on(backend), url, as_json, rebuilt=made) or (
+            BROKEN * bool(made["problems"]))
 
 
 async def read(opened: AsyncExitStack, settings: Settings, file: str | None,
@@ -234,21 +240,23 @@ async def read(opened: AsyncExitStack, settings: Settings, file: str | None,
     """Read all receipts before anything is written."""
     part, _, _ = parts()
     sources: dict[str, Any] = {}
-    with closing(cli.Counter("read {:,} receipts")) as counter:
+    with closing(Bar("reading", "receipts")) as bar:
         if file is not None:
-            tenant_id, sources[tenant_id] = part.from_file(file, counter.add)
+            tenant_id, sources[tenant_id] = part.from_file(file, bar.add)
             opened.callback(sources[tenant_id].close)
             return sources
         sink = sink_of(settings)
         opened.push_async_callback(sink.close)
         for tenant_id in tenants or (settings.default_tenant_id,):
-            sources[tenant_id] = await part.from_ledger(sink, tenant_id, counter.add)
+            sources[tenant_id] = await part.from_ledger(sink, tenant_id, bar.add)
             opened.callback(sources[tenant_id].close)
     return sources
 
 
 def report(made: dict[str, Any]) -> None:
     """Say what was made."""
+    for problem in made["problems"]:
+        click.echo(plain(problem))
     click.echo(f"{made['tasks']} tasks made anew, {made['held']} of them held until their owners release or cancel "
                f"them, with fences raised by {FENCES_SKIPPED:,}")
     click.echo(f"{made['receipts']} receipts, {made['obligations']} open obligations, {made['schedules']} schedules; "

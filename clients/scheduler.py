@@ -31,7 +31,16 @@ from typing import Any, Protocol
 import click
 from msgspec import structs
 
-from asyncgate.clients.http import FIRST_PAUSE, AsyncHttp, Refusal, Unreachable, pause_after
+from asyncgate.clients.calling import CREDENTIAL
+from asyncgate.clients.http import (
+    FIRST_PAUSE,
+    AsyncHttp,
+    Refusal,
+    Unreachable,
+    pause_after,
+    token_in,
+    token_of_environment,
+)
 from asyncgate.clients.scheduler_calendar import iso, to_run
 from asyncgate.clients.scheduler_plan import Invalid, OfSchedule, read, read_plan
 from asyncgate.clients.scheduler_store import Control, Fired, Firing, Schedule, Store, StoreError
@@ -461,16 +470,10 @@ def key_for(variable: str, given: str | None) -> str:
         return given
     if text and path:
         raise click.UsageError(f"{variable} and {variable}_FILE are both set; one of them is enough")
-    if path:
-        try:
-            with open(path, encoding="utf-8") as file:
-                text = file.read().strip()
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise click.UsageError(f"{variable}_FILE: {path!r} cannot be read: {why}") from None
-        if not text:
-            raise click.UsageError(f"{variable}_FILE: {path!r} is empty")
-    return text or os.environ.get("ASYNCGATE_API_KEY", "")
+    try:
+        return (token_in(path, f"{variable}_FILE") if path else text) or token_of_environment()
+    except ValueError as wrong:
+        raise click.UsageError(str(wrong)) from None
 
 
 def named(field: str, given: str | None, key: str) -> dict[str, str]:
@@ -483,8 +486,10 @@ def named(field: str, given: str | None, key: str) -> dict[str, str]:
 @click.option("--url", help="Where the gate is; default ASYNCGATE_URL, else http://127.0.0.1:8080.")
 @click.option("--file", "path", default="asyncgate-schedules.db", show_default=True, type=click.Path(dir_okay=False),
               help="Where the schedules are kept; made if it is not there.")
-@click.option("--worker-key", help="The worker's credential; default ASYNCGATE_WORKER_KEY, else ASYNCGATE_API_KEY.")
-@click.option("--agent-key", help="The agent's credential; default ASYNCGATE_AGENT_KEY, else ASYNCGATE_API_KEY.")
+@click.option("--worker-key", type=CREDENTIAL, metavar="TOKEN | @FILE",
+              help="The worker's credential; default ASYNCGATE_WORKER_KEY, else ASYNCGATE_API_KEY.")
+@click.option("--agent-key", type=CREDENTIAL, metavar="TOKEN | @FILE",
+              help="The agent's credential; default ASYNCGATE_AGENT_KEY, else ASYNCGATE_API_KEY.")
 @click.option("--worker-id", help="The worker's name, if its credential does not say it; default scheduler.")
 @click.option("--agent-id", help="The agent's name, if its credential does not say it; default scheduler.")
 def scheduler(url: str | None, path: str, worker_key: str | None, agent_key: str | None, worker_id: str | None,
@@ -509,8 +514,10 @@ def scheduler(url: str | None, path: str, worker_key: str | None, agent_key: str
     try:
         with contextlib.closing(Store(path)) as store:
             asyncio.run(serve(store, url, (worker_key, agent_key), who))
-    except (StoreError, ValueError) as wrong:
+    except StoreError as wrong:
         raise click.ClickException(str(wrong)) from None
+    except ValueError as wrong:
+        raise click.UsageError(str(wrong)) from None
     except sqlite3.Error as error:      # a full disk, say: better to end and be started again than to go on without it
         raise click.ClickException(f"{path} does not work: {error}") from None
 

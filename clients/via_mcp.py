@@ -48,7 +48,8 @@ class McpWay(Exchange):
 
     async def send(self, operation: str, fields: Mapping[str, Any]) -> bytes:
         """Call the tool of an operation and return its reply as JSON; raises Refusal or Unreachable."""
-        arguments = msgspec.json.decode(msgspec.json.encode({k: v for k, v in fields.items() if v is not None}))
+        said = {k: v for k, v in fields.items() if v is not None or k == "payload"}
+        arguments = msgspec.json.decode(msgspec.json.encode(said))
         try:
             told = await self.client.call_tool(both_names(operation)[0], arguments)
         except MCPError as error:

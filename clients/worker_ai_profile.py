@@ -194,7 +194,9 @@ def secret(name: str, where: str, environ: Mapping[str, str]) -> str:
         raise ProfileError(f"{where}: {wrong}") from None
     value = (value or "").strip()
     if len(value) < LEAST_SECRET:
-        raise ProfileError(f"{where}: {name} is shorter than {LEAST_SECRET} characters")
+        raise ProfileError(f"{where}: {name} is shorter than {LEAST_SECRET} characters: secrets are blotted out of all "
+                           "that this worker says, and so short a one would be of ordinary words too; an endpoint "
+                           "that wants no key needs no api_key_env")
     if not value.isascii() or not value.isprintable():
         raise ProfileError(f"{where}: {name} holds characters that no header can")
     return value

@@ -31,7 +31,7 @@ async def single(engine: Engine, rounds: int) -> list[float]:
         return reply
 
     for _ in range(rounds):
-        await timed("create_task", type="demo")
+        await timed("create_task", type="demo", payload=None)
         [offer] = (await timed("lease_next", worker_id="w1")).tasks
         await timed("complete", worker_id="w1", **done(offer))
     return took
@@ -41,7 +41,7 @@ async def flood(engine: Engine, waiting: int) -> None:
     """Keep so many creations waiting, until cancelled."""
     async def greedy() -> None:
         while True:
-            await do(engine, "create_task", GREEDY, type="flood")
+            await do(engine, "create_task", GREEDY, type="flood", payload=None)
     await asyncio.gather(*(greedy() for _ in range(waiting)))
 
 

@@ -23,7 +23,7 @@ PIECE = 500
 
 async def do(engine: Engine, name: str, caller: Caller = CALLER, **asked: Any) -> Any:
     """Perform one operation."""
-    ask = OPERATIONS[name].decode(msgspec.json.encode(asked))
+    ask = OPERATIONS[name].reader.body(msgspec.json.encode(asked))[0]
     return await engine.perform(OPERATIONS[name], caller, ask)
 
 
@@ -36,7 +36,7 @@ async def claims(engine: Engine, rounds: int) -> list[float]:
     """Return the milliseconds that claims take which find their one task."""
     took = []
     for _ in range(rounds):
-        await do(engine, "create_task", type="demo")
+        await do(engine, "create_task", type="demo", payload=None)
         begun = time.perf_counter()
         offers = await do(engine, "lease_next", worker_id="w1")
         took.append((time.perf_counter() - begun) * 1000)
@@ -64,7 +64,7 @@ async def measure(engine: Engine, tasks: int, rounds: int) -> None:
     """Measure, fill, measure again."""
     await claims(engine, rounds)    # warm up
     said("an empty queue", await claims(engine, rounds))
-    foreign = {"type": "render", "requirements": {"capabilities": ["gpu"]}}
+    foreign = {"type": "render", "payload": None, "requirements": {"capabilities": ["gpu"]}}
     with click.progressbar(length=tasks, label="filling") as bar:
         for start in range(0, tasks, PIECE):
             size = min(PIECE, tasks - start)

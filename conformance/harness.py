@@ -54,9 +54,13 @@ STORED = (Task, Lease, Progress, Receipt, Event, Schedule, Obligation, Account, 
 def ask_of(op: Operation, fields: dict[str, Any]) -> Ask:
     """Make a request as it would come over the wire; msgspec.Raw goes in verbatim."""
     try:
-        return op.decode(msgspec.json.encode(fields))
+        return op.reader.body(msgspec.json.encode(fields), "warn")[0]
     except msgspec.DecodeError as wrong:
         raise InvalidRequest(f"{op.name}: {wrong}") from None
+
+
+# What some verbs of a worker need beside its lease.
+NEEDED: dict[str, dict[str, Any]] = {"report_progress": {"progress": 1}, "fail": {"error": "no luck"}}
 
 
 def under(offer: Offer, **more: Any) -> dict[str, Any]:
@@ -202,7 +206,7 @@ class Gate(View):
 
     async def create(self, type: str = "demo", *, by: str = "ada", **fields: Any) -> str:
         """Create a task as an agent; return its id."""
-        made = await self.as_agent(by).create_task(type=type, **fields)
+        made = await self.as_agent(by).create_task(**{"type": type, "payload": None, **fields})
         return str(made.task_id)
 
     async def claim(self, worker: str = "w1", **fields: Any) -> Offer | None:

@@ -58,13 +58,19 @@ class LedgerServer:
         """Return what a gate must be told to send its receipts here."""
         return MemoryGate(**{"url": self.url, "auth_token": self.token, **HASTY, **more})
 
-    def call(self, verb: str, path: str, body: Any = None, **query: Any) -> Any:
-        """Make one call as the operator and return what a good answer says."""
+    def call(self, verb: str, path: str, body: Any = None, token: str = "", **query: Any) -> Any:
+        """Make one call, as the operator unless a token says otherwise, and return what a good answer says."""
         url = self.url + path + (f"?{urlencode(query)}" if query else "")
-        headers = {"authorization": f"Bearer {self.token}", "content-type": "application/json"}
+        headers = {"authorization": f"Bearer {token or self.token}", "content-type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         with build_opener(ProxyHandler({})).open(Request(url, data, headers, method=verb), timeout=PATIENCE) as answer:
             return json.loads(answer.read())
+
+    def key_of(self, tenant_id: str, worker: str = "w1") -> str:
+        """Return a key of a worker's own."""
+        asked = {"tenant": tenant_id, "name": worker, "principal_kind": "worker", "principal_id": worker}
+        key: str = self.call("POST", "/v1/keys", {**asked, "scopes": ["receipts:ack", "receipts:read"]})["api_key"]
+        return key
 
     def receipts(self, tenant_id: str, **query: Any) -> list[dict[str, Any]]:
         """Return all receipts of a tenant in the order of their arrival."""

@@ -130,7 +130,7 @@ class Task:
                 "obligation_open": self.owed, "started_at": self.started_at, "progress": self.progress,
                 "next_eligible_at": self.next_eligible_at if self.status == "queued" else None,
                 "leased_to": live and named(live.worker), "lease_expires_at": live and live.expires_at,
-                "created_by": named(self.owner), "priority": self.priority}
+                "created_by": owned(self.owner), "priority": self.priority}
 
 
 class Model:
@@ -189,14 +189,15 @@ class Model:
         if task.lease and task.lease.ending == "live":
             task.lease.ending = "canceled"
         task.status, task.held, task.owed = "canceled", None, False
-        ended = self.emit("task.canceled", by, GATE, task,
-                          {"canceled_by": {"kind": by.kind, "id": by.id}, "reason": ask.reason}, [task.duty])
-        self.result_ready(task, ended, {})
+        why = {"canceled_by": {"kind": by.kind, "id": by.id}, "reason": ask.reason}
+        self.result_ready(task, self.emit("task.canceled", by, GATE, task, why, [task.duty]), why)
         return {"ok": True, "status": "canceled"}
 
     def release_hold(self, by: Principal, ask: Any) -> Reply:
         """§5.8: owner or admin offers a held task again; the count of losses starts anew."""
         task = self.own(by, ask.task_id)
+        if task.status in TERMINAL:
+            return {"ok": False, "status": task.status}
         if task.held:
             task.held, task.expiries, task.lost_to, task.next_eligible_at = None, 0, [], None
         return {"ok": True, "status": task.status}
@@ -212,7 +213,7 @@ class Model:
             raise Refusal("not_locatable")
         if task.owed:
             self.locate(task, by, where)
-        return {"ok": True, "status": "succeeded"}
+        return {"ok": True, "status": "succeeded", "obligation": "discharged"}
 
     # Leasing tasks and working on them.
 
@@ -256,7 +257,7 @@ class Model:
         assert lease is not None
         return {"task_id": task.task_id, "lease_id": lease.lease_id, "fence": lease.fence, "type": task.ask.type,
                 "payload": parsed(task.ask.payload), "attempt": task.attempt, "expires_at": lease.expires_at,
-                "obligation_receipt_id": task.duty, "progress": task.progress, "created_by": named(task.owner)}
+                "obligation_receipt_id": task.duty, "progress": task.progress, "created_by": owned(task.owner)}
 
     def renew_lease(self, by: Principal, ask: Any) -> Reply:
         """§5.9: only a live lease, by its own length from now on; the eleventh renewal is an anomaly (H.7.3)."""
@@ -321,21 +322,26 @@ class Model:
         if again := self.repeated(by, ask, "completed"):
             if where and self.task(ask.task_id).owed:
                 self.locate(self.task(ask.task_id), again.worker, where)
-            return again.first_outcome
+            return {"ok": True, "status": "succeeded",
+                    "obligation": "open" if self.task(ask.task_id).owed else "discharged"}
         task, lease = self.holder(by, ask)
         where = where or inline(task, ask)
         if not where and self.rules.strict:
             raise Refusal("not_locatable")
         task.status, task.outcome, task.owed = "succeeded", parsed(ask.result), not where
         task.artifacts = where.get("artifacts")
-        said = {"result_summary": summary(ask), **enclosed("result", ask.result, task.task_id)}
+        said = {"result_summary": summary(ask), "delivery_proof": ask.delivery_proof or None,
+                **enclosed("result", ask.result, task.task_id)}
         ended = self.emit("task.completed", lease.worker, GATE, task,
                           {**said, "completion_metadata": ask.completion_metadata, **where},
                           [task.duty] if where else [], lease.lease_id)
         self.result_ready(task, ended, {**said, **where})
         if not where:
-            self.anomaly(task, "success_without_locatability", lease)
-        return self.over(lease, "completed", {"ok": True, "status": "succeeded"})
+            self.anomaly(task, "success_without_locatability", lease, worker_id=lease.worker.id,
+                         receipt_id=ended.receipt_id, obligation_receipt_id=task.duty,
+                         result_delivery=task.ask.result_delivery)
+        return self.over(lease, "completed", {"ok": True, "status": "succeeded",
+                                              "obligation": "discharged" if where else "open"})
 
     def fail(self, by: Principal, ask: Any) -> Reply:
         """§5.7: retried while attempts remain and the worker thinks it may help, else over."""
@@ -468,7 +474,7 @@ class Model:
                                           and by.instance_id != lease.worker.instance_id):
             raise Refusal("lease_invalid_or_expired", "unknown")
         if not self.alive(lease):
-            reasons = {"completed": "completed", "failed": "completed", "canceled": "canceled"}
+            reasons = {"completed": "completed", "failed": "failed", "canceled": "canceled"}
             raise Refusal("lease_invalid_or_expired", reasons.get(lease.ending, "expired"))
         return task, lease
 
@@ -504,7 +510,8 @@ class Model:
              parents: list[str] | None = None, lease_id: str | None = None) -> Receipt:
         """Write one receipt; what is null is not said."""
         task_id = task if isinstance(task, str) else task.task_id
-        said = {name: value for name, value in body.items() if value is not None}
+        said = {name: value for name, value in {**body, "principal_instance_id": sender.instance_id}.items()
+                if value is not None}
         ends = Principal(sender.kind, sender.id), Principal(to.kind, to.id)     # without their sessions
         receipt = Receipt(self.new_id("receipt", task_id, type), type, *ends, task_id, lease_id, parents or [],
                           {**said, "schema_version": "1"})
@@ -523,6 +530,11 @@ def named(who: Principal) -> dict[str, str]:
     return {name: value for name, value in shown.items() if value is not None}
 
 
+def owned(who: Principal) -> dict[str, str]:
+    """A task's creator, in both spellings (§3, 19.6)."""
+    return {**named(who), **{f"principal_{name}": value for name, value in named(who).items()}}
+
+
 def sha256(value: Any) -> str:
     """The hash of canonical JSON: sorted names, no white space."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
@@ -531,7 +543,7 @@ def sha256(value: Any) -> str:
 
 def parsed(raw: Any) -> Any:
     """JSON that came as it is."""
-    return json.loads(bytes(raw))
+    return json.loads(bytes(raw) or b"null")
 
 
 def ttl(wished: int | None) -> int:
@@ -546,14 +558,20 @@ def assignment(ask: CreateTask) -> dict[str, Any]:
         ("deadline", ask.timeouts.deadline and ask.timeouts.deadline.strftime("%Y-%m-%dT%H:%M:%SZ"))) if value}
     return {**{name: getattr(ask, name) for name in TERMS}, "timeouts": waits, "type": ask.type,
             "requirements": parsed(ask.requirements), "payload_pointer": ask.payload_pointer,
-            "payload_sha256": sha256(parsed(ask.payload)), "payload_bytes": len(bytes(ask.payload))}
+            "payload_sha256": sha256(parsed(ask.payload)), "payload_bytes": len(bytes(ask.payload) or b"null")}
 
 
 def contract_of(ask: CreateTask, by: Principal) -> Any:
     """What makes a repeated create another one: all that it asks for, with defaults filled in."""
-    return ({**assignment(ask), "payload_bytes": 0}, ask.principal_ai or by.id, ask.priority or 0,
+    return ({**assignment(ask), "payload_bytes": 0, "requirements": parsed(ask.requirements) or None},
+            ask.principal_ai or by.id, ask.priority or 0,
             ask.max_attempts or 3, 30 if ask.retry_backoff_seconds is None else ask.retry_backoff_seconds,
             10 if ask.max_expiries is None else ask.max_expiries, ask.delay_seconds or 0)
+
+
+def failed(proof: Any) -> bool:
+    """PH.3.3: a proof of the opposite proves nothing."""
+    return bool(proof) and str(proof.get("status", "")).lower() == "failed"
 
 
 def located(ask: Any) -> dict[str, Any]:
@@ -562,7 +580,7 @@ def located(ask: Any) -> dict[str, Any]:
     if isinstance(given, dict):
         given = given.get("pointers", [given] if given else [])
     found = {"artifacts": given if isinstance(given, list) or not given else [given],
-             "delivery_proof": ask.delivery_proof}
+             "delivery_proof": None if failed(ask.delivery_proof) else ask.delivery_proof}
     return {name: value for name, value in found.items() if value}
 
 

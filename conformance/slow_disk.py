@@ -39,7 +39,7 @@ async def cycles(engine: Engine, worker: str, until: float) -> int:
     """Create, claim and complete one task after another; return how many."""
     count = 0
     while time.monotonic() < until:
-        await do(engine, "create_task", type=worker)
+        await do(engine, "create_task", type=worker, payload=None)
         [offer] = (await do(engine, "lease_next", worker_id=worker, accept_types=[worker])).tasks
         await do(engine, "complete", worker_id=worker, **done(offer))
         count += 1

@@ -36,7 +36,7 @@ async def reading(url: str) -> AsyncIterator[None]:
 
 async def cycle(engine: Engine, took: list[float]) -> None:
     """Create a task, claim it and complete it; write down how long the claim took."""
-    await do(engine, "create_task", type="demo")
+    await do(engine, "create_task", type="demo", payload=None)
     begun = time.perf_counter()
     offers = await do(engine, "lease_next", worker_id="w1")
     took.append((time.perf_counter() - begun) * 1000)

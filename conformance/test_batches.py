@@ -7,17 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from asyncgate import Caller, Created, CreateTask, Engine, GateError, Work
 from asyncgate.conformance.harness import Gate, Numbered, refused, under
 
 pytestmark = pytest.mark.anyio
 
-BAD = {"type": "bad", "requirements": {"capabilities": "not a list"}}
+BAD = {"type": "bad", "payload": None, "requirements": {"capabilities": "not a list"}}
 
 
 async def test_a_batch_creates_its_tasks_in_the_order_they_were_sent(gate: Gate) -> None:
-    answer = await gate.as_agent().create_tasks(tasks=[{"type": f"t{n}"} for n in range(5)])
+    answer = await gate.as_agent().create_tasks(tasks=[{"type": f"t{n}", "payload": None} for n in range(5)])
 
     listed = (await gate.as_agent().list_tasks()).tasks
     assert [item.task_id for item in answer.results] == [task.task_id for task in reversed(listed)]
@@ -26,7 +27,8 @@ async def test_a_batch_creates_its_tasks_in_the_order_they_were_sent(gate: Gate)
 
 
 async def test_one_refused_item_spares_the_others(gate: Gate) -> None:
-    answer = await gate.as_agent().create_tasks(tasks=[{"type": "a"}, BAD, {"type": "c"}])
+    answer = await gate.as_agent().create_tasks(tasks=[{"type": "a", "payload": None}, BAD, {"type": "c",
+                                                                                             "payload": None}])
 
     good, bad, last = answer.results
     assert (bad.task_id, bad.error.error) == (None, "invalid_request")
@@ -36,7 +38,7 @@ async def test_one_refused_item_spares_the_others(gate: Gate) -> None:
 
 
 async def test_one_key_twice_in_a_batch_is_one_task(gate: Gate) -> None:
-    item = {"type": "demo", "idempotency_key": "k"}
+    item = {"type": "demo", "payload": None, "idempotency_key": "k"}
 
     first, again, differs = (await gate.as_agent().create_tasks(tasks=[item, item, item | {"payload": 1}])).results
 
@@ -47,14 +49,15 @@ async def test_one_key_twice_in_a_batch_is_one_task(gate: Gate) -> None:
 
 async def test_the_creator_of_a_batch_is_the_creator_of_its_items(gate: Gate) -> None:
     answer = await gate.create_tasks(principal_kind="service", principal_id="cron", tasks=[
-        {"type": "a"}, {"type": "b", "principal_id": "eve"}])
+        {"type": "a", "payload": None}, {"type": "b", "payload": None, "principal_id": "eve"}])
 
     owners = [str((await gate.task(item.task_id)).created_by) for item in answer.results]
     assert owners == ["service cron", "agent eve"]
 
 
 async def test_an_agent_cannot_create_for_another_within_a_batch(gate: Gate) -> None:
-    answer = await gate.as_agent("ada").create_tasks(tasks=[{"type": "a", "principal_id": "eve"}, {"type": "b"}])
+    answer = await gate.as_agent("ada").create_tasks(tasks=[{"type": "a", "payload": None, "principal_id": "eve"},
+                                                            {"type": "b", "payload": None}])
 
     assert answer.results[0].error.error == "forbidden"
     assert answer.results[1].error is None
@@ -64,7 +67,7 @@ async def test_an_agent_cannot_create_for_another_within_a_batch(gate: Gate) -> 
 @pytest.mark.parametrize("count", [0, 501])
 @pytest.mark.parametrize("operation", ["create_tasks", "complete_tasks"])
 async def test_a_batch_has_1_to_500_items(gate: Gate, operation: str, count: int) -> None:
-    item = {"type": "demo"} if operation == "create_tasks" else {"task_id": "t", "lease_id": "l"}
+    item = {"type": "demo", "payload": None} if operation == "create_tasks" else {"task_id": "t", "lease_id": "l"}
 
     async with gate.unchanged():
         with refused("invalid_request"):
@@ -72,7 +75,7 @@ async def test_a_batch_has_1_to_500_items(gate: Gate, operation: str, count: int
 
 
 async def test_each_completion_of_a_batch_stands_for_itself(gate: Gate) -> None:
-    await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 4)
+    await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 4)
     offers = (await gate.as_worker().lease_next(max_tasks=4)).tasks
     await gate.as_agent().cancel_task(task_id=offers[1].task_id)
     items = [under(offer, artifacts=[{"uri": "x"}]) for offer in offers] + [{"task_id": "none", "lease_id": "x"}]
@@ -117,8 +120,9 @@ async def test_an_operation_that_raises_fails_alone(gate: Gate) -> None:
     ada = gate.as_agent()
 
     before, bug, after = await together(
-        gate, ada.create_task(type="a"), gate.engine.write(broken, None, ada.caller, CreateTask(type="bug")),
-        ada.create_task(type="b"))
+        gate, ada.create_task(type="a", payload=None), gate.engine.write(broken, None, ada.caller,
+                                                                         CreateTask(type="bug", payload=Raw(b"null"))),
+        ada.create_task(type="b", payload=None))
 
     assert isinstance(bug, GateError)
     assert (bug.code, "on purpose" in str(bug)) == ("internal_error", False), "a bug's text stays inside"
@@ -147,8 +151,10 @@ async def test_an_operation_that_the_database_refuses_fails_alone(gate: Gate) ->
         ids.again = 1
         return engine.create_task(work, caller, ask)
     answers = await together(
-        gate, ada.create_task(type="a"), gate.engine.write(clash, None, ada.caller, CreateTask(type="clash")),
-        ada.create_task(type="b"))
+        gate, ada.create_task(type="a", payload=None), gate.engine.write(clash, None, ada.caller,
+                                                                         CreateTask(type="clash",
+                                                                                    payload=Raw(b"null"))),
+        ada.create_task(type="b", payload=None))
 
     assert isinstance(answers[1], GateError)
     assert answers[1].code == "internal_error"
@@ -159,8 +165,8 @@ async def test_an_operation_that_the_database_refuses_fails_alone(gate: Gate) ->
 
 async def test_an_operation_whose_client_has_gone_is_not_started(gate: Gate) -> None:
     ada = gate.as_agent()
-    gone = asyncio.ensure_future(ada.create_task(type="gone"))
-    stays = asyncio.ensure_future(ada.create_task(type="stays"))
+    gone = asyncio.ensure_future(ada.create_task(type="gone", payload=None))
+    stays = asyncio.ensure_future(ada.create_task(type="stays", payload=None))
     await asyncio.sleep(0)
 
     gone.cancel()
@@ -171,7 +177,8 @@ async def test_an_operation_whose_client_has_gone_is_not_started(gate: Gate) -> 
 
 
 async def test_a_batch_sees_what_earlier_operations_of_it_did(gate: Gate) -> None:
-    made, offers = await together(gate, gate.as_agent().create_task(type="demo"), gate.as_worker().lease_next())
+    made, offers = await together(gate, gate.as_agent().create_task(type="demo", payload=None),
+                                  gate.as_worker().lease_next())
 
     assert [offer.task_id for offer in offers.tasks] in ([], [made.task_id])
     assert (await gate.task(made.task_id)).status == ("leased" if offers.tasks else "queued")
@@ -180,7 +187,7 @@ async def test_a_batch_sees_what_earlier_operations_of_it_did(gate: Gate) -> Non
 async def test_more_operations_than_a_batch_holds_are_all_carried_out(make_gate: Callable[..., Gate]) -> None:
     gate = make_gate(batch_size=7)
 
-    made = await together(gate, *(gate.as_agent().create_task(type="demo") for _ in range(50)))
+    made = await together(gate, *(gate.as_agent().create_task(type="demo", payload=None) for _ in range(50)))
 
     assert len({one.task_id for one in made}) == 50
     assert len(await gate.owed()) == 50

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncgate.conformance.harness import Gate, refused, under
+from asyncgate.conformance.harness import NEEDED, Gate, refused, under
 
 pytestmark = pytest.mark.anyio
 
@@ -99,13 +99,13 @@ async def test_a_claim_takes_one_task_unless_it_asks_for_more(gate: Gate) -> Non
 
 async def test_a_claim_of_too_many_is_clamped(make_gate: Callable[..., Gate]) -> None:
     gate = make_gate(max_claim_tasks=3)
-    await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 5)
+    await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 5)
 
     assert len(await claimed(gate, max_tasks=1000)) == 3
 
 
 async def test_a_claim_gets_a_hundred_tasks_at_most(gate: Gate) -> None:
-    await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 101)
+    await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 101)
 
     assert len(await claimed(gate, max_tasks=500)) == 100
 
@@ -199,7 +199,7 @@ async def test_a_finished_task_is_never_offered_again(gate: Gate, end: str) -> N
     if end == "cancel":
         await gate.as_agent().cancel_task(task_id=offer.task_id)
     else:
-        await getattr(gate.as_worker(), end)(**under(offer))
+        await getattr(gate.as_worker(), end)(**NEEDED.get(end, {}), **under(offer))
 
     await gate.wait(2000)
 
@@ -214,7 +214,7 @@ async def test_a_canceled_task_in_the_queue_is_not_offered(gate: Gate) -> None:
 
 
 async def test_the_same_claim_again_returns_the_same_leases_and_writes_nothing(gate: Gate) -> None:
-    await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 5)
+    await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 5)
     first = await gate.as_worker().lease_next(max_tasks=2, claim_id="c1")
 
     async with gate.unchanged():
@@ -273,7 +273,8 @@ async def test_an_unbound_credential_must_name_the_worker(gate: Gate) -> None:
 
 async def test_a_claim_among_many_lanes_finds_the_one_that_fits(gate: Gate) -> None:
     await gate.as_agent().create_tasks(tasks=[
-        {"type": f"t{n}", "requirements": {"capabilities": [f"c{n % 7}", "x"]}, "priority": 5} for n in range(60)])
+        {"type": f"t{n}", "payload": None, "requirements": {"capabilities": [f"c{n % 7}", "x"]},
+         "priority": 5} for n in range(60)])
     task_id = await gate.create(type="fit", requirements={"capabilities": ["x"]})
 
     assert await claimed(gate, capabilities=["x"], max_tasks=9) == [task_id]

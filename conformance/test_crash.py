@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from asyncgate.backends import open_backend
+from asyncgate.backends import is_lasting, open_backend
 from asyncgate.conformance.history import stored, violations
 from asyncgate.conformance.load import Load, serving
 from asyncgate.conformance.plugin import database_of, urls
@@ -27,7 +27,7 @@ RACERS, RACES_PER_ROUND = 64, 3
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run on the backends that outlive a process."""
     if "database" in metafunc.fixturenames:
-        lasting = [url for url in urls(metafunc.config) if not url.startswith("memory:")]
+        lasting = [url for url in urls(metafunc.config) if is_lasting(url)]
         metafunc.parametrize("database", lasting, ids=[url.partition(":")[0] for url in lasting], indirect=True)
 
 
@@ -76,7 +76,7 @@ async def test_a_server_that_is_killed_at_any_moment_loses_and_repeats_nothing(
 async def test_a_worker_may_finish_what_it_did_while_no_gate_served(database: str) -> None:
     async with serving(database, **HASTY) as server, aclosing(Load(server, 0)) as load:
         worker = load.client("w1")
-        await load.client("a1").ask("create_task", type="demo")
+        await load.client("a1").ask("create_task", type="demo", payload=None)
         claim = await worker.ask("lease_next", lease_ttl_seconds=1)
         assert claim.reply is not None
         [offer] = claim.reply["tasks"]
@@ -96,7 +96,7 @@ async def test_of_64_clients_that_race_for_one_task_exactly_one_gets_it(database
     async with serving(database) as server, aclosing(Load(server, 0)) as load:
         racers, agent = [load.client(f"w{n}") for n in range(RACERS)], load.client("a1")
         for _ in range(rounds * RACES_PER_ROUND):
-            await agent.ask("create_task", type="demo")
+            await agent.ask("create_task", type="demo", payload=None)
             claims = await asyncio.gather(*(racer.ask("lease_next", max_tasks=2) for racer in racers))
 
             assert [claim.error for claim in claims if claim.reply is None] == []

@@ -40,7 +40,7 @@ async def test_a_lost_lease_costs_no_attempt(gate: Gate) -> None:
 
 async def test_a_loss_after_a_failure_keeps_the_attempt(gate: Gate) -> None:
     offer = await gate.leased(retry_backoff_seconds=0)
-    await gate.as_worker().fail(**under(offer, retryable=True))
+    await gate.as_worker().fail(**under(offer, retryable=True, error="no"))
     again = await gate.claim()
     assert again is not None
 
@@ -170,7 +170,7 @@ async def test_any_number_of_leases_gets_its_time_back(make_gate: Callable[..., 
                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Upkeep, "PAGE", 20)
     gate = make_gate()
-    await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 130)
+    await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 130)
     for _ in range(2):      # all of a claim run out at one moment
         await gate.as_worker().lease_next(max_tasks=65, lease_ttl_seconds=3)
     fell_silent = gate.now()
@@ -215,7 +215,7 @@ async def test_a_second_sweep_finds_nothing(gate: Gate) -> None:
 
 
 async def test_a_sweep_takes_any_number_of_leases(gate: Gate) -> None:
-    await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 250)
+    await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 250)
     for _ in range(3):
         await gate.as_worker().lease_next(max_tasks=100)
 

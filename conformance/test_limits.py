@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncgate.conformance.harness import Gate, body, refused, under
+from asyncgate.conformance.harness import NEEDED, Gate, body, refused, under
 
 pytestmark = pytest.mark.anyio
 
@@ -53,12 +53,12 @@ async def test_a_result_or_an_error_may_be_a_megabyte(gate: Gate, verb: str, fie
     {"requirements": {"capabilities": ["c" * 101]}}, {"requirements": {"capabilities": [f"c{n}" for n in range(65)]}},
     {"requirements": {"capabilities": [1]}}, {"timeouts": {"lease_ttl_seconds": 0}},
     {"timeouts": {"deadline": "tomorrow"}},
-    {"timeouts": {"deadline": "2030-01-01T00:00:00"}}, {"result_delivery": "pigeon"}, {"task_summary": 7},
+    {"timeouts": {"deadline": "2030-01-01T00:00:00"}}, {"result_delivery": 7}, {"task_summary": 7},
     {"principal_kind": "wizard", "principal_id": "x"}], ids=lambda wrong: str(wrong)[:50])
 async def test_a_task_that_makes_no_sense_is_refused(gate: Gate, wrong: dict[str, Any]) -> None:
     async with gate.unchanged():
         with refused("invalid_request"):
-            await gate.as_agent().create_task(**{"type": "demo", **wrong})
+            await gate.as_agent().create_task(**{"type": "demo", "payload": None, **wrong})
 
 
 @pytest.mark.parametrize("right", [
@@ -68,7 +68,7 @@ async def test_a_task_that_makes_no_sense_is_refused(gate: Gate, wrong: dict[str
     {"requirements": {"capabilities": [f"{n:0100}" for n in range(64)]}}, {"requirements": {}},
     {"timeouts": {"lease_ttl_seconds": 10**9}}], ids=lambda right: str(right)[:50])
 async def test_a_task_at_the_limit_is_taken(gate: Gate, right: dict[str, Any]) -> None:
-    made = await gate.as_agent().create_task(**{"type": "demo", **right})
+    made = await gate.as_agent().create_task(**{"type": "demo", "payload": None, **right})
 
     task = await gate.task(made.task_id)
     for name, value in right.items():
@@ -92,7 +92,7 @@ async def test_a_verb_that_does_not_say_which_lease_is_refused(gate: Gate, verb:
 
     async with gate.unchanged():
         with refused("invalid_request"):
-            await getattr(gate.as_worker(), verb)(**ask)
+            await getattr(gate.as_worker(), verb)(**NEEDED.get(verb, {}), **ask)
 
 
 @pytest.mark.parametrize("fence", [1.5, "1", WIDEST + 1])

@@ -59,7 +59,7 @@ async def test_filters_apply_before_the_limit(gate: Gate) -> None:
 
 
 async def test_a_page_has_fifty_rows_and_two_hundred_at_most(gate: Gate) -> None:
-    await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 210)
+    await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 210)
     ada = gate.as_agent()
 
     assert len((await ada.list_tasks()).tasks) == len((await ada.list_receipts()).receipts) == 50
@@ -201,7 +201,7 @@ async def test_a_poller_gets_what_is_new_and_nothing_else(gate: Gate, operation:
     old = [name_of(row) for row in at(page, rows)]
 
     await gate.as_worker().start_task(**under(offer))
-    await gate.as_worker().fail(**under(offer))
+    await gate.as_worker().fail(**under(offer, error="no"))
     await gate.create()
     cursor = at(page, "cursor.latest_receipt_id" if operation == "bootstrap" else "cursor")
     new = [name_of(row) for row in at(await getattr(ada, operation)(**ask, **{name: cursor}), rows)]
@@ -243,7 +243,8 @@ async def test_a_cursor_of_another_query_is_refused(gate: Gate) -> None:
     receipts, _ = await cursor_of(gate, "list_receipts")
     ada = gate.as_agent()
 
-    for operation, ask in (("list_tasks", {"cursor": tasks, "type": "demo"}), ("list_tasks", {"cursor": receipts}),
+    for operation, ask in (("list_tasks", {"cursor": tasks, "type": "demo", "payload": None}), ("list_tasks",
+                                                                                                {"cursor": receipts}),
                            ("list_receipts", {"cursor": tasks}), ("list_open_obligations", {"since_receipt_id": tasks}),
                            ("list_receipts", {"cursor": receipts, "receipt_type": "task.assigned"})):
         with refused("invalid_cursor"):

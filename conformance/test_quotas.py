@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from asyncgate import Account, Caller, Engine, GateError, Needs, Offer, Principal, Usage, Work
 from asyncgate.conformance.harness import Gate, refused, under
@@ -75,7 +76,7 @@ async def test_of_many_that_ask_at_once_as_many_get_in_as_fit(make_gate: Callabl
 async def test_of_a_batch_the_first_tasks_get_in(make_gate: Callable[..., Gate]) -> None:
     gate = make_gate(**limited(active_tasks=3))
 
-    made = await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 5)
+    made = await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 5)
 
     assert [item.error.error if item.error else item.status for item in made.results] == [
         "queued"] * 3 + ["quota_exceeded"] * 2
@@ -99,6 +100,20 @@ async def test_at_its_limit_of_leases_a_claim_comes_back_empty(make_gate: Callab
     assert await gate.claim("w2") is None
     await gate.as_worker().release_lease(**under(offers[0]))
     assert await gate.claim("w2") is not None
+
+
+async def test_a_claim_that_the_limit_leaves_without_tasks_says_so(make_gate: Callable[..., Gate]) -> None:
+    """21.6.2: no lease is granted beyond the limit, and nobody has to guess why nothing comes."""
+    gate = make_gate(**limited(concurrent_leases=1))
+    for _ in range(2):
+        await gate.create()
+
+    first = await gate.as_worker().lease_next(max_tasks=1)
+    second = await gate.as_worker("w2").lease_next(max_tasks=1)
+
+    assert (len(first.tasks), first.warnings) == (1, UNSET)
+    assert (second.tasks, [text.partition(":")[0] for text in second.warnings]) == (
+        [], ["the tenant holds as many leases at once as it may (concurrent_leases)"])
 
 
 async def test_claims_at_once_never_pass_the_limit(make_gate: Callable[..., Gate]) -> None:
@@ -160,7 +175,7 @@ async def test_a_task_has_its_place_among_the_ended_ones_from_the_start(make_gat
 
     offer = await gate.claim()
     assert offer is not None
-    await gate.as_worker().fail(**under(offer))
+    await gate.as_worker().fail(**under(offer, error="no"))
     await gate.as_agent().cancel_task(task_id=canceled)
     assert ((await gate.task(waiting)).status, (await gate.task(canceled)).status) == ("failed", "canceled")
     with refused("quota_exceeded", quota="terminal_tasks", limit=3):
@@ -282,7 +297,7 @@ async def lost_by(loss: str, gate: Gate, offer: Offer) -> None:
     if loss == "lose":
         await gate.lose(offer)
     elif loss == "fail":
-        await gate.as_worker().fail(**under(offer, retryable=True))
+        await gate.as_worker().fail(**under(offer, retryable=True, error="no"))
     else:
         await gate.as_worker().release_lease(**under(offer))
 
@@ -308,10 +323,10 @@ async def test_what_is_kept_is_what_there_is(make_gate: Callable[..., Gate]) -> 
     await gate.lose(lost)
     again = await gate.claim("w2")
     assert again is not None
-    await gate.as_worker("w2").fail(**under(again, retryable=True, retry_after_seconds=0))
+    await gate.as_worker("w2").fail(**under(again, retryable=True, retry_after_seconds=0, error="no"))
     failed = await gate.claim("w3")
     assert failed is not None
-    await gate.as_worker("w3").fail(**under(failed))
+    await gate.as_worker("w3").fail(**under(failed, error="no"))
     await gate.as_agent().cancel_task(task_id=await gate.create())
     await gate.as_agent().cancel_task(task_id=(await gate.leased("w4")).task_id)
     await gate.finished("w5")

@@ -42,7 +42,8 @@ async def test_64_claims_for_one_task_are_one_lease(gates: tuple[Gate, Gate]) ->
 
 
 async def test_every_task_goes_to_one_of_many_claims(gates: tuple[Gate, Gate]) -> None:
-    made = await gates[0].as_agent().create_tasks(tasks=[{"type": f"t{n % 3}", "priority": n % 2} for n in range(60)])
+    made = await gates[0].as_agent().create_tasks(tasks=[{"type": f"t{n % 3}", "payload": None,
+                                                          "priority": n % 2} for n in range(60)])
 
     answers = await race(*(gates[n % 2].as_worker(f"w{n}").lease_next(max_tasks=1 + n % 5) for n in range(30)))
 
@@ -61,7 +62,7 @@ async def test_claims_of_one_batch_are_each_served_in_order(gate: Gate) -> None:
 
 
 async def test_the_same_claim_sent_often_at_once_is_one_claim(gates: tuple[Gate, Gate]) -> None:
-    await gates[0].as_agent().create_tasks(tasks=[{"type": "demo"}] * 5)
+    await gates[0].as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 5)
 
     answers = await race(*(gates[n % 2].claim("w1", claim_id="c") for n in range(20)))
 
@@ -83,7 +84,7 @@ async def test_of_complete_cancel_and_fail_at_once_one_stands(gates: tuple[Gate,
     offer = await gates[0].leased()
     here, there = gates
     runners = [here.as_worker().complete(**under(offer, artifacts=[{"uri": "x"}])),
-               there.as_agent().cancel_task(task_id=offer.task_id), there.as_worker().fail(**under(offer))]
+               there.as_agent().cancel_task(task_id=offer.task_id), there.as_worker().fail(**under(offer, error="no"))]
     runners = runners[order % 3:] + runners[:order % 3]
     if order >= 3:
         runners.reverse()
@@ -111,7 +112,7 @@ async def test_one_completion_sent_often_at_once_is_one(gates: tuple[Gate, Gate]
 async def test_one_failure_sent_often_at_once_spends_one_attempt(gates: tuple[Gate, Gate]) -> None:
     offer = await gates[0].leased(max_attempts=9)
 
-    await race(*(gates[n % 2].as_worker().fail(**under(offer, retryable=True)) for n in range(20)))
+    await race(*(gates[n % 2].as_worker().fail(**under(offer, retryable=True, error="no")) for n in range(20)))
 
     assert (await gates[0].task(offer.task_id)).attempt == 1
     assert len(await gates[0].receipts(offer.task_id, "task.failed")) == 1

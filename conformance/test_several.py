@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from asyncgate.backends import open_backend
+from asyncgate.backends import is_shared, open_backend
 from asyncgate.conformance.history import Call, stored, violations
 from asyncgate.conformance.load import PATIENCE, Client, Load, Server, serving
 from asyncgate.conformance.plugin import database_of, urls
@@ -26,7 +26,7 @@ HASTY: dict[str, Any] = {"lease_sweep_interval_seconds": 0.2, "expiry_jitter_sec
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run on the backends that several processes may share."""
     if "database" in metafunc.fixturenames:
-        shared = [url for url in urls(metafunc.config) if not url.startswith(("memory:", "sqlite:"))]
+        shared = [url for url in urls(metafunc.config) if is_shared(url)]
         metafunc.parametrize("database", shared, ids=[url.partition(":")[0] for url in shared], indirect=True)
 
 
@@ -111,7 +111,7 @@ async def test_the_leases_of_processes_that_are_gone_for_good_are_taken_over_by_
         held = []
         for number, server in enumerate(gates.servers):     # each grants one, so each owns one
             client = await clients.enter_async_context(aclosing(Client(server, f"w{number}")))
-            await client.ask("create_task", type=f"of-{number}", max_expiries=0)
+            await client.ask("create_task", type=f"of-{number}", payload=None, max_expiries=0)
             claim = await client.ask("lease_next", accept_types=[f"of-{number}"], lease_ttl_seconds=1)
             assert claim.reply is not None
             held.append(claim.reply["tasks"][0]["task_id"])
@@ -129,7 +129,7 @@ async def test_a_lease_that_another_process_granted_is_taken_back_when_it_runs_o
     async with fleet(database, 0, lease_sweep_interval_seconds=60) as gates, AsyncExitStack() as clients:
         agent, worker, heir = [await clients.enter_async_context(aclosing(Client(server, name)))
                                for server, name in zip(gates.servers, ("a1", "w1", "w2"), strict=False)]
-        await agent.ask("create_task", type="demo")
+        await agent.ask("create_task", type="demo", payload=None)
         claim = await worker.ask("lease_next", lease_ttl_seconds=1)
         assert claim.reply is not None
 
@@ -146,7 +146,7 @@ async def test_what_one_process_does_wakes_who_waits_at_another(database: str) -
         agent, worker, reader = [await clients.enter_async_context(aclosing(Client(server, name)))
                                  for server, name in zip(gates.servers, ("a1", "w1", "a1"), strict=False)]
         claim = await started(worker, worker.ask("lease_next", wait_seconds=30))
-        made = await agent.ask("create_task", type="demo")
+        made = await agent.ask("create_task", type="demo", payload=None)
         assert made.reply is not None
         offers = (await claim).reply
         assert offers is not None
@@ -170,7 +170,7 @@ async def test_with_and_without_wake_ups_every_waiting_claim_is_served(database:
                    for n in range(12)]
         agent = await clients.enter_async_context(aclosing(Client(gates.servers[0], "a1")))
         claims = [asyncio.create_task(worker.ask("lease_next", wait_seconds=30)) for worker in workers]
-        made = [(await agent.ask("create_task", type="demo")).reply for _ in workers]
+        made = [(await agent.ask("create_task", type="demo", payload=None)).reply for _ in workers]
 
         got = [(await claim).reply for claim in claims]
 
@@ -184,7 +184,7 @@ async def test_a_living_name_is_refused_and_a_dead_one_is_not(database: str) -> 
         with pytest.raises(RuntimeError, match="another process runs as gate-1"):
             await twin.start()
         async with aclosing(Client(first, "a1")) as client:
-            assert (await client.ask("create_task", type="demo")).reply is not None
+            assert (await client.ask("create_task", type="demo", payload=None)).reply is not None
         await first.stop(signal.SIGKILL)
         await first.start()
         assert await first.stop(signal.SIGTERM) == 0

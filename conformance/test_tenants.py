@@ -18,8 +18,9 @@ NAMING: dict[str, dict[str, Any]] = {
     "release_hold": {"task_id": "task"}, "attach_artifacts": {"task_id": "task", "artifacts": [{"uri": "x"}]},
     "list_receipts": {"task_id": "task"}, "renew_lease": {"task_id": "task", "lease_id": "lease"},
     "start_task": {"task_id": "task", "lease_id": "lease"}, "release_lease": {"task_id": "task", "lease_id": "lease"},
-    "report_progress": {"task_id": "task", "lease_id": "lease"}, "complete": {"task_id": "task", "lease_id": "lease"},
-    "fail": {"task_id": "task", "lease_id": "lease"}, "get_receipt": {"receipt_id": "receipt"},
+    "report_progress": {"task_id": "task", "lease_id": "lease", "progress": 1}, "complete": {"task_id": "task",
+                                                                                             "lease_id": "lease"},
+    "fail": {"task_id": "task", "lease_id": "lease", "error": "no"}, "get_receipt": {"receipt_id": "receipt"},
     "ack_receipt": {"receipt_id": "receipt"},
     "emit_receipt": {"receipt_type": "schedule.deleted", "parents": ["receipt"]},
     "check_terminator": {"parent_receipt_id": "receipt"},
@@ -138,15 +139,15 @@ async def test_the_sweep_writes_each_tenants_receipts_to_that_tenant(gate: Gate)
 async def test_a_tenant_id_that_is_not_the_credentials_own_is_refused(gate: Gate) -> None:
     async with gate.unchanged():
         with refused("tenant_mismatch"):
-            await gate.as_agent().create_task(type="demo", tenant_id=gate.stranger().tenant_id)
+            await gate.as_agent().create_task(type="demo", payload=None, tenant_id=gate.stranger().tenant_id)
         with refused("tenant_mismatch"):
-            await gate.as_agent().create_task(type="demo", tenant_id="default")
+            await gate.as_agent().create_task(type="demo", payload=None, tenant_id="default")
 
-    assert (await gate.as_agent().create_task(type="demo", tenant_id=gate.tenant_id)).status == "queued"
+    assert (await gate.as_agent().create_task(type="demo", payload=None, tenant_id=gate.tenant_id)).status == "queued"
 
 
 async def test_the_default_tenant_answers_to_the_name_default(make_gate: Callable[..., Gate]) -> None:
     tenant_id = make_gate().tenant_id
     gate = Gate(make_gate(default_tenant_id=tenant_id).engine, tenant_id)
 
-    assert (await gate.as_agent().create_task(type="demo", tenant_id="default")).status == "queued"
+    assert (await gate.as_agent().create_task(type="demo", payload=None, tenant_id="default")).status == "queued"

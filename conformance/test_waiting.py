@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from asyncgate.conformance.harness import PATIENCE, Gate, refused, under
+from asyncgate.conformance.harness import NEEDED, PATIENCE, Gate, refused, under
 
 pytestmark = pytest.mark.anyio
 
@@ -94,7 +94,7 @@ async def test_tasks_created_together_wake_as_many_claims(gate: Gate) -> None:
     claims = [start(wait(gate, f"w{number}")) for number in range(8)]
     await settle(gate, 8)
 
-    made = await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 8)
+    made = await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 8)
 
     given = [task for claim in claims for task in await got(claim)]
     assert sorted(given) == sorted(item.task_id for item in made.results)
@@ -134,7 +134,7 @@ async def test_a_waiting_claim_gets_what_comes_back(gate: Gate, way: str) -> Non
     if way == "release":
         await gate.as_worker("w1").release_lease(**under(offer))
     elif way == "failure":
-        await gate.as_worker("w1").fail(**under(offer, retryable=True))
+        await gate.as_worker("w1").fail(**under(offer, retryable=True, error="no"))
     else:
         await gate.as_agent().release_hold(task_id=offer.task_id)
 
@@ -167,7 +167,7 @@ async def test_a_claim_called_for_a_task_that_another_took_waits_on(gate: Gate) 
     claim = start(wait(gate, "w1"))
     await settle(gate, 1)
 
-    made, taken = await asyncio.gather(gate.as_agent().create_task(type="demo"), gate.claim("w2"))
+    made, taken = await asyncio.gather(gate.as_agent().create_task(type="demo", payload=None), gate.claim("w2"))
 
     last = await gate.create()
     assert await got(claim) == [last if taken else made.task_id]
@@ -188,7 +188,7 @@ async def test_no_wake_up_is_lost_under_load(gate: Gate) -> None:
         await asyncio.gather(*(gate.create() for _ in range(40)))
         for _ in range(40):
             await gate.create()
-        await gate.as_agent().create_tasks(tasks=[{"type": "stop", "priority": -1}] * 8)
+        await gate.as_agent().create_tasks(tasks=[{"type": "stop", "payload": None, "priority": -1}] * 8)
         assert sum(await asyncio.gather(*workers)) == 80
 
 
@@ -240,7 +240,7 @@ async def test_get_task_waits_for_the_end(gate: Gate, end: str) -> None:
     if end == "cancel":
         await gate.as_agent().cancel_task(task_id=offer.task_id)
     else:
-        await getattr(gate.as_worker(), end)(**under(offer))
+        await getattr(gate.as_worker(), end)(**NEEDED.get(end, {}), **under(offer))
 
     async with asyncio.timeout(PATIENCE):
         assert (await reader).status == {"complete": "succeeded", "fail": "failed", "cancel": "canceled"}[end]
@@ -251,7 +251,7 @@ async def test_get_task_waits_on_through_a_retry(gate: Gate) -> None:
     reader = start(gate.as_agent().get_task(task_id=offer.task_id, wait_seconds=30))
     await settle(gate, 0)
 
-    await gate.as_worker().fail(**under(offer, retryable=True))
+    await gate.as_worker().fail(**under(offer, retryable=True, error="no"))
     await settle(gate, 0)
     assert not reader.done()
 
@@ -277,7 +277,7 @@ async def test_get_task_of_an_ended_task_does_not_wait(gate: Gate) -> None:
 
 async def test_run_task_returns_the_outcome(gate: Gate) -> None:
     worker = start(wait(gate))
-    run = start(gate.as_agent().run_task(type="demo", wait_seconds=30))
+    run = start(gate.as_agent().run_task(type="demo", payload=None, wait_seconds=30))
     async with asyncio.timeout(PATIENCE):
         offer = (await worker).tasks[0]
         await gate.as_worker().complete(**under(offer, result=42, artifacts=[{"uri": "x"}]))
@@ -288,7 +288,7 @@ async def test_run_task_returns_the_outcome(gate: Gate) -> None:
 
 
 async def test_run_task_returns_the_task_when_the_time_is_over(gate: Gate) -> None:
-    record = await gate.as_agent().run_task(type="demo", wait_seconds=0.01)
+    record = await gate.as_agent().run_task(type="demo", payload=None, wait_seconds=0.01)
 
     assert record.status == "queued"
     assert [receipt.task_id for receipt in await gate.owed()] == [record.task_id]

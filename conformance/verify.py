@@ -8,7 +8,7 @@ server: what looks wrong only because it was changed between two pages does not 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ from asyncgate import (
     receipt_hash,
 )
 from asyncgate.backends.identity_audit import broken, pruned
+from asyncgate.backends.receipts_marks import adopted
 from asyncgate.parts.wire import Principal
 
 ENDINGS = {"succeeded": "task.completed", "failed": "task.failed", "canceled": "task.canceled"}
@@ -77,6 +78,9 @@ class Facts(Struct, gc=False):
     def fences(self) -> set[int]:
         """Return what the fence of the newest lease may be: the task's own, or that from before the latest moves."""
         return {self.fence - skipped for skipped in accumulate(reversed(self.skipped), initial=0)}
+
+
+READ = (Task, Event, Lease, Receipt, Archived, Obligation, Audit)      # the tables that are read
 
 
 async def verify(backend: Any, *, progress: Told | None = None) -> Verdict:
@@ -138,7 +142,7 @@ class Tenant:
             yield len(obligations)
         async for count in self._audit():
             yield count
-        self._parents()
+        self._parents(await adopted(self.backend, self.tenant_id))
         self._obligations(index)
         for task_id, facts in self.tasks.items():
             self._ended(task_id, facts)
@@ -245,8 +249,8 @@ class Tenant:
 
     # When all rows have been seen.
 
-    def _parents(self) -> None:
-        missing = {parent for parent, _ in self.early} - self.receipts - self.away
+    def _parents(self, stated: Mapping[str, str]) -> None:
+        missing = {parent for parent, _ in self.early} - self.receipts - self.away - stated.keys()
         for parent in sorted(missing):
             self._wrong(f"receipt {parent} does not exist, but another names it as its parent")
 

@@ -15,10 +15,16 @@ from typing import IO, Any, Literal
 import msgspec
 from msgspec import Struct
 
+from asyncgate.parts.errors import GateError
+from asyncgate.parts.screening import Screen, slices
 from asyncgate.parts.seals import Chain, digest
 from asyncgate.parts.stored import Receipt, Seal
 
 MAGIC = b"\x1f\x8b"
+MOST_LINE = 4 * 2**20               # bytes of a line: the body of a receipt is 64 KiB unless the settings say otherwise
+MOST_PROBLEMS = 1000                # that are told; behind them nobody reads on
+MOST_DEPTH = 128                    # of a line's JSON; a gate takes half of it
+FREELY, TIMES = 64 * 2**20, 100     # bytes that any file may unpack to, and how many times its size a larger one
 
 
 class Header(Struct, frozen=True):
@@ -100,6 +106,26 @@ def opened(path: str) -> IO[bytes]:
     return gzip.open(path, "rb") if compressed else open(path, "rb")  # type: ignore[return-value]
 
 
+def bounded(file: IO[bytes], most: int) -> Iterator[bytes]:
+    """Yield the lines of a file, none of them too long and not too many; a short file may unpack to a very long one."""
+    size = 0
+    while text := file.readline(MOST_LINE + 1):
+        size += len(text)
+        if len(text) > MOST_LINE:
+            raise OSError(f"the line is longer than {MOST_LINE} bytes")
+        if size > most:
+            raise OSError(f"it unpacks to more than {most} bytes, which is {TIMES} times its size")
+        yield text
+
+
+def shallow(text: bytes) -> None:
+    """Refuse a line that is nested too deep to be worth reading."""
+    if text.count(b"[") + text.count(b"{") > MOST_DEPTH:
+        judge = Screen(len(text), MOST_DEPTH)
+        for piece in slices(text):
+            judge.look(piece)
+
+
 class Reading:
     """One pass through a file that names all that is wrong with it and goes on as far as it can."""
 
@@ -114,9 +140,12 @@ class Reading:
         sum, number = hashlib.sha256(), 0
         try:
             with opened(self.path) as file:
-                for number, text in enumerate(file, 1):
+                for number, text in enumerate(bounded(file, FREELY + TIMES * os.path.getsize(self.path)), 1):
                     if (line := self._line(number, text, sum)) is not None:
                         yield line
+                    if len(self.problems) >= MOST_PROBLEMS:
+                        self.problems.append(f"behind line {number} nothing was read: enough is wrong")
+                        return
         except (OSError, EOFError, zlib.error) as broken:
             if number == 0 and isinstance(broken, FileNotFoundError | PermissionError | IsADirectoryError):
                 raise
@@ -129,8 +158,9 @@ class Reading:
             self.problems.append(f"line {number} stands behind the trailer")
             return None
         try:
+            shallow(text)
             line = decode_line(text)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
+        except (GateError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
             self.problems.append(f"line {number} cannot be read: {wrong}")
             line = Line()
         if number == 1:

@@ -12,6 +12,7 @@ from msgspec import Raw
 from asyncgate.parts.errors import InvalidRequest, PayloadTooLarge
 from asyncgate.parts.wire import Requirements
 
+UNDELIVERED = {"failed", "failure", "fail", "error", "rejected", "undelivered", "canceled", "cancelled"}
 canonical = msgspec.json.Encoder(order="sorted").encode
 encode = msgspec.json.Encoder().encode
 any_json = msgspec.json.Decoder().decode
@@ -35,6 +36,11 @@ def pointers(artifacts: Any) -> list[Any]:
     return artifacts
 
 
+def proves(proof: Mapping[str, Any] | None) -> bool:
+    """Whether a delivery proof proves a delivery: one whose status says that it failed is proof of the opposite."""
+    return bool(proof) and str((proof or {}).get("status", "")).strip().lower() not in UNDELIVERED
+
+
 def sized(text: bytes, most: int, what: str) -> None:
     """Refuse what is too large to be stored."""
     if len(text) > most:
@@ -47,6 +53,16 @@ def parsed(text: bytes, what: str) -> Any:
         return any_json(text)
     except (msgspec.DecodeError, ValueError, RecursionError) as wrong:
         raise InvalidRequest(f"{what}: {wrong}") from None
+
+
+def ordered_types(type: str, payload: Any) -> set[str]:
+    """Return the types of all tasks that one task leads to: an order of a schedule has others made."""
+    types = {type}
+    while type == "schedule.create" and isinstance(payload, dict) and isinstance(
+            template := payload.get("task_template"), dict) and isinstance(template.get("type"), str):
+        type, payload = template["type"], template.get("payload_template")
+        types.add(type)
+    return types
 
 
 def needs_of(requirements: Raw) -> frozenset[str]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import lru_cache
 from typing import Any, Protocol
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
@@ -34,18 +34,19 @@ Headers = list[tuple[bytes, bytes]]
 
 BLANKS = " \t"      # what is no part of a header's value; of other white space a token would have several spellings
 ITEMS = {"tasks", "schedules"}      # members of a batch that hold requests of their own
+VALUES = {"payload"}                # members whose null is a value
 MOST_ITEMS, MOST_MEMBERS = 500, 1000
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def without_nulls(body: bytes | msgspec.Raw) -> bytes:
-    """Drop the members of an object that are null: real peers send null for what they leave out."""
+    """Drop the members of an object that are null, but for a payload: real peers send null for what they leave out."""
     if b"null" not in bytes(body):
         return bytes(body)
     if len(members := _members(body)) > MOST_MEMBERS:
         raise InvalidRequest(f"a request has {MOST_MEMBERS} members at most")
-    held = {name: value for name, value in members.items() if bytes(value).strip() != b"null"}
+    held = {name: value for name, value in members.items() if name in VALUES or bytes(value).strip() != b"null"}
     for name in ITEMS & held.keys():
         with contextlib.suppress(msgspec.DecodeError):      # what is no list of objects is refused when it is decoded
             if len(items := _items(held[name])) > MOST_ITEMS:
@@ -60,6 +61,31 @@ def named_in(value: bytes, names: frozenset[str]) -> bool:
     text = value.decode("latin-1").lower()
     host = re.sub(r":\d*$", "", text.partition("://")[2] or text).strip("[]")
     return bool(names & {text, host, "*"})
+
+
+AUTHORITY = re.compile(r"(?:(?P<scheme>https?)://)?(?P<host>\[[0-9a-f:.]+\]|[^:/?#@\[\]]+)(?::(?P<port>\d{1,5}))?\Z")
+
+
+@lru_cache(1024)
+def own_page(origin: bytes, host: bytes, names: frozenset[str]) -> bool:
+    """Whether an Origin is of the gate's own pages: of the Host that was asked, or of one of `names` at its port.
+
+    On one machine other programs have pages too, at other ports.
+    """
+    page, asked = (AUTHORITY.match(text.decode("latin-1").lower()) for text in (origin, host))
+    if page is None or asked is None or page["scheme"] is None or asked["scheme"] is not None:
+        return False
+    usual = "443" if page["scheme"] == "https" else "80"
+    known = page["host"] == asked["host"] or {page["host"].strip("[]"), asked["host"].strip("[]")} <= names
+    return known and int(page["port"] or usual) == int(asked["port"] or usual)
+
+
+def keep_slashes(scope: Scope) -> None:
+    """Let a slash that a request encodes stay encoded: it is a part of a name and never divides the path."""
+    raw = scope.get("raw_path") or b""
+    if b"%2f" in raw.lower():
+        kept = re.sub(rb"%(2[fF])", rb"%25\1", raw.partition(b"?")[0])
+        scope["path"] = unquote(kept.decode("ascii"))
 
 
 def asked(query: bytes) -> dict[str, str]:
@@ -82,14 +108,14 @@ def fill(ask: Ask, query: dict[str, str]) -> None:
 def presented(headers: Headers) -> str | None:
     """Return the one token that a request shows; two different ones are nobody's."""
     bearers = [value.decode("latin-1").partition(" ") for name, value in headers if name == b"authorization"]
-    tokens = {token.strip(BLANKS) if scheme.lower() == "bearer" else "" for scheme, _, token in bearers}
+    tokens = {token.strip(BLANKS) if scheme.lower() == "bearer" else None for scheme, _, token in bearers}
     tokens |= {value.decode("latin-1").strip(BLANKS) for name, value in headers if name == b"x-api-key"}
     if len(tokens) > 1 or len(bearers) > 1:
         raise TwoCredentials("two different credentials in one request; show one: Authorization: Bearer <token>, or "
                              "X-API-Key: <token>")
-    if "" in tokens:
+    if None in tokens:
         raise TwoCredentials("show one credential: Authorization: Bearer <token>, or X-API-Key: <token>")
-    return tokens.pop() if tokens else None
+    return (tokens.pop() if tokens else None) or None       # an empty one is none: a variable that was not set
 
 
 def address_of(scope: Scope) -> str | None:
@@ -132,20 +158,28 @@ async def read_body(scope: Scope, receive: Receive, settings: Settings) -> bytes
         if name == b"content-encoding" and value.lower() != b"identity":
             raise UnsupportedMediaType("send the body without content-encoding")
         if name == b"content-type" and not JSON_LIKE.match(value):
-            raise UnsupportedMediaType("send the body as content-type: application/json")
+            raise UnsupportedMediaType(AS_JSON)
         if name == b"content-length" and int(value) > settings.max_request_bytes:
             raise PayloadTooLarge(f"the request is {int(value)} bytes, {settings.max_request_bytes} is the most")
     if (whole := shortcut(scope)) is not None and (body := whole.body()) is not None:
         if len(body) > settings.max_request_bytes:
             raise PayloadTooLarge(f"the request is larger than {settings.max_request_bytes} bytes")
-        return body
+        return typed(scope, body)
     try:
         async with asyncio.timeout(settings.body_timeout_seconds):
-            return await _received(receive, settings.max_request_bytes)
+            return typed(scope, await _received(receive, settings.max_request_bytes))
     except TimeoutError:
         raise RequestTimeout("the body did not come in time") from None
 
 
+def typed(scope: Scope, body: bytes) -> bytes:
+    """Refuse a body of no type: any page can make a browser send one, of JSON it has to ask first."""
+    if body and not any(name == b"content-type" for name, _ in scope["headers"]):
+        raise UnsupportedMediaType(AS_JSON)
+    return body
+
+
+AS_JSON = "send the body as content-type: application/json"
 JSON_LIKE = re.compile(rb"\s*(application/([a-z0-9.+-]+\+)?json|\*/\*)\s*(;.*)?$", re.IGNORECASE)
 
 

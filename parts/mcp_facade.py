@@ -68,10 +68,10 @@ from asyncgate.parts.mcp_tools import (
     is_in,
     refused,
     sets_of,
-    strict,
     told_refusal,
     tools,
 )
+from asyncgate.parts.members import Rule, header, warned
 from asyncgate.parts.naming import silent
 from asyncgate.parts.screening import MAX_DEPTH, breathe, refusal
 from asyncgate.parts.wire import Ask, ListOpenObligations, Principal, RunTask
@@ -106,7 +106,6 @@ class Catalog:
     def __init__(self, operations: tuple[Operation, ...], prefix: str = PREFIX) -> None:
         self.tools = {name: op for op in operations for name in both_names(op.name, prefix)}
         self.prefix = prefix
-        self.takes = {op.name: msgspec.json.Decoder(strict(op)).decode for op in operations}
         schemas = {op.name: input_schema(op) for op in operations}
         self.schemas = {name: schemas[op.name] for name, op in self.tools.items()}
         self.shelves: dict[tuple[str, Form], list[Shown]] = {}
@@ -140,6 +139,7 @@ class Call(msgspec.Struct):
     op: Operation
     ask: Ask | None = None
     refusal: GateError | None = None
+    unknown: tuple[str, ...] = ()
 
 
 class Visit(msgspec.Struct):
@@ -297,7 +297,7 @@ class Facade:
         visit = Visit(caller, query_of(scope))
         sets_of(visit.query.get("tools"))       # a set that is none is refused at once, whatever is asked
         if message and (op := self._called(message)) and message.arguments_are_an_object:   # else the SDK refuses them
-            visit.call = self._read(scope, op, self.catalog.takes[op.name], message, caller)
+            visit.call = self._read(scope, op, "refuse", message, caller)      # as its schema says
             body = message.emptied()
         if len(body) > ENVELOPE_BYTES:
             raise PayloadTooLarge(f"a message without the arguments of its call has {ENVELOPE_BYTES} bytes at most")
@@ -319,15 +319,15 @@ class Facade:
             await send(message)
         return safe
 
-    def _read(self, scope: Scope, op: Operation, decode: Callable[[bytes], Ask], message: Asked,
-              caller: Caller) -> Call:
+    def _read(self, scope: Scope, op: Operation, rule: Rule, message: Asked, caller: Caller) -> Call:
         """Make the ask of a call, or keep the refusal for whoever answers."""
         query = query_of(scope)
         try:
             self.gate.engine.permit(op, caller)
             if message.refusal is not None:
                 raise message.refusal
-            ask = decode(without_nulls(message.arguments))
+            arguments = without_nulls(without_token(message.arguments) if rule != "refuse" else message.arguments)
+            ask, unknown = op.reader.body(arguments, rule)
             fill(ask, query)
             for tenant in claimed_tenants(query, scope["headers"]):
                 self.gate.engine.at_home(caller, tenant)
@@ -335,7 +335,7 @@ class Facade:
             return Call(op, refusal=no)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
             return Call(op, refusal=InvalidRequest(f"{op.name}: {wrong}"))
-        return Call(op, ask)
+        return Call(op, ask, unknown=unknown)
 
     async def _perform(self, call: Call, caller: Caller) -> bytes:
         """Carry out a call and return its reply as JSON; a defect becomes a refusal too."""
@@ -389,7 +389,7 @@ class Facade:
         assert ctx.request is not None
         op, visit = self.operations[operation], visit_of(ctx)
         meant = Asked({}, {"arguments": msgspec.Raw(encode(fields))})
-        return await self._perform(self._read(ctx.request.scope, op, op.decode, meant, visit.caller), visit.caller)
+        return await self._perform(self._read(ctx.request.scope, op, "ignore", meant, visit.caller), visit.caller)
 
     def _whose(self, ctx: Context) -> tuple[str, Principal]:
         """Return the tenant and the principal that a request without an operation comes from."""
@@ -416,7 +416,7 @@ class Facade:
         except GateError as no:
             self.gate.guard.refused(scope, no)
             return await self._error(scope, send, id, CODES.get(no.status, BROKEN), no)
-        await self.gate.send(send, scope, 200, encode({"jsonrpc": "2.0", "id": id, "result": result}))
+        await self.gate.send(send, scope, 200, encode({"jsonrpc": "2.0", "id": id, "result": result}), warning(scope))
 
     async def _bare_result(self, scope: Scope, receive: Receive, message: Asked) -> Any:
         op = self._called(message)
@@ -430,18 +430,22 @@ class Facade:
             raise InvalidRequest(f"no tool {message.name!r}; tools/list names them")
         if not message.arguments_are_an_object:
             raise InvalidRequest("arguments must be an object")
-        call = self._read(scope, op, op.decode, message, caller)
+        call = self._read(scope, op, self.settings.unknown_members, message, caller)
+        if call.unknown:
+            scope["asyncgate.unknown"] = call.unknown
         work: Awaitable[bytes] = self._perform(call, caller)
         reply = await (while_connected(work, receive) if getattr(call.ask, "wait_seconds", 0) > 0 else work)
+        reply = warned(reply, call.unknown) if call.unknown else reply
         return {**_members(reply), **found(reply)}
 
     async def _error(self, scope: Scope, send: Send, id: msgspec.Raw, code: int, no: GateError) -> None:
         """Answer a failure: an integer for JSON-RPC, and in `data` the code that every façade gives."""
-        error = {"code": code, "message": str(no), "data": told_refusal(no)}
+        unknown = {"warnings": scope["asyncgate.unknown"]} if "asyncgate.unknown" in scope else {}
+        error = {"code": code, "message": str(no), "data": {**told_refusal(no), **unknown}}
         # A worker that reads no body stops at 4xx, and repeats what failed otherwise, also with the status 200.
         status = no.status if 400 <= no.status < 500 and no.status not in PASSING else 200
         await self.gate.send(send, scope, status, encode({"jsonrpc": "2.0", "id": id, "error": error}),
-                             refusal_headers(no))
+                             [*refusal_headers(no), *warning(scope)])
 
 
 def taken_apart(body: bytes) -> Asked:
@@ -479,6 +483,18 @@ def in_era(message: Asked) -> bool:
     meta = optional(_members, message.params.get("_meta", NULL)) or {}
     shakes = message.method in HANDSHAKE or message.method.startswith("notifications/")
     return shakes or any(name.endswith("protocolVersion") for name in meta)
+
+
+def warning(scope: Scope) -> Headers:
+    """Name in a header the members of a call that nobody knows."""
+    return [header(scope["asyncgate.unknown"])] if "asyncgate.unknown" in scope else []
+
+
+def without_token(arguments: msgspec.Raw) -> msgspec.Raw:
+    """Leave away the token that peers may send as an argument."""
+    if b'"auth_token"' not in bytes(arguments):
+        return arguments
+    return msgspec.Raw(encode({name: held for name, held in _members(arguments).items() if name != "auth_token"}))
 
 
 def credentials(scope: Scope, message: Asked) -> Headers:

@@ -5,13 +5,13 @@ Nothing here needs the SDK, so whoever only wants to know what the tools are pay
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Set
 from functools import cache
 from typing import Any, Literal
 
 import msgspec
 
+from asyncgate.parts.clauses import plainly
 from asyncgate.parts.content import any_json
 from asyncgate.parts.errors import GateError, InvalidRequest
 from asyncgate.parts.wire import (
@@ -76,8 +76,6 @@ ASKERS = frozenset(name for kind in ASKING for name in kind.__struct_fields__)
 IDEMPOTENT = {"cancel_task", "complete", "complete_tasks", "fail", "release_lease", "ack_receipt", "attach_artifacts",
               "start_task", "report_schedule", "emit_receipt", "renew_lease"}
 DESTRUCTIVE = {"cancel_task", "fail"}
-# References that mean nothing to a model.
-CLAUSE = re.compile(r"\s*(?:One transaction\.\s+)?(?:\((?:PH|H)\.[\d.]+\)|(?:Spec \d[\d., ]*|PH\.[\d.]+,? ?)+$)")
 ABOUT = """AsyncGate keeps tasks for agents that forget. As an agent: create_task or run_task, then get_task; after a
 restart call list_open_obligations first, it says what is still owed to you. As a worker: lease_next, renew_lease every
 renew_every_seconds, then complete, fail or release_lease; a lease that ran out is lost. Every error has a code and
@@ -87,13 +85,6 @@ names the next legal call. Name yourself with agent_id or worker_id where your c
 def both_names(operation: str, prefix: str = PREFIX) -> tuple[str, str]:
     """Return the two spellings of a tool's name, dotted first; both are always accepted."""
     return f"{prefix}{DOTTED}{operation}", f"{prefix}{UNDERSCORED}{operation}"
-
-
-def strict(op: Any) -> type[Ask]:
-    """Return the request of an operation as MCP takes it: an argument that it does not know is a mistake."""
-    made: Any = msgspec.defstruct(op.takes.__name__, [], bases=(op.takes,), kw_only=True, forbid_unknown_fields=True)
-    kind: type[Ask] = made
-    return kind
 
 
 def tool(op: Any, name: str, form: Form = FULL) -> Json:
@@ -129,15 +120,13 @@ def is_in(op: Any, sets: frozenset[str]) -> bool:
 
 def description(op: Any, of_a_gate: bool = True) -> str:
     """Say what a tool does and, where it is one of a gate, what may follow it."""
-    text = " ".join(f"{op.summary} {op.text.strip()}".split())
-    while (shorter := CLAUSE.sub("", text)) != text:
-        text = shorter
+    text = plainly(" ".join(f"{op.summary} {op.text.strip()}".split())).removesuffix(" One transaction.")
     return f"{text} Next: {NEXT[op.name]}" if of_a_gate and op.name in NEXT else text
 
 
 def input_schema(op: Any) -> Json:
     """Return the schema of a tool's arguments, an object at its root."""
-    schema = rooted(strict(op))
+    schema = rooted(op.reader.exact)
     required = sorted({*schema.get("required", ()), *op.takes.needed})
     properties = {name: said if name in required else nullable(said)
                   for name, said in schema.get("properties", {}).items()}
@@ -235,6 +224,8 @@ def plain(schema: Any) -> Any:
         return schema
     out = {"pattern", "uniqueItems", *(["default"] if schema.get("default") == "" else ())}
     kept = {name: plain(part) for name, part in schema.items() if name not in out}
+    if isinstance(said := kept.get("description"), str):
+        kept["description"] = plainly(said)
     return {**kept, **ANY_JSON} if kept.keys() <= {"default", "description"} and "default" in kept else kept
 
 

@@ -15,7 +15,7 @@ def claimed(ask: Ask) -> Principal | None:
     by = getattr(ask, "created_by", None)
     if isinstance(by, CreatedBy):
         if who := by.principal_id or by.id:
-            return Principal(by.principal_kind or by.kind or "agent", who, by.instance_id)
+            return Principal(by.principal_kind or by.kind or "agent", who, by.principal_instance_id or by.instance_id)
         raise half("created_by", "principal_id")
     if who := getattr(ask, "worker_id", None):
         return Principal(ask.worker_kind or "worker", who, ask.worker_instance_id)  # type: ignore[attr-defined]

@@ -17,17 +17,19 @@ from typing import Any
 import msgspec
 from starlette.routing import Route
 
+from asyncgate.parts.clauses import plainly
 from asyncgate.parts.wire import Name, Problem, Requirements
 
 TASK, DUTY = "019a8f3c-51de-7a10-9c6e-0d3a51b7f2c4", "019a8f3c-51de-7a11-8f02-6b9d40e1c7aa"
 DONE, LEASE = "019a8f3d-0b42-7c03-a1de-94c2f07b5e18", "6f1f0c8e-2a5b-4b57-9a0e-3d8f4c1b2a90"
 TENANT, NOW, LATER = "00000000-0000-0000-0000-000000000000", "2026-11-21T09:30:00Z", "2026-11-21T09:35:00Z"
 ADA, WORKER = {"kind": "agent", "id": "ada"}, {"kind": "worker", "id": "reader-1"}
+OWNER = {**ADA, "principal_kind": "agent", "principal_id": "ada"}      # in both spellings (spec 3)
 HELD = {"task_id": TASK, "lease_id": LEASE, "worker_id": "reader-1"}
 WORK, NEEDS = {"type": "page.summarize", "payload": {"url": "https://example.org/a"}}, {"capabilities": ["web.read"]}
 SUMMARY = {"result": {"summary": "Three pages on rivers."}, "artifacts": [{"type": "file", "uri": "file:///out/a.md"}]}
 RECORD = {
-    "task_id": TASK, "tenant_id": TENANT, **WORK, "status": "succeeded", "created_by": ADA, "principal_ai": "ada",
+    "task_id": TASK, "tenant_id": TENANT, **WORK, "status": "succeeded", "created_by": OWNER, "principal_ai": "ada",
     "payload_pointer": None, "requirements": NEEDS, "priority": 0, "attempt": 0, "max_attempts": 3,
     "retry_backoff_seconds": 30, "fence": 1, "expiries": 0, "max_expiries": 10, "held": None,
     "idempotency_key": "page-a", "asyncgate_instance": "asyncgate-1", "obligation_receipt_id": DUTY,
@@ -111,7 +113,8 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "revoke_key": ({"key_id": KEY_ID, "reason": "published by mistake"}, {"ok": True}),
     "list_audit": ({"severity": "warning", "limit": 20}, {"lines": [{
         "audit_id": "000000000007", "tenant_id": TENANT, "number": 7, "timestamp": NOW,
-        "event": "key_revoked", "severity": "warning",
+        "event": "key_revoked", "severity": "warning", "principal_id": "ada", "ip": "192.0.2.7",
+        "user_agent": "asyncgate-client/0.1.0", "reason": None,
         "details": {"principal_kind": "human", "principal_id": "ada", "revoked": KEY_ID}, "hash": "5d0c1e72" * 8}]}),
     "seal_receipts": ({}, {"tenant_id": TENANT, "number": 12, "last_receipt_id": DONE, "hash": "9b1f04ce" * 8}),
     "list_seals": ({"limit": 20}, {"seals": [{
@@ -124,6 +127,10 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "list_archived_receipts": ({"task_id": TASK}, {"receipts": [ASSIGNED], "next_cursor": None, "cursor": None}),
     "restore_archive": ({"task_id": TASK}, {"task_ids": [TASK], "receipts": 4}),
     "get_config": ({}, {"receipt_mode": "standalone", "memorygate_url": None, "capabilities": ["leases"], **SELF}),
+    "whoami": ({}, {"tenant_id": TENANT, "bound": True, "role": "worker", "scopes": ["tasks:lease"],
+                    "operations": ["complete", "fail", "lease_next"], "principal_kind": "worker",
+                    "principal_id": "reader-1", "principal_instance_id": None, "key_id": "EcTWh2MDGOXC",
+                    "capabilities": None, "task_types": None}),
     "health": ({}, {"status": "healthy", "service": "AsyncGate", "uptime": 47, "database": "ok", "upkeep": {}, **SELF}),
 }
 
@@ -144,7 +151,7 @@ TAGS = {"Tasks": ("tasks", "Hand over work, and learn how it ended."),
         "Schedules": ("schedules", "What a scheduler tells, so that its silence is noticed."),
         "Administration": ("tenants limits keys audit", "Who may come in, what they may use, and what happened."),
         "Ledger": ("seals export import archive", "What keeps receipts as they are, and carries them elsewhere."),
-        "Gate": ("config health", "The gate itself.")}
+        "Gate": ("config health whoami", "The gate itself, and who one is to it.")}
 
 # The refusals by HTTP status, what they mean, and the headers that come with them.
 STATUS = {
@@ -247,6 +254,8 @@ def said(schema: Any) -> Any:
     name = NAME.items() <= schema.items()
     out = {"uniqueItems", *(NAME if name else ()), *(["default"] if schema.get("default") == "" else ())}
     kept = {name: said(part) for name, part in schema.items() if name not in out}
+    if isinstance(text := kept.get("description"), str):
+        kept["description"] = plainly(text)
     return kept | (ref("Name") if name else {"type": "string"} if "enum" in schema else {})
 
 
@@ -261,7 +270,8 @@ def described(op: Any, name: str, verb: str, path: str, schemas: dict[str, Json]
     carried = re.findall(r"{(\w+)}", path)
     whole, reply = schemas[op.takes.__name__], op.gives.__name__
     told: Json = {
-        "operationId": name, "summary": op.summary, "description": op.text.strip(), "tags": [tag_of(op, path)],
+        "operationId": name, "summary": plainly(op.summary), "description": plainly(op.text.strip()),
+        "tags": [tag_of(op, path)],
         "parameters": [parameter(field, "path", whole, asked) for field in carried],
         "responses": {"200": {"description": schemas[reply]["description"], "content": content(ref(reply), answered)},
                       **({"204": {"description": NOTHING[op.name]}} if op.name in NOTHING else {}),

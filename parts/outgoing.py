@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import httpx2
@@ -25,6 +27,13 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 MOST_BYTES = 2**20          # of a body
 MOST_REDIRECTS = 3
+MOST_HEADERS, HEADER_BYTES = 50, 8192       # that somebody else may set
+HEADER_NAME, HEADER_VALUE = re.compile(r"\A[A-Za-z0-9_-]+\Z"), re.compile(r"\A[\x20-\x7e]*\Z")
+# They frame a request, name another host for it or another sender, or open the metadata services of clouds.
+RESERVED = {"host", "content-length", "transfer-encoding", "te", "trailer", "connection", "keep-alive", "upgrade",
+            "expect", "accept-encoding", "forwarded", "via", "x-real-ip", "true-client-ip", "cf-connecting-ip",
+            "metadata", "metadata-flavor", "x-http-method-override", "x-original-url", "x-rewrite-url"}
+RESERVED_BEGINNINGS = ("proxy-", "x-forwarded-", "x-aws-", "x-google-", "x-ms-", "sec-")
 PORTS = {"http": 80, "https": 443}
 PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")       # all that is given out; the rest is local or reserved
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")       # networks without IPv4 reach the public IPv4 internet through it
@@ -41,16 +50,18 @@ class Oversized(httpx2.ReadError):
     """The answer is larger than anybody asked for."""
 
 
-def client(*, allow: Iterable[str] = (), plain: bool = False, redirects: int = 0, timeout_seconds: float = 10.0,
-           most_bytes: int = MOST_BYTES, resolve: Resolve | None = None, tls: ssl.SSLContext | None = None,
-           ) -> httpx2.AsyncClient:
+def client(*, allow: Iterable[str] = (), deny: Iterable[str] = (), plain: bool = False, redirects: int = 0,
+           timeout_seconds: float = 10.0, most_bytes: int = MOST_BYTES, resolve: Resolve | None = None,
+           tls: ssl.SSLContext | None = None) -> httpx2.AsyncClient:
     """Make an HTTP client that can only reach what the gate may call.
 
-    `allow` names hosts and networks that may be called though they are not public; plain HTTP is for those, and for
-    others only where `plain` says so.  Redirects are judged like the first URL, at most three are followed.
+    `allow` names hosts and networks that may be called though they are not public, `deny` those that may not although
+    they are; plain HTTP is for those that are allowed, and for others only where `plain` says so.  Redirects are judged
+    like the first URL, at most three are followed.
     `timeout_seconds` is the time for everything, from the first look-up to the last byte.
     """
-    guard = Guard(allow, plain, timeout_seconds, most_bytes, resolve or resolved, tls or httpx2.create_ssl_context())
+    guard = Guard(allow, plain, timeout_seconds, most_bytes, resolve or resolved, tls or httpx2.create_ssl_context(),
+                  deny=deny)
     return httpx2.AsyncClient(transport=guard, trust_env=False, timeout=timeout_seconds,
                               follow_redirects=redirects > 0, max_redirects=min(redirects, MOST_REDIRECTS))
 
@@ -59,8 +70,11 @@ class Guard(httpx2.AsyncBaseTransport):
     """A transport that judges where a request goes, and bounds what comes back."""
 
     def __init__(self, allow: Iterable[str], plain: bool, timeout_seconds: float, most_bytes: int, resolve: Resolve,
-                 tls: ssl.SSLContext) -> None:
+                 tls: ssl.SSLContext, *, deny: Iterable[str] = (),
+                 own: Callable[[Address], bool] | None = None) -> None:
         self.hosts, self.networks = exceptions(allow)
+        self.no_hosts, self.no_networks = exceptions(deny, "security.outgoing.deny")
+        self.own = own or is_own
         self.plain, self.timeout_seconds, self.most_bytes, self.resolve = plain, timeout_seconds, most_bytes, resolve
         # The pool knows a connection by its address.  Kept open, it would serve another name at that address, for
         # which nobody has looked at the certificate.
@@ -85,6 +99,8 @@ class Guard(httpx2.AsyncBaseTransport):
 
     async def _reach(self, request: httpx2.Request) -> httpx2.Response:
         """Try the addresses of a host in turn until one can be connected to."""
+        if request.headers.get_list("host") != [request.url.netloc.decode("ascii")]:
+            raise Barred("the Host header of a call is that of its URL")
         failed: httpx2.TransportError = httpx2.ConnectError(f"{request.url.host} has no address")
         for address in await self.judged(request.url):
             try:
@@ -100,8 +116,11 @@ class Guard(httpx2.AsyncBaseTransport):
         chosen = host.rstrip(".") in self.hosts or all(any(one in net for net in self.networks) for one in addresses)
         if url.scheme == "http" and not (self.plain or chosen):
             raise Barred(f"{host} must be called over https, or be in the setting security.outgoing.allow")
+        if host.rstrip(".") in self.no_hosts or any(one in net for net in self.no_networks for one in addresses):
+            raise Barred(f"{host} is barred by security.outgoing.deny")
         for address in addresses:
-            if not chosen and not is_public(address) and not any(address in net for net in self.networks):
+            strange = not is_public(address) or self.own(address)
+            if not chosen and strange and not any(address in net for net in self.networks):
                 # Which address it is stays untold: whoever named the host shall not map the network behind the gate.
                 raise Barred(f"{host} leads to an address that is neither public nor in security.outgoing.allow")
         return addresses
@@ -177,12 +196,45 @@ def is_public(address: Address) -> bool:
     return address.is_global and not address.is_multicast and not any(address in net for net in BARRED)
 
 
+def is_own(address: Address) -> bool:
+    """Whether an address is one of this machine: only those can be bound."""
+    return not binds_any() and binds(address)
+
+
+def binds(address: Address) -> bool:
+    """Whether a socket can be bound to an address."""
+    family = socket.AF_INET6 if isinstance(address, ipaddress.IPv6Address) else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as trial:
+            trial.bind((str(address), 0))
+    except OSError:
+        return False
+    return True
+
+
+@cache
+def binds_any() -> bool:
+    """Whether this machine binds addresses that it does not have, so that binding tells nothing."""
+    return binds(ipaddress.IPv4Address("192.0.2.1"))
+
+
+def fit(headers: Mapping[str, str]) -> None:
+    """Refuse headers of a stranger that say where a request begins or ends, for whom it is, or who sends it."""
+    if len(headers) > MOST_HEADERS or sum(len(name) + len(value) for name, value in headers.items()) > HEADER_BYTES:
+        raise Barred(f"a call has {MOST_HEADERS} headers at most, of {HEADER_BYTES} characters together")
+    for name, value in headers.items():
+        if name.lower() in RESERVED or name.lower().startswith(RESERVED_BEGINNINGS):
+            raise Barred(f"the header {name.lower()} is not the caller's to set")
+        if not HEADER_NAME.match(name) or not HEADER_VALUE.match(value):
+            raise Barred("a header has a name of letters, digits and -_ and a value of visible ASCII")
+
+
 def plainest(address: Address) -> Address:
     """Return an IPv4 address that is written as IPv6 as what it is."""
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def exceptions(allow: Iterable[str]) -> tuple[frozenset[str], list[Any]]:
+def exceptions(allow: Iterable[str], setting: str = "security.outgoing.allow") -> tuple[frozenset[str], list[Any]]:
     """Tell the networks of an allow-list from its hosts."""
     hosts, networks = set(), []
     for text in allow:
@@ -190,7 +242,7 @@ def exceptions(allow: Iterable[str]) -> tuple[frozenset[str], list[Any]]:
             networks.append(ipaddress.ip_network(text.strip("[]")))
         except ValueError:
             if "/" in text or ":" in text:
-                raise StartupError(f"security.outgoing.allow: {text!r} is neither a host nor a network such as "
+                raise StartupError(f"{setting}: {text!r} is neither a host nor a network such as "
                                    f"10.0.0.0/8") from None
             hosts.add(text.lower().rstrip("."))
     return frozenset(hosts), networks

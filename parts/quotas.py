@@ -15,6 +15,8 @@ from asyncgate.parts.stored import Account, Usage
 
 GIGABYTE = 10**9
 SOON, LATER = 60, 3600      # seconds after which to ask again: tasks end soon, and are pruned in the long run
+FULL_OF_LEASES = ("the tenant holds as many leases at once as it may (concurrent_leases): a claim gets a task when one "
+                  "is completed, failed or released; get_limits shows the limit, an admin raises it with set_limits")
 STORAGE = "receipt_storage_gb"      # the quota that the archive makes room in
 RECEIPTS = "receipts_per_task"      # the quota, and why a task is held that has reached it
 

@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct, convert
 
+from asyncgate.parts.durations import seconds_of
+
 __all__ = [
     "Configured", "DatabaseSettings", "Settings", "SettingsError", "Tier", "effective", "leaves", "load_settings"]
 
@@ -50,6 +52,7 @@ OwnerKind = Literal["agent", "worker", "service", "system", "human", "asyncgate"
 ReceiptMode = Literal["standalone", "memorygate_integrated", "receiptgate_integrated"]
 Locatability = Literal["lenient", "strict"]
 Mismatch = Literal["return", "refuse"]
+Unknown = Literal["warn", "refuse", "ignore"]
 Consistency = Literal["eventual", "strict"]
 StoreFailure = Literal["local", "deny"]
 ToolNames = Literal["dotted", "underscore"]
@@ -103,7 +106,7 @@ class MemoryGate(Group, frozen=True):
     url: Annotated[Url, says("Address of the receipt ledger in integrated mode")] = ""
     auth_token: Annotated[str, says("The gate's token at the ledger", secret=True)] = ""
     auth_token_env: Annotated[str, says("Name of the environment variable that holds the ledger's token")] = ""
-    worker_token: Annotated[str, says("Token at the ledger that workers are given", secret=True)] = ""
+    worker_tokens: Annotated[bool, says("Whether a worker is given a short-lived key of its own at the ledger")] = True
     tenant_id: Annotated[str, says("Tenant under which the ledger files our receipts")] = ""
     timeout_ms: Annotated[Count, says("Longest wait for the ledger's answer, in milliseconds; 0 is 500, and 10000 for "
                                       "a ReceiptGate")] = 0
@@ -191,6 +194,8 @@ class Outgoing(Group, frozen=True):
     """Where the gate's own calls may go."""
 
     allow: Annotated[Texts, says("Hosts and networks that may be called though they are not public")] = ()
+    deny: Annotated[Texts, says("Hosts and networks that may not be called, such as this machine's address at its "
+                                "NAT")] = ()
 
 class SecuritySettings(Group, frozen=True):
     """Everything about credentials, limits and audit."""
@@ -313,6 +318,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     default_retry_backoff_seconds: Annotated[Count, says("Seconds before the first retry; each next one doubles")] = 30
     max_retry_backoff_seconds: Annotated[Ttl, says("Longest delay before a retry, in seconds")] = 900
     default_priority: Annotated[int, span(1 - 2**31, 2**31 - 1), says("Priority of a task that names none")] = 0
+    unknown_members: Annotated[Unknown, says("What misspelt members get; lists and administration refuse")] = "warn"
     idempotency_mismatch: Annotated[Mismatch, says("What a used idempotency key with another body gets")] = "return"
     locatability: Annotated[Locatability, says("Whether success without artifact or proof is refused")] = "lenient"
     progress_receipts: Annotated[bool, says("Whether each progress report writes a receipt")] = False
@@ -382,7 +388,7 @@ class Setting(Struct, frozen=True):
 PREFIX, TEST_PREFIX = "ASYNCGATE_", "ASYNCGATE_TEST_"
 NOT_SETTINGS = {  # they are for the programs around a gate
     "ASYNCGATE_CONFIG", "ASYNCGATE_URL", "ASYNCGATE_WORKER_KEY", "ASYNCGATE_WORKER_KEY_FILE", "ASYNCGATE_AGENT_KEY",
-    "ASYNCGATE_AGENT_KEY_FILE"}
+    "ASYNCGATE_AGENT_KEY_FILE", "ASYNCGATE_PROFILE", "ASYNCGATE_PLAIN_HTTP"}
 ALIASES = {  # names that deployments of peers give to what is the same
     "RECEIPTGATE_ENDPOINT": "memorygate.url", "RECEIPTGATE_URL": "memorygate.url",
     "RECEIPTGATE_AUTH_TOKEN": "memorygate.auth_token", "RECEIPTGATE_API_KEY": "memorygate.auth_token",
@@ -399,6 +405,7 @@ UNPREFIXED = {  # spec 19.2 and 19.8
 PAIRS = [  # the spec has two names for each of these (20.12, 20.14, H.6); giving one gives both
     ("receipt_consistency_mode", "memorygate.failure_mode"),
     ("memorygate.timeout_ms", "memorygate.emission_timeout_ms")]
+UNITS = {"_seconds": 1.0, "_days": 86_400.0, "_ms": 0.001}      # by the end of a name: what a duration is counted in
 PLAIN_KINDS = {"boolean": "true or false", "string": "text", "array": "a list of objects"}
 VARIABLE = re.compile(r"\$\{([^}]*)\}")
 CREDENTIAL = re.compile(  # in a URL, with or without its scheme; in a query or key=value list; a pasted PEM file
@@ -503,11 +510,20 @@ def understood(setting: Setting, said: Any) -> Any:
     if isinstance(said, str) and get_origin(form) is tuple:
         parts = [part.strip() for part in said.split(",")]
         return msgspec.json.decode(said) if parts[0].startswith("[") else [part for part in parts if part]
+    if isinstance(said, str) and (seconds := seconds_of(said)) is not None and form in (int, float):
+        unit = next((unit for ending, unit in UNITS.items() if setting.name.endswith(ending)), None)
+        return said if unit is None else in_units(seconds, unit)
     if isinstance(said, float) and get_origin(form) is Literal:      # YAML reads 1.0 as a number
         return str(said)
     if isinstance(said, str) and get_origin(form) is Literal:
         return next((choice for choice in get_args(form) if choice.lower() == said.lower()), said)
     return said
+
+
+def in_units(seconds: float, unit: float) -> float:
+    """Return a duration in the unit that a setting counts; a whole number where it is one."""
+    number = round(seconds / unit, 9)
+    return int(number) if number == int(number) else number
 
 
 def compare(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from msgspec import Struct
 
-from asyncgate.parts.wire import Kind, Principal, Role, Status
+from asyncgate.parts.wire import Kind, Principal, Role, Status, Terms
 
 
 class Task(Struct, frozen=True):
@@ -24,7 +24,7 @@ class Task(Struct, frozen=True):
     payload: str
     payload_pointer: str | None
     requirements: str
-    terms: str                          # the rest of the contract, a Terms as JSON
+    terms: str                          # the rest of the contract, a KeptTerms as JSON
     owner_kind: str
     owner_id: str
     principal_ai: str
@@ -61,6 +61,12 @@ class Task(Struct, frozen=True):
     def offerable(self, now: float) -> bool:
         """Whether the queue may offer it, if it is queued."""
         return self.held is None and (self.next_eligible_at is None or self.next_eligible_at <= now)
+
+
+class KeptTerms(Terms):
+    """What is stored of a task's terms."""
+
+    principal_instance_id: str | None = None    # in which session it was created (spec 18.2)
 
 
 class Lease(Struct, frozen=True):

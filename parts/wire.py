@@ -2,7 +2,8 @@
 
 Plain data, decoded and encoded by msgspec; what a field means is said beside it, and the OpenAPI document, the MCP
 tools and the command line are made from that.  Times are RFC 3339, durations are seconds, ids are opaque strings.
-Unknown fields are ignored and an explicit null means absent, because real peers send both.
+An unknown member is heard by nobody and told to whoever sent it; an explicit null means absent, but for a payload:
+real peers send both.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 Status = Literal["queued", "leased", "running", "succeeded", "failed", "canceled"]
 Kind = Literal["agent", "worker", "service", "system", "human", "asyncgate"]
-Delivery = Literal["inline", "artifact"]
 
 Role = Literal["agent", "worker", "admin", "system"]
+Owed = Literal["open", "discharged"]
 
 
 class Principal(Struct, frozen=True, omit_defaults=True):
@@ -49,6 +50,7 @@ PLAIN = "^(?! )[^\\x00-\\x1f\\x7f-\\x9f\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u
 
 Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=PLAIN)]
 Text = Annotated[str, Meta(max_length=16_384)]
+Summary = Annotated[str, Meta(max_length=65_536)]       # what a receipt's body may have (PH.5)
 Integer = Annotated[int, Meta(ge=-WIDEST, le=WIDEST)]
 Whole = Annotated[int, Meta(ge=1, le=WIDEST)]
 Seconds = Annotated[int, Meta(ge=1, le=WIDEST), says("seconds; more than the maximum is clamped")]
@@ -61,11 +63,17 @@ Batch = Meta(min_length=1, max_length=500)
 ANY_JSON = {"type": ["object", "array", "string", "number", "boolean", "null"]}
 Json = Annotated[Raw, Meta(extra_json_schema=ANY_JSON)]
 NOTHING = Raw(b"null")
+QUOTES = "\"'\u201c\u201d \t\r\n"
 
 
 def nothing() -> Raw:
     """Return JSON's null, the default of fields that hold any JSON."""
     return NOTHING
+
+
+def absent() -> Raw:
+    """Return what stands for any JSON that was not sent; a null that was is another thing."""
+    return Raw(b"")
 
 
 Artifacts = Annotated[Any, says("pointers to the result: a list, one object, or {\"pointers\": [...]}; at most 100",
@@ -77,6 +85,7 @@ class Ask(Struct, kw_only=True):
 
     needed: ClassVar[tuple[str, ...]] = ()      # fields that a REST path may carry, so the body need not
     acts: ClassVar[bool] = True                 # whether who it names is who does it, and not who is asked about
+    filters: ClassVar[bool] = False             # whether its members narrow a list, so that a misspelt one shows others
     tenant_id: Annotated[str | None, says("tolerated when it is the credential's own tenant, else refused")] = None
 
 
@@ -110,7 +119,21 @@ class Timeouts(Struct, omit_defaults=True):
     """How long the creator of a task wants to wait."""
 
     lease_ttl_seconds: Seconds | None = None
+    lease_ttl: Annotated[Seconds | None, says("the same as lease_ttl_seconds (14.1)")] = None
     deadline: Annotated[Moment | None, says("passing it writes one anomaly, nothing else")] = None
+
+    def __post_init__(self) -> None:
+        self.lease_ttl_seconds, self.lease_ttl = self.lease_ttl_seconds or self.lease_ttl, None
+
+
+# What 14.1 gives as examples of a result's delivery, and what they mean here.
+DELIVERIES = {"return result payload": "inline", "store artifact pointer": "artifact"}
+
+
+def delivery_of(said: str | None) -> str | None:
+    """Return how a result is to be delivered; a text that means nothing here is kept and decides nothing."""
+    plain = " ".join(said.lower().strip(QUOTES).split()) if said else ""
+    return DELIVERIES.get(plain, plain if plain in DELIVERIES.values() else said)
 
 
 class Terms(Struct, omit_defaults=True):
@@ -121,7 +144,7 @@ class Terms(Struct, omit_defaults=True):
     success_criteria: Any = None
     expected_outcome_kind: Name | None = None
     expected_artifact_mime: Name | None = None
-    result_delivery: Delivery | None = None
+    result_delivery: Text | None = None
     timeouts: Timeouts | None = None
 
 
@@ -139,13 +162,15 @@ class CreatedBy(Struct):
     principal_kind: Kind | None = None
     principal_id: Name | None = None
     instance_id: Name | None = None
+    principal_instance_id: Name | None = None
 
 
 class CreateTask(AsPrincipal, kw_only=True):
     """Create one task."""
 
     type: Name
-    payload: Annotated[Json, says("what the worker needs, up to 1 MB")] = field(default_factory=nothing)
+    payload: Annotated[Json, says("what the worker needs, up to 1 MB; this or payload_pointer is needed, null is one")
+                       ] = field(default_factory=absent)
     payload_pointer: Annotated[str, Meta(max_length=2000)] | None = None
     principal_ai: Annotated[Name | None, says("a label for peers; decides nothing")] = None
     requirements: Annotated[Raw, says("{\"capabilities\": [...]}: a worker needs all of them",
@@ -161,9 +186,14 @@ class CreateTask(AsPrincipal, kw_only=True):
     success_criteria: Any = None
     expected_outcome_kind: Name | None = None
     expected_artifact_mime: Name | None = None
-    result_delivery: Annotated[Delivery | None, says("inline: a result in the task record discharges the task")] = None
+    result_delivery: Annotated[Text | None, says("inline (or \"return result payload\"): a result in the task record "
+                                                 "discharges the task; artifact (or \"store artifact pointer\"); other "
+                                                 "text is kept and decides nothing")] = None
     timeouts: Timeouts | None = None
     created_by: CreatedBy | None = None
+
+    def __post_init__(self) -> None:
+        self.result_delivery = delivery_of(self.result_delivery)
 
 
 class CreateTasks(AsPrincipal, kw_only=True):
@@ -195,6 +225,7 @@ class Page(AsEither, kw_only=True):
     """A request for one page of a list."""
 
     acts: ClassVar[bool] = False
+    filters: ClassVar[bool] = True
     limit: Annotated[Whole | None, says("rows per page; default 50, clamped to 200")] = None
     cursor: Annotated[str | None, says("next_cursor of the page before, or its cursor to go on later")] = None
 
@@ -268,6 +299,7 @@ class ListLeases(AsWorker, kw_only=True):
     """List the leases that a worker holds."""
 
     acts: ClassVar[bool] = False
+    filters: ClassVar[bool] = True
 
 
 class StartTask(Held, kw_only=True):
@@ -277,15 +309,15 @@ class StartTask(Held, kw_only=True):
 class ReportProgress(Held, kw_only=True):
     """Report progress."""
 
-    progress: Annotated[Json, says("handed to the next worker if this one is lost; up to 64 KB")] = field(
-        default_factory=nothing)
+    progress: Annotated[Json, says("handed to the next worker if this one is lost; up to 64 KB")]
 
 
 class Complete(Held, kw_only=True):
     """End a task well."""
 
-    result: Annotated[Json, says("the outcome, up to 1 MB")] = field(default_factory=nothing)
-    result_summary: Text | None = None
+    result: Annotated[Json,
+                      says("the outcome, up to 1 MB; without one the task has none")] = field(default_factory=nothing)
+    result_summary: Summary | None = None
     artifacts: Artifacts = None
     delivery_proof: Annotated[dict[str, Any] | None, says("proof that the result was delivered elsewhere")] = None
     completion_metadata: dict[str, Any] | None = None
@@ -300,7 +332,7 @@ class CompleteTasks(AsWorker, kw_only=True):
 class Fail(Held, kw_only=True):
     """End an attempt badly."""
 
-    error: Annotated[Json, says("what went wrong, up to 1 MB")] = field(default_factory=nothing)
+    error: Annotated[Json, says("what went wrong, up to 1 MB")]
     retryable: Annotated[bool | None, says("whether another attempt may succeed; default false")] = None
     retry_after_seconds: Pause | None = None
 
@@ -347,7 +379,7 @@ class ScheduleState(Struct):
     """What a scheduler says of one schedule."""
 
     schedule_id: Name
-    enabled: bool | None = None
+    enabled: Annotated[bool | None, says("what is not said stays as it was said before")] = None
     next_run_at: Moment | None = None
     interval_seconds: Annotated[float, Meta(gt=0, le=LONGEST)] | None = None
 
@@ -369,6 +401,7 @@ class ListOpenObligations(AsEither, kw_only=True):
     """List open obligations."""
 
     acts: ClassVar[bool] = False
+    filters: ClassVar[bool] = True
     since_receipt_id: Annotated[str | None, says("the cursor of the page before, or a receipt id")] = None
     limit: Annotated[Whole | None, says("default 50, clamped to 200")] = None
 
@@ -376,6 +409,7 @@ class ListOpenObligations(AsEither, kw_only=True):
 class Bootstrap(ListOpenObligations, kw_only=True):
     """Begin a session."""
 
+    filters: ClassVar[bool] = False     # agents of before send more than is known here
     agent_version: Text | None = None
     client_capabilities: Any = None
     max_items: Annotated[Whole | None, says("default 50, clamped to 200")] = None
@@ -385,11 +419,23 @@ class GetConfig(Ask, kw_only=True):
     """Read the gate's configuration."""
 
 
+class WhoAmI(Ask, kw_only=True):
+    """Ask who one is."""
+
+
 class Health(Ask, kw_only=True):
     """Ask whether the gate works."""
 
 
 # What replies are made of.
+
+
+class Owner(Principal, frozen=True, omit_defaults=True, kw_only=True):
+    """Whose task it is, in both spellings (spec 3, 19.6)."""
+
+    principal_kind: str
+    principal_id: str
+    principal_instance_id: str | None = None
 
 
 class Created(Struct, omit_defaults=True):
@@ -419,6 +465,8 @@ class Item(Struct, omit_defaults=True):
     status: Status | None = None
     payload_differs: bool = False
     error: Problem | None = None
+    obligation: Owed | None = None
+    next: str | None = None
 
 
 class Items(Struct):
@@ -444,7 +492,7 @@ class TaskRecord(Terms, kw_only=True, omit_defaults=False):
     tenant_id: str
     type: str
     status: Status
-    created_by: Principal
+    created_by: Owner
     principal_ai: str
     payload: Json
     payload_pointer: str | None
@@ -491,7 +539,7 @@ class Offer(Terms, kw_only=True, omit_defaults=False):
     payload_pointer: str | None
     requirements: Json
     principal_ai: str
-    created_by: Principal
+    created_by: Owner
     tenant_id: str
     attempt: int
     expires_at: datetime
@@ -503,9 +551,10 @@ class Offer(Terms, kw_only=True, omit_defaults=False):
 
 
 class Offers(Struct):
-    """The tasks that this claim got; an empty list when there are none."""
+    """The tasks that this claim got; an empty list when there are none, and a warning where a limit is the reason."""
 
     tasks: list[Offer]
+    warnings: list[str] | UnsetType = UNSET
 
 
 class Renewed(Struct):
@@ -523,6 +572,8 @@ class Ok(Struct, omit_defaults=True):
     status: Status | None = None
     started_at: datetime | None = None
     receipt_id: str | None = None
+    obligation: Annotated[Owed | None, says("of a success: open until it is told where its result lies")] = None
+    next: Annotated[str | None, says("which call discharges an open obligation")] = None
 
 
 class Released(Struct, omit_defaults=True):
@@ -622,6 +673,7 @@ class Reported(Struct):
 
     ok: bool
     unknown: list[str]
+    refused: Annotated[list[Problem], says("what of the report cannot be read; the rest is taken")] = []
 
 
 class Server(Struct):
@@ -672,12 +724,12 @@ class LatestReceipt(Struct):
 
 
 class Routing(Struct, omit_defaults=True):
-    """Where a worker may state its receipts itself, in integrated mode (spec 20.5)."""
+    """Where the ledger is, and whether a worker may state its receipts there itself, in integrated mode (spec 20.5)."""
 
     mode: str
     memorygate_url: str
-    emit_receipts_to: str = "memorygate"
-    worker_must_emit_to_memorygate: bool = False
+    emit_receipts_to: str               # for workers that do: a memorygate, or a receiptgate
+    worker_must_emit_to_memorygate: bool    # no worker must: who calls the gate has said enough
     auth_token: str | None = None
 
 
@@ -702,6 +754,23 @@ class Configuration(Struct):
     instance_id: str
     capabilities: list[str]
     version: str
+    worker_completion: Literal["gate", "gate_or_ledger"] = "gate"   # where workers may complete and fail their tasks
+
+
+class You(Struct):
+    """Who a credential stands for, and what it may do."""
+
+    tenant_id: str
+    bound: bool                 # whether it stands for one principal; else each request says who makes it
+    role: Role
+    scopes: list[str]
+    operations: list[str]
+    principal_kind: str | None
+    principal_id: str | None
+    principal_instance_id: str | None
+    key_id: str | None
+    capabilities: list[str] | None      # those that it may claim tasks for; null is any
+    task_types: list[str] | None        # those that it may create and claim; null is any
 
 
 class Healthy(Struct):

@@ -9,7 +9,7 @@ from msgspec import Meta, Raw, Struct, field
 
 from asyncgate.parts.wire import Ask, Json, Kind, Moment, Name, Principal, Problem, Whole, nothing, says
 
-Whose = Annotated[str | None, says("the tenant; an operator may name any")]
+Whose = Annotated[str | None, says("the tenant, by id or name; an operator may name any")]
 Id = Annotated[str, Meta(min_length=1, max_length=200, pattern="^[^\\x00-\\x20/\\x7f]+$(?!\\n)")]
 
 
@@ -55,6 +55,7 @@ class ListFiled(Ask, kw_only=True):
     """List the receipts of a ledger."""
 
     acts: ClassVar[bool] = False
+    filters: ClassVar[bool] = True
     tenant: Whose = None
     to_kind: Kind | None = None
     to_id: Name | None = None
@@ -69,7 +70,7 @@ class GetFiled(Ask, kw_only=True):
     """Read one receipt of a ledger."""
 
     needed: ClassVar[tuple[str, ...]] = ("receipt_id",)
-    receipt_id: str = ""
+    receipt_id: Id = ""
     tenant: Whose = None
 
 

@@ -77,13 +77,18 @@ class Served:
 
     async def send(self, method: str, target: str, body: bytes | Iterable[bytes] | None = None, *,
                    headers: Iterable[tuple[str, str]] = (), scheme: str = "http", gone: asyncio.Event | None = None,
-                   ) -> Answer | None:
-        """Send one request as it is and return the answer, or None if the gate left without one."""
+                   typed: bool = True) -> Answer | None:
+        """Send one request as it is and return the answer, or None if the gate left without one.
+
+        Its body is called JSON, unless the headers say something else or it is not `typed`.
+        """
         path, _, query = target.partition("?")
         pieces = [body] if isinstance(body, bytes) else list(body or ())
         given = [(b"host", b"localhost"), *((n.lower().encode("latin-1"), v.encode("latin-1")) for n, v in headers)]
         if any(name == b"host" for name, _ in given[1:]):
             del given[0]
+        if any(pieces) and not any(name == b"content-type" for name, _ in given) and typed:
+            given.append((b"content-type", b"application/json"))
         scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": scheme,
                  "path": unquote(path), "raw_path": path.encode(), "query_string": query.encode("latin-1"),
                  "headers": given, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "root_path": ""}
@@ -123,7 +128,7 @@ class Served:
 
     async def leased(self, worker_id: str = "w1", **task: Any) -> dict[str, Any]:
         """Create a task and lease it; return the offer."""
-        made = await self.post("/v1/tasks", {"type": "demo", "agent_id": "ada", **task})
+        made = await self.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "ada", **task})
         offers = await self.post("/v1/leases/claim", {"worker_id": worker_id})
         assert [offer["task_id"] for offer in offers["tasks"]] == [made["task_id"]]
         offer: dict[str, Any] = offers["tasks"][0]

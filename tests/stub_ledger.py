@@ -19,6 +19,7 @@ class StubLedger:
 
     def __init__(self) -> None:
         self.answer: Callable[[dict[str, Any]], Any] = lambda receipt: (200, {}, "{}")
+        self.show: Callable[[str], Answer] = self._shown
         self.sent: list[bytes] = []         # every body that came, answered or not
         self.taken: list[dict[str, Any]] = []
         self.came = asyncio.Event()
@@ -39,14 +40,15 @@ class StubLedger:
                 length = re.search(r"content-length: (\d+)", head.lower())
                 body = await reader.readexactly(int(length[1]) if length else 0)
                 verb, path, _ = head.split(" ", 2)
-                status, headers, text = self._show(path) if verb == "GET" else await self._take(body)
+                status, headers, text = self.show(path) if verb == "GET" else await self._take(body)
                 if not status:
                     break
                 lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-                writer.write(f"HTTP/1.1 {status} X\r\ncontent-length: {len(text)}\r\n{lines}\r\n{text}".encode())
+                head = f"HTTP/1.1 {status} X\r\ncontent-length: {len(text)}\r\n{lines}\r\n"
+                writer.write((head + text).encode("latin-1"))
         writer.close()
 
-    def _show(self, path: str) -> Answer:
+    def _shown(self, path: str) -> Answer:
         found = [one for one in self.taken if path.startswith(f"/v1/receipts/{one['receipt_id']}")]
         if "/v1/receipts?" in path:
             return 200, {}, json.dumps({"receipts": []})

@@ -116,10 +116,10 @@ async def test_the_first_use_of_a_credential_is_written_down_and_then_they_are_c
 @pytest.mark.parametrize("facade", FACADES)
 async def test_who_lacks_role_scope_or_ownership_is_written_down(house: House, facade: str) -> None:
     worker, reader = await house.key("worker", "w1"), await house.key("agent", "bob", scopes=["tasks:read"])
-    task = await house.good("create_task", {"type": "demo", "agent_id": "ada"})
+    task = await house.good("create_task", {"type": "demo", "payload": None, "agent_id": "ada"})
 
     await house.ask("cancel_task", {"task_id": task["task_id"]}, token=worker, facade=facade, headers=[AGENT])
-    await house.ask("create_task", {"type": "demo"}, token=reader, facade=facade)
+    await house.ask("create_task", {"type": "demo", "payload": None}, token=reader, facade=facade)
     await house.ask("get_task", {"task_id": task["task_id"]}, token=reader, facade=facade)
 
     lines = of(await house.audit(), "authorization_failure")
@@ -144,7 +144,8 @@ async def test_who_creates_too_many_tasks_is_written_down(limited: House, facade
     root = await limited.admin_of(OTHER)
     await limited.good("set_limits", {"tenant": OTHER, "tier": "free"})
 
-    told = await limited.ask("create_tasks", {"tasks": [{"type": "demo"}] * 4}, token=root, facade=facade)
+    told = await limited.ask("create_tasks", {"tasks": [{"type": "demo", "payload": None}] * 4}, token=root,
+                             facade=facade)
 
     assert told.code == "rate_limit_exceeded"
     has(the(await limited.audit(OTHER), "rate_limit_exceeded"), "warning", operation="create_tasks")
@@ -195,9 +196,10 @@ async def test_what_administrators_do_is_written_down_where_it_is_done(house: Ho
 async def test_a_tenant_that_is_named_but_not_ones_own_is_a_critical_event(house: House, facade: str) -> None:
     root = await house.admin_of(OTHER)
 
-    in_body = await house.ask("create_task", {"type": "demo", "tenant_id": THIRD}, token=root, facade=facade)
+    in_body = await house.ask("create_task", {"type": "demo", "payload": None, "tenant_id": THIRD}, token=root,
+                              facade=facade)
     in_header = await house.ask("list_tasks", token=root, facade=facade, headers=[("x-tenant-id", THIRD)])
-    batch = {"tasks": [{"type": "a", "tenant_id": THIRD}, {"type": "b"}]}
+    batch = {"tasks": [{"type": "a", "payload": None, "tenant_id": THIRD}, {"type": "b", "payload": None}]}
     in_item = await house.good("create_tasks", batch, token=root, facade=facade)
     about = await house.ask("list_keys", {"tenant": THIRD}, token=root, facade=facade)
 
@@ -212,7 +214,7 @@ async def test_a_tenant_that_is_named_but_not_ones_own_is_a_critical_event(house
 @pytest.mark.parametrize("facade", FACADES)
 async def test_an_id_of_another_tenant_is_a_404_and_a_critical_event(house: House, facade: str) -> None:
     root, victim = await house.admin_of(OTHER), await house.admin_of(THIRD)
-    task = (await house.good("create_task", {"type": "demo"}, token=victim))["task_id"]
+    task = (await house.good("create_task", {"type": "demo", "payload": None}, token=victim))["task_id"]
     receipt = (await house.good("list_receipts", token=victim))["receipts"][0]["receipt_id"]
     asked: dict[str, Any] = {"token": root, "facade": facade, "headers": [AGENT]}
     held = {"task_id": task, "lease_id": "x", "worker_id": "w1"}
@@ -242,7 +244,7 @@ async def test_an_id_of_another_tenant_is_a_404_and_a_critical_event(house: Hous
 async def test_a_foreign_lease_and_a_foreign_obligation_are_critical_events(house: House, facade: str) -> None:
     """21.9.3, of the calls whose answers do not name a thing that is missing."""
     root, victim = await house.admin_of(OTHER), await house.admin_of(THIRD)
-    duty = (await house.good("create_task", {"type": "demo"}, token=victim))["task_id"]
+    duty = (await house.good("create_task", {"type": "demo", "payload": None}, token=victim))["task_id"]
     parent = (await house.good("get_task", {"task_id": duty}, token=victim))["obligation_receipt_id"]
     [offer] = (await house.good("lease_next", {"worker_id": "w1"}, token=victim))["tasks"]
     asked: dict[str, Any] = {"token": root, "facade": facade}
@@ -308,8 +310,8 @@ async def test_what_moves_a_tenants_receipts_is_written_down(serve: Any, tmp_pat
 @pytest.mark.parametrize("facade", FACADES)
 async def test_an_admin_at_another_agents_task_is_written_down(house: House, facade: str) -> None:
     root, ada = await house.key("admin", "root"), await house.key("agent", "ada")
-    task = (await house.good("create_task", {"type": "demo"}, token=ada))["task_id"]
-    own = (await house.good("create_task", {"type": "demo"}, token=root))["task_id"]
+    task = (await house.good("create_task", {"type": "demo", "payload": None}, token=ada))["task_id"]
+    own = (await house.good("create_task", {"type": "demo", "payload": None}, token=root))["task_id"]
     ask: dict[str, Any] = {"token": root, "facade": facade}
 
     for _ in range(3):
@@ -339,7 +341,7 @@ async def test_an_admin_at_another_agents_task_is_written_down(house: House, fac
 async def test_an_admin_who_acts_for_another_is_written_down(house: House, facade: str) -> None:
     root = await house.key("admin", "root")
 
-    await house.good("create_task", {"type": "demo", "agent_id": "ada"}, token=root, facade=facade)
+    await house.good("create_task", {"type": "demo", "payload": None, "agent_id": "ada"}, token=root, facade=facade)
 
     line = the(await house.audit(), "admin_operation")
     has(line, "info", operation="create_task", acts_as="agent ada", principal_id="root")
@@ -372,7 +374,7 @@ async def test_a_line_of_a_json_log_has_its_fields_at_the_top_level(
 
 async def test_a_foreign_id_is_looked_for_without_anybody_asking(house: House) -> None:
     root, victim = await house.admin_of(OTHER), await house.admin_of(THIRD)
-    task = (await house.good("create_task", {"type": "demo"}, token=victim))["task_id"]
+    task = (await house.good("create_task", {"type": "demo", "payload": None}, token=victim))["task_id"]
 
     await house.ask("get_task", {"task_id": task}, token=root)
 
@@ -384,7 +386,7 @@ async def test_a_foreign_id_is_looked_for_without_anybody_asking(house: House) -
 @pytest.mark.parametrize("facade", FACADES)
 async def test_a_lease_of_another_worker_is_written_down(house: House, facade: str) -> None:
     w1, w2 = await house.key("worker", "w1"), await house.key("worker", "w2")
-    await house.good("create_task", {"type": "demo"})
+    await house.good("create_task", {"type": "demo", "payload": None})
     [offer] = (await house.good("lease_next", token=w1))["tasks"]
 
     await house.ask("complete", {"task_id": offer["task_id"], "lease_id": offer["lease_id"]}, token=w2, facade=facade)
@@ -448,7 +450,7 @@ async def test_equal_refusals_are_one_line_with_a_count(house: House) -> None:
     worker = await house.key("worker", "w1")
 
     for _ in range(500):
-        await house.ask("create_task", {"type": "demo"}, token=worker)
+        await house.ask("create_task", {"type": "demo", "payload": None}, token=worker)
 
     assert len(house.guard.auditor.noted[HOME]) <= MOST_NOTED
     lines = of(await house.audit(), "authorization_failure")
@@ -464,7 +466,8 @@ async def test_a_flood_of_different_refusals_is_counted_and_fills_no_memory(hous
         loop.cancel()       # all of it falls into one second
 
     for n in range(3 * MOST_NOTED):
-        await house.ask("create_task", {"type": "demo"}, token=worker, headers=[("user-agent", f"{n}")])
+        await house.ask("create_task", {"type": "demo", "payload": None}, token=worker, headers=[("user-agent",
+                                                                                                  f"{n}")])
     await house.ask("list_tenants", token=root)
     assert {tenant: len(lines) for tenant, lines in auditor.noted.items()} == {HOME: MOST_NOTED, OTHER: 2}
 
@@ -761,7 +764,7 @@ async def test_a_gate_that_stops_writes_down_all_that_it_has_noted(serve: Any, u
     async with gate.app.router.lifespan_context(gate.app):
         house = House(Served(gate))
         root, victim = await house.admin_of(OTHER), await house.admin_of(THIRD)
-        task = (await house.good("create_task", {"type": "demo"}, token=victim))["task_id"]
+        task = (await house.good("create_task", {"type": "demo", "payload": None}, token=victim))["task_id"]
         for n in range(20):
             await house.ask("list_tasks", token=f"wrong {n}")
         await house.ask("get_task", {"task_id": task}, token=root)

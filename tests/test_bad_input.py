@@ -44,8 +44,9 @@ def refused(answer: Any, status: int, code: str) -> dict[str, Any]:
 
 async def stocked(served: Any) -> dict[str, str]:
     """Make one task of each kind, so that bad input could hurt something; return ids that exist."""
-    queued = await served.post("/v1/tasks", {"type": "queued", "agent_id": "ada", "idempotency_key": "first"})
-    held = await served.post("/v1/tasks", {"type": "held", "agent_id": "ada", "priority": 9})
+    queued = await served.post("/v1/tasks", {"type": "queued", "payload": None, "agent_id": "ada",
+                                             "idempotency_key": "first"})
+    held = await served.post("/v1/tasks", {"type": "held", "payload": None, "agent_id": "ada", "priority": 9})
     (offer,) = (await served.post("/v1/leases/claim", {"worker_id": "w1"}))["tasks"]
     assert offer["task_id"] == held["task_id"]
     room = await served.post("/v1/tenants", {"name": "Acme"})
@@ -64,8 +65,10 @@ def filled(op: Operation, known: dict[str, str]) -> dict[str, Any]:
     if {"worker_id", "lease_id"} <= set(op.takes.__struct_fields__) or op.name == "lease_next":
         fields["worker_id"] = known["worker_id"]
     least: dict[str, dict[str, Any]] = {
-        "create_task": {"type": "demo"}, "run_task": {"type": "demo", "wait_seconds": 0},
-        "create_tasks": {"tasks": [{"type": "demo"}]}, "emit_receipt": {"receipt_type": "schedule.created"},
+        "create_task": {"type": "demo", "payload": None}, "run_task": {"type": "demo", "payload": None,
+                                                                       "wait_seconds": 0},
+        "create_tasks": {"tasks": [{"type": "demo", "payload": None}]},
+        "emit_receipt": {"receipt_type": "schedule.created"},
         "complete_tasks": {"tasks": [{"task_id": known["task_id"], "lease_id": known["lease_id"]}]},
         "report_schedule": {"schedules": [{"schedule_id": "s"}]},
         "create_tenant": {"name": "Acme"}, "issue_key": {"name": "a key", "principal_id": "reader-1"}}
@@ -179,17 +182,20 @@ OWN_CHECKS = ("requirements", "artifacts")     # looked at item by item, so that
 
 
 @pytest.mark.parametrize("name", ITEMS)
-async def test_what_a_field_of_an_item_cannot_take_refuses_the_whole_batch(served: Any, name: str) -> None:
+async def test_what_a_field_of_an_item_cannot_take_refuses_that_item_alone(served: Any, name: str) -> None:
     op, known = OPERATIONS[name], await stocked(served)
     (kind,) = get_args(get_args(next(f.type for f in msgspec.structs.fields(op.takes) if f.name == ITEMS[name]))[0])
     (path,) = (path for _, path in op.rest)
 
-    async with served.unchanged():
-        for field in fields_of(kind):
-            for value in field.wrong("POST", carried=False) if field.name not in OWN_CHECKS else ():
-                good = filled(op, known)
-                bad = [*good[ITEMS[name]], {**good[ITEMS[name]][0], field.name: value}]
-                refused(await served.call("POST", path, good | {ITEMS[name]: bad}), 400, "invalid_request")
+    for field in fields_of(kind):
+        for value in field.wrong("POST", carried=False) if field.name not in OWN_CHECKS else ():
+            good = filled(op, known)
+            bad = {**good[ITEMS[name]][0], field.name: value}
+            answer = await served.post(path, good | {ITEMS[name]: [bad, *good[ITEMS[name]]]})
+            refusals = answer["refused"] if "refused" in answer else [
+                item["error"] for item in answer["results"] if "error" in item]
+            assert [no["error"] for no in refusals if f"{ITEMS[name]}[0]" in no["message"]] == ["invalid_request"]
+            assert not [no for no in refusals if f"{ITEMS[name]}[1]" in no["message"]]
 
 
 @pytest.mark.parametrize(("op", "verb", "path"), WAYS, ids=IDS)
@@ -226,7 +232,8 @@ async def test_what_the_gate_reads_itself_refuses_only_its_item(served: Any) -> 
 
     async with served.unchanged():
         created = await served.post("/v1/tasks/batch", {"tasks": [
-            {"type": "demo", "requirements": bad} for bad in ("web", 5, [1], {"capabilities": "web"})]})
+            {"type": "demo", "payload": None, "requirements": bad} for bad in ("web", 5, [1],
+                                                                               {"capabilities": "web"})]})
         ended = await served.post("/v1/tasks/complete-batch", {"worker_id": "w1", "tasks": [
             held | {"artifacts": bad} for bad in ("text", 5, 1.5, True)] + [{}, {"task_id": known["task_id"]}]})
 
@@ -271,9 +278,10 @@ async def test_every_operation_refuses_broken_json(served: Any, op: Operation, v
             refused(await served.call(verb, target, body), 400, "invalid_request")
 
 
-RAW = [("/v1/tasks", "payload", {"type": "demo"}), ("/v1/tasks/{task_id}/progress", "progress", {}),
+RAW = [("/v1/tasks", "payload", {"type": "demo", "payload": None}), ("/v1/tasks/{task_id}/progress", "progress", {}),
        ("/v1/tasks/{task_id}/complete", "result", {}), ("/v1/tasks/{task_id}/fail", "error", {}),
-       ("/v1/tasks", "requirements", {"type": "demo"}), ("/v1/tasks", "success_criteria", {"type": "demo"}),
+       ("/v1/tasks", "requirements", {"type": "demo", "payload": None}), ("/v1/tasks", "success_criteria",
+                                                                          {"type": "demo", "payload": None}),
        ("/v1/tasks/{task_id}/complete", "delivery_proof", {}), ("/v1/tasks/{task_id}/complete", "artifacts", {})]
 
 
@@ -335,12 +343,12 @@ async def test_numbers_of_others_are_kept_as_they_came(
 
 async def test_own_integers_stay_within_what_every_reader_keeps(served: Any) -> None:
     for number in (WIDEST, -WIDEST):
-        made = await served.post("/v1/tasks", {"type": "demo", "priority": number})
+        made = await served.post("/v1/tasks", {"type": "demo", "payload": None, "priority": number})
         assert (await served.get(f"/v1/tasks/{made['task_id']}"))["priority"] == number
 
     async with served.unchanged():
         for number in (WIDEST + 1, -WIDEST - 1, 2**63, 2**64, 10**400):
-            answer = await served.call("POST", "/v1/tasks", {"type": "demo", "priority": number})
+            answer = await served.call("POST", "/v1/tasks", {"type": "demo", "payload": None, "priority": number})
             refused(answer, 400, "invalid_request")
 
 
@@ -364,11 +372,12 @@ async def test_a_list_of_names_is_held_to_its_limits(served: Any, path: str, fie
 async def test_required_capabilities_are_held_to_their_limits(served: Any) -> None:
     async with served.unchanged():
         for value in ([str(n) for n in range(65)], ["a" * 101], [""], [5], "web", {"a": 1}, [None]):
-            body = {"type": "demo", "requirements": {"capabilities": value}}
+            body = {"type": "demo", "payload": None, "requirements": {"capabilities": value}}
             refused(await served.call("POST", "/v1/tasks", body), 400, "invalid_request")
         no_objects: list[Any] = [[], "web", 5, True]
         for no_object in no_objects:
-            answer = await served.call("POST", "/v1/tasks", {"type": "demo", "requirements": no_object})
+            answer = await served.call("POST", "/v1/tasks", {"type": "demo", "payload": None,
+                                                             "requirements": no_object})
             refused(answer, 400, "invalid_request")
 
 
@@ -388,7 +397,7 @@ async def test_a_limit_below_one_or_no_integer_is_refused_and_a_large_one_is_cla
 @pytest.mark.parametrize("path", PAGES[:3])
 async def test_a_cursor_that_was_not_given_for_this_list_is_refused(served: Any, path: str) -> None:
     for number in range(3):
-        await served.post("/v1/tasks", {"type": f"t{number}", "agent_id": "ada"})
+        await served.post("/v1/tasks", {"type": f"t{number}", "payload": None, "agent_id": "ada"})
     ada = "principal_id=ada&principal_kind=agent"
     page = await served.get(f"{path}?limit=1&{ada}")
     name = "since_receipt_id" if "obligations" in path else "cursor"
@@ -432,7 +441,7 @@ async def test_a_time_at_the_edge_of_the_calendar_breaks_nothing(served: Any, mo
         "receipt_type": "schedule.created", "worker_id": "clock", "task_id": offer["task_id"],
         "lease_id": offer["lease_id"], "schedule_id": "s"})
 
-    made = await served.call("POST", "/v1/tasks", {"type": "demo", "timeouts": {"deadline": moment}})
+    made = await served.call("POST", "/v1/tasks", {"type": "demo", "payload": None, "timeouts": {"deadline": moment}})
     told = await served.call("POST", "/v1/schedules/report", {"worker_id": "clock", "schedules": [
         {"schedule_id": "s", "next_run_at": moment, "interval_seconds": 315_360_000}]})
     await served.engine.upkeep.once("sweep")
@@ -453,7 +462,7 @@ async def test_the_largest_value_is_taken_and_one_byte_more_is_413(
 ) -> None:
     known = await stocked(served)
     target, _ = split(path, known)
-    body = {"type": "demo", "worker_id": "w1", "lease_id": known["lease_id"]}
+    body = {"type": "demo", "payload": None, "worker_id": "w1", "lease_id": known["lease_id"]}
 
     async with served.unchanged():
         refused(await served.call("POST", target, body | {name: "a" * (limit - 1)}), 413, "payload_too_large")
@@ -462,7 +471,8 @@ async def test_the_largest_value_is_taken_and_one_byte_more_is_413(
 
 async def test_one_large_item_of_a_batch_is_refused_by_itself(served: Any) -> None:
     answer = await served.post("/v1/tasks/batch", {"tasks": [
-        {"type": "demo"}, {"type": "demo", "payload": "a" * 2**20}, {"type": "demo"}]})
+        {"type": "demo", "payload": None}, {"type": "demo", "payload": "a" * 2**20}, {"type": "demo",
+                                                                                      "payload": None}]})
 
     assert [item.get("status") or item["error"]["error"] for item in answer["results"]] == [
         "queued", "payload_too_large", "queued"]
@@ -473,8 +483,9 @@ async def test_a_refused_item_does_not_hide_the_keys_of_the_others(served: Any) 
 
     async with served.unchanged():
         answer = await served.post("/v1/tasks/batch", {"tasks": [
-            {"type": "demo", "principal_kind": "system", "principal_id": "root", "idempotency_key": "k"},
-            {"type": "queued", "agent_id": "ada", "idempotency_key": "first"}]})
+            {"type": "demo", "payload": None, "principal_kind": "system", "principal_id": "root",
+             "idempotency_key": "k"},
+            {"type": "queued", "payload": None, "agent_id": "ada", "idempotency_key": "first"}]})
 
     assert answer["results"][0]["error"]["error"] == "forbidden"
     assert answer["results"][1]["task_id"] == known["queued"]
@@ -537,7 +548,7 @@ async def test_an_id_in_a_path_plays_no_tricks(served: Any, op: Operation, verb:
                                   "/" + "a" * 9999])
 async def test_another_spelling_of_a_path_is_another_path(served: Any, path: str) -> None:
     async with served.unchanged():
-        answer = await served.call("POST", path, {"type": "demo"})
+        answer = await served.call("POST", path, {"type": "demo", "payload": None})
 
     # `/v1/tasks/..` is the task with the id `..`, which a POST does not name.
     assert (answer.status, answer.json()["error"]) in {(404, "not_found"), (405, "method_not_allowed")}
@@ -547,7 +558,8 @@ async def test_another_spelling_of_a_path_is_another_path(served: Any, path: str
 async def test_a_query_that_is_not_utf_8_is_refused(served: Any, query: str) -> None:
     for verb, path in (("GET", "/v1/tasks"), ("POST", "/v1/tasks")):
         async with served.unchanged():
-            refused(await served.call(verb, f"{path}?{query}", {"type": "demo"}), 400, "invalid_request")
+            refused(await served.call(verb, f"{path}?{query}", {"type": "demo", "payload": None}), 400,
+                    "invalid_request")
 
 
 async def test_a_query_of_many_names_is_read_in_no_time_that_matters(served: Any) -> None:
@@ -560,7 +572,8 @@ async def test_a_query_of_many_names_is_read_in_no_time_that_matters(served: Any
                                   "principal_id=" + "a" * 201, "principal_instance_id=%1b[31m"])
 async def test_who_asks_is_checked_in_the_query_of_a_post_too(served: Any, name: str) -> None:
     async with served.unchanged():
-        refused(await served.call("POST", f"/v1/tasks?{name}", {"type": "demo"}), 400, "invalid_request")
+        refused(await served.call("POST", f"/v1/tasks?{name}", {"type": "demo", "payload": None}), 400,
+                "invalid_request")
 
 
 # Who may not be named.
@@ -572,9 +585,9 @@ async def test_nobody_acts_as_the_system_or_the_gate_from_outside(served: Any, k
 
     async with served.unchanged():
         for target, body in (
-            ("/v1/tasks", {"type": "demo", "principal_kind": kind, "principal_id": "x"}),
-            (f"/v1/tasks?principal_kind={kind}&principal_id=x", {"type": "demo"}),
-            ("/v1/tasks", {"type": "demo", "created_by": {"kind": kind, "id": "x"}}),
+            ("/v1/tasks", {"type": "demo", "payload": None, "principal_kind": kind, "principal_id": "x"}),
+            (f"/v1/tasks?principal_kind={kind}&principal_id=x", {"type": "demo", "payload": None}),
+            ("/v1/tasks", {"type": "demo", "payload": None, "created_by": {"kind": kind, "id": "x"}}),
             ("/v1/leases/claim", {"worker_id": "w", "worker_kind": kind}),
             (f"/v1/tasks/{known['queued']}/cancel", {"principal_kind": kind, "principal_id": "x"}),
             (f"/v1/receipts/{known['receipt_id']}/ack", {"principal_kind": kind, "principal_id": "x"}),
@@ -584,7 +597,8 @@ async def test_nobody_acts_as_the_system_or_the_gate_from_outside(served: Any, k
 
 async def test_what_only_the_gate_may_say_is_ignored(served: Any) -> None:
     made = await served.post("/v1/tasks", {
-        "type": "demo", "task_id": "mine", "status": "succeeded", "created_at": "2001-01-01T00:00:00Z", "attempt": 9,
+        "type": "demo", "payload": None, "task_id": "mine", "status": "succeeded",
+        "created_at": "2001-01-01T00:00:00Z", "attempt": 9,
         "fence": 7, "obligation_receipt_id": "r", "hash": "h", "receipt_id": "r", "asyncgate_instance": "evil"})
     record = await served.get(f"/v1/tasks/{made['task_id']}")
 

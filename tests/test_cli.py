@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from asyncgate import OPERATIONS, main
-from asyncgate.clients.cli import plain
+from asyncgate.clients import remembered
+from asyncgate.clients.terminal import plain
 
 KEY = "a-key-for-the-tests"
 PATIENCE_SECONDS = 30.0
@@ -82,7 +88,7 @@ def answer(result: Result) -> Any:
 
 
 def created(run: Run, kind: str, *more: str) -> str:
-    return str(answer(run("create-task", "--type", kind, "--json", *more))["task_id"])
+    return str(answer(run("create-task", "--type", kind, "--payload", "null", "--json", *more))["task_id"])
 
 
 def leased(run: Run, kind: str) -> tuple[str, str]:
@@ -104,14 +110,14 @@ def test_every_operation_has_a_command_whose_help_tells_all_its_fields(name: str
 
 
 def test_an_operation_answers_to_its_name_with_underscores(run: Run, kind: str) -> None:
-    assert answer(run("create_task", "--type", kind, "--json"))["status"] == "queued"
+    assert answer(run("create_task", "--type", kind, "--payload", "1", "--json"))["status"] == "queued"
 
 
 def test_the_help_shows_the_commands_in_sections() -> None:
     lines = CliRunner().invoke(main, ["--help"]).output.splitlines()
 
     titles = [line.partition(" (")[0].rstrip(":") for line in lines if line[:1].strip() and line.endswith(":")]
-    assert titles == ["Options", "Try it", "Run a gate", "Work for one", "Look after it", "Operations"]
+    assert titles == ["Options", "Try it", "Run a gate", "Use one", "Work for one", "Look after it", "Operations"]
     listed = {line.split()[0] for line in lines if line.startswith("  ") and line.strip()}
     assert {name.replace("_", "-") for name in OPERATIONS} | {"dev", "demo", "verify", "backup"} <= listed
 
@@ -184,7 +190,8 @@ def test_a_bool_has_an_option_for_each_answer(run: Run, kind: str) -> None:
     for task_id, answer_ in ((again, "--retryable"), (never, "--no-retryable")):
         held, lease_id = leased(run, kind)
         assert held == task_id
-        failing = run("fail", task_id, "--lease-id", lease_id, "--worker-id", "w1", answer_, "--json")
+        asked = ["--lease-id", lease_id, "--worker-id", "w1", "--error", '"no"', answer_, "--json"]
+        failing = run("fail", task_id, *asked)
         states.append(answer(failing)["status"])
 
     assert states == ["queued", "failed"]
@@ -215,6 +222,23 @@ def test_a_list_says_what_to_go_on_from_after_its_last_page(run: Run, kind: str)
         "EVENT_TYPE", "task.accepted"]
 
 
+def test_capabilities_are_named_with_commas_or_by_repeating_the_option(run: Run, kind: str) -> None:
+    task_id = created(run, kind, "--requirements", '{"capabilities": ["ocr", "gpu"]}')
+
+    for given in (["--capabilities", "ocr, gpu"], ["--capabilities", "ocr", "--capabilities", "gpu"]):
+        offers = answer(run("lease-next", "--worker-id", "w1", "--accept-types", kind, *given, "--json"))["tasks"]
+        assert [offer["task_id"] for offer in offers] == [task_id]
+        run("release-lease", task_id, "--lease-id", offers[0]["lease_id"], "--worker-id", "w1")
+
+
+def test_a_tenant_stands_as_an_argument_or_behind_its_option(run: Run, kind: str) -> None:
+    made = answer(run("create-tenant", "--name", kind, "--json"))["tenant"]
+
+    for place in ([kind], ["--tenant", kind], [made], ["--tenant", made]):
+        assert answer(run("set-limits", *place, "--tier", "paid", "--json"))["tenant"] == made
+        assert answer(run("get-limits", *place, "--json"))["tier"] == "paid"
+
+
 def test_an_empty_list_says_so(run: Run, kind: str) -> None:
     assert run("list-tasks", "--type", kind).stdout == "nothing\n"
 
@@ -229,14 +253,13 @@ def test_a_history_is_a_table_of_events_and_receipts(run: Run, kind: str) -> Non
     assert "worker w1" in lines[2]
 
 
-def test_a_single_thing_is_names_and_values_with_long_json_cut(run: Run, kind: str) -> None:
+def test_a_single_thing_is_names_and_values_and_a_pipe_gets_all_of_them(run: Run, kind: str) -> None:
     task_id = created(run, kind, "--payload", json.dumps({"x": "x" * 1000}))
 
     told = dict(line.split(maxsplit=1) for line in run("get-task", task_id).stdout.splitlines())
 
     assert told["task_id"] == task_id
-    assert told["payload"].startswith('{"x":"xxx')
-    assert told["payload"].endswith("x…")
+    assert json.loads(told["payload"]) == {"x": "x" * 1000}
     assert "result" not in told     # null
 
 
@@ -277,6 +300,191 @@ def test_a_refusal_says_why_and_its_class_is_the_exit_status(
 
     assert (result.exit_code, result.stdout) == (status, "")
     assert word in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(("said", "near"), [
+    (["list-task"], "Did you mean list-tasks"), (["receipts", "exprt"], "Did you mean export?"),
+    (["lease_nxt"], "Did you mean lease-next"), (["archive", "restor"], "Did you mean restore?")])
+def test_a_misspelt_command_is_told_the_near_ones(run: Run, said: list[str], near: str) -> None:
+    result = run(*said)
+
+    assert (result.exit_code, near in result.stderr) == (2, True), result.stderr
+
+
+@pytest.mark.parametrize("ending", ["/", "/v1", "/v1/", "/mcp", "/mcp/u", "/docs"])
+def test_an_address_that_was_copied_with_a_path_of_the_gate_will_do(run: Run, url: str, ending: str) -> None:
+    assert run("list-tasks", "--url", url + ending).exit_code == 0
+
+
+def test_an_https_address_of_a_gate_without_tls_is_told_apart_from_no_gate(run: Run, url: str) -> None:
+    result = run("list-tasks", "--url", url.replace("http", "https"))
+
+    assert result.exit_code == 7
+    assert result.stderr == f"Error: {url.replace('http', 'https')} does not speak TLS; is its address {url}?\n"
+
+
+def test_a_moment_and_a_duration_are_written_as_people_write_them(run: Run, kind: str) -> None:
+    asked = ["issue-key", "--name", kind, "--principal-id", kind, "--json"]
+    key = answer(run(*asked, "--expires-at", "2099-12-31"))["key"]
+    late = answer(run("create-task", "--type", kind, "--payload", "1", "--delay-seconds", "90m", "--json"))
+    wrong = run(*asked, "--expires-at", "soon")
+
+    assert key["expires_at"] == "2099-12-31T00:00:00Z"
+    assert answer(run("rotate-key", key["key_id"], "--overlap-seconds", "1h", "--json"))["key"]["name"] == kind
+    assert answer(run("get-task", late["task_id"], "--json"))["next_eligible_at"] is not None
+    assert (wrong.exit_code, "give a day as in 2026-12-31" in wrong.stderr) == (2, True)
+
+
+def test_run_task_says_the_id_at_once_and_ends_as_the_task_does(run: Run, kind: str) -> None:
+    waits = run("run-task", "--type", kind, "--payload", "1", "--wait-seconds", "0", "--json", "--result-delivery",
+                "inline")
+    task_id, lease_id = leased(run, kind)
+    first = waits.stderr.splitlines()[0]
+
+    assert (waits.exit_code, first, json.loads(waits.stdout)["task_id"]) == (10, f"task {task_id}", task_id)
+    assert "no worker has taken it yet" in waits.stderr
+    assert f"asyncgate wait {task_id}" in waits.stderr
+    assert run("wait", task_id, "--for", "0s").exit_code == 10
+    run("complete", task_id, "--lease-id", lease_id, "--worker-id", "w1", "--result", "7")
+    done = run("wait", task_id, "--json")
+    assert (done.exit_code, json.loads(done.stdout)["result"]["result"]) == (0, 7)
+
+
+def test_a_task_that_failed_and_one_that_was_canceled_are_told_apart(run: Run, kind: str) -> None:
+    failed, canceled = created(run, kind), created(run, f"{kind}-2")
+    _, lease_id = leased(run, kind)
+    run("fail", failed, "--lease-id", lease_id, "--worker-id", "w1", "--error", '"no"', "--no-retryable")
+    run("cancel-task", canceled)
+
+    assert (run("wait", failed).exit_code, run("wait", canceled).exit_code) == (8, 9)
+    assert run("wait", "nope").exit_code == 4
+
+
+def test_ctrl_c_leaves_the_id_and_how_to_go_on(url: str, kind: str) -> None:
+    asked = [*GATE, "run-task", "--type", kind, "--payload", "1", "--wait-seconds", "1h", "--url", url]
+
+    with subprocess.Popen(asked, env=clean(ASYNCGATE_API_KEY=KEY), stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        task_id = running.stderr.readline().split()[1]
+        running.send_signal(signal.SIGINT)
+        rest = running.stderr.read()
+
+    assert (running.returncode, f"asyncgate wait {task_id}" in rest) == (130, True), rest
+
+
+def test_an_id_is_taken_as_short_as_a_table_has_shown_it(
+    run: Run, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    task_id = created(run, kind)
+    remembered.remember([task_id])
+
+    assert answer(run("get-task", remembered.short(task_id), "--json"))["task_id"] == task_id
+
+
+# What goes on until it is stopped, or is another program's: pytest, MCP, a document that is JSON already.
+NO_ANSWER = {"bench-server", "conformance", "demo", "dev", "ledger", "mcp", "openapi", "scheduler", "serve", "worker"}
+
+
+def test_every_command_that_answers_can_answer_in_json() -> None:
+    found = {" ".join(path): command for path, command in every_command(main, ())}
+
+    without = {name for name, command in found.items()
+               if not any("--json" in param.opts for param in command.params)}
+    assert without == NO_ANSWER
+
+
+def every_command(group: click.Group, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from every_command(command, (*above, name))
+        else:
+            yield (*above, name), command
+
+
+def test_the_tools_answer_in_json(run: Run, kind: str, database: str, tmp_path: Path) -> None:
+    created(run, kind)
+    file, other = str(tmp_path / "gate.jsonl"), f"sqlite:///{tmp_path / 'copy.db'}"
+
+    verdict = answer(run("verify", "--ledger", "--json", "--database", database))
+    copy = answer(run("backup", "--json", "--database", database, str(tmp_path / "copy.db")))
+    exported = answer(run("receipts", "export", "--json", file))
+    told = answer(run("receipts", "verify", "--json", file))
+    rebuilt = answer(run("rebuild", "--json", "--file", file, "--database", f"sqlite:///{tmp_path / 'new.db'}"))
+    moved = answer(run("copy", "--json", other, f"sqlite:///{tmp_path / 'moved.db'}"))
+
+    assert (verdict["sound"], verdict["ledger"]["sound"], copy["sound"], told["sound"]) == (True,) * 4
+    assert exported["receipts"] == told["receipts"] > 0
+    assert rebuilt["rebuilt"]["tasks"] == rebuilt["tasks"] > 0
+    assert {row["table"]: row["source"] for row in moved["tables"]}["tasks"] == moved["tasks"]
+    assert answer(run("migrate", "--json", "--database", other)) == {"applied": []}
+
+
+@pytest.mark.parametrize("seal", ["1:abc123", "1:", "abc", "1:" + "Z" * 64])
+def test_a_seal_whose_hash_was_shortened_is_not_compared(run: Run, database: str, seal: str) -> None:
+    result = run("verify", "--ledger", "--seal", seal, "--database", database)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "give " in result.stderr
+
+
+def test_the_file_of_a_first_key_is_its_owners_alone(run: Run, tmp_path: Path) -> None:
+    asked = ["keys", "issue", "--database", f"sqlite:///{tmp_path / 'gate.db'}", "--name", "first", "--principal-id",
+             "me", "--role", "admin", "--out", str(tmp_path / "admin.key")]
+
+    made, again = run(*asked), run(*asked)
+
+    assert (made.exit_code, made.stdout) == (0, "")
+    file = tmp_path / "admin.key"
+    assert (file.stat().st_mode & 0o777, file.read_text().startswith("aga_")) == (0o600, True)
+    assert (again.exit_code, "overwrites nothing" in again.stderr) == (5, True)
+
+
+@pytest.mark.parametrize("said", [
+    ["serve", "--set", "bogus=1"], ["serve", "--set", "port=x"], ["serve", "--config", "nowhere.yaml"],
+    ["serve", "--database", "nonsense:x"], ["config", "--set", "bogus=1"], ["verify", "--database", "nonsense"],
+    ["copy", "nonsense:x", "memory:"], ["receipts", "push", "--database", "sqlite:///none.db"],
+    ["reconcile", "--database", "sqlite:///none.db"], ["rebuild", "--database", "nonsense:x"]])
+def test_bad_configuration_is_2(run: Run, said: list[str]) -> None:
+    result = run(*said)
+
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert "Traceback" not in result.stderr
+
+
+def test_a_second_gate_on_a_file_is_told_who_has_it(url: str, database: str) -> None:
+    asked = [*GATE, "serve", "--port", "0", "--database", database]
+
+    done = subprocess.run(asked, env=clean(ASYNCGATE_API_KEY=KEY), capture_output=True, text=True)
+
+    assert done.returncode == 1
+    assert re.search(rf"another asyncgate is serving \S+: process \d+ at {re.escape(url)}; one process", done.stderr)
+
+
+@pytest.mark.parametrize("made", ["CREATE TABLE books (title)", "CREATE TABLE meta (name, value)"])
+def test_a_file_of_another_program_is_left_as_it_is(run: Run, tmp_path: Path, made: str) -> None:
+    file = tmp_path / "other.db"
+    with closing(sqlite3.connect(file)) as other:
+        other.execute(made)
+    before = file.read_bytes()
+
+    for asked in (["verify"], ["migrate"], ["keys", "issue", "--name", "n", "--principal-id", "p"]):
+        result = run(*asked, "--database", f"sqlite:///{file}")
+        assert (result.exit_code, "is a database of something else" in result.stderr) == (2, True), result.output
+    assert file.read_bytes() == before
+
+
+def test_a_program_that_cannot_be_run_is_told_apart_from_one_that_is_not_there(run: Run, tmp_path: Path) -> None:
+    program = tmp_path / "count.sh"
+    program.write_text("#!/bin/sh\n")
+
+    closed, missing = (run("worker", "--forget", "--type", "t", "--", str(path)) for path in (program, tmp_path / "no"))
+
+    assert (closed.exit_code, f"chmod +x {program}" in closed.stderr) == (2, True), closed.output
+    assert (missing.exit_code, "there is no program" in missing.stderr) == (2, True), missing.output
 
 
 def test_a_conflict_is_5(run: Run, kind: str) -> None:
@@ -320,7 +528,7 @@ def test_verify_checks_the_database_of_a_running_gate(run: Run, kind: str, datab
 def test_verify_makes_no_database_where_there_is_none(run: Run, tmp_path: Path) -> None:
     result = run("verify", "--database", f"sqlite:///{tmp_path / 'none.db'}")
 
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "there is no database at" in result.stderr
     assert list(tmp_path.iterdir()) == []
 

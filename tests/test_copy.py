@@ -445,7 +445,7 @@ async def test_what_was_queued_is_offered_to_whom_it_fits(source: str, target: s
         offer = await gate.claim("w9", capabilities=["gpu", ODD])
         assert offer is not None
         assert (offer.type, offer.fence) == (f"odd {ODD}", 1001)
-        again = await gate.as_agent(f"ada {ODD}").create_task(type="other", idempotency_key=ODD)
+        again = await gate.as_agent(f"ada {ODD}").create_task(type="other", payload=None, idempotency_key=ODD)
         assert again.task_id == offer.task_id
 
 
@@ -518,7 +518,7 @@ async def grown(url: str, tasks: int) -> None:
     async with opened(url) as backend:
         gate = gate_on(backend)
         for _ in range(tasks // 500):
-            await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 500)
+            await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 500)
 
 
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGINT])
@@ -623,7 +623,7 @@ async def test_what_cannot_be_copied_is_said_in_a_line_and_leaves_nothing_behind
 
     result = await command(*(url.format(tmp=tmp_path, name=tmp_path.name) for url in (source_url, target_url)))
 
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert told in result.stderr
     assert "hush" not in result.stderr
     assert result.stderr.count("\n") == 1

@@ -156,7 +156,7 @@ async def test_a_second_server_on_the_same_file_is_refused_and_the_first_goes_on
         line = await asyncio.to_thread(refused_start, url)
 
         assert "another asyncgate" in line
-        assert (await ada.ask("create_task", type="demo")).reply is not None
+        assert (await ada.ask("create_task", type="demo", payload=None)).reply is not None
 
 
 async def test_a_server_that_was_killed_leaves_no_lock_behind(url: str) -> None:
@@ -182,7 +182,7 @@ async def test_a_full_disk_is_a_503_loses_nothing_and_is_over_when_there_is_room
     assert set(made) <= await stored_tasks(url)
 
     async with serving(url) as server, agent_of(server) as ada:
-        assert (await ada.ask("create_task", type="demo")).reply is not None
+        assert (await ada.ask("create_task", type="demo", payload=None)).reply is not None
 
 
 async def unavailable(gate: Gate) -> bool:
@@ -230,15 +230,15 @@ def missing(request: pytest.FixtureRequest, path: Path) -> contextlib.AbstractCo
 async def test_without_its_file_the_gate_acknowledges_nothing_and_with_it_again_everything_is_there(
         url: str, missing: contextlib.AbstractContextManager[None]) -> None:
     async with serving(url) as server, agent_of(server) as ada:
-        before = (await ada.ask("create_task", type="demo")).reply
+        before = (await ada.ask("create_task", type="demo", payload=None)).reply
         with missing:
-            refused = await ada.ask("create_task", type="demo")
+            refused = await ada.ask("create_task", type="demo", payload=None)
             assert refused.error == "database_unavailable"
             assert "retry-after:" in ada.head
             sick = await ada.http("GET", "/v1/health", {})
             assert (sick[0], sick[1]["status"], sick[1]["database"]) == (503, "unhealthy", "unavailable")
             assert "retry-after:" in ada.head
-        after = (await ada.ask("create_task", type="demo")).reply
+        after = (await ada.ask("create_task", type="demo", payload=None)).reply
         assert (await ada.http("GET", "/v1/health", {}))[0] == 200
         assert await server.stop(signal.SIGTERM) == 0
 
@@ -251,7 +251,7 @@ async def test_no_client_hears_of_a_lock_that_another_program_holds_for_two_seco
     async with serving(url) as server, agent_of(server) as ada, agent_of(server) as bob:
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as tool:
             tool.execute("BEGIN IMMEDIATE")
-            write = asyncio.create_task(ada.ask("create_task", type="demo"))
+            write = asyncio.create_task(ada.ask("create_task", type="demo", payload=None))
             until = asyncio.get_running_loop().time() + 2.0
             while asyncio.get_running_loop().time() < until:    # who reads does not even wait
                 assert (await bob.http("GET", "/v1/health", {}))[0] == 200

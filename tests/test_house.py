@@ -44,7 +44,7 @@ BANNERS = [
     "COMMAND LINE",
 ]
 # What costs start-up time or is optional is imported at its point of use.
-HEAVY = ["argon2", "asyncpg", "cronsim", "httpx2", "joserfc", "mcp", "redis", "uvicorn", "yaml"]
+HEAVY = ["argon2", "asyncpg", "cronsim", "httpx2", "joserfc", "mcp", "redis", "rich", "uvicorn", "yaml"]
 
 SQL = re.compile(r"\b(SELECT\s.*\sFROM|INSERT\s(OR\s\w+\s)?INTO|UPDATE\s\w+\sSET|DELETE\sFROM|CREATE\sTABLE)\b", re.S)
 # A class in brackets keeps these patterns from finding themselves.
@@ -171,6 +171,16 @@ def test_the_banners_of_the_gate_stand_in_the_promised_order() -> None:
 
     assert [line.strip("# ") for line in banners] == BANNERS
     assert {len(line) for line in banners} == {120}
+
+
+def test_an_older_python_reads_the_gate_as_far_as_it_says_which_one_it_needs() -> None:
+    old = ast.parse(GATE.read_text(encoding="utf-8"), feature_version=(3, 8))
+
+    doc, future, system, check = old.body[:4]
+    assert isinstance(doc, ast.Expr)
+    assert isinstance(future, ast.ImportFrom)
+    assert isinstance(system, ast.Import)
+    assert ast.unparse(check).startswith("if sys.version_info < (3, 11):\n    sys.exit(f'AsyncGate needs Python 3.11")
 
 
 def test_the_gate_names_no_backend_in_an_import() -> None:

@@ -109,8 +109,9 @@ async def test_access_tokens_from_before_a_rotation_are_refused(house: House) ->
 async def test_what_a_key_was_used_for_is_on_record(house: House, facade: str) -> None:
     """21.9.1: audit all operations with compromised token."""
     ada, bob = await house.key("agent", "ada"), await house.key("agent", "bob")
-    tasks = [(await house.good("create_task", {"type": "demo"}, token=ada, facade=facade))["task_id"] for _ in range(2)]
-    batch = await house.good("create_tasks", {"tasks": [{"type": "demo"}] * 2}, token=ada, facade=facade)
+    demo, by_ada = {"type": "demo", "payload": None}, {"token": ada, "facade": facade}
+    tasks = [(await house.good("create_task", demo, **by_ada))["task_id"] for _ in range(2)]
+    batch = await house.good("create_tasks", {"tasks": [demo] * 2}, **by_ada)
     await house.good("cancel_task", {"task_id": tasks[0]}, token=ada, facade=facade)
     await house.ask("lease_next", token=ada, facade=facade)
     await house.good("list_tasks", token=bob)

@@ -6,15 +6,19 @@ import asyncio
 import uuid
 from collections.abc import Callable
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
 from asyncgate import ReceiptRecord, Settings
+from asyncgate.backends.lease_protocol import PollForTask, offer_task
 from asyncgate.backends.receipts_adopting import Adopter
 from asyncgate.backends.receipts_reading import UNREADABLE, Reading
 from asyncgate.conformance.harness import Gate, body, refused, under
 from asyncgate.conformance.ledgers import LedgerServer
+from asyncgate.conformance.verify import verify
 from asyncgate.parts.ids import Ids
+from asyncgate.parts.settings import EscalationSettings, EscalationTarget
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("receipts", ["eventual"], indirect=True)]
 PATIENCE = 20.0
@@ -43,6 +47,12 @@ def by_worker(gate: Gate, offer: Any, receipt_type: str = "task.completed", work
         "receipt_id": id, "from": {"kind": "worker", "id": worker}, "task_id": offer.task_id,
         "lease_id": offer.lease_id, "parents": [offer.obligation_receipt_id], "asyncgate_instance": "asyncgate-1",
         "body": {"result_payload": {"n": 1}, "artifacts": ARTIFACTS}, **more})
+
+
+async def state(gate: Gate, ledger: LedgerServer, receipt: dict[str, Any], worker: str = "w1") -> None:
+    """Let a worker state a receipt in the ledger, with the key that bootstrap has given it."""
+    routing = (await gate.as_worker(worker).bootstrap()).receipt_routing
+    ledger.call("POST", "/v1/receipts", receipt, token=routing.auth_token)
 
 
 async def adopt(gate: Gate) -> None:
@@ -132,8 +142,7 @@ async def test_what_others_owe_is_an_open_obligation_until_the_ledger_has_its_en
 
 async def test_bootstrap_says_where_receipts_go_and_how_far_the_ledger_is_behind(
         make_gate: Callable[..., Gate], receipts: dict[str, Any], ledger: LedgerServer) -> None:
-    memorygate = ledger.settings(worker_token="for workers")
-    gate = make_gate(memorygate=memorygate)
+    gate = make_gate()
     ledger.call("POST", "/v1/receipts", stated(gate, "plan.made"))
     await gate.finished()
     await emptied(gate)
@@ -141,16 +150,50 @@ async def test_bootstrap_says_where_receipts_go_and_how_far_the_ledger_is_behind
     agent, worker = await gate.as_agent().bootstrap(), await gate.as_worker().bootstrap()
 
     assert [one.receipt_type for one in agent.attention.inbox_receipts] == [
-        "task.assigned", "task.result_ready", "plan.made"]
+        "plan.made", "task.assigned", "task.result_ready"]       # by the times that they say
     assert (agent.receipt_routing.memorygate_url, agent.receipt_routing.auth_token) == (ledger.url, None)
-    assert worker.receipt_routing.auth_token == "for workers"
+    assert (worker.receipt_routing.emit_receipts_to, worker.receipt_routing.worker_must_emit_to_memorygate) == (
+        "memorygate", False)
+    assert worker.receipt_routing.auth_token.startswith("aga_")
     assert agent.receipt_ledger_lag is None
     config = await gate.as_agent().get_config()
     assert (config.receipt_mode, config.memorygate_url) == ("memorygate_integrated", ledger.url)
+    assert config.worker_completion == "gate_or_ledger"
     assert ledger.token not in repr(worker)
 
 
-async def test_a_worker_without_a_token_of_its_own_gets_none(gate: Gate) -> None:
+async def test_a_workers_key_states_its_own_receipts_in_its_own_tenant_and_nothing_else(
+        gate: Gate, ledger: LedgerServer) -> None:
+    """20.5: the token is the worker's, so no worker speaks for another, and no tenant reaches another's ledger."""
+    offer, stranger = await gate.leased(), gate.stranger()
+    mine = (await gate.as_worker().bootstrap()).receipt_routing.auth_token
+    theirs = (await stranger.as_worker().bootstrap()).receipt_routing.auth_token
+    assert (await gate.as_worker().bootstrap()).receipt_routing.auth_token == mine      # not one more for each call
+    assert mine != theirs
+
+    for token, receipt in ((mine, by_worker(gate, offer, worker="w2")), (theirs, by_worker(gate, offer)),
+                           (mine, by_worker(stranger, offer))):
+        with pytest.raises(HTTPError) as no:
+            ledger.call("POST", "/v1/receipts", receipt, token=token)
+        with no.value:
+            assert no.value.code == 403
+
+    await adopt(gate)
+    assert (await gate.task(offer.task_id)).status == "leased"
+    assert await gate.anomalies(offer.task_id) == []
+
+
+async def test_nobody_is_given_the_key_of_somebody_else(gate: Gate) -> None:
+    asked = await gate.as_admin().bootstrap(principal_kind="worker", principal_id="w1")
+
+    assert asked.receipt_routing.auth_token is None
+    assert (await gate.as_agent().bootstrap()).receipt_routing.auth_token is None
+
+
+async def test_keys_for_workers_can_be_switched_off(make_gate: Callable[..., Gate], ledger: LedgerServer) -> None:
+    gate = make_gate(memorygate=ledger.settings(worker_tokens=False))
+    await gate.create()
+
     assert (await gate.as_worker().bootstrap()).receipt_routing.auth_token is None
 
 
@@ -184,7 +227,7 @@ async def test_a_completion_that_a_worker_wrote_to_the_ledger_ends_the_task_and_
         gate: Gate, ledger: LedgerServer) -> None:
     offer = await gate.leased()
     theirs = by_worker(gate, offer)
-    ledger.call("POST", "/v1/receipts", theirs)
+    await state(gate, ledger, theirs)
 
     await adopt(gate)
     await emptied(gate)
@@ -205,7 +248,7 @@ async def test_a_completion_that_a_worker_wrote_to_the_ledger_ends_the_task_and_
 async def test_a_failure_that_a_worker_wrote_to_the_ledger_is_held_to_the_rules_of_fail(
         gate: Gate, ledger: LedgerServer) -> None:
     offer = await gate.leased(retry_backoff_seconds=0)
-    ledger.call("POST", "/v1/receipts", by_worker(gate, offer, "task.failed", body={
+    await state(gate, ledger, by_worker(gate, offer, "task.failed", body={
         "error": {"code": "no luck"}, "retry_recommended": True}))
 
     await adopt(gate)
@@ -214,26 +257,55 @@ async def test_a_failure_that_a_worker_wrote_to_the_ledger_is_held_to_the_rules_
     assert (task.status, task.attempt) == ("queued", 1)
 
 
-async def test_an_id_that_does_not_order_by_age_stays_the_workers_own(gate: Gate, ledger: LedgerServer) -> None:
+async def test_an_id_that_does_not_order_by_age_is_the_receipts_own_in_the_ledger_and_there_is_no_second_one(
+        gate: Gate, ledger: LedgerServer) -> None:
     offer = await gate.leased()
-    ledger.call("POST", "/v1/receipts", by_worker(gate, offer, receipt_id="done-it"))
+    theirs = by_worker(gate, offer, receipt_id=str(uuid.uuid4()))
+    await state(gate, ledger, theirs)
 
+    await adopt(gate)
+    await emptied(gate)
     await adopt(gate)
 
     assert (await gate.task(offer.task_id)).status == "succeeded"
-    ours, theirs = await gate.receipts(offer.task_id, "task.completed")
-    assert theirs.receipt_id == "done-it"
-    assert body(ours)["artifacts"] == ARTIFACTS
+    told = await gate.receipts(offer.task_id)
+    assert [one.receipt_type for one in told] == [
+        "task.assigned", "task.accepted", "task.completed", "task.result_ready"]
+    assert told == sorted(told, key=lambda one: one.receipt_id)     # a reader that follows a cursor misses none
+    assert body(told[2]) == theirs["body"]
+    assert told[3].parents == [theirs["receipt_id"]]
+    there = ledger.receipts(gate.tenant_id)
+    assert [one["receipt_id"] for one in there if one["receipt_type"] == "task.completed"] == [theirs["receipt_id"]]
+    inbox = await gate.as_admin().list_receipts(task_id=offer.task_id)
+    assert [one.receipt_type for one in inbox.receipts].count("task.completed") == 1
+    assert (await verify(gate.backend)).problems == []
+    assert await gate.anomalies(offer.task_id) == []
+
+
+async def test_the_receipt_of_a_last_failure_is_the_workers_also_where_the_failure_is_escalated(
+        make_gate: Callable[..., Gate], ledger: LedgerServer) -> None:
+    target = EscalationTarget(escalation_class=1, to_kind="agent", to_id="eve")
+    gate = make_gate(escalation=EscalationSettings(enabled=True, targets=(target,)))
+    offer = await gate.leased(max_attempts=1)
+    theirs = by_worker(gate, offer, "task.failed", body={"error": {"code": "no luck"}, "retry_recommended": True})
+    await state(gate, ledger, theirs)
+
+    await adopt(gate)
+
+    assert (await gate.task(offer.task_id)).status == "failed"
+    [failed] = await gate.receipts(offer.task_id, "task.failed")
+    assert failed.receipt_id == theirs["receipt_id"]
 
 
 @pytest.mark.parametrize(("wrong", "reason"), [
     ({"from": {"kind": "worker", "id": "w2"}}, "unknown"), ({"lease_id": "another"}, "unknown"),
-    ({"lease_id": None}, "names no lease"), ({"body": {"artifacts": "x" * 10}}, "artifacts")])
+    ({"lease_id": None}, "names no lease"), ({"body": {"artifacts": "x" * 10}}, "artifacts"),
+    ({"parents": []}, "among its parents")])
 async def test_a_receipt_that_proves_nothing_changes_nothing_and_is_told_once(
         gate: Gate, ledger: LedgerServer, wrong: dict[str, Any], reason: str) -> None:
     offer = await gate.leased()
     theirs = by_worker(gate, offer, **wrong)
-    ledger.call("POST", "/v1/receipts", theirs)
+    await state(gate, ledger, theirs, theirs["from"]["id"])
 
     await adopt(gate)
     await adopt(gate)
@@ -244,10 +316,38 @@ async def test_a_receipt_that_proves_nothing_changes_nothing_and_is_told_once(
     assert reason in told["details"]["reason"]
 
 
+async def test_what_the_ledger_does_not_ascribe_to_the_worker_ends_nothing(gate: Gate, ledger: LedgerServer) -> None:
+    """16.4: whoever can write to the ledger as somebody else, such as another gate, forges no result here."""
+    offer = await gate.leased()
+    ledger.call("POST", "/v1/receipts", by_worker(gate, offer, stated_by={"kind": "worker", "id": "w1"}))
+
+    await adopt(gate)
+
+    assert (await gate.task(offer.task_id)).status == "leased"
+    [told] = await gate.anomalies(offer.task_id)
+    assert "system asyncgate has stated it" in told["details"]["reason"]
+
+
+async def test_an_acceptance_by_the_lease_protocol_is_the_workers_to_state(gate: Gate, ledger: LedgerServer) -> None:
+    """Lease protocol, Worker Acceptance: the gate keeps a receipt of its own (DESIGN 6) and sends none."""
+    await gate.create()
+    caller = gate.as_worker("worker.one").caller
+    offer = await offer_task(gate.engine, caller, PollForTask(worker_id="worker.one"))
+    assert offer is not None
+    task_id = offer.task.task_id
+    await gate.as_worker("worker.one").complete(task_id=task_id, lease_id=offer.lease_id, artifacts=ARTIFACTS)
+    await emptied(gate)
+
+    assert [one["receipt_type"] for one in ledger.receipts(gate.tenant_id)] == [
+        "task.assigned", "task.completed", "task.result_ready"]
+    assert [one.receipt_type for one in await gate.receipts(task_id)] == [
+        "task.assigned", "task.accepted", "task.completed", "task.result_ready"]
+
+
 async def test_a_worker_that_tells_both_has_told_it_once(gate: Gate, ledger: LedgerServer) -> None:
     offer = await gate.leased()
     await gate.as_worker().complete(**under(offer), artifacts=ARTIFACTS)
-    ledger.call("POST", "/v1/receipts", by_worker(gate, offer))
+    await state(gate, ledger, by_worker(gate, offer))
 
     await adopt(gate)
 
@@ -257,7 +357,7 @@ async def test_a_worker_that_tells_both_has_told_it_once(gate: Gate, ledger: Led
 
 async def test_what_is_about_a_task_of_another_gate_is_left_alone(gate: Gate, ledger: LedgerServer) -> None:
     offer = await gate.leased()
-    ledger.call("POST", "/v1/receipts", by_worker(gate, offer, task_id="T-elsewhere"))
+    await state(gate, ledger, by_worker(gate, offer, task_id="T-elsewhere"))
 
     await adopt(gate)
 

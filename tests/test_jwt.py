@@ -462,10 +462,10 @@ async def test_the_audit_log_says_why_a_token_was_refused_and_the_caller_is_not_
 async def test_a_token_works_as_its_owner_and_no_further(served: Any) -> None:
     ada, eve, bob = token(scope=...), token(scope=..., tenant_id=OTHER), token(scope=..., principal_kind="worker")
 
-    made = await served.post("/v1/tasks", {"type": "demo"}, token=ada)
+    made = await served.post("/v1/tasks", {"type": "demo", "payload": None}, token=ada)
     task = await served.get(f"/v1/tasks/{made['task_id']}", token=ada)
     foreign = await served.call("GET", f"/v1/tasks/{made['task_id']}", token=eve)
-    unsuited = await served.call("POST", "/v1/tasks", {"type": "demo"}, token=bob)
+    unsuited = await served.call("POST", "/v1/tasks", {"type": "demo", "payload": None}, token=bob)
 
     assert (task["created_by"]["kind"], task["created_by"]["id"], task["tenant_id"]) == ("agent", "ada", TENANT)
     assert (foreign.status, unsuited.status) == (404, 403)
@@ -483,6 +483,20 @@ async def test_a_token_counts_also_where_nobody_needs_one(serve: Any, tmp_path: 
 
     assert (await gate.call("GET", "/v1/tasks", token=None)).status == 200
     assert (await gate.call("GET", "/v1/tasks", token=ATTACKS["alg none"])).status == 401
+
+
+@pytest.mark.parametrize("header", [("authorization", "Bearer "), ("authorization", "Bearer"), ("x-api-key", "")])
+async def test_an_empty_token_is_none_so_a_gate_that_wants_none_answers(
+    serve: Any, header: tuple[str, str]
+) -> None:
+    """As from a variable that is not set; where a credential is needed, the answer says so."""
+    open_to_all, closed = await serve(api_key="", allow_insecure_dev=True), await serve(api_key="a-shared-token")
+
+    refused = await closed.call("GET", "/v1/tasks", headers=[header], token=None)
+
+    assert (await open_to_all.call("GET", "/v1/tasks", headers=[header], token=None)).status == 200
+    assert refused.status == 401
+    assert "a credential is needed" in refused.json()["message"]
 
 
 @pytest.mark.parametrize(("headers", "status"), [

@@ -24,7 +24,7 @@ ME = {"worker_id": "worker.codegen-aws-i-1234567"}
 
 async def offered(served: Served, **task: Any) -> dict[str, Any]:
     """Create a task and have it offered."""
-    await served.post("/v1/tasks", {"type": "code.generate", "agent_id": "ada", **task})
+    await served.post("/v1/tasks", {"type": "code.generate", "payload": None, "agent_id": "ada", **task})
     answer: dict[str, Any] = await served.post("/lease", ME)
     return answer
 
@@ -75,7 +75,7 @@ async def test_a_task_without_words_is_offered_by_its_type(served: Served) -> No
 
 async def test_one_task_is_offered_and_the_preferred_kind_comes_first(served: Served) -> None:
     for type in ("data.analyze", "code.refactor"):
-        await served.post("/v1/tasks", {"type": type, "agent_id": "ada"})
+        await served.post("/v1/tasks", {"type": type, "payload": None, "agent_id": "ada"})
 
     answer = await served.post("/lease", {**ME, "max_tasks": 5, "preferred_kinds": ["code.refactor"]})
 
@@ -84,7 +84,8 @@ async def test_one_task_is_offered_and_the_preferred_kind_comes_first(served: Se
 
 
 async def test_a_worker_is_offered_what_it_is_capable_of(served: Served) -> None:
-    await served.post("/v1/tasks", {"type": "demo", "agent_id": "ada", "requirements": {"capabilities": ["gpu"]}})
+    await served.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "ada",
+                                    "requirements": {"capabilities": ["gpu"]}})
 
     assert (await served.call("POST", "/lease", {**ME, "capabilities": ["cpu"]})).status == 204
     assert (await served.call("POST", "/lease", {**ME, "capabilities": ["gpu"]})).status == 200
@@ -134,7 +135,7 @@ async def test_a_heartbeat_of_another_worker_is_refused(served: Served) -> None:
 @pytest.mark.parametrize("worker_id", ["", "worker", ".w", "w.", "w..x", "a b.c", "w.\n", "w.ü", "w.\u200b",
                                        "x." + "y" * 199, None])
 async def test_a_worker_is_called_type_dot_instance(served: Served, worker_id: Any) -> None:
-    await served.post("/v1/tasks", {"type": "demo", "agent_id": "ada"})
+    await served.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "ada"})
 
     async with served.unchanged():
         answer = await served.call("POST", "/lease", {} if worker_id is None else {"worker_id": worker_id})
@@ -145,7 +146,7 @@ async def test_a_worker_is_called_type_dot_instance(served: Served, worker_id: A
 
 @pytest.mark.parametrize("worker_id", ["w.1", ME["worker_id"], "a.b.c", "w.host:80/x@y", "x." + "y" * 198])
 async def test_a_good_name_is_good(served: Served, worker_id: str) -> None:
-    await served.post("/v1/tasks", {"type": "demo", "agent_id": "ada"})
+    await served.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "ada"})
 
     assert (await served.call("POST", "/lease", {"worker_id": worker_id})).status == 200
 
@@ -184,7 +185,7 @@ async def test_an_agent_s_key_leases_nothing(served: Served) -> None:
 
 async def test_a_worker_s_key_leases_under_its_own_name_only(served: Served) -> None:
     key = await served.post("/v1/keys", {"name": "w", "principal_kind": "worker", "principal_id": "worker.one"})
-    await served.post("/v1/tasks", {"type": "demo", "agent_id": "ada"})
+    await served.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "ada"})
 
     other = await served.call("POST", "/lease", ME, token=key["api_key"])
     own = await served.call("POST", "/lease", {"worker_id": "worker.one"}, token=key["api_key"])

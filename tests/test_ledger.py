@@ -35,7 +35,7 @@ async def shelf(backend_url: str) -> AsyncIterator[Served]:
 def receipt(receipt_id: str = "r-1", **more: Any) -> dict[str, Any]:
     return {"receipt_id": receipt_id, "receipt_type": "plan.made", "created_at": "2026-11-22T07:00:00Z",
             "from": {"kind": "agent", "id": "delegate"}, "to": {"kind": "agent", "id": "ada"}, "task_id": "T-1",
-            "lease_id": None, "parents": [], "body": {"n": 1.0, "text": "é\u0000"}, **more}
+            "lease_id": None, "parents": [], "body": {"n": 1.0, "text": "é\u0001"}, **more}
 
 
 def many(*receipts: dict[str, Any]) -> bytes:
@@ -176,7 +176,7 @@ async def test_a_body_that_is_none_is_refused(shelf: Served, body: bytes) -> Non
 
 
 async def test_a_ledger_has_no_tasks(shelf: Served) -> None:
-    assert (await shelf.call("POST", "/v1/tasks", {"type": "demo"})).status == 404
+    assert (await shelf.call("POST", "/v1/tasks", {"type": "demo", "payload": None})).status == 404
     assert (await shelf.get("/v1/health"))["status"] == "healthy"
 
 

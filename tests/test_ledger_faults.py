@@ -276,12 +276,12 @@ async def test_a_strict_gate_refuses_while_its_ledger_is_away_and_goes_on_when_i
         database: str, books: LedgerServer) -> None:
     async with integrated(database, books, receipt_consistency_mode="strict") as server:
         agent = Client(server, "a0")
-        no = await agent.ask("create_task", type="demo")
+        no = await agent.ask("create_task", type="demo", payload=None)
         assert no.error == "receipt_ledger_unavailable"
         assert await all_receipts(server) == []
         with books:
             async with asyncio.timeout(PATIENCE):
-                while (await agent.ask("create_task", type="probe")).error:  # noqa: ASYNC110
+                while (await agent.ask("create_task", type="probe", payload=None)).error:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             await run(server, 2 * LANES)
             there = books.receipts(TENANT)

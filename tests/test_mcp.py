@@ -177,15 +177,16 @@ async def test_refusals_are_results_with_the_code_of_every_facade(live_for_all: 
     async with connect(live_for_all, mode) as client:
         assert await code(client, "get_task", task_id="nobody") == "task_not_found"
         assert await code(client, "get_task") == "invalid_request"
-        assert await code(client, "create_task", type="demo", prioritty=3) == "invalid_request"
-        assert await code(client, "create_task", type="demo", tenant_id="another") == "tenant_mismatch"
+        assert await code(client, "create_task", type="demo", payload=None, prioritty=3) == "invalid_request"
+        assert await code(client, "create_task", type="demo", payload=None, tenant_id="another") == "tenant_mismatch"
         assert await code(client, "list_tasks", cursor="made-up") == "invalid_cursor"
 
 
 @eras
 async def test_an_explicit_null_is_an_absent_argument(live_for_all: Any, connect: Any, mode: str) -> None:
     async with connect(live_for_all, mode) as client:
-        made = await said(client, "create_task", type="nulls", priority=None, idempotency_key=None, agent_id=None)
+        made = await said(client, "create_task", type="nulls", payload=None, priority=None, idempotency_key=None,
+                          agent_id=None)
 
     assert made["status"] == "queued"
 
@@ -220,7 +221,7 @@ async def test_a_payload_is_stored_as_it_was_written(served: Any) -> None:
     ([("authorization", "Bearer wrong"), ("x-api-key", "other")], 'Bearer error="invalid_request"')])
 async def test_without_a_credential_the_sdk_sees_nothing(
         served: Any, headers: list[tuple[str, str]], challenge: str) -> None:
-    body, more = request("create_task", {"type": "demo"})
+    body, more = request("create_task", {"type": "demo", "payload": None})
 
     async with served.unchanged():
         answer = await served.call("POST", "/mcp", body, headers=[*headers, *more], token=None)
@@ -286,9 +287,10 @@ async def test_what_is_no_message_is_refused_and_nothing_breaks(served: Any, bod
 @pytest.mark.parametrize("query", [
     "principal_id=%ff", "principal_id=\xff", "principal_id=%00", "principal_kind=nobody"])
 async def test_an_address_that_makes_no_sense_is_refused_and_nothing_breaks(served: Any, query: str) -> None:
-    body, headers = request("create_task", {"type": "demo"})
+    body, headers = request("create_task", {"type": "demo", "payload": None})
 
-    bare = json.dumps({"method": "tools/call", "params": {"name": "asyncgate.create_task", "arguments": {"type": "x"}}})
+    bare = json.dumps({"method": "tools/call", "params": {"name": "asyncgate.create_task",
+                                                          "arguments": {"type": "x", "payload": None}}})
     async with served.unchanged():
         answers = [await served.call("POST", f"/mcp?{query}", sent, headers=given)
                    for sent, given in ((body, headers), (bare.encode(), []))]
@@ -305,11 +307,12 @@ async def test_arguments_that_are_no_object_are_refused(served: Any) -> None:
 
 
 async def test_the_address_may_say_who_asks_and_may_not_name_another_tenant(served: Any) -> None:
-    made = await posted(served, "create_task", {"type": "demo"}, "/mcp?principal_kind=agent&principal_id=ada")
-    other = await posted(served, "create_task", {"type": "demo"}, headers=[("x-tenant-id", "another")])
+    made = await posted(served, "create_task", {"type": "demo", "payload": None},
+                        "/mcp?principal_kind=agent&principal_id=ada")
+    other = await posted(served, "create_task", {"type": "demo", "payload": None}, headers=[("x-tenant-id", "another")])
 
     task = await served.get(f"/v1/tasks/{made['structuredContent']['task_id']}")
-    assert task["created_by"] == {"kind": "agent", "id": "ada"}
+    assert task["created_by"]["principal_id"] == "ada"
     assert other["_meta"]["asyncgate/error"]["code"] == "tenant_mismatch"
 
 

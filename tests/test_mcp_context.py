@@ -41,8 +41,8 @@ async def prompt(client: Any, name: str, **arguments: str) -> str:
 @eras
 async def test_tasks_results_and_obligations_can_be_read(live: Any, connect: Any, mode: str) -> None:
     with Http(live.url, TOKEN) as rest:
-        made = rest.call("create_task", type="demo", agent_id="ada", result_delivery="inline")
-        rest.call("create_task", type="other", agent_id="bob")
+        made = rest.call("create_task", type="demo", payload=None, agent_id="ada", result_delivery="inline")
+        rest.call("create_task", type="other", payload=None, agent_id="bob")
         async with connect(live, mode, ADA) as client:
             (owed,) = (await read(client, "asyncgate://obligations"))["open_obligations"]
             (offer,) = rest.call("lease_next", worker_id="w1", accept_types=["demo"])["tasks"]
@@ -78,7 +78,7 @@ async def test_what_is_not_there_is_an_error_that_names_it(live_for_all: Any, co
 
 async def test_a_result_that_is_not_there_yet_is_not_there(live: Any, connect: Any) -> None:
     with Http(live.url, TOKEN) as rest:
-        made = rest.call("create_task", type="demo")
+        made = rest.call("create_task", type="demo", payload=None)
     async with connect(live, "auto") as client:
         with pytest.raises(MCPError, match="there is no resource"):
             await client.read_resource(f"asyncgate://gate/tasks/{made['task_id']}/result")
@@ -89,10 +89,10 @@ async def test_a_result_that_is_not_there_yet_is_not_there(live: Any, connect: A
 
 async def test_a_subscriber_is_told_of_its_task_and_of_its_obligations_only(live: Any, connect: Any) -> None:
     async with AsyncHttp(live.url, TOKEN) as rest, connect(live, "auto", ADA) as client:
-        made = await rest.call("create_task", type="demo", agent_id="ada")
+        made = await rest.call("create_task", type="demo", payload=None, agent_id="ada")
         uris = [f"asyncgate://tasks/{made['task_id']}", "asyncgate://obligations"]
         async with asyncio.timeout(PATIENCE_SECONDS), client.listen(resource_subscriptions=uris) as heard:
-            await rest.call("create_task", type="other", agent_id="bob")
+            await rest.call("create_task", type="other", payload=None, agent_id="bob")
             await rest.call("lease_next", worker_id="w1", accept_types=["demo"])
             first = await anext(heard)
             await rest.call("cancel_task", task_id=made["task_id"])
@@ -135,7 +135,8 @@ class Bob:
 async def test_another_agents_task_can_neither_be_read_nor_watched(served: Any) -> None:
     resting = set(served.engine.watchers)
     served.gate.identity.ways.append(Bob(served.tenant_id))
-    uri = f"asyncgate://tasks/{(await served.post('/v1/tasks', {'type': 'demo', 'agent_id': 'ada'}))['task_id']}"
+    made = await served.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "ada"})
+    uri = f"asyncgate://tasks/{made['task_id']}"
 
     reading = await served.call("POST", "/mcp", token="bob", **message("resources/read", uri, uri=uri))
     watching = await served.call("POST", "/mcp", token="bob", **message(
@@ -162,7 +163,8 @@ async def test_a_subscription_ends_with_its_client(served: Any) -> None:
     async def send(event: Any) -> None:
         sent.append(event)
 
-    scope = {"type": "http", "method": "POST", "path": "/mcp", "raw_path": b"/mcp", "query_string": b"",
+    scope = {"type": "http", "method": "POST", "path": "/mcp", "raw_path": b"/mcp",
+             "query_string": b"principal_kind=agent&principal_id=ada",
              "scheme": "http", "root_path": "",
              "headers": [(b"host", b"localhost"), *((name.encode(), value.encode()) for name, value in headers)]}
     listening = asyncio.create_task(served.gate(scope, receive, send))
@@ -177,7 +179,7 @@ async def test_a_subscription_ends_with_its_client(served: Any) -> None:
 
 async def test_a_gate_that_stops_ends_its_subscriptions(live: Any, connect: Any) -> None:
     watched = ["asyncgate://obligations"]
-    async with connect(live, "auto") as client, client.listen(resource_subscriptions=watched) as heard:
+    async with connect(live, "auto", ADA) as client, client.listen(resource_subscriptions=watched) as heard:
         live.process.terminate()
         async with asyncio.timeout(PATIENCE_SECONDS):
             assert [event async for event in heard] == []
@@ -191,9 +193,9 @@ async def test_a_gate_that_stops_ends_its_subscriptions(live: Any, connect: Any)
 @eras
 async def test_resume_work_tells_what_is_owed_both_ways_and_the_next_step(live: Any, connect: Any, mode: str) -> None:
     with Http(live.url, TOKEN) as rest:
-        tasks = {kind: rest.call("create_task", type=kind, agent_id="ada")["task_id"]
+        tasks = {kind: rest.call("create_task", type=kind, payload=None, agent_id="ada")["task_id"]
                  for kind in ("queued", "run", "done")}
-        rest.call("create_task", type="bobs", agent_id="bob")
+        rest.call("create_task", type="bobs", payload=None, agent_id="bob")
         for kind in ("run", "done"):
             (offer,) = rest.call("lease_next", worker_id="w1", accept_types=[kind])["tasks"]
         rest.call("complete", task_id=tasks["done"], lease_id=offer["lease_id"], worker_id="w1", result=1)

@@ -65,7 +65,7 @@ async def test_a_host_works_with_a_running_gate(live: Any, mode: str) -> None:
     async with host(mode, "--url", live.url, "--agent", "ada", ASYNCGATE_API_KEY=TOKEN) as client:
         task = await story(client)
 
-    assert (task["status"], task["created_by"]) == ("succeeded", {"kind": "agent", "id": "ada"})
+    assert (task["status"], task["created_by"]["kind"], task["created_by"]["id"]) == ("succeeded", "agent", "ada")
     assert task["payload"] == {"word": "zwölf"}
 
 
@@ -100,7 +100,7 @@ async def test_a_host_may_subscribe_through_a_running_gate(live: Any) -> None:
     options, watched = ("--url", live.url, "--agent", "ada"), ["asyncgate://obligations"]
     async with (asyncio.timeout(60), host("auto", *options, ASYNCGATE_API_KEY=TOKEN) as client,
                 client.listen(resource_subscriptions=watched) as heard):
-        await client.call_tool("asyncgate.create_task", {"type": "demo"})
+        await client.call_tool("asyncgate.create_task", {"type": "demo", "payload": None})
         assert (await anext(heard)).uri == "asyncgate://obligations"
 
 

@@ -88,7 +88,8 @@ class TakesHandles(ClientExtension):
 
 
 async def run_task(client: Any, **fields: Any) -> Handle:
-    handle = await client.session.call_tool("asyncgate.run_task", {"type": "demo", **fields}, allow_claimed=True)
+    handle = await client.session.call_tool("asyncgate.run_task", {"type": "demo", "payload": None, **fields},
+                                            allow_claimed=True)
     assert isinstance(handle, Handle), handle
     return handle
 
@@ -138,13 +139,14 @@ async def test_a_handle_outlives_the_server_and_the_connection(start: Any, conne
 async def test_a_client_that_takes_no_handles_gets_the_record(live_for_all: Any, connect: Any) -> None:
     for mode in ("auto", "legacy"):
         async with connect(live_for_all, mode) as client:
-            result = await client.call_tool("asyncgate.run_task", {"type": "record", "wait_seconds": 0})
+            result = await client.call_tool("asyncgate.run_task", {"type": "record", "payload": None,
+                                                                   "wait_seconds": 0})
             assert result.structured_content["status"] == "queued"
 
 
 async def test_create_task_keeps_its_answer_for_everybody(live_for_all: Any, connect: Any) -> None:
     async with connect(live_for_all, "auto", **taking()) as client:
-        result = await client.call_tool("asyncgate.create_task", {"type": "record"})
+        result = await client.call_tool("asyncgate.create_task", {"type": "record", "payload": None})
 
     assert set(result.structured_content) == {"task_id", "status"}
 
@@ -208,7 +210,7 @@ def message(method: str, task_id: str, name: str) -> dict[str, Any]:
 
 
 async def test_the_name_in_the_header_is_the_handle(served: Any) -> None:
-    made = await served.post("/v1/tasks", {"type": "demo"})
+    made = await served.post("/v1/tasks", {"type": "demo", "payload": None})
 
     answer = await served.call("POST", "/mcp", **message("tasks/get", made["task_id"], "another"))
 
@@ -233,7 +235,7 @@ async def test_a_task_of_somebody_else_is_unknown(served: Any) -> None:
             bob = Principal("agent", "bob")
             return Caller(served.tenant_id, bob, "agent", SCOPES) if token == "bob" else None
 
-    made = await served.post("/v1/tasks", {"type": "demo", "agent_id": "ada"})
+    made = await served.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "ada"})
     served.gate.identity.ways.append(Bob())
 
     for method in ("tasks/get", "tasks/update", "tasks/cancel"):

@@ -15,6 +15,7 @@ import pytest
 import asyncgate
 from asyncgate import LEASE_PROTOCOL, GateError, Operation, __version__
 from asyncgate.parts import openapi
+from asyncgate.parts.clauses import plainly
 
 OPERATIONS = asyncgate.OPERATIONS | {op.name: op for op in LEASE_PROTOCOL}
 DOCUMENT = json.loads(openapi.document(OPERATIONS.values(), __version__))
@@ -51,6 +52,20 @@ def test_every_way_is_described_and_nothing_else() -> None:
     assert described == {(verb, path) for _, verb, path in WAYS}
 
 
+def test_no_text_has_a_clause_number_of_the_specification() -> None:
+    texts = [text for key in ("description", "summary") for text in every(DOCUMENT, key)]
+
+    assert [text for text in texts if re.search(r"\b(PH|H)\.\d|[Ss]pec \d|\(\d[\d.]*[,)]", text)] == []
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("It ends (PH.6.2).", "It ends."), ("One (14.1) and two (spec 3, 19.6).", "One and two."),
+    ("Gone.  Spec 6.1, 14.1, PH.6.", "Gone."), ("RFC 9110 15.6 says", "RFC 9110 15.6 says"),
+    ("up to 30 (seconds)", "up to 30 (seconds)"), ("Version 2.0 of it", "Version 2.0 of it"), ("Old (13).", "Old.")])
+def test_a_text_without_clauses_says_the_rest(text: str, expected: str) -> None:
+    assert plainly(text) == expected
+
+
 def test_every_way_has_its_own_name_and_the_first_has_the_operation_s() -> None:
     names = [said(verb, path)["operationId"] for _, verb, path in WAYS]
 
@@ -62,8 +77,8 @@ def test_every_way_has_its_own_name_and_the_first_has_the_operation_s() -> None:
 def test_every_way_tells_what_a_reader_needs(op: Operation, verb: str, path: str) -> None:
     told = said(verb, path)
 
-    assert told["summary"] == op.summary
-    assert told["description"] == op.text.strip()
+    assert told["summary"] == plainly(op.summary)
+    assert told["description"] == plainly(op.text.strip())
     assert told["x-roles"] == list(op.roles)
     assert set(told["x-scopes"]) <= op.scopes
     assert (told["x-scopes"] == []) == (not op.scopes)
@@ -96,7 +111,7 @@ def test_every_field_of_a_request_is_in_the_path_the_query_or_the_body(op: Opera
 def test_the_examples_are_requests_and_replies(name: str) -> None:
     op, (asked, answered) = OPERATIONS[name], openapi.EXAMPLES[name]
 
-    ask = op.decode(msgspec.json.encode(asked))
+    ask = op.reader.body(msgspec.json.encode(asked))[0]
     reply = msgspec.json.decode(msgspec.json.encode(answered), type=op.gives)
 
     asyncgate.checked(ask)

@@ -58,7 +58,8 @@ async def test_a_receipt_that_was_written_before_is_not_sent_again(gate: Gate) -
 
 
 async def test_what_a_step_takes_back_is_not_sent(gate: Gate) -> None:
-    made = await gate.as_agent().create_tasks(tasks=[{"type": "demo"}, {"type": "demo", "tenant_id": "another"}])
+    made = await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None},
+                                                     {"type": "demo", "payload": None, "tenant_id": "another"}])
 
     assert [item.error is None for item in made.results] == [True, False]
     assert [one["task_id"] for one in await outbox(gate)] == [made.results[0].task_id]

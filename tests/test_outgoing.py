@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import ipaddress
 import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -15,7 +16,18 @@ import pytest
 import trustme
 
 from asyncgate import StartupError
-from asyncgate.parts.outgoing import Barred, Guard, Oversized, client, exceptions, is_public, plainest, resolved
+from asyncgate.parts.outgoing import (
+    Barred,
+    Guard,
+    Oversized,
+    client,
+    exceptions,
+    fit,
+    is_own,
+    is_public,
+    plainest,
+    resolved,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -488,3 +500,55 @@ def test_an_ipv4_address_in_disguise_is_judged_as_what_it_is() -> None:
     assert plainest(ip_address("2001:db8::1")) == ip_address("2001:db8::1")
     assert not is_public(plainest(ip_address("::ffff:192.168.1.1")))
     assert is_public(plainest(ip_address("::ffff:93.184.216.34")))
+
+
+# This machine, by an address that is public.
+
+
+def facing(*own: str, allow: Iterable[str] = (), deny: Iterable[str] = ()) -> Guard:
+    """A guard on a machine that has these addresses."""
+    return Guard(allow, True, 5.0, 2**20, by_hand, httpx2.create_ssl_context(), deny=deny,
+                 own=lambda address: str(address) in own)
+
+
+async def test_the_public_addresses_of_this_machine_are_not_called() -> None:
+    with pytest.raises(Barred, match="neither public"):
+        await facing(PUBLIC).judged(httpx2.URL("https://public.example/"))
+    with pytest.raises(Barred, match="neither public"):
+        await facing(PUBLIC).judged(httpx2.URL(f"https://{PUBLIC}/"))
+    assert await facing(PUBLIC, allow=["public.example"]).judged(httpx2.URL("https://public.example/"))
+    assert await facing("93.184.216.35").judged(httpx2.URL("https://public.example/"))
+
+
+@pytest.mark.parametrize("deny", ["public.example", PUBLIC, "93.184.0.0/16"])
+async def test_what_is_denied_is_not_called_even_where_it_is_allowed(deny: str) -> None:
+    with pytest.raises(Barred, match="deny"):
+        await facing(deny=[deny], allow=["public.example"]).judged(httpx2.URL("https://public.example/"))
+
+
+@pytest.mark.parametrize(("address", "own"), [("127.0.0.1", True), ("127.8.9.10", True), (PUBLIC, False),
+                                              ("2606:2800:220:1:248:1893:25c8:1946", False)])
+def test_an_address_of_this_machine_is_known_by_binding_it(address: str, own: bool) -> None:
+    assert is_own(ipaddress.ip_address(address)) is own
+
+
+@pytest.mark.parametrize("headers", [
+    {"Host": "internal.example"}, {"host": "a"}, {"Transfer-Encoding": "chunked"}, {"Content-Length": "0"},
+    {"Connection": "upgrade"}, {"Upgrade": "h2c"}, {"Expect": "100-continue"}, {"X-Forwarded-For": "127.0.0.1"},
+    {"Forwarded": "for=127.0.0.1"}, {"Metadata-Flavor": "Google"}, {"X-aws-ec2-metadata-token": "x"},
+    {"Proxy-Authorization": "x"}, {"X-A": "b\r\nHost: c"}, {"X-A": "b\0"}, {"X-A": "\u2028"}, {"X A": "b"}, {"": "b"},
+    {"X-A:": "b"}, {"X-A\r\nHost": "c"}, {f"x-{number}": "a" for number in range(51)}, {"X-A": "b" * 9000}])
+def test_headers_that_say_more_than_what_is_asked_for_are_refused(headers: dict[str, str]) -> None:
+    with pytest.raises(Barred):
+        fit(headers)
+
+
+def test_other_headers_are_the_caller_s() -> None:
+    fit({"Authorization": "Bearer x", "Accept": "text/html", "X-Who": "ada", "If-None-Match": '"1"', "X_Y": ""})
+
+
+async def test_a_call_has_the_host_header_of_its_url(server: Server) -> None:
+    async with client(allow=["127.0.0.1"], plain=True) as http:
+        with pytest.raises(Barred, match="Host"):
+            await http.get(f"http://127.0.0.1:{server.port}/", headers={"Host": "internal.example"})
+    assert server.asked == []

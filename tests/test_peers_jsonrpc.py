@@ -149,7 +149,7 @@ async def test_the_demo_client_creates_claims_and_completes_with_a_list_of_artif
 
 
 async def test_the_result_also_has_what_a_client_of_the_standard_reads(served: Any) -> None:
-    result = await ok(served, "asyncgate.create_task", '{"type":"demo"}')
+    result = await ok(served, "asyncgate.create_task", '{"type":"demo","payload":0}')
 
     plain = {name: result.pop(name) for name in ("task_id", "status")}
     assert result["structuredContent"] == json.loads(result["content"][0]["text"]) == plain
@@ -164,7 +164,7 @@ async def test_tools_are_listed_without_a_handshake(served: Any) -> None:
 
 
 async def test_the_token_may_be_an_argument(served: Any) -> None:
-    arguments = f'{{"type":"demo","agent_id":"ada","auth_token":"{TOKEN}"}}'
+    arguments = f'{{"type":"demo","payload":0,"agent_id":"ada","auth_token":"{TOKEN}"}}'
 
     alone = await ok(served, "asyncgate.create_task", arguments, token=None)
     twice = await ok(served, "asyncgate.create_task", arguments)
@@ -199,7 +199,7 @@ async def test_what_may_pass_is_no_4xx(serve: Any) -> None:
             await asyncio.sleep(0)
 
         answer = await say(served, "asyncgate.lease_next", '{"worker_id":"w1","wait_seconds":20}')
-        await ok(served, "asyncgate.create_task", '{"type":"demo"}')
+        await ok(served, "asyncgate.create_task", '{"type":"demo","payload":0}')
         await claim
 
     assert (answer.status, answer.json()["error"]["code"]) == (200, -32010)
@@ -223,7 +223,7 @@ async def test_another_tenant_is_refused_and_the_default_one_is_tolerated(served
     other = '{"type":"demo","tenant_id":"11111111-1111-4111-8111-111111111111"}'
 
     assert await refusal(served, "asyncgate.create_task", other) == (-32003, "tenant_mismatch")
-    await ok(served, "asyncgate.create_task", '{"type":"demo","tenant_id":"default"}')
+    await ok(served, "asyncgate.create_task", '{"type":"demo","payload":0,"tenant_id":"default"}')
 
 
 @pytest.mark.parametrize(("tool", "arguments", "expected"), [
@@ -263,6 +263,6 @@ async def test_a_waiting_claim_is_answered_when_work_arrives(served: Any) -> Non
         while served.engine.waiting.count == 0:  # noqa: ASYNC110  # there is nothing to be told by
             await asyncio.sleep(0)
 
-        made = await ok(served, "asyncgate.create_task", '{"type":"demo"}')
+        made = await ok(served, "asyncgate.create_task", '{"type":"demo","payload":0}')
 
         assert [offer["task_id"] for offer in (await claim)["tasks"]] == [made["task_id"]]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from identity_tools import FACADES, HOME, OTHER, House, security
 else:
     from tests.identity_tools import FACADES, HOME, OTHER, House, security
+from asyncgate.conformance.harness import NEEDED
 
 pytestmark = pytest.mark.anyio
 
@@ -32,8 +33,8 @@ ADMINISTRATION = {"create_tenant", "list_tenants", "suspend_tenant", "get_limits
                   "run_archive", "restore_archive"}
 # Enough for an operation to get past who may ask it; what it then says does not matter.
 FIELDS: dict[str, dict[str, Any]] = {
-    "create_task": {"type": "demo"}, "run_task": {"type": "demo", "wait_seconds": 0},
-    "create_tasks": {"tasks": [{"type": "demo"}]},
+    "create_task": {"type": "demo", "payload": None}, "run_task": {"type": "demo", "payload": None, "wait_seconds": 0},
+    "create_tasks": {"tasks": [{"type": "demo", "payload": None}]},
     "complete_tasks": {"tasks": [{"task_id": "none", "lease_id": "none"}]},
     "attach_artifacts": {"task_id": "none", "artifacts": [{"uri": "x"}]}, "ack_receipt": {"receipt_id": "none"},
     "get_receipt": {"receipt_id": "none"}, "emit_receipt": {"receipt_type": "x"},
@@ -45,8 +46,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     **{name: {"task_id": "none"} for name in ("get_task", "get_task_history", "cancel_task", "release_hold",
                                               "restore_archive", "list_archived_receipts")},
     **{name: {"task_id": "none", "lease_id": "none"} for name in (
-        "renew_lease", "release_lease", "start_task", "complete", "fail")},
-    "report_progress": {"task_id": "none", "lease_id": "none", "progress": 1}}
+        "renew_lease", "release_lease", "start_task", "complete")},
+    **{name: {"task_id": "none", "lease_id": "none", **more} for name, more in NEEDED.items()}}
 GUARDED = [op for op in OPERATIONS.values() if op.roles]
 
 
@@ -121,7 +122,7 @@ async def test_a_refused_role_is_told_which_one_it_takes(house: House, facade: s
 @pytest.mark.parametrize("facade", FACADES)
 async def test_admin_read_reads_all_and_writes_nothing(house: House, facade: str) -> None:
     ada, reader = await house.key("agent", "ada"), await house.key("admin", "root", scopes=["admin:read"])
-    task = await house.good("create_task", {"type": "demo"}, token=ada)
+    task = await house.good("create_task", {"type": "demo", "payload": None}, token=ada)
 
     read = await house.ask("get_task", task | {"status": None}, token=reader, facade=facade)
     async with house.served.unchanged():
@@ -139,7 +140,7 @@ async def test_admin_read_reads_all_and_writes_nothing(house: House, facade: str
 @pytest.mark.parametrize("facade", FACADES)
 async def test_an_agent_has_its_own_tasks_and_receipts_and_an_admin_any(house: House, facade: str) -> None:
     ada, bob, root = await house.key("agent", "ada"), await house.key("agent", "bob"), await house.key("admin", "root")
-    task = (await house.good("create_task", {"type": "demo"}, token=ada))["task_id"]
+    task = (await house.good("create_task", {"type": "demo", "payload": None}, token=ada))["task_id"]
     receipt = (await house.good("list_receipts", token=ada))["receipts"][0]["receipt_id"]
     own: dict[str, dict[str, Any]] = {
         "get_task": {"task_id": task}, "get_task_history": {"task_id": task}, "list_receipts": {"task_id": task},
@@ -159,7 +160,7 @@ async def test_an_agent_has_its_own_tasks_and_receipts_and_an_admin_any(house: H
 
 @pytest.mark.parametrize("facade", FACADES)
 async def test_a_worker_reads_the_task_that_it_holds_and_no_other(house: House, facade: str) -> None:
-    await house.good("create_tasks", {"tasks": [{"type": "a"}, {"type": "b"}]})
+    await house.good("create_tasks", {"tasks": [{"type": "a", "payload": None}, {"type": "b", "payload": None}]})
     w1 = await house.key("worker", "w1")
     [held] = (await house.good("lease_next", token=w1, facade=facade))["tasks"]
     [free] = [one["task_id"] for one in (await house.good("list_tasks", {"status": "queued"}))["tasks"]]
@@ -173,9 +174,9 @@ async def test_a_worker_reads_the_task_that_it_holds_and_no_other(house: House, 
 @pytest.mark.parametrize("facade", FACADES)
 async def test_the_lease_of_another_worker_is_of_no_use(house: House, facade: str, verb: str) -> None:
     w1, w2 = await house.key("worker", "w1"), await house.key("worker", "w2")
-    await house.good("create_task", {"type": "demo"})
+    await house.good("create_task", {"type": "demo", "payload": None})
     [offer] = (await house.good("lease_next", token=w1))["tasks"]
-    more = {"progress": 1} if verb == "report_progress" else {}
+    more = NEEDED.get(verb, {})
     held = {"task_id": offer["task_id"], "lease_id": offer["lease_id"], **more}
 
     async with house.served.unchanged():
@@ -197,14 +198,15 @@ async def test_an_agent_cannot_create_in_the_name_of_another(house: House, facad
     async with house.served.unchanged():
         for name, fields in (("create_task", FIELDS["create_task"]), ("run_task", FIELDS["run_task"])):
             assert (await house.ask(name, {**fields, **claim}, token=ada, facade=facade)).code == "forbidden"
-        batch = await house.good("create_tasks", {"tasks": [{"type": "demo", **claim}]}, token=ada, facade=facade)
+        batch = await house.good("create_tasks", {"tasks": [{"type": "demo", "payload": None, **claim}]}, token=ada,
+                                 facade=facade)
     assert [item["error"]["error"] for item in batch["results"]] == ["forbidden"]
 
 
 @pytest.mark.parametrize("facade", FACADES)
 async def test_a_worker_cannot_work_in_the_name_of_another(house: House, facade: str) -> None:
     w1, w2 = await house.key("worker", "w1"), await house.key("worker", "w2")
-    await house.good("create_task", {"type": "demo"})
+    await house.good("create_task", {"type": "demo", "payload": None})
     [offer] = (await house.good("lease_next", token=w1))["tasks"]
     held = {"task_id": offer["task_id"], "lease_id": offer["lease_id"], "worker_id": "w1"}
 
@@ -259,14 +261,38 @@ async def test_a_key_for_some_types_creates_no_others(house: House, facade: str)
     ask = {"token": ada, "facade": facade}
 
     async with house.served.unchanged():
-        assert (await house.ask("create_task", {"type": "write"}, **ask)).code == "forbidden"
-        assert (await house.ask("run_task", {"type": "write", "wait_seconds": 0}, **ask)).code == "forbidden"
-    batch = await house.good("create_tasks", {"tasks": [{"type": "draw"}, {"type": "write"}]}, **ask)
-    assert not (await house.ask("create_task", {"type": "draw"}, **ask)).code
-    assert not (await house.ask("run_task", {"type": "draw", "wait_seconds": 0}, **ask)).code
+        assert (await house.ask("create_task", {"type": "write", "payload": None}, **ask)).code == "forbidden"
+        assert (await house.ask("run_task", {"type": "write", "payload": None, "wait_seconds": 0},
+                                **ask)).code == "forbidden"
+    batch = await house.good("create_tasks", {"tasks": [{"type": "draw", "payload": None}, {"type": "write",
+                                                                                            "payload": None}]}, **ask)
+    assert not (await house.ask("create_task", {"type": "draw", "payload": None}, **ask)).code
+    assert not (await house.ask("run_task", {"type": "draw", "payload": None, "wait_seconds": 0}, **ask)).code
 
     assert [item.get("error", {}).get("error") for item in batch["results"]] == [None, "forbidden"]
     assert {task["type"] for task in (await house.good("list_tasks"))["tasks"]} == {"draw"}
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_a_key_for_some_types_orders_no_others_from_a_scheduler(house: House, facade: str) -> None:
+    def order(*types: str) -> dict[str, Any]:
+        plan: Any = None
+        for type in reversed(types):
+            plan = {"name": "n", "mode": "interval", "interval_seconds": 60,
+                    "task_template": {"type": type, "payload_template": plan}}
+        return {"type": "schedule.create", "payload": plan}
+
+    ada = await house.key("agent", "ada", task_types=["draw", "schedule.create"])
+    ask = {"token": ada, "facade": facade}
+
+    async with house.served.unchanged():
+        for types in (("write",), ("schedule.create", "write"), ("schedule.create", "{{name}}")):
+            assert (await house.ask("create_task", order(*types), **ask)).code == "forbidden"
+    for types in (("draw",), ("schedule.create", "draw")):
+        assert not (await house.ask("create_task", order(*types), **ask)).code
+    batch = await house.good("create_tasks", {"tasks": [order("draw"), order("write")]}, **ask)
+    assert [item.get("error", {}).get("error") for item in batch["results"]] == [None, "forbidden"]
+    assert not (await house.ask("create_task", order("write"), facade=facade)).code     # a key without such limits
 
 
 @pytest.mark.parametrize("more", [{}, {"preferred_kinds": ["write"]}, {"accept_types": ["draw", "write"]},
@@ -274,7 +300,8 @@ async def test_a_key_for_some_types_creates_no_others(house: House, facade: str)
 @pytest.mark.parametrize("facade", FACADES)
 async def test_a_key_for_some_types_claims_no_others(house: House, facade: str, more: dict[str, Any]) -> None:
     w1 = await house.key("worker", "w1", task_types=["draw"])
-    await house.good("create_tasks", {"tasks": [{"type": "write", "priority": 9}, {"type": "draw"}]})
+    await house.good("create_tasks", {"tasks": [{"type": "write", "payload": None, "priority": 9}, {"type": "draw",
+                                                                                                    "payload": None}]})
 
     offers = (await house.good("lease_next", more, token=w1, facade=facade))["tasks"]
     again = (await house.good("lease_next", more, token=w1, facade=facade))["tasks"]
@@ -287,9 +314,10 @@ async def test_a_key_for_some_types_claims_no_others(house: House, facade: str, 
 async def test_a_key_for_some_capabilities_claims_only_what_needs_no_others(house: House, facade: str) -> None:
     w1 = await house.key("worker", "w1", capabilities=["gpu"])
     await house.good("create_tasks", {"tasks": [
-        {"type": "both", "requirements": {"capabilities": ["gpu", "root"]}},
-        {"type": "root", "requirements": {"capabilities": ["root"]}},
-        {"type": "gpu", "requirements": {"capabilities": ["gpu"]}}, {"type": "plain"}]})
+        {"type": "both", "payload": None, "requirements": {"capabilities": ["gpu", "root"]}},
+        {"type": "root", "payload": None, "requirements": {"capabilities": ["root"]}},
+        {"type": "gpu", "payload": None, "requirements": {"capabilities": ["gpu"]}}, {"type": "plain",
+                                                                                      "payload": None}]})
 
     fields = {"capabilities": ["gpu", "root"], "max_tasks": 10}
     offers = (await house.good("lease_next", fields, token=w1, facade=facade))["tasks"]
@@ -300,7 +328,8 @@ async def test_a_key_for_some_capabilities_claims_only_what_needs_no_others(hous
 async def test_a_key_for_no_capabilities_claims_what_needs_none(house: House) -> None:
     w1 = await house.key("worker", "w1", capabilities=[])
     await house.good("create_tasks", {"tasks": [
-        {"type": "gpu", "requirements": {"capabilities": ["gpu"]}}, {"type": "plain"}]})
+        {"type": "gpu", "payload": None, "requirements": {"capabilities": ["gpu"]}}, {"type": "plain",
+                                                                                      "payload": None}]})
 
     offers = (await house.good("lease_next", {"capabilities": ["gpu"], "max_tasks": 10}, token=w1))["tasks"]
 

@@ -294,7 +294,7 @@ async def test_a_server_behind_pgbouncer_answers_and_stops_in_order(url: str, di
     settings: dict[str, Any] = {"database.pgbouncer": "true", "database.direct_url": direct}
     async with serving(url, **settings, lease_sweep_interval_seconds=0.2) as server:
         async with contextlib.aclosing(Client(server, "ada")) as ada:
-            assert (await ada.ask("create_task", type="demo")).reply is not None
+            assert (await ada.ask("create_task", type="demo", payload=None)).reply is not None
             assert (await ada.http("GET", "/v1/health", {}))[0] == 200
         assert await server.stop(signal.SIGTERM) == 0
 

@@ -92,7 +92,7 @@ async def test_a_batch_that_looks_twice_offers_all_that_it_has_locked(
     holding, go_on, save, rows = asyncio.Event(), asyncio.Event(), backend._save, backend._rows
     looks: list[set[str]] = []
     gate = Gate(Engine(backend, Settings(instance_id="asyncgate-1")), str(uuid.uuid4()))
-    await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 40)
+    await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 40)
 
     def claims(most: int) -> Needs:
         return Needs(claims=[LeaseNext(worker_id="w", max_tasks=most)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import random
 import signal
@@ -13,14 +14,16 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from asyncgate import DatabaseSettings, DatabaseUnavailable, Engine, Settings
+from asyncgate import DatabaseSettings, DatabaseUnavailable, Engine, News, Settings
 from asyncgate.backends import open_backend
 from asyncgate.backends import postgres_statements as sql
+from asyncgate.backends.upkeep import Upkeep
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.history import Call, stored, violations
 from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, Load, Server, serving
@@ -163,7 +166,7 @@ async def until(holds: Callable[[], Coroutine[Any, Any, Any]]) -> None:
 
 async def acknowledged(client: Client, operation: str = "create_task", **ask: Any) -> dict[str, Any]:
     """Ask until there is a good answer; until then there are only 503s that say when to come again."""
-    ask = ask or {"type": "demo"}
+    ask = ask or {"type": "demo", "payload": None}
     async with asyncio.timeout(PATIENCE):
         while (call := await client.ask(operation, **ask)).reply is None:
             assert call.error == "database_unavailable"
@@ -296,7 +299,7 @@ async def test_a_create_of_which_nobody_knows_is_a_503_and_its_key_makes_no_seco
         first = await acknowledged(ada)
 
         sprung = proxy.lose_reply(gone=True)
-        refused = await ada.ask("create_task", type="demo", idempotency_key="k")
+        refused = await ada.ask("create_task", type="demo", payload=None, idempotency_key="k")
         head, said = ada.head, ada.answer
         kept = await stored_tasks(direct)
         await proxy.restore()
@@ -446,7 +449,7 @@ async def test_an_outage_is_a_few_lines_in_the_log_and_no_traceback(url: str, pr
         before = len(server.lines)
         proxy.close_door()
         for _ in range(100):
-            write = await ada.ask("create_task", type="demo")
+            write = await ada.ask("create_task", type="demo", payload=None)
             assert (write.error, "outcome" in ada.answer) == ("database_unavailable", False)
             assert "nothing of this was kept" in ada.answer["message"]
             await ada.ask("get_task", task_id="t")
@@ -463,7 +466,7 @@ async def everything_is_unavailable(ada: Client, bob: Client, doctor: Client, ta
     """See that writes, reads and the health say so, and when to come again, in a few seconds."""
     async with asyncio.timeout(15):
         write, read, health = await asyncio.gather(
-            ada.ask("create_task", type="demo"), bob.ask("get_task", task_id=task_id),
+            ada.ask("create_task", type="demo", payload=None), bob.ask("get_task", task_id=task_id),
             doctor.http("GET", "/v1/health", {}))
     assert write.error == read.error == "database_unavailable"
     assert (health[0], health[1]["status"], health[1]["database"]) == (503, "unhealthy", "unavailable")
@@ -560,7 +563,7 @@ async def test_clients_that_hang_up_in_mid_call_take_no_connection_with_them(
                 await asyncio.wait([call])
         async with contextlib.AsyncExitStack() as stack:
             polite = [await stack.enter_async_context(client_of(server, f"a{n}")) for n in range(20)]
-            calls = await asyncio.gather(*(client.ask("create_task", type="demo") for client in polite))
+            calls = await asyncio.gather(*(client.ask("create_task", type="demo", payload=None) for client in polite))
 
         assert [call.error for call in calls if call.reply is None] == []
         await until(outside.is_at_rest)
@@ -613,7 +616,7 @@ async def test_a_database_that_may_only_be_read_is_a_503_for_writers_until_it_ma
         before = await acknowledged(ada)
         await outside.make("SET default_transaction_read_only = on")
         await outside.end_sessions()
-        refused = await ada.ask("create_task", type="demo")
+        refused = await ada.ask("create_task", type="demo", payload=None)
         head = ada.head
         read = await bob.ask("get_task", task_id=before["task_id"])
         await outside.make("RESET default_transaction_read_only")
@@ -705,3 +708,80 @@ async def beats(gate: Gate) -> bool:
         await gate.backend.beat()
         return True
     return False
+
+
+# The leases of an instance that has died.
+
+
+async def lost_to_a_ghost(direct: str, outside: Outside) -> str:
+    """Let a lease of an instance run out that gave a sign of life just now, and let another task be past its deadline.
+
+    Return the first task.
+    """
+    settings = DatabaseSettings()
+    ghost = Gate(Engine(await open_backend(direct), Settings(database=settings, instance_id="ghost")), TENANT)
+    offer = await ghost.leased()
+    await ghost.create(timeouts={"deadline": datetime.now(UTC) + timedelta(seconds=60)})
+    await ghost.backend.close()
+    await outside.value("INSERT INTO asyncgate.instances (instance_id, beat_seconds) VALUES ('ghost', 10)")
+    return offer.task_id
+
+
+async def tasks_due(gate: Gate) -> list[str]:
+    """What upkeep would look at when all leases and deadlines have passed."""
+    return [task for _, tasks, _ in await gate.backend.overdue(gate.now() + 301, 0.0, 100) for task in tasks]
+
+
+async def test_a_lost_lease_of_a_dead_instance_is_taken_back_at_once(direct: str, outside: Outside) -> None:
+    """Its lock is free, though its last beat is fresh; what is no lost lease waits for three missed beats."""
+    task_id = await lost_to_a_ghost(direct, outside)
+    async with joined(direct, "gate-2") as gate:
+        assert await tasks_due(gate) == [task_id]
+
+        await outside.value("UPDATE asyncgate.instances SET beat_at = now() - interval '31 s' "
+                            "WHERE instance_id = 'ghost'")
+        await gate.backend.beat()
+        assert len(await tasks_due(gate)) == 2
+
+
+async def test_a_lost_lease_of_an_instance_that_holds_its_lock_is_left_to_it_and_looked_at_again_soon(
+        cluster: Cluster, database: str, direct: str, outside: Outside) -> None:
+    await lost_to_a_ghost(direct, outside)
+    heard: list[News] = []
+    async with opened(direct) as gate, connected(cluster.admin_url(database)) as ghost:
+        await ghost.execute("SELECT pg_advisory_lock(hashtextextended('ghost', 25959))")
+        await gate.backend.join("gate-2", 10.0, heard.append)
+
+        assert await tasks_due(gate) == []
+        assert [news.lapse and round(news.lapse - gate.now()) for news in heard] == [302]
+
+        await ghost.execute("SELECT pg_advisory_unlock_all()")
+        assert len(await tasks_due(gate)) == 1
+
+
+async def test_who_is_not_alone_looks_for_lost_leases_every_second(direct: str) -> None:
+    """A process may die before it has told when a lease that it has granted runs out."""
+    async with joined(direct, "gate-1") as gate:
+        alone = Upkeep(gate.engine)
+        await alone.sweep()
+        async with joined(direct, "gate-2") as other:
+            beside = Upkeep(other.engine)
+            await beside.sweep()
+
+        now = asyncio.get_running_loop().time()
+        assert alone.duties["sweep"].alarm.rings_at == math.inf
+        assert beside.duties["sweep"].alarm.rings_at <= now + 1.1
+
+
+async def test_a_task_of_a_dead_instance_is_adopted_by_the_sweep_that_takes_it_back(
+        direct: str, outside: Outside) -> None:
+    """Adoption and expiry are one transaction (Clarification C)."""
+    task_id = await lost_to_a_ghost(direct, outside)
+    async with joined(direct, "gate-2") as gate:
+        backend: Any = gate.backend
+        backend.skew = 301.0
+        gate.engine.instance = "gate-2"
+        await Upkeep(gate.engine).sweep()
+
+        task = await gate.task(task_id)
+        assert (task.status, task.asyncgate_instance) == ("queued", "gate-2")

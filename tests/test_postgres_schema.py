@@ -129,7 +129,8 @@ async def work_on(backend: Any) -> None:
     first, second = await gate.leased(idempotency_key="key"), await gate.leased()
     await gate.as_worker().renew_lease(lease_id=first.lease_id)
     await gate.as_worker().report_progress(**under(first), progress={"half": True})
-    assert (await gate.as_agent().create_task(type="demo", idempotency_key="key")).task_id == first.task_id
+    assert (await gate.as_agent().create_task(type="demo", payload=None,
+                                              idempotency_key="key")).task_id == first.task_id
     await gate.as_worker().complete(**under(first), artifacts=[{"uri": "file:///out"}])
     assert [owed.receipt_id for owed in await gate.owed()] == [second.obligation_receipt_id]
     await gate.as_worker().fail(**under(second), error="no", retryable=True)

@@ -125,7 +125,8 @@ RULES: dict[str, tuple[str, set[str]]] = {
             UNION ALL SELECT proowner, proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace
             UNION ALL SELECT nspowner, nspname FROM pg_namespace WHERE nspname = 'asyncgate') AS o (owner, name)
         WHERE pg_get_userbyid(owner) <> 'asyncgate_owner'""",
-        each("asyncgate_sweeper owns", "all_tenants overdue lapses unsent") | {"asyncgate_auth owns find_key"}),
+        each("asyncgate_sweeper owns", "all_tenants overdue overdue_but lapses unsent")
+        | {"asyncgate_auth owns find_key"}),
     "what the gate's role may change": (f"""
         SELECT concat_ws(' ', may, relname)
         FROM unnest(ARRAY['UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS may, {TABLES}
@@ -156,7 +157,7 @@ RULES: dict[str, tuple[str, set[str]]] = {
         WHERE nspname = 'asyncgate' AND has_schema_privilege('public', oid, 'USAGE, CREATE')""", set()),
     "only the look-ups across tenants and the ways into the archive run as another role": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef""",
-        {"all_tenants", "overdue", "lapses", "unsent", "find_key", "archive_receipts", "forget_pointers",
+        {"all_tenants", "overdue", "overdue_but", "lapses", "unsent", "find_key", "archive_receipts", "forget_pointers",
          "prune_tasks", "prune_audit"}),
     "nobody can lend them other tables, nor call them unasked": ("""
         SELECT proname FROM pg_proc WHERE pronamespace = 'asyncgate'::regnamespace AND prosecdef
@@ -302,7 +303,7 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
     return {**under(running), **await keys_of(gate, mark), **archived,
             "receipt_id": running.obligation_receipt_id, "created": made[0],
             "discharged": done.obligation_receipt_id, "schedule_id": "nightly", "key": "key", "claim": "claim",
-            "worker": "w1", "agent": "ada", "type": "waiting",
+            "worker": "w1", "agent": "ada", "type": "waiting", "payload": None,
             "cursor": str((await ada.list_tasks(limit=1)).next_cursor)}
 
 
@@ -369,6 +370,7 @@ async def live_more(gate: Gate, mark: str) -> dict[str, str]:
             "receipt_id": first.obligation_receipt_id, "created": created.receipt_id,
             "discharged": duty.receipt_id, "schedule_id": "s-there", "key": "key-there",
             "claim": "type-there-claim-there", "worker": "w-there", "agent": "bob-there", "type": "type-there",
+            "payload": None,
             "cursor": str((await bob.list_tasks(limit=1)).next_cursor)}
 
 
@@ -587,11 +589,12 @@ OFFERED: dict[str, Any] = {
 # How to call each operation so that it names everything it can.
 HOW: dict[str, list[dict[str, Any]]] = {
     "lease_next": [{"worker_id": "{worker}", "claim_id": "{claim}", "accept_types": ["{type}"]}],
-    "create_task": [{"type": "another", "idempotency_key": "{key}", "agent_id": "ada"}],
-    "create_tasks": [{"tasks": [{"type": "another", "idempotency_key": "{key}"}], "agent_id": "ada"}],
-    "run_task": [{"type": "another", "idempotency_key": "{key}", "agent_id": "ada", "wait_seconds": 0}],
+    "create_task": [{"type": "another", "payload": None, "idempotency_key": "{key}", "agent_id": "ada"}],
+    "create_tasks": [{"tasks": [{"type": "another", "payload": None, "idempotency_key": "{key}"}], "agent_id": "ada"}],
+    "run_task": [{"type": "another", "payload": None, "idempotency_key": "{key}", "agent_id": "ada",
+                  "wait_seconds": 0}],
     "get_task": [{"task_id": "{task_id}"}],
-    "list_tasks": [{"created_by": "{agent}"}, {"type": "{type}"}, {"cursor": "{cursor}"}],
+    "list_tasks": [{"created_by": "{agent}"}, {"type": "{type}", "payload": None}, {"cursor": "{cursor}"}],
     "get_task_history": [{"task_id": "{task_id}"}, {"task_id": "{task_id}", "cursor": "{cursor}"}],
     "cancel_task": [{"task_id": "{task_id}"}],
     "attach_artifacts": [{"task_id": "{task_id}", "artifacts": FILE}],
@@ -636,7 +639,7 @@ HOW: dict[str, list[dict[str, Any]]] = {
                                {"task_id": "{away_task_id}", "cursor": "{away_cursor}"}],
     "restore_archive": [{"task_id": "{away_task_id}"}],
     "list_audit": [{"tenant": "{tenant}"}, {"cursor": "{audit_cursor}"}, {"event": "key_issued"}],
-    "get_config": [{}],
+    "get_config": [{}], "whoami": [{}],
     "health": [{}],
 }
 # These are for the operator only, who looks after all tenants.
@@ -739,7 +742,7 @@ async def test_what_only_the_neighbour_has_is_answered_like_what_nobody_has(
 
 
 # These name nothing that somebody could have.
-NAMELESS = {"get_config", "health", "seal_receipts", "run_archive", "export_receipts"}
+NAMELESS = {"get_config", "health", "whoami", "seal_receipts", "run_archive", "export_receipts"}
 
 
 @pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - OPERATORS - NAMELESS))

@@ -245,7 +245,7 @@ async def test_what_a_worker_stated_itself_comes_back_as_the_step_that_it_was(ga
               "to": {"kind": "asyncgate", "id": "asyncgate-1"}, "parents": [offer.obligation_receipt_id],
               "task_id": offer.task_id, "lease_id": offer.lease_id,
               "body": {"result": {"n": 1}, "artifacts": ARTIFACTS}}
-    ledger.call("POST", "/v1/receipts", stated)
+    ledger.call("POST", "/v1/receipts", stated, token=ledger.key_of(gate.tenant_id))
     ledger.call("POST", "/v1/receipts", {**stated, "receipt_id": Ids().new(gate.now()), "receipt_type": "plan.made"})
     await emptied(gate)
     bound = gate.engine.ledger

@@ -14,6 +14,9 @@ import pytest
 
 from asyncgate import Gate, Settings
 from asyncgate.backends import open_backend
+from asyncgate.backends.receipts_noticing import Noticer
+from asyncgate.backends.receipts_reading import Reading
+from asyncgate.conformance.verify import verify
 from asyncgate.parts.settings import (
     ArchiveSettings,
     CircuitBreaker,
@@ -69,6 +72,13 @@ async def serving(backend_url: str, standing: tuple[StandIn, str]) -> AsyncItera
         yield serving
 
 
+def patient(url: str) -> MemoryGate:
+    """A ledger of our tenant, and a circuit that does not open."""
+    return MemoryGate(url=url, auth_token=KEY, timeout_ms=20_000, tenant_id="default",
+                      emission_retry=EmissionRetry(retry_interval_seconds=0.05),
+                      circuit_breaker=CircuitBreaker(failure_threshold=100, timeout_seconds=0.05))
+
+
 async def settled(gate: Served) -> None:
     """Wait until nothing waits for the ledger any more."""
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -109,7 +119,7 @@ async def test_receipts_stay_whole_so_they_are_sealed_and_archived_and_go_out_on
         ledger: StandIn, serving: Serving, tmp_path: Path) -> None:
     gate = await serving(archive=ArchiveSettings(directory=str(tmp_path)))
     assert gate.engine.upkeep
-    task_id = (await gate.post("/v1/tasks", {"type": "t", "principal_id": "ada"}))["task_id"]
+    task_id = (await gate.post("/v1/tasks", {"type": "t", "payload": None, "principal_id": "ada"}))["task_id"]
     await complete(gate, await claim(gate, "w1"), artifacts=FILE)
     await settled(gate)
     sent = len(ledger.submitted)
@@ -171,7 +181,7 @@ async def test_every_story_ends_at_the_ledger_as_it_ends_here(ledger: StandIn, s
     await gate.post(f"/v1/tasks/{canceled['task_id']}/cancel", {"agent_id": "ada"})
     told[canceled["task_id"]] = [("accepted", "NA"), ("complete", "canceled")]
 
-    unheard = await gate.post("/v1/tasks", {"type": "demo", "agent_id": "ada"})
+    unheard = await gate.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "ada"})
     await gate.post(f"/v1/tasks/{unheard['task_id']}/cancel", {"agent_id": "ada"})
     told[unheard["task_id"]] = []
 
@@ -232,7 +242,7 @@ async def test_what_the_ledger_refuses_is_parked_and_told_and_the_rest_goes_on(
 async def test_a_strict_gate_leases_nothing_that_the_ledger_does_not_know_of(
         ledger: StandIn, serving: Serving) -> None:
     gate = await serving(receipt_consistency_mode="strict")
-    made = await gate.post("/v1/tasks", {"type": "demo", "agent_id": "ada"})
+    made = await gate.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "ada"})
     ledger.status = 503
 
     away = await gate.call("POST", "/v1/leases/claim", {"worker_id": "w1"})
@@ -338,6 +348,158 @@ async def test_a_cause_in_the_payload_goes_to_the_worker_and_to_the_ledger(ledge
     assert accepted["caused_by_receipt_id"] == "plan-7"
 
 
+STRANDED = {"1.0": [("accepted", "NA"), ("complete", "canceled")], "1.1": [("accepted", "NA"), ("escalate", "NA")]}
+
+
+async def test_the_ledger_holds_nobody_to_a_lease_that_was_never_granted(ledger: StandIn, serving: Serving) -> None:
+    """A submission that was not answered was stored: what is taken back here is taken back there."""
+    gate = await serving(receipt_consistency_mode="strict")
+    made = await gate.post("/v1/tasks", {"type": "demo", "agent_id": "ada", "payload": {}})
+    ledger.lose_replies = 1
+
+    answer = await gate.call("POST", "/v1/leases/claim", {"worker_id": "w1"})
+
+    assert (answer.status, answer.json()["error"]) == (503, "receipt_ledger_unavailable")
+    await settled(gate)
+    assert phases(ledger, made["task_id"]) == STRANDED[ledger.dialect]
+    assert ledger.list_inbox("ada")["count"] == 0
+    chains_are_whole(ledger)
+
+
+@pytest.mark.parametrize("then", ["another works", "canceled"])
+async def test_a_notary_lets_the_next_worker_have_what_was_never_granted(
+        standing: tuple[StandIn, str], serving: Serving, then: str) -> None:
+    ledger = standing[0]
+    ledger.begin("1.1", notary=True)
+    gate = await serving(receipt_consistency_mode="strict", memorygate=patient(standing[1]))
+    made = await gate.post("/v1/tasks", {"type": "demo", "agent_id": "ada", "payload": {}})
+    ledger.lose_replies = 1
+    assert (await gate.call("POST", "/v1/leases/claim", {"worker_id": "w1"})).status == 503
+    await settled(gate)
+
+    if then == "canceled":
+        await gate.post(f"/v1/tasks/{made['task_id']}/cancel", {"agent_id": "ada"})
+    else:
+        await complete(gate, await claim(gate, "w2"), "w2", artifacts=FILE)
+
+    assert ledger.refusals == []
+    assert [one.closed for one in ledger.custody.values()] == [True]
+
+
+async def test_an_end_that_was_not_answered_is_offered_again_as_it_was(
+        standing: tuple[StandIn, str], serving: Serving) -> None:
+    """A notary ends an obligation once: another receipt of the same end would be refused for ever."""
+    ledger = standing[0]
+    ledger.begin("1.1", notary=True)
+    gate = await serving(receipt_consistency_mode="strict", memorygate=patient(standing[1]))
+    offer = await gate.leased()
+    ledger.lose_replies = 1
+    held = {"worker_id": "w1", "lease_id": offer["lease_id"], "result": {"ok": True}, "artifacts": FILE}
+    lost = await gate.call("POST", f"/v1/tasks/{offer['task_id']}/complete", held)
+    gate.backend.skew += 1.0
+
+    again = await gate.call("POST", f"/v1/tasks/{offer['task_id']}/complete", held)
+
+    assert (lost.status, again.status) == (503, 200)
+    assert phases(ledger, offer["task_id"]) == [("accepted", "NA"), ("complete", "success")]
+    assert ledger.refusals == []
+    ended = next(one for one in (await gate.stored())["Receipt"] if one.receipt_type == "task.completed")
+    assert ended.receipt_id in ledger.receipts
+
+
+async def ends_itself(url: str, accepted: dict[str, Any], key: str, worker: str = "w1", **more: Any) -> Any:
+    """Let a worker end what it has accepted, at the ledger, with a key of its own."""
+    ended = {**accepted, "receipt_id": f"end-by-{worker}", "phase": "complete", "status": "success",
+             "source_system": worker, "from_principal": "w1", "for_principal": "w1", "metadata": {},
+             "completed_at": accepted["created_at"], "outcome_kind": "mixed", "outcome_text": "done",
+             "artifact_pointer": "s3://b/a.md", "artifact_location": "s3", "artifact_mime": "text/markdown",
+             "body": {"result": {"n": 1}}, **more}
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {
+        "name": "receiptgate.submit_receipt", "arguments": {"receipt": ended}}}
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        return (await http.post(f"{url}/mcp", json=call, headers={"authorization": f"Bearer {key}"})).json()
+
+
+async def looked(gate: Served) -> None:
+    """Look once for what workers state at the ledger."""
+    ledger = gate.engine.ledger
+    await Noticer(gate.engine, Reading(gate.engine, ledger.sink, ledger.reading_breaker)).look()
+
+
+async def test_a_notary_lets_a_worker_end_its_task_itself(standing: tuple[StandIn, str], serving: Serving) -> None:
+    """Lease protocol, Lifecycle 4: the worker states its completion, and the gate detects it."""
+    ledger = standing[0]
+    ledger.begin("1.1", notary=True)
+    ledger.keys["key of w1"] = "w1"
+    gate = await serving(memorygate=patient(standing[1]))
+    offer = await gate.leased()
+    await settled(gate)
+    (accepted,) = ledger.receipts.values()
+
+    assert "result" in await ends_itself(standing[1], accepted, "key of w1")
+    await looked(gate)
+    await settled(gate)
+
+    task = await gate.get(f"/v1/tasks/{offer['task_id']}")
+    assert (task["status"], task["result"]["result"], task["obligation_open"]) == ("succeeded", {"n": 1}, False)
+    assert task["result"]["artifacts"][0]["artifact_pointer"] == "s3://b/a.md"
+    assert phases(ledger, offer["task_id"]) == [("accepted", "NA"), ("complete", "success")]
+    assert ledger.refusals == []
+    history = await gate.get(f"/v1/tasks/{offer['task_id']}/history")
+    assert [one["payload"]["receipt_id"] for one in history["events"] if one["event_type"] == "task.adopted"] == [
+        "end-by-w1"]
+    assert (await gate.get("/v1/config"))["worker_completion"] == "gate_or_ledger"
+    assert (await verify(gate.backend)).problems == []
+
+
+async def test_nothing_is_taken_from_a_ledger_that_does_not_bind_who_states_it(
+        standing: tuple[StandIn, str], serving: Serving) -> None:
+    ledger = standing[0]
+    ledger.begin("1.0")
+    gate = await serving(memorygate=patient(standing[1]))
+    offer = await gate.leased()
+    await settled(gate)
+    (accepted,) = ledger.receipts.values()
+
+    assert "result" in await ends_itself(standing[1], accepted, KEY)
+    await looked(gate)
+
+    assert (await gate.get(f"/v1/tasks/{offer['task_id']}"))["status"] == "leased"
+    assert (await gate.get("/v1/config"))["worker_completion"] == "gate"
+
+
+@pytest.mark.parametrize("wrong", [{"source_system": "w2"}, {"from_principal": "w2", "source_system": "w2"},
+                                   {"obligation_id": "another"}, {"metadata": {"lease_id": "another"}}])
+async def test_what_a_notary_does_not_ascribe_to_the_holder_of_the_lease_ends_nothing(
+        standing: tuple[StandIn, str], serving: Serving, wrong: dict[str, Any]) -> None:
+    ledger = standing[0]
+    ledger.begin("1.1")
+    gate = await serving(memorygate=patient(standing[1]))
+    offer = await gate.leased()
+    await settled(gate)
+    (accepted,) = ledger.receipts.values()
+
+    assert "result" in await ends_itself(standing[1], accepted, KEY, **wrong)
+    await looked(gate)
+    await looked(gate)
+
+    assert (await gate.get(f"/v1/tasks/{offer['task_id']}"))["status"] == "leased"
+    anomalies = await gate.get("/v1/receipts?to_id=ada&receipt_type=system.anomaly&to_kind=agent")
+    assert [one["body"]["kind"] for one in anomalies["receipts"]] == ["ledger_receipt_rejected"]
+
+
+async def test_a_worker_is_told_where_receipts_go_and_gets_no_key(ledger: StandIn, serving: Serving) -> None:
+    """20.5; a ReceiptGate issues no keys."""
+    gate = await serving()
+
+    packet = await gate.get("/v1/bootstrap?principal_kind=worker&principal_id=w1")
+
+    url = gate.gate.settings.memorygate.url
+    assert packet["receipt_routing"] == {
+        "mode": "receiptgate_integrated", "memorygate_url": url, "emit_receipts_to": "receiptgate",
+        "worker_must_emit_to_memorygate": False}
+
+
 async def test_a_token_of_another_name_needs_the_source_system(
         standing: tuple[StandIn, str], serving: Serving) -> None:
     ledger = standing[0]
@@ -359,7 +521,7 @@ def test_what_a_killed_gate_had_not_sent_is_sent_by_the_next_one(
     first = start(*sets, database=database)
     with httpx2.Client(base_url=first.url, trust_env=False, headers={"authorization": f"Bearer {TOKEN}"}) as http:
         for _ in range(3):
-            made = http.post("/v1/tasks", json={"type": "demo", "agent_id": "ada"}).json()["task_id"]
+            made = http.post("/v1/tasks", json={"type": "demo", "payload": None, "agent_id": "ada"}).json()["task_id"]
             (offer,) = http.post("/v1/leases/claim", json={"worker_id": "w1"}).json()["tasks"]
             held = {"worker_id": "w1", "lease_id": offer["lease_id"], "artifacts": FILE}
             assert http.post(f"/v1/tasks/{made}/complete", json=held).status_code == 200

@@ -129,7 +129,7 @@ async def test_a_success_that_cannot_be_found_is_told_when_it_can(served: Served
 
 async def test_a_cancel_ends_what_was_accepted_and_is_not_told_of_what_never_was(served: Served) -> None:
     offer = await served.leased()
-    untouched = await served.post("/v1/tasks", {"type": "demo", "agent_id": "ada"})
+    untouched = await served.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "ada"})
     for task_id in (offer["task_id"], untouched["task_id"]):
         await served.post(f"/v1/tasks/{task_id}/cancel", {"agent_id": "ada", "reason": "no longer needed"})
 

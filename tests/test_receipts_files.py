@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from asyncgate import main
 from asyncgate.clients import carry
 from asyncgate.clients.http import Http
-from asyncgate.parts.carried import Held, Line, Reading, Writer, decode_line
+from asyncgate.parts.carried import FREELY, MOST_LINE, MOST_PROBLEMS, TIMES, Held, Line, Reading, Writer, decode_line
 
 if TYPE_CHECKING:
     from conftest import TOKEN, Live
@@ -36,7 +36,7 @@ def gate(live_for_all: Live) -> Iterator[Http]:
             gate.call("complete", worker_id="w1", task_id=offer["task_id"], lease_id=offer["lease_id"],
                       result={"text": "ünï"}, artifacts=[{"uri": "file:///out"}])
             gate.call("seal_receipts")
-        gate.call("create_task", type="files", agent_id="ada")
+        gate.call("create_task", type="files", payload=None, agent_id="ada")
         yield gate
 
 
@@ -136,7 +136,7 @@ def test_a_piece_of_another_tenants_export_is_no_beginning(file: Path, gate: Htt
 
 
 def test_an_import_meanwhile_spoils_an_export_and_is_told(file: Path, gate: Http, other: Http, tmp_path: Path) -> None:
-    other.call("create_task", type="x", agent_id="ada")
+    other.call("create_task", type="x", payload=None, agent_id="ada")
 
     def interfere(rows: int) -> None:
         carry.bring_in(other, str(file), lambda rows: None)
@@ -269,3 +269,26 @@ def test_a_file_of_something_else_is_no_file_of_receipts(tmp_path: Path) -> None
 
     assert list(held.lines()) == [Line()]
     assert any("line 1 is no header" in problem for problem in held.problems)
+
+
+# Files that others have made (a file of a megabyte may unpack to a gigabyte).
+
+HEADER = b'{"header": {"format": "asyncgate-receipts", "tenant_id": "t"}}\n'
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    (HEADER + b"x" * (MOST_LINE + 2), "the line is longer than"),
+    (HEADER + b"x\n" * (2 * MOST_PROBLEMS), "enough is wrong"),
+    (HEADER + (b" " * 100_000 + b"{}\n") * 1000, "it unpacks to more than"),
+    (HEADER + b"[" * 974 + b"]" * 974 + b"\n", "nested"),
+], ids=["a line", "problems", "size", "depth"])
+def test_a_file_that_unpacks_to_far_more_than_it_is_is_not_read_to_its_end(
+        text: bytes, says: str, tmp_path: Path) -> None:
+    (path := tmp_path / "bomb.gz").write_bytes(gzip.compress(text, 9))
+
+    held = Held(str(path))
+    lines = sum(1 for _ in held.lines())
+
+    assert any(says in problem for problem in held.problems), held.problems[:3]
+    assert len(held.problems) <= MOST_PROBLEMS + 5
+    assert lines <= (FREELY + TIMES * path.stat().st_size) // 2

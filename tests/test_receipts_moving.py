@@ -175,8 +175,9 @@ async def more(gate: Gate, moving: Moving, made: dict[str, str]) -> None:
     moving.ledger.call("POST", "/v1/receipts", {
         "receipt_id": Ids().new(gate.now()), "tenant_id": gate.tenant_id, "receipt_type": "task.completed",
         "created_at": "2026-11-22T07:00:00Z", "from": {"kind": "worker", "id": "w1"}, "hash": "a hash of its own",
-        "to": {"kind": "agent", "id": "ada"}, "parents": [], **held,
-        "body": {"result_payload": {"n": 2}, "artifacts": ARTIFACTS}})
+        "to": {"kind": "agent", "id": "ada"}, "parents": [(await gate.task(made["stated"])).obligation_receipt_id],
+        "body": {"result_payload": {"n": 2}, "artifacts": ARTIFACTS}, **held},
+        token=moving.ledger.key_of(gate.tenant_id))
     moving.ledger.call("POST", "/v1/receipts", {
         "receipt_id": Ids().new(gate.now()), "tenant_id": gate.tenant_id, "receipt_type": "plan.made",
         "created_at": "2026-11-22T07:00:00Z", "from": {"kind": "agent", "id": "eve"}, "parents": [],
@@ -330,7 +331,7 @@ async def test_what_the_ledger_had_refused_and_a_push_sent_is_offered_by_the_nex
 async def test_a_file_goes_to_the_ledger_and_a_damaged_one_does_not(
         moving: Moving, tmp_path: Path, live_for_all: Any) -> None:
     with Http(live_for_all.url, "a-token-for-tests") as gate:
-        await asyncio.to_thread(gate.call, "create_task", type="files", agent_id="ada")
+        await asyncio.to_thread(gate.call, "create_task", type="files", payload=None, agent_id="ada")
         path = tmp_path / "out.jsonl"
         done = await asyncio.to_thread(carry.export, gate, str(path), lambda rows: None)
 

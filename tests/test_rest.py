@@ -74,7 +74,7 @@ class Walk:
         return {"worker_id": "w1", "lease_id": offer["lease_id"], "task_id": offer["task_id"]}
 
     async def created(self) -> str:
-        made = await self.served.post("/v1/tasks", {"type": "other", "agent_id": "ada"})
+        made = await self.served.post("/v1/tasks", {"type": "other", "payload": None, "agent_id": "ada"})
         return str(made["task_id"])
 
     async def finished(self, **end: Any) -> str:
@@ -94,7 +94,8 @@ class Walk:
     async def body(self, op: Operation, path: str) -> dict[str, Any]:
         """Make what this operation needs and return a good request, path fields included."""
         if op.name in ("renew_lease", "release_lease", "start_task", "report_progress", "complete", "fail"):
-            return await self.held()
+            needed: dict[str, dict[str, Any]] = {"report_progress": {"progress": 1}, "fail": {"error": "no"}}
+            return await self.held() | needed.get(op.name, {})
         if op.name == "attach_artifacts":
             return {"task_id": await self.finished(), "artifacts": [{"uri": "file:///x"}], "agent_id": "ada"}
         if "receipt_id" in op.takes.needed:
@@ -112,8 +113,9 @@ class Walk:
             held = await self.held(type="schedule.create")
             return held | {"receipt_type": "schedule.created", "schedule_id": "nightly"}
         known: dict[str, dict[str, Any]] = {
-            "create_task": {"type": "demo"}, "create_tasks": {"tasks": [{"type": "demo"}]},
-            "run_task": {"type": "demo", "wait_seconds": 0}, "lease_next": {"worker_id": "w1"},
+            "create_task": {"type": "demo", "payload": None},
+            "create_tasks": {"tasks": [{"type": "demo", "payload": None}]},
+            "run_task": {"type": "demo", "payload": None, "wait_seconds": 0}, "lease_next": {"worker_id": "w1"},
             "list_leases": {"worker_id": "w1"}, "bootstrap": {"agent_id": "ada"},
             "list_open_obligations": {"agent_id": "ada"},
             "report_schedule": {"schedules": [{"schedule_id": "unknown"}]},
@@ -162,7 +164,8 @@ async def test_every_operation_but_health_needs_a_credential(served: Any, op: Op
 
 
 @pytest.mark.parametrize(("op", "verb", "path"), GOOD, ids=GOOD_IDS)
-async def test_unknown_fields_are_ignored(served: Any, op: Operation, verb: str, path: str) -> None:
+async def test_unknown_fields_are_named_and_refused_by_lists_and_administration(
+        served: Any, op: Operation, verb: str, path: str) -> None:
     target, body = await Walk(served).request(op, verb, path)
     strange = {"trace_id": "abc", "tenants": {"id": OTHER}, "receipt_id_": None, "__proto__": [1]}
 
@@ -171,7 +174,8 @@ async def test_unknown_fields_are_ignored(served: Any, op: Operation, verb: str,
     else:
         answer = await served.call(verb, target, body | strange)
 
-    assert answer.status == 200, answer
+    assert "unknown member trace_id" in answer.content.decode()
+    assert answer.status == (400 if op.reader.refuses else 200), answer
 
 
 ITEMS: dict[str, type[msgspec.Struct]] = {
@@ -216,8 +220,8 @@ async def test_a_null_in_an_item_of_a_batch_means_that_it_is_absent(served: Any,
 
 
 async def test_a_null_in_the_query_is_the_text_null(served: Any) -> None:
-    await served.post("/v1/tasks", {"type": "demo", "agent_id": "null"})
-    await served.post("/v1/tasks", {"type": "demo", "agent_id": "ada"})
+    await served.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "null"})
+    await served.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "ada"})
 
     found = await served.get("/v1/tasks?created_by=null")
 
@@ -246,15 +250,16 @@ async def test_the_path_has_the_last_word_over_the_query(served: Any) -> None:
 
 
 async def test_the_query_says_who_creates_when_the_body_does_not(served: Any) -> None:
-    made = await served.post("/v1/tasks?principal_kind=service&principal_id=billing", {"type": "x"})
+    made = await served.post("/v1/tasks?principal_kind=service&principal_id=billing", {"type": "x", "payload": None})
 
     record = await served.get(f"/v1/tasks/{made['task_id']}")
 
-    assert record["created_by"] == {"kind": "service", "id": "billing"}
+    assert record["created_by"] == {"kind": "service", "id": "billing", "principal_kind": "service",
+                                    "principal_id": "billing"}
 
 
 async def test_the_body_has_the_last_word_over_the_query_about_who_creates(served: Any) -> None:
-    made = await served.post("/v1/tasks?principal_id=eve", {"type": "x", "principal_id": "ada"})
+    made = await served.post("/v1/tasks?principal_id=eve", {"type": "x", "payload": None, "principal_id": "ada"})
 
     record = await served.get(f"/v1/tasks/{made['task_id']}")
 
@@ -262,7 +267,8 @@ async def test_the_body_has_the_last_word_over_the_query_about_who_creates(serve
 
 
 async def test_the_last_of_a_name_given_twice_counts_in_query_and_body(served: Any) -> None:
-    made = await served.post("/v1/tasks?principal_id=eve&principal_id=bob", b'{"type":"first","type":"second"}')
+    made = await served.post("/v1/tasks?principal_id=eve&principal_id=bob",
+                             b'{"type":"first","payload":0,"type":"second"}')
 
     record = await served.get(f"/v1/tasks/{made['task_id']}")
 
@@ -295,6 +301,15 @@ async def test_head_of_nothing_has_no_body_either(served: Any) -> None:
 
 
 # Refusals.
+
+
+async def test_a_browser_at_the_root_is_led_to_the_page(served: Any) -> None:
+    browser = [("accept", "text/html,application/xhtml+xml,*/*;q=0.8")]
+
+    led = await served.call("GET", "/", headers=browser, token=None)
+
+    assert (led.status, dict(led.headers)["location"]) == (302, "docs")
+    assert (await served.call("GET", "/v1", headers=browser, token=None)).status == 404
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/v1/nothing", "/v1/tasks/", "/v1/tasks/a/b", "/V1/tasks", "/v2"])
@@ -334,17 +349,24 @@ async def test_another_method_is_405_and_allow_names_all_that_are_served(served:
 )
 async def test_what_is_not_plain_json_is_415(served: Any, headers: list[tuple[str, str]]) -> None:
     async with served.unchanged():
-        answer = await served.call("POST", "/v1/tasks", b'{"type":"demo"}', headers=headers)
+        answer = await served.call("POST", "/v1/tasks", b'{"type":"demo","payload":0}', headers=headers)
 
     refused(answer, 415, "unsupported_media_type")
 
 
-@pytest.mark.parametrize("kind", [None, "application/json", "application/json; charset=utf-8", "Application/JSON",
+async def test_a_body_of_no_type_is_415_and_no_body_needs_none(served: Any) -> None:
+    async with served.unchanged():
+        for path, body in (("/v1/tasks", b'{"type":"demo"}'), ("/mcp", b'{"method":"tools/list"}')):
+            refused(await served.call("POST", path, body, typed=False), 415, "unsupported_media_type")
+    assert (await served.call("POST", "/v1/leases/none/extend", b"", typed=False)).status == 409
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "Application/JSON",
                                   "application/problem+json", "*/*"])
 async def test_every_name_of_json_is_taken(served: Any, kind: str | None) -> None:
     headers = [("content-type", kind)] if kind else []
 
-    assert (await served.call("POST", "/v1/tasks", b'{"type":"demo"}', headers=headers)).status == 200
+    assert (await served.call("POST", "/v1/tasks", b'{"type":"demo","payload":0}', headers=headers)).status == 200
 
 
 async def test_a_body_over_the_limit_is_413_with_and_without_its_length(serve: Any) -> None:
@@ -457,7 +479,7 @@ async def test_every_refusal_carries_the_headers_of_safety(served: Any) -> None:
 )
 async def test_no_other_credential_is_known(served: Any, headers: list[tuple[str, str]]) -> None:
     async with served.unchanged():
-        answer = await served.call("POST", "/v1/tasks", {"type": "demo"}, token=None, headers=headers)
+        answer = await served.call("POST", "/v1/tasks", {"type": "demo", "payload": None}, token=None, headers=headers)
 
     refused(answer, 401, "unauthenticated")
     assert TOKEN not in answer.content.decode()
@@ -513,7 +535,8 @@ async def test_the_own_tenant_is_tolerated_wherever_it_is_named(served: Any, pat
 
 
 async def test_two_names_of_the_own_tenant_are_no_contradiction(served: Any) -> None:
-    answer = await served.call("POST", f"/v1/tasks?tenant_id={TENANT}", {"type": "demo", "tenant_id": "default"},
+    answer = await served.call("POST", f"/v1/tasks?tenant_id={TENANT}", {"type": "demo", "payload": None,
+                                                                         "tenant_id": "default"},
                                headers=[("x-tenant-id", TENANT)])
 
     assert answer.status == 200
@@ -523,13 +546,17 @@ async def test_two_names_of_the_own_tenant_are_no_contradiction(served: Any) -> 
 async def test_another_tenant_is_refused_wherever_it_is_named(served: Any, tenant: str) -> None:
     async with served.unchanged():
         answers = [
-            await served.call("POST", "/v1/tasks", {"type": "demo"}, headers=[("x-tenant-id", tenant)]),
-            await served.call("POST", "/v1/tasks", {"type": "demo", "tenant_id": tenant}),
-            await served.call("POST", "/v1/tasks", {"type":"x", "tenant_id": TENANT}, headers=[("x-tenant-id", OTHER)]),
+            await served.call("POST", "/v1/tasks", {"type": "demo", "payload": None}, headers=[("x-tenant-id",
+                                                                                                tenant)]),
+            await served.call("POST", "/v1/tasks", {"type": "demo", "payload": None, "tenant_id": tenant}),
+            await served.call("POST", "/v1/tasks", {"type":"x", "payload": None, "tenant_id": TENANT},
+                              headers=[("x-tenant-id", OTHER)]),
             await served.call("GET", "/v1/tasks", headers=[("x-tenant-id", TENANT), ("x-tenant-id", tenant)])]
         answers += [await served.call("GET", f"/v1/tasks?tenant_id={OTHER}"),
-                    await served.call("POST", f"/v1/tasks?tenant_id={OTHER}", {"type": "demo", "tenant_id": TENANT}),
-                    await served.call("POST", "/v1/tasks/batch", {"tasks": [{"type": "demo"}], "tenant_id": tenant})]
+                    await served.call("POST", f"/v1/tasks?tenant_id={OTHER}", {"type": "demo", "payload": None,
+                                                                               "tenant_id": TENANT}),
+                    await served.call("POST", "/v1/tasks/batch", {"tasks": [{"type": "demo", "payload": None}],
+                                                                  "tenant_id": tenant})]
 
     for answer in answers:
         refused(answer, 403, "tenant_mismatch")
@@ -537,7 +564,8 @@ async def test_another_tenant_is_refused_wherever_it_is_named(served: Any, tenan
 
 async def test_another_tenant_in_one_item_of_a_batch_is_never_written(served: Any) -> None:
     async with served.unchanged():
-        answer = await served.call("POST", "/v1/tasks/batch", {"tasks": [{"type": "demo", "tenant_id": OTHER}]})
+        answer = await served.call("POST", "/v1/tasks/batch", {"tasks": [{"type": "demo", "payload": None,
+                                                                          "tenant_id": OTHER}]})
 
     assert answer.status == 403 or answer.json()["results"][0]["error"]["error"] == "tenant_mismatch", answer
 
@@ -554,7 +582,7 @@ async def test_on_loopback_the_gate_answers_for_its_own_names(served: Any, host:
                                   "evil.example#localhost", "localhost@evil.example", "10.0.0.1", "", "127.0.0.1:1:2"])
 async def test_on_loopback_the_gate_answers_for_no_other_name(served: Any, host: str) -> None:
     async with served.unchanged():
-        answers = [await served.call("POST", "/v1/tasks", {"type": "demo"}, headers=[("host", host)]),
+        answers = [await served.call("POST", "/v1/tasks", {"type": "demo", "payload": None}, headers=[("host", host)]),
                    await served.call("GET", "/health", headers=[("host", host)]),
                    await served.call("GET", "/docs", headers=[("host", host)])]
 
@@ -563,10 +591,13 @@ async def test_on_loopback_the_gate_answers_for_no_other_name(served: Any, host:
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example", "http://localhost.evil.example", "null", "",
-                                    "https://evil.example:8080", "http://127.0.0.1.evil.example"])
+                                    "https://evil.example:8080", "http://127.0.0.1.evil.example",
+                                    "http://localhost:3000", "http://127.0.0.1:3000", "http://[::1]:3000",
+                                    "https://localhost:80x", "http://localhost:80:80", "file://localhost",
+                                    "http://localhost/", "http://user@localhost", "http://localhost:99999"])
 async def test_on_loopback_no_page_of_another_site_may_call(served: Any, origin: str) -> None:
     async with served.unchanged():
-        answer = await served.call("POST", "/v1/tasks", {"type": "demo"}, headers=[("origin", origin)])
+        answer = await served.call("POST", "/v1/tasks", {"type": "demo", "payload": None}, headers=[("origin", origin)])
         ahead = await served.call("OPTIONS", "/v1/tasks", headers=[("origin", origin)])
 
     refused(answer, 403, "forbidden")
@@ -574,9 +605,26 @@ async def test_on_loopback_no_page_of_another_site_may_call(served: Any, origin:
     assert not [name for name, _ in [*answer.pairs, *ahead.pairs] if name.startswith("access-control-")]
 
 
-@pytest.mark.parametrize("origin", ["http://localhost:8080", "http://127.0.0.1", "http://[::1]:3000"])
-async def test_on_loopback_the_own_pages_may_call(served: Any, origin: str) -> None:
-    assert (await served.call("GET", "/v1/tasks", headers=[("origin", origin)])).status == 200
+@pytest.mark.parametrize(("host", "origin"), [
+    ("localhost:8080", "http://localhost:8080"), ("localhost", "http://127.0.0.1"), ("localhost:80", "http://localhost"),
+    ("[::1]:3000", "http://[::1]:3000"), ("127.0.0.1:8080", "http://localhost:8080"), ("localhost", "HTTP://LOCALHOST")])
+async def test_on_loopback_the_own_pages_may_call(served: Any, host: str, origin: str) -> None:
+    headers = [("host", host), ("origin", origin)]
+
+    assert (await served.call("GET", "/v1/tasks", headers=headers)).status == 200
+    assert (await served.call("POST", "/v1/tasks", {"type": "demo", "payload": 0}, headers=headers)).status == 200
+
+
+async def test_behind_a_proxy_the_pages_of_the_host_that_was_asked_may_call(serve: Any) -> None:
+    served = await serve(allowed_hosts=("gate.example",))
+
+    async def status(origin: str) -> int:
+        headers = [("host", "gate.example"), ("origin", origin)]
+        return int((await served.call("GET", "/v1/tasks", headers=headers)).status)
+
+    assert await status("https://gate.example") == 200
+    assert await status("https://gate.example:444") == 403
+    assert await status("https://other.example") == 403
 
 
 async def test_the_names_that_are_served_can_be_listed(serve: Any) -> None:
@@ -621,8 +669,8 @@ async def test_bootstrap_says_that_it_is_deprecated(served: Any) -> None:
 async def test_bootstrap_reads_who_asks_from_its_query_or_its_body(served: Any) -> None:
     """18.5: query/body { principal_kind, principal_id, principal_instance_id?, since_receipt_id?, max_items? }."""
     ada = {"principal_kind": "agent", "principal_id": "ada"}
-    await served.call("POST", "/v1/tasks", {"type": "demo", **ada})
-    await served.call("POST", "/v1/tasks", {"type": "demo", **ada})
+    await served.call("POST", "/v1/tasks", {"type": "demo", "payload": None, **ada})
+    await served.call("POST", "/v1/tasks", {"type": "demo", "payload": None, **ada})
 
     told = await served.call("GET", "/v1/bootstrap", {**ada, "principal_instance_id": "phone", "max_items": 1})
     mixed = await served.call("GET", "/v1/bootstrap?principal_kind=agent&principal_id=ada", {"max_items": 1})
@@ -682,7 +730,7 @@ CLAIM = {"worker_id": "w1", "wait_seconds": 30}
 
 async def test_a_waiting_claim_is_answered_when_work_arrives(served: Any) -> None:
     async with polling(served, "POST", "/v1/leases/claim", CLAIM) as (call, _):
-        made = await served.post("/v1/tasks", {"type": "demo"})
+        made = await served.post("/v1/tasks", {"type": "demo", "payload": None})
 
         answer = await asyncio.wait_for(call, PATIENCE_SECONDS)
 
@@ -698,7 +746,7 @@ async def test_a_waiting_claim_whose_client_goes_frees_its_place_and_takes_no_wo
         assert await asyncio.wait_for(call, PATIENCE_SECONDS) is None
 
     assert served.engine.waiting.count == 0
-    made = await served.post("/v1/tasks", {"type": "demo"})
+    made = await served.post("/v1/tasks", {"type": "demo", "payload": None})
     assert (await served.get(f"/v1/tasks/{made['task_id']}"))["status"] == "queued"
 
 
@@ -713,9 +761,9 @@ async def test_a_stopping_gate_answers_its_waiting_claims_with_an_empty_list(ser
 
 @pytest.mark.parametrize("way", ["get", "run"])
 async def test_a_reader_waits_for_the_end_of_a_task(served: Any, way: str) -> None:
-    made = await served.post("/v1/tasks", {"type": "demo", "priority": 1})
+    made = await served.post("/v1/tasks", {"type": "demo", "payload": None, "priority": 1})
     target, body = (f"/v1/tasks/{made['task_id']}?wait_seconds=30", None) if way == "get" else (
-        "/v1/tasks/run", {"type": "demo", "priority": 2})
+        "/v1/tasks/run", {"type": "demo", "payload": None, "priority": 2})
 
     async with polling(served, "GET" if way == "get" else "POST", target, body) as (call, _):
         (offer,) = (await served.post("/v1/leases/claim", {"worker_id": "w1"}))["tasks"]
@@ -730,7 +778,7 @@ async def test_a_reader_waits_for_the_end_of_a_task(served: Any, way: str) -> No
 
 
 async def test_a_reader_whose_client_goes_is_forgotten(served: Any) -> None:
-    made = await served.post("/v1/tasks", {"type": "demo"})
+    made = await served.post("/v1/tasks", {"type": "demo", "payload": None})
 
     async with polling(served, "GET", f"/v1/tasks/{made['task_id']}?wait_seconds=30") as (call, gone):
         gone.set()
@@ -740,7 +788,7 @@ async def test_a_reader_whose_client_goes_is_forgotten(served: Any) -> None:
 
 
 async def test_a_stopping_gate_answers_its_waiting_readers_with_what_there_is(served: Any) -> None:
-    made = await served.post("/v1/tasks", {"type": "demo"})
+    made = await served.post("/v1/tasks", {"type": "demo", "payload": None})
 
     async with polling(served, "GET", f"/v1/tasks/{made['task_id']}?wait_seconds=30") as (call, _):
         served.gate.drain()
@@ -752,11 +800,11 @@ async def test_a_stopping_gate_answers_its_waiting_readers_with_what_there_is(se
 @pytest.mark.parametrize("wait", [0.01, 31, 3600, 9007199254740991])
 async def test_asking_to_wait_too_long_is_clamped(serve: Any, wait: float) -> None:
     served = await serve(max_wait_seconds=0.01)
-    made = await served.post("/v1/tasks", {"type": "other"})
+    made = await served.post("/v1/tasks", {"type": "other", "payload": None})
 
     claimed = await served.post("/v1/leases/claim", {"worker_id": "w1", "accept_types": ["none"], "wait_seconds": wait})
     read = await served.get(f"/v1/tasks/{made['task_id']}?wait_seconds={wait}")
-    ran = await served.post("/v1/tasks/run", {"type": "other", "wait_seconds": wait})
+    ran = await served.post("/v1/tasks/run", {"type": "other", "payload": None, "wait_seconds": wait})
 
     assert (claimed, read["status"], ran["status"]) == ({"tasks": []}, "queued", "queued")
 
@@ -791,7 +839,7 @@ class Wire:
         self.socket.close()
 
     def say(self, method: str, target: str, body: bytes = b"", *headers: str) -> Wire:
-        given = headers or (f"Content-Length: {len(body)}",)
+        given = (*(headers or (f"Content-Length: {len(body)}",)), "Content-Type: application/json")
         lines = [f"{method} {target} HTTP/1.1", "Host: localhost", f"Authorization: Bearer {TOKEN}", *given, "", ""]
         self.socket.sendall("\r\n".join(lines).encode() + body)
         return self
@@ -807,7 +855,7 @@ class Wire:
 
 def test_over_a_socket_answers_are_whole_and_do_not_name_the_server(live: Any) -> None:
     with Wire(live) as wire:
-        made = wire.say("POST", "/v1/tasks", b'{"type":"demo"}').answer()
+        made = wire.say("POST", "/v1/tasks", b'{"type":"demo","payload":0}').answer()
         read = wire.say("GET", f"/v1/tasks/{made[2]['task_id']}?wait_seconds=0.05").answer()
         lost = wire.say("GET", "/nothing").answer()
         empty = wire.say("POST", "/v1/leases/unknown/extend").answer()
@@ -838,7 +886,7 @@ def test_over_a_socket_a_body_is_held_to_its_limits(live: Any) -> None:
 
 def test_over_a_socket_a_stopping_server_answers_its_waiting_calls(live: Any) -> None:
     with Wire(live) as claim, Wire(live) as read, Wire(live) as wire:
-        task_id = wire.say("POST", "/v1/tasks", b'{"type":"demo"}').answer()[2]["task_id"]
+        task_id = wire.say("POST", "/v1/tasks", b'{"type":"demo","payload":0}').answer()[2]["task_id"]
         claim.say("POST", "/v1/leases/claim", b'{"worker_id":"w","accept_types":["none"],"wait_seconds":30}')
         read.say("GET", f"/v1/tasks/{task_id}?wait_seconds=30")
         wire.say("GET", "/health").answer()

@@ -306,7 +306,8 @@ async def test_a_run_is_the_task_of_the_template_under_its_own_key(world: World)
     assert moment(at) <= moment(run["payload"]["at"][2])
     assert (run["requirements"], run["priority"], run["max_attempts"]) == (template["requirements"], 7, 5)
     assert (run["created_by"]["id"], run["principal_ai"]) == ("clockwork-agent", "ada")
-    again = await world.agent.call("create_task", type="report", idempotency_key=f"schedule:{schedule_id}:{at}")
+    again = await world.agent.call("create_task", type="report", payload=None,
+                                   idempotency_key=f"schedule:{schedule_id}:{at}")
     assert again["task_id"] == run["task_id"]
 
 

@@ -89,7 +89,7 @@ async def test_many_receipts_share_a_call_and_the_refused_ones_are_parked(
         await emptied(gate)
 
         assert (await gate.backend.lag(gate.tenant_id)).parked == 1
-        assert not gate.engine.ledger.sender.singly
+        assert gate.engine.ledger.sender.singly_until == 0
     there = ledger.receipts(gate.tenant_id)
     assert len(there) == 121        # one of them the other's, one the anomaly that tells of it
     tasks: dict[str, list[str]] = {one["task_id"]: [] for one in there}
@@ -197,7 +197,7 @@ async def test_what_says_nothing_about_the_receipt_parks_none(
 
 async def test_an_open_circuit_leaves_the_ledger_in_peace_and_closes_again(
         integrated: Integrated, stub: StubLedger) -> None:
-    stub.answer = lambda receipt: (500, {}, "down")
+    stub.answer = lambda receipt: (503, {}, "down")
     breaker = CircuitBreaker(failure_threshold=2, timeout_seconds=3600)
     async with integrated(stub.url, circuit_breaker=breaker, parallel=1) as gate:
         for _ in range(10):

@@ -163,7 +163,7 @@ async def test_tasks_of_another_process_wake_as_many_claims_as_they_fit() -> Non
     assert await claimed(gpu) == [drawn]
     assert process.batches == before + 1, "nobody else has looked"
 
-    made = await there.as_agent().create_tasks(tasks=[{"type": "demo"}] * 3)
+    made = await there.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 3)
     assert sorted([task for claim in plain for task in await claimed(claim)]) == [one.task_id for one in made.results]
 
 
@@ -172,14 +172,14 @@ async def test_more_than_news_can_list_wake_everybody() -> None:
     claims = [start(here.as_worker(f"w{n}").lease_next(wait_seconds=30)) for n in range(60)]
     await waiting(here, 60)
 
-    await there.as_agent().create_tasks(tasks=[{"type": "demo"}] * 60)
+    await there.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 60)
 
     assert len({task for claim in claims for task in await claimed(claim)}) == 60
 
 
 async def test_news_that_list_not_every_end_wake_every_reader_of_the_tenant() -> None:
     here, there = await gates(poll_seconds=60.0, listening=True)
-    await there.as_agent().create_tasks(tasks=[{"type": "demo"}] * 101)
+    await there.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 101)
     offers = [offer for _ in range(2) for offer in (await there.as_worker().lease_next(max_tasks=100)).tasks]
     reads = [start(here.as_agent().get_task(task_id=offer.task_id, wait_seconds=30)) for offer in offers]
     await reading(here)
@@ -250,8 +250,9 @@ async def test_a_batch_tells_what_can_be_claimed_what_ended_and_when_more_is_due
     needed = {"requirements": {"capabilities": ["b", "a"]}}
 
     await gate.as_agent().create_tasks(tasks=[
-        {"type": "x", **needed}, {"type": "x", **needed}, {"type": "y"}, {"type": "z", "delay_seconds": 100},
-        {"type": "z", "delay_seconds": 50}])
+        {"type": "x", "payload": None, **needed}, {"type": "x", "payload": None, **needed},
+        {"type": "y", "payload": None}, {"type": "z", "payload": None, "delay_seconds": 100},
+        {"type": "z", "payload": None, "delay_seconds": 50}])
     (news,) = await told(gate)
 
     assert news.queued == (("x", ("a", "b")), ("x", ("a", "b")), ("y", ()))
@@ -272,7 +273,7 @@ async def test_a_batch_tells_what_can_be_claimed_what_ended_and_when_more_is_due
 async def test_news_stay_short_whatever_a_batch_does() -> None:
     gate, _ = await gates(poll_seconds=60.0, listening=False)
 
-    made = await gate.as_agent().create_tasks(tasks=[{"type": "demo"}] * 101)
+    made = await gate.as_agent().create_tasks(tasks=[{"type": "demo", "payload": None}] * 101)
     (created,) = await told(gate)
     await asyncio.gather(*(gate.as_agent().cancel_task(task_id=one.task_id) for one in made.results))
     (canceled,) = await told(gate)

@@ -67,7 +67,7 @@ async def test_what_the_ledger_does_not_take_does_not_happen(gate: Gate, stub: S
 
     stub.answer = lambda receipt: FINE
     async with asyncio.timeout(20):
-        while gate.engine.ledger.sender.breaker.state == "open":  # noqa: ASYNC110
+        while gate.engine.ledger.circuit == "open":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     await gate.as_worker().complete(**under(offer), artifacts=[{"uri": "x"}])
     assert (await gate.task(offer.task_id)).status == "succeeded"

@@ -186,7 +186,8 @@ async def given_back(do: Do) -> None:
 
 async def in_batches(do: Do) -> None:
     """Several tasks at once, one of them wrong."""
-    await do(ADA, "create_tasks", tasks=[{"type": "a"}, {"type": "b", "requirements": {"capabilities": 3}}])
+    await do(ADA, "create_tasks", tasks=[{"type": "a", "payload": None}, {"type": "b", "payload": None,
+                                                                          "requirements": {"capabilities": 3}}])
     offers = (await do(W1, "lease_next", max_tasks=5))["tasks"]
     tasks = [{"task_id": offer["task_id"], "lease_id": offer["lease_id"], "artifacts": FILE} for offer in offers]
     await do(W1, "complete_tasks", tasks=[*tasks, {"task_id": "nobody", "lease_id": "none"}])
@@ -210,7 +211,7 @@ async def read_and_acknowledged(do: Do) -> None:
     for _ in range(2):
         await do(ADA, "ack_receipt", receipt_id=page["receipts"][0]["receipt_id"])
     await do(ADA, "list_tasks", status="succeeded")
-    await do(ROOT, "run_task", type="demo", wait_seconds=0)
+    await do(ROOT, "run_task", type="demo", payload=None, wait_seconds=0)
 
 
 async def refused_in_every_way(do: Do) -> None:
@@ -226,8 +227,8 @@ async def refused_in_every_way(do: Do) -> None:
         "invalid_cursor": (ADA, "list_tasks", {"cursor": "made-up"}),
         "payload_too_deep": (ADA, "create_task", {"type": "demo", "payload": deep}),
         "payload_too_large": (ADA, "create_task", {"type": "demo", "payload": "x" * 2000}),
-        "tenant_mismatch": (ADA, "create_task", {"type": "demo", "tenant_id": "another"}),
-        "forbidden": (W1, "create_task", {"type": "demo"}),
+        "tenant_mismatch": (ADA, "create_task", {"type": "demo", "payload": None, "tenant_id": "another"}),
+        "forbidden": (W1, "create_task", {"type": "demo", "payload": None}),
         "lease_invalid_or_expired": (W2, "complete", {**held, "artifacts": FILE}),
         "not_locatable": (W1, "complete", {**held, "result": 1}),
         "too_many_artifacts": (W1, "complete", {**held, "artifacts": FILE * 101}),
@@ -241,8 +242,9 @@ async def refused_in_every_way(do: Do) -> None:
         assert await do(who, name, **fields) == code, name
     await do(W1, "renew_lease", **held)
     assert await do(W1, "renew_lease", **held) == "lease_renewal_limit"
-    await do(ADA, "create_task", type="demo", idempotency_key="k")
-    assert await do(ADA, "create_task", type="demo", idempotency_key="k", priority=1) == "idempotency_conflict"
+    await do(ADA, "create_task", type="demo", payload=None, idempotency_key="k")
+    assert await do(ADA, "create_task", type="demo", payload=None, idempotency_key="k",
+                    priority=1) == "idempotency_conflict"
 
 
 async def administered(do: Do) -> None:

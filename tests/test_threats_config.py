@@ -145,16 +145,17 @@ def exchange(live: Any, request: str, context: ssl.SSLContext | None = None) -> 
 
 
 AUTHORIZED = f"Host: localhost\nAuthorization: Bearer {TOKEN}\nConnection: close\n"
+TYPED = "Content-Type: application/json\n"
 MCP = "Content-Type: application/json\nAccept: application/json, text/event-stream\nMCP-Protocol-Version: 2025-11-25\n"
 LISTED = '{"jsonrpc":"2.0","id":1,"method":"tools/list"}'
 REQUESTS = {
     "a good answer": (200, f"GET /v1/config HTTP/1.1\n{AUTHORIZED}\n"),
     "without a credential": (200, "GET /health HTTP/1.1\nHost: localhost\nConnection: close\n\n"),
-    "a write": (200, f'POST /v1/tasks HTTP/1.1\n{AUTHORIZED}Content-Length: 15\n\n{{"type":"demo"}}'),
+    "a write": (200, f'POST /v1/tasks HTTP/1.1\n{AUTHORIZED}{TYPED}Content-Length: 24\n\n{{"type":"t","payload":0}}'),
     "the description": (200, f"GET /openapi.json HTTP/1.1\n{AUTHORIZED}\n"),
     "only the head": (200, f"HEAD /health HTTP/1.1\n{AUTHORIZED}\n"),
     "a tool": (200, f"POST /mcp HTTP/1.1\n{AUTHORIZED}{MCP}Content-Length: {len(LISTED)}\n\n{LISTED}"),
-    "no JSON": (400, f"POST /v1/tasks HTTP/1.1\n{AUTHORIZED}Content-Length: 1\n\n{{"),
+    "no JSON": (400, f"POST /v1/tasks HTTP/1.1\n{AUTHORIZED}{TYPED}Content-Length: 1\n\n{{"),
     "nobody": (401, "GET /v1/tasks HTTP/1.1\nHost: localhost\nConnection: close\n\n"),
     "nobody at mcp": (401, f"POST /mcp HTTP/1.1\nHost: localhost\nConnection: close\n{MCP}Content-Length: 2\n\n{{}}"),
     "another page": (403, f"GET /health HTTP/1.1\n{AUTHORIZED}Origin: https://evil.example\n\n"),
@@ -247,11 +248,12 @@ async def test_h2_a_database_that_breaks_shows_none_of_its_words(
     serve: Any, url: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = await serve()
-    task = await served.post("/v1/tasks", {"type": "demo"})
+    task = await served.post("/v1/tasks", {"type": "demo", "payload": None})
     bare = {"method": "tools/call", "params": {"name": "asyncgate.list_receipts", "arguments": {}}}
 
     async with broken(url, request.config):
-        answers = [await served.call("POST", "/v1/tasks", {"type": "demo"}), await served.call("GET", "/v1/receipts"),
+        answers = [await served.call("POST", "/v1/tasks", {"type": "demo", "payload": None}),
+                   await served.call("GET", "/v1/receipts"),
                    await served.call("GET", f"/v1/tasks/{task['task_id']}/history"),
                    await served.call("POST", "/mcp", bare)]
 

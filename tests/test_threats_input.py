@@ -155,8 +155,10 @@ def least(op: Operation, known: dict[str, Any]) -> dict[str, Any]:
     """Return the least that a good request says."""
     fields = {name: known[name] for name in op.takes.needed}
     more: dict[str, dict[str, Any]] = {
-        "create_task": {"type": "demo"}, "run_task": {"type": "demo", "wait_seconds": 0}, "lease_next": {},
-        "create_tasks": {"tasks": [{"type": "demo"}]}, "emit_receipt": {"receipt_type": "schedule.created"},
+        "create_task": {"type": "demo", "payload": None}, "run_task": {"type": "demo", "payload": None,
+                                                                       "wait_seconds": 0}, "lease_next": {},
+        "create_tasks": {"tasks": [{"type": "demo", "payload": None}]},
+        "emit_receipt": {"receipt_type": "schedule.created"},
         "complete_tasks": {"tasks": [{"task_id": known["task_id"], "lease_id": known["lease_id"]}]},
         "report_schedule": {"schedules": [{"schedule_id": "s"}]}}
     worker = {"worker_id": "w1"} if "worker_id" in op.takes.__struct_fields__ else {}
@@ -308,9 +310,10 @@ async def test_e4_a_name_with_what_nobody_sees_is_refused_in_every_tongue(served
 
     async with served.unchanged():
         for text in UNSEEN:
-            for name, fields in (("create_task", {"type": text}), ("create_task", {"type": "a", "principal_id": text}),
+            for name, fields in (("create_task", {"type": text, "payload": None}),
+                                 ("create_task", {"type": "a", "payload": None, "principal_id": text}),
                                  ("lease_next", {"worker_id": text}), ("list_tasks", {"principal_id": text}),
-                                 ("fail", {**held, "worker_id": text})):
+                                 ("fail", {**held, "error": "no", "worker_id": text})):
                 assert await code(served, tongue, name, **fields) == "invalid_request", (name, fields)
 
 
@@ -318,7 +321,7 @@ async def test_e4_a_name_with_what_nobody_sees_is_refused_in_every_tongue(served
 @pytest.mark.parametrize("text", ["%", "_", "a%", "\\", "'", '"', "x' OR '1'='1", "x'; --", "a_b", "[a-z]*", "*"])
 async def test_e5_a_filter_matches_literally_over_mcp(served: Any, text: str, tongue: str) -> None:
     for type in ("ab", "axb", "a%b", "x", text):
-        await reply(served, tongue, "create_task", type=type, agent_id=type)
+        await reply(served, tongue, "create_task", type=type, payload=None, agent_id=type)
 
     by_type = await reply(served, tongue, "list_tasks", type=text)
     by_recipient = await reply(served, tongue, "list_receipts", to_id=text)
@@ -335,7 +338,7 @@ async def test_e6_a_cursor_that_was_not_given_for_this_list_is_refused_over_mcp(
     served: Any, name: str, tongue: str
 ) -> None:
     for number in range(3):
-        await served.post("/v1/tasks", {"type": f"t{number}", "agent_id": "ada"})
+        await served.post("/v1/tasks", {"type": f"t{number}", "payload": None, "agent_id": "ada"})
     ada = {"principal_id": "ada", "principal_kind": "agent"}
     page = await reply(served, tongue, name, limit=1, **ada)
     good = page["next_cursor"]
@@ -368,7 +371,7 @@ async def test_e8_a_moment_that_is_none_is_refused_in_every_tongue(served: Any, 
     async with served.unchanged():
         for moment in NO_MOMENTS:
             for name, fields in (
-                ("create_task", {"type": "demo", "timeouts": {"deadline": moment}}),
+                ("create_task", {"type": "demo", "payload": None, "timeouts": {"deadline": moment}}),
                 ("report_schedule", {"worker_id": "w", "schedules": [{"schedule_id": "s", "next_run_at": moment}]})):
                 assert await code(served, tongue, name, **fields) == "invalid_request", (name, moment)
 
@@ -445,7 +448,8 @@ async def test_e11_an_id_plays_no_tricks_as_an_argument(served: Any, name: str, 
 def test_e11_over_a_socket_another_spelling_of_a_path_opens_nothing(live_for_all: Any, path: str) -> None:
     with socket.create_connection(("127.0.0.1", live_for_all.port), timeout=30) as sock:
         sock.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
-                     'Content-Length: 15\r\nConnection: close\r\n\r\n{"type":"demo"}'.encode())
+                     'Content-Type: application/json\r\nContent-Length: 27\r\nConnection: close\r\n\r\n'
+                     '{"type":"demo","payload":0}'.encode())
         answer = b"".join(iter(lambda: sock.recv(65536), b""))
 
     head, _, body = answer.partition(b"\r\n\r\n")

@@ -32,6 +32,9 @@ A gate in a process of its own and real connections, wherever one could tell the
     F5   test_rest.py::test_on_loopback_the_gate_answers_for_no_other_name
          test_rest.py::test_on_loopback_no_page_of_another_site_may_call
          test_rest.py::test_the_names_that_are_served_can_be_listed
+         test_rest.py::test_a_body_of_no_type_is_415_and_no_body_needs_none
+         test_transport.py::test_a_target_may_repeat_the_host
+         test_transport.py::test_another_version_of_http_is_not_taken_for_1_1
          test_mcp.py::test_pages_of_other_sites_are_kept_out
     F6   test_rest.py::test_another_method_is_405_and_allow_names_all_that_are_served
          test_threats_transport.py::test_f6_a_method_that_mcp_does_not_have_is_405
@@ -107,6 +110,7 @@ class Line:
         sent = b"" if body is None else json.dumps(body).encode()
         given = [("Host", "localhost"), ("Authorization", f"Bearer {TOKEN}"), *headers,
                  ("Content-Length", str(len(sent)))]
+        given += [] if any(name == "Content-Type" for name, _ in headers) else [("Content-Type", "application/json")]
         lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in given), "", ""]
         self.socket.sendall("\r\n".join(lines).encode() + sent)
         return self
@@ -290,7 +294,8 @@ def test_f3_a_principal_and_a_tenant_have_so_many_places_to_wait_on_both_facades
             "name": "asyncgate.lease_next", "arguments": claim("w1")}}).answer()[2]["error"]
         polling(third, *rest_poll("w2"))
         of_tenant = refusal(crowded, "w3", third)
-        task_id = more.say("POST", "/v1/tasks", {"type": "other", "agent_id": "ada"}).answer()[2]["task_id"]
+        task_id = more.say("POST", "/v1/tasks", {"type": "other", "payload": None,
+                                                 "agent_id": "ada"}).answer()[2]["task_id"]
         reading = more.say("GET", f"/v1/tasks/{task_id}?wait_seconds=30").answer()
         unwaiting = more.say("POST", "/v1/leases/claim", {"worker_id": "w1", "accept_types": ["no"]}).answer()
 
@@ -323,7 +328,7 @@ def test_f3_calls_that_wait_hold_no_connection_to_the_database(crowded: Any) -> 
         refusal(crowded, "w3", *(polling(line, *rest_poll(worker)) for line, worker in (
             (first, "w1"), (second, "w1"), (third, "w2"))))
 
-        made = [other.say("POST", "/v1/tasks", {"type": "none"}).answer() for _ in range(3)]
+        made = [other.say("POST", "/v1/tasks", {"type": "none", "payload": None}).answer() for _ in range(3)]
         offers = [line.answer()[2]["tasks"][0]["task_id"] for line in (first, second, third)]
 
     assert sorted(offers) == sorted(answer[2]["task_id"] for answer in made)
@@ -349,8 +354,10 @@ async def test_f3_a_refused_run_task_creates_nothing(serve: Any, url: str) -> No
 
     with served.engine.polls.place(served.tenant_id, Principal("agent", "ada")):
         async with served.unchanged():
-            refused = await served.call("POST", "/v1/tasks/run", {"type": "x", "agent_id": "ada", "wait_seconds": 5})
-        at_once = await served.call("POST", "/v1/tasks/run", {"type": "x", "agent_id": "ada", "wait_seconds": 0})
+            refused = await served.call("POST", "/v1/tasks/run", {"type": "x", "payload": None, "agent_id": "ada",
+                                                                  "wait_seconds": 5})
+        at_once = await served.call("POST", "/v1/tasks/run", {"type": "x", "payload": None, "agent_id": "ada",
+                                                              "wait_seconds": 0})
 
     assert (refused.status, at_once.status) == (429, 200)
 
@@ -367,15 +374,18 @@ def listening(uri: str = "asyncgate://obligations") -> tuple[bytes, list[tuple[s
         ("mcp-protocol-version", MODERN), ("mcp-method", "subscriptions/listen"), ("authorization", f"Bearer {TOKEN}")]
 
 
+ADA = "/mcp?principal_kind=agent&principal_id=ada"
+
+
 async def test_f4_subscriptions_take_places_too(serve: Any) -> None:
     served, gone = await serve(max_waiting_per_tenant=1), asyncio.Event()
     body, headers = listening()
-    first = asyncio.create_task(served.send("POST", "/mcp", body, headers=headers, gone=gone))
+    first = asyncio.create_task(served.send("POST", ADA, body, headers=headers, gone=gone))
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not served.engine.watchers:  # noqa: ASYNC110  # there is nothing to be told by
             await asyncio.sleep(0)
 
-    refused = await asyncio.wait_for(served.send("POST", "/mcp", body, headers=headers), PATIENCE_SECONDS)
+    refused = await asyncio.wait_for(served.send("POST", ADA, body, headers=headers), PATIENCE_SECONDS)
     poll = await served.call("POST", "/v1/leases/claim", claim("w1"))
 
     gone.set()
@@ -412,7 +422,7 @@ async def test_f6_a_method_that_mcp_does_not_have_is_405(served: Any, method: st
 
 
 async def test_f7_a_batch_of_json_rpc_is_refused_whole(served: Any) -> None:
-    _, path, one, *headers = tool("create_task", {"type": "demo"})
+    _, path, one, *headers = tool("create_task", {"type": "demo", "payload": None})
 
     async with served.unchanged():
         for given in ([(name.lower(), value) for name, value in headers], [("content-type", "application/json")]):

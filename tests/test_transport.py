@@ -377,6 +377,11 @@ CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
         b"GET / HTTP/1.1\r\nHost : a\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: a\r\n folded\r\n\r\n",
         b"CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET http://b/ HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET http://a:81/ HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET http://a@b/ HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET http://b?a HTTP/1.0\r\nHost: a\r\n\r\n",
+        b"GET http://b/ HTTP/1.0\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00",
         b"\r\n" * 100_000,
@@ -385,6 +390,18 @@ CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
 )
 def test_an_ambiguous_or_malformed_request_is_answered_400(client: Client, request_bytes: bytes) -> None:
     assert refusal(client.say(request_bytes))[0] == 400
+
+
+@pytest.mark.parametrize("target", [b"http://a/same", b"http://A/same", b"HTTP://a/same", b"https://a/same?x=1"])
+def test_a_target_may_repeat_the_host(client: Client, target: bytes) -> None:
+    status, _, body = client.say(b"GET " + target + b" HTTP/1.1\r\nHost: a\r\n\r\n").answer()
+
+    assert (status, body["path"]) == (200, "/same")
+
+
+@pytest.mark.parametrize("version", [b"2.0", b"1.2", b"0.9", b"3.0"])
+def test_another_version_of_http_is_not_taken_for_1_1(client: Client, version: bytes) -> None:
+    assert refusal(client.say(b"GET / HTTP/" + version + b"\r\nHost: a\r\n\r\n"))[0] in (400, 505)
 
 
 def test_http_1_0_without_host_is_served(client: Client) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -351,7 +352,7 @@ async def test_an_async_function_is_canceled_when_its_task_is(gate: AsyncHttp) -
             raise
 
     async with at_work(worker):
-        task_id = (await gate.call("create_task", type="t", priority=1))["task_id"]
+        task_id = (await gate.call("create_task", type="t", payload=None, priority=1))["task_id"]
         await until(lambda: progress(gate, task_id))
         await gate.call("cancel_task", task_id=task_id)
         await until_so(lambda: not worker.jobs)
@@ -396,7 +397,7 @@ async def test_a_task_that_takes_longer_than_a_moment_is_running(gate: AsyncHttp
         await asyncio.Event().wait()
 
     async with at_work(worker):
-        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
         await until(lambda: running(gate, task_id))
 
 
@@ -418,7 +419,7 @@ async def test_work_ends_with_its_lease_when_the_gate_is_away(gate: AsyncHttp, d
         return int(job.fence)
 
     async with at_work(worker):
-        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
         await begun.wait()
         await door.shut()
         await until_so(lambda: bool(told))
@@ -439,7 +440,7 @@ async def test_no_end_is_told_under_a_lease_that_is_known_to_be_lost(gate: Async
         return "late"
 
     async with at_work(worker):
-        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
         await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
         await door.shut()
         [offer] = (await gate.call("lease_next", worker_id="heir", wait_seconds=30))["tasks"]
@@ -460,7 +461,7 @@ async def test_an_end_that_waits_for_delivery_is_dropped_when_nobody_wants_it_an
     door.barred = b"/complete"
 
     async with at_work(worker):
-        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
         await until_so(lambda: worker.jobs)
         await gate.call("cancel_task", task_id=task_id)
         await until_so(lambda: not worker.jobs)
@@ -505,8 +506,8 @@ async def test_an_end_whose_answer_is_lost_is_told_once_more_and_counts_once(gat
 async def test_a_claim_whose_answer_is_lost_gets_its_task_all_the_same(gate: AsyncHttp, door: Door) -> None:
     worker = through(door)
     worker.task("t")(lambda page: page)
-    await gate.call("create_task", type="other")
-    task_id = (await gate.call("create_task", type="t"))["task_id"]
+    await gate.call("create_task", type="other", payload=None)
+    task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
     door.losing = b"/leases/claim"
 
     async with at_work(worker):
@@ -590,21 +591,25 @@ async def test_a_worker_takes_what_it_has_functions_and_capabilities_for(gate: A
     worker.task("a", "b")(lambda page: "read")
 
     async with at_work(worker):
-        others = [await gate.call("create_task", type="c"),
-                  await gate.call("create_task", type="a", requirements={"capabilities": ["gpu"]})]
+        others = [await gate.call("create_task", type="c", payload=None),
+                  await gate.call("create_task", type="a", payload=None, requirements={"capabilities": ["gpu"]})]
         done = [await run(gate, "a"), await run(gate, "b", requirements={"capabilities": ["ocr"]})]
 
     assert [task["status"] for task in done] == ["succeeded"] * 2
     assert [(await gate.call("get_task", task_id=one["task_id"]))["status"] for one in others] == ["queued"] * 2
 
 
-async def test_an_issued_key_of_a_worker_is_enough(gate: AsyncHttp, tmp_path: Path) -> None:
-    key = await gate.call("issue_key", name="ocr", principal_kind="worker", principal_id="ocr-1", role="worker")
-    worker = Worker(gate.url, "ocr-1", token=key["api_key"], ttl_seconds=3, state=tmp_path)
+@pytest.mark.parametrize("said", [None, "ocr-1"])
+@pytest.mark.parametrize("kind", ["worker", "service"])
+async def test_an_issued_key_of_a_worker_is_enough(
+        gate: AsyncHttp, tmp_path: Path, kind: str, said: str | None) -> None:
+    """The worker asks the gate who it is; nobody has to say it twice."""
+    key = await gate.call("issue_key", name="ocr", principal_kind=kind, principal_id="ocr-1", role="worker")
+    worker = Worker(gate.url, said, token=key["api_key"], ttl_seconds=3, state=tmp_path)
     place = take(tmp_path, "ocr-1")
     await gate.call("create_task", type="t", payload=0)
     async with AsyncHttp(gate.url, key["api_key"]) as held:
-        [offer] = (await held.call("lease_next", worker_id="ocr-1", worker_instance_id=place.instance_id))["tasks"]
+        [offer] = (await held.call("lease_next", worker_instance_id=place.instance_id))["tasks"]
     place.close()
 
     @worker.task("t")
@@ -618,6 +623,20 @@ async def test_an_issued_key_of_a_worker_is_enough(gate: AsyncHttp, tmp_path: Pa
         tasks = [await ended(gate, offer["task_id"]), await run(gate, payload=1)]
 
     assert [task["result"]["result"] for task in tasks] == [1, 1]
+    assert (worker.worker_id, worker.worker_kind) == ("ocr-1", kind)
+
+
+async def test_a_worker_with_the_shared_token_and_no_name_has_its_hosts(gate: AsyncHttp) -> None:
+    worker = Worker(gate.url, token=gate.token, state=None)
+
+    @worker.task("t")
+    async def read(page: Any) -> Any:
+        return page
+
+    async with at_work(worker):
+        assert (await run(gate, payload=1))["result"]["result"] == 1
+
+    assert worker.worker_id == socket.gethostname()
 
 
 def test_a_gate_that_only_this_loop_reaches_is_refused() -> None:
@@ -638,7 +657,7 @@ async def test_an_end_that_no_gate_hears_of_is_kept_and_told_when_it_is_back(
         return "done"
 
     async with at_work(worker):
-        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
         letters = await until_so(lambda: kept(tmp_path))
         mode = letters.stat().st_mode & 0o777
         [letter] = [json.loads(line) for line in letters.read_text().splitlines()]
@@ -670,7 +689,7 @@ async def test_the_next_life_tells_what_the_last_could_not_unless_somebody_else_
         return "first"
 
     async with at_work(worker):
-        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
         await begun.wait()
     assert kept(tmp_path)
     if not in_time:
@@ -692,7 +711,7 @@ async def test_the_next_life_tells_what_the_last_could_not_unless_somebody_else_
 async def test_what_other_processes_of_a_worker_left_is_told_when_nobody_takes_their_place(
         gate: AsyncHttp, tmp_path: Path) -> None:
     places = [take(tmp_path, "w") for _ in range(3)]
-    ids = [(await gate.call("create_task", type="t"))["task_id"] for _ in places]
+    ids = [(await gate.call("create_task", type="t", payload=None))["task_id"] for _ in places]
     for place in places:
         me = {"worker_id": "w", "worker_instance_id": place.instance_id}
         [offer] = (await gate.call("lease_next", **me))["tasks"]
@@ -719,7 +738,7 @@ async def test_a_worker_that_is_started_again_goes_on_under_its_lease(gate: Asyn
     [offer] = (await gate.call("lease_next", **me))["tasks"]
     await gate.call("report_progress", **me, task_id=task_id, lease_id=offer["lease_id"],
                     progress={"checkpoint": 3})
-    unknown = (await gate.call("create_task", type="unknown"))["task_id"]
+    unknown = (await gate.call("create_task", type="unknown", payload=None))["task_id"]
     await gate.call("lease_next", **me)
     place.close()
     worker = made(gate, state=tmp_path)
@@ -745,7 +764,7 @@ async def test_two_processes_of_one_worker_keep_out_of_each_others_leases(gate: 
     second.task("t")(lambda page: done.append(page))
 
     async with at_work(first):
-        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
         await until_so(lambda: bool(first.jobs))
         async with at_work(second):
             await run(gate, payload="other")
@@ -852,10 +871,10 @@ async def test_a_worker_that_is_told_to_stop_ends_what_it_has_and_takes_no_more(
         return "done"
 
     async with at_work(worker) as working:
-        first = (await gate.call("create_task", type="t"))["task_id"]
+        first = (await gate.call("create_task", type="t", payload=None))["task_id"]
         await begun.wait()
         worker.stop()
-        second = (await gate.call("create_task", type="t"))["task_id"]
+        second = (await gate.call("create_task", type="t", payload=None))["task_id"]
         go.set()
         await working
 
@@ -873,7 +892,7 @@ async def test_what_does_not_end_in_time_is_given_back(gate: AsyncHttp, hurried:
         await asyncio.Event().wait()
 
     async with at_work(worker) as working:
-        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
         await begun.wait()
         worker.stop()
         if hurried:
@@ -893,7 +912,7 @@ async def test_the_lease_of_a_plain_function_that_does_not_end_is_not_given_back
         go.wait(PATIENCE_SECONDS)
 
     async with at_work(worker):
-        task_id = (await gate.call("create_task", type="t"))["task_id"]
+        task_id = (await gate.call("create_task", type="t", payload=None))["task_id"]
         await asyncio.to_thread(begun.wait, PATIENCE_SECONDS)
 
     assert (await gate.call("get_task", task_id=task_id))["leased_to"]["id"] == "w"

@@ -15,6 +15,8 @@ import msgspec
 from asyncgate import DatabaseSettings, Needs, Work
 from asyncgate.backends.memory import Memory
 
+LASTING = False     # its tasks end with its process, so the suite kills none
+
 
 class Followed(Memory):
     """Memory that writes down what each batch has proved, before the batch is acknowledged."""

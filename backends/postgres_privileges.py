@@ -1,0 +1,121 @@
+"""Who owns what and may do what in the schema: read from the catalog, remembered, and made again when it is lost.
+
+Roles belong to a whole server, so a dump of a database has none.  Restored on a server without them it belongs to
+whoever restored it, and the wall between tenants is gone with the policies.  Each migration therefore remembers, as
+statements in the table of migrations, what it left; `migrate` makes the roles and whatever of that is missing.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import asyncpg
+
+from asyncgate import StartupError
+
+ROLES = ("asyncgate_owner", "asyncgate_app", "asyncgate_sweeper", "asyncgate_auth")
+OURS = "(SELECT oid FROM pg_namespace WHERE nspname = 'asyncgate')"
+AGAIN = ("this database was restored without its roles, and does not remember what they may do; they are there now: "
+         "restore the dump once more, into an empty database")
+
+# The statements that make all privileges what they are, each with its place in their order: owners come first, because
+# a new owner takes the old one's place in what was granted.
+PRIVILEGES = f"""
+WITH granted AS (
+    SELECT 'SCHEMA asyncgate' AS what, a.* FROM pg_namespace AS n, aclexplode(n.nspacl) AS a WHERE n.oid = {OURS}
+    UNION ALL SELECT 'TABLE ' || c.oid::regclass, a.* FROM pg_class AS c, aclexplode(c.relacl) AS a
+        WHERE c.relnamespace = {OURS} AND c.relkind = 'r'
+    UNION ALL SELECT 'FUNCTION ' || p.oid::regprocedure, a.* FROM pg_proc AS p, aclexplode(p.proacl) AS a
+        WHERE p.pronamespace = {OURS})
+SELECT 0, format('ALTER SCHEMA asyncgate OWNER TO %I', pg_get_userbyid(nspowner)) FROM pg_namespace WHERE oid = {OURS}
+UNION ALL SELECT 0, format('ALTER TABLE %s OWNER TO %I', oid::regclass, pg_get_userbyid(relowner))
+    FROM pg_class WHERE relnamespace = {OURS} AND relkind = 'r'
+UNION ALL SELECT 0, format('ALTER FUNCTION %s OWNER TO %I', oid::regprocedure, pg_get_userbyid(proowner))
+    FROM pg_proc WHERE pronamespace = {OURS}
+UNION ALL SELECT 0, format('ALTER DOMAIN %s OWNER TO %I', oid::regtype, pg_get_userbyid(typowner))
+    FROM pg_type WHERE typnamespace = {OURS} AND typtype = 'd'
+UNION ALL SELECT 1, format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', oid::regprocedure)
+    FROM pg_proc WHERE pronamespace = {OURS} AND proacl IS NOT NULL
+    AND NOT EXISTS (SELECT FROM aclexplode(proacl) WHERE grantee = 0)
+UNION ALL SELECT 2, format('GRANT %s ON %s TO %I', privilege_type, what, pg_get_userbyid(grantee))
+    FROM granted WHERE grantee <> grantor AND grantee <> 0
+UNION ALL SELECT 2, format('GRANT %s (%I) ON TABLE %s TO %I', a.privilege_type, attname, attrelid::regclass,
+                           pg_get_userbyid(a.grantee))
+    FROM pg_attribute JOIN pg_class AS c ON c.oid = attrelid, aclexplode(attacl) AS a
+    WHERE c.relnamespace = {OURS} AND a.grantee <> 0
+UNION ALL SELECT 3, format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', oid::regclass)
+    FROM pg_class WHERE relnamespace = {OURS} AND relrowsecurity
+UNION ALL SELECT 3, format('ALTER TABLE %s FORCE ROW LEVEL SECURITY', oid::regclass)
+    FROM pg_class WHERE relnamespace = {OURS} AND relforcerowsecurity
+UNION ALL SELECT 4, format('DROP POLICY IF EXISTS %1$I ON %2$s; CREATE POLICY %1$I ON %2$s FOR %3$s TO %4$s%5$s%6$s',
+        polname, polrelid::regclass,
+        CASE polcmd WHEN 'r' THEN 'SELECT' WHEN 'a' THEN 'INSERT' WHEN 'w' THEN 'UPDATE' WHEN 'd' THEN 'DELETE'
+                    ELSE 'ALL' END,
+        (SELECT string_agg(quote_ident(rolname), ', ' ORDER BY rolname) FROM pg_roles WHERE oid = ANY (polroles)),
+        CASE WHEN $1 THEN ' USING (' || pg_get_expr(polqual, polrelid) || ')' END,
+        CASE WHEN $1 THEN ' WITH CHECK (' || pg_get_expr(polwithcheck, polrelid) || ')' END)
+    FROM pg_policy JOIN pg_class AS c ON c.oid = polrelid WHERE c.relnamespace = {OURS}
+ORDER BY 1, 2"""
+
+
+async def privileges(db: Any, whole: bool = True) -> list[str]:
+    """Return the statements that make all privileges in the schema what they are now.
+
+    What policies demand is read under a lock of their table: unless it is `whole`, this waits for nobody.
+    """
+    async with db.transaction():
+        await db.execute("SET LOCAL search_path = pg_catalog; SET LOCAL lock_timeout = '5s'")   # so names are whole
+        return [row[1] for row in await db.fetch(PRIVILEGES, whole)]
+
+
+def outline(statement: str) -> str:
+    """Return a statement without what a policy demands."""
+    return re.sub(r" (USING|WITH CHECK) \(.*", "", statement, flags=re.DOTALL)
+
+
+async def make_roles(db: Any, roles: str) -> None:
+    """Make the roles that this server lacks."""
+    if await db.fetchval("SELECT count(*) FROM pg_roles WHERE rolname = ANY ($1)", ROLES) < len(ROLES):
+        await db.execute(roles)
+
+
+async def mend(db: Any) -> list[str]:
+    """Make what is missing of the privileges that the last migration left; return the statements that were needed."""
+    remembered = await last(db)
+    if remembered is None:
+        if await db.fetchval(f"SELECT pg_get_userbyid(nspowner) FROM pg_namespace WHERE oid = {OURS}") != ROLES[0]:
+            raise StartupError(AGAIN)
+        return []
+    there = set(await privileges(db, whole=False))
+    missing = [statement for statement in remembered if outline(statement) not in there]
+    try:
+        async with db.transaction():
+            await db.execute("SET LOCAL lock_timeout = '5s'")
+            for statement in missing:
+                await db.execute(statement)
+    except asyncpg.PostgresError as error:
+        raise StartupError(f"{len(missing)} privileges are missing, as after a restore on another server, and "
+                           f"cannot be made again: {error}; run this as a superuser") from None
+    return missing
+
+
+async def last(db: Any) -> list[str] | None:
+    """Return what the last migration left; None where that is not remembered."""
+    if not await db.fetchval("SELECT EXISTS (SELECT FROM pg_attribute WHERE attname = 'privileges' "
+                             "AND attrelid = to_regclass('asyncgate.migrations'))"):
+        return None
+    found: list[str] | None = await db.fetchval(
+        "SELECT privileges FROM asyncgate.migrations ORDER BY number DESC LIMIT 1")
+    return found
+
+
+async def remember(db: Any) -> None:
+    """Keep what there is now, for the day when it is restored elsewhere; only whoever owns the schema can."""
+    if await db.fetchval("SELECT EXISTS (SELECT FROM pg_attribute WHERE attname = 'privileges' "
+                         "AND attrelid = to_regclass('asyncgate.migrations'))"):
+        now = await privileges(db)
+        async with db.transaction():
+            await db.execute("SET LOCAL ROLE asyncgate_owner")
+            await db.execute("UPDATE asyncgate.migrations SET privileges = $1 "
+                             "WHERE number = (SELECT max(number) FROM asyncgate.migrations)", now)

@@ -1,0 +1,41 @@
+"""Durations and moments as people write them: `90d`, `2h30m`, `1.5h`; `2026-12-31`, `2026-12-31 18:00`."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+__all__ = ["duration", "moment", "seconds_of"]
+
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+PARTS = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)\s*")
+WHOLE = re.compile(rf"(?:{PARTS.pattern})+")
+LONGEST = 100 * 365 * 86_400.0
+
+
+def seconds_of(text: str) -> float | None:
+    """Return the seconds that a text with units stands for; None if it is not written like that."""
+    said = text.strip().lower()
+    if not WHOLE.fullmatch(said):
+        return None
+    return sum(float(number) * UNITS[unit] for number, unit in PARTS.findall(said))
+
+
+def duration(text: str, unit_seconds: float = 1.0) -> float:
+    """Return a duration in units of `unit_seconds`; a number without a unit counts them. Raises ValueError."""
+    if (seconds := seconds_of(text)) is not None:
+        return seconds / unit_seconds
+    return float(text)
+
+
+def moment(text: str, now: datetime) -> datetime:
+    """Return the moment that a text names, in UTC unless it names an offset; a duration counts from now.
+
+    A day alone is its beginning. Raises ValueError.
+    """
+    if (seconds := seconds_of(text)) is not None:
+        if seconds > LONGEST:
+            raise ValueError(f"{text} from now is too far away")
+        return now + timedelta(seconds=seconds)
+    said = datetime.fromisoformat(text.strip())
+    return said if said.tzinfo else said.replace(tzinfo=UTC)

@@ -1,0 +1,77 @@
+"""The workers in other languages that the documentation shows do their work, with every kind of credential."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncgate.clients.http import Http
+
+ROOT = Path(__file__).parent.parent
+TOKEN = "a-token-for-tests"
+DOCS, README = (ROOT / "docs" / "workers.md").read_text(), (ROOT / "README.md").read_text()
+# How a loop is run, where it stands, its type and name, and what it makes of a payload.
+LOOPS = {
+    "python": ([sys.executable], r"### A worker in any language\n.*?```python\n(.*?)```", README,
+               "image.resize", "resizer-1", {"ok": True}),
+    "shell": (["sh"], r"<!-- worker:shell -->\n```sh\n(.*?)```", DOCS, "words.count", "words-1", {"words": 6}),
+    "node": (["node"], r"<!-- worker:node -->\n```js\n(.*?)```", DOCS, "words.count", "words-1", {"words": 6}),
+}
+NEEDS = {"python": (), "shell": ("sh", "curl", "jq"), "node": ("node",)}
+
+
+@pytest.fixture(scope="module", params=["shared token", "issued key"])
+def gate(request: pytest.FixtureRequest, live_for_all: Any) -> tuple[str, Callable[[str], str]]:
+    """Return the address of a gate, and what gives a worker its credential."""
+    def credential(name: str) -> str:
+        if request.param == "shared token":
+            return TOKEN
+        with Http(live_for_all.url, TOKEN) as admin:
+            issued = admin.call("issue_key", name=name, principal_kind="worker", principal_id=name)
+        key: str = issued["api_key"]
+        return key
+    return live_for_all.url, credential
+
+
+@pytest.fixture(params=LOOPS)
+def working(request: pytest.FixtureRequest, gate: Any, tmp_path: Path) -> Iterator[tuple[str, Any]]:
+    """Run a loop; return the type that it takes and what it makes of a payload."""
+    program, pattern, text, kind, name, result = LOOPS[request.param]
+    if missing := [tool for tool in NEEDS[request.param] if not shutil.which(tool)]:
+        pytest.skip(f"{', '.join(missing)} is not installed: the loop in {request.param} does not run")
+    found = re.search(pattern, text, re.S)
+    assert found
+    (tmp_path / "loop.mjs").write_text(found[1])
+    url, credential = gate
+    surroundings = {**os.environ, "ASYNCGATE_URL": url, "ASYNCGATE_API_KEY": credential(name), "TMPDIR": str(tmp_path)}
+    loop = subprocess.Popen([*program, str(tmp_path / "loop.mjs")], env=surroundings, start_new_session=True,
+                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    yield kind, result
+    os.killpg(loop.pid, 15)
+    said = loop.communicate()[1]
+    assert "Traceback" not in said
+    assert "another worker" not in said
+
+
+def test_a_loop_of_the_documentation_does_one_task_after_another(working: Any, gate: Any) -> None:
+    kind, result = working
+
+    with Http(gate[0], TOKEN) as agent:
+        for _ in range(3):
+            made = agent.call("create_task", type=kind, payload="to be or not\nto be", agent_id="ada",
+                              result_delivery="inline")
+            for _ in range(3000):
+                done = agent.call("get_task", task_id=made["task_id"], wait_seconds=30)
+                if done["status"] in ("succeeded", "failed"):
+                    break
+
+            assert (done["status"], done["result"]["result"]) == ("succeeded", result)
+            assert done["obligation_open"] is False

@@ -1,0 +1,59 @@
+"""Durations and dates as people write them, in options and in settings."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from asyncgate.parts.durations import duration, moment, seconds_of
+from asyncgate.parts.settings import SettingsError, load_settings
+
+NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [
+    ("90d", 7_776_000), ("2h30m", 9000), ("1.5h", 5400), ("45s", 45), ("500ms", 0.5), ("2w", 1_209_600),
+    ("1h 30m", 5400), (" 5M ", 300), ("45", None), ("", None), ("d", None), ("5 apples", None), ("-5m", None),
+    ("5m5", None)])
+def test_a_duration_is_numbers_with_units(text: str, seconds: float | None) -> None:
+    assert seconds_of(text) == seconds
+
+
+def test_a_number_without_a_unit_counts_in_its_own() -> None:
+    assert duration("45") == 45
+    assert duration("36h", 86_400) == 1.5
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("2026-12-31", "2026-12-31T00:00:00+00:00"), ("2026-12-31 18:00", "2026-12-31T18:00:00+00:00"),
+    ("2026-12-31T18:00:00Z", "2026-12-31T18:00:00+00:00"), ("2026-12-31T18:00+02:00", "2026-12-31T18:00:00+02:00"),
+    ("90d", "2027-02-20T12:00:00+00:00"), ("1h", "2026-11-22T13:00:00+00:00")])
+def test_a_moment_is_a_day_a_time_or_a_duration_from_now(text: str, said: str) -> None:
+    assert moment(text, NOW).isoformat() == said
+
+
+@pytest.mark.parametrize("text", ["", "soon", "31.12.2026", "2026-13-01", "99999w"])
+def test_what_is_no_moment_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        moment(text, NOW)
+
+
+@pytest.mark.parametrize(("name", "text", "value"), [
+    ("default_lease_ttl_seconds", "2m", 120), ("receipt_retention_days", "12w", 84),
+    ("body_timeout_seconds", "1.5s", 1.5),
+    ("memorygate.timeout_ms", "2s", 2000), ("default_lease_ttl_seconds", "120", 120)])
+def test_a_setting_takes_a_duration_with_its_unit(name: str, text: str, value: float) -> None:
+    found: Any = load_settings(None, {}, {name: text}).settings
+    for part in name.split("."):
+        found = getattr(found, part)
+
+    assert found == value
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("receipt_retention_days", "36h"), ("default_lease_ttl_seconds", "100ms"), ("default_max_attempts", "3m")])
+def test_a_duration_that_a_setting_cannot_count_is_refused(name: str, text: str) -> None:
+    with pytest.raises(SettingsError, match=f"{name}: '{text}' is not a whole number"):
+        load_settings(None, {}, {name: text})

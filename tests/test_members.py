@@ -1,0 +1,242 @@
+"""Members that nobody knows are named, and items of a batch that cannot be read are refused by themselves."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from asyncgate import OPERATIONS, InvalidRequest
+from asyncgate.parts.members import Reader, warned
+from asyncgate.parts.wire import CreateTask
+
+pytestmark = pytest.mark.anyio
+
+DEMO = {"type": "demo", "payload": None, "agent_id": "ada"}
+MEANT = "unknown member reslt; did you mean result?"
+HEADER = "x-asyncgate-warning"
+
+
+async def bare(served: Any, name: str, /, **fields: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """Ask in the dialect of peers; return what it answers, and the headers."""
+    call = {"name": f"asyncgate.{name}", "arguments": fields}
+    answer = await served.call("POST", "/mcp", {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call})
+    return answer.json(), answer.headers
+
+
+async def tool(served: Any, name: str, /, **fields: Any) -> dict[str, Any]:
+    """Ask as an MCP client does."""
+    call = {"name": f"asyncgate.{name}", "arguments": fields}
+    headers = [("accept", "application/json, text/event-stream"), ("mcp-protocol-version", "2025-11-25"),
+               ("content-type", "application/json")]
+    answer = await served.call("POST", "/mcp", {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call},
+                               headers=headers)
+    told: dict[str, Any] = answer.json()["result"]
+    return told
+
+
+async def test_rest_names_a_misspelt_member_in_the_reply_and_in_a_header(served: Any) -> None:
+    under = await served.leased()
+
+    answer = await served.call("POST", f"/v1/tasks/{under['task_id']}/complete", {
+        "lease_id": under["lease_id"], "worker_id": "w1", "reslt": {"n": 1}})
+
+    assert answer.json() | {"warnings": [MEANT], "ok": True} == answer.json()
+    assert answer.headers[HEADER] == MEANT
+
+
+async def test_bare_json_rpc_names_it_too(served: Any) -> None:
+    under = await served.leased()
+
+    answer, headers = await bare(served, "complete", task_id=under["task_id"], lease_id=under["lease_id"],
+                                 worker_id="w1", reslt={"n": 1})
+
+    assert answer["result"]["warnings"] == [MEANT]
+    assert json.loads(answer["result"]["content"][0]["text"])["warnings"] == [MEANT]
+    assert headers[HEADER] == MEANT
+
+
+async def test_a_refusal_names_them_as_well(served: Any) -> None:
+    fields = {"lease_id": "x", "worker_id": "w1", "errror": "no", "error": "yes"}
+
+    answer = await served.call("POST", "/v1/tasks/none/fail", fields)
+    told, headers = await bare(served, "fail", task_id="none", **fields)
+
+    assert answer.status == 404
+    assert answer.json()["warnings"] == told["error"]["data"]["warnings"] == [
+        "unknown member errror; did you mean error?"]
+    assert answer.headers[HEADER] == headers[HEADER]
+
+
+async def test_a_request_without_any_has_neither(served: Any) -> None:
+    answer = await served.call("POST", "/v1/tasks", DEMO)
+
+    assert set(answer.json()) == {"task_id", "status"}
+    assert HEADER not in answer.headers
+
+
+async def test_mcp_refuses_what_its_schema_does_not_have_also_inside(served: Any) -> None:
+    async with served.unchanged():
+        top = await tool(served, "create_task", **DEMO, prioritty=1)
+        inner = await tool(served, "create_task", **DEMO, timeouts={"lease_tll": 5})
+
+    for told, text in ((top, "unknown member prioritty; did you mean priority?"),
+                       (inner, "unknown member timeouts.lease_tll; did you mean timeouts.lease_ttl?")):
+        assert told["isError"]
+        assert text in told["content"][0]["text"]
+
+
+@pytest.mark.parametrize("said", [
+    {"timeouts": {"lease_tll": 5}}, {"created_by": {"kind": "agent", "id": "ada", "idd": "x"}}, {"prio": 3}])
+async def test_nested_ones_are_named_with_their_place(served: Any, said: dict[str, Any]) -> None:
+    answer = await served.call("POST", "/v1/tasks", {**DEMO, **said})
+
+    (name, inner), = said.items()
+    place = f"{name}.{list(inner)[-1]}" if isinstance(inner, dict) else name
+    assert answer.status == 200
+    assert answer.json()["warnings"][0].startswith(f"unknown member {place}")
+
+
+@pytest.mark.parametrize("path", [
+    "/v1/tasks?statuss=queued", "/v1/receipts?from_id=ada", "/v1/leases?worker_id=w1&staus=live",
+    "/v1/obligations/open?agent_id=ada&limitt=1", "/v1/keys?rol=admin", "/v1/audit?severty=critical",
+    "/v1/tenants?nam=x"])
+async def test_the_filters_of_lists_are_refused(served: Any, path: str) -> None:
+    answer = await served.call("GET", path)
+
+    assert (answer.status, answer.json()["error"]) == (400, "invalid_request")
+    assert "unknown member" in answer.json()["message"]
+
+
+async def test_administration_refuses(served: Any) -> None:
+    key = {"name": "reader", "principal_kind": "worker", "principal_id": "w1"}
+
+    async with served.unchanged():
+        answer = await served.call("POST", "/v1/keys", {**key, "expires_in": 60})
+        told, _ = await bare(served, "issue_key", **key, expires_in=60)
+
+    assert answer.status == 400
+    assert "unknown member expires_in" in answer.json()["message"]
+    assert told["error"]["data"]["code"] == "invalid_request"
+
+
+def test_every_list_and_all_administration_refuse() -> None:
+    refusing = {name for name, op in OPERATIONS.items() if op.reader.refuses}
+
+    assert {name for name in OPERATIONS if name.startswith("list_")} <= refusing
+    assert {"issue_key", "set_limits", "run_archive", "import_receipts", "get_task_history"} <= refusing
+    assert not {"create_task", "complete", "lease_next", "renew_lease", "fail", "get_task", "bootstrap"} & refusing
+
+
+async def test_a_setting_refuses_them_everywhere_or_ignores_them(serve: Any) -> None:
+    refusing, ignoring = await serve(unknown_members="refuse"), await serve(unknown_members="ignore")
+    asked = {**DEMO, "prioritty": 1}
+
+    no, yes = await refusing.call("POST", "/v1/tasks", asked), await ignoring.call("POST", "/v1/tasks", asked)
+
+    assert (no.status, yes.status) == (400, 200)
+    assert "warnings" not in yes.json()
+    assert HEADER not in yes.headers
+    assert (await bare(refusing, "create_task", **asked))[0]["error"]["data"]["code"] == "invalid_request"
+    assert (await ignoring.call("GET", "/v1/tasks?statuss=queued")).status == 400
+
+
+async def test_a_query_beside_a_body_is_heard_or_named(served: Any) -> None:
+    answer = await served.call("POST", "/v1/tasks?principal_id=ada&wait=3", {"type": "demo", "payload": None})
+
+    assert answer.json()["warnings"] == ["unknown member wait"]
+
+
+async def test_a_null_says_nothing_so_it_is_not_named(served: Any) -> None:
+    answer = await served.call("POST", "/v1/tasks", {**DEMO, "trace": None})
+
+    assert "warnings" not in answer.json()
+
+
+async def test_names_cannot_break_out_of_the_header_and_are_bounded(served: Any) -> None:
+    strange = {"a\r\nset-cookie: x": 1, "é" * 5000: 1, **{f"member-{n}": n for n in range(50)}}
+
+    answer = await served.call("POST", "/v1/tasks", {**DEMO, **strange})
+
+    said = answer.headers[HEADER]
+    assert answer.status == 200
+    assert len(answer.json()["warnings"]) == 10
+    assert said.isascii()
+    assert said.isprintable()
+    assert len(said) <= 1000
+
+
+async def test_the_token_that_a_peer_sends_as_an_argument_is_known(served: Any) -> None:
+    told, headers = await bare(served, "create_task", **DEMO, auth_token="anything")
+
+    assert "warnings" not in told.get("result", {})
+    assert HEADER not in headers
+
+
+def test_a_reply_that_has_warnings_keeps_them() -> None:
+    assert json.loads(warned(b'{"warnings":["one"]}', ("two",))) == {"warnings": ["one", "two"]}
+
+
+def test_what_is_missing_is_told_beside_what_is_unknown() -> None:
+    with pytest.raises(InvalidRequest, match="missing required field `type`; unknown member typ; did you mean type"):
+        Reader(CreateTask).body(b'{"typ":"demo"}')
+
+
+BAD: list[Any] = [7, None, "x", [], {"type": 5}, {}, {"type": "demo", "payload": None, "max_attempts": 0},
+       {"type": "demo", "payload": None, "timeouts": {"deadline": "soon"}}]
+
+
+@pytest.mark.parametrize("bad", BAD)
+async def test_an_item_of_a_bad_shape_is_refused_by_itself(served: Any, bad: Any) -> None:
+    good = {"type": "demo", "payload": None}
+    asked = {"agent_id": "ada", "tasks": [good, bad, good]}
+
+    replies = [await served.post("/v1/tasks/batch", asked),
+               (await bare(served, "create_tasks", **asked))[0]["result"],
+               (await tool(served, "create_tasks", **asked))["structuredContent"]]
+
+    for reply in replies:
+        first, second, third = reply["results"]
+        assert first["status"] == third["status"] == "queued"
+        assert second["error"]["error"] == "invalid_request"
+        assert "tasks[1]" in second["error"]["message"]
+
+
+async def test_an_item_that_cannot_be_read_says_which_task_it_named(served: Any) -> None:
+    one, two = await served.leased(), await served.leased()
+    done = {"task_id": one["task_id"], "lease_id": one["lease_id"]}
+
+    reply = await served.post("/v1/tasks/complete-batch", {"worker_id": "w1", "tasks": [
+        done, {"task_id": two["task_id"], "lease_id": two["lease_id"], "result_summary": 5}]})
+
+    first, second = reply["results"]
+    assert first["status"] == "succeeded"
+    assert (second["task_id"], second["error"]["error"]) == (two["task_id"], "invalid_request")
+
+
+async def test_unknown_members_of_items_are_named_with_their_place(served: Any) -> None:
+    item = {"type": "demo", "payload": None}
+
+    reply = await served.post("/v1/tasks/batch", {"agent_id": "ada", "tasks": [item, {**item, "prioritty": 2}]})
+    strict = await tool(served, "create_tasks", agent_id="ada", tasks=[item, {**item, "prioritty": 2}])
+
+    assert reply["warnings"] == ["tasks[1]: unknown member prioritty; did you mean priority?"]
+    assert [item.get("status") for item in reply["results"]] == ["queued", "queued"]
+    assert [item.get("status") for item in strict["structuredContent"]["results"]] == ["queued", None]
+
+
+@pytest.mark.parametrize("tasks", [[], None, {}, "x", [{"type": "demo", "payload": None}] * 501])
+async def test_what_is_no_batch_is_refused_as_a_whole(served: Any, tasks: Any) -> None:
+    async with served.unchanged():
+        answer = await served.call("POST", "/v1/tasks/batch", {"agent_id": "ada", "tasks": tasks})
+
+    assert (answer.status, answer.json()["error"]) == (400, "invalid_request")
+
+
+async def test_a_schedule_that_cannot_be_read_spares_the_others(served: Any) -> None:
+    reply = await served.post("/v1/schedules/report", {"worker_id": "clock", "schedules": [
+        {"schedule_id": "nightly"}, {"schedule_id": "hourly", "interval_seconds": "often"}]})
+
+    assert reply["unknown"] == ["nightly"]
+    assert "schedules[1]" in reply["refused"][0]["message"]
