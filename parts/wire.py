@@ -736,7 +736,7 @@ class Welcome(Struct, omit_defaults=True):
     warnings: list[str] = []
 
 
-class Configuration(Struct):
+class GateConfig(Struct):
     """How this gate is set up."""
 
     receipt_mode: str
