@@ -301,7 +301,6 @@ class Obligations(Struct, kw_only=True):
     relationship: Relationship
     open_obligations: list[ReceiptRecord]
     cursor: str | None = None
-    warnings: list[str] | None = None
 
 
 class Tasks(Struct, kw_only=True):
