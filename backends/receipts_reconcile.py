@@ -81,7 +81,7 @@ KINDS = {
     "obligation_unknown": Kind("none here: the task is not invented; `asyncgate rebuild` makes one in an empty "
                                "database, or whoever is owed it creates the task again"),
     "stated_by_worker": Kind("the gate looks at it while it serves, and tells the owner why it does not take it"),
-    "never_granted": Kind("undo it at the ledger, which holds somebody to a lease that was never granted; --repair does",
+    "never_granted": Kind("undo it at the ledger, which holds somebody to a lease never granted; --repair does",
                           repair=True),
     "ended_there": Kind("none here: the ledger has an end of the task that this gate has not; see what became of the "
                         "work, and complete or cancel the task"),
