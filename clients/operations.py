@@ -654,7 +654,10 @@ class AsyncOperations:
         agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
         worker_instance_id: str | None = None,
     ) -> Ok:
-        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew."""
+        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew.
+
+        A task that has ended stays as it is: the answer is `ok: false` with its status.
+        """
         return await self.ask("release_hold", Ok, locals())
 
     async def release_lease(
@@ -1138,7 +1141,10 @@ class SyncOperations:
         agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
         worker_instance_id: str | None = None,
     ) -> Ok:
-        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew."""
+        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew.
+
+        A task that has ended stays as it is: the answer is `ok: false` with its status.
+        """
         return self.ask("release_hold", Ok, locals())
 
     def release_lease(
