@@ -27,6 +27,7 @@ MOST_DEPTH = MAX_DEPTH + 16     # a body as deep as the gate takes one, in a rec
 ANY_NUMBER = 2**62          # of values: those of a body are not read here
 # Nobody's receipt makes a ledger answer with these: it, or the way to it, is out of order.
 AWAY = {401, 407, 421, 425, 429, 502, 503, 504}
+ON_THE_WAY = {502, 504}     # what stands before it says so: the ledger itself may have done what it was asked
 # These say something about the ledger, or the gate's credential, and nothing about the receipt.
 NOT_ABOUT_THE_RECEIPT = {403, 404, 405, 408}
 
@@ -64,7 +65,9 @@ class Calls:
                 content = await taken(answer, most_bytes)
         except (httpx2.TransportError, TimeoutError) as error:
             late = isinstance(error, TimeoutError | httpx2.ReadTimeout | httpx2.WriteTimeout)
-            raise (Unanswered if late else Outage)(f"{type(error).__name__}: {error}"[:MOST_TOLD]) from None
+            untaken = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
+            why = f"{type(error).__name__}: {error}"[:MOST_TOLD]
+            raise (Unanswered if late else Outage)(why, untaken=untaken) from None
         except (httpx2.RequestError, httpx2.InvalidURL) as error:
             raise Garbled(f"{type(error).__name__}: {error}"[:MOST_TOLD]) from None
         return Answer(answer.status_code, answer.headers, content)
@@ -101,7 +104,8 @@ def problem(verb: str, answer: Answer) -> Exception:
         return Missing(said)
     if answer.status_code in AWAY:
         after = answer.headers.get("retry-after", "")
-        return Outage(said, float(after) if after.isascii() and after.isdigit() else 0.0)
+        return Outage(said, float(after) if after.isascii() and after.isdigit() else 0.0,
+                      untaken=answer.status_code not in ON_THE_WAY)
     if 400 <= answer.status_code < 500 and answer.status_code not in NOT_ABOUT_THE_RECEIPT:
         return Refusal(said)
-    return Garbled(said)
+    return Garbled(said, untaken=answer.status_code in NOT_ABOUT_THE_RECEIPT)

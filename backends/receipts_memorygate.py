@@ -84,6 +84,7 @@ class MemoryGate:
     """A ledger that speaks REST."""
 
     reads = True
+    binds: bool | None = True       # until it gives a list that does not say so
 
     def __init__(self, settings: Settings) -> None:
         ours = settings.memorygate
@@ -105,6 +106,14 @@ class MemoryGate:
         return encode(Sent(**facts, receipt_key=receipt.receipt_key))
 
     def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
+        """Return nothing: this ledger keeps no custody."""
+        return None
+
+    def undone(self, content: bytes, receipt_id: str, at: float) -> bytes | None:
+        """Undo nothing: this ledger holds nobody to what it was told."""
+        return None
+
+    def taken_back(self, receipt_id: str, task: Task, lease: Lease | None = None) -> str | None:
         """Return nothing: this ledger keeps no custody."""
         return None
 
@@ -166,6 +175,8 @@ class MemoryGate:
         found = attributed(read(listed, await self._ask(
             "GET", "", params={name: value for name, value in given.items() if value is not None},
             most_bytes=of.limit * self.weight)))
+        if found.receipts:
+            self.binds = len(found.stated_by) == len(found.receipts)
         last = found.receipts[-1].receipt_id if found.receipts else None
         ours = [self._ours(tenant_id, one) for one in found.receipts]
         return LedgerPage([one for one in ours if one is not None], found.next_cursor or last)

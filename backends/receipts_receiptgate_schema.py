@@ -40,7 +40,8 @@ PHASES = {
     "task.failed": ("complete", "failure"), "task.canceled": ("complete", "canceled"),
     "task.escalated": ("escalate", "NA"), "lease.expired": ("escalate", "NA")}
 # Why custody moves, as `escalation_reason` says it.
-GRANTED, RETURNED, TRIED_AGAIN = "lease_granted", "lease_{}", "attempt_failed"
+GRANTED, RETURNED, TRIED_AGAIN, NOT_GRANTED = "lease_granted", "lease_{}", "attempt_failed", "lease_not_granted"
+UNDONE = "lease.undone"     # the type of a receipt that is at the ledger only: the lease that it undoes never was
 OUTCOME_KINDS = frozenset({"NA", "none", "response_text", "artifact_pointer", "mixed"})
 SENTINELS = frozenset({"", "NA", "TBD"})    # words that say that there is nothing to say
 SOURCE, OLDER = "asyncgate", "older"
@@ -144,7 +145,8 @@ def is_forwarded(receipt: Receipt, task: Task) -> bool:
     """Whether the ledger is told of a receipt: it opens, hands on or really ends what somebody has accepted."""
     if receipt.receipt_type in ("task.accepted", "task.escalated") or gives_back(receipt, task):
         return True
-    return receipt.receipt_type in PHASES and task.duty in receipt.parents and task.fence > 0
+    accepted = task.fence > 0 or task.handed is not None
+    return receipt.receipt_type in PHASES and task.duty in receipt.parents and accepted
 
 
 def gives_back(receipt: Receipt, task: Task) -> bool:
@@ -198,6 +200,25 @@ def as_accepted(receipt: bytes) -> bytes | None:
     return written(known | otherwise)
 
 
+def undone(receipt: bytes, receipt_id: str, at: float, source: str) -> bytes | None:
+    """Return what undoes an acceptance whose lease was never granted: custody goes back, and 1.0 is told of an end."""
+    known = any_json(receipt)
+    if known["metadata"]["receipt_type"] != "task.accepted":
+        return None
+    worker, told, when = known["for_principal"], known["receipt_id"], moment(at)
+    lost = {"reason": NOT_GRANTED}
+    common = {**known, **NO_OUTCOME, **NO_ESCALATION, "receipt_id": receipt_id, "dedupe_key": f"undo {told}",
+              "caused_by_receipt_id": told, "from_principal": worker, "for_principal": worker, "created_at": when,
+              "stored_at": when, "body": lost, "status": "NA", "phase": "escalate",
+              "metadata": {**known["metadata"], "receipt_type": UNDONE, "parents": [told]}}
+    back = {"escalation_class": "policy", "escalation_reason": NOT_GRANTED, "escalation_to": source,
+            "recipient_ai": source}
+    ended = {**NO_ESCALATION, "phase": "complete", "status": "canceled", "completed_at": when,
+             "outcome_kind": "response_text", "outcome_text": NOT_GRANTED,
+             "recipient_ai": known.get(OLDER, {}).get("recipient_ai", known["recipient_ai"])}
+    return written({**common, **back, OLDER: ended})
+
+
 def only_custody(receipt: bytes) -> bytes | None:
     """Return a hand-over that is nothing where no custody is kept; None of what is none."""
     known = any_json(receipt)
@@ -245,7 +266,7 @@ def cause(receipt: Receipt, how: Telling) -> str:
     All else was caused by the acceptance of the lease that it is about.
     """
     if receipt.receipt_type != "task.accepted":
-        return how.lease.accepted if how.lease else "NA"
+        return how.lease.accepted if how.lease else how.handed.receipt_id if how.handed else "NA"
     before = how.handed
     known = before is not None and (how.custody or before.to is not None)
     return cause_of(how.task.payload) or (before.receipt_id if before and known else "NA")

@@ -27,9 +27,10 @@ class Refusal(Exception):
 class Outage(Exception):
     """There was no answer, or one that says nothing about the receipt: it is sent again, for as long as it takes."""
 
-    def __init__(self, reason: str, retry_after: float = 0.0) -> None:
+    def __init__(self, reason: str, retry_after: float = 0.0, *, untaken: bool = False) -> None:
         super().__init__(reason)
         self.retry_after = retry_after
+        self.untaken = untaken      # the ledger has not taken it; else that is not known
 
 
 class Unanswered(Outage):
@@ -79,6 +80,10 @@ class Sink(Protocol):
 
     reads: bool     # what it took can be read back here, so the body of a receipt goes there and does not stay
 
+    @property
+    def binds(self) -> bool | None:
+        """Whether it says who has stated a receipt, so that one may count here; None while that is not known."""
+
     def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
         """Return the bytes that are sent for a receipt, valid UTF-8; None for one that the ledger is not to have.
 
@@ -88,6 +93,15 @@ class Sink(Protocol):
 
     def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
         """Return what `Task.handed` becomes by a receipt, for a ledger that keeps custody; None leaves it as it is."""
+
+    def undone(self, content: bytes, receipt_id: str, at: float) -> bytes | None:
+        """Return the receipt that undoes an acceptance whose lease was never granted; None for all else.
+
+        For a ledger that holds somebody to what it was told.
+        """
+
+    def taken_back(self, receipt_id: str, task: Task, lease: Lease | None = None) -> str | None:
+        """Return what `Task.handed` becomes by such a receipt."""
 
     def handover(self, content: bytes) -> bytes | None:
         """Return what is left to send of an acceptance that its worker states there itself; None is nothing."""

@@ -15,13 +15,21 @@ if TYPE_CHECKING:
 class Standalone:
     """Takes nothing."""
 
-    reads = False
+    reads = binds = False
 
     def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
         """Send nothing."""
         return None
 
     def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
+        """Return nothing: this ledger keeps no custody."""
+        return None
+
+    def undone(self, content: bytes, receipt_id: str, at: float) -> bytes | None:
+        """Undo nothing: this ledger holds nobody to what it was told."""
+        return None
+
+    def taken_back(self, receipt_id: str, task: Task, lease: Lease | None = None) -> str | None:
         """Return nothing: this ledger keeps no custody."""
         return None
 

@@ -35,6 +35,7 @@ from asyncgate.parts.wire import (
     Status,
     Terminator,
     Timeouts,
+    You,
 )
 from asyncgate.parts.wire_admin import (
     IssuedKey,
@@ -300,7 +301,6 @@ class Obligations(Struct, kw_only=True):
     relationship: Relationship
     open_obligations: list[ReceiptRecord]
     cursor: str | None = None
-    warnings: list[str] | None = None
 
 
 class Tasks(Struct, kw_only=True):
@@ -422,7 +422,7 @@ class AsyncOperations:
     async def create_tenant(
         self, name: str, *, tenant: str | None = None, tier: Tier | None = None, tenant_id: str | None = None,
     ) -> TenantRecord:
-        """Make a tenant, with a name and a tier; making one again returns it as it is.
+        """Make a tenant, with a unique name and a tier; making one again returns it as it is.
 
         For the operator.  Then issue_key gives it its first key.  One transaction.  Spec 21.3.1.
         """
@@ -654,7 +654,10 @@ class AsyncOperations:
         agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
         worker_instance_id: str | None = None,
     ) -> Ok:
-        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew."""
+        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew.
+
+        A task that has ended stays as it is: the answer is `ok: false` with its status.
+        """
         return await self.ask("release_hold", Ok, locals())
 
     async def release_lease(
@@ -785,6 +788,15 @@ class AsyncOperations:
         """
         return await self.ask("suspend_tenant", TenantRecord, locals())
 
+    async def whoami(
+        self, *, tenant_id: str | None = None,
+    ) -> You:
+        """Tell who the credential stands for, and what it may do.
+
+        With bound: false it stands for everybody: each request says who makes it (principal_id, worker_id).
+        """
+        return await self.ask("whoami", You, locals())
+
 
 class SyncOperations:
     """All operations, to call from where nothing can be awaited."""
@@ -897,7 +909,7 @@ class SyncOperations:
     def create_tenant(
         self, name: str, *, tenant: str | None = None, tier: Tier | None = None, tenant_id: str | None = None,
     ) -> TenantRecord:
-        """Make a tenant, with a name and a tier; making one again returns it as it is.
+        """Make a tenant, with a unique name and a tier; making one again returns it as it is.
 
         For the operator.  Then issue_key gives it its first key.  One transaction.  Spec 21.3.1.
         """
@@ -1129,7 +1141,10 @@ class SyncOperations:
         agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
         worker_instance_id: str | None = None,
     ) -> Ok:
-        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew."""
+        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew.
+
+        A task that has ended stays as it is: the answer is `ok: false` with its status.
+        """
         return self.ask("release_hold", Ok, locals())
 
     def release_lease(
@@ -1259,3 +1274,12 @@ class SyncOperations:
         For the operator.  Its tasks stay as they are, its leases run out.  Spec 21.9.
         """
         return self.ask("suspend_tenant", TenantRecord, locals())
+
+    def whoami(
+        self, *, tenant_id: str | None = None,
+    ) -> You:
+        """Tell who the credential stands for, and what it may do.
+
+        With bound: false it stands for everybody: each request says who makes it (principal_id, worker_id).
+        """
+        return self.ask("whoami", You, locals())

@@ -127,6 +127,10 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "list_archived_receipts": ({"task_id": TASK}, {"receipts": [ASSIGNED], "next_cursor": None, "cursor": None}),
     "restore_archive": ({"task_id": TASK}, {"task_ids": [TASK], "receipts": 4}),
     "get_config": ({}, {"receipt_mode": "standalone", "memorygate_url": None, "capabilities": ["leases"], **SELF}),
+    "whoami": ({}, {"tenant_id": TENANT, "bound": True, "role": "worker", "scopes": ["tasks:lease"],
+                    "operations": ["complete", "fail", "lease_next"], "principal_kind": "worker",
+                    "principal_id": "reader-1", "principal_instance_id": None, "key_id": "EcTWh2MDGOXC",
+                    "capabilities": None, "task_types": None}),
     "health": ({}, {"status": "healthy", "service": "AsyncGate", "uptime": 47, "database": "ok", "upkeep": {}, **SELF}),
 }
 
@@ -147,7 +151,7 @@ TAGS = {"Tasks": ("tasks", "Hand over work, and learn how it ended."),
         "Schedules": ("schedules", "What a scheduler tells, so that its silence is noticed."),
         "Administration": ("tenants limits keys audit", "Who may come in, what they may use, and what happened."),
         "Ledger": ("seals export import archive", "What keeps receipts as they are, and carries them elsewhere."),
-        "Gate": ("config health", "The gate itself.")}
+        "Gate": ("config health whoami", "The gate itself, and who one is to it.")}
 
 # The refusals by HTTP status, what they mean, and the headers that come with them.
 STATUS = {

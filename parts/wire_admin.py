@@ -16,7 +16,7 @@ Scope = Annotated[str, Meta(max_length=50, extra_json_schema={"enum": [
 Scopes = Annotated[frozenset[Scope], Meta(max_length=20)]
 Severity = Literal["info", "warning", "critical"]
 Uuid = Annotated[str, Meta(pattern="^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$(?!\\n)")]
-Whose = Annotated[Uuid | None, says("the tenant; an operator may name any, everybody else only their own")]
+Whose = Annotated[Name | None, says("the tenant, by id or name; an operator may name any, all others their own")]
 Amount = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Overlap = Annotated[float, Meta(ge=0, le=30 * 86_400), says("seconds for which the old key stays good; default a day")]
 
@@ -25,7 +25,7 @@ class CreateTenant(Ask, kw_only=True):
     """Make a tenant."""
 
     tenant: Annotated[Uuid | None, says("a UUID; one is made where none is given")] = None
-    name: Name
+    name: Annotated[Name, says("unique, and good wherever the id is")]
     tier: Annotated[Tier | None, says("default: what security.rate_limiting.default_tier says")] = None
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from identity_tools import FACADES, HOME, OTHER, House, security
 else:
     from tests.identity_tools import FACADES, HOME, OTHER, House, security
+from asyncgate.conformance.harness import NEEDED
 
 pytestmark = pytest.mark.anyio
 
@@ -44,8 +45,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     **{name: {"task_id": "none"} for name in ("get_task", "get_task_history", "cancel_task", "release_hold",
                                               "restore_archive", "list_archived_receipts")},
     **{name: {"task_id": "none", "lease_id": "none"} for name in (
-        "renew_lease", "release_lease", "start_task", "complete", "fail")},
-    "report_progress": {"task_id": "none", "lease_id": "none", "progress": 1}}
+        "renew_lease", "release_lease", "start_task", "complete")},
+    **{name: {"task_id": "none", "lease_id": "none", **more} for name, more in NEEDED.items()}}
 GUARDED = [op for op in OPERATIONS.values() if op.roles]
 
 
@@ -174,7 +175,7 @@ async def test_the_lease_of_another_worker_is_of_no_use(house: House, facade: st
     w1, w2 = await house.key("worker", "w1"), await house.key("worker", "w2")
     await house.good("create_task", {"type": "demo", "payload": None})
     [offer] = (await house.good("lease_next", token=w1))["tasks"]
-    more = {"progress": 1} if verb == "report_progress" else {}
+    more = NEEDED.get(verb, {})
     held = {"task_id": offer["task_id"], "lease_id": offer["lease_id"], **more}
 
     async with house.served.unchanged():
