@@ -1595,10 +1595,10 @@ class Engine:
 
     # About the gate itself.
 
-    async def get_config(self, caller: Caller, ask: GetConfig) -> Configuration:
+    async def get_config(self, caller: Caller, ask: GetConfig) -> GateConfig:
         """Return how this gate is set up: receipt mode, instance, version and what it can do."""
         url = self.settings.memorygate.url if self.settings.receipt_mode != "standalone" else None
-        return Configuration(self.settings.receipt_mode, url, self.instance,
+        return GateConfig(self.settings.receipt_mode, url, self.instance,
                              ["lease_based_execution", "receipt_emission", "open_obligations", "batch_operations"],
                              __version__, "gate_or_ledger" if self.ledger and self.ledger.adopts else "gate")
 

@@ -51,7 +51,7 @@ from asyncgate.parts.content import any_json
 from asyncgate.parts.http import Scope, claimed_tenants, read_body
 from asyncgate.parts.rest import Door, Endpoint
 from asyncgate.parts.screening import MAX_DEPTH, screen
-from asyncgate.parts.wire import Ask, Configuration, GetConfig, Problem
+from asyncgate.parts.wire import Ask, GateConfig, GetConfig, Problem
 from asyncgate.parts.wire_ledger import (
     Arriving,
     Chain,
@@ -263,9 +263,9 @@ async def get_receipt_chain(engine: Engine, caller: Caller, ask: GetChain) -> Ch
     return Chain(first.receipt_id, [Raw(entry.content.encode()) for entry in chain], missing)
 
 
-async def get_config(engine: Engine, caller: Caller, ask: GetConfig) -> Configuration:
+async def get_config(engine: Engine, caller: Caller, ask: GetConfig) -> GateConfig:
     """Return what this is, a ledger, with its name, version and what it can do."""
-    return Configuration("ledger", None, engine.instance, CAPABILITIES, __version__)
+    return GateConfig("ledger", None, engine.instance, CAPABILITIES, __version__)
 
 
 async def store_receipt_of_tool(engine: Engine, caller: Caller, ask: StoreReceipt) -> StoredAll:

@@ -12,9 +12,9 @@ from typing import Any, Required, TypedDict, TypeVar
 from msgspec import Struct, field
 
 from asyncgate.parts.wire import (
-    Configuration,
     Created,
     CreatedBy,
+    GateConfig,
     Healthy,
     Items,
     Kind,
@@ -302,7 +302,6 @@ class Obligations(Struct, kw_only=True):
     relationship: Relationship
     open_obligations: list[ReceiptRecord]
     cursor: str | None = None
-    warnings: list[str] | None = None
 
 
 class Tasks(Struct, kw_only=True):
@@ -465,9 +464,9 @@ class AsyncOperations:
 
     async def get_config(
         self, *, tenant_id: str | None = None,
-    ) -> Configuration:
+    ) -> GateConfig:
         """Return how this gate is set up: receipt mode, instance, version and what it can do."""
-        return await self.ask("get_config", Configuration, locals())
+        return await self.ask("get_config", GateConfig, locals())
 
     async def get_limits(
         self, *, tenant: str | None = None, tenant_id: str | None = None,
@@ -963,9 +962,9 @@ class SyncOperations:
 
     def get_config(
         self, *, tenant_id: str | None = None,
-    ) -> Configuration:
+    ) -> GateConfig:
         """Return how this gate is set up: receipt mode, instance, version and what it can do."""
-        return self.ask("get_config", Configuration, locals())
+        return self.ask("get_config", GateConfig, locals())
 
     def get_limits(
         self, *, tenant: str | None = None, tenant_id: str | None = None,
