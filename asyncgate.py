@@ -110,6 +110,7 @@ class Caller(Struct, frozen=True):
     key_id: str | None = None           # of an issued key, and what that is limited to; None is any
     capabilities: frozenset[str] | None = None
     task_types: frozenset[str] | None = None
+    issued_at: float | None = None      # of an access token
 
     @property
     def unlimited(self) -> bool:
@@ -1543,10 +1544,10 @@ class Engine:
 
     # About the gate itself.
 
-    async def get_config(self, caller: Caller, ask: GetConfig) -> Configuration:
+    async def get_config(self, caller: Caller, ask: GetConfig) -> GateConfig:
         """Return how this gate is set up: receipt mode, instance, version and what it can do."""
         url = self.settings.memorygate.url if self.settings.receipt_mode != "standalone" else None
-        return Configuration(self.settings.receipt_mode, url, self.instance,
+        return GateConfig(self.settings.receipt_mode, url, self.instance,
                              ["lease_based_execution", "receipt_emission", "open_obligations", "batch_operations"],
                              __version__, "gate_or_ledger" if self.ledger and self.ledger.adopts else "gate")
 
@@ -2149,7 +2150,7 @@ OPERATIONS = {op.name: op for op in (
     Operation(Engine.health, "GET /v1/health, GET /health", "", "", "B"),
 )}
 # What belongs to a part that can be swapped is declared there.
-for _part in ("identity_admin", "identity_self", "ledger_admin", "archive_admin"):
+for _part in ("identity_admin", "identity_incidents", "identity_self", "ledger_admin", "archive_admin"):
     OPERATIONS |= {op.name: op for op in import_module(f"asyncgate.backends.{_part}").OPERATIONS}
 LEASE_PROTOCOL: tuple[Operation, ...] = import_module("asyncgate.backends.lease_protocol").OPERATIONS
 

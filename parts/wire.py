@@ -697,14 +697,13 @@ class Relationship(Struct):
     sessions_count: int
 
 
-class Obligations(Struct, forbid_unknown_fields=True):
+class Obligations(Struct, forbid_unknown_fields=True, dict=True):
     """What is still owed to a principal: the receipts, oldest first, and nothing else (PH.6.2)."""
 
     server: Server
     relationship: Relationship
     open_obligations: list[ReceiptRecord]
     cursor: str | None
-    warnings: list[str] | UnsetType = UNSET
 
 
 class Attention(Struct):
@@ -746,7 +745,7 @@ class Welcome(Struct, omit_defaults=True):
     warnings: list[str] = []
 
 
-class Configuration(Struct):
+class GateConfig(Struct):
     """How this gate is set up."""
 
     receipt_mode: str
