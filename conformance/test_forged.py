@@ -112,7 +112,8 @@ def test_what_each_way_may_state_and_discharge_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("way", ["imported", "rebuilt"])
-@pytest.mark.parametrize(("opening", "ending"), [(type, by) for type, ends in TERMINATES.items() for by in sorted(ends)])
+@pytest.mark.parametrize(("opening", "ending"), [(type, by) for type,
+                                                 ends in TERMINATES.items() for by in sorted(ends)])
 def test_whatever_its_way_a_receipt_discharges_only_what_it_is_about(way: Any, opening: str, ending: str) -> None:
     schedule = "s" if opening.startswith("schedule") else None
     parent, another = made(opening, "p", schedule=schedule), "other" if schedule else None
