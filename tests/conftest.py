@@ -135,14 +135,14 @@ class Served:
         return offer
 
     async def stored(self) -> dict[str, list[Any]]:
-        """Return everything that is stored for the tenant, but for when its keys were last used."""
+        """Return everything that is stored for the tenant, but for when and where its keys were used."""
         return {kind.__name__: [row async for row in self._rows(kind)] for kind in STORED}
 
     async def _rows(self, kind: Any) -> AsyncIterator[Any]:
         last = ""
         while rows := await self.backend.export(kind, self.tenant_id, last):
             for row in rows:
-                yield replace(row, last_used_at=None) if isinstance(row, Key) else row
+                yield replace(row, last_used_at=None, places=None) if isinstance(row, Key) else row
             last = export_key(rows[-1])
 
     @contextlib.asynccontextmanager
