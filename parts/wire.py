@@ -745,7 +745,7 @@ class Welcome(Struct, omit_defaults=True):
     warnings: list[str] = []
 
 
-class Configuration(Struct):
+class GateConfig(Struct):
     """How this gate is set up."""
 
     receipt_mode: str
