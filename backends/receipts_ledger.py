@@ -51,7 +51,7 @@ from asyncgate.parts.content import any_json
 from asyncgate.parts.http import Scope, claimed_tenants, read_body
 from asyncgate.parts.rest import Door, Endpoint
 from asyncgate.parts.screening import MAX_DEPTH, screen
-from asyncgate.parts.wire import Ask, Configuration, GetConfig, Problem
+from asyncgate.parts.wire import Ask, GateConfig, GetConfig, Problem
 from asyncgate.parts.wire_ledger import (
     Arriving,
     Chain,
@@ -263,9 +263,9 @@ async def get_receipt_chain(engine: Engine, caller: Caller, ask: GetChain) -> Ch
     return Chain(first.receipt_id, [Raw(entry.content.encode()) for entry in chain], missing)
 
 
-async def get_config(engine: Engine, caller: Caller, ask: GetConfig) -> Configuration:
+async def get_config(engine: Engine, caller: Caller, ask: GetConfig) -> GateConfig:
     """Return what this is, a ledger, with its name, version and what it can do."""
-    return Configuration("ledger", None, engine.instance, CAPABILITIES, __version__)
+    return GateConfig("ledger", None, engine.instance, CAPABILITIES, __version__)
 
 
 async def store_receipt_of_tool(engine: Engine, caller: Caller, ask: StoreReceipt) -> StoredAll:
@@ -294,8 +294,8 @@ TOOLS = {op.name: op for op in (operation(store_receipt_of_tool, "POST /mcp", "r
 TOOLS["store_receipt"] = TOOLS.pop("store_receipt_of_tool")
 TOOLS["store_receipt"].name = "store_receipt"
 ADMINISTRATION = ("health", "whoami", "create_tenant", "list_tenants", "suspend_tenant", "get_limits",
-                  "set_limits", "issue_key", "list_keys", "rotate_key", "revoke_key", "list_audit", "seal_receipts",
-                  "list_seals")
+                  "set_limits", "issue_key", "list_keys", "rotate_key", "rotate_credentials", "revoke_key",
+                  "list_audit", "seal_receipts", "list_seals")
 
 
 class Shelf(Endpoint):

@@ -42,7 +42,7 @@ __all__ = ["Done", "Fail", "Job", "Lost", "Retry", "Worker"]
 F = TypeVar("F", bound=Callable[..., Any])
 WAIT_SECONDS = 25.0         # that an empty claim stays open
 QUIET_SECONDS = 1.0         # that a gate may be away before it is worth a word
-TRIES = 8                   # to deliver an ending, some twenty seconds in all
+TRIES = 50                  # to deliver an ending, some twenty seconds in all
 CANCEL_SECONDS = 10.0       # that an async function has to end when it is canceled
 NOTICE_SECONDS = 1.0        # that a plain one has, which cannot be canceled
 DEFAULT: Any = object()
@@ -227,6 +227,7 @@ class Worker:
     async def _insist(self, call: Callable[[], Awaitable[None]]) -> None:
         """Call until it is answered; a gate that has refused this worker from the start is not asked again."""
         for failures in count(1):
+            asked = time.monotonic()
             try:
                 await call()
                 self.away_since, self.known = 0.0, True
@@ -235,6 +236,8 @@ class Worker:
                 if not self.known and hopeless(error):
                     raise
                 self._tell(error)
+                if failures == 1 and isinstance(error, Unreachable) and time.monotonic() - asked > FIRST_PAUSE:
+                    continue        # a call that waited was cut off: whoever cut it off may be back already
                 await asyncio.sleep(max(pause_after(failures, 0.5), getattr(error, "retry_after", None) or 0.0))
 
     def _tell(self, error: Exception) -> None:

@@ -49,7 +49,7 @@ async def test_a_create_with_half_an_identity_is_refused(gate: Gate, who: dict[s
     if half:
         for view in (shared(gate), gate.as_agent(), gate.as_admin()):
             with refused("invalid_request"):
-                await view.create_task(type="demo", **who)
+                await view.create_task(type="demo", payload=None, **who)
 
     assert [task for task in (await gate.as_admin().list_tasks()).tasks if half] == []
 

@@ -14,8 +14,10 @@ import pytest
 
 from asyncgate import Gate, Settings
 from asyncgate.backends import open_backend
+from asyncgate.backends.receipts_mending import Mender
 from asyncgate.backends.receipts_noticing import Noticer
 from asyncgate.backends.receipts_reading import Reading
+from asyncgate.backends.receipts_reconcile import compare
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.settings import (
     ArchiveSettings,
@@ -486,6 +488,57 @@ async def test_what_a_notary_does_not_ascribe_to_the_holder_of_the_lease_ends_no
     assert (await gate.get(f"/v1/tasks/{offer['task_id']}"))["status"] == "leased"
     anomalies = await gate.get("/v1/receipts?to_id=ada&receipt_type=system.anomaly&to_kind=agent")
     assert [one["body"]["kind"] for one in anomalies["receipts"]] == ["ledger_receipt_rejected"]
+
+
+async def kinds(gate: Served, mend: Any = None) -> dict[str, int]:
+    """Compare the gate with its ledger."""
+    sink = gate.engine.ledger.sink
+    with contextlib.closing(await compare(gate.backend, sink, (), lambda rows: None, [gate.tenant_id], mend)) as found:
+        return dict(found.counts)
+
+
+async def test_reconcile_reads_the_ledger_task_by_task_and_mends_what_it_safely_can(
+        ledger: StandIn, standing: tuple[StandIn, str], serving: Serving) -> None:
+    gate = await serving()
+    done = await gate.leased()
+    await settled(gate)
+    (accepted,) = ledger.receipts.values()
+    await complete(gate, done, artifacts=FILE)
+    other = await gate.post("/v1/tasks", {"type": "demo", "agent_id": "ada", "payload": {}})
+    await settled(gate)
+    assert await kinds(gate) == {}
+
+    lost = next(one["receipt_id"] for one in ledger.receipts.values() if one["phase"] == "complete")
+    del ledger.receipts[lost], ledger.hashes[lost]
+    duty = (await gate.get(f"/v1/tasks/{other['task_id']}"))["obligation_receipt_id"]
+    stray = {**accepted, "receipt_id": "stray", "task_id": other["task_id"],
+             **({"obligation_id": duty} if ledger.dialect == "1.1" else {})}
+    ledger.submit_receipt(stray)
+
+    assert await kinds(gate) == {"missing_at_ledger": 1, "never_granted": 1}
+    mender = Mender(gate.engine, gate.engine.ledger)
+    await kinds(gate, mender)
+    gate.engine.ledger.sender.call(gate.tenant_id)
+    await settled(gate)
+
+    assert dict(mender.done) == {"missing_at_ledger": 1, "never_granted": 1}
+    assert await kinds(gate) == {}
+    assert lost in ledger.receipts
+    assert phases(ledger, other["task_id"]) == STRANDED[ledger.dialect]
+    assert (await gate.backend.lag(gate.tenant_id)).parked == 0
+
+
+async def test_reconcile_names_what_the_ledger_has_otherwise(ledger: StandIn, serving: Serving) -> None:
+    gate = await serving()
+    offer = await gate.leased()
+    await settled(gate)
+    (accepted,) = ledger.receipts.values()
+    accepted["metadata"]["hash"] = "another"
+    ledger.receipts["end"] = {**accepted, "receipt_id": "end", "phase": "complete", "status": "success",
+                              "metadata": {"receipt_type": "task.completed"}}
+
+    assert await kinds(gate) == {"tampered": 1, "ended_there": 1}
+    assert (await gate.get(f"/v1/tasks/{offer['task_id']}"))["status"] == "leased"
 
 
 async def test_a_worker_is_told_where_receipts_go_and_gets_no_key(ledger: StandIn, serving: Serving) -> None:
