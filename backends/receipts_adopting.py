@@ -32,6 +32,7 @@ from asyncgate import (
     EntryFilter,
     Fail,
     GateError,
+    InvalidRequest,
     LeaseInvalid,
     LedgerMark,
     Needs,
@@ -45,6 +46,7 @@ from asyncgate import (
     receipt_hash,
 )
 from asyncgate.backends.receipts_marks import ADOPTED, STATED
+from asyncgate.backends.receipts_may import MAY
 from asyncgate.backends.receipts_sinks import Filed, Outage
 from asyncgate.backends.receipts_strict import Recorded
 
@@ -65,6 +67,7 @@ class Adopt(Ask, kw_only=True):
 
     found: Filed
     ask: Complete | Fail
+    whole: bool = False     # receipts stay here with their bodies: the one of this step too, and it is not sent
 
 
 class Report(Ask, kw_only=True):
@@ -134,7 +137,8 @@ class Adopter:
                 raise LeaseInvalid("it names no lease of this task", reason="unknown")
             worker = Principal(found.sender.kind, found.sender.id, lease.worker_instance)
             caller = Caller(tenant_id, worker, "worker", frozenset({"tasks:lease"}))
-            await self.engine.write(adopt, its_step, caller, Adopt(found=found, ask=asked(found)))
+            await self.engine.write(adopt, its_step, caller, Adopt(
+                found=found, ask=asked(found), whole=not self.reading.sink.reads))
         except TaskNotFound:
             return
         except (GateError, msgspec.ValidationError) as no:
@@ -207,8 +211,14 @@ def adopt(engine: Engine, work: Work, caller: Caller, ask: Adopt) -> None:
     The step is taken once to see which of its receipts that is, and once more with that receipt's own id in its place,
     so that what answers it names the receipt in the ledger.
     """
+    if ask.found.receipt_type not in MAY["adopted"].types:
+        raise InvalidRequest(f"a receipt of the type {ask.found.receipt_type} is not adopted")
     found, real, mark = ask.found, work.ids, work.mark()
     step = partial(engine.complete if isinstance(ask.ask, Complete) else engine.fail, work, caller, ask.ask)  # type: ignore[arg-type]
+    if ask.whole:
+        step()
+        work.tell(ask.ask.task_id, "task.adopted", receipt_id=found.receipt_id)
+        return
     work.ids = trial = Recorded(real, [])
     try:
         step()

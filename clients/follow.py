@@ -41,8 +41,7 @@ def run_task(at: Connection, body: Mapping[str, Any], printing_json: bool) -> in
         made = gate.send("run_task", {**body, "wait_seconds": 0})
         who = {name: value for name, value in body.items() if name in ("principal_kind", "principal_id", "agent_id")}
         watch = Watch(gate, made, who)
-        click.echo(f"task {watch.task['task_id']}", err=True)
-        return told(watch, patience, printing_json)
+        return told(watch, patience, printing_json, new=True)
 
 
 @click.command()
@@ -113,10 +112,12 @@ class Watch:
         self.shown = text
 
 
-def told(watch: Watch, patience: float, printing_json: bool) -> int:
-    """Watch, then print the record; return the exit status."""
+def told(watch: Watch, patience: float, printing_json: bool, *, new: bool = False) -> int:
+    """Say which task it is, if it is a new one, watch it, then print the record; return the exit status."""
     task_id = watch.task["task_id"]
     try:
+        if new:
+            click.echo(f"task {task_id}", err=True)
         watch.follow(patience)
     except KeyboardInterrupt:
         raise ended(f"the task goes on; wait for it again: asyncgate wait {task_id}", STOPPED) from None

@@ -12,13 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 
 MOST = 2000         # ids that are kept, the newest
-DIGITS = 8
+# Eight digits that are random: those before them are the time, and the five behind them the mark of the tenant.
+DIGITS, SPOT = 8, slice(19, 27)
 LONG = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 SHORT = re.compile(rf"[0-9a-f]{{{DIGITS}}}")
 
 
 class Ambiguous(ValueError):
-    """Several ids end like this."""
+    """Several ids are written like this."""
 
 
 def file() -> Path:
@@ -29,7 +30,7 @@ def file() -> Path:
 
 def short(text: str) -> str:
     """Write an id short; anything else stays as it is."""
-    return text[-DIGITS:] if LONG.fullmatch(text) else text
+    return text.replace("-", "")[SPOT] if LONG.fullmatch(text) else text
 
 
 def remember(ids: Iterable[str]) -> None:
@@ -55,7 +56,7 @@ def whole(text: str) -> str:
     """Return the id that was shown as this; a text that was not stays as it is. Raises Ambiguous."""
     if not SHORT.fullmatch(text):
         return text
-    found = [one for one in known() if one.endswith(text)]
+    found = [one for one in known() if short(one) == text]
     if len(found) > 1:
-        raise Ambiguous(f"{text} is the end of {len(found)} ids that were shown: {', '.join(found)}")
+        raise Ambiguous(f"{text} stands for {len(found)} ids that were shown: {', '.join(found)}")
     return found[0] if found else text

@@ -1,6 +1,6 @@
 """How answers look: whole and plain where a program reads them; on a terminal in colour, and as wide as its window.
 
-Where a table would be too wide for a window its ids are written short, as their last eight digits.  What was written
+Where a table would be too wide for a window its ids are written short, as eight of their digits.  What was written
 short is remembered, so every command takes it for the whole id.
 """
 
@@ -26,6 +26,7 @@ Rows = Sequence[Mapping[str, Any]]
 OPENED = ("result", "server", "relationship", "upkeep")     # objects whose members get lines of their own
 MOST_SHOWN = 4000           # characters of a value on a terminal
 LEAST_WIDTH = 8             # of a column that is made narrower
+PRINCIPAL = {prefix + name for prefix in ("", "principal_") for name in ("kind", "id", "instance_id")}
 WORDS = ("receipt_type", "event_type", "status")      # columns that get narrower last
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 TIME = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(\.\d+)?(Z|\+00:00)")
@@ -204,7 +205,7 @@ def cell(value: Any, no: str | None = None) -> str:
     if isinstance(value, str):
         moment = TIME.fullmatch(value)
         return f"{moment[1]}T{moment[2]}Z" if moment else plain(value)
-    if isinstance(value, dict) and {"kind", "id"} <= value.keys() <= {"kind", "id", "instance_id"}:
+    if isinstance(value, dict) and {"kind", "id"} <= value.keys() <= PRINCIPAL:
         return plain(f"{value['kind']} {value['id']}")
     if isinstance(value, dict) and {"error", "message"} <= value.keys():
         return plain(f"{value['error']}: {value['message']}")

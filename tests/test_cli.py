@@ -88,7 +88,7 @@ def answer(result: Result) -> Any:
 
 
 def created(run: Run, kind: str, *more: str) -> str:
-    return str(answer(run("create-task", "--type", kind, "--json", *more))["task_id"])
+    return str(answer(run("create-task", "--type", kind, "--payload", "null", "--json", *more))["task_id"])
 
 
 def leased(run: Run, kind: str) -> tuple[str, str]:
@@ -110,7 +110,7 @@ def test_every_operation_has_a_command_whose_help_tells_all_its_fields(name: str
 
 
 def test_an_operation_answers_to_its_name_with_underscores(run: Run, kind: str) -> None:
-    assert answer(run("create_task", "--type", kind, "--json"))["status"] == "queued"
+    assert answer(run("create_task", "--type", kind, "--payload", "1", "--json"))["status"] == "queued"
 
 
 def test_the_help_shows_the_commands_in_sections() -> None:
@@ -190,7 +190,8 @@ def test_a_bool_has_an_option_for_each_answer(run: Run, kind: str) -> None:
     for task_id, answer_ in ((again, "--retryable"), (never, "--no-retryable")):
         held, lease_id = leased(run, kind)
         assert held == task_id
-        failing = run("fail", task_id, "--lease-id", lease_id, "--worker-id", "w1", answer_, "--json")
+        asked = ["--lease-id", lease_id, "--worker-id", "w1", "--error", '"no"', answer_, "--json"]
+        failing = run("fail", task_id, *asked)
         states.append(answer(failing)["status"])
 
     assert states == ["queued", "failed"]
@@ -219,6 +220,23 @@ def test_a_list_says_what_to_go_on_from_after_its_last_page(run: Run, kind: str)
 
     assert [line.split()[1] for line in run("get-task-history", task_id, "--cursor", cursor).stdout.splitlines()] == [
         "EVENT_TYPE", "task.accepted"]
+
+
+def test_capabilities_are_named_with_commas_or_by_repeating_the_option(run: Run, kind: str) -> None:
+    task_id = created(run, kind, "--requirements", '{"capabilities": ["ocr", "gpu"]}')
+
+    for given in (["--capabilities", "ocr, gpu"], ["--capabilities", "ocr", "--capabilities", "gpu"]):
+        offers = answer(run("lease-next", "--worker-id", "w1", "--accept-types", kind, *given, "--json"))["tasks"]
+        assert [offer["task_id"] for offer in offers] == [task_id]
+        run("release-lease", task_id, "--lease-id", offers[0]["lease_id"], "--worker-id", "w1")
+
+
+def test_a_tenant_stands_as_an_argument_or_behind_its_option(run: Run, kind: str) -> None:
+    made = answer(run("create-tenant", "--name", kind, "--json"))["tenant"]
+
+    for place in ([kind], ["--tenant", kind], [made], ["--tenant", made]):
+        assert answer(run("set-limits", *place, "--tier", "paid", "--json"))["tenant"] == made
+        assert answer(run("get-limits", *place, "--json"))["tier"] == "paid"
 
 
 def test_an_empty_list_says_so(run: Run, kind: str) -> None:
@@ -308,7 +326,7 @@ def test_an_https_address_of_a_gate_without_tls_is_told_apart_from_no_gate(run: 
 def test_a_moment_and_a_duration_are_written_as_people_write_them(run: Run, kind: str) -> None:
     asked = ["issue-key", "--name", kind, "--principal-id", kind, "--json"]
     key = answer(run(*asked, "--expires-at", "2099-12-31"))["key"]
-    late = answer(run("create-task", "--type", kind, "--delay-seconds", "90m", "--json"))
+    late = answer(run("create-task", "--type", kind, "--payload", "1", "--delay-seconds", "90m", "--json"))
     wrong = run(*asked, "--expires-at", "soon")
 
     assert key["expires_at"] == "2099-12-31T00:00:00Z"
@@ -318,7 +336,8 @@ def test_a_moment_and_a_duration_are_written_as_people_write_them(run: Run, kind
 
 
 def test_run_task_says_the_id_at_once_and_ends_as_the_task_does(run: Run, kind: str) -> None:
-    waits = run("run-task", "--type", kind, "--wait-seconds", "0", "--json", "--result-delivery", "inline")
+    waits = run("run-task", "--type", kind, "--payload", "1", "--wait-seconds", "0", "--json", "--result-delivery",
+                "inline")
     task_id, lease_id = leased(run, kind)
     first = waits.stderr.splitlines()[0]
 
@@ -342,7 +361,7 @@ def test_a_task_that_failed_and_one_that_was_canceled_are_told_apart(run: Run, k
 
 
 def test_ctrl_c_leaves_the_id_and_how_to_go_on(url: str, kind: str) -> None:
-    asked = [*GATE, "run-task", "--type", kind, "--wait-seconds", "1h", "--url", url]
+    asked = [*GATE, "run-task", "--type", kind, "--payload", "1", "--wait-seconds", "1h", "--url", url]
 
     with subprocess.Popen(asked, env=clean(ASYNCGATE_API_KEY=KEY), stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
@@ -360,7 +379,7 @@ def test_an_id_is_taken_as_short_as_a_table_has_shown_it(
     task_id = created(run, kind)
     remembered.remember([task_id])
 
-    assert answer(run("get-task", task_id[-8:], "--json"))["task_id"] == task_id
+    assert answer(run("get-task", remembered.short(task_id), "--json"))["task_id"] == task_id
 
 
 # What goes on until it is stopped, or is another program's: pytest, MCP, a document that is JSON already.

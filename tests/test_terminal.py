@@ -15,7 +15,8 @@ from asyncgate.clients.terminal import Bar, draw_block, draw_table, plain, table
 
 COLUMNS = ["task_id", "type", "status", "created_by", "created_at", "progress"]
 IDS = ["01a20485-687b-71d8-bc09-771a1970dfca", "01a20495-3884-7cdf-a51e-6fa4457ced0f"]
-ROWS = [{"task_id": task_id, "type": "ocr.page", "status": "succeeded", "created_by": {"kind": "agent", "id": "ada"},
+OWNER = {"kind": "agent", "id": "ada", "principal_kind": "agent", "principal_id": "ada"}
+ROWS = [{"task_id": task_id, "type": "ocr.page", "status": "succeeded", "created_by": OWNER,
          "created_at": "2020-01-02T03:04:05.678Z", "progress": {"text": "x" * 300}} for task_id in IDS]
 
 
@@ -58,37 +59,37 @@ def test_ids_are_whole_where_there_is_room_and_short_where_there_is_none() -> No
 
     assert IDS[0] in wide.getvalue()
     assert IDS[0] not in narrow.getvalue()
-    assert IDS[0][-8:] in narrow.getvalue()
+    assert remembered.short(IDS[0]) in narrow.getvalue()
 
 
 def test_an_id_that_was_shown_short_can_be_typed_short(cache: Path) -> None:
     drawn(40)
 
-    assert remembered.whole(IDS[0][-8:]) == IDS[0]
+    assert remembered.whole(remembered.short(IDS[0])) == IDS[0]
     assert remembered.whole(IDS[0]) == IDS[0]
     assert remembered.whole("deadbeef") == "deadbeef"
     assert (cache / "asyncgate" / "ids").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_short_id_that_stands_for_two_is_refused() -> None:
-    other = "00000000-0000-7000-8000-0000" + IDS[0][-8:]
+    other = IDS[0].replace("01a2", "01a3")
     remembered.remember([IDS[0], other])
 
-    with pytest.raises(remembered.Ambiguous, match="the end of 2 ids"):
-        remembered.whole(IDS[0][-8:])
+    with pytest.raises(remembered.Ambiguous, match="stands for 2 ids"):
+        remembered.whole(remembered.short(IDS[0]))
 
 
 def test_only_so_many_ids_are_kept_the_newest() -> None:
-    remembered.remember(f"01a20485-687b-71d8-bc09-{number:012x}" for number in range(remembered.MOST + 5))
+    remembered.remember(f"01a20485-687b-71d8-bc09-{number:07x}950ee" for number in range(remembered.MOST + 5))
 
     kept = remembered.known()
-    assert (len(kept), kept[-1][-4:]) == (remembered.MOST, f"{remembered.MOST + 4:04x}")
+    assert (len(kept), kept[-1][-12:]) == (remembered.MOST, f"{remembered.MOST + 4:07x}950ee")
 
 
 def test_without_a_place_for_ids_tables_are_drawn_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
 
-    assert IDS[0][-8:] in drawn(40)
+    assert remembered.short(IDS[0]) in drawn(40)
 
 
 def test_a_terminal_has_colours_unless_the_user_wants_none(monkeypatch: pytest.MonkeyPatch) -> None:
