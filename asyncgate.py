@@ -110,6 +110,7 @@ class Caller(Struct, frozen=True):
     key_id: str | None = None           # of an issued key, and what that is limited to; None is any
     capabilities: frozenset[str] | None = None
     task_types: frozenset[str] | None = None
+    issued_at: float | None = None      # of an access token
 
     @property
     def unlimited(self) -> bool:
@@ -1434,59 +1435,8 @@ class Engine:
         schedule.created needs the live lease of a schedule.create task and goes to that task's creator;
         schedule.deleted names the schedule.created among its parents and discharges it.  Spec 8, PH.1.3, PH.2.
         """
-        parents, by = self._parents(work, ask), speaker(caller, ask)
-        self._artifacts((ask.body or {}).get("artifacts"))
-        if ask.receipt_type == SCHEDULED.type:
-            receipt_id = self._schedule(work, caller, ask, by, parents)
-        elif ask.receipt_type == UNSCHEDULED.type:
-            receipt_id = self._unschedule(work, caller, ask, by, parents)
-        else:
-            known = ask.receipt_type in RECEIPT_TYPES
-            why = "is written by the gate, with the step that it proves (H.2)" if known else "is no type of receipt"
-            raise InvalidRequest(f"emit_receipt takes schedule.created and schedule.deleted; {ask.receipt_type} {why}")
-        return Ok(True, receipt_id=receipt_id)
-
-    def _parents(self, work: Work, ask: EmitReceipt) -> tuple[str, ...]:
-        """PH.2: what discharges must say what, and only what this tenant has can be answered."""
-        parents = tuple(dict.fromkeys(ask.parents or ()))
-        if ask.receipt_type in DISCHARGING and not parents:
-            raise ParentsRequired(f"{ask.receipt_type} discharges an obligation and must name it among its parents; "
-                                  "without parents the obligation would stay open for ever (PH.2)")
-        self._few(parents)      # before each of them is looked for, and reported
-        if missing := [parent for parent in parents if parent not in work.receipts]:
-            raise ParentNotFound(f"no receipt {missing[0]}; parents must exist in the same tenant (PH.2)")
-        return parents
-
-    def _schedule(self, work: Work, caller: Caller, ask: EmitReceipt, by: Principal, parents: tuple[str, ...]) -> str:
-        if not (ask.schedule_id and ask.task_id and ask.lease_id):
-            raise InvalidRequest("schedule.created needs schedule_id, and the task_id and lease_id of schedule.create")
-        if (known := work.found(Schedule, ask.schedule_id)) and known.scheduler.same(by):
-            return known.created
-        held = Held(worker_id=ask.worker_id, worker_kind=ask.worker_kind, task_id=ask.task_id, lease_id=ask.lease_id,
-                    worker_instance_id=ask.worker_instance_id, fence=ask.fence)
-        task, lease = self._held(work, caller, held)
-        if task.type != "schedule.create" or known is not None:
-            raise InvalidRequest(f"schedule.created belongs to a task of type schedule.create and a new schedule; "
-                                 f"task {task.task_id} is {task.type}")
-        with self._short(work, task.task_id):
-            receipt = self._emit(work, SCHEDULED, task, ask.body or {}, by=by, lease=lease,
-                                 schedule_id=ask.schedule_id, parents=parents or (lease.accepted,),
-                                 mark=ask.schedule_id)
-        work.keep(Schedule(ask.schedule_id, task.owner_kind, task.owner_id, by.kind, by.id, receipt.receipt_id))
-        return receipt.receipt_id
-
-    def _unschedule(self, work: Work, caller: Caller, ask: EmitReceipt, by: Principal, parents: tuple[str, ...]) -> str:
-        created = next((work.receipts[parent] for parent in parents
-                        if work.receipts[parent].receipt_type == SCHEDULED.type), None)
-        if created is None or created.schedule_id is None or ask.schedule_id not in (None, created.schedule_id):
-            raise InvalidRequest("schedule.deleted must name the schedule.created of that schedule among its parents")
-        self.party(caller, by, created, caller.unlimited)
-        receipt = self._emit(work, UNSCHEDULED, None, ask.body or {}, by=by, to=created.to, parents=parents,
-                             task_id=ask.task_id or created.task_id, schedule_id=created.schedule_id,
-                             mark=created.schedule_id)
-        work.close(created.receipt_id, created.to)
-        work.drop(Schedule, created.schedule_id)
-        return receipt.receipt_id
+        part = import_module("asyncgate.backends.receipts_emitting")
+        return Ok(True, receipt_id=part.emit(self, work, caller, ask, speaker(caller, ask)))
 
     def report_schedule(self, work: Work, caller: Caller, ask: ReportSchedule) -> Reported:
         """Report when schedules run next, so that the gate notices when they do not (H.7.4)."""
@@ -2200,7 +2150,7 @@ OPERATIONS = {op.name: op for op in (
     Operation(Engine.health, "GET /v1/health, GET /health", "", "", "B"),
 )}
 # What belongs to a part that can be swapped is declared there.
-for _part in ("identity_admin", "identity_self", "ledger_admin", "archive_admin"):
+for _part in ("identity_admin", "identity_incidents", "identity_self", "ledger_admin", "archive_admin"):
     OPERATIONS |= {op.name: op for op in import_module(f"asyncgate.backends.{_part}").OPERATIONS}
 LEASE_PROTOCOL: tuple[Operation, ...] = import_module("asyncgate.backends.lease_protocol").OPERATIONS
 

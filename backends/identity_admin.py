@@ -28,6 +28,7 @@ from asyncgate import (
     Engine,
     Forbidden,
     InvalidRequest,
+    InvalidTransition,
     Key,
     KeyNotFound,
     Needs,
@@ -55,6 +56,7 @@ from asyncgate.backends.identity_keys_stored import (
     parse,
     retired,
 )
+from asyncgate.backends.identity_notices import admins, tell_admins
 from asyncgate.backends.identity_oversight import telling
 from asyncgate.parts.quotas import stricter, throttled
 from asyncgate.parts.wire_admin import (
@@ -263,6 +265,7 @@ async def set_limits(engine: Engine, caller: Caller, ask: SetLimits) -> Limits:
     operator(engine, caller)
     tenant_id = await tenant_of(engine, ask.tenant or "")
     until, strict = instant(ask.exempt_until), instant(ask.stricter_until)
+    whom = await admins(engine, tenant_id)
     asked_calls, asked_tasks = ask.stricter_calls_per_hour, ask.stricter_tasks_per_hour
     if (until is not None or strict is not None) and not ask.reason:
         raise InvalidRequest("exempt_until and stricter_until need a reason; it is kept in the audit log (spec 21.4.5)")
@@ -287,6 +290,9 @@ async def set_limits(engine: Engine, caller: Caller, ask: SetLimits) -> Limits:
             event = "rate_limit_tightened" if strict > work.now else "rate_limit_tightening_ended"
             told(engine, work, event, "critical", caller, reason=ask.reason, calls_per_hour=asked_calls,
                  tasks_per_hour=asked_tasks, expires_at=outside(strict))
+            if strict > work.now:
+                tell_admins(engine, work, whom, "rate_limit_tightened", reason=ask.reason, calls_per_hour=asked_calls,
+                            tasks_per_hour=asked_tasks, until=outside(strict).isoformat())
         work.keep(account)
         return allowed(engine.settings, tenant_id, account, work.now)
     return await change(engine, caller, tenant_id, Account, (), agree)
@@ -386,7 +392,7 @@ async def rotate_key(engine: Engine, caller: Caller, ask: RotateKey) -> IssuedKe
     def rotate(work: Work) -> Key:
         old = good(work.found(Key, ask.key_id), ask.key_id)
         if old.revoked_at is not None or old.rotated_to is not None:
-            raise InvalidRequest(f"key {old.key_id} was revoked or rotated already; issue_key makes a new one")
+            raise InvalidTransition(f"key {old.key_id} was revoked or rotated already; issue_key makes a new one")
         no_more_than_own(caller, old)
         new = replace(old, key_id=key_id, hash=hash, not_before=work.now, created_at=work.now, last_used_at=None,
                       created_by=str(caller.principal))
@@ -404,12 +410,15 @@ async def revoke_key(engine: Engine, caller: Caller, ask: RevokeKey) -> Ok:
     Spec 21.9.1.
     """
     tenant_id = await home(engine, caller, ask.tenant)
+    whom = await admins(engine, tenant_id)
 
     def revoke(work: Work) -> Ok:
         key = good(work.found(Key, ask.key_id), ask.key_id)
         if key.revoked_at is None:
             work.keep(replace(key, revoked_at=work.now))
             told(engine, work, "key_revoked", "warning", caller, revoked=key.key_id, reason=ask.reason)
+            tell_admins(engine, work, whom, "key_revoked", key_id=key.key_id, name=key.name, reason=ask.reason,
+                        by=str(caller.principal))
         return Ok(True)
     return await change(engine, caller, tenant_id, Key, (ask.key_id,), revoke)
 
@@ -444,10 +453,17 @@ async def list_audit(engine: Engine, caller: Caller, ask: ListAudit) -> AuditLin
     tenant_id = await home(engine, caller, ask.tenant)
 
     def wanted(line: Audit) -> bool:
-        return ask.event in (None, line.event) and ask.severity in (None, line.severity)
-    rows, *ends = await page(engine, caller, ask, ("audit", tenant_id, ask.event, ask.severity),
+        return (ask.event in (None, line.event) and ask.severity in (None, line.severity)
+                and (ask.key_id is None or concerns(line, ask.key_id)))
+    rows, *ends = await page(engine, caller, ask, ("audit", tenant_id, ask.event, ask.severity, ask.key_id),
                              partial(engine.backend.export, Audit, tenant_id), lambda line: line.audit_id, wanted)
     return AuditLines([audited(tenant_id, line) for line in rows], *ends)
+
+
+def concerns(line: Audit, key_id: str) -> bool:
+    """Whether a line tells of what was done with a key or to it."""
+    said = msgspec.json.decode(line.body)
+    return key_id in [said.get(name) for name in ("key_id", "issued", "rotated", "rotated_to", "revoked")]
 
 
 def audited(tenant_id: str, line: Audit) -> AuditLine:

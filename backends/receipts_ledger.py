@@ -294,8 +294,8 @@ TOOLS = {op.name: op for op in (operation(store_receipt_of_tool, "POST /mcp", "r
 TOOLS["store_receipt"] = TOOLS.pop("store_receipt_of_tool")
 TOOLS["store_receipt"].name = "store_receipt"
 ADMINISTRATION = ("health", "whoami", "create_tenant", "list_tenants", "suspend_tenant", "get_limits",
-                  "set_limits", "issue_key", "list_keys", "rotate_key", "revoke_key", "list_audit", "seal_receipts",
-                  "list_seals")
+                  "set_limits", "issue_key", "list_keys", "rotate_key", "rotate_credentials", "revoke_key",
+                  "list_audit", "seal_receipts", "list_seals")
 
 
 class Shelf(Endpoint):

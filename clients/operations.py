@@ -41,6 +41,7 @@ from asyncgate.parts.wire_admin import (
     IssuedKey,
     Keys,
     Limits,
+    RotatedCredentials,
     Severity,
     TenantRecord,
     Tenants,
@@ -566,10 +567,10 @@ class AsyncOperations:
 
     async def list_audit(
         self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
-        event: str | None = None, severity: Severity | None = None, tenant_id: str | None = None,
-        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
-        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
-        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        event: str | None = None, severity: Severity | None = None, key_id: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> AuditLines:
         """Read the tenant's audit log, oldest first; no line is ever changed.
 
@@ -710,6 +711,17 @@ class AsyncOperations:
         Spec 21.9.1.
         """
         return await self.ask("revoke_key", Ok, locals())
+
+    async def rotate_credentials(
+        self, *, tenant: str | None = None, overlap_seconds: float | None = None, issued_before: datetime | None = None,
+        reason: str | None = None, tenant_id: str | None = None,
+    ) -> RotatedCredentials:
+        """Replace every good key of a tenant at once, and refuse all access tokens that were issued before now.
+
+        The new texts are in this answer and never shown again; the old keys, your own among them, stay good for
+        overlap_seconds, by default 0.  While the answer says more, call again with its issued_before.  Spec 21.9.1.
+        """
+        return await self.ask("rotate_credentials", RotatedCredentials, locals())
 
     async def rotate_key(
         self, key_id: str, *, tenant: str | None = None, overlap_seconds: float | None = None,
@@ -1053,10 +1065,10 @@ class SyncOperations:
 
     def list_audit(
         self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
-        event: str | None = None, severity: Severity | None = None, tenant_id: str | None = None,
-        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
-        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
-        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        event: str | None = None, severity: Severity | None = None, key_id: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> AuditLines:
         """Read the tenant's audit log, oldest first; no line is ever changed.
 
@@ -1197,6 +1209,17 @@ class SyncOperations:
         Spec 21.9.1.
         """
         return self.ask("revoke_key", Ok, locals())
+
+    def rotate_credentials(
+        self, *, tenant: str | None = None, overlap_seconds: float | None = None, issued_before: datetime | None = None,
+        reason: str | None = None, tenant_id: str | None = None,
+    ) -> RotatedCredentials:
+        """Replace every good key of a tenant at once, and refuse all access tokens that were issued before now.
+
+        The new texts are in this answer and never shown again; the old keys, your own among them, stay good for
+        overlap_seconds, by default 0.  While the answer says more, call again with its issued_before.  Spec 21.9.1.
+        """
+        return self.ask("rotate_credentials", RotatedCredentials, locals())
 
     def rotate_key(
         self, key_id: str, *, tenant: str | None = None, overlap_seconds: float | None = None,

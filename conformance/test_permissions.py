@@ -35,7 +35,7 @@ MATRIX: dict[str, tuple[str, str]] = {
     "suspend_tenant": ("admin", "admin:write"), "get_limits": ("admin", "admin:read"),
     "set_limits": ("admin", "admin:write"), "issue_key": ("admin", "admin:write"), "list_keys": ("admin", "admin:read"),
     "rotate_key": ("admin", "admin:write"), "revoke_key": ("admin", "admin:write"),
-    "list_audit": ("admin", "admin:read"),
+    "list_audit": ("admin", "admin:read"), "rotate_credentials": ("admin", "admin:write"),
     "seal_receipts": ("admin", "admin:write"), "list_seals": ("admin", "admin:read"),
     "export_receipts": ("admin", "admin:read"), "import_receipts": ("admin", "admin:write"),
     "run_archive": ("admin", "admin:write"), "restore_archive": ("admin", "admin:write"),
@@ -143,7 +143,7 @@ async def test_a_refusal_names_the_role_that_is_needed(gate: Gate, operation: st
 
 
 OPERATORS = ["create_tenant", "list_tenants", "suspend_tenant", "set_limits"]
-NAMING = ["get_limits", "issue_key", "list_keys", "rotate_key", "revoke_key", "list_audit"]
+NAMING = ["get_limits", "issue_key", "list_keys", "rotate_key", "rotate_credentials", "revoke_key", "list_audit"]
 
 
 def test_each_operation_on_tenants_is_the_operators_or_names_one() -> None:

@@ -100,6 +100,15 @@ class RotateKey(KeyAsk, kw_only=True):
     overlap_seconds: Overlap = 86_400.0
 
 
+class RotateCredentials(Ask, kw_only=True):
+    """Replace all credentials of a tenant."""
+
+    tenant: Whose = None
+    overlap_seconds: Annotated[float, Meta(ge=0, le=30 * 86_400), says("for which the old keys stay good")] = 0.0
+    issued_before: Annotated[Moment | None, says("only keys issued before then; default now")] = None
+    reason: Text | None = None
+
+
 class RevokeKey(KeyAsk, kw_only=True):
     """Take a key back."""
 
@@ -112,6 +121,7 @@ class ListAudit(Page, kw_only=True):
     tenant: Whose = None
     event: Name | None = None
     severity: Severity | None = None
+    key_id: Annotated[Name | None, says("only what was done with this key, or to it")] = None
 
 
 class TenantRecord(Struct, omit_defaults=True):
@@ -189,6 +199,14 @@ class IssuedKey(Struct):
 
     api_key: str
     key: KeyRecord
+
+
+class RotatedCredentials(Struct):
+    """New keys in the place of old ones; their texts are shown this once and stored nowhere."""
+
+    keys: list[IssuedKey]
+    issued_before: datetime     # of the keys that were replaced, and of the access tokens that are refused
+    more: bool                  # whether to call again, with that time
 
 
 class Keys(Struct):

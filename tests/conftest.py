@@ -135,14 +135,14 @@ class Served:
         return offer
 
     async def stored(self) -> dict[str, list[Any]]:
-        """Return everything that is stored for the tenant, but for when its keys were last used."""
+        """Return everything that is stored for the tenant, but for when and where its keys were used."""
         return {kind.__name__: [row async for row in self._rows(kind)] for kind in STORED}
 
     async def _rows(self, kind: Any) -> AsyncIterator[Any]:
         last = ""
         while rows := await self.backend.export(kind, self.tenant_id, last):
             for row in rows:
-                yield replace(row, last_used_at=None) if isinstance(row, Key) else row
+                yield replace(row, last_used_at=None, places=None) if isinstance(row, Key) else row
             last = export_key(rows[-1])
 
     @contextlib.asynccontextmanager
@@ -366,9 +366,9 @@ def node(tmp_path_factory: pytest.TempPathFactory, tools_cache: Path) -> Node:
 
 @pytest.fixture(scope="session")
 def node_for_openapi(tmp_path_factory: pytest.TempPathFactory, tools_cache: Path) -> Node:
-    """Return what npm has for OpenAPI: two linters, and a generator of types with what checks and uses them."""
-    packages = ("@redocly/cli@2.77.0", "@stoplight/spectral-cli@6.16.3", "@types/node@22", "openapi-fetch@0.17.0",
-                "openapi-typescript@7.13.0", "typescript@5.9.3")
+    """Return what npm has for OpenAPI: two linters, a generator of types with what checks and uses them, a page."""
+    packages = ("@redocly/cli@2.77.0", "@stoplight/spectral-cli@6.16.3", "@types/node@22", "jsdom@26.1.0",
+                "openapi-fetch@0.17.0", "openapi-typescript@7.13.0", "typescript@5.9.3")
     return Node(Node.install(tools_of_npm(tools_cache), packages), tmp_path_factory.mktemp("home"))
 
 

@@ -28,7 +28,7 @@ SCOPED = {"tasks:read": ["get_task", "list_tasks"], "tasks:write": ["create_task
           "tasks:lease": ["lease_next", "renew_lease", "complete", "fail"],
           "receipts:read": ["list_receipts", "get_receipt"], "receipts:ack": ["ack_receipt"]}
 ADMINISTRATION = {"create_tenant", "list_tenants", "suspend_tenant", "get_limits", "set_limits", "issue_key",
-                  "list_keys", "rotate_key", "revoke_key", "list_audit",
+                  "list_keys", "rotate_key", "rotate_credentials", "revoke_key", "list_audit",
                   "seal_receipts", "list_seals", "export_receipts", "import_receipts",
                   "run_archive", "restore_archive"}
 # Enough for an operation to get past who may ask it; what it then says does not matter.
@@ -41,7 +41,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "report_schedule": {"schedules": [{"schedule_id": "s"}]}, "check_terminator": {"parent_receipt_id": "none"},
     "create_tenant": {"name": "x"}, "suspend_tenant": {"tenant": OTHER}, "set_limits": {"tenant": OTHER},
     "issue_key": {"name": "x", "principal_id": "x", "scopes": []},
-    "rotate_key": {"key_id": "none"}, "revoke_key": {"key_id": "none"}, "import_receipts": {"receipts": []},
+    "rotate_credentials": {"issued_before": "1970-01-02T00:00:00Z"}, "rotate_key": {"key_id": "none"},
+    "revoke_key": {"key_id": "none"}, "import_receipts": {"receipts": []},
     **{name: {"task_id": "none"} for name in ("get_task", "get_task_history", "cancel_task", "release_hold",
                                               "restore_archive", "list_archived_receipts")},
     **{name: {"task_id": "none", "lease_id": "none"} for name in (
