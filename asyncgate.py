@@ -110,6 +110,7 @@ class Caller(Struct, frozen=True):
     key_id: str | None = None           # of an issued key, and what that is limited to; None is any
     capabilities: frozenset[str] | None = None
     task_types: frozenset[str] | None = None
+    issued_at: float | None = None      # of an access token
 
     @property
     def unlimited(self) -> bool:
@@ -249,6 +250,7 @@ CROWD = 100                     # leases that expire together and come back over
 STUCK_EXPIRIES = 3              # H.7.2: more requeues than this are an anomaly
 STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
 FENCES_SKIPPED = 1000           # by a task that moves to another gate or comes back: no old lease can outrank it
+LOCATE = "complete again with artifacts or delivery_proof, or attach_artifacts"
 RAISING = frozenset({"task.moved", "task.rebuilt", "task.reconciled"})
 
 
@@ -337,7 +339,13 @@ def counted(loads: Loads | None, recount: bool, tally: bool) -> Loads:
     return load
 
 
-ENDINGS = {"completed": "completed", "failed": "completed", "canceled": "canceled"}
+ENDINGS = {"completed": "completed", "failed": "failed", "canceled": "canceled"}
+
+
+def ended_well(task: Task) -> Ok:
+    """Tell whether a task that succeeded still owes where its result lies, and what discharges that."""
+    return Ok(True, "succeeded", obligation="open", next=LOCATE) if task.owed else Ok(
+        True, "succeeded", obligation="discharged")
 
 
 def lost(lease: Lease | None, holder: Principal, ask: Held, now: float, grace: float) -> str | None:
@@ -412,34 +420,6 @@ def checked(ask: Ask) -> None:
     for name in ask.needed:
         if not getattr(ask, name):
             raise InvalidRequest(f"{name} is missing")
-
-
-class Lanes:
-    """The distinct (type, capabilities) pairs of one tenant: matching is done once per pair, never once per task."""
-
-    def __init__(self) -> None:
-        self.known: dict[int, tuple[str, frozenset[str]]] = {}
-        self._eligible: dict[Any, tuple[frozenset[int], ...]] = {}
-
-    def learn(self, lane: int, type: str, capabilities: Iterable[str]) -> None:
-        """Remember a lane."""
-        if lane not in self.known:
-            self.known[lane] = (type, frozenset(capabilities))
-            self._eligible.clear()
-
-    def groups(self, claims: list[LeaseNext]) -> set[frozenset[int]]:
-        """Return sets of lanes; the best tasks of each set, enough for all `claims`, are all that these can get."""
-        return {group for ask in claims for group in self._groups(ask)}
-
-    def _groups(self, ask: LeaseNext) -> tuple[frozenset[int], ...]:
-        profile = (ask.capabilities, ask.accept_types, ask.preferred_kinds)
-        if profile not in self._eligible:
-            fit = {lane for lane, (type, needed) in self.known.items() if matches(type, needed, ask)}
-            first = {lane for lane in fit if self.known[lane][0] in (ask.preferred_kinds or ())}
-            if len(self._eligible) >= 1024:
-                self._eligible.clear()
-            self._eligible[profile] = tuple(frozenset(group) for group in (first, fit - first) if group)
-        return self._eligible[profile]
 
 
 # WORK #################################################################################################################
@@ -992,7 +972,7 @@ class Engine:
             work.hold(replace(lease, ending="canceled"))
         body = {"canceled_by": {"kind": by.kind, "id": by.id}, "reason": ask.reason}
         task = self._discharge(work, work.move(task, CANCEL, completed_at=work.now, held=None))
-        self._end(work, task, self._emit(work, EMISSION["cancel"], task, body, by=by), {})
+        self._end(work, task, self._emit(work, EMISSION["cancel"], task, body, by=by), body)
         return Ok(True, "canceled")
 
     def _own(self, work: Work, caller: Caller, ask: TaskAsk) -> Task:
@@ -1002,8 +982,13 @@ class Engine:
         return task
 
     def release_hold(self, work: Work, caller: Caller, ask: ReleaseHold) -> Ok:
-        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew."""
+        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew.
+
+        A task that has ended stays as it is: the answer is `ok: false` with its status.
+        """
         task = self._own(work, caller, ask)
+        if task.status in TERMINAL:
+            return Ok(False, task.status)
         if task.held is not None:
             work.tell(task.task_id, "task.hold_released", held=task.held, expiries=task.expiries)
             task = work.change(task, held=None, expiries=0, lost_to="[]", next_eligible_at=None)
@@ -1021,13 +1006,11 @@ class Engine:
         if task.status != "succeeded":
             raise InvalidTransition(f"task {task.task_id} is {task.status}; artifacts are attached to a succeeded one",
                                     status=task.status)
-        artifacts = self._artifacts(ask.artifacts)
-        if not artifacts and not ask.delivery_proof:
-            raise NotLocatable("attach_artifacts needs artifacts or delivery_proof (PH.3)")
+        if not (located := self._where(ask.artifacts, ask.delivery_proof)):
+            raise NotLocatable("attach_artifacts needs artifacts, or a delivery_proof that does not say failed (PH.3)")
         if task.owed:
-            located = {"artifacts": artifacts or None, "delivery_proof": ask.delivery_proof or None}
             self._locate(work, task, lease, by, located)
-        return Ok(True, "succeeded")
+        return ended_well(work.task(ask.task_id))
 
     # Leasing tasks and working on them.
 
@@ -1164,12 +1147,12 @@ class Engine:
         if lease := self._repeated(work, caller, ask, "completed"):
             if located and (task := work.task(ask.task_id)).owed:
                 self._locate(work, task, lease, lease.worker, located)
-            return Ok(True, "succeeded")
+            return ended_well(work.task(ask.task_id))
         task, lease = self._held(work, caller, ask)
         located = located or self._inline(task, ask)
         if not located and self.settings.locatability == "strict":
-            raise NotLocatable(f"task {task.task_id} needs artifacts or delivery_proof to succeed (PH.3); "
-                               "the lease lives on, complete it again with them")
+            raise NotLocatable(f"task {task.task_id} needs artifacts, or a delivery_proof that does not say failed, to "
+                               "succeed (PH.3); the lease lives on, complete it again with them")
         where = located.get("artifacts")
         work.hold(replace(lease, ending="completed"))
         task = work.move(task, SUCCEED, completed_at=work.now, outcome=bytes(ask.result).decode(), held=None,
@@ -1179,9 +1162,10 @@ class Engine:
                            parents=(task.duty,) if located else (), mark="located" if located else "")
         self._end(work, task, ended, {"result": body, **located})
         if not located:     # PH.3.3: the success stands, but it discharges nothing
-            self._anomaly(work, task, "success_without_locatability", lease=lease,
-                          recommended_action="complete again with artifacts, or attach_artifacts")
-        return Ok(True, "succeeded")
+            self._anomaly(work, task, "success_without_locatability", lease=lease, recommended_action=LOCATE,
+                          worker_id=lease.worker_id, receipt_id=ended.receipt_id, obligation_receipt_id=task.duty,
+                          result_delivery=terms_of(task.terms).result_delivery)
+        return ended_well(task)
 
     def _result(self, ask: Complete) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return where the result is, and what the receipt says of it."""
@@ -1190,10 +1174,15 @@ class Engine:
         value = parsed(result, "result")
         told = value.get("summary") if isinstance(value, dict) else None
         summary = ask.result_summary or (told[:1000] if isinstance(told, str) else None)
-        located = {"artifacts": self._artifacts(ask.artifacts) or None, "delivery_proof": ask.delivery_proof or None}
-        body = {"result_summary": summary, "completion_metadata": ask.completion_metadata,
+        located, proof = self._where(ask.artifacts, ask.delivery_proof), ask.delivery_proof or None
+        body = {"result_summary": summary, "completion_metadata": ask.completion_metadata, "delivery_proof": proof,
                 **self._enclosed("result", value, result, ask.task_id)}
-        return {name: said for name, said in located.items() if said}, body
+        return located, body
+
+    def _where(self, artifacts: Any, proof: dict[str, Any] | None) -> dict[str, Any]:
+        """Return what locates a result (PH.3); that its delivery failed does not."""
+        located = {"artifacts": self._artifacts(artifacts), "delivery_proof": proof if proves(proof) else None}
+        return {name: said for name, said in located.items() if said}
 
     def _artifacts(self, artifacts: Any) -> list[Any]:
         found, most = pointers(artifacts), self.settings.receipts.max_artifacts
@@ -1226,7 +1215,8 @@ class Engine:
     def complete_tasks(self, work: Work, caller: Caller, ask: CompleteTasks) -> Items:
         """End up to 500 tasks well; each is completed or refused by itself, and the answer says which."""
         def end(item: Complete) -> Item:
-            return Item(item.task_id, self.complete(work, caller, item).status)
+            done = self.complete(work, caller, item)
+            return Item(item.task_id, done.status, obligation=done.obligation, next=done.next)
         return Items([self._each(work, caller, end, item) for item in completions(ask)])
 
     def fail(self, work: Work, caller: Caller, ask: Fail) -> Released:
@@ -1272,9 +1262,13 @@ class Engine:
     def _held(self, work: Work, caller: Caller, ask: Held) -> tuple[Task, Lease]:
         """Return the task and its lease if the caller holds it, inside the transaction (spec 4.2)."""
         task, lease = work.task(ask.task_id), work.leases.get(ask.task_id)
-        if reason := lost(lease, self._holder(caller, ask, lease), ask, work.now, self.settings.lease_grace_seconds):
+        holder = self._holder(caller, ask, lease)
+        if reason := lost(lease, holder, ask, work.now, self.settings.lease_grace_seconds):
+            # How the task is doing is for those who had this lease, or own the task.
+            had = lease is not None and lease.lease_id == ask.lease_id and lease.worker.same(holder)
+            more = {"status": task.status} if had or caller.unlimited or task.owner.same(caller.principal) else {}
             raise LeaseInvalid(f"task {task.task_id} is not leased to this worker under {ask.lease_id} ({reason}); "
-                               "drop the work, lease_next gives more", reason=reason, status=task.status)
+                               "drop the work, lease_next gives more", reason=reason, **more)
         assert lease is not None
         return task, lease
 
@@ -1441,15 +1435,16 @@ class Engine:
         schedule.created needs the live lease of a schedule.create task and goes to that task's creator;
         schedule.deleted names the schedule.created among its parents and discharges it.  Spec 8, PH.1.3, PH.2.
         """
-        parents = self._parents(work, ask)
-        by = speaker(caller, ask)
+        parents, by = self._parents(work, ask), speaker(caller, ask)
+        self._artifacts((ask.body or {}).get("artifacts"))
         if ask.receipt_type == SCHEDULED.type:
             receipt_id = self._schedule(work, caller, ask, by, parents)
         elif ask.receipt_type == UNSCHEDULED.type:
             receipt_id = self._unschedule(work, caller, ask, by, parents)
         else:
-            raise InvalidRequest(f"emit_receipt takes schedule.created and schedule.deleted; {ask.receipt_type} is "
-                                 "written by the step of the task that it proves (H.2)")
+            known = ask.receipt_type in RECEIPT_TYPES
+            why = "is written by the gate, with the step that it proves (H.2)" if known else "is no type of receipt"
+            raise InvalidRequest(f"emit_receipt takes schedule.created and schedule.deleted; {ask.receipt_type} {why}")
         return Ok(True, receipt_id=receipt_id)
 
     def _parents(self, work: Work, ask: EmitReceipt) -> tuple[str, ...]:
@@ -1600,10 +1595,10 @@ class Engine:
 
     # About the gate itself.
 
-    async def get_config(self, caller: Caller, ask: GetConfig) -> Configuration:
+    async def get_config(self, caller: Caller, ask: GetConfig) -> GateConfig:
         """Return how this gate is set up: receipt mode, instance, version and what it can do."""
         url = self.settings.memorygate.url if self.settings.receipt_mode != "standalone" else None
-        return Configuration(self.settings.receipt_mode, url, self.instance,
+        return GateConfig(self.settings.receipt_mode, url, self.instance,
                              ["lease_based_execution", "receipt_emission", "open_obligations", "batch_operations"],
                              __version__, "gate_or_ledger" if self.ledger and self.ledger.adopts else "gate")
 
@@ -2206,7 +2201,7 @@ OPERATIONS = {op.name: op for op in (
     Operation(Engine.health, "GET /v1/health, GET /health", "", "", "B"),
 )}
 # What belongs to a part that can be swapped is declared there.
-for _part in ("identity_admin", "ledger_admin", "archive_admin"):
+for _part in ("identity_admin", "identity_incidents", "identity_self", "ledger_admin", "archive_admin"):
     OPERATIONS |= {op.name: op for op in import_module(f"asyncgate.backends.{_part}").OPERATIONS}
 LEASE_PROTOCOL: tuple[Operation, ...] = import_module("asyncgate.backends.lease_protocol").OPERATIONS
 

@@ -8,6 +8,7 @@ Each change is written to the tenant's audit log in the transaction that makes i
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from collections.abc import Callable
 from contextvars import copy_context
@@ -27,6 +28,7 @@ from asyncgate import (
     Engine,
     Forbidden,
     InvalidRequest,
+    InvalidTransition,
     Key,
     KeyNotFound,
     Needs,
@@ -54,6 +56,7 @@ from asyncgate.backends.identity_keys_stored import (
     parse,
     retired,
 )
+from asyncgate.backends.identity_notices import admins, tell_admins
 from asyncgate.backends.identity_oversight import telling
 from asyncgate.parts.quotas import stricter, throttled
 from asyncgate.parts.wire_admin import (
@@ -120,25 +123,65 @@ def operator(engine: Engine, caller: Caller) -> None:
         raise barred(caller, "only the operator, an admin of the default tenant, looks after tenants")
 
 
-def home(engine: Engine, caller: Caller, named: str | None) -> str:
+async def home(engine: Engine, caller: Caller, named: str | None) -> str:
     """Return the tenant that is meant: another than one's own is there for the operator only."""
-    if named in (None, caller.tenant_id):
+    if named is None or named == caller.tenant_id:
         return caller.tenant_id
-    if not operates(engine, caller):
+    if operates(engine, caller):
+        return await tenant_of(engine, named)
+    account = None if ID.match(named) else await engine.backend.record(caller.tenant_id, Account)
+    if account is None or account.name != named:
         raise TenantNotFound(f"no tenant {named}")
-    return named
+    return caller.tenant_id
 
 
 # Tenants.
 
 
+ID = re.compile(r"[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\Z")
+NAMED = uuid.UUID("0a6f7a52-6cf8-4f0e-9a0c-5d1e2b7c9f31")     # of which the ids of tenants are, that have a name only
+DEFAULT = "default"
+
+
+async def tenant_of(engine: Engine, named: str) -> str:
+    """Return the id of a tenant that is named by its id or its name."""
+    if ID.match(named):
+        return named.lower()
+    if (found := await called(engine, named)) is None:
+        raise TenantNotFound(f"no tenant {named}; list_tenants shows the tenants there are, create_tenant makes one")
+    return found
+
+
+async def called(engine: Engine, name: str) -> str | None:
+    """Return the id of the tenant of a name."""
+    if name == DEFAULT:
+        return engine.settings.default_tenant_id
+    if (account := await engine.backend.record(likely := made_of(name), Account)) and account.name == name:
+        return likely
+    found = [id for id in await engine.backend.tenants()
+             if (account := await engine.backend.record(id, Account)) and account.name == name]
+    if len(found) > 1:      # from before names were unique
+        raise InvalidRequest(f"{len(found)} tenants are called {name}: say which by its id, {' or '.join(found)}")
+    return found[0] if found else None
+
+
+def made_of(name: str) -> str:
+    """Return the id that a tenant has by its name: two that make it at once make the same one."""
+    return str(uuid.uuid5(NAMED, name))
+
+
 async def create_tenant(engine: Engine, caller: Caller, ask: CreateTenant) -> TenantRecord:
-    """Make a tenant, with a name and a tier; making one again returns it as it is.
+    """Make a tenant, with a unique name and a tier; making one again returns it as it is.
 
     For the operator.  Then issue_key gives it its first key.  One transaction.  Spec 21.3.1.
     """
     operator(engine, caller)
-    tenant_id = ask.tenant or str(uuid.uuid4())
+    if ID.match(ask.name):
+        raise InvalidRequest("a tenant's name cannot look like an id: both are good wherever a tenant is named")
+    named = await called(engine, ask.name)
+    tenant_id = ask.tenant or named or made_of(ask.name)
+    if named not in (None, tenant_id) and await engine.backend.record(tenant_id, Account) is None:
+        raise InvalidRequest(f"{ask.name} is the name of tenant {named} already; names are unique")
 
     def make(work: Work) -> TenantRecord:
         account = work.found(Account)
@@ -165,7 +208,7 @@ async def suspend_tenant(engine: Engine, caller: Caller, ask: SuspendTenant) -> 
     For the operator.  Its tasks stay as they are, its leases run out.  Spec 21.9.
     """
     operator(engine, caller)
-    tenant_id = ask.tenant or ""
+    tenant_id = await tenant_of(engine, ask.tenant or "")
     if tenant_id == engine.settings.default_tenant_id:
         raise Forbidden("the default tenant is the operator's own and cannot be suspended")
 
@@ -196,7 +239,7 @@ async def get_limits(engine: Engine, caller: Caller, ask: GetLimits) -> Limits:
 
     Spec 21.4.2.
     """
-    tenant_id = home(engine, caller, ask.tenant)
+    tenant_id = await home(engine, caller, ask.tenant)
 
     def count(engine: Engine, work: Work, caller: Caller, ask: Ask) -> Limits:
         limits, usage = allowed(engine.settings, tenant_id, work.found(Account), work.now), work.found(Usage)
@@ -220,7 +263,9 @@ async def set_limits(engine: Engine, caller: Caller, ask: SetLimits) -> Limits:
     enforced.  Other processes follow within five seconds.
     """
     operator(engine, caller)
-    tenant_id, until, strict = ask.tenant or "", instant(ask.exempt_until), instant(ask.stricter_until)
+    tenant_id = await tenant_of(engine, ask.tenant or "")
+    until, strict = instant(ask.exempt_until), instant(ask.stricter_until)
+    whom = await admins(engine, tenant_id)
     asked_calls, asked_tasks = ask.stricter_calls_per_hour, ask.stricter_tasks_per_hour
     if (until is not None or strict is not None) and not ask.reason:
         raise InvalidRequest("exempt_until and stricter_until need a reason; it is kept in the audit log (spec 21.4.5)")
@@ -245,6 +290,9 @@ async def set_limits(engine: Engine, caller: Caller, ask: SetLimits) -> Limits:
             event = "rate_limit_tightened" if strict > work.now else "rate_limit_tightening_ended"
             told(engine, work, event, "critical", caller, reason=ask.reason, calls_per_hour=asked_calls,
                  tasks_per_hour=asked_tasks, expires_at=outside(strict))
+            if strict > work.now:
+                tell_admins(engine, work, whom, "rate_limit_tightened", reason=ask.reason, calls_per_hour=asked_calls,
+                            tasks_per_hour=asked_tasks, until=outside(strict).isoformat())
         work.keep(account)
         return allowed(engine.settings, tenant_id, account, work.now)
     return await change(engine, caller, tenant_id, Account, (), agree)
@@ -264,11 +312,11 @@ def allowed(settings: Settings, tenant_id: str, account: Account | None, now: fl
 # Issued keys.
 
 
-def issuer(engine: Engine, caller: Caller, named: str | None) -> str:
+async def issuer(engine: Engine, caller: Caller, named: str | None) -> str:
     """Return the tenant that a caller may issue keys for; a limited key would issue itself one without its limits."""
     if caller.capabilities is not None or caller.task_types is not None:
         raise barred(caller, "a key that is limited to capabilities or task types cannot issue keys")
-    return home(engine, caller, named)
+    return await home(engine, caller, named)
 
 
 async def issue_key(engine: Engine, caller: Caller, ask: IssueKey) -> IssuedKey:
@@ -277,7 +325,7 @@ async def issue_key(engine: Engine, caller: Caller, ask: IssueKey) -> IssuedKey:
     It stands for one principal of one tenant, with a role, scopes and, if wished, the only capabilities and task types
     that it is good for.  Spec 21.2.2.
     """
-    tenant_id = issuer(engine, caller, ask.tenant)
+    tenant_id = await issuer(engine, caller, ask.tenant)
     text, key = await drawn(engine.settings, ask, caller, engine.backend.now())
     no_more_than_own(caller, key)
 
@@ -327,7 +375,7 @@ async def made(settings: Settings) -> tuple[str, str, str]:
 
 async def list_keys(engine: Engine, caller: Caller, ask: ListKeys) -> Keys:
     """List the tenant's keys, revoked ones too; none of them can be read out of it."""
-    tenant_id = home(engine, caller, ask.tenant)
+    tenant_id = await home(engine, caller, ask.tenant)
     rows, *ends = await page(engine, caller, ask, ("keys", tenant_id), partial(engine.backend.export, Key, tenant_id),
                              lambda key: key.key_id, lambda key: True)
     return Keys([described(tenant_id, key) for key in rows], *ends)
@@ -338,13 +386,13 @@ async def rotate_key(engine: Engine, caller: Caller, ask: RotateKey) -> IssuedKe
 
     The new text is in this answer and never shown again.
     """
-    tenant_id = issuer(engine, caller, ask.tenant)
+    tenant_id = await issuer(engine, caller, ask.tenant)
     text, hash, key_id = await made(engine.settings)
 
     def rotate(work: Work) -> Key:
         old = good(work.found(Key, ask.key_id), ask.key_id)
         if old.revoked_at is not None or old.rotated_to is not None:
-            raise InvalidRequest(f"key {old.key_id} was revoked or rotated already; issue_key makes a new one")
+            raise InvalidTransition(f"key {old.key_id} was revoked or rotated already; issue_key makes a new one")
         no_more_than_own(caller, old)
         new = replace(old, key_id=key_id, hash=hash, not_before=work.now, created_at=work.now, last_used_at=None,
                       created_by=str(caller.principal))
@@ -361,13 +409,16 @@ async def revoke_key(engine: Engine, caller: Caller, ask: RevokeKey) -> Ok:
 
     Spec 21.9.1.
     """
-    tenant_id = home(engine, caller, ask.tenant)
+    tenant_id = await home(engine, caller, ask.tenant)
+    whom = await admins(engine, tenant_id)
 
     def revoke(work: Work) -> Ok:
         key = good(work.found(Key, ask.key_id), ask.key_id)
         if key.revoked_at is None:
             work.keep(replace(key, revoked_at=work.now))
             told(engine, work, "key_revoked", "warning", caller, revoked=key.key_id, reason=ask.reason)
+            tell_admins(engine, work, whom, "key_revoked", key_id=key.key_id, name=key.name, reason=ask.reason,
+                        by=str(caller.principal))
         return Ok(True)
     return await change(engine, caller, tenant_id, Key, (ask.key_id,), revoke)
 
@@ -399,13 +450,20 @@ async def list_audit(engine: Engine, caller: Caller, ask: ListAudit) -> AuditLin
 
     Lines are kept for security.audit_logging.retention_days, 90 at least.  Spec 21.7.4.
     """
-    tenant_id = home(engine, caller, ask.tenant)
+    tenant_id = await home(engine, caller, ask.tenant)
 
     def wanted(line: Audit) -> bool:
-        return ask.event in (None, line.event) and ask.severity in (None, line.severity)
-    rows, *ends = await page(engine, caller, ask, ("audit", tenant_id, ask.event, ask.severity),
+        return (ask.event in (None, line.event) and ask.severity in (None, line.severity)
+                and (ask.key_id is None or concerns(line, ask.key_id)))
+    rows, *ends = await page(engine, caller, ask, ("audit", tenant_id, ask.event, ask.severity, ask.key_id),
                              partial(engine.backend.export, Audit, tenant_id), lambda line: line.audit_id, wanted)
     return AuditLines([audited(tenant_id, line) for line in rows], *ends)
+
+
+def concerns(line: Audit, key_id: str) -> bool:
+    """Whether a line tells of what was done with a key or to it."""
+    said = msgspec.json.decode(line.body)
+    return key_id in [said.get(name) for name in ("key_id", "issued", "rotated", "rotated_to", "revoked")]
 
 
 def audited(tenant_id: str, line: Audit) -> AuditLine:

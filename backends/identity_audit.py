@@ -36,13 +36,14 @@ from asyncgate import (
     canonical,
     its_lease,
 )
+from asyncgate.backends.identity_notices import notify
 from asyncgate.parts.ids import mark_in, mark_of
 from asyncgate.parts.logs import Redaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from asyncgate import Ask, Needs
+    from asyncgate import Ask, Needs, Operation
     from asyncgate.parts.http import Scope
 
 log = logging.getLogger("asyncgate.audit")
@@ -53,6 +54,7 @@ Line = tuple[str, Severity, bytes]      # event, severity, canonical JSON of wha
 LEVELS: dict[Severity, int] = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.CRITICAL}
 FLUSH_SECONDS, MOST_NOTED = 1.0, 100            # different lines of one tenant; more are only counted
 COUNTED_SECONDS, MOST_COUNTED = 300.0, 10_000   # what is no refusal: noted when it first happens, then counted
+MOST_TASKS, USES_SECONDS, NOTICE_SECONDS = 200, 60.0, 3600.0
 DAY, PRUNED = 86_400, "audit_pruned"
 SUSPECTS, TENANTS_SECONDS, LAST_SECONDS = 100, 60.0, 1.0
 # What a refusal is called in the log; of the others the answer itself is enough.
@@ -96,6 +98,13 @@ def spoken(severity: Severity, event: str, tenant_id: str, body: bytes) -> None:
     fields = {"event": event, "severity": severity, "tenant_id": tenant_id, **msgspec.json.decode(body)}
     log.log(LEVELS[severity], "%s %s tenant=%s %s", severity, event, tenant_id, body.decode(),
             extra={"fields": fields})
+
+
+def changed(ask: Any, reply: Any) -> list[str]:
+    """Return the tasks that an operation was about."""
+    named = [getattr(reply, "task_id", None) or getattr(ask, "task_id", None)]
+    named += [one.task_id for one in getattr(reply, "results", None) or getattr(reply, "tasks", None) or ()]
+    return [task_id for task_id in named if isinstance(task_id, str) and task_id]
 
 
 # The chain.
@@ -201,6 +210,15 @@ def who(caller: Caller) -> dict[str, Any]:
 Noted = dict[Line, tuple[float, int]]       # since when, how often
 
 
+class Uses(Struct):
+    """What was done with a key since that was written down last."""
+
+    caller: Caller
+    operations: dict[str, int] = {}
+    tasks: dict[str, None] = {}         # that it changed, in their order
+    more: int = 0                       # tasks beside them
+
+
 class Counted(Struct):
     """Something that may happen often: what was said when it first did, and how often it did since."""
 
@@ -220,6 +238,9 @@ class Auditor:
         self.words: dict[bytes, bytes] = {}     # by what was to be said
         self.missed: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
         self.counted: dict[tuple[Any, ...], Counted] = {}
+        self.uses: dict[tuple[str, str], Uses] = {}     # by tenant and key
+        self.noticed: dict[tuple[str, str], float] = {}     # when the admins of a tenant were told of something
+        self.telling: set[asyncio.Task[None]] = set()
         self.tenants: set[str] = set()          # those that this process knows of, and when it last asked
         self.asked_at = -inf
         self.suspects: asyncio.Queue[tuple[Caller, str, str, dict[str, Any]]] = asyncio.Queue(SUSPECTS)
@@ -235,6 +256,8 @@ class Auditor:
         for loop in self.loops:
             loop.cancel()
         await asyncio.gather(*self.loops, return_exceptions=True)
+        if self.telling:
+            await asyncio.wait(self.telling)
         if self.flushing is not None:
             await asyncio.wait([self.flushing])     # what it has taken is not among the notes any more
         with contextlib.suppress(TimeoutError):
@@ -320,8 +343,44 @@ class Auditor:
             rest = self.counted.setdefault((caller.tenant_id, event), Counted(caller.tenant_id, event, severity, {}))
             rest.uses += 1
 
+    def used(self, caller: Caller, op: Operation, ask: Any, reply: Any) -> None:
+        """Count an operation of a key, and remember the tasks that it changed (spec 21.9.1: audit all operations)."""
+        key = caller.tenant_id, caller.key_id or ""
+        if (uses := self.uses.get(key)) is None:
+            if len(self.uses) >= MOST_COUNTED:
+                self._tell_uses()
+            uses = self.uses[key] = Uses(caller)
+        uses.operations[op.name] = uses.operations.get(op.name, 0) + 1
+        for task_id in changed(ask, reply) if op.kind == "W" else ():
+            if len(uses.tasks) < MOST_TASKS:
+                uses.tasks[task_id] = None
+            elif task_id not in uses.tasks:
+                uses.more += 1
+
+    def _tell_uses(self) -> None:
+        """Note what was done with each key, without the addresses of who happens to ask now."""
+        uses, self.uses = self.uses, {}
+        for one in uses.values():
+            said = {**who(one.caller), "operations": one.operations, "tasks": list(one.tasks) or None,
+                    "more_tasks": one.more or None}
+            self.note(one.caller.tenant_id, "key_used", "info", **said)
+
+    def notice(self, tenant_id: str, kind: str, **details: Any) -> None:
+        """Tell the admins of a tenant, of each kind once an hour."""
+        now = self.engine.backend.now()
+        if now - self.noticed.get((tenant_id, kind), -inf) < NOTICE_SECONDS or len(self.noticed) >= MOST_COUNTED:
+            return
+        self.noticed[tenant_id, kind] = now
+        task = asyncio.create_task(notify(self.engine, tenant_id, kind, **details))
+        self.telling.add(task)
+        task.add_done_callback(self.telling.discard)
+
     def count(self) -> None:
         """Note how often it happened since the last time; what did not is forgotten."""
+        visit.set(None)
+        self._tell_uses()
+        now = self.engine.backend.now()
+        self.noticed = {key: at for key, at in self.noticed.items() if now - at < NOTICE_SECONDS}
         for key, counted in list(self.counted.items()):
             if counted.uses:
                 self.note(counted.tenant_id, counted.event, counted.severity, **counted.said, uses=counted.uses)
@@ -385,7 +444,9 @@ class Auditor:
 
     async def _counting(self) -> None:
         while True:
-            await asyncio.sleep(COUNTED_SECONDS)
+            for _ in range(round(COUNTED_SECONDS / USES_SECONDS)):
+                await asyncio.sleep(USES_SECONDS)
+                self._tell_uses()
             self.count()
 
     # An id of another tenant is a 404 like any unknown one; whether it was one is found out afterwards (DESIGN 13).
@@ -410,6 +471,8 @@ class Auditor:
                 self.note(caller.tenant_id, "cross_tenant_attempt", "critical", **where, **who(caller),
                           **{f"foreign_{name}": id}, reason=f"{name.removesuffix('_id')}_not_found",
                           message="the id belongs to another tenant")
+                self.notice(caller.tenant_id, "cross_tenant_attempt", key_id=caller.key_id,
+                            principal=str(caller.principal), **{f"foreign_{name}": id})
         except Exception:
             log.exception("cannot tell whose id %s is", id)
 

@@ -25,9 +25,10 @@ from asyncgate import (
     Unauthenticated,
     Work,
     allowance,
+    encode,
 )
-from asyncgate.backends.identity_audit import Auditor, visit
-from asyncgate.backends.identity_keys import IssuedKeys
+from asyncgate.backends.identity_audit import Auditor, visit, who
+from asyncgate.backends.identity_keys import PLACES, IssuedKeys, places_of
 from asyncgate.backends.identity_keys_stored import PREFIX
 from asyncgate.backends.identity_oversight import oversee
 from asyncgate.parts.http import Headers, Scope
@@ -95,8 +96,20 @@ class Accounts:
     async def admit(self, caller: Caller) -> None:
         """Refuse the credentials of a suspended tenant."""
         account = await self.of(caller.tenant_id)
-        if account is not None and account.suspended_at is not None:
-            raise Unauthenticated("this credential is not good any more")
+        if account is None:
+            return
+        since, issued = account.tokens_since, caller.issued_at
+        if account.suspended_at is not None:
+            raise unfit("tenant_suspended", "the tenant is suspended")
+        if since is not None and issued is not None and issued < since:
+            raise unfit("token_revoked", "all access tokens of the tenant issued before that time were taken back")
+
+
+def unfit(code: str, why: str) -> InvalidToken:
+    """Make the refusal of what was good once, with the reason for the log."""
+    no = InvalidToken("this credential is not good any more")
+    no.because = code, why
+    return no
 
 
 class Store:
@@ -105,12 +118,15 @@ class Store:
     def __init__(self, engine: Engine) -> None:
         self.engine, self.find_key = engine, engine.backend.find_key
 
-    async def touch_key(self, tenant_id: str, key_id: str, now: float) -> None:
-        """Note that a key was used."""
+    async def touch_key(self, tenant_id: str, key_id: str, now: float, place: str | None = None) -> None:
+        """Note that a key was used, and from where if that is new."""
         def touch(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
             key = work.found(Key, key_id)
             if key is not None and (key.last_used_at or 0.0) < now:
-                work.keep(replace(key, last_used_at=now))
+                key = replace(key, last_used_at=now)
+                work.keep(key)
+            if key is not None and place is not None and place not in (known := places_of(key)):
+                work.keep(replace(key, places=encode([place, *known][:PLACES]).decode()))
 
         def load(needs: Needs, caller: Caller, ask: Ask) -> None:
             needs.records.add((Key, (key_id,)))
@@ -138,7 +154,7 @@ class Guard:
     def __init__(self, engine: Engine) -> None:
         self.engine, self.settings = engine, engine.settings
         security = engine.settings.security
-        self.keys = IssuedKeys(Store(engine), security.api_keys, engine.backend.now)
+        self.keys = IssuedKeys(Store(engine), security.api_keys, engine.backend.now, moved=self.moved)
         self.accounts = Accounts(engine)
         self.auditor = Auditor(engine, security.audit_logging.enabled)
         self.relieving: dict[str, asyncio.Task[None]] = {}
@@ -277,8 +293,16 @@ class Guard:
             self.auditor.unanswered(caller, reply.parent_receipt_id)
         elif isinstance(reply, LimitsReply) and reply.used is not None:
             await self._used(reply, reply.used)
+        if caller.key_id is not None:
+            self.auditor.used(caller, op, ask, reply)
         if caller.role == "admin":
             await oversee(self.auditor, op, caller, ask, reply)
+
+    def moved(self, caller: Caller, place: str) -> None:
+        """Note that a key is used from where it never was (spec 21.9.1)."""
+        self.auditor.note(caller.tenant_id, "unusual_address", "warning", **who(caller), place=place)
+        self.auditor.notice(caller.tenant_id, "unusual_address", key_id=caller.key_id, place=place,
+                            principal=str(caller.principal))
 
     async def _used(self, reply: LimitsReply, used: Used) -> None:
         """Say what is used of the rates, which no database counts."""

@@ -233,7 +233,7 @@ def caller_of(claims: Claims) -> Caller:
     """Return whom good claims stand for; scopes of others, such as openid, mean nothing here."""
     role = claims.role or ("worker" if claims.principal_kind == "worker" else "agent")
     scopes = DEFAULT_SCOPES[role] if claims.scope is None else SCOPES.intersection(re.split("[ ,]+", claims.scope))
-    return Caller(claims.tenant_id, claims.principal, role, scopes)
+    return Caller(claims.tenant_id, claims.principal, role, scopes, issued_at=claims.iat)
 
 
 class KeyRing:

@@ -6,10 +6,11 @@ Argon2 is dear by design, so a key goes through ever dearer steps, and most end 
     proven      a digest of the key, known in this process only: the secret was right once, and 24 hours are not over
     status      revoked, suspended, limits: its row is read again after 5 seconds, or at once when `forget` says so
     refused     a digest that was wrong within the last minute is wrong still
-    failures    ten wrong keys a minute, by address and by key id; who goes on trying waits a second for each refusal
-    Argon2      two at a time, sixteen waiting
+    failures    behind ten wrong keys a minute, by address or key id, come the slow lane and a second for each refusal
+    Argon2      two at a time, sixteen waiting; in the slow lane one, which rests between two
 
-Whatever is wrong with a key, the answer is the same.
+No failure of others refuses a key that is good: it is proven, if slowly.  From where it was used before it is proven at
+once, unless that very address has failed too.  Whatever is wrong with a key, the answer is the same.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import os
 import secrets
 import sys
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
@@ -56,7 +57,9 @@ V = TypeVar("V")
 PROVEN_SECONDS, STATUS_SECONDS, REFUSED_SECONDS, USED_SECONDS = DAY, 5.0, 60.0, 60.0
 FAILURES, FAILURES_SECONDS = 10, 60.0       # wrong keys by one address, or for one key id
 HASHING, WAITING = 2, 16
+REST_SECONDS, SLOW_EACH, SLOW_ALL = 0.25, 32, 1000     # of the slow lane: between two proofs, and how many may wait
 HELD_SECONDS, MOST_HELD = 1.0, 1000         # refusals of those who go on trying
+PLACES, ADDRESSES = 16, 256                 # of one key: networks that are kept, addresses that a process remembers
 REMEMBERED = 10_000                         # entries of each memory
 
 
@@ -79,16 +82,15 @@ class Bounded(OrderedDict[K, V]):
 
 
 class Failures:
-    """Counts wrong keys by name, an address or a key id, and refuses a name with ten in a minute."""
+    """Counts wrong keys by name, an address or a key id; ten in a minute are too many."""
 
     def __init__(self) -> None:
         self.counted: Bounded[str, tuple[float, int]] = Bounded()   # since when, how many
 
-    def check(self, now: float, *names: str) -> None:
-        """Refuse if one of the names has used up its minute."""
-        if (over := self.over(now, *names)) is not None:
-            raise RateLimitExceeded("too many wrong keys; wait, then show a key that is good",
-                                    retry_after=ceil(over + FAILURES_SECONDS - now), limit=FAILURES, window="1m")
+    def refusal(self, now: float, over: float) -> RateLimitExceeded:
+        """Make the refusal of a wrong key behind ten others."""
+        return RateLimitExceeded("too many wrong keys; wait, then show a key that is good", limit=FAILURES, window="1m",
+                                 retry_after=max(1, ceil(over + FAILURES_SECONDS - now)))
 
     def over(self, now: float, *names: str) -> float | None:
         """Return since when the minute runs that one of the names has used up."""
@@ -119,6 +121,8 @@ class Proven(Struct, eq=False):
     ends: float = -inf
     read_at: float = -inf
     used_at: float = -inf               # as far as it has been written down
+    places: list[str] = []              # networks that it was used from, as far as that is known
+    addresses: set[str | None] = set()  # those of this process: of the same nobody asks again
     stale: bool = True                  # the row has changed, or may have, since it was last asked for
     void: bool = False                  # the row is gone, or has another hash
     reading: asyncio.Task[None] | None = None
@@ -131,10 +135,16 @@ class Proven(Struct, eq=False):
         self.since = max(read_at, self.begins)
         self.until = min(read_at + STATUS_SECONDS, self.ends, self.proven_at + PROVEN_SECONDS)
         self.read_at, self.caller = read_at, caller_of(tenant_id, key)
+        self.places = [*dict.fromkeys([*self.places, *places_of(key)])][:PLACES]
 
     def forget(self) -> None:
         """Trust the row no more, not even the reading of it that is under way."""
         self.stale, self.since, self.read_at = True, inf, -inf
+
+
+def places_of(key: Key) -> list[str]:
+    """Return the networks that a key was used from."""
+    return msgspec.json.decode(key.places, type=list[str]) if key.places else []
 
 
 UNREACHABLE = ("system", "asyncgate")   # kinds of principal that nobody outside is
@@ -160,6 +170,15 @@ def network(address: str | None) -> str:
     if isinstance(ip, IPv6Address) and ip.ipv4_mapped is None:
         return str(ip_network((int(ip), 64), strict=False))
     return str(ip if isinstance(ip, IPv4Address) else ip.ipv4_mapped)
+
+
+def place_of(address: str | None) -> str:
+    """Return what an address counts as when somebody asks whether it is a usual one: its neighbourhood."""
+    try:
+        ip = ip_address(network(address).partition("/")[0])
+    except ValueError:
+        return ""
+    return str(ip_network((ip, 24 if isinstance(ip, IPv4Address) else 48), strict=False))
 
 
 # Letting in.
@@ -201,18 +220,73 @@ class Hasher:
             self.turns.release()
 
 
+class Guessing(Exception):
+    """Somebody who waits for a proof may be guessing."""
+
+
+class SlowLane:
+    """Argon2 for those behind too many failures: one at a time with a rest, in turns by address and key id.
+
+    So whoever fails on purpose has a small share of the processor, and a good key among them its turn.
+    """
+
+    def __init__(self, hasher: Hasher, sleep: Callable[[float], Awaitable[None]]) -> None:
+        self.hasher, self.sleep = hasher, sleep
+        self.queues: OrderedDict[tuple[str, str], deque[asyncio.Future[None]]] = OrderedDict()
+        self.busy = False
+        self.resting: asyncio.Task[None] | None = None
+
+    async def run(self, name: tuple[str, str], work: Callable[[], A]) -> A:
+        """Do the work when its turn comes."""
+        queue = self.queues.get(name, deque())
+        if len(queue) >= SLOW_EACH or len(self.queues) >= SLOW_ALL:
+            raise Overloaded("more keys are to be checked than the gate can keep up with; try again", retry_after=1)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue.append(turn)
+        self.queues[name] = queue
+        self._next()
+        await turn
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.hasher.executor, work)
+        finally:
+            self.resting = asyncio.create_task(self._rest())
+
+    def _next(self) -> None:
+        if self.busy or not self.queues:
+            return
+        self.busy = True
+        name, queue = self.queues.popitem(last=False)
+        turn = queue.popleft()
+        if queue:
+            self.queues[name] = queue       # behind the others
+        turn.set_result(None)
+
+    async def _rest(self) -> None:
+        await self.sleep(REST_SECONDS)
+        self.busy = False
+        self._next()
+
+    def close(self) -> None:
+        """Send away who waits."""
+        for queue in self.queues.values():
+            for turn in queue:
+                turn.set_exception(Overloaded("the gate is about to stop", retry_after=1))
+        self.queues.clear()
+
+
 class IssuedKeys:
     """The way in for issued keys, on the event loop but for Argon2; `clock` decides what has expired."""
 
     def __init__(self, store: KeyStore, costs: ApiKeys, clock: Callable[[], float] = time.time,
-                 executor: Executor | None = None, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+                 executor: Executor | None = None, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+                 moved: Callable[[Caller, str], None] = lambda caller, place: None) -> None:
         self.store, self.costs, self.clock, self.hasher = store, costs, clock, Hasher(executor)
-        self.sleep, self.held = sleep, 0
+        self.sleep, self.held, self.moved = sleep, 0, moved
         # The digests mean nothing outside this process: what is stored stays Argon2id.
         self.keyed = blake2b(key=secrets.token_bytes(32), digest_size=32)
         self.proven: Bounded[str, Proven] = Bounded()       # by key id
         self.refused: Bounded[bytes, float] = Bounded()     # by digest, since when
-        self.failures = Failures()
+        self.failures, self.slow = Failures(), SlowLane(self.hasher, sleep)
         self.flights: dict[bytes, asyncio.Task[Proven | None]] = {}
         self.tasks: set[asyncio.Task[Any]] = set()
 
@@ -225,8 +299,26 @@ class IssuedKeys:
         digest, entry = keyed.digest(), self.proven.get(key_id := token[ID_START:ID_END])
         if entry is not None and entry.since <= self.clock() < entry.until and compare_digest(entry.digest, digest):
             self.proven.move_to_end(key_id)     # its checksum was right when it was proven, and it is the same text
-            return entry.caller
-        return await self._admit(*parts, digest, network(address)) if (parts := parse(token)) else None
+            caller = entry.caller
+        else:
+            caller = await self._admit(*parts, digest, address) if (parts := parse(token)) else None
+            entry = self.proven.get(key_id)
+        if caller is not None and entry is not None and address not in entry.addresses:
+            self._place(entry, caller, address)
+        return caller
+
+    def _place(self, entry: Proven, caller: Caller, address: str | None) -> None:
+        """Note from where a key is used; that is unusual where it was always used from elsewhere."""
+        if len(entry.addresses) >= ADDRESSES:
+            entry.addresses.clear()
+        entry.addresses.add(address)
+        if not (place := place_of(address)) or place in entry.places:
+            return
+        if entry.places:
+            self.moved(caller, place)
+        entry.places = [place, *entry.places][:PLACES]
+        assert caller.key_id is not None
+        self._begin(self._touch(caller.tenant_id, caller.key_id, self.clock(), place))
 
     async def still_good(self, key_id: str) -> bool:
         """Whether a key that was let in would be let in again."""
@@ -254,14 +346,17 @@ class IssuedKeys:
 
     async def close(self) -> None:
         """Finish what is under way and let the threads go."""
+        self.slow.close()
         while self.tasks:
             await asyncio.gather(*self.tasks, return_exceptions=True)
+        if self.slow.resting is not None:
+            self.slow.resting.cancel()
         await asyncio.to_thread(self.hasher.executor.shutdown)
 
     # The slow way.
 
-    async def _admit(self, key_id: str, secret: str, digest: bytes, where: str) -> Caller | None:
-        while entry := self._known(key_id, digest) or await self._proved(key_id, secret, digest, where):
+    async def _admit(self, key_id: str, secret: str, digest: bytes, address: str | None) -> Caller | None:
+        while entry := self._known(key_id, digest) or await self._proved(key_id, secret, digest, address):
             if await self._is_current(key_id, entry):
                 return entry.caller if entry.begins <= self.clock() < entry.ends else None
         return None
@@ -273,40 +368,42 @@ class IssuedKeys:
         self.proven.move_to_end(key_id)
         return entry if self.clock() - entry.proven_at < PROVEN_SECONDS else None
 
-    async def _proved(self, key_id: str, secret: str, digest: bytes, where: str) -> Proven | None:
+    async def _proved(self, key_id: str, secret: str, digest: bytes, address: str | None) -> Proven | None:
         """Have the secret proven, once for all who show it meanwhile."""
-        await self._hold_back(where, key_id)
-        now = self.clock()
-        if 0 <= now - self.refused.get(digest, -inf) < REFUSED_SECONDS:
-            return None
-        self.failures.check(now, where, key_id)
-        if (flight := self.flights.get(digest)) is None:
-            flight = self.flights[digest] = self._begin(self._fly(key_id, secret, digest, where))
-        return await outcome(flight)
+        where, now = network(address), self.clock()
+        over = self.failures.over(now, where, key_id)
+        found: Proven | None = None
+        if not 0 <= now - self.refused.get(digest, -inf) < REFUSED_SECONDS:
+            if (flight := self.flights.get(digest)) is None:
+                flight = self.flights[digest] = self._begin(self._fly(key_id, secret, digest, address))
+            found = await outcome(flight)
+        if found is None and over is not None:
+            await self._hold_back()
+            raise self.failures.refusal(self.clock(), over)
+        return found
 
-    async def _hold_back(self, *names: str) -> None:
+    async def _hold_back(self) -> None:
         """Keep who tries key after key waiting, so that a flood of them leaves the gate to others (threat A10)."""
-        if self.held < MOST_HELD and self.failures.over(self.clock(), *names) is not None:
+        if self.held < MOST_HELD:
             self.held += 1
             try:
                 await self.sleep(HELD_SECONDS)
             finally:
                 self.held -= 1
 
-    async def _fly(self, key_id: str, secret: str, digest: bytes, where: str) -> Proven | None:
+    async def _fly(self, key_id: str, secret: str, digest: bytes, address: str | None) -> Proven | None:
         try:
-            return await self._prove(key_id, secret, digest, where)
+            return await self._prove(key_id, secret, digest, address)
         finally:
             del self.flights[digest]
 
-    async def _prove(self, key_id: str, secret: str, digest: bytes, where: str) -> Proven | None:
-        found = await self.store.find_key(key_id)
+    async def _prove(self, key_id: str, secret: str, digest: bytes, address: str | None) -> Proven | None:
+        where, found = network(address), await self.store.find_key(key_id)
         if found is None:   # no Argon2 to hide that: the id is no secret, and a flood of them would be handed the CPU
             self._refuse(digest, where)
             return None
         key = found[2]
-        still = partial(self._check, where, key_id)     # others may have failed while this one waited
-        if not await self.hasher.run(partial(proves, secret, key.hash), still):
+        if not await self._verified(key, secret, address):
             self._refuse(digest, where, key_id)
             return None
         entry = Proven(digest, key.version, self.clock())
@@ -316,8 +413,26 @@ class IssuedKeys:
             self.failures.add(self.clock(), where, key_id)  # or a count would tell a revoked key from a wrong one
         return entry
 
-    def _check(self, *names: str) -> None:
-        self.failures.check(self.clock(), *names)
+    async def _verified(self, key: Key, secret: str, address: str | None) -> bool:
+        """Whether a secret is the key's; who may be guessing is told so slowly."""
+        where, work = network(address), partial(proves, secret, key.hash)
+        if self._suspect(key, address):
+            return await self.slow.run((where, key.key_id), work)
+        with contextlib.suppress(Guessing):
+            return await self.hasher.run(work, partial(self._still_trusted, key, address))
+        return await self.slow.run((where, key.key_id), work)
+
+    def _suspect(self, key: Key, address: str | None) -> bool:
+        """Whether there were too many failures for this to be nothing but the key's holder."""
+        now, where = self.clock(), network(address)
+        if self.failures.over(now, where) is not None:
+            return True
+        usual = place_of(address) in places_of(key)     # it was proven from there: that outlives a restart
+        return self.failures.over(now, key.key_id) is not None and not usual
+
+    def _still_trusted(self, key: Key, address: str | None) -> None:
+        if self._suspect(key, address):     # others have failed while this one waited
+            raise Guessing
 
     def _refuse(self, digest: bytes, *names: str) -> None:
         self.refused.put(digest, self.clock())
@@ -358,9 +473,9 @@ class IssuedKeys:
             entry.used_at = now
             self._begin(self._touch(tenant_id, key.key_id, now))
 
-    async def _touch(self, tenant_id: str, key_id: str, now: float) -> None:
+    async def _touch(self, tenant_id: str, key_id: str, now: float, place: str | None = None) -> None:
         try:
-            await self.store.touch_key(tenant_id, key_id, now)
+            await self.store.touch_key(tenant_id, key_id, now, place)
         except Exception:       # nobody waits for it, and no call fails for it
             log.exception("cannot note that key %s was used", key_id)
 

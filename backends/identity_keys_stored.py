@@ -62,8 +62,8 @@ class KeyStore(Protocol):
         DatabaseUnavailable when the database does not answer in time.
         """
 
-    async def touch_key(self, tenant_id: str, key_id: str, now: float) -> None:
-        """Note that a key was used; the later of two times stays."""
+    async def touch_key(self, tenant_id: str, key_id: str, now: float, place: str | None = None) -> None:
+        """Note that a key was used; the later of two times stays, and a place joins those known."""
 
 
 def listed(names: Iterable[str] | None) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from asyncgate import Caller, Engine, Operation, Principal, claimed
+from asyncgate import ANY_KIND, Caller, Engine, Operation, Principal, claimed, wanted_is
 from asyncgate.backends.identity_audit import Auditor, visit, who
 from asyncgate.parts.wire import Ask, ReceiptRecord, TaskRecord
 
@@ -44,7 +44,7 @@ async def oversee(auditor: Auditor, op: Operation, caller: Caller, ask: Ask, rep
         auditor.tally(caller, event, "info", operation=op.name, belongs_to=str(owner), **said)
     elif op.name in LISTS and caller.bound:
         of = asked_for(ask) or (me if op.name in ONES_OWN else None)
-        if of is None or not of.same(me):
+        if of is None or not wanted_is(of, me):
             auditor.tally(caller, "admin_read", "info", operation=op.name, belongs_to=str(of or "anybody"))
 
 
@@ -84,7 +84,7 @@ async def whose(engine: Engine, op: Operation, tenant_id: str, me: Principal, as
 def asked_for(ask: Ask) -> Principal | None:
     """Return whose list was asked for; None is everybody's."""
     if by := getattr(ask, "created_by", None):
-        return Principal(getattr(ask, "created_by_kind", None) or "agent", str(by))
+        return Principal(getattr(ask, "created_by_kind", None) or ANY_KIND, str(by))
     if to := getattr(ask, "to_id", None):
-        return Principal(getattr(ask, "to_kind", None) or "agent", to)
+        return Principal(getattr(ask, "to_kind", None) or ANY_KIND, to)
     return claimed(ask)

@@ -29,7 +29,6 @@ from asyncgate import (
     Ids,
     Key,
     Lag,
-    Lanes,
     Lease,
     Needs,
     News,
@@ -48,6 +47,7 @@ from asyncgate import (
     export_key,
     wanted_is,
 )
+from asyncgate.backends.lanes import Lanes
 
 if TYPE_CHECKING:
     from asyncgate.backends import Backend

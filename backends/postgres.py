@@ -32,7 +32,6 @@ from asyncgate import (
     Ids,
     Key,
     Lag,
-    Lanes,
     Lease,
     LeaseNext,
     Needs,
@@ -52,6 +51,7 @@ from asyncgate import (
     page_of,
 )
 from asyncgate.backends import postgres_statements as sql
+from asyncgate.backends.lanes import Lanes
 from asyncgate.backends.postgres_hosts import AWAY, CONNECT_SECONDS, Hosts, startup_error
 from asyncgate.backends.postgres_instances import Membership, lock_of, name_of_this_process, session
 from asyncgate.backends.postgres_migrations import migrate_database as migrate_database

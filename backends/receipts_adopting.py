@@ -65,6 +65,7 @@ class Adopt(Ask, kw_only=True):
 
     found: Filed
     ask: Complete | Fail
+    whole: bool = False     # receipts stay here with their bodies: the one of this step too, and it is not sent
 
 
 class Report(Ask, kw_only=True):
@@ -134,7 +135,8 @@ class Adopter:
                 raise LeaseInvalid("it names no lease of this task", reason="unknown")
             worker = Principal(found.sender.kind, found.sender.id, lease.worker_instance)
             caller = Caller(tenant_id, worker, "worker", frozenset({"tasks:lease"}))
-            await self.engine.write(adopt, its_step, caller, Adopt(found=found, ask=asked(found)))
+            await self.engine.write(adopt, its_step, caller, Adopt(
+                found=found, ask=asked(found), whole=not self.reading.sink.reads))
         except TaskNotFound:
             return
         except (GateError, msgspec.ValidationError) as no:
@@ -209,6 +211,10 @@ def adopt(engine: Engine, work: Work, caller: Caller, ask: Adopt) -> None:
     """
     found, real, mark = ask.found, work.ids, work.mark()
     step = partial(engine.complete if isinstance(ask.ask, Complete) else engine.fail, work, caller, ask.ask)  # type: ignore[arg-type]
+    if ask.whole:
+        step()
+        work.tell(ask.ask.task_id, "task.adopted", receipt_id=found.receipt_id)
+        return
     work.ids = trial = Recorded(real, [])
     try:
         step()

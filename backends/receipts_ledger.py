@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from asyncgate import (
     OPERATIONS,
+    Account,
     Caller,
     Engine,
     Entry,
@@ -45,12 +46,12 @@ from asyncgate import (
     sha256,
     wanted_is,
 )
-from asyncgate.backends.identity_admin import operates
+from asyncgate.backends.identity_admin import ID, operates, tenant_of
 from asyncgate.parts.content import any_json
 from asyncgate.parts.http import Scope, claimed_tenants, read_body
 from asyncgate.parts.rest import Door, Endpoint
 from asyncgate.parts.screening import MAX_DEPTH, screen
-from asyncgate.parts.wire import Ask, Configuration, GetConfig, Problem
+from asyncgate.parts.wire import Ask, GateConfig, GetConfig, Problem
 from asyncgate.parts.wire_ledger import (
     Arriving,
     Chain,
@@ -156,6 +157,15 @@ def home(engine: Engine, caller: Caller, named: str | None) -> str:
     return named
 
 
+async def room(engine: Engine, caller: Caller, named: str | None) -> str:
+    """Return the tenant that is read, which may be named by its name."""
+    own = await engine.backend.record(caller.tenant_id, Account) if named and not ID.match(named) else None
+    if own is not None and own.name == named:
+        return caller.tenant_id
+    tenant_id = home(engine, caller, named)
+    return await tenant_of(engine, tenant_id) if named and tenant_id == named else tenant_id
+
+
 def its_entries(needs: Needs, caller: Caller, ask: Told) -> None:
     """Load what has been stored under the ids."""
     needs.records.update((Entry, (entry.receipt_id,)) for entry in ask.entries if isinstance(entry, Entry))
@@ -183,7 +193,8 @@ async def list_receipts(engine: Engine, caller: Caller, ask: ListFiled) -> Filed
     Follow cursor as since_receipt_id: every receipt comes exactly once.  An admin may list everything, others their
     own inbox, and with task_id the whole story of a task that they take part in.  Spec 20.13.
     """
-    tenant_id, to = home(engine, caller, ask.tenant), filtered("to_kind", ask.to_kind, "to_id", ask.to_id)
+    tenant_id = await room(engine, caller, ask.tenant)
+    to = filtered("to_kind", ask.to_kind, "to_id", ask.to_id)
     if not caller.sees_all:
         if not wanted_is(to, caller.principal):
             raise barred(caller, f"this credential sees what is addressed to {caller.principal} only")
@@ -229,7 +240,7 @@ async def get_receipt(engine: Engine, caller: Caller, ask: GetFiled) -> Raw:
 
 async def found(engine: Engine, caller: Caller, ask: GetFiled) -> Entry:
     """Return a receipt that the caller may read."""
-    tenant_id = home(engine, caller, ask.tenant)
+    tenant_id = await room(engine, caller, ask.tenant)
     if (entry := await engine.backend.record(tenant_id, Entry, ask.receipt_id)) is None:
         raise ReceiptNotFound(f"no receipt {ask.receipt_id} is stored here")
     if not caller.sees_all and not (entry.to.same(caller.principal) or entry.sender.same(caller.principal)):
@@ -239,7 +250,7 @@ async def found(engine: Engine, caller: Caller, ask: GetFiled) -> Entry:
 
 async def get_receipt_chain(engine: Engine, caller: Caller, ask: GetChain) -> Chain:
     """Return a receipt and all that it answers, up to what nothing caused (spec 20.13)."""
-    tenant_id, first = home(engine, caller, ask.tenant), await found(engine, caller, ask)
+    tenant_id, first = await room(engine, caller, ask.tenant), await found(engine, caller, ask)
     chain, seen, missing = [first], {first.receipt_id}, list[str]()
     for entry in chain:         # which grows
         for parent in read(entry.content.encode()).parents:
@@ -252,9 +263,9 @@ async def get_receipt_chain(engine: Engine, caller: Caller, ask: GetChain) -> Ch
     return Chain(first.receipt_id, [Raw(entry.content.encode()) for entry in chain], missing)
 
 
-async def get_config(engine: Engine, caller: Caller, ask: GetConfig) -> Configuration:
+async def get_config(engine: Engine, caller: Caller, ask: GetConfig) -> GateConfig:
     """Return what this is, a ledger, with its name, version and what it can do."""
-    return Configuration("ledger", None, engine.instance, CAPABILITIES, __version__)
+    return GateConfig("ledger", None, engine.instance, CAPABILITIES, __version__)
 
 
 async def store_receipt_of_tool(engine: Engine, caller: Caller, ask: StoreReceipt) -> StoredAll:
@@ -282,8 +293,9 @@ TOOLS = {op.name: op for op in (operation(store_receipt_of_tool, "POST /mcp", "r
                                 *SURFACE[1:2], *SURFACE[3:4])}
 TOOLS["store_receipt"] = TOOLS.pop("store_receipt_of_tool")
 TOOLS["store_receipt"].name = "store_receipt"
-ADMINISTRATION = ("health", "create_tenant", "list_tenants", "suspend_tenant", "get_limits", "set_limits",
-                  "issue_key", "list_keys", "rotate_key", "revoke_key", "list_audit", "seal_receipts", "list_seals")
+ADMINISTRATION = ("health", "whoami", "create_tenant", "list_tenants", "suspend_tenant", "get_limits",
+                  "set_limits", "issue_key", "list_keys", "rotate_key", "rotate_credentials", "revoke_key",
+                  "list_audit", "seal_receipts", "list_seals")
 
 
 class Shelf(Endpoint):

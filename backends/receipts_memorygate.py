@@ -84,6 +84,7 @@ class MemoryGate:
     """A ledger that speaks REST."""
 
     reads = True
+    binds: bool | None = True       # until it gives a list that does not say so
 
     def __init__(self, settings: Settings) -> None:
         ours = settings.memorygate
@@ -174,6 +175,8 @@ class MemoryGate:
         found = attributed(read(listed, await self._ask(
             "GET", "", params={name: value for name, value in given.items() if value is not None},
             most_bytes=of.limit * self.weight)))
+        if found.receipts:
+            self.binds = len(found.stated_by) == len(found.receipts)
         last = found.receipts[-1].receipt_id if found.receipts else None
         ours = [self._ours(tenant_id, one) for one in found.receipts]
         return LedgerPage([one for one in ours if one is not None], found.next_cursor or last)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
+from importlib import import_module
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +39,7 @@ from asyncgate import (
 )
 from asyncgate.backends.receipts_reconcile import behind_of, verdict
 from asyncgate.backends.receipts_restated import Story, body_of, lease_of, story_of
+from asyncgate.backends.receipts_strict import undo
 
 if TYPE_CHECKING:
     from asyncgate import Engine, Work
@@ -53,6 +56,7 @@ class Resend(Ask, kw_only=True):
     """A repair's own request: let the ledger have these."""
 
     receipts: list[str]
+    tasks: list[str] = []       # that they are about, for a ledger that is told of tasks
 
 
 class TakeOver(Ask, kw_only=True):
@@ -78,17 +82,34 @@ class Mender:
         self.engine, self.ledger, self.done = engine, ledger, Counter[str]()
         engine.ledger = ledger
 
-    async def __call__(self, tenant_id: str, collected: Collected, findings: Findings) -> None:
+    async def __call__(self, tenant_id: str, collected: Collected | None, findings: Findings) -> None:
         """Repair what was found of one tenant."""
         resend = findings.of(tenant_id, "missing_at_ledger", "parked")
         while batch := list(islice(resend, TOGETHER)):
-            await self._write(tenant_id, resent, its_rows, Resend(receipts=[one.receipt_id for one in batch]))
+            await self._write(tenant_id, resent, its_rows, Resend(
+                receipts=[one.receipt_id for one in batch],
+                tasks=[] if self.ledger.sink.reads else [one.task_id for one in batch if one.task_id]))
             self.done.update(one.kind for one in batch)
-        for one in findings.of(tenant_id, *AHEAD):
-            self.done[one.kind] += await self._take_over(one, collected)
+        for one in findings.of(tenant_id, "never_granted"):
+            self.done[one.kind] += await self._undo(one)
+        if collected is not None:
+            for one in findings.of(tenant_id, *AHEAD):
+                self.done[one.kind] += await self._take_over(one, collected)
         for one in findings.of(tenant_id, "lease_unbacked"):
             ask = Withdraw(task_id=one.task_id, accepted=one.receipt_id)
             self.done[one.kind] += bool(await self._write(tenant_id, withdrawn, its_task, ask))
+
+    async def _undo(self, one: Difference) -> bool:
+        """Let the outbox have what undoes a lease that was never granted."""
+        part, sink = import_module("asyncgate.backends.receipts_gate_reconcile"), self.ledger.sink
+        if (found := await self.engine.backend.task(one.tenant_id, one.task_id)) is None:
+            return False
+        now = self.engine.backend.now()
+        row = await part.acceptance(sink, one.tenant_id, found[0], one.receipt_id, now)
+        if row is None:
+            return False
+        await self.engine.backend.transact(one.tenant_id, Needs(tasks={one.task_id}), partial(undo, sink, [row]))
+        return True
 
     async def _take_over(self, one: Difference, collected: Collected) -> bool:
         backend = self.engine.backend
@@ -128,6 +149,7 @@ def its_rows(needs: Needs, caller: Caller, ask: Resend) -> None:
     """Load what the outbox has of some receipts, and the receipts."""
     needs.records.update((Outgoing, (receipt_id,)) for receipt_id in ask.receipts)
     needs.receipts.update(ask.receipts)
+    needs.tasks.update(ask.tasks)
 
 
 def resent(engine: Engine, work: Work, caller: Caller, ask: Resend) -> None:
@@ -136,8 +158,10 @@ def resent(engine: Engine, work: Work, caller: Caller, ask: Resend) -> None:
         receipt, row = work.receipts[receipt_id], work.found(Outgoing, receipt_id)
         if row is not None:
             work.keep(replace(row, state="waiting", tries=0))
-        elif receipt.body and (content := engine.ledger.sink.render(work.tenant_id, receipt, None)) is not None:
-            work.keep(Outgoing(receipt_id, receipt.task_id, content.decode(), work.now))
+        elif receipt.body:
+            task, lease = work.tasks.get(receipt.task_id), work.leases.get(receipt.task_id)
+            if (content := engine.ledger.sink.render(work.tenant_id, receipt, task, lease)) is not None:
+                work.keep(Outgoing(receipt_id, receipt.task_id, content.decode(), work.now))
 
 
 def its_task(needs: Needs, caller: Caller, ask: Withdraw) -> None:

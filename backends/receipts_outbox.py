@@ -23,8 +23,22 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from asyncgate import ACCEPTED, ANOMALY, Ask, Caller, Lag, LedgerLag, Needs, News, Outgoing, export_key
+from asyncgate import (
+    ACCEPTED,
+    ANOMALY,
+    COMPLETED,
+    FAILED,
+    Ask,
+    Caller,
+    Lag,
+    LedgerLag,
+    Needs,
+    News,
+    Outgoing,
+    export_key,
+)
 from asyncgate.backends.receipts_adopting import JOB, Adopter, anomaly
+from asyncgate.backends.receipts_noticing import Noticer
 from asyncgate.backends.receipts_reading import Reading
 from asyncgate.backends.receipts_routing import Routes
 from asyncgate.backends.receipts_sinks import Garbled, Outage, Refusal, Singly, Unanswered, open_sink
@@ -37,6 +51,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("asyncgate.ledger")
 
+ENDS = {COMPLETED.type, FAILED.type}
 PAGE = 500                  # receipts that are read, sent and taken out together
 MANY, FEW = 100, 20         # receipts that share a call to a ledger that takes many, where more than a few wait
 SOON_SECONDS = 0.1          # before the first try again; each further one waits twice as long
@@ -72,6 +87,8 @@ class Ledger:
             self.adopting = asyncio.create_task(Adopter(self.engine, reading).run())
         else:
             self.engine.instead["bootstrap"] = Routes(self.engine, self.sink).bootstrap
+            noticer = Noticer(self.engine, Reading(self.engine, self.sink, self.reading_breaker))
+            self.adopting = asyncio.create_task(noticer.run())
         if self.engine.settings.receipt_consistency_mode == "strict":
             wires = Wires(pace_of(self.engine.settings))
             strict = Strict(self.engine.backend, self.sink, self.strict_breaker, wires, self.sender.call)
@@ -89,7 +106,7 @@ class Ledger:
     @property
     def adopts(self) -> bool:
         """Whether workers may end their tasks by what they state in the ledger."""
-        return self.sink.reads and self.engine.settings.ledger.adopt_seconds > 0
+        return bool(self.sink.binds) and self.engine.settings.ledger.adopt_seconds > 0
 
     def posting(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Let a write method also put the receipts that it writes on their way."""
@@ -98,8 +115,8 @@ class Ledger:
             before = len(work.written)
             reply = run(engine, work, caller, ask)
             for receipt in tuple(islice(work.written.values(), before, None)):
-                if not receipt.body:        # the ledger has it: it was found there
-                    continue
+                if not receipt.body or (getattr(ask, "whole", False) and receipt.receipt_type in ENDS):
+                    continue                # the ledger has it: it was found there
                 task, lease = work.tasks.get(receipt.task_id), work.leases.get(receipt.task_id)
                 content = self.sink.render(work.tenant_id, receipt, task, lease)
                 if receipt.receipt_type == ACCEPTED.type and getattr(ask, "accepts_itself", False):

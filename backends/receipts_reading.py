@@ -154,7 +154,9 @@ class Reading:
             last = others[-1].receipt_id if others else theirs
             reply.cursor = engine.cursor(caller, f"{reply.cursor or ''} {last}", *seal)
         reply.open_obligations += others
-        return said(reply, warnings)
+        if warnings:
+            reply.beside = warnings     # type: ignore[attr-defined]  # no member: PH.6.2's readers forbid any other
+        return reply
 
     async def bootstrap(self, engine: Engine, caller: Caller, ask: Bootstrap) -> Welcome:
         """Begin a session, and say where receipts are and how far they lag (spec 20.5)."""

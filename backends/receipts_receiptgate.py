@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from asyncgate.backends.receipts_calls import MOST_TOLD, Calls, problem
+from asyncgate.backends.receipts_calls import BESIDE_BODY, MOST_TOLD, SMALL, Calls, problem
 from asyncgate.backends.receipts_receiptgate_schema import (
     Handed,
     as_accepted,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from asyncgate.backends.receipts_sinks import Sink
 
 NEWER, OLDER = "1.1", "1.0"
+LIST, MOST_OF_A_TASK = "receiptgate.list_task_receipts", 200
 SUBMIT, LOOK, DIFFERENCE = "receiptgate.submit_receipt", "receiptgate.get_receipt", "obligation_id"
 OF_THE_LEDGER = {"tenant_id", "stored_at"}      # what it says itself, whatever it was sent
 # Codes that say something about the ledger or the credential, and nothing about the receipt.
@@ -66,9 +67,15 @@ class ReceiptGate:
         self.source, self.detects = settings.ledger.source_system, settings.ledger.dialect == "auto"
         self.digests = settings.ledger.contents == "digests"
         self.dialect = NEWER if self.detects else settings.ledger.dialect
+        self.is_known = not self.detects
         token = ours.auth_token or os.environ.get(ours.auth_token_env, "")
         self.pace = pace_of(settings)
         self.calls = Calls(token, 2 * self.pace.most)       # what is looked for beside what is sent
+
+    @property
+    def binds(self) -> bool | None:
+        """Whether it keeps custody, and so binds a receipt to whose credential it came with."""
+        return self.dialect == NEWER if self.is_known else None
 
     def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
         """Return the receipt in the newer dialect; None for the many that are no business of this ledger."""
@@ -99,7 +106,9 @@ class ReceiptGate:
         """Submit one receipt, in the dialect that this ledger was found to speak."""
         dialect = self.dialect
         try:
-            return await self._submit(content, dialect)
+            await self._submit(content, dialect)
+            self.is_known |= plain(content) is not None     # which either dialect would have been sent
+            return
         except Invalid:
             if not self.detects:
                 raise
@@ -116,7 +125,22 @@ class ReceiptGate:
     def _learn(self, dialect: str) -> None:
         if self.dialect != dialect:
             log.info("the ledger at %s speaks dialect %s", self.url, dialect)
-        self.dialect = dialect
+        self.dialect, self.is_known = dialect, True
+
+    async def of_task(self, tenant_id: str, task_id: str) -> list[dict[str, Any]]:
+        """Return the receipts of a task, oldest first; raises Outage."""
+        about = {"task_id": task_id, "sort": "asc", "include_payload": True, "limit": MOST_OF_A_TASK}
+        try:
+            told = await self._call(LIST, json.dumps(about).encode(), LOOK_SECONDS, MOST_OF_A_TASK * BESIDE_BODY)
+        except Refusal as no:
+            raise Garbled(str(no)) from None
+        rows = told.get("receipts") if isinstance(told, dict) else None
+        if not isinstance(rows, list):
+            raise Garbled("the ledger does not list the receipts of a task")
+        found = [row["payload"] for row in rows if isinstance(row, dict) and isinstance(row.get("payload"), dict)]
+        if any(DIFFERENCE in one for one in found):
+            self._learn(NEWER)
+        return found
 
     async def _submit(self, content: bytes, dialect: str) -> None:
         """Submit one receipt in one dialect.
@@ -150,11 +174,12 @@ class ReceiptGate:
             return False
         return any(same(form, theirs, OF_THE_LEDGER) for form in forms)
 
-    async def _call(self, tool: str, arguments: bytes, patience: float = 0.0) -> Any:
+    async def _call(self, tool: str, arguments: bytes, patience: float = 0.0, most_bytes: int = SMALL) -> Any:
         """Call a tool, with arguments that go in as they are; return its result.  Raises Refusal and Outage."""
         body = (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"%b","arguments":%b}}'
                 % (tool.encode(), arguments))
-        answer = await self.calls.ask("POST", self.url, seconds=max(self.pace.timeout_seconds, patience), content=body)
+        seconds = max(self.pace.timeout_seconds, patience)
+        answer = await self.calls.ask("POST", self.url, seconds=seconds, most_bytes=most_bytes, content=body)
         if answer.status_code != 200:
             raise problem("POST", answer)
         try:

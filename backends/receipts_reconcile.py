@@ -13,6 +13,7 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -54,7 +55,7 @@ FACTS = ("receipt_key", "receipt_type", "sender", "to", "task_id", "lease_id", "
 OF_A_STATEMENT = ("receipt_type", "sender", "task_id", "lease_id")      # a worker's own, which has no key
 
 
-Mend = Callable[[str, Collected, "Findings"], Awaitable[None]]
+Mend = Callable[[str, Collected | None, "Findings"], Awaitable[None]]
 
 
 class Kind(Struct, frozen=True):
@@ -80,6 +81,10 @@ KINDS = {
     "obligation_unknown": Kind("none here: the task is not invented; `asyncgate rebuild` makes one in an empty "
                                "database, or whoever is owed it creates the task again"),
     "stated_by_worker": Kind("the gate looks at it while it serves, and tells the owner why it does not take it"),
+    "never_granted": Kind("undo it at the ledger, which holds somebody to a lease never granted; --repair does",
+                          repair=True),
+    "ended_there": Kind("none here: the ledger has an end of the task that this gate has not; see what became of the "
+                        "work, and complete or cancel the task"),
     "state": Kind("`asyncgate verify` tells more; bring a backup back, or `asyncgate rebuild`"),
     "stated_twice": Kind("none needed: a try that failed came before the one that counts", harmless=True),
     "overtaken": Kind("none needed: a change that did not count, and the task went on", harmless=True),
@@ -108,10 +113,11 @@ class Findings:
         self.counts: Counter[str] = Counter()
         self.receipts = self.tasks = self.waiting = self.foreign = 0
 
-    def add(self, kind: str, tenant_id: str, detail: str, receipt: Receipt | None = None, task_id: str = "") -> None:
+    def add(self, kind: str, tenant_id: str, detail: str, receipt: Receipt | None = None, task_id: str = "",
+            receipt_id: str = "") -> None:
         """Write one down."""
         self.counts[kind] += 1
-        one = Difference(kind, tenant_id, detail, receipt.receipt_id if receipt else "",
+        one = Difference(kind, tenant_id, detail, receipt_id or (receipt.receipt_id if receipt else ""),
                          task_id or (receipt.task_id if receipt else ""), KINDS[kind].cure)
         self.file.execute("INSERT INTO found VALUES (?, ?, ?)", (tenant_id, kind, msgspec.json.encode(one)))
 
@@ -150,6 +156,12 @@ async def compare(backend: Backend, sink: Sink, instances: Iterable[str], told: 
     findings = Findings()
     try:
         for tenant_id in list(tenants) or await backend.tenants():
+            if not sink.reads:      # it gives back the receipts of a task, and not all of them
+                part = import_module("asyncgate.backends.receipts_gate_reconcile")
+                await part.GateComparison(backend, sink, tenant_id, findings, told).run()
+                if mend is not None:
+                    await mend(tenant_id, None, findings)
+                continue
             collected = await from_ledger(sink, tenant_id, told)
             try:
                 await Comparison(backend, sink, tenant_id, set(instances), collected, findings, told).run()

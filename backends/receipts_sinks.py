@@ -80,6 +80,10 @@ class Sink(Protocol):
 
     reads: bool     # what it took can be read back here, so the body of a receipt goes there and does not stay
 
+    @property
+    def binds(self) -> bool | None:
+        """Whether it says who has stated a receipt, so that one may count here; None while that is not known."""
+
     def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
         """Return the bytes that are sent for a receipt, valid UTF-8; None for one that the ledger is not to have.
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Standalone:
     """Takes nothing."""
 
-    reads = False
+    reads = binds = False
 
     def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
         """Send nothing."""

@@ -42,7 +42,6 @@ from asyncgate import (
     Ids,
     Key,
     Lag,
-    Lanes,
     Lease,
     LeaseNext,
     Needs,
@@ -63,6 +62,7 @@ from asyncgate import (
     export_order,
     page_of,
 )
+from asyncgate.backends.lanes import Lanes
 from asyncgate.parts.outages import OFTEN
 
 if TYPE_CHECKING:

@@ -27,6 +27,7 @@ class Upkeep(Duties):
 
     SLICE = 100             # leases that one transaction takes back
     PAGE = 1000             # and that one read names
+    SHARED_SECONDS = 1.0    # between looks where others live: what they granted dies with them before they tell
     LATER_SECONDS = 0.02    # than a lease's end, so that no clock says that it still lives
 
     def __init__(self, engine: Engine) -> None:
@@ -94,8 +95,11 @@ class Upkeep(Duties):
         """Take back what lost leases hold, and plan the next sweep for when the next lease runs out."""
         done = await self._sweep_overdue()
         now = self.engine.backend.now()
-        for moment, _, _ in await self.engine.backend.lapses(now - self.engine.settings.lease_grace_seconds, 1):
+        grace = self.engine.settings.lease_grace_seconds
+        for moment, _, _ in await self.engine.backend.lapses(now - grace, 1):
             self._look_at(moment)
+        if not self.engine.backend.alone:
+            self._look_at(now - grace + self.SHARED_SECONDS)
         return done
 
     async def _sweep_overdue(self) -> int:

@@ -9,7 +9,7 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, closing, suppress
 from importlib import import_module
 from itertools import groupby
@@ -167,7 +167,7 @@ def form(kind: inspect.Type) -> Form:
     if isinstance(kind, inspect.LiteralType):
         return Form(click.Choice([str(value) for value in kind.values]))
     if isinstance(kind, inspect.FrozenSetType | inspect.ListType) and form(kind.item_type).type is click.STRING:
-        return Form(click.STRING, repeats=True, says="may be given several times")
+        return Form(click.STRING, repeats=True, says="several with commas between them, or by repeating it")
     if isinstance(kind, inspect.DateTimeType):
         return Form(MOMENT, says="a day as in 2026-12-31, a time, or how long from now as in 90d")
     if isinstance(kind, inspect.StructType):
@@ -216,6 +216,18 @@ def option(op: Operation, field: inspect.Field) -> click.Parameter:
                         multiple=known.repeats, metavar=metavar, help="; ".join(filter(None, says)))
 
 
+def alike(op: Operation) -> list[click.Parameter]:
+    """Let the tenant that an operation is about stand as an argument or behind --tenant, whichever somebody writes."""
+    if op.takes.needed[:1] == ("tenant",):
+        return [click.Option(["--tenant", "whose"], help="the same as TENANT")]
+    return [click.Argument(["whose"], required=False, metavar="TENANT")] if op.name == "get_limits" else []
+
+
+def parted(values: Iterable[str]) -> list[str]:
+    """Return the names of an option that repeats, each of which may be several with commas between them."""
+    return [name for value in values for name in map(str.strip, value.split(",")) if name]
+
+
 CONNECTION = [
     click.Option(["--data"], type=JSON, metavar="JSON", help="The whole request as one object; options win over it."),
     *GATE,
@@ -248,14 +260,17 @@ def command(op: Operation) -> click.Command:
 
     def run(url: str | None, token: str | None, profile: str | None, as_json: bool, data: msgspec.Raw | None,
             **given: Any) -> None:
-        said = {name: value for name, value in given.items() if value not in (None, (), "")}
+        if whose := given.pop("whose", None):
+            given["tenant"] = given.get("tenant") or whose
+        said = {name: parted(value) if isinstance(value, tuple) else value for name, value in given.items()
+                if value not in (None, (), "")}
         body = {**members(op, fields, data), **said}
         if missing := [name for name, field in fields.items() if is_needed(op.takes, field) and name not in body]:
             spelled = missing[0].upper() if missing[0] in op.takes.needed[:1] else "--" + missing[0].replace("_", "-")
             raise click.UsageError(f"{op.name} needs {spelled}")
         answer(op, calling.connection(profile, url, token), body, as_json)
 
-    params = [*(option(op, field) for field in fields.values()), *CONNECTION]
+    params = [*(option(op, field) for field in fields.values()), *alike(op), *CONNECTION]
     return OperationCommand(op.name.replace("_", "-"), callback=run, params=params, short_help=op.summary.rstrip("."),
                             help=f"{op.summary}\n\n{op.text.strip()}\n\n{MORE_HELP.get(op.name, '')}".strip())
 
@@ -397,9 +412,10 @@ class Passing(click.Command):
 @click.option("--ai", "profile_file", metavar="FILE",
               help="Do them with a language model and tools, as this profile says.")
 @click.option("--type", "types", multiple=True, metavar="TYPE", help="Type of task to take; may be repeated.")
-@click.option("--worker-id", metavar="ID", help="The worker's name; default the host's. With a key, its principal's.")
+@click.option("--worker-id", metavar="ID", help="The worker's name; default its key's principal, or the host's.")
 @click.option("--worker-kind", metavar="KIND", help="The kind of the key's principal, where that is not worker.")
-@click.option("--capability", "capabilities", multiple=True, help="What it can do; may be repeated.")
+@click.option("--capabilities", "--capability", "capabilities", multiple=True, metavar="NAME,…",
+              callback=lambda ctx, param, given: parted(given), help="What it can do; may be repeated.")
 @click.option("--concurrency", type=click.IntRange(1, 1000), default=1, show_default=True, help="Tasks at a time.")
 @click.option("--ttl", "ttl_seconds", type=calling.Duration(1), help="How long a lease lasts without a heartbeat.")
 @click.option("--drain", "drain_seconds", type=DURATION, default=20.0, show_default="20s",

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, Unpack
 import msgspec
 
 from asyncgate import OPERATIONS
-from asyncgate.clients.http import AsyncHttp, Refusal, Unreachable, WrongAddress, pause_after
+from asyncgate.clients.http import FIRST_PAUSE, AsyncHttp, Refusal, Unreachable, WrongAddress, pause_after
 from asyncgate.clients.operations import AsyncOperations, Names, TaskRecord, TaskTerms
 from asyncgate.parts.mcp_tools import IDEMPOTENT
 from asyncgate.parts.wire import AsPrincipal, Status
@@ -244,9 +244,10 @@ class Tries:
     def pause(self, error: Refusal | Unreachable) -> float:
         """Return how many seconds to wait before the next attempt; raise the error when there is none."""
         self.count, self.last = self.count + 1, error
-        pause = pause_after(self.count)
-        pause += (error.retry_after or 0.0) if isinstance(error, Refusal) else 0.0
         passed = time.monotonic() - self.began
+        cut_off = self.count == 1 and isinstance(error, Unreachable) and self.waits and passed > FIRST_PAUSE
+        pause = 0.0 if cut_off else pause_after(self.count)     # whoever cut a waiting call off may be back already
+        pause += (error.retry_after or 0.0) if isinstance(error, Refusal) else 0.0
         if not self._may_repeat(error) or passed + pause > self.seconds:
             raise error
         if passed > QUIET_SECONDS and not self.told:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import httpx2
 
 DEFAULT_URL = "http://127.0.0.1:8080"
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0   # between two tries, of every program here
+# Between two tries, of every program here: who is only being restarted is asked often, for ten seconds at least.
+FIRST_PAUSE, SHORT_PAUSE, LONGEST_PAUSE, SHORT_PAUSES = 0.05, 0.5, 5.0, 60
 NO_HOST = ("Name or service not known", "nodename nor servname", "No address associated")
 ENDINGS = ("/v1", "/mcp", "/mcp/u", "/docs")
 PATIENCE_SECONDS = 30.0     # for an answer, beyond what the request itself asks the gate to wait
@@ -191,7 +192,14 @@ def pause_after(failures: int, least: float = 0.0) -> float:
 
     `least` is the share of it that is not left to chance.
     """
-    return random.uniform(least, 1.0) * min(FIRST_PAUSE * 2.0 ** min(failures - 1, 16), LONGEST_PAUSE)
+    return random.uniform(least, 1.0) * longest_after(failures)
+
+
+def longest_after(failures: int) -> float:
+    """Return the longest pause after so many failures: below half a second for a while, then up to five."""
+    if failures <= SHORT_PAUSES:
+        return min(FIRST_PAUSE * 2.0 ** min(failures - 1, 16), SHORT_PAUSE)
+    return min(SHORT_PAUSE * 2.0 ** min(failures - SHORT_PAUSES, 16), LONGEST_PAUSE)
 
 
 def pause_asked(said: Any) -> float | None:

@@ -12,9 +12,9 @@ from typing import Any, Required, TypedDict, TypeVar
 from msgspec import Struct, field
 
 from asyncgate.parts.wire import (
-    Configuration,
     Created,
     CreatedBy,
+    GateConfig,
     Healthy,
     Items,
     Kind,
@@ -35,11 +35,13 @@ from asyncgate.parts.wire import (
     Status,
     Terminator,
     Timeouts,
+    You,
 )
 from asyncgate.parts.wire_admin import (
     IssuedKey,
     Keys,
     Limits,
+    RotatedCredentials,
     Severity,
     TenantRecord,
     Tenants,
@@ -300,7 +302,6 @@ class Obligations(Struct, kw_only=True):
     relationship: Relationship
     open_obligations: list[ReceiptRecord]
     cursor: str | None = None
-    warnings: list[str] | None = None
 
 
 class Tasks(Struct, kw_only=True):
@@ -422,7 +423,7 @@ class AsyncOperations:
     async def create_tenant(
         self, name: str, *, tenant: str | None = None, tier: Tier | None = None, tenant_id: str | None = None,
     ) -> TenantRecord:
-        """Make a tenant, with a name and a tier; making one again returns it as it is.
+        """Make a tenant, with a unique name and a tier; making one again returns it as it is.
 
         For the operator.  Then issue_key gives it its first key.  One transaction.  Spec 21.3.1.
         """
@@ -463,9 +464,9 @@ class AsyncOperations:
 
     async def get_config(
         self, *, tenant_id: str | None = None,
-    ) -> Configuration:
+    ) -> GateConfig:
         """Return how this gate is set up: receipt mode, instance, version and what it can do."""
-        return await self.ask("get_config", Configuration, locals())
+        return await self.ask("get_config", GateConfig, locals())
 
     async def get_limits(
         self, *, tenant: str | None = None, tenant_id: str | None = None,
@@ -566,10 +567,10 @@ class AsyncOperations:
 
     async def list_audit(
         self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
-        event: str | None = None, severity: Severity | None = None, tenant_id: str | None = None,
-        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
-        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
-        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        event: str | None = None, severity: Severity | None = None, key_id: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> AuditLines:
         """Read the tenant's audit log, oldest first; no line is ever changed.
 
@@ -654,7 +655,10 @@ class AsyncOperations:
         agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
         worker_instance_id: str | None = None,
     ) -> Ok:
-        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew."""
+        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew.
+
+        A task that has ended stays as it is: the answer is `ok: false` with its status.
+        """
         return await self.ask("release_hold", Ok, locals())
 
     async def release_lease(
@@ -707,6 +711,17 @@ class AsyncOperations:
         Spec 21.9.1.
         """
         return await self.ask("revoke_key", Ok, locals())
+
+    async def rotate_credentials(
+        self, *, tenant: str | None = None, overlap_seconds: float | None = None, issued_before: datetime | None = None,
+        reason: str | None = None, tenant_id: str | None = None,
+    ) -> RotatedCredentials:
+        """Replace every good key of a tenant at once, and refuse all access tokens that were issued before now.
+
+        The new texts are in this answer and never shown again; the old keys, your own among them, stay good for
+        overlap_seconds, by default 0.  While the answer says more, call again with its issued_before.  Spec 21.9.1.
+        """
+        return await self.ask("rotate_credentials", RotatedCredentials, locals())
 
     async def rotate_key(
         self, key_id: str, *, tenant: str | None = None, overlap_seconds: float | None = None,
@@ -784,6 +799,15 @@ class AsyncOperations:
         For the operator.  Its tasks stay as they are, its leases run out.  Spec 21.9.
         """
         return await self.ask("suspend_tenant", TenantRecord, locals())
+
+    async def whoami(
+        self, *, tenant_id: str | None = None,
+    ) -> You:
+        """Tell who the credential stands for, and what it may do.
+
+        With bound: false it stands for everybody: each request says who makes it (principal_id, worker_id).
+        """
+        return await self.ask("whoami", You, locals())
 
 
 class SyncOperations:
@@ -897,7 +921,7 @@ class SyncOperations:
     def create_tenant(
         self, name: str, *, tenant: str | None = None, tier: Tier | None = None, tenant_id: str | None = None,
     ) -> TenantRecord:
-        """Make a tenant, with a name and a tier; making one again returns it as it is.
+        """Make a tenant, with a unique name and a tier; making one again returns it as it is.
 
         For the operator.  Then issue_key gives it its first key.  One transaction.  Spec 21.3.1.
         """
@@ -938,9 +962,9 @@ class SyncOperations:
 
     def get_config(
         self, *, tenant_id: str | None = None,
-    ) -> Configuration:
+    ) -> GateConfig:
         """Return how this gate is set up: receipt mode, instance, version and what it can do."""
-        return self.ask("get_config", Configuration, locals())
+        return self.ask("get_config", GateConfig, locals())
 
     def get_limits(
         self, *, tenant: str | None = None, tenant_id: str | None = None,
@@ -1041,10 +1065,10 @@ class SyncOperations:
 
     def list_audit(
         self, *, limit: int | None = None, cursor: str | None = None, tenant: str | None = None,
-        event: str | None = None, severity: Severity | None = None, tenant_id: str | None = None,
-        principal_kind: Kind | None = None, principal_id: str | None = None, principal_instance_id: str | None = None,
-        agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
-        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
+        event: str | None = None, severity: Severity | None = None, key_id: str | None = None,
+        tenant_id: str | None = None, principal_kind: Kind | None = None, principal_id: str | None = None,
+        principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
+        worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> AuditLines:
         """Read the tenant's audit log, oldest first; no line is ever changed.
 
@@ -1129,7 +1153,10 @@ class SyncOperations:
         agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
         worker_instance_id: str | None = None,
     ) -> Ok:
-        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew."""
+        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew.
+
+        A task that has ended stays as it is: the answer is `ok: false` with its status.
+        """
         return self.ask("release_hold", Ok, locals())
 
     def release_lease(
@@ -1182,6 +1209,17 @@ class SyncOperations:
         Spec 21.9.1.
         """
         return self.ask("revoke_key", Ok, locals())
+
+    def rotate_credentials(
+        self, *, tenant: str | None = None, overlap_seconds: float | None = None, issued_before: datetime | None = None,
+        reason: str | None = None, tenant_id: str | None = None,
+    ) -> RotatedCredentials:
+        """Replace every good key of a tenant at once, and refuse all access tokens that were issued before now.
+
+        The new texts are in this answer and never shown again; the old keys, your own among them, stay good for
+        overlap_seconds, by default 0.  While the answer says more, call again with its issued_before.  Spec 21.9.1.
+        """
+        return self.ask("rotate_credentials", RotatedCredentials, locals())
 
     def rotate_key(
         self, key_id: str, *, tenant: str | None = None, overlap_seconds: float | None = None,
@@ -1259,3 +1297,12 @@ class SyncOperations:
         For the operator.  Its tasks stay as they are, its leases run out.  Spec 21.9.
         """
         return self.ask("suspend_tenant", TenantRecord, locals())
+
+    def whoami(
+        self, *, tenant_id: str | None = None,
+    ) -> You:
+        """Tell who the credential stands for, and what it may do.
+
+        With bound: false it stands for everybody: each request says who makes it (principal_id, worker_id).
+        """
+        return self.ask("whoami", You, locals())

@@ -27,13 +27,13 @@ def patient(settings: Settings) -> Settings:
     return replace(settings, memorygate=replace(ours, timeout_ms=max(ours.timeout_ms, READING_MS)))
 
 
-def sink_of(settings: Settings) -> Any:
-    """Open the ledger, if it is one that can be read back."""
+def sink_of(settings: Settings, *, whole: bool = True) -> Any:
+    """Open the ledger; `whole` is for what needs one that gives our receipts back."""
     sinks = import_module("asyncgate.backends.receipts_sinks")
     if settings.receipt_mode == "standalone":
         raise StartupError("receipt_mode is standalone: there is no ledger; `asyncgate verify` checks what is stored")
     sink = sinks.open_sink(settings)
-    if not sink.reads:
+    if whole and not sink.reads:
         raise StartupError(f"a ledger of the profile {sinks.profile_of(settings)} cannot be read back: the receipts "
                            "are here, whole, and what it refused is in the outbox")
     return sink
@@ -83,7 +83,7 @@ async def reconciled(settings: Settings, repair: bool, as_json: bool, tenants: t
     _, comparing, mending = parts()
     url = cli.existing(settings.database.url)
     async with AsyncExitStack() as opened:
-        sink = sink_of(settings)
+        sink = sink_of(settings, whole=False)
         opened.push_async_callback(sink.close)
         backend = await (alone(opened, url) if repair else beside(opened, url, settings))
         engine, done, left = Engine(backend, settings), {}, 0

@@ -42,13 +42,18 @@ __all__ = ["Done", "Fail", "Job", "Lost", "Retry", "Worker"]
 F = TypeVar("F", bound=Callable[..., Any])
 WAIT_SECONDS = 25.0         # that an empty claim stays open
 QUIET_SECONDS = 1.0         # that a gate may be away before it is worth a word
-TRIES = 8                   # to deliver an ending, some twenty seconds in all
+TRIES = 50                  # to deliver an ending, some twenty seconds in all
 CANCEL_SECONDS = 10.0       # that an async function has to end when it is canceled
 NOTICE_SECONDS = 1.0        # that a plain one has, which cannot be canceled
 DEFAULT: Any = object()
 ME = ("worker_id", "worker_kind", "worker_instance_id")
 
 log = logging.getLogger("asyncgate.worker")
+
+
+def named(capabilities: Sequence[str]) -> list[str]:
+    """Return capabilities one by one; a text names them with commas between."""
+    return [name.strip() for name in capabilities.split(",")] if isinstance(capabilities, str) else list(capabilities)
 
 
 class Worker:
@@ -61,16 +66,16 @@ class Worker:
             delivery_tries: int = TRIES) -> None:
         """Make a worker of the gate at a URL, or of the one that a client speaks with.
 
-        `worker_id` is the host's name if it is not said; with an issued key it must be the key's principal.  `state`
-        is a folder for what must outlive the process, by default one of the user's; None keeps nothing.
-        `ttl_seconds` is how long a lost worker's task waits; without it the task or the gate decides.
+        Without `worker_id` it is the principal of the issued key, or else the host's name.  `state` is a folder for
+        what must outlive the process, by default one of the user's; None keeps nothing.  `ttl_seconds` is how long a
+        lost worker's task waits; without it the task or the gate decides.
         """
         way = getattr(gate, "way", gate)        # how an AsyncGate speaks
         if getattr(way, "settings", {}).get("transport") is not None:
             raise ValueError("a worker speaks HTTP, from two threads; a test's gate needs a port: Gate(port=0)")
         self.gate = AsyncHttp(getattr(way, "url", way), getattr(way, "token", None) if token is None else token)
-        self.worker_id = worker_id or socket.gethostname()
-        self.worker_kind, self.capabilities, self.concurrency = worker_kind, list(capabilities), concurrency
+        self.worker_id = worker_id or ""        # until the gate has said whose the credential is
+        self.worker_kind, self.capabilities, self.concurrency = worker_kind, named(capabilities), concurrency
         self.ttl_seconds, self.drain_seconds, self.delivery_tries = ttl_seconds, drain_seconds, delivery_tries
         self.state = default_folder(self.gate.url) if state is DEFAULT else None if state is None else Path(state)
         self.tasks: dict[str | None, Task] = {}
@@ -108,24 +113,48 @@ class Worker:
 
     async def serve(self) -> None:
         """Work until `stop`; canceled, it gives back at once what it holds."""
-        self.place = take(self.state, self.worker_id)
-        self.me = {"worker_id": self.worker_id, "worker_kind": self.worker_kind,
-                   "worker_instance_id": self.place.instance_id}
-        self.heart = Heart(self.gate.url, self.gate.token, self.me, self.ttl_seconds)
         self.stopping, self.hurried, self.loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
         self.instance, self.claim_id, self.away_since, self.known = "", uuid.uuid4().hex, 0.0, False
         self.warned: list[str] = []
         self.running = True
         async with self.gate:
-            self.heart.start()
             try:
-                await self._unless_stopped(self._insist(self._come_back))
-                while not self.stopping.is_set():
-                    await self._unless_stopped(self._turn())
-                await self._drain()
+                await self._unless_stopped(self._insist(self._be_named))
             finally:
-                self.running = False
-                await self._leave()
+                self.running = bool(self.worker_id)
+            if self.running:
+                await self._live()
+
+    async def _be_named(self) -> None:
+        """Learn from the gate whose the credential is; one that stands for everybody leaves the host's name."""
+        if self.worker_id and self.worker_kind:
+            return
+        try:
+            you = await self.gate.call("whoami")
+        except Refusal as no:
+            if no.status != 404:        # a gate that does not know the question yet
+                raise
+            you = {}
+        if you.get("principal_id") and self.worker_id in ("", you["principal_id"]):
+            self.worker_id, self.worker_kind = you["principal_id"], self.worker_kind or you["principal_kind"]
+        self.worker_id = self.worker_id or socket.gethostname()
+
+    async def _live(self) -> None:
+        """Work under a name."""
+        self.place = take(self.state, self.worker_id)
+        self.me = {"worker_id": self.worker_id, "worker_kind": self.worker_kind,
+                   "worker_instance_id": self.place.instance_id}
+        self.heart = Heart(self.gate.url, self.gate.token, self.me, self.ttl_seconds)
+        self.known = False
+        self.heart.start()
+        try:
+            await self._unless_stopped(self._insist(self._come_back))
+            while not self.stopping.is_set():
+                await self._unless_stopped(self._turn())
+            await self._drain()
+        finally:
+            self.running = False
+            await self._leave()
 
     async def _unless_stopped(self, doing: Awaitable[None]) -> None:
         """Do something until it is done or this worker is told to stop."""
@@ -198,6 +227,7 @@ class Worker:
     async def _insist(self, call: Callable[[], Awaitable[None]]) -> None:
         """Call until it is answered; a gate that has refused this worker from the start is not asked again."""
         for failures in count(1):
+            asked = time.monotonic()
             try:
                 await call()
                 self.away_since, self.known = 0.0, True
@@ -206,17 +236,19 @@ class Worker:
                 if not self.known and hopeless(error):
                     raise
                 self._tell(error)
+                if failures == 1 and isinstance(error, Unreachable) and time.monotonic() - asked > FIRST_PAUSE:
+                    continue        # a call that waited was cut off: whoever cut it off may be back already
                 await asyncio.sleep(max(pause_after(failures, 0.5), getattr(error, "retry_after", None) or 0.0))
 
     def _tell(self, error: Exception) -> None:
         """Say what is wrong, but not about a gate that is only being restarted, and only once while it is away."""
         now = time.monotonic()
         if not isinstance(error, Unreachable):
-            log.warning("%s: %s", self.worker_id, error)
+            log.warning("%s: %s", self.worker_id or "worker", error)
         elif not self.away_since:
             self.away_since = now
         elif now - self.away_since > QUIET_SECONDS:
-            log.warning("%s: %s; trying on", self.worker_id, error)
+            log.warning("%s: %s; trying on", self.worker_id or "worker", error)
             self.away_since = float("inf")
 
     # Working on them.

@@ -83,6 +83,6 @@ async def serve(worker: Worker, executor: Executor, types: Sequence[str]) -> Non
         loop = asyncio.get_running_loop()
         for sign in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sign, worker.stop)
-        log.info("%s takes %s of %s; %s with %d tools", worker.worker_id, ", ".join(types), worker.gate.url,
-                 executor.profile.model, len(tools))
+        log.info("%s takes %s of %s; %s with %d tools", worker.worker_id or "this worker", ", ".join(types),
+                 worker.gate.url, executor.profile.model, len(tools))
         await worker.serve()

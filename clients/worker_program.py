@@ -118,13 +118,13 @@ def fetched(answer: httpx2.Response) -> dict[str, Any]:
 class Program:
     """Any program as a task function."""
 
-    def __init__(self, command: Sequence[str], url: str, worker_id: str) -> None:
+    def __init__(self, command: Sequence[str], worker: Worker) -> None:
         path = shutil.which(command[0])
         if path is None and os.path.isfile(command[0]):
             raise ValueError(f"{command[0]!r} is there and may not be run: chmod +x {command[0]}, or name what runs it")
         if path is None:
             raise ValueError(f"there is no program {command[0]!r}{' on the PATH' * ('/' not in command[0])}")
-        self.path, self.command, self.url, self.worker_id = path, list(command), url, worker_id
+        self.path, self.command, self.worker = path, list(command), worker
 
     async def __call__(self, payload: Any, job: Job) -> Any:
         """Run the program for one task."""
@@ -135,8 +135,8 @@ class Program:
     def surroundings(self, job: Job) -> dict[str, str]:
         """Return the environment of the program: the worker's, without its credential, and what the task is."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ASYNCGATE_")}
-        said = {"URL": self.url, "WORKER_ID": self.worker_id, "TASK_ID": job.task_id, "TASK_TYPE": job.type,
-                "LEASE_ID": job.lease_id, "FENCE": str(job.fence), "ATTEMPT": str(job.attempt)}
+        said = {"URL": self.worker.gate.url, "WORKER_ID": self.worker.worker_id, "TASK_ID": job.task_id,
+                "TASK_TYPE": job.type, "LEASE_ID": job.lease_id, "FENCE": str(job.fence), "ATTEMPT": str(job.attempt)}
         earlier = {"CHECKPOINT": job.checkpoint, "PROGRESS": job.progress}
         said |= {name: msgspec.json.encode(value).decode() for name, value in earlier.items() if value is not None}
         return kept | {f"ASYNCGATE_{name}": value for name, value in said.items()}
@@ -295,12 +295,12 @@ def run(what: str | None, command: Sequence[str], *, types: Sequence[str], allow
     start_logging(logging.WARNING if quiet else logging.INFO)
     worker = Worker(about.pop("url"), **about)
     kinds: dict[str | None, Callable[[], Callable[..., Any]]] = {
-        None: lambda: Program(command, worker.gate.url, worker.worker_id), "echo": lambda: echo,
+        None: lambda: Program(command, worker), "echo": lambda: echo,
         "sleep_then_return": lambda: sleep_then_return,
         "http_get": lambda: http_get(allow, plain_http, timeout_seconds)}
     task = kinds[what]()
     worker.task(*(types or [str(what)]))(task)
-    log.info("%s takes %s of %s", worker.worker_id, ", ".join(types or [str(what)]), worker.gate.url)
+    log.info("%s takes %s of %s", worker.worker_id or "this worker", ", ".join(types or [str(what)]), worker.gate.url)
     worker.run()
 
 

@@ -59,6 +59,10 @@ def ask_of(op: Operation, fields: dict[str, Any]) -> Ask:
         raise InvalidRequest(f"{op.name}: {wrong}") from None
 
 
+# What some verbs of a worker need beside its lease.
+NEEDED: dict[str, dict[str, Any]] = {"report_progress": {"progress": 1}, "fail": {"error": "no luck"}}
+
+
 def under(offer: Offer, **more: Any) -> dict[str, Any]:
     """Return the fields that say which lease a worker acts under."""
     return {"task_id": offer.task_id, "lease_id": offer.lease_id, **more}

@@ -189,14 +189,15 @@ class Model:
         if task.lease and task.lease.ending == "live":
             task.lease.ending = "canceled"
         task.status, task.held, task.owed = "canceled", None, False
-        ended = self.emit("task.canceled", by, GATE, task,
-                          {"canceled_by": {"kind": by.kind, "id": by.id}, "reason": ask.reason}, [task.duty])
-        self.result_ready(task, ended, {})
+        why = {"canceled_by": {"kind": by.kind, "id": by.id}, "reason": ask.reason}
+        self.result_ready(task, self.emit("task.canceled", by, GATE, task, why, [task.duty]), why)
         return {"ok": True, "status": "canceled"}
 
     def release_hold(self, by: Principal, ask: Any) -> Reply:
         """§5.8: owner or admin offers a held task again; the count of losses starts anew."""
         task = self.own(by, ask.task_id)
+        if task.status in TERMINAL:
+            return {"ok": False, "status": task.status}
         if task.held:
             task.held, task.expiries, task.lost_to, task.next_eligible_at = None, 0, [], None
         return {"ok": True, "status": task.status}
@@ -212,7 +213,7 @@ class Model:
             raise Refusal("not_locatable")
         if task.owed:
             self.locate(task, by, where)
-        return {"ok": True, "status": "succeeded"}
+        return {"ok": True, "status": "succeeded", "obligation": "discharged"}
 
     # Leasing tasks and working on them.
 
@@ -321,21 +322,26 @@ class Model:
         if again := self.repeated(by, ask, "completed"):
             if where and self.task(ask.task_id).owed:
                 self.locate(self.task(ask.task_id), again.worker, where)
-            return again.first_outcome
+            return {"ok": True, "status": "succeeded",
+                    "obligation": "open" if self.task(ask.task_id).owed else "discharged"}
         task, lease = self.holder(by, ask)
         where = where or inline(task, ask)
         if not where and self.rules.strict:
             raise Refusal("not_locatable")
         task.status, task.outcome, task.owed = "succeeded", parsed(ask.result), not where
         task.artifacts = where.get("artifacts")
-        said = {"result_summary": summary(ask), **enclosed("result", ask.result, task.task_id)}
+        said = {"result_summary": summary(ask), "delivery_proof": ask.delivery_proof or None,
+                **enclosed("result", ask.result, task.task_id)}
         ended = self.emit("task.completed", lease.worker, GATE, task,
                           {**said, "completion_metadata": ask.completion_metadata, **where},
                           [task.duty] if where else [], lease.lease_id)
         self.result_ready(task, ended, {**said, **where})
         if not where:
-            self.anomaly(task, "success_without_locatability", lease)
-        return self.over(lease, "completed", {"ok": True, "status": "succeeded"})
+            self.anomaly(task, "success_without_locatability", lease, worker_id=lease.worker.id,
+                         receipt_id=ended.receipt_id, obligation_receipt_id=task.duty,
+                         result_delivery=task.ask.result_delivery)
+        return self.over(lease, "completed", {"ok": True, "status": "succeeded",
+                                              "obligation": "discharged" if where else "open"})
 
     def fail(self, by: Principal, ask: Any) -> Reply:
         """§5.7: retried while attempts remain and the worker thinks it may help, else over."""
@@ -468,7 +474,7 @@ class Model:
                                           and by.instance_id != lease.worker.instance_id):
             raise Refusal("lease_invalid_or_expired", "unknown")
         if not self.alive(lease):
-            reasons = {"completed": "completed", "failed": "completed", "canceled": "canceled"}
+            reasons = {"completed": "completed", "failed": "failed", "canceled": "canceled"}
             raise Refusal("lease_invalid_or_expired", reasons.get(lease.ending, "expired"))
         return task, lease
 
@@ -563,13 +569,18 @@ def contract_of(ask: CreateTask, by: Principal) -> Any:
             10 if ask.max_expiries is None else ask.max_expiries, ask.delay_seconds or 0)
 
 
+def failed(proof: Any) -> bool:
+    """PH.3.3: a proof of the opposite proves nothing."""
+    return bool(proof) and str(proof.get("status", "")).lower() == "failed"
+
+
 def located(ask: Any) -> dict[str, Any]:
     """§6.2: artifacts in any of the shapes of peers, or a proof; empty is none."""
     given = ask.artifacts
     if isinstance(given, dict):
         given = given.get("pointers", [given] if given else [])
     found = {"artifacts": given if isinstance(given, list) or not given else [given],
-             "delivery_proof": ask.delivery_proof}
+             "delivery_proof": None if failed(ask.delivery_proof) else ask.delivery_proof}
     return {name: value for name, value in found.items() if value}
 
 

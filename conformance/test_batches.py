@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from asyncgate import Caller, Created, CreateTask, Engine, GateError, Work
 from asyncgate.conformance.harness import Gate, Numbered, refused, under
@@ -120,7 +121,7 @@ async def test_an_operation_that_raises_fails_alone(gate: Gate) -> None:
 
     before, bug, after = await together(
         gate, ada.create_task(type="a", payload=None), gate.engine.write(broken, None, ada.caller,
-                                                                         CreateTask(type="bug")),
+                                                                         CreateTask(type="bug", payload=Raw(b"null"))),
         ada.create_task(type="b", payload=None))
 
     assert isinstance(bug, GateError)
@@ -151,7 +152,8 @@ async def test_an_operation_that_the_database_refuses_fails_alone(gate: Gate) ->
         return engine.create_task(work, caller, ask)
     answers = await together(
         gate, ada.create_task(type="a", payload=None), gate.engine.write(clash, None, ada.caller,
-                                                                         CreateTask(type="clash")),
+                                                                         CreateTask(type="clash",
+                                                                                    payload=Raw(b"null"))),
         ada.create_task(type="b", payload=None))
 
     assert isinstance(answers[1], GateError)

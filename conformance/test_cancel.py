@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncgate.conformance.harness import Gate, body, refused, under
+from asyncgate.conformance.harness import NEEDED, Gate, body, refused, under
 
 pytestmark = pytest.mark.anyio
 
@@ -47,7 +47,7 @@ async def test_a_task_that_has_ended_stays_as_it_is(gate: Gate, end: str) -> Non
     if end == "cancel":
         await gate.as_agent().cancel_task(task_id=offer.task_id)
     else:
-        await getattr(gate.as_worker(), end)(**under(offer))
+        await getattr(gate.as_worker(), end)(**NEEDED.get(end, {}), **under(offer))
     status = {"complete": "succeeded", "fail": "failed", "cancel": "canceled"}[end]
 
     async with gate.unchanged():

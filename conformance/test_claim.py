@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncgate.conformance.harness import Gate, refused, under
+from asyncgate.conformance.harness import NEEDED, Gate, refused, under
 
 pytestmark = pytest.mark.anyio
 
@@ -199,7 +199,7 @@ async def test_a_finished_task_is_never_offered_again(gate: Gate, end: str) -> N
     if end == "cancel":
         await gate.as_agent().cancel_task(task_id=offer.task_id)
     else:
-        await getattr(gate.as_worker(), end)(**under(offer))
+        await getattr(gate.as_worker(), end)(**NEEDED.get(end, {}), **under(offer))
 
     await gate.wait(2000)
 

@@ -211,7 +211,7 @@ async def test_artifacts_are_attached_to_succeeded_tasks_only(gate: Gate, state:
     if state == "queued":
         await gate.as_worker().release_lease(**under(offer))
     elif state == "failed":
-        await gate.as_worker().fail(**under(offer))
+        await gate.as_worker().fail(**under(offer, error="no"))
     elif state == "canceled":
         await gate.as_agent().cancel_task(task_id=offer.task_id)
 

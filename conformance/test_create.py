@@ -199,7 +199,7 @@ async def test_a_deadline_is_kept(gate: Gate) -> None:
     {"principal_id": "eve", "principal_kind": "service"}, {"created_by": {"kind": "service", "id": "eve"}},
     {"created_by": {"principal_kind": "service", "principal_id": "eve"}}], ids=range(3))
 async def test_an_unbound_credential_lets_the_request_name_the_creator(gate: Gate, by: dict[str, Any]) -> None:
-    made = await gate.create_task(type="demo", **by)
+    made = await gate.create_task(type="demo", payload=None, **by)
 
     owner = (await gate.task(made.task_id)).created_by
     assert (owner.kind, owner.id) == ("service", "eve")

@@ -118,7 +118,7 @@ async def test_spent_attempts_are_escalated_and_a_final_failure_is_not(make_gate
     gate = make_gate(**escalating(attempts_spent_class=2))
     for max_attempts, retryable in ((1, True), (2, True), (1, False)):
         offer = await gate.leased(max_attempts=max_attempts)
-        await gate.as_worker().fail(**under(offer, retryable=retryable))
+        await gate.as_worker().fail(**under(offer, retryable=retryable, error="no"))
 
     (one,) = await told(gate, HUMAN)
     assert body(one)["escalation_reason"] == "max_retries_exceeded"

@@ -40,7 +40,7 @@ async def test_a_lost_lease_costs_no_attempt(gate: Gate) -> None:
 
 async def test_a_loss_after_a_failure_keeps_the_attempt(gate: Gate) -> None:
     offer = await gate.leased(retry_backoff_seconds=0)
-    await gate.as_worker().fail(**under(offer, retryable=True))
+    await gate.as_worker().fail(**under(offer, retryable=True, error="no"))
     again = await gate.claim()
     assert again is not None
 

@@ -86,7 +86,7 @@ async def test_a_backoff_of_nothing_offers_the_task_at_once(gate: Gate) -> None:
 async def test_each_failure_spends_one_attempt_and_the_last_is_final(gate: Gate) -> None:
     offer, seen = await gate.leased(max_attempts=3, retry_backoff_seconds=0), []
     while True:
-        answer = await gate.as_worker().fail(**under(offer, retryable=True))
+        answer = await gate.as_worker().fail(**under(offer, retryable=True, error="no"))
         seen.append((offer.attempt, answer.requeued))
         if not answer.requeued:
             break
@@ -102,7 +102,7 @@ async def test_each_failure_spends_one_attempt_and_the_last_is_final(gate: Gate)
 async def test_a_task_with_one_attempt_is_never_retried(gate: Gate) -> None:
     offer = await gate.leased(max_attempts=1)
 
-    answer = await gate.as_worker().fail(**under(offer, retryable=True))
+    answer = await gate.as_worker().fail(**under(offer, retryable=True, error="no"))
 
     assert (answer.status, answer.requeued) == ("failed", False)
 

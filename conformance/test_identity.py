@@ -21,7 +21,7 @@ KEY = Key("k1", "a hash", "a name", "worker", "w1", None, "worker", '["tasks:lea
           None, 1, 2.5, "human root")
 FULL = replace(KEY, key_id="k2", principal_instance_id="i1", capabilities='["gpu"]', task_types='["a"]', expires_at=9.5,
                revoked_at=8.5, rotated_to="k3", version=7, last_used_at=3.5, places='["192.0.2.1"]')
-ACCOUNT = Account("a name", 1.5, "paid", 2.5, 3.5, "why", 10, 5, 4.5, "what it did")
+ACCOUNT = Account("a name", 1.5, "paid", 2.5, 3.5, "why", 10, 5, 4.5, "what it did", 6.5)
 
 
 async def keep(gate: Gate, *rows: Any) -> None:

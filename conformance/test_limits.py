@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncgate.conformance.harness import Gate, body, refused, under
+from asyncgate.conformance.harness import NEEDED, Gate, body, refused, under
 
 pytestmark = pytest.mark.anyio
 
@@ -92,7 +92,7 @@ async def test_a_verb_that_does_not_say_which_lease_is_refused(gate: Gate, verb:
 
     async with gate.unchanged():
         with refused("invalid_request"):
-            await getattr(gate.as_worker(), verb)(**ask)
+            await getattr(gate.as_worker(), verb)(**NEEDED.get(verb, {}), **ask)
 
 
 @pytest.mark.parametrize("fence", [1.5, "1", WIDEST + 1])

@@ -201,7 +201,7 @@ async def test_a_poller_gets_what_is_new_and_nothing_else(gate: Gate, operation:
     old = [name_of(row) for row in at(page, rows)]
 
     await gate.as_worker().start_task(**under(offer))
-    await gate.as_worker().fail(**under(offer))
+    await gate.as_worker().fail(**under(offer, error="no"))
     await gate.create()
     cursor = at(page, "cursor.latest_receipt_id" if operation == "bootstrap" else "cursor")
     new = [name_of(row) for row in at(await getattr(ada, operation)(**ask, **{name: cursor}), rows)]

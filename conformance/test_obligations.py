@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from asyncgate import OPERATIONS, Obligations
-from asyncgate.conformance.harness import Gate, under
+from asyncgate.conformance.harness import NEEDED, Gate, under
 
 pytestmark = pytest.mark.anyio
 
@@ -16,8 +16,8 @@ async def test_open_obligations_are_created_minus_discharged(gate: Gate) -> None
     w1 = gate.as_worker()
     await w1.complete(**under(offers[0], artifacts=[{"uri": "x"}]))
     await w1.complete(**under(offers[1]))
-    await w1.fail(**under(offers[2]))
-    await w1.fail(**under(offers[3], retryable=True))
+    await w1.fail(**under(offers[2], error="no"))
+    await w1.fail(**under(offers[3], retryable=True, error="no"))
     await gate.as_agent().cancel_task(task_id=offers[4].task_id)
     await w1.release_lease(**under(offers[5]))
 
@@ -52,7 +52,7 @@ async def test_has_terminator_turns_true_with_the_receipt_that_discharges(gate: 
         await gate.as_agent().cancel_task(task_id=offer.task_id)
     else:
         more = {"artifacts": [{"uri": "x"}]} if end == "complete" else {}
-        await getattr(gate.as_worker(), end)(**under(offer, **more))
+        await getattr(gate.as_worker(), end)(**NEEDED.get(end, {}), **under(offer, **more))
 
     answer = await gate.as_agent().check_terminator(**ask)
     assert (answer.parent_receipt_id, answer.has_terminator) == (offer.obligation_receipt_id, True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from asyncgate import OPERATIONS, SCOPES, Caller, GateError, Principal
-from asyncgate.conformance.harness import Gate, View, refused, under
+from asyncgate.conformance.harness import NEEDED, Gate, View, refused, under
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +35,7 @@ MATRIX: dict[str, tuple[str, str]] = {
     "suspend_tenant": ("admin", "admin:write"), "get_limits": ("admin", "admin:read"),
     "set_limits": ("admin", "admin:write"), "issue_key": ("admin", "admin:write"), "list_keys": ("admin", "admin:read"),
     "rotate_key": ("admin", "admin:write"), "revoke_key": ("admin", "admin:write"),
-    "list_audit": ("admin", "admin:read"),
+    "list_audit": ("admin", "admin:read"), "rotate_credentials": ("admin", "admin:write"),
     "seal_receipts": ("admin", "admin:write"), "list_seals": ("admin", "admin:read"),
     "export_receipts": ("admin", "admin:read"), "import_receipts": ("admin", "admin:write"),
     "run_archive": ("admin", "admin:write"), "restore_archive": ("admin", "admin:write"),
@@ -49,7 +49,7 @@ FILLED = {"type": "demo", "payload": None, "task_id": "none", "lease_id": "none"
           "tenant": "00000000-0000-4000-8000-000000000000"}
 MORE: dict[str, dict[str, Any]] = {
     "run_task": {"wait_seconds": 0}, "issue_key": {"principal_id": "x", "scopes": frozenset()},
-    "import_receipts": {"receipts": []}}
+    "import_receipts": {"receipts": []}, **NEEDED}
 # spec 21.5.2: what the role `system` may and may not.
 SYSTEM = {"create_task": True, "get_task": True, "list_tasks": True, "cancel_task": True, "list_receipts": True,
           "lease_next": False, "renew_lease": False, "complete": False, "fail": False}
@@ -61,17 +61,23 @@ def operator(gate: Gate) -> Gate:
     return gate.beside(default_tenant_id=gate.tenant_id)
 
 
+def filled(operation: str) -> dict[str, Any]:
+    """Fill in what an operation takes."""
+    takes = OPERATIONS[operation].takes.__struct_fields__
+    return {name: value for name, value in FILLED.items() if name in takes} | MORE.get(operation, {})
+
+
 async def admitted(view: View, operation: str, **more: Any) -> bool:
     """Whether an operation gets past role and scope; what it says then does not matter."""
     try:
-        await getattr(view, operation)(**FILLED | MORE.get(operation, {}) | more)
+        await getattr(view, operation)(**filled(operation) | more)
     except GateError as no:
         return no.code not in ("forbidden", "tenant_not_found")
     return True
 
 
 def test_every_operation_is_in_the_matrix() -> None:
-    assert MATRIX.keys() | {"get_config", "health"} == OPERATIONS.keys()
+    assert MATRIX.keys() | {"get_config", "health", "whoami"} == OPERATIONS.keys()
 
 
 @pytest.mark.parametrize("role", ["agent", "worker", "admin"])
@@ -105,6 +111,22 @@ async def test_who_may_only_read_as_an_admin_changes_nothing(operator: Gate, ope
             operator.as_caller("human", "x", "admin", scopes=SCOPES - {"admin:write"}), operation)
 
 
+async def test_a_credential_learns_who_it_stands_for_and_what_it_may_do(gate: Gate) -> None:
+    """21.5.2: the table of roles and scopes, told to whoever it is about."""
+    w1 = await gate.as_worker("w1", "here").whoami()
+    limited = await gate.as_caller("human", "eve", "admin", scopes=frozenset({"tasks:read"})).whoami()
+    anybody = await gate.whoami()
+
+    assert (w1.bound, w1.role, w1.principal_kind, w1.principal_id, w1.principal_instance_id, w1.tenant_id) == (
+        True, "worker", "worker", "w1", "here", gate.tenant_id)
+    assert {"lease_next", "complete", "whoami", "health"} <= set(w1.operations)
+    assert not {"create_task", "issue_key"} & set(w1.operations)
+    assert ("list_tasks" in limited.operations, "create_task" in limited.operations) == (True, False)
+    assert (anybody.bound, anybody.principal_kind, anybody.principal_id) == (False, None, None)
+    for told in (w1, limited, anybody):
+        assert {"get_config", "health", "whoami"} <= set(told.operations)
+
+
 async def test_health_needs_no_role_and_config_no_scope(gate: Gate) -> None:
     nobody = gate.as_caller("system", "nobody", "agent", scopes=frozenset())
 
@@ -117,11 +139,11 @@ async def test_a_refusal_names_the_role_that_is_needed(gate: Gate, operation: st
     needed = " or ".join(MATRIX[operation][0].split())
 
     with refused("forbidden", your_role="agent", required_role=needed):
-        await getattr(gate.as_agent(), operation)(**FILLED, **MORE.get(operation, {}))
+        await getattr(gate.as_agent(), operation)(**filled(operation))
 
 
 OPERATORS = ["create_tenant", "list_tenants", "suspend_tenant", "set_limits"]
-NAMING = ["get_limits", "issue_key", "list_keys", "rotate_key", "revoke_key", "list_audit"]
+NAMING = ["get_limits", "issue_key", "list_keys", "rotate_key", "rotate_credentials", "revoke_key", "list_audit"]
 
 
 def test_each_operation_on_tenants_is_the_operators_or_names_one() -> None:
@@ -135,12 +157,12 @@ async def test_only_an_admin_of_the_default_tenant_looks_after_tenants(gate: Gat
     async with gate.unchanged():
         for tenant_id in (gate.tenant_id, FILLED["tenant"]):
             with refused("forbidden", your_role="admin"):
-                await getattr(gate.as_admin(), operation)(**FILLED | {"tenant": tenant_id, "tier": "paid"})
+                await getattr(gate.as_admin(), operation)(**filled(operation) | {"tenant": tenant_id})
 
 
 @pytest.mark.parametrize("operation", NAMING)
 async def test_for_every_other_admin_there_is_only_the_own_tenant(gate: Gate, operation: str) -> None:
-    ask = FILLED | MORE.get(operation, {})
+    ask = filled(operation)
 
     async with gate.unchanged():
         with refused("tenant_not_found"):
@@ -222,7 +244,7 @@ async def test_an_agent_reads_all_receipts_of_its_own_task(gate: Gate) -> None:
 async def test_a_bound_credential_creates_in_its_own_name_only(gate: Gate, claim: dict[str, Any]) -> None:
     async with gate.unchanged():
         with refused("forbidden"):
-            await gate.as_agent("ada").create_task(type="demo", **claim)
+            await gate.as_agent("ada").create_task(type="demo", payload=None, **claim)
 
 
 async def test_a_bound_worker_claims_in_its_own_name_only(gate: Gate) -> None:
@@ -241,7 +263,7 @@ async def test_a_bound_worker_acts_in_its_own_name_only(gate: Gate) -> None:
     for verb in ("renew_lease", "start_task", "report_progress", "complete", "fail", "release_lease"):
         async with gate.unchanged():
             with refused("forbidden"):
-                await getattr(gate.as_worker("w2"), verb)(**under(offer, worker_id="w1"))
+                await getattr(gate.as_worker("w2"), verb)(**NEEDED.get(verb, {}), **under(offer, worker_id="w1"))
 
 
 async def test_an_admin_may_act_for_another(gate: Gate) -> None:

@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from asyncgate import OPERATIONS, Engine, GateError, ReceiptFilter, Settings
 from asyncgate.backends import open_backend
-from asyncgate.conformance.harness import Gate, Numbered, OwnTenants, ask_of
+from asyncgate.conformance.harness import NEEDED, Gate, Numbered, OwnTenants, ask_of
 from asyncgate.conformance.model import ESCALATES_TO, PROSE, Model, Refusal, Rules
 from asyncgate.parts.settings import EscalationSettings, EscalationTarget
 from asyncgate.parts.wire import Principal
@@ -247,6 +247,7 @@ class Programs(RuleBasedStateMachine):
             under["fence"] = offer["fence"] + (1 if lie == "newer fence" else -1)
         if not named:
             del under["task_id"]
+        fields = {**NEEDED.get(verb, {}), **fields}
         reply = self.perform((tenant, kind, id, instance), verb, **under, **fields)
         if held in self.live and lie == "none" and (reply is None or verb in ENDINGS):
             self.past.append(held)

@@ -68,7 +68,7 @@ async def test_the_next_worker_is_handed_the_last_progress(gate: Gate, ending: s
     elif ending == "release":
         await gate.as_worker("w1").release_lease(**under(offer))
     else:
-        await gate.as_worker("w1").fail(**under(offer, retryable=True))
+        await gate.as_worker("w1").fail(**under(offer, retryable=True, error="no"))
 
     again = await gate.claim("w2")
 

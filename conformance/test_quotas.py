@@ -175,7 +175,7 @@ async def test_a_task_has_its_place_among_the_ended_ones_from_the_start(make_gat
 
     offer = await gate.claim()
     assert offer is not None
-    await gate.as_worker().fail(**under(offer))
+    await gate.as_worker().fail(**under(offer, error="no"))
     await gate.as_agent().cancel_task(task_id=canceled)
     assert ((await gate.task(waiting)).status, (await gate.task(canceled)).status) == ("failed", "canceled")
     with refused("quota_exceeded", quota="terminal_tasks", limit=3):
@@ -297,7 +297,7 @@ async def lost_by(loss: str, gate: Gate, offer: Offer) -> None:
     if loss == "lose":
         await gate.lose(offer)
     elif loss == "fail":
-        await gate.as_worker().fail(**under(offer, retryable=True))
+        await gate.as_worker().fail(**under(offer, retryable=True, error="no"))
     else:
         await gate.as_worker().release_lease(**under(offer))
 
@@ -323,10 +323,10 @@ async def test_what_is_kept_is_what_there_is(make_gate: Callable[..., Gate]) -> 
     await gate.lose(lost)
     again = await gate.claim("w2")
     assert again is not None
-    await gate.as_worker("w2").fail(**under(again, retryable=True, retry_after_seconds=0))
+    await gate.as_worker("w2").fail(**under(again, retryable=True, retry_after_seconds=0, error="no"))
     failed = await gate.claim("w3")
     assert failed is not None
-    await gate.as_worker("w3").fail(**under(failed))
+    await gate.as_worker("w3").fail(**under(failed, error="no"))
     await gate.as_agent().cancel_task(task_id=await gate.create())
     await gate.as_agent().cancel_task(task_id=(await gate.leased("w4")).task_id)
     await gate.finished("w5")

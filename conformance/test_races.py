@@ -84,7 +84,7 @@ async def test_of_complete_cancel_and_fail_at_once_one_stands(gates: tuple[Gate,
     offer = await gates[0].leased()
     here, there = gates
     runners = [here.as_worker().complete(**under(offer, artifacts=[{"uri": "x"}])),
-               there.as_agent().cancel_task(task_id=offer.task_id), there.as_worker().fail(**under(offer))]
+               there.as_agent().cancel_task(task_id=offer.task_id), there.as_worker().fail(**under(offer, error="no"))]
     runners = runners[order % 3:] + runners[:order % 3]
     if order >= 3:
         runners.reverse()
@@ -112,7 +112,7 @@ async def test_one_completion_sent_often_at_once_is_one(gates: tuple[Gate, Gate]
 async def test_one_failure_sent_often_at_once_spends_one_attempt(gates: tuple[Gate, Gate]) -> None:
     offer = await gates[0].leased(max_attempts=9)
 
-    await race(*(gates[n % 2].as_worker().fail(**under(offer, retryable=True)) for n in range(20)))
+    await race(*(gates[n % 2].as_worker().fail(**under(offer, retryable=True, error="no")) for n in range(20)))
 
     assert (await gates[0].task(offer.task_id)).attempt == 1
     assert len(await gates[0].receipts(offer.task_id, "task.failed")) == 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from asyncgate.conformance.harness import PATIENCE, Gate, refused, under
+from asyncgate.conformance.harness import NEEDED, PATIENCE, Gate, refused, under
 
 pytestmark = pytest.mark.anyio
 
@@ -134,7 +134,7 @@ async def test_a_waiting_claim_gets_what_comes_back(gate: Gate, way: str) -> Non
     if way == "release":
         await gate.as_worker("w1").release_lease(**under(offer))
     elif way == "failure":
-        await gate.as_worker("w1").fail(**under(offer, retryable=True))
+        await gate.as_worker("w1").fail(**under(offer, retryable=True, error="no"))
     else:
         await gate.as_agent().release_hold(task_id=offer.task_id)
 
@@ -240,7 +240,7 @@ async def test_get_task_waits_for_the_end(gate: Gate, end: str) -> None:
     if end == "cancel":
         await gate.as_agent().cancel_task(task_id=offer.task_id)
     else:
-        await getattr(gate.as_worker(), end)(**under(offer))
+        await getattr(gate.as_worker(), end)(**NEEDED.get(end, {}), **under(offer))
 
     async with asyncio.timeout(PATIENCE):
         assert (await reader).status == {"complete": "succeeded", "fail": "failed", "cancel": "canceled"}[end]
@@ -251,7 +251,7 @@ async def test_get_task_waits_on_through_a_retry(gate: Gate) -> None:
     reader = start(gate.as_agent().get_task(task_id=offer.task_id, wait_seconds=30))
     await settle(gate, 0)
 
-    await gate.as_worker().fail(**under(offer, retryable=True))
+    await gate.as_worker().fail(**under(offer, retryable=True, error="no"))
     await settle(gate, 0)
     assert not reader.done()
 

@@ -12,6 +12,7 @@ from msgspec import Raw
 from asyncgate.parts.errors import InvalidRequest, PayloadTooLarge
 from asyncgate.parts.wire import Requirements
 
+UNDELIVERED = {"failed", "failure", "fail", "error", "rejected", "undelivered", "canceled", "cancelled"}
 canonical = msgspec.json.Encoder(order="sorted").encode
 encode = msgspec.json.Encoder().encode
 any_json = msgspec.json.Decoder().decode
@@ -33,6 +34,11 @@ def pointers(artifacts: Any) -> list[Any]:
     if not isinstance(artifacts, list):
         raise InvalidRequest("artifacts must be a list, an object or null")
     return artifacts
+
+
+def proves(proof: Mapping[str, Any] | None) -> bool:
+    """Whether a delivery proof proves a delivery: one whose status says that it failed is proof of the opposite."""
+    return bool(proof) and str((proof or {}).get("status", "")).strip().lower() not in UNDELIVERED
 
 
 def sized(text: bytes, most: int, what: str) -> None:

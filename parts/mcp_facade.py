@@ -71,7 +71,7 @@ from asyncgate.parts.mcp_tools import (
     told_refusal,
     tools,
 )
-from asyncgate.parts.members import Rule, header, warned
+from asyncgate.parts.members import Rule, beside, header, warned
 from asyncgate.parts.naming import silent
 from asyncgate.parts.screening import MAX_DEPTH, breathe, refusal
 from asyncgate.parts.wire import Ask, ListOpenObligations, Principal, RunTask
@@ -140,6 +140,7 @@ class Call(msgspec.Struct):
     ask: Ask | None = None
     refusal: GateError | None = None
     unknown: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()        # warnings that the reply has no place for
 
 
 class Visit(msgspec.Struct):
@@ -343,7 +344,9 @@ class Facade:
             if call.refusal is not None:
                 raise call.refusal
             assert call.ask is not None
-            return encode(await self.gate.perform(call.op, caller, call.ask))
+            reply = await self.gate.perform(call.op, caller, call.ask)
+            call.beside = beside(reply)
+            return encode(reply)
         except GateError as no:
             self.gate.guard.auditor.refused(caller, no, call.op.name, call.ask)
             raise
@@ -382,7 +385,8 @@ class Facade:
             reply = await self._perform(visit.call, visit.caller)
         except GateError as no:
             return COMPLETE | refused(no)
-        return handle(reply) if by_handle else COMPLETE | found(reply)
+        told = {"_meta": {"asyncgate/warnings": visit.call.beside}} if visit.call.beside else {}
+        return handle(reply) if by_handle else COMPLETE | found(reply) | told
 
     async def _do(self, ctx: Context, operation: str, fields: dict[str, Any]) -> bytes:
         """Carry out an operation that a request means without naming it."""
@@ -436,6 +440,8 @@ class Facade:
         work: Awaitable[bytes] = self._perform(call, caller)
         reply = await (while_connected(work, receive) if getattr(call.ask, "wait_seconds", 0) > 0 else work)
         reply = warned(reply, call.unknown) if call.unknown else reply
+        if call.beside:
+            scope["asyncgate.beside"] = call.beside
         return {**_members(reply), **found(reply)}
 
     async def _error(self, scope: Scope, send: Send, id: msgspec.Raw, code: int, no: GateError) -> None:
@@ -486,8 +492,9 @@ def in_era(message: Asked) -> bool:
 
 
 def warning(scope: Scope) -> Headers:
-    """Name in a header the members of a call that nobody knows."""
-    return [header(scope["asyncgate.unknown"])] if "asyncgate.unknown" in scope else []
+    """Name in a header the members of a call that nobody knows, and warnings that its reply has no place for."""
+    told = (*scope.get("asyncgate.unknown", ()), *scope.get("asyncgate.beside", ()))
+    return [header(told)] if told else []
 
 
 def without_token(arguments: msgspec.Raw) -> msgspec.Raw:

@@ -210,6 +210,11 @@ def told(name: str, known: tuple[str, ...], path: str = "") -> str:
     return f"unknown member {path}{shown}" + (f"; did you mean {path}{like[0]}?" if like else "")
 
 
+def beside(reply: Any) -> tuple[str, ...]:
+    """Return the warnings that come beside a reply whose schema has no place for them (PH.6.2)."""
+    return tuple(getattr(reply, "__dict__", {}).get("beside", ()))
+
+
 def header(warnings: tuple[str, ...]) -> tuple[bytes, bytes]:
     """Say it in a header, where the reply itself has no place for it; names are made printable before."""
     return HEADER, " | ".join(warnings).encode("ascii", "backslashreplace")[:LONGEST_HEADER]

@@ -127,6 +127,10 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "list_archived_receipts": ({"task_id": TASK}, {"receipts": [ASSIGNED], "next_cursor": None, "cursor": None}),
     "restore_archive": ({"task_id": TASK}, {"task_ids": [TASK], "receipts": 4}),
     "get_config": ({}, {"receipt_mode": "standalone", "memorygate_url": None, "capabilities": ["leases"], **SELF}),
+    "whoami": ({}, {"tenant_id": TENANT, "bound": True, "role": "worker", "scopes": ["tasks:lease"],
+                    "operations": ["complete", "fail", "lease_next"], "principal_kind": "worker",
+                    "principal_id": "reader-1", "principal_instance_id": None, "key_id": "EcTWh2MDGOXC",
+                    "capabilities": None, "task_types": None}),
     "health": ({}, {"status": "healthy", "service": "AsyncGate", "uptime": 47, "database": "ok", "upkeep": {}, **SELF}),
 }
 
@@ -147,7 +151,7 @@ TAGS = {"Tasks": ("tasks", "Hand over work, and learn how it ended."),
         "Schedules": ("schedules", "What a scheduler tells, so that its silence is noticed."),
         "Administration": ("tenants limits keys audit", "Who may come in, what they may use, and what happened."),
         "Ledger": ("seals export import archive", "What keeps receipts as they are, and carries them elsewhere."),
-        "Gate": ("config health", "The gate itself.")}
+        "Gate": ("config health whoami", "The gate itself, and who one is to it.")}
 
 # The refusals by HTTP status, what they mean, and the headers that come with them.
 STATUS = {
@@ -210,13 +214,26 @@ def document(operations: Collection[Any], version: str) -> bytes:
         for number, (verb, path) in enumerate(op.rest, 1):
             name = op.name if number == 1 else f"{op.name}_{number}"
             paths.setdefault(path, {})[verb.lower()] = described(op, name, verb, path, schemas)
+    schemas = reached(paths, schemas)
     return msgspec.json.encode({
-        "openapi": "3.1.0", "info": {"title": "AsyncGate", "version": version, "description": ABOUT},
+        "openapi": "3.1.0", "info": {
+            "title": "AsyncGate", "version": version, "description": ABOUT,
+            "contact": {"name": "The AsyncGate founders"}, "license": {"name": "MIT", "identifier": "MIT"}},
         "servers": [{"url": "/"}], "tags": [{"name": name, "description": text} for name, (_, text) in TAGS.items()],
         "security": [{"bearer": []}, {"api_key": []}], "paths": dict(sorted(paths.items())),
         "components": {"schemas": dict(sorted(schemas.items())), "securitySchemes": {
             "bearer": {"type": "http", "scheme": "bearer"},
             "api_key": {"type": "apiKey", "in": "header", "name": "X-API-Key"}}}})
+
+
+def reached(paths: Json, schemas: dict[str, Json]) -> dict[str, Json]:
+    """Return the schemas that something points to; what a path or a query carries needs none."""
+    found: dict[str, Json] = {}
+    text = msgspec.json.encode(paths).decode()
+    while names := {*re.findall(r"#/components/schemas/(\w+)", text)} - found.keys():
+        found |= {name: schemas[name] for name in names}
+        text = msgspec.json.encode([schemas[name] for name in names]).decode()
+    return found
 
 
 def components(ops: Collection[Any]) -> dict[str, Json]:
@@ -229,11 +246,20 @@ def components(ops: Collection[Any]) -> dict[str, Json]:
         schema = schemas[op.takes.__name__]
         schema["required"] = sorted({*schema["required"], *op.takes.needed})
         if asked := schema["properties"].get("requirements"):
+            asked.pop("type", None)
             asked["anyOf"] = [ref("Requirements"), NULL]
-    for schema in takes.values():   # an explicit null means absent
+    for schema in takes.values():   # an explicit null means absent; a default would make TypeScript require the field
         for name in schema["properties"].keys() - {*schema["required"]}:
-            schema["properties"][name] = nullable(schema["properties"][name])
+            schema["properties"][name] = nullable(optional(schema["properties"][name]))
     return schemas
+
+
+def optional(schema: Json) -> Json:
+    """Say in words what a field is when it is absent."""
+    if "default" not in schema:
+        return schema
+    text = f"{schema.get('description', '')}; default {msgspec.json.encode(schema['default']).decode()}".lstrip("; ")
+    return {name: part for name, part in schema.items() if name != "default"} | {"description": text}
 
 
 def nullable(schema: Json) -> Json:
@@ -244,15 +270,24 @@ def nullable(schema: Json) -> Json:
 
 
 def said(schema: Any) -> Any:
-    """Say of a schema what the gate means: a set may repeat itself, no id is empty by default, a choice is text."""
+    """Say of a schema what the gate means: a set may repeat itself, no id is empty by default, a choice is text.
+
+    And say it as generators of clients understand it: no null for a default, and any JSON as a schema without a type.
+    """
     if not isinstance(schema, dict):
         return [said(part) for part in schema] if isinstance(schema, list) else schema
     name = NAME.items() <= schema.items()
-    out = {"uniqueItems", *(NAME if name else ()), *(["default"] if schema.get("default") == "" else ())}
+    out = {"uniqueItems", *(NAME if name else ()), *(["default"] if schema.get("default") in ("", None) else ()),
+           *(["type"] if is_any(schema.get("type")) else ())}
     kept = {name: said(part) for name, part in schema.items() if name not in out}
     if isinstance(text := kept.get("description"), str):
         kept["description"] = plainly(text)
     return kept | (ref("Name") if name else {"type": "string"} if "enum" in schema else {})
+
+
+def is_any(kind: Any) -> bool:
+    """Whether a type is a choice of several; no generator makes one of those, each takes any value for it."""
+    return isinstance(kind, list) and len({*kind} - {"null"}) > 1
 
 
 def ref(name: str) -> Json:
@@ -266,7 +301,8 @@ def described(op: Any, name: str, verb: str, path: str, schemas: dict[str, Json]
     carried = re.findall(r"{(\w+)}", path)
     whole, reply = schemas[op.takes.__name__], op.gives.__name__
     told: Json = {
-        "operationId": name, "summary": plainly(op.summary), "description": plainly(op.text.strip()),
+        "operationId": name, "summary": (summary := plainly(op.summary)),
+        "description": plainly(op.text.strip()) or summary,
         "tags": [tag_of(op, path)],
         "parameters": [parameter(field, "path", whole, asked) for field in carried],
         "responses": {"200": {"description": schemas[reply]["description"], "content": content(ref(reply), answered)},

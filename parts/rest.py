@@ -22,7 +22,7 @@ from asyncgate.parts.http import (
     while_connected,
     without_nulls,
 )
-from asyncgate.parts.members import header, warned
+from asyncgate.parts.members import beside, header, warned
 from asyncgate.parts.screening import screen
 from asyncgate.parts.wire import Ask
 
@@ -45,6 +45,7 @@ class Endpoint:
         more: list[tuple[bytes, bytes]] = []
         try:
             reply = await self._perform(scope, receive, more)
+            more += [header(told)] if (told := beside(reply)) else []
             status, body = (204, b"") if reply is None else (200, encode(reply))
         except GateError as no:
             status, body = no.status, encode(no.body())

@@ -285,6 +285,7 @@ class Account(Struct, frozen=True):
     stricter_tasks: int | None = None   # the same of new tasks
     stricter_until: float | None = None
     stricter_why: str | None = None
+    tokens_since: float | None = None       # since when an access token must have been issued to be good
 
 
 class Usage(Struct, frozen=True):

@@ -17,6 +17,7 @@ Status = Literal["queued", "leased", "running", "succeeded", "failed", "canceled
 Kind = Literal["agent", "worker", "service", "system", "human", "asyncgate"]
 
 Role = Literal["agent", "worker", "admin", "system"]
+Owed = Literal["open", "discharged"]
 
 
 class Principal(Struct, frozen=True, omit_defaults=True):
@@ -49,6 +50,7 @@ PLAIN = "^(?! )[^\\x00-\\x1f\\x7f-\\x9f\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u
 
 Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=PLAIN)]
 Text = Annotated[str, Meta(max_length=16_384)]
+Summary = Annotated[str, Meta(max_length=65_536)]       # what a receipt's body may have (PH.5)
 Integer = Annotated[int, Meta(ge=-WIDEST, le=WIDEST)]
 Whole = Annotated[int, Meta(ge=1, le=WIDEST)]
 Seconds = Annotated[int, Meta(ge=1, le=WIDEST), says("seconds; more than the maximum is clamped")]
@@ -315,7 +317,7 @@ class Complete(Held, kw_only=True):
 
     result: Annotated[Json,
                       says("the outcome, up to 1 MB; without one the task has none")] = field(default_factory=nothing)
-    result_summary: Text | None = None
+    result_summary: Summary | None = None
     artifacts: Artifacts = None
     delivery_proof: Annotated[dict[str, Any] | None, says("proof that the result was delivered elsewhere")] = None
     completion_metadata: dict[str, Any] | None = None
@@ -417,6 +419,10 @@ class GetConfig(Ask, kw_only=True):
     """Read the gate's configuration."""
 
 
+class WhoAmI(Ask, kw_only=True):
+    """Ask who one is."""
+
+
 class Health(Ask, kw_only=True):
     """Ask whether the gate works."""
 
@@ -459,6 +465,8 @@ class Item(Struct, omit_defaults=True):
     status: Status | None = None
     payload_differs: bool = False
     error: Problem | None = None
+    obligation: Owed | None = None
+    next: str | None = None
 
 
 class Items(Struct):
@@ -564,6 +572,8 @@ class Ok(Struct, omit_defaults=True):
     status: Status | None = None
     started_at: datetime | None = None
     receipt_id: str | None = None
+    obligation: Annotated[Owed | None, says("of a success: open until it is told where its result lies")] = None
+    next: Annotated[str | None, says("which call discharges an open obligation")] = None
 
 
 class Released(Struct, omit_defaults=True):
@@ -687,14 +697,13 @@ class Relationship(Struct):
     sessions_count: int
 
 
-class Obligations(Struct, forbid_unknown_fields=True):
+class Obligations(Struct, forbid_unknown_fields=True, dict=True):
     """What is still owed to a principal: the receipts, oldest first, and nothing else (PH.6.2)."""
 
     server: Server
     relationship: Relationship
     open_obligations: list[ReceiptRecord]
     cursor: str | None
-    warnings: list[str] | UnsetType = UNSET
 
 
 class Attention(Struct):
@@ -736,7 +745,7 @@ class Welcome(Struct, omit_defaults=True):
     warnings: list[str] = []
 
 
-class Configuration(Struct):
+class GateConfig(Struct):
     """How this gate is set up."""
 
     receipt_mode: str
@@ -745,6 +754,22 @@ class Configuration(Struct):
     capabilities: list[str]
     version: str
     worker_completion: Literal["gate", "gate_or_ledger"] = "gate"   # where workers may complete and fail their tasks
+
+
+class You(Struct):
+    """Who a credential stands for, and what it may do."""
+
+    tenant_id: str
+    bound: bool                 # whether it stands for one principal; else each request says who makes it
+    role: Role
+    scopes: list[str]
+    operations: list[str]
+    principal_kind: str | None
+    principal_id: str | None
+    principal_instance_id: str | None
+    key_id: str | None
+    capabilities: list[str] | None      # those that it may claim tasks for; null is any
+    task_types: list[str] | None        # those that it may create and claim; null is any
 
 
 class Healthy(Struct):

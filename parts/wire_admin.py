@@ -16,7 +16,7 @@ Scope = Annotated[str, Meta(max_length=50, extra_json_schema={"enum": [
 Scopes = Annotated[frozenset[Scope], Meta(max_length=20)]
 Severity = Literal["info", "warning", "critical"]
 Uuid = Annotated[str, Meta(pattern="^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$(?!\\n)")]
-Whose = Annotated[Uuid | None, says("the tenant; an operator may name any, everybody else only their own")]
+Whose = Annotated[Name | None, says("the tenant, by id or name; an operator may name any, all others their own")]
 Amount = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Overlap = Annotated[float, Meta(ge=0, le=30 * 86_400), says("seconds for which the old key stays good; default a day")]
 
@@ -25,7 +25,7 @@ class CreateTenant(Ask, kw_only=True):
     """Make a tenant."""
 
     tenant: Annotated[Uuid | None, says("a UUID; one is made where none is given")] = None
-    name: Name
+    name: Annotated[Name, says("unique, and good wherever the id is")]
     tier: Annotated[Tier | None, says("default: what security.rate_limiting.default_tier says")] = None
 
 
@@ -100,6 +100,15 @@ class RotateKey(KeyAsk, kw_only=True):
     overlap_seconds: Overlap = 86_400.0
 
 
+class RotateCredentials(Ask, kw_only=True):
+    """Replace all credentials of a tenant."""
+
+    tenant: Whose = None
+    overlap_seconds: Annotated[float, Meta(ge=0, le=30 * 86_400), says("for which the old keys stay good")] = 0.0
+    issued_before: Annotated[Moment | None, says("only keys issued before then; default now")] = None
+    reason: Text | None = None
+
+
 class RevokeKey(KeyAsk, kw_only=True):
     """Take a key back."""
 
@@ -112,6 +121,7 @@ class ListAudit(Page, kw_only=True):
     tenant: Whose = None
     event: Name | None = None
     severity: Severity | None = None
+    key_id: Annotated[Name | None, says("only what was done with this key, or to it")] = None
 
 
 class TenantRecord(Struct, omit_defaults=True):
@@ -189,6 +199,14 @@ class IssuedKey(Struct):
 
     api_key: str
     key: KeyRecord
+
+
+class RotatedCredentials(Struct):
+    """New keys in the place of old ones; their texts are shown this once and stored nowhere."""
+
+    keys: list[IssuedKey]
+    issued_before: datetime     # of the keys that were replaced, and of the access tokens that are refused
+    more: bool                  # whether to call again, with that time
 
 
 class Keys(Struct):

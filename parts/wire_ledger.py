@@ -9,7 +9,7 @@ from msgspec import Meta, Raw, Struct, field
 
 from asyncgate.parts.wire import Ask, Json, Kind, Moment, Name, Principal, Problem, Whole, nothing, says
 
-Whose = Annotated[str | None, says("the tenant; an operator may name any")]
+Whose = Annotated[str | None, says("the tenant, by id or name; an operator may name any")]
 Id = Annotated[str, Meta(min_length=1, max_length=200, pattern="^[^\\x00-\\x20/\\x7f]+$(?!\\n)")]
 
 

@@ -135,14 +135,14 @@ class Served:
         return offer
 
     async def stored(self) -> dict[str, list[Any]]:
-        """Return everything that is stored for the tenant, but for when its keys were last used."""
+        """Return everything that is stored for the tenant, but for when and where its keys were used."""
         return {kind.__name__: [row async for row in self._rows(kind)] for kind in STORED}
 
     async def _rows(self, kind: Any) -> AsyncIterator[Any]:
         last = ""
         while rows := await self.backend.export(kind, self.tenant_id, last):
             for row in rows:
-                yield replace(row, last_used_at=None) if isinstance(row, Key) else row
+                yield replace(row, last_used_at=None, places=None) if isinstance(row, Key) else row
             last = export_key(rows[-1])
 
     @contextlib.asynccontextmanager
@@ -322,18 +322,18 @@ class Node:
                               timeout=120, **more)
 
     @classmethod
-    def install(cls, cache: Path) -> Path:
+    def install(cls, cache: Path, packages: tuple[str, ...] = PACKAGES) -> Path:
         """Install what is missing, once for all processes, and return the folder."""
         import fcntl
 
-        wanted = [*([] if cls._is_new_enough() else [cls.OWN_NODE]), *cls.PACKAGES]
+        wanted = [*([] if cls._is_new_enough() else [cls.OWN_NODE]), *packages]
         folder = cache / hashlib.sha256(" ".join(wanted).encode()).hexdigest()[:16]
         cache.mkdir(parents=True, exist_ok=True)
         with (cache / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not folder.exists():
                 with tempfile.TemporaryDirectory(dir=cache) as unfinished:
-                    for names in (wanted[:-len(cls.PACKAGES)], wanted):     # Node first: npm looks at its version
+                    for names in (wanted[:-len(packages)], wanted):     # Node first: npm looks at its version
                         cls._npm_install(Path(unfinished, "tools"), names)
                     Path(unfinished, "tools").rename(folder)
         return folder
@@ -356,16 +356,35 @@ class Node:
 
 
 @pytest.fixture(scope="session")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Node:
+def node(tmp_path_factory: pytest.TempPathFactory, tools_cache: Path) -> Node:
     """Return what npm has to offer, from ASYNCGATE_TEST_NODE_TOOLS or installed into the user's cache."""
     home = tmp_path_factory.mktemp("home")
     if prepared := os.environ.get("ASYNCGATE_TEST_NODE_TOOLS"):
         return Node(Path(prepared), home)
+    return Node(Node.install(tools_of_npm(tools_cache)), home)
+
+
+@pytest.fixture(scope="session")
+def node_for_openapi(tmp_path_factory: pytest.TempPathFactory, tools_cache: Path) -> Node:
+    """Return what npm has for OpenAPI: two linters, and a generator of types with what checks and uses them."""
+    packages = ("@redocly/cli@2.77.0", "@stoplight/spectral-cli@6.16.3", "@types/node@22", "openapi-fetch@0.17.0",
+                "openapi-typescript@7.13.0", "typescript@5.9.3")
+    return Node(Node.install(tools_of_npm(tools_cache), packages), tmp_path_factory.mktemp("home"))
+
+
+def tools_of_npm(cache: Path) -> Path:
+    """Return the folder, where npm can install something that runs."""
     if not shutil.which("npm"):
-        pytest.skip("npm is not installed: no MCP conformance suite, no Inspector, no TypeScript client")
+        pytest.skip("npm is not installed: no MCP conformance suite, no Inspector, no TypeScript client, no linters")
     if not Node._is_new_enough() and (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        pytest.skip("the MCP tools of npm need Node 22.19")
+        pytest.skip("the tools of npm need Node 22.19")
+    return cache
+
+
+@pytest.fixture(scope="session")
+def tools_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where tools are kept from one run to the next: in the user's cache, or for this run only."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     if not os.access(cache if cache.exists() else cache.parent, os.W_OK):
         cache = tmp_path_factory.getbasetemp()
-    return Node(Node.install(cache / "asyncgate-test-tools"), home)
+    return cache / "asyncgate-test-tools"

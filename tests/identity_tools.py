@@ -95,7 +95,7 @@ class House:
 
     async def admin_of(self, tenant: str, id: str = "root", **more: Any) -> str:
         """Make a tenant and issue it a key of an admin."""
-        await self.good("create_tenant", {"tenant": tenant, "name": f"tenant of {id}"})
+        await self.good("create_tenant", {"tenant": tenant, "name": f"of {id}, {tenant}"})
         return await self.key("admin", id, tenant=tenant, **more)
 
     async def audit(self, tenant: str = HOME, event: str | None = None) -> list[dict[str, Any]]:

@@ -139,6 +139,8 @@ class StandIn:
         self.status = 0                             # answer this instead, and keep nothing
         self.lose_replies = 0                       # so many times store, and then answer 502
         self.code = ""                              # refuse everything with this code
+        self.keys = {KEY: PRINCIPAL}                # who a key belongs to; the first is a service, the others work
+        self.principal = PRINCIPAL                  # of the call that is being answered
         self.serial_seconds = 0.0                   # carry out one call after another, and take so long for each
         self.under_way, self.most_at_once = 0, 0
 
@@ -146,11 +148,13 @@ class StandIn:
         """Answer one request."""
         body = await request.body()
         shown = {request.headers.get("authorization", "").removeprefix("Bearer "), request.headers.get("x-api-key")}
-        if KEY not in shown:
+        known = [self.keys[key] for key in shown if key in self.keys]
+        if not known:
             return JSONResponse({"detail": "Invalid or missing API key"}, 401)
         if len(body) > MOST_BYTES:
             return JSONResponse({"error": "request_too_large", "max_body_bytes": MOST_BYTES}, 413)
         self.submitted.append(body)
+        self.principal = known[0]
         if self.serial_seconds:
             await self.in_turn()
         if self.status:
@@ -261,8 +265,10 @@ class StandIn:
 
     def decide(self, receipt: Json) -> None:
         """Move custody as the receipt says, or refuse it."""
-        if receipt["source_system"] != PRINCIPAL:
+        if receipt["source_system"] != self.principal:
             raise No("IDENTITY_MISMATCH", "source_system is not who is authenticated")
+        if self.principal not in (PRINCIPAL, receipt["from_principal"]):
+            raise No("ACTOR_NOT_PERMITTED", "a worker acts for itself only")
         if receipt["tenant_id"] != SCOPE:
             raise No("TENANT_MISMATCH", "tenant_id is not the scope of the credential")
         known, actor = self.custody.get(receipt["obligation_id"]), receipt["from_principal"]

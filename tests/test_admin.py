@@ -60,6 +60,44 @@ def test_every_administrative_operation_is_asked_here() -> None:
 
 
 @pytest.mark.parametrize("facade", FACADES)
+async def test_a_tenants_unique_name_is_good_wherever_its_id_is(house: House, facade: str) -> None:
+    ask: dict[str, Any] = {"facade": facade}
+    made = await house.good("create_tenant", {"name": "team-01", "tier": "paid"}, **ask)
+    given = await house.good("create_tenant", {"tenant": OTHER, "name": "team-02"}, **ask)
+
+    assert await house.good("create_tenant", {"name": "team-01"}, **ask) == made, "the second answers the first"
+    assert await house.good("create_tenant", {"name": "team-02", "tier": "paid"}, **ask) == given
+    taken = await house.ask("create_tenant", {"tenant": THIRD, "name": "team-01"}, **ask)
+    idlike = await house.ask("create_tenant", {"name": THIRD}, **ask)
+    assert (taken.code, idlike.code) == ("invalid_request", "invalid_request")
+    for name, id in (("team-01", made["tenant"]), ("team-02", OTHER), (OTHER, OTHER), ("default", HOME)):
+        assert (await house.good("get_limits", {"tenant": name}, **ask))["tenant"] == id
+        key = await house.good("issue_key", {"tenant": name, **KEY_FIELDS}, **ask)
+        assert key["key"]["tenant"] == id
+        assert (await house.good("set_limits", {"tenant": name, "tier": "enterprise"}, **ask))["tenant"] == id
+        new = await house.good("rotate_key", {"tenant": name, "key_id": key["key"]["key_id"]}, **ask)
+        assert new["key"]["tenant"] == id
+        assert len((await house.good("list_keys", {"tenant": name}, **ask))["keys"]) >= 2
+        assert (await house.good("list_audit", {"tenant": name}, **ask))["lines"]
+    assert (await house.good("suspend_tenant", {"tenant": "team-01"}, **ask))["suspended_at"]
+    for operation in ("get_limits", "set_limits", "suspend_tenant", "list_keys"):
+        assert (await house.ask(operation, {"tenant": "nobody"}, **ask)).code == "tenant_not_found"
+
+
+async def test_an_admin_may_call_its_own_tenant_by_name_and_no_other(house: House) -> None:
+    for name in ("team-01", "team-02"):
+        await house.good("create_tenant", {"name": name})
+    fields = {"tenant": "team-01", "name": "root", "principal_id": "root", "role": "admin"}
+    mine = (await house.good("issue_key", fields))["api_key"]
+
+    own = await house.ask("get_limits", {"tenant": "team-01"}, token=mine)
+    other = await house.ask("get_limits", {"tenant": "team-02"}, token=mine)
+    nowhere = await house.ask("get_limits", {"tenant": "nobody"}, token=mine)
+
+    assert (own.code, other.code, nowhere.code) == ("", "tenant_not_found", "tenant_not_found")
+
+
+@pytest.mark.parametrize("facade", FACADES)
 async def test_tenants_are_made_listed_suspended_and_let_in_again(house: House, facade: str) -> None:
     ask: dict[str, Any] = {"facade": facade}
 

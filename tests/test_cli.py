@@ -222,6 +222,23 @@ def test_a_list_says_what_to_go_on_from_after_its_last_page(run: Run, kind: str)
         "EVENT_TYPE", "task.accepted"]
 
 
+def test_capabilities_are_named_with_commas_or_by_repeating_the_option(run: Run, kind: str) -> None:
+    task_id = created(run, kind, "--requirements", '{"capabilities": ["ocr", "gpu"]}')
+
+    for given in (["--capabilities", "ocr, gpu"], ["--capabilities", "ocr", "--capabilities", "gpu"]):
+        offers = answer(run("lease-next", "--worker-id", "w1", "--accept-types", kind, *given, "--json"))["tasks"]
+        assert [offer["task_id"] for offer in offers] == [task_id]
+        run("release-lease", task_id, "--lease-id", offers[0]["lease_id"], "--worker-id", "w1")
+
+
+def test_a_tenant_stands_as_an_argument_or_behind_its_option(run: Run, kind: str) -> None:
+    made = answer(run("create-tenant", "--name", kind, "--json"))["tenant"]
+
+    for place in ([kind], ["--tenant", kind], [made], ["--tenant", made]):
+        assert answer(run("set-limits", *place, "--tier", "paid", "--json"))["tenant"] == made
+        assert answer(run("get-limits", *place, "--json"))["tier"] == "paid"
+
+
 def test_an_empty_list_says_so(run: Run, kind: str) -> None:
     assert run("list-tasks", "--type", kind).stdout == "nothing\n"
 

@@ -17,7 +17,7 @@ from asyncgate.clients import AsyncGate, Refusal, SyncGate, Unreachable
 from asyncgate.clients import operations as made
 from asyncgate.clients.client import Tries
 from asyncgate.clients.declare import FILE, holds_json, source
-from asyncgate.clients.http import FIRST_PAUSE, LONGEST_PAUSE, pause_asked
+from asyncgate.clients.http import FIRST_PAUSE, LONGEST_PAUSE, SHORT_PAUSES, longest_after, pause_asked
 from asyncgate.clients.operations import AsyncOperations, SyncOperations
 from asyncgate.parts.openapi import EXAMPLES
 
@@ -106,7 +106,30 @@ def test_a_pause_is_drawn_from_the_whole_of_what_doubles_up_to_a_limit_and_comes
 
     pause = tries.pause(refused(503, "overloaded", after)) - (after or 0.0)
 
-    assert -1e-9 <= pause <= min(FIRST_PAUSE * 2.0 ** min(count, 99), LONGEST_PAUSE) + 1e-9
+    assert -1e-9 <= pause <= longest_after(count + 1) + 1e-9
+
+
+def test_who_is_only_being_restarted_is_asked_often_for_ten_seconds() -> None:
+    """Tries begin after 50 ms, stay below half a second for ten seconds, and never wait longer than five."""
+    pauses = [longest_after(failures) for failures in range(1, 200)]
+
+    assert pauses[0] == FIRST_PAUSE == 0.05
+    assert all(pause <= 0.5 for pause in pauses[:SHORT_PAUSES])
+    assert sum(pauses[:SHORT_PAUSES]) / 2 > 10      # half of each is left to chance
+    assert sorted(pauses) == pauses
+    assert max(pauses) == LONGEST_PAUSE
+
+
+def test_a_waiting_call_that_was_cut_off_is_asked_again_at_once_and_once_only() -> None:
+    tries = Tries(OPERATIONS["lease_next"], {"wait_seconds": 25}, 1000.0)
+    tries.began -= 5
+
+    assert tries.pause(LOST) == 0.0
+    assert {tries.pause(LOST) > 0 for _ in range(20)} == {True}
+
+
+def test_a_call_that_could_not_be_made_is_not_repeated_without_a_pause() -> None:
+    assert Tries(OPERATIONS["get_config"], {}, 1000.0).pause(LOST) > 0
 
 
 def test_pauses_differ_from_call_to_call() -> None:

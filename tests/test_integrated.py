@@ -18,6 +18,7 @@ from asyncgate.conformance.harness import Gate, body, refused, under
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.ids import Ids
+from asyncgate.parts.members import beside
 from asyncgate.parts.settings import EscalationSettings, EscalationTarget
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("receipts", ["eventual"], indirect=True)]
@@ -214,6 +215,7 @@ async def test_an_unreadable_ledger_is_a_warning_and_never_an_error(
     assert [(one.task_id, bytes(one.body) != b"null") for one in page.receipts] == [
         (offer.task_id, False), (offer.task_id, False), (open_one, True)]
     assert [one.task_id for one in owed.open_obligations] == [open_one]
+    assert beside(owed) == (UNREADABLE,)
     assert (welcome.warnings, welcome.receipt_ledger_lag.waiting) == ([UNREADABLE], 1)
     assert len(history.events) == 4
     with refused("receipt_not_found"):

@@ -14,7 +14,6 @@ from asyncgate import (
     TERMINATES,
     Ids,
     InvalidTransition,
-    Lanes,
     Lease,
     LeaseNext,
     Principal,
@@ -26,6 +25,7 @@ from asyncgate import (
     jitter,
     prolonged,
 )
+from asyncgate.backends.lanes import Lanes
 
 # Spec 5, PH.4 and DESIGN 5.4, written out: which status may become which.
 ALLOWED = {

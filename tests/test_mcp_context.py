@@ -163,7 +163,8 @@ async def test_a_subscription_ends_with_its_client(served: Any) -> None:
     async def send(event: Any) -> None:
         sent.append(event)
 
-    scope = {"type": "http", "method": "POST", "path": "/mcp", "raw_path": b"/mcp", "query_string": b"",
+    scope = {"type": "http", "method": "POST", "path": "/mcp", "raw_path": b"/mcp",
+             "query_string": b"principal_kind=agent&principal_id=ada",
              "scheme": "http", "root_path": "",
              "headers": [(b"host", b"localhost"), *((name.encode(), value.encode()) for name, value in headers)]}
     listening = asyncio.create_task(served.gate(scope, receive, send))
@@ -178,7 +179,7 @@ async def test_a_subscription_ends_with_its_client(served: Any) -> None:
 
 async def test_a_gate_that_stops_ends_its_subscriptions(live: Any, connect: Any) -> None:
     watched = ["asyncgate://obligations"]
-    async with connect(live, "auto") as client, client.listen(resource_subscriptions=watched) as heard:
+    async with connect(live, "auto", ADA) as client, client.listen(resource_subscriptions=watched) as heard:
         live.process.terminate()
         async with asyncio.timeout(PATIENCE_SECONDS):
             assert [event async for event in heard] == []

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from identity_tools import FACADES, HOME, OTHER, House, security
 else:
     from tests.identity_tools import FACADES, HOME, OTHER, House, security
+from asyncgate.conformance.harness import NEEDED
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +28,7 @@ SCOPED = {"tasks:read": ["get_task", "list_tasks"], "tasks:write": ["create_task
           "tasks:lease": ["lease_next", "renew_lease", "complete", "fail"],
           "receipts:read": ["list_receipts", "get_receipt"], "receipts:ack": ["ack_receipt"]}
 ADMINISTRATION = {"create_tenant", "list_tenants", "suspend_tenant", "get_limits", "set_limits", "issue_key",
-                  "list_keys", "rotate_key", "revoke_key", "list_audit",
+                  "list_keys", "rotate_key", "rotate_credentials", "revoke_key", "list_audit",
                   "seal_receipts", "list_seals", "export_receipts", "import_receipts",
                   "run_archive", "restore_archive"}
 # Enough for an operation to get past who may ask it; what it then says does not matter.
@@ -40,12 +41,13 @@ FIELDS: dict[str, dict[str, Any]] = {
     "report_schedule": {"schedules": [{"schedule_id": "s"}]}, "check_terminator": {"parent_receipt_id": "none"},
     "create_tenant": {"name": "x"}, "suspend_tenant": {"tenant": OTHER}, "set_limits": {"tenant": OTHER},
     "issue_key": {"name": "x", "principal_id": "x", "scopes": []},
-    "rotate_key": {"key_id": "none"}, "revoke_key": {"key_id": "none"}, "import_receipts": {"receipts": []},
+    "rotate_credentials": {"issued_before": "1970-01-02T00:00:00Z"}, "rotate_key": {"key_id": "none"},
+    "revoke_key": {"key_id": "none"}, "import_receipts": {"receipts": []},
     **{name: {"task_id": "none"} for name in ("get_task", "get_task_history", "cancel_task", "release_hold",
                                               "restore_archive", "list_archived_receipts")},
     **{name: {"task_id": "none", "lease_id": "none"} for name in (
-        "renew_lease", "release_lease", "start_task", "complete", "fail")},
-    "report_progress": {"task_id": "none", "lease_id": "none", "progress": 1}}
+        "renew_lease", "release_lease", "start_task", "complete")},
+    **{name: {"task_id": "none", "lease_id": "none", **more} for name, more in NEEDED.items()}}
 GUARDED = [op for op in OPERATIONS.values() if op.roles]
 
 
@@ -174,7 +176,7 @@ async def test_the_lease_of_another_worker_is_of_no_use(house: House, facade: st
     w1, w2 = await house.key("worker", "w1"), await house.key("worker", "w2")
     await house.good("create_task", {"type": "demo", "payload": None})
     [offer] = (await house.good("lease_next", token=w1))["tasks"]
-    more = {"progress": 1} if verb == "report_progress" else {}
+    more = NEEDED.get(verb, {})
     held = {"task_id": offer["task_id"], "lease_id": offer["lease_id"], **more}
 
     async with house.served.unchanged():

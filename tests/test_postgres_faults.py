@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import random
 import signal
@@ -756,6 +757,20 @@ async def test_a_lost_lease_of_an_instance_that_holds_its_lock_is_left_to_it_and
 
         await ghost.execute("SELECT pg_advisory_unlock_all()")
         assert len(await tasks_due(gate)) == 1
+
+
+async def test_who_is_not_alone_looks_for_lost_leases_every_second(direct: str) -> None:
+    """A process may die before it has told when a lease that it has granted runs out."""
+    async with joined(direct, "gate-1") as gate:
+        alone = Upkeep(gate.engine)
+        await alone.sweep()
+        async with joined(direct, "gate-2") as other:
+            beside = Upkeep(other.engine)
+            await beside.sweep()
+
+        now = asyncio.get_running_loop().time()
+        assert alone.duties["sweep"].alarm.rings_at == math.inf
+        assert beside.duties["sweep"].alarm.rings_at <= now + 1.1
 
 
 async def test_a_task_of_a_dead_instance_is_adopted_by_the_sweep_that_takes_it_back(

@@ -639,7 +639,7 @@ HOW: dict[str, list[dict[str, Any]]] = {
                                {"task_id": "{away_task_id}", "cursor": "{away_cursor}"}],
     "restore_archive": [{"task_id": "{away_task_id}"}],
     "list_audit": [{"tenant": "{tenant}"}, {"cursor": "{audit_cursor}"}, {"event": "key_issued"}],
-    "get_config": [{}],
+    "get_config": [{}], "whoami": [{}],
     "health": [{}],
 }
 # These are for the operator only, who looks after all tenants.
@@ -742,7 +742,7 @@ async def test_what_only_the_neighbour_has_is_answered_like_what_nobody_has(
 
 
 # These name nothing that somebody could have.
-NAMELESS = {"get_config", "health", "seal_receipts", "run_archive", "export_receipts"}
+NAMELESS = {"get_config", "health", "whoami", "seal_receipts", "run_archive", "export_receipts"}
 
 
 @pytest.mark.parametrize("operation", sorted(OPERATIONS.keys() - OPERATORS - NAMELESS))

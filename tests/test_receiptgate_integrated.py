@@ -14,6 +14,11 @@ import pytest
 
 from asyncgate import Gate, Settings
 from asyncgate.backends import open_backend
+from asyncgate.backends.receipts_mending import Mender
+from asyncgate.backends.receipts_noticing import Noticer
+from asyncgate.backends.receipts_reading import Reading
+from asyncgate.backends.receipts_reconcile import compare
+from asyncgate.conformance.verify import verify
 from asyncgate.parts.settings import (
     ArchiveSettings,
     CircuitBreaker,
@@ -402,6 +407,138 @@ async def test_an_end_that_was_not_answered_is_offered_again_as_it_was(
     assert ledger.refusals == []
     ended = next(one for one in (await gate.stored())["Receipt"] if one.receipt_type == "task.completed")
     assert ended.receipt_id in ledger.receipts
+
+
+async def ends_itself(url: str, accepted: dict[str, Any], key: str, worker: str = "w1", **more: Any) -> Any:
+    """Let a worker end what it has accepted, at the ledger, with a key of its own."""
+    ended = {**accepted, "receipt_id": f"end-by-{worker}", "phase": "complete", "status": "success",
+             "source_system": worker, "from_principal": "w1", "for_principal": "w1", "metadata": {},
+             "completed_at": accepted["created_at"], "outcome_kind": "mixed", "outcome_text": "done",
+             "artifact_pointer": "s3://b/a.md", "artifact_location": "s3", "artifact_mime": "text/markdown",
+             "body": {"result": {"n": 1}}, **more}
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {
+        "name": "receiptgate.submit_receipt", "arguments": {"receipt": ended}}}
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        return (await http.post(f"{url}/mcp", json=call, headers={"authorization": f"Bearer {key}"})).json()
+
+
+async def looked(gate: Served) -> None:
+    """Look once for what workers state at the ledger."""
+    ledger = gate.engine.ledger
+    await Noticer(gate.engine, Reading(gate.engine, ledger.sink, ledger.reading_breaker)).look()
+
+
+async def test_a_notary_lets_a_worker_end_its_task_itself(standing: tuple[StandIn, str], serving: Serving) -> None:
+    """Lease protocol, Lifecycle 4: the worker states its completion, and the gate detects it."""
+    ledger = standing[0]
+    ledger.begin("1.1", notary=True)
+    ledger.keys["key of w1"] = "w1"
+    gate = await serving(memorygate=patient(standing[1]))
+    offer = await gate.leased()
+    await settled(gate)
+    (accepted,) = ledger.receipts.values()
+
+    assert "result" in await ends_itself(standing[1], accepted, "key of w1")
+    await looked(gate)
+    await settled(gate)
+
+    task = await gate.get(f"/v1/tasks/{offer['task_id']}")
+    assert (task["status"], task["result"]["result"], task["obligation_open"]) == ("succeeded", {"n": 1}, False)
+    assert task["result"]["artifacts"][0]["artifact_pointer"] == "s3://b/a.md"
+    assert phases(ledger, offer["task_id"]) == [("accepted", "NA"), ("complete", "success")]
+    assert ledger.refusals == []
+    history = await gate.get(f"/v1/tasks/{offer['task_id']}/history")
+    assert [one["payload"]["receipt_id"] for one in history["events"] if one["event_type"] == "task.adopted"] == [
+        "end-by-w1"]
+    assert (await gate.get("/v1/config"))["worker_completion"] == "gate_or_ledger"
+    assert (await verify(gate.backend)).problems == []
+
+
+async def test_nothing_is_taken_from_a_ledger_that_does_not_bind_who_states_it(
+        standing: tuple[StandIn, str], serving: Serving) -> None:
+    ledger = standing[0]
+    ledger.begin("1.0")
+    gate = await serving(memorygate=patient(standing[1]))
+    offer = await gate.leased()
+    await settled(gate)
+    (accepted,) = ledger.receipts.values()
+
+    assert "result" in await ends_itself(standing[1], accepted, KEY)
+    await looked(gate)
+
+    assert (await gate.get(f"/v1/tasks/{offer['task_id']}"))["status"] == "leased"
+    assert (await gate.get("/v1/config"))["worker_completion"] == "gate"
+
+
+@pytest.mark.parametrize("wrong", [{"source_system": "w2"}, {"from_principal": "w2", "source_system": "w2"},
+                                   {"obligation_id": "another"}, {"metadata": {"lease_id": "another"}}])
+async def test_what_a_notary_does_not_ascribe_to_the_holder_of_the_lease_ends_nothing(
+        standing: tuple[StandIn, str], serving: Serving, wrong: dict[str, Any]) -> None:
+    ledger = standing[0]
+    ledger.begin("1.1")
+    gate = await serving(memorygate=patient(standing[1]))
+    offer = await gate.leased()
+    await settled(gate)
+    (accepted,) = ledger.receipts.values()
+
+    assert "result" in await ends_itself(standing[1], accepted, KEY, **wrong)
+    await looked(gate)
+    await looked(gate)
+
+    assert (await gate.get(f"/v1/tasks/{offer['task_id']}"))["status"] == "leased"
+    anomalies = await gate.get("/v1/receipts?to_id=ada&receipt_type=system.anomaly&to_kind=agent")
+    assert [one["body"]["kind"] for one in anomalies["receipts"]] == ["ledger_receipt_rejected"]
+
+
+async def kinds(gate: Served, mend: Any = None) -> dict[str, int]:
+    """Compare the gate with its ledger."""
+    sink = gate.engine.ledger.sink
+    with contextlib.closing(await compare(gate.backend, sink, (), lambda rows: None, [gate.tenant_id], mend)) as found:
+        return dict(found.counts)
+
+
+async def test_reconcile_reads_the_ledger_task_by_task_and_mends_what_it_safely_can(
+        ledger: StandIn, standing: tuple[StandIn, str], serving: Serving) -> None:
+    gate = await serving()
+    done = await gate.leased()
+    await settled(gate)
+    (accepted,) = ledger.receipts.values()
+    await complete(gate, done, artifacts=FILE)
+    other = await gate.post("/v1/tasks", {"type": "demo", "agent_id": "ada", "payload": {}})
+    await settled(gate)
+    assert await kinds(gate) == {}
+
+    lost = next(one["receipt_id"] for one in ledger.receipts.values() if one["phase"] == "complete")
+    del ledger.receipts[lost], ledger.hashes[lost]
+    duty = (await gate.get(f"/v1/tasks/{other['task_id']}"))["obligation_receipt_id"]
+    stray = {**accepted, "receipt_id": "stray", "task_id": other["task_id"],
+             **({"obligation_id": duty} if ledger.dialect == "1.1" else {})}
+    ledger.submit_receipt(stray)
+
+    assert await kinds(gate) == {"missing_at_ledger": 1, "never_granted": 1}
+    mender = Mender(gate.engine, gate.engine.ledger)
+    await kinds(gate, mender)
+    gate.engine.ledger.sender.call(gate.tenant_id)
+    await settled(gate)
+
+    assert dict(mender.done) == {"missing_at_ledger": 1, "never_granted": 1}
+    assert await kinds(gate) == {}
+    assert lost in ledger.receipts
+    assert phases(ledger, other["task_id"]) == STRANDED[ledger.dialect]
+    assert (await gate.backend.lag(gate.tenant_id)).parked == 0
+
+
+async def test_reconcile_names_what_the_ledger_has_otherwise(ledger: StandIn, serving: Serving) -> None:
+    gate = await serving()
+    offer = await gate.leased()
+    await settled(gate)
+    (accepted,) = ledger.receipts.values()
+    accepted["metadata"]["hash"] = "another"
+    ledger.receipts["end"] = {**accepted, "receipt_id": "end", "phase": "complete", "status": "success",
+                              "metadata": {"receipt_type": "task.completed"}}
+
+    assert await kinds(gate) == {"tampered": 1, "ended_there": 1}
+    assert (await gate.get(f"/v1/tasks/{offer['task_id']}"))["status"] == "leased"
 
 
 async def test_a_worker_is_told_where_receipts_go_and_gets_no_key(ledger: StandIn, serving: Serving) -> None:

@@ -598,7 +598,7 @@ async def test_a_standalone_gate_has_nothing_to_be_compared_with(url: str, recei
 
     result = await command("--database", url)
 
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "asyncgate verify" in result.stderr
 
 

@@ -257,7 +257,7 @@ async def administered(do: Do) -> None:
     first = await do(ROOT, "issue_key", tenant=room, name="r", principal_id="reader-1", principal_kind="worker")
     second = await do(ROOT, "rotate_key", tenant=room, key_id=first["key"]["key_id"])
     await do(ROOT, "revoke_key", tenant=room, key_id=second["key"]["key_id"], reason="enough")
-    assert await do(ROOT, "rotate_key", tenant=room, key_id=second["key"]["key_id"]) == "invalid_request"
+    assert await do(ROOT, "rotate_key", tenant=room, key_id=second["key"]["key_id"]) == "invalid_state_transition"
     assert await do(ROOT, "revoke_key", tenant=room, key_id="nobody") == "key_not_found"
     assert len((await do(ROOT, "list_keys", tenant=room))["keys"]) == 2
     await do(ROOT, "suspend_tenant", tenant=room, reason="moved out")

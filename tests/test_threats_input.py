@@ -313,7 +313,7 @@ async def test_e4_a_name_with_what_nobody_sees_is_refused_in_every_tongue(served
             for name, fields in (("create_task", {"type": text, "payload": None}),
                                  ("create_task", {"type": "a", "payload": None, "principal_id": text}),
                                  ("lease_next", {"worker_id": text}), ("list_tasks", {"principal_id": text}),
-                                 ("fail", {**held, "worker_id": text})):
+                                 ("fail", {**held, "error": "no", "worker_id": text})):
                 assert await code(served, tongue, name, **fields) == "invalid_request", (name, fields)
 
 

@@ -374,15 +374,18 @@ def listening(uri: str = "asyncgate://obligations") -> tuple[bytes, list[tuple[s
         ("mcp-protocol-version", MODERN), ("mcp-method", "subscriptions/listen"), ("authorization", f"Bearer {TOKEN}")]
 
 
+ADA = "/mcp?principal_kind=agent&principal_id=ada"
+
+
 async def test_f4_subscriptions_take_places_too(serve: Any) -> None:
     served, gone = await serve(max_waiting_per_tenant=1), asyncio.Event()
     body, headers = listening()
-    first = asyncio.create_task(served.send("POST", "/mcp", body, headers=headers, gone=gone))
+    first = asyncio.create_task(served.send("POST", ADA, body, headers=headers, gone=gone))
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not served.engine.watchers:  # noqa: ASYNC110  # there is nothing to be told by
             await asyncio.sleep(0)
 
-    refused = await asyncio.wait_for(served.send("POST", "/mcp", body, headers=headers), PATIENCE_SECONDS)
+    refused = await asyncio.wait_for(served.send("POST", ADA, body, headers=headers), PATIENCE_SECONDS)
     poll = await served.call("POST", "/v1/leases/claim", claim("w1"))
 
     gone.set()

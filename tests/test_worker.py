@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -598,13 +599,17 @@ async def test_a_worker_takes_what_it_has_functions_and_capabilities_for(gate: A
     assert [(await gate.call("get_task", task_id=one["task_id"]))["status"] for one in others] == ["queued"] * 2
 
 
-async def test_an_issued_key_of_a_worker_is_enough(gate: AsyncHttp, tmp_path: Path) -> None:
-    key = await gate.call("issue_key", name="ocr", principal_kind="worker", principal_id="ocr-1", role="worker")
-    worker = Worker(gate.url, "ocr-1", token=key["api_key"], ttl_seconds=3, state=tmp_path)
+@pytest.mark.parametrize("said", [None, "ocr-1"])
+@pytest.mark.parametrize("kind", ["worker", "service"])
+async def test_an_issued_key_of_a_worker_is_enough(
+        gate: AsyncHttp, tmp_path: Path, kind: str, said: str | None) -> None:
+    """The worker asks the gate who it is; nobody has to say it twice."""
+    key = await gate.call("issue_key", name="ocr", principal_kind=kind, principal_id="ocr-1", role="worker")
+    worker = Worker(gate.url, said, token=key["api_key"], ttl_seconds=3, state=tmp_path)
     place = take(tmp_path, "ocr-1")
     await gate.call("create_task", type="t", payload=0)
     async with AsyncHttp(gate.url, key["api_key"]) as held:
-        [offer] = (await held.call("lease_next", worker_id="ocr-1", worker_instance_id=place.instance_id))["tasks"]
+        [offer] = (await held.call("lease_next", worker_instance_id=place.instance_id))["tasks"]
     place.close()
 
     @worker.task("t")
@@ -618,6 +623,20 @@ async def test_an_issued_key_of_a_worker_is_enough(gate: AsyncHttp, tmp_path: Pa
         tasks = [await ended(gate, offer["task_id"]), await run(gate, payload=1)]
 
     assert [task["result"]["result"] for task in tasks] == [1, 1]
+    assert (worker.worker_id, worker.worker_kind) == ("ocr-1", kind)
+
+
+async def test_a_worker_with_the_shared_token_and_no_name_has_its_hosts(gate: AsyncHttp) -> None:
+    worker = Worker(gate.url, token=gate.token, state=None)
+
+    @worker.task("t")
+    async def read(page: Any) -> Any:
+        return page
+
+    async with at_work(worker):
+        assert (await run(gate, payload=1))["result"]["result"] == 1
+
+    assert worker.worker_id == socket.gethostname()
 
 
 def test_a_gate_that_only_this_loop_reaches_is_refused() -> None:

@@ -1,0 +1,83 @@
+"""Lanes: which (type, capabilities) pairs a tenant's waiting tasks have, so that matching is done once for each.
+
+A backend keeps one `Lanes` a tenant beside its table: a claim reads the heads of the lanes that it may serve.  What a
+claim cannot serve costs it nothing: lanes are found by a capability that they need, or by type.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from asyncgate import LeaseNext, matches
+
+MOST_PROFILES, MOST_HELD = 1024, 100_000        # kinds of claims that are remembered, and lanes in all of them
+
+
+class Lanes:
+    """The distinct (type, capabilities) pairs of one tenant."""
+
+    def __init__(self, known: Mapping[int, tuple[str, frozenset[str]]] | None = None, version: int = 0) -> None:
+        self.known: dict[int, tuple[str, frozenset[str]]] = {}
+        self.version = version          # of the table, where several processes share one
+        self._types: defaultdict[str, set[int]] = defaultdict(set)
+        self._needing: defaultdict[str, set[int]] = defaultdict(set)    # by the first capability; "" of those without
+        self._eligible: dict[Any, tuple[LeaseNext, set[int], set[int]]] = {}    # preferred ones, and the rest
+        self._held = 0
+        for lane, (type, needed) in (known or {}).items():
+            self.learn(lane, type, needed)
+
+    def learn(self, lane: int, type: str, capabilities: Iterable[str]) -> None:
+        """Remember a lane."""
+        if lane in self.known:
+            return
+        needed = frozenset(capabilities)
+        self.known[lane] = (type, needed)
+        self._types[type].add(lane)
+        self._needing[min(needed, default="")].add(lane)
+        for ask, first, rest in self._eligible.values():
+            if matches(type, needed, ask):
+                (first if type in (ask.preferred_kinds or ()) else rest).add(lane)
+                self._held += 1
+
+    def forget(self, lanes: Iterable[int]) -> None:
+        """Let go of lanes in which nothing waits any more."""
+        gone = set(lanes) & self.known.keys()
+        for lane in gone:
+            type, needed = self.known.pop(lane)
+            for table, key in ((self._types, type), (self._needing, min(needed, default=""))):
+                table[key].discard(lane)
+                if not table[key]:
+                    del table[key]
+        for _, first, rest in self._eligible.values() if gone else ():
+            first -= gone
+            rest -= gone
+
+    def groups(self, claims: list[LeaseNext]) -> set[frozenset[int]]:
+        """Return sets of lanes; the best tasks of each set, enough for all `claims`, are all that these can get."""
+        return {frozenset(group) for ask in {profile_of(ask): ask for ask in claims}.values()
+                for group in self._groups(ask) if group}
+
+    def _groups(self, ask: LeaseNext) -> tuple[set[int], set[int]]:
+        if (profile := profile_of(ask)) not in self._eligible:
+            if len(self._eligible) >= MOST_PROFILES or self._held > MOST_HELD:
+                self._eligible.clear()
+                self._held = 0
+            fit = {lane for lane in self._near(ask) if matches(*self.known[lane], ask)}
+            first = {lane for lane in fit if self.known[lane][0] in (ask.preferred_kinds or ())}
+            self._eligible[profile] = ask, first, fit - first
+            self._held += len(fit)
+        return self._eligible[profile][1:]
+
+    def _near(self, ask: LeaseNext) -> set[int]:
+        """Return the lanes among which those that a claim may serve must be."""
+        types, capabilities = ask.accept_types, {"", *(ask.capabilities or ())}
+        near = [self._types.get(type, ()) for type in types] if types else [
+            self._needing.get(capability, ()) for capability in capabilities]
+        return {lane for lanes in near for lane in lanes}
+
+
+def profile_of(ask: LeaseNext) -> tuple[frozenset[str] | None, frozenset[str] | None, frozenset[str] | None]:
+    """Return what decides which lanes a claim may serve."""
+    return ask.capabilities, ask.accept_types, ask.preferred_kinds
