@@ -159,6 +159,13 @@ class Seen(Ask, kw_only=True):
     sightings: list[tuple[Principal, float, float]] = []
 
 
+class Resumed(Ask, kw_only=True):
+    """The gate's own request: this worker has asked for the leases that it holds of these tasks."""
+
+    tasks: list[str]
+    worker: Principal
+
+
 class Delivered(Ask, kw_only=True):
     """The gate's own request: these receipts have been handed over."""
 
@@ -248,6 +255,7 @@ LAST_MOMENT = 253_402_214_400   # 9999-12-31
 SCHEMA_VERSION = "1"            # of receipt bodies (spec 19.9)
 CROWD = 100                     # leases that expire together and come back over all of the jitter
 STUCK_EXPIRIES = 3              # H.7.2: more requeues than this are an anomaly
+MOST_RESUMED = 20               # of a lease, that its task's history tells of
 STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
 FENCES_SKIPPED = 1000           # by a task that moves to another gate or comes back: no old lease can outrank it
 LOCATE = "complete again with artifacts or delivery_proof, or attach_artifacts"
@@ -1110,7 +1118,28 @@ class Engine:
         worker, grace = self.about(caller, ask, "worker_id"), self.settings.lease_grace_seconds
         now = self.backend.now()
         rows = await self.backend.leases(caller.tenant_id, worker)
+        mine, told = not caller.bound or worker.same(caller.principal), worker.instance_id or ""
+        if fresh := [lease.task_id for _, lease in rows if mine and lease.resumed_by != told
+                     and lease.resumptions < MOST_RESUMED and alive(lease, now, grace)]:
+            await self.write(Engine._resume, its_tasks, caller, Resumed(tasks=fresh, worker=worker))
         return Leases([holding(task, lease, now) for task, lease in rows if alive(lease, now, grace)])
+
+    def _resume(self, work: Work, caller: Caller, ask: Resumed) -> None:
+        for task_id in ask.tasks:
+            lease = work.leases.get(task_id)
+            if lost(lease, ask.worker, Held(lease_id=lease.lease_id if lease else ""), work.now,
+                    self.settings.lease_grace_seconds) is None and lease is not None:
+                self._taken_up(work, lease, ask.worker)
+
+    def _taken_up(self, work: Work, lease: Lease, worker: Principal) -> Lease:
+        """Note for the history that a worker goes on under its lease after a crash, perhaps as another process."""
+        told = worker.instance_id or ""
+        if lease.resumed_by == told or lease.resumptions >= MOST_RESUMED:
+            return lease
+        work.hold(lease := replace(lease, resumed_by=told, resumptions=lease.resumptions + 1))
+        work.tell(lease.task_id, "lease.resumed", lease_id=lease.lease_id, fence=lease.fence, worker_kind=worker.kind,
+                  worker_id=worker.id, worker_instance_id=worker.instance_id)
+        return lease
 
     def start_task(self, work: Work, caller: Caller, ask: StartTask) -> Ok:
         """Say that work on a leased task has begun; optional."""
@@ -1270,6 +1299,8 @@ class Engine:
             raise LeaseInvalid(f"task {task.task_id} is not leased to this worker under {ask.lease_id} ({reason}); "
                                "drop the work, lease_next gives more", reason=reason, **more)
         assert lease is not None
+        if holder.instance_id and lease.worker_instance is None:    # it was granted to a process that gave no name
+            lease = self._taken_up(work, lease, holder)
         return task, lease
 
     def _holder(self, caller: Caller, ask: Held, lease: Lease | None) -> Principal:
@@ -1435,59 +1466,8 @@ class Engine:
         schedule.created needs the live lease of a schedule.create task and goes to that task's creator;
         schedule.deleted names the schedule.created among its parents and discharges it.  Spec 8, PH.1.3, PH.2.
         """
-        parents, by = self._parents(work, ask), speaker(caller, ask)
-        self._artifacts((ask.body or {}).get("artifacts"))
-        if ask.receipt_type == SCHEDULED.type:
-            receipt_id = self._schedule(work, caller, ask, by, parents)
-        elif ask.receipt_type == UNSCHEDULED.type:
-            receipt_id = self._unschedule(work, caller, ask, by, parents)
-        else:
-            known = ask.receipt_type in RECEIPT_TYPES
-            why = "is written by the gate, with the step that it proves (H.2)" if known else "is no type of receipt"
-            raise InvalidRequest(f"emit_receipt takes schedule.created and schedule.deleted; {ask.receipt_type} {why}")
-        return Ok(True, receipt_id=receipt_id)
-
-    def _parents(self, work: Work, ask: EmitReceipt) -> tuple[str, ...]:
-        """PH.2: what discharges must say what, and only what this tenant has can be answered."""
-        parents = tuple(dict.fromkeys(ask.parents or ()))
-        if ask.receipt_type in DISCHARGING and not parents:
-            raise ParentsRequired(f"{ask.receipt_type} discharges an obligation and must name it among its parents; "
-                                  "without parents the obligation would stay open for ever (PH.2)")
-        self._few(parents)      # before each of them is looked for, and reported
-        if missing := [parent for parent in parents if parent not in work.receipts]:
-            raise ParentNotFound(f"no receipt {missing[0]}; parents must exist in the same tenant (PH.2)")
-        return parents
-
-    def _schedule(self, work: Work, caller: Caller, ask: EmitReceipt, by: Principal, parents: tuple[str, ...]) -> str:
-        if not (ask.schedule_id and ask.task_id and ask.lease_id):
-            raise InvalidRequest("schedule.created needs schedule_id, and the task_id and lease_id of schedule.create")
-        if (known := work.found(Schedule, ask.schedule_id)) and known.scheduler.same(by):
-            return known.created
-        held = Held(worker_id=ask.worker_id, worker_kind=ask.worker_kind, task_id=ask.task_id, lease_id=ask.lease_id,
-                    worker_instance_id=ask.worker_instance_id, fence=ask.fence)
-        task, lease = self._held(work, caller, held)
-        if task.type != "schedule.create" or known is not None:
-            raise InvalidRequest(f"schedule.created belongs to a task of type schedule.create and a new schedule; "
-                                 f"task {task.task_id} is {task.type}")
-        with self._short(work, task.task_id):
-            receipt = self._emit(work, SCHEDULED, task, ask.body or {}, by=by, lease=lease,
-                                 schedule_id=ask.schedule_id, parents=parents or (lease.accepted,),
-                                 mark=ask.schedule_id)
-        work.keep(Schedule(ask.schedule_id, task.owner_kind, task.owner_id, by.kind, by.id, receipt.receipt_id))
-        return receipt.receipt_id
-
-    def _unschedule(self, work: Work, caller: Caller, ask: EmitReceipt, by: Principal, parents: tuple[str, ...]) -> str:
-        created = next((work.receipts[parent] for parent in parents
-                        if work.receipts[parent].receipt_type == SCHEDULED.type), None)
-        if created is None or created.schedule_id is None or ask.schedule_id not in (None, created.schedule_id):
-            raise InvalidRequest("schedule.deleted must name the schedule.created of that schedule among its parents")
-        self.party(caller, by, created, caller.unlimited)
-        receipt = self._emit(work, UNSCHEDULED, None, ask.body or {}, by=by, to=created.to, parents=parents,
-                             task_id=ask.task_id or created.task_id, schedule_id=created.schedule_id,
-                             mark=created.schedule_id)
-        work.close(created.receipt_id, created.to)
-        work.drop(Schedule, created.schedule_id)
-        return receipt.receipt_id
+        part = import_module("asyncgate.backends.receipts_emitting")
+        return Ok(True, receipt_id=part.emit(self, work, caller, ask, speaker(caller, ask)))
 
     def report_schedule(self, work: Work, caller: Caller, ask: ReportSchedule) -> Reported:
         """Report when schedules run next, so that the gate notices when they do not (H.7.4)."""
@@ -2078,6 +2058,11 @@ Loads = Callable[[Needs, Caller, Any], None]
 def its_task(needs: Needs, caller: Caller, ask: Any) -> None:
     """Load the task that the ask names, with its lease and progress."""
     needs.tasks.add(ask.task_id)
+
+
+def its_tasks(needs: Needs, caller: Caller, ask: Any) -> None:
+    """Load the tasks that the ask lists."""
+    needs.tasks.update(ask.tasks)
 
 
 def its_end(needs: Needs, caller: Caller, ask: Held) -> None:

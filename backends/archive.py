@@ -45,6 +45,7 @@ from asyncgate import (
     canonical,
 )
 from asyncgate.backends.ledger_seals import seal
+from asyncgate.backends.receipts_may import discharges
 from asyncgate.parts.carried import Header, Reading, fsync_folder, packed
 from asyncgate.parts.quotas import GIGABYTE
 from asyncgate.parts.seals import digest
@@ -167,7 +168,7 @@ async def old_chains(engine: Engine, tenant_id: str, ages: Ages) -> Any:
             chain = await whole(engine, tenant_id, row)
             seen |= {*(chain.tasks if chain else {row.task_id} - {""}),
                      *([id for id, one in chain.receipts.items() if not one.task_id] if chain else ())}
-            if chain and may_move(chain, ages):
+            if chain and may_move(chain, ages) and not await owes(engine, tenant_id, chain):
                 yield chain
         after = rows[-1].receipt_id
 
@@ -223,11 +224,22 @@ def parts(rows: list[Any], most: int) -> Iterator[list[Any]]:
 
 def may_move(chain: Chain, ages: Ages) -> bool:
     """Whether all receipts of a chain are old and sealed, and everything that it opened is closed in it."""
-    closed = {(parent, one.receipt_type) for one in chain.receipts.values() for parent in one.parents}
+    closed = {parent for one in chain.receipts.values() for parent in one.parents
+              if parent in chain.receipts and discharges(one, chain.receipts[parent])}
     return all(one.created_at <= ages.receipt and one.receipt_id <= ages.sealed and one.body
-               and (one.receipt_type not in TERMINATES
-                    or any((one.receipt_id, by) in closed for by in TERMINATES[one.receipt_type]))
+               and (one.receipt_type not in TERMINATES or one.receipt_id in closed)
                for one in chain.receipts.values())
+
+
+async def owes(engine: Engine, tenant_id: str, chain: Chain) -> bool:
+    """Whether the index of obligations has any of a chain as open, whatever its receipts say."""
+    for one in chain.receipts.values():
+        if one.receipt_type in TERMINATES:
+            before = one.receipt_id[:-1] + chr(ord(one.receipt_id[-1]) - 1)     # so the next is this one, or not
+            found = await engine.backend.obligations(tenant_id, one.to, before, 1)
+            if [row.receipt_id for row in found] == [one.receipt_id]:
+                return True
+    return False
 
 
 # How they move.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from msgspec.structs import asdict, replace
 
 from asyncgate import (
+    RECEIPT_TYPES,
     TERMINATES,
     Archived,
     Caller,
@@ -26,6 +27,8 @@ from asyncgate import (
 )
 from asyncgate.backends import archive
 from asyncgate.backends.ledger_seals import its_head, kept_here
+from asyncgate.backends.receipts_may import discharges
+from asyncgate.backends.receipts_may import why_not as may_not
 from asyncgate.parts.seals import START, digest, head_of, sealed
 from asyncgate.parts.wire_receipts import Exported, ExportReceipts, Imported, ImportReceipts, NotImported, StoredReceipt
 
@@ -149,9 +152,12 @@ def unsound(settings: Settings, receipt: Receipt) -> Problem | None:
 
 def contradiction(work: Work, receipt: Receipt) -> Problem | None:
     """Say what a task of this gate has against a receipt: the state machine is authoritative (H.12)."""
+    known = [work.receipts[parent] for parent in receipt.parents if parent in work.receipts]
     if receipt.receipt_type in TERMINATES["task.assigned"] and any(
-            work.receipts[parent].task_id != receipt.task_id for parent in receipt.parents if parent in work.receipts):
+            parent.task_id != receipt.task_id for parent in known):
         return "contradicts_task", "it ends a task by answering a receipt of another one"
+    if receipt.receipt_type in RECEIPT_TYPES and (why := may_not("imported", receipt, known)):
+        return "contradicts_receipt", why
     task = work.tasks.get(receipt.task_id)
     if task is None:
         return None
@@ -166,7 +172,7 @@ def write(work: Work, written: dict[str, Receipt]) -> None:
     """Put receipts among what is to be saved, with what they open and close; nothing here can fail."""
     family = {**work.receipts, **written}
     discharged = {parent for child in family.values() for parent in child.parents
-                  if parent in family and child.receipt_type in TERMINATES.get(family[parent].receipt_type, ())}
+                  if parent in family and discharges(child, family[parent])}
     for receipt_id, receipt in written.items():
         work.written[receipt_id] = work.receipts[receipt_id] = replace(receipt, delivered_at=None)
         work.recorded[receipt.task_id, receipt.receipt_key] = receipt_id

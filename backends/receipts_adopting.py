@@ -32,6 +32,7 @@ from asyncgate import (
     EntryFilter,
     Fail,
     GateError,
+    InvalidRequest,
     LeaseInvalid,
     LedgerMark,
     Needs,
@@ -45,6 +46,7 @@ from asyncgate import (
     receipt_hash,
 )
 from asyncgate.backends.receipts_marks import ADOPTED, STATED
+from asyncgate.backends.receipts_may import MAY
 from asyncgate.backends.receipts_sinks import Filed, Outage
 from asyncgate.backends.receipts_strict import Recorded
 
@@ -209,6 +211,8 @@ def adopt(engine: Engine, work: Work, caller: Caller, ask: Adopt) -> None:
     The step is taken once to see which of its receipts that is, and once more with that receipt's own id in its place,
     so that what answers it names the receipt in the ledger.
     """
+    if ask.found.receipt_type not in MAY["adopted"].types:
+        raise InvalidRequest(f"a receipt of the type {ask.found.receipt_type} is not adopted")
     found, real, mark = ask.found, work.ids, work.mark()
     step = partial(engine.complete if isinstance(ask.ask, Complete) else engine.fail, work, caller, ask.ask)  # type: ignore[arg-type]
     if ask.whole:

@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncgate import TERMINATES, EntryFilter, Receipt, canonical, receipt_hash
+from asyncgate.backends.receipts_may import why_not
 from asyncgate.backends.receipts_sinks import Filed, Outage, Refusal
 from asyncgate.parts.carried import Held
 from asyncgate.parts.content import any_json
@@ -137,10 +138,9 @@ class Collected:
 
     def answered(self, receipt: Receipt) -> bool:
         """Whether a receipt here discharges one that opened an obligation (PH.1.3)."""
-        by = sorted(TERMINATES[receipt.receipt_type])
-        marks = ", ".join("?" * len(by))
-        return self.file.execute(f"SELECT 1 FROM edges WHERE parent = ? AND child_type IN ({marks}) LIMIT 1",
-                                 (receipt.receipt_id, *by)).fetchone() is not None
+        ids = [child for by in sorted(TERMINATES[receipt.receipt_type])
+               for child in self.children(receipt.receipt_id, by)]
+        return any(why_not("rebuilt", child, [receipt]) is None for child in self.get(ids).values())
 
     def children(self, receipt_id: str, receipt_type: str) -> list[str]:
         """Return the receipts of a type that answer one."""

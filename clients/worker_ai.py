@@ -30,9 +30,12 @@ from asyncgate.clients.worker_ai_talk import (
     Offer,
     as_text,
     checkpoint_in,
+    claimed_checkpoint,
     ending_called,
     ending_of,
+    genuine,
     opening,
+    sealed,
     shrunk,
     size,
     tool_message,
@@ -57,6 +60,7 @@ class Executor:
     def __init__(self, profile: Profile, environ: Mapping[str, str] | None = None) -> None:
         self.profile = profile
         self.secrets = Secrets(profile, os.environ if environ is None else environ)
+        self.sealing_key = self.secrets.sealing_key(profile)
         self.toolbox = Toolbox(profile, self.secrets, taken=[FINISH_NAME] if profile.finish_tool else [])
 
     async def __aenter__(self) -> Executor:
@@ -97,14 +101,15 @@ class Job:
     def __init__(self, executor: Executor, offer: Offer, report: Report, is_cancelled: Callable[[], bool]) -> None:
         self.executor, self.profile, self.limits = executor, executor.profile, executor.profile.limits
         self.offer, self.report, self.is_cancelled = offer, report, is_cancelled
-        self.spent = checkpoint_in(offer.get("progress"), self.profile)
+        self.task_id, self.key = str(offer.get("task_id")), executor.sealing_key
+        self.spent = checkpoint_in(offer.get("progress"), self.profile, self.task_id, self.key)
         self.began = time.monotonic()
         self.checkpoint_bytes = self.limits.checkpoint_bytes
         self.tools: dict[str, tuple[McpServer, Tool]] = {}
 
     async def run(self) -> Done:
         """Go through the conversation to its end."""
-        first = opening(self.profile, self.offer)
+        first = opening(self.profile, self.offer, earlier=self._earlier())
         if self.spent.steps:
             log.info("task %s: going on after step %d", self.offer.get("task_id"), self.spent.steps)
         left = self.limits.seconds - self.spent.seconds
@@ -118,6 +123,15 @@ class Job:
             if not limit.expired():
                 raise
             raise JobFailed("time_limit", f"the task was not done in {self.limits.seconds:g} s") from None
+
+    def _earlier(self) -> str:
+        """Return what another worker left as a checkpoint, which is no conversation of ours."""
+        said = claimed_checkpoint(progress := self.offer.get("progress"))
+        if said is None or genuine(progress, self.task_id, self.key):
+            return ""
+        log.warning("task %s: its checkpoint was not sealed by a worker of this profile: it is shown as data",
+                    self.task_id)
+        return as_text(said).encode()[:self.limits.tool_result_bytes].decode(errors="ignore")
 
     async def _step(self, first: list[Message]) -> Done | None:
         """Let the model answer once, carry out what it asks for, and report."""
@@ -188,7 +202,9 @@ class Job:
                 "step": self.spent.steps, "tokens": self.spent.tokens}
         while True:
             try:
-                await self.report(self.executor.secrets.hidden({**said, "checkpoint": self._checkpoint()}))
+                hidden = self.executor.secrets.hidden       # before it is sealed, for the seal is over every word
+                checkpoint = sealed(hidden(self._checkpoint()), self.task_id, self.key)
+                await self.report({**hidden(said), "checkpoint": checkpoint})
                 return
             except ReportTooLarge:      # this gate takes less than the profile thinks
                 if not self.checkpoint_bytes:

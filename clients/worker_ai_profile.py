@@ -6,9 +6,11 @@ also be kept in a file, named by the same variable with _FILE at its end.
 
 from __future__ import annotations
 
+import hmac
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from secrets import token_bytes
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -84,6 +86,7 @@ class Profile(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     name: Short = "ai"
     capabilities: list[Name] = field(default_factory=list)
     api_key_env: Name | None = None                     # the variable with the key of the endpoint
+    checkpoint_key_env: Name | None = None              # and with the one that seals checkpoints; default the same
     parameters: dict[str, Any] = field(default_factory=dict)    # handed to the endpoint as they are
     finish_tool: bool = True                            # whether the model may end by calling `finish`
     servers: dict[str, Server] = field(default_factory=dict)
@@ -159,6 +162,7 @@ class Secrets:
 
     def __init__(self, profile: Profile, environ: Mapping[str, str]) -> None:
         names = {name: "api_key_env" for name in [profile.api_key_env] if name}
+        names |= {name: "checkpoint_key_env" for name in [profile.checkpoint_key_env] if name}
         for server, one in profile.servers.items():
             names |= dict.fromkeys(one.secrets, f"servers.{server}.secrets")
             names |= {name: f"servers.{server}.token_env" for name in [one.token_env] if name}
@@ -171,6 +175,12 @@ class Secrets:
 
     def __getitem__(self, name: str) -> str:
         return self.values[name]
+
+    def sealing_key(self, profile: Profile) -> bytes:
+        """Return the key that seals checkpoints: all workers of a profile have it, and nobody else of the tenant."""
+        name = profile.checkpoint_key_env or profile.api_key_env
+        secret = self.values[name].encode() if name else token_bytes(32)        # then only this process goes on
+        return hmac.digest(secret, b"asyncgate checkpoint " + profile.name.encode(), "sha256")
 
     def hidden(self, told: T) -> T:
         """Return a text or a JSON value with every secret in it blotted out, and without what no gate takes."""

@@ -366,9 +366,9 @@ def node(tmp_path_factory: pytest.TempPathFactory, tools_cache: Path) -> Node:
 
 @pytest.fixture(scope="session")
 def node_for_openapi(tmp_path_factory: pytest.TempPathFactory, tools_cache: Path) -> Node:
-    """Return what npm has for OpenAPI: two linters, and a generator of types with what checks and uses them."""
-    packages = ("@redocly/cli@2.77.0", "@stoplight/spectral-cli@6.16.3", "@types/node@22", "openapi-fetch@0.17.0",
-                "openapi-typescript@7.13.0", "typescript@5.9.3")
+    """Return what npm has for OpenAPI: two linters, a generator of types with what checks and uses them, a page."""
+    packages = ("@redocly/cli@2.77.0", "@stoplight/spectral-cli@6.16.3", "@types/node@22", "jsdom@26.1.0",
+                "openapi-fetch@0.17.0", "openapi-typescript@7.13.0", "typescript@5.9.3")
     return Node(Node.install(tools_of_npm(tools_cache), packages), tmp_path_factory.mktemp("home"))
 
 

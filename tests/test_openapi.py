@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -242,3 +243,13 @@ async def test_head_has_the_headers_of_get_and_other_methods_are_refused(served:
     assert (refused.status, refused.headers["allow"]) == (405, "GET, HEAD")
     assert refused.json()["error"] == "method_not_allowed"
     assert refused.json()["message"] == refused.json()["detail"]
+
+
+def test_the_page_sends_calls_and_says_what_is_required_first(node_for_openapi: Any, live: Any) -> None:
+    script = Path(__file__).with_name("docs_page.mjs").read_text(encoding="utf-8")
+
+    ran = node_for_openapi.run("node", "--input-type=module", "-", live.url, "a-token-for-tests", input=script)
+
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == {"nobody": 401, "made": 200, "payload": {"n": 1}, "first": "type",
+                                      "parameter": "task_id", "clauses": False}
