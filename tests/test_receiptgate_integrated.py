@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx2
+import msgspec
 import pytest
 
 from asyncgate import Gate, Settings
@@ -366,6 +367,34 @@ async def test_the_ledger_holds_nobody_to_a_lease_that_was_never_granted(ledger:
     assert phases(ledger, made["task_id"]) == STRANDED[ledger.dialect]
     assert ledger.list_inbox("ada")["count"] == 0
     chains_are_whole(ledger)
+
+
+@pytest.mark.parametrize("dialect", ["1.0", "1.1"])
+async def test_who_claims_at_once_at_a_slow_ledger_holds_there_what_it_was_granted_here(
+        standing: tuple[StandIn, str], serving: Serving, dialect: str) -> None:
+    """A dozen workers, a call at a time there, and less patience than that takes (strict mode, spec 20.10)."""
+    ledger = standing[0]
+    ledger.begin(dialect, notary=dialect == "1.1")
+    hasty = msgspec.structs.replace(patient(standing[1]), timeout_ms=150, parallel=16)
+    gate = await serving(receipt_consistency_mode="strict", memorygate=hasty)
+    for _ in range(12):
+        await gate.post("/v1/tasks", {"type": "demo", "agent_id": "ada", "payload": {}})
+    ledger.serial_seconds = 0.04
+    gate.engine.batches.transact.__self__.wires.limit = 16.0
+
+    await asyncio.gather(*(gate.call("POST", "/v1/leases/claim", {"worker_id": f"w{n}"}) for n in range(12)))
+    ledger.serial_seconds = 0.0
+    await settled(gate)
+
+    leases = {one.task_id: one.worker_id for one in (await gate.stored())["Lease"] if one.ending == "live"}
+    if dialect == "1.1":
+        tasks = {one.duty: one.task_id for one in (await gate.stored())["Task"]}
+        held = {tasks[id]: one.custodian for id, one in ledger.custody.items() if one.custodian != "asyncgate"}
+    else:
+        held = {one["task_id"]: leases.get(one["task_id"], "nobody") for one in ledger.list_inbox("ada")["receipts"]}
+    assert held == leases
+    assert ledger.refusals == [] or dialect == "1.0"
+    assert (await gate.backend.lag(gate.tenant_id)).parked == 0
 
 
 @pytest.mark.parametrize("then", ["another works", "canceled"])
