@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
@@ -29,10 +30,30 @@ REST = {
     "cancel_task": "POST /v1/tasks/{task_id}/cancel", "list_receipts": "GET /v1/receipts", "health": "GET /v1/health"}
 
 
+class OneTenant:
+    """What a backend holds of one tenant: others may test on the same database, or have done so before."""
+
+    def __init__(self, backend: Any, tenant: str) -> None:
+        self.backend, self.tenant = backend, tenant
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+    async def tenants(self) -> list[str]:
+        """Return the one, if it has stored anything."""
+        return [tenant for tenant in await self.backend.tenants() if tenant == self.tenant]
+
+
+def own_tenant() -> dict[str, Any]:
+    """Return the setting that gives the clients of a server a tenant that nobody has worked in."""
+    return {"default_tenant_id": str(uuid.uuid4())}
+
+
 class Gates(Protocol):
     """What a client needs to know of a server, or of several that share a database."""
 
     up: asyncio.Event
+    tenant: str
 
     @property
     def port(self) -> int:
@@ -45,6 +66,7 @@ class Server:
     def __init__(self, database: str, *, first: str = "", command: str = "serve", **settings: Any) -> None:
         self.database, self.settings, self.command = database, settings, command
         self.script = f"{first}\n{SERVE}"       # `first` is Python that handicaps the process
+        self.tenant: str = settings.get("default_tenant_id", TENANT)
         self.lines: list[str] = []
         self.port = 0
         self.up = asyncio.Event()
@@ -108,7 +130,7 @@ class Client:
 
     async def ask(self, operation: str, **ask: Any) -> Call:
         """Carry out one request; a broken connection is an answer too: nobody knows."""
-        call = Call(tenant=TENANT, operation=operation, ask=ask, by=self.by, started=time.time(), ended=0.0)
+        call = Call(tenant=self.server.tenant, operation=operation, ask=ask, by=self.by, started=time.time(), ended=0.0)
         try:
             async with asyncio.timeout(PATIENCE):
                 status, answer = await self.http(*self.request(operation, ask))

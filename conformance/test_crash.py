@@ -15,7 +15,7 @@ import pytest
 
 from asyncgate.backends import is_lasting, open_backend
 from asyncgate.conformance.history import stored, violations
-from asyncgate.conformance.load import Load, serving
+from asyncgate.conformance.load import Load, OneTenant, own_tenant, serving
 from asyncgate.conformance.plugin import database_of, urls
 from asyncgate.conformance.verify import verify
 
@@ -47,7 +47,8 @@ async def wrong_with(database: str, load: Load) -> list[str]:
     """What the history checker and verify have to say when all is over."""
     backend = await open_backend(database)
     try:
-        return violations(load.calls, await stored(backend)) + (await verify(backend)).problems
+        own = OneTenant(backend, load.server.tenant)
+        return violations(load.calls, await stored(own)) + (await verify(own)).problems
     finally:
         await backend.close()
 
@@ -55,7 +56,7 @@ async def wrong_with(database: str, load: Load) -> list[str]:
 async def test_a_server_that_is_killed_at_any_moment_loses_and_repeats_nothing(
         database: str, rounds: int, record_property: Any) -> None:
     seed = random.randrange(2**32)
-    async with serving(database, **HASTY) as server, aclosing(Load(server, seed)) as load:
+    async with serving(database, **HASTY, **own_tenant()) as server, aclosing(Load(server, seed)) as load:
         async with load.running():
             for _ in range(rounds):
                 await load.grown(load.random.randint(100, 700))
@@ -74,7 +75,7 @@ async def test_a_server_that_is_killed_at_any_moment_loses_and_repeats_nothing(
 
 
 async def test_a_worker_may_finish_what_it_did_while_no_gate_served(database: str) -> None:
-    async with serving(database, **HASTY) as server, aclosing(Load(server, 0)) as load:
+    async with serving(database, **HASTY, **own_tenant()) as server, aclosing(Load(server, 0)) as load:
         worker = load.client("w1")
         await load.client("a1").ask("create_task", type="demo", payload=None)
         claim = await worker.ask("lease_next", lease_ttl_seconds=1)
@@ -93,7 +94,7 @@ async def test_a_worker_may_finish_what_it_did_while_no_gate_served(database: st
 
 
 async def test_of_64_clients_that_race_for_one_task_exactly_one_gets_it(database: str, rounds: int) -> None:
-    async with serving(database) as server, aclosing(Load(server, 0)) as load:
+    async with serving(database, **own_tenant()) as server, aclosing(Load(server, 0)) as load:
         racers, agent = [load.client(f"w{n}") for n in range(RACERS)], load.client("a1")
         for _ in range(rounds * RACES_PER_ROUND):
             await agent.ask("create_task", type="demo", payload=None)
@@ -106,7 +107,7 @@ async def test_of_64_clients_that_race_for_one_task_exactly_one_gets_it(database
 
 
 async def test_sigterm_under_load_answers_the_waiting_keeps_the_acknowledged_and_exits_with_0(database: str) -> None:
-    async with serving(database, **HASTY) as server, aclosing(Load(server, 1)) as load:
+    async with serving(database, **HASTY, **own_tenant()) as server, aclosing(Load(server, 1)) as load:
         idle = [load.client(f"w-idle{n}") for n in range(10)]
         async with load.running():
             polls = [asyncio.create_task(one.ask("lease_next", wait_seconds=30, accept_types=["none of these"]))

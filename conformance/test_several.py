@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import uuid
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from asyncgate.backends import is_shared, open_backend
 from asyncgate.conformance.history import Call, stored, violations
-from asyncgate.conformance.load import PATIENCE, Client, Load, Server, serving
+from asyncgate.conformance.load import PATIENCE, Client, Load, OneTenant, Server, own_tenant, serving
 from asyncgate.conformance.plugin import database_of, urls
 from asyncgate.conformance.verify import verify
 
@@ -46,7 +47,7 @@ class Fleet:
     """Several servers that look like one to a client: it gets any that lives."""
 
     def __init__(self, servers: list[Server], seed: int) -> None:
-        self.servers, self.random = servers, random.Random(seed)
+        self.servers, self.random, self.tenant = servers, random.Random(seed), servers[0].tenant
         self.up = asyncio.Event()
         self.up.set()
 
@@ -67,8 +68,9 @@ class Fleet:
 async def fleet(database: str, seed: int, **settings: Any) -> AsyncIterator[Fleet]:
     """Serve a database from several processes; half of them keep their name over a crash, the others get a new one."""
     async with AsyncExitStack() as stack:
-        names: list[dict[str, Any]] = [{"instance_id": f"gate-{n}"} if n % 2 else {} for n in range(PROCESSES)]
-        servers = [await stack.enter_async_context(serving(database, **settings, **name)) for name in names]
+        own, run = own_tenant(), uuid.uuid4().hex[:8]       # others may test on the same database
+        names: list[dict[str, Any]] = [{"instance_id": f"gate-{run}-{n}"} if n % 2 else {} for n in range(PROCESSES)]
+        servers = [await stack.enter_async_context(serving(database, **settings, **own, **name)) for name in names]
         yield Fleet(servers, seed)
 
 
@@ -94,7 +96,8 @@ async def test_processes_that_are_killed_in_turn_lose_and_repeat_nothing(
 
     backend = await open_backend(database)
     try:
-        wrong = violations(load.calls, await stored(backend)) + (await verify(backend)).problems
+        own = OneTenant(backend, gates.tenant)
+        wrong = violations(load.calls, await stored(own)) + (await verify(own)).problems
     finally:
         await backend.close()
     unanswered = sum(call.unknown for call in load.calls)
@@ -179,9 +182,10 @@ async def test_with_and_without_wake_ups_every_waiting_claim_is_served(database:
 
 
 async def test_a_living_name_is_refused_and_a_dead_one_is_not(database: str) -> None:
-    async with serving(database, instance_id="gate-1", **HASTY) as first:
-        twin = Server(database, instance_id="gate-1", **HASTY)
-        with pytest.raises(RuntimeError, match="another process runs as gate-1"):
+    name = f"gate-{uuid.uuid4().hex[:8]}"
+    async with serving(database, instance_id=name, **HASTY, **own_tenant()) as first:
+        twin = Server(database, instance_id=name, **HASTY)
+        with pytest.raises(RuntimeError, match=f"another process runs as {name}"):
             await twin.start()
         async with aclosing(Client(first, "a1")) as client:
             assert (await client.ask("create_task", type="demo", payload=None)).reply is not None

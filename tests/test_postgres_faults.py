@@ -639,6 +639,7 @@ async def joined(url: str, name: str, **database: Any) -> AsyncIterator[Gate]:
     """A gate among others, that only news can wake."""
     async with opened(url, poll_seconds=600, **database) as gate:
         await gate.backend.join(name, 10.0, gate.engine.hear)
+        await gate.backend.beat()       # as upkeep does when it begins; until then the next one waits
         yield gate
 
 
