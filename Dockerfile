@@ -4,13 +4,16 @@
 
 FROM python:3.12-slim AS build
 WORKDIR /src
+# What is not in .ci/image.txt, or has another hash there, does not get into the image.
+COPY .ci/image.txt ./
+RUN pip download --no-cache-dir --require-hashes --no-deps --only-binary :all: --dest /wheels -r image.txt
 COPY pyproject.toml hatch_build.py README.md LICENSE asyncgate.py ./
 COPY backends backends
 COPY clients clients
 COPY conformance conformance
 COPY parts parts
 RUN python -m venv --without-pip /opt/asyncgate \
- && pip --python /opt/asyncgate/bin/python install --no-cache-dir .
+ && pip --python /opt/asyncgate/bin/python install --no-cache-dir --no-index --find-links /wheels .
 
 FROM python:3.12-slim
 COPY --from=build /opt/asyncgate /opt/asyncgate

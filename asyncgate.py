@@ -159,6 +159,13 @@ class Seen(Ask, kw_only=True):
     sightings: list[tuple[Principal, float, float]] = []
 
 
+class Resumed(Ask, kw_only=True):
+    """The gate's own request: this worker has asked for the leases that it holds of these tasks."""
+
+    tasks: list[str]
+    worker: Principal
+
+
 class Delivered(Ask, kw_only=True):
     """The gate's own request: these receipts have been handed over."""
 
@@ -248,6 +255,7 @@ LAST_MOMENT = 253_402_214_400   # 9999-12-31
 SCHEMA_VERSION = "1"            # of receipt bodies (spec 19.9)
 CROWD = 100                     # leases that expire together and come back over all of the jitter
 STUCK_EXPIRIES = 3              # H.7.2: more requeues than this are an anomaly
+MOST_RESUMED = 20               # of a lease, that its task's history tells of
 STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
 FENCES_SKIPPED = 1000           # by a task that moves to another gate or comes back: no old lease can outrank it
 LOCATE = "complete again with artifacts or delivery_proof, or attach_artifacts"
@@ -1110,7 +1118,28 @@ class Engine:
         worker, grace = self.about(caller, ask, "worker_id"), self.settings.lease_grace_seconds
         now = self.backend.now()
         rows = await self.backend.leases(caller.tenant_id, worker)
+        mine, told = not caller.bound or worker.same(caller.principal), worker.instance_id or ""
+        if fresh := [lease.task_id for _, lease in rows if mine and lease.resumed_by != told
+                     and lease.resumptions < MOST_RESUMED and alive(lease, now, grace)]:
+            await self.write(Engine._resume, its_tasks, caller, Resumed(tasks=fresh, worker=worker))
         return Leases([holding(task, lease, now) for task, lease in rows if alive(lease, now, grace)])
+
+    def _resume(self, work: Work, caller: Caller, ask: Resumed) -> None:
+        for task_id in ask.tasks:
+            lease = work.leases.get(task_id)
+            if lost(lease, ask.worker, Held(lease_id=lease.lease_id if lease else ""), work.now,
+                    self.settings.lease_grace_seconds) is None and lease is not None:
+                self._taken_up(work, lease, ask.worker)
+
+    def _taken_up(self, work: Work, lease: Lease, worker: Principal) -> Lease:
+        """Note for the history that a worker goes on under its lease after a crash, perhaps as another process."""
+        told = worker.instance_id or ""
+        if lease.resumed_by == told or lease.resumptions >= MOST_RESUMED:
+            return lease
+        work.hold(lease := replace(lease, resumed_by=told, resumptions=lease.resumptions + 1))
+        work.tell(lease.task_id, "lease.resumed", lease_id=lease.lease_id, fence=lease.fence, worker_kind=worker.kind,
+                  worker_id=worker.id, worker_instance_id=worker.instance_id)
+        return lease
 
     def start_task(self, work: Work, caller: Caller, ask: StartTask) -> Ok:
         """Say that work on a leased task has begun; optional."""
@@ -1270,6 +1299,8 @@ class Engine:
             raise LeaseInvalid(f"task {task.task_id} is not leased to this worker under {ask.lease_id} ({reason}); "
                                "drop the work, lease_next gives more", reason=reason, **more)
         assert lease is not None
+        if holder.instance_id and lease.worker_instance is None:    # it was granted to a process that gave no name
+            lease = self._taken_up(work, lease, holder)
         return task, lease
 
     def _holder(self, caller: Caller, ask: Held, lease: Lease | None) -> Principal:
@@ -2027,6 +2058,11 @@ Loads = Callable[[Needs, Caller, Any], None]
 def its_task(needs: Needs, caller: Caller, ask: Any) -> None:
     """Load the task that the ask names, with its lease and progress."""
     needs.tasks.add(ask.task_id)
+
+
+def its_tasks(needs: Needs, caller: Caller, ask: Any) -> None:
+    """Load the tasks that the ask lists."""
+    needs.tasks.update(ask.tasks)
 
 
 def its_end(needs: Needs, caller: Caller, ask: Held) -> None:

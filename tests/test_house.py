@@ -26,6 +26,7 @@ BESIDE = (
     "Dockerfile",
     "LICENSE",
     "README.md",
+    "SECURITY.md",
     "fly.toml",
     "hatch_build.py",
     "pyproject.toml",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx2
+import msgspec
 import pytest
 
 from asyncgate import Gate, Settings
@@ -368,6 +369,34 @@ async def test_the_ledger_holds_nobody_to_a_lease_that_was_never_granted(ledger:
     chains_are_whole(ledger)
 
 
+@pytest.mark.parametrize("dialect", ["1.0", "1.1"])
+async def test_who_claims_at_once_at_a_slow_ledger_holds_there_what_it_was_granted_here(
+        standing: tuple[StandIn, str], serving: Serving, dialect: str) -> None:
+    """A dozen workers, a call at a time there, and less patience than that takes (strict mode, spec 20.10)."""
+    ledger = standing[0]
+    ledger.begin(dialect, notary=dialect == "1.1")
+    hasty = msgspec.structs.replace(patient(standing[1]), timeout_ms=150, parallel=16)
+    gate = await serving(receipt_consistency_mode="strict", memorygate=hasty)
+    for _ in range(12):
+        await gate.post("/v1/tasks", {"type": "demo", "agent_id": "ada", "payload": {}})
+    ledger.serial_seconds = 0.04
+    gate.engine.batches.transact.__self__.wires.limit = 16.0
+
+    await asyncio.gather(*(gate.call("POST", "/v1/leases/claim", {"worker_id": f"w{n}"}) for n in range(12)))
+    ledger.serial_seconds = 0.0
+    await settled(gate)
+
+    leases = {one.task_id: one.worker_id for one in (await gate.stored())["Lease"] if one.ending == "live"}
+    if dialect == "1.1":
+        tasks = {one.duty: one.task_id for one in (await gate.stored())["Task"]}
+        held = {tasks[id]: one.custodian for id, one in ledger.custody.items() if one.custodian != "asyncgate"}
+    else:
+        held = {one["task_id"]: leases.get(one["task_id"], "nobody") for one in ledger.list_inbox("ada")["receipts"]}
+    assert held == leases
+    assert ledger.refusals == [] or dialect == "1.0"
+    assert (await gate.backend.lag(gate.tenant_id)).parked == 0
+
+
 @pytest.mark.parametrize("then", ["another works", "canceled"])
 async def test_a_notary_lets_the_next_worker_have_what_was_never_granted(
         standing: tuple[StandIn, str], serving: Serving, then: str) -> None:
@@ -539,6 +568,28 @@ async def test_reconcile_names_what_the_ledger_has_otherwise(ledger: StandIn, se
 
     assert await kinds(gate) == {"tampered": 1, "ended_there": 1}
     assert (await gate.get(f"/v1/tasks/{offer['task_id']}"))["status"] == "leased"
+
+
+async def test_an_acceptance_by_the_lease_protocol_is_the_workers_and_nothing_names_ours(
+        ledger: StandIn, serving: Serving) -> None:
+    """Lease protocol, Worker Acceptance; a cause is a receipt that is there, or NA."""
+    gate, worker = await serving(), "worker.one"
+    made = await gate.post("/v1/tasks", {"type": "demo", "agent_id": "ada", "payload": {}})
+    first = await gate.post("/lease", {"worker_id": worker})
+    await settled(gate)
+    assert phases(ledger, made["task_id"]) == []
+    gate.backend.skew += 901
+    await gate.engine.upkeep.once("sweep")
+    second = await gate.post("/lease", {"worker_id": worker})
+
+    assert second["lease_id"] != first["lease_id"]
+    await complete(gate, {"task_id": made["task_id"], "lease_id": second["lease_id"]}, worker, artifacts=FILE)
+    await settled(gate)
+
+    for one in ledger.receipts.values():
+        assert one["caused_by_receipt_id"] in {"NA", *ledger.receipts}, one
+    assert [one["from_principal"] for one in ledger.receipts.values() if one["phase"] == "complete"] == [worker]
+    assert (await gate.backend.lag(gate.tenant_id)).parked == 0
 
 
 async def test_a_worker_is_told_where_receipts_go_and_gets_no_key(ledger: StandIn, serving: Serving) -> None:
