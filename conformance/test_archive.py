@@ -372,7 +372,7 @@ async def forge(gate: Gate, segment: str | None) -> Archived:
     [true, *_] = await gate.backend.export(Archived, gate.tenant_id, "")
     task_id = await gate.create()
     [receipt] = await gate.receipts(task_id)
-    forged = replace(true, receipt_id=receipt.receipt_id, task_id=task_id, segment=segment or true.segment,
+    forged: Archived = replace(true, receipt_id=receipt.receipt_id, task_id=task_id, segment=segment or true.segment,
                      digest=hashlib.sha256(b"whatever fits").hexdigest())
 
     def write(work: Work) -> None:
