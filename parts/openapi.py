@@ -152,7 +152,8 @@ TAGS = {"Tasks": ("tasks", "Hand over work, and learn how it ended."),
         "Leases": ("leases lease", "Take work, keep it while it runs, and end it."),
         "Receipts and obligations": ("receipts obligations bootstrap", "What was said, what is owed, and the proof."),
         "Schedules": ("schedules", "What a scheduler tells, so that its silence is noticed."),
-        "Administration": ("tenants limits keys credentials audit", "Who may come in, what they may use, and what happened."),
+        "Administration": ("tenants limits keys credentials audit",
+                           "Who may come in, what they may use, and what happened."),
         "Ledger": ("seals export import archive", "What keeps receipts as they are, and carries them elsewhere."),
         "Gate": ("config health whoami", "The gate itself, and who one is to it.")}
 
