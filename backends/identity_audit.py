@@ -38,10 +38,11 @@ from asyncgate import (
 )
 from asyncgate.backends.identity_notices import notify
 from asyncgate.parts.ids import mark_in, mark_of
+from asyncgate.parts.limits import neighbourhood
 from asyncgate.parts.logs import Redaction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from asyncgate import Ask, Needs, Operation
     from asyncgate.parts.http import Scope
@@ -54,6 +55,7 @@ Line = tuple[str, Severity, bytes]      # event, severity, canonical JSON of wha
 LEVELS: dict[Severity, int] = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.CRITICAL}
 FLUSH_SECONDS, MOST_NOTED = 1.0, 100            # different lines of one tenant; more are only counted
 COUNTED_SECONDS, MOST_COUNTED = 300.0, 10_000   # what is no refusal: noted when it first happens, then counted
+LINES_OF_PLACE, LINES_OF_STRANGERS = 20, 100    # in a minute, caused by those without a good credential
 MOST_TASKS, USES_SECONDS, NOTICE_SECONDS = 200, 60.0, 3600.0
 DAY, PRUNED = 86_400, "audit_pruned"
 SUSPECTS, TENANTS_SECONDS, LAST_SECONDS = 100, 60.0, 1.0
@@ -229,6 +231,29 @@ class Counted(Struct):
     uses: int = 0
 
 
+class Strangers:
+    """How many lines those without a good credential may cause, in a minute: by address, and all together.
+
+    What is beyond is only counted, in one line a minute; so nobody fills a disk who is not let in.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock, self.minute = clock, -1
+        self.told: dict[str, int] = {}      # lines by place
+        self.untold: dict[str, int] = {}    # by event
+
+    def may_be_told(self, place: str, event: str) -> bool:
+        """Whether another line may be caused from there; counts it either way."""
+        if (minute := int(self.clock() // 60)) != self.minute:
+            self.minute, self.told = minute, {}
+        lines = self.told.get(place, 0)
+        if lines < LINES_OF_PLACE and sum(self.told.values()) < LINES_OF_STRANGERS:
+            self.told[place] = lines + 1
+            return True
+        self.untold[event] = self.untold.get(event, 0) + 1
+        return False
+
+
 class Auditor:
     """Writes down what requests met with, behind their backs."""
 
@@ -239,6 +264,7 @@ class Auditor:
         self.missed: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
         self.counted: dict[tuple[Any, ...], Counted] = {}
         self.uses: dict[tuple[str, str], Uses] = {}     # by tenant and key
+        self.strangers = Strangers(engine.backend.now)
         self.noticed: dict[tuple[str, str], float] = {}     # when the admins of a tenant were told of something
         self.telling: set[asyncio.Task[None]] = set()
         self.tenants: set[str] = set()          # those that this process knows of, and when it last asked
@@ -267,10 +293,12 @@ class Auditor:
         self.count()
         await self.flush()
 
-    def note(self, tenant_id: str, event: str, severity: Severity, **said: Any) -> None:
-        """Note that something happened."""
+    def note(self, tenant_id: str, event: str, severity: Severity, *, place: str | None = None, **said: Any) -> None:
+        """Note that something happened; what strangers do, from a place, has a budget."""
         line = (event, severity, self._worded({**visitor(), **said}))
         noted = self.noted[tenant_id]
+        if place is not None and line not in noted and not self.strangers.may_be_told(place, event):
+            return
         if line not in noted and len(noted) >= MOST_NOTED:
             self.missed[tenant_id][event] += 1
             return
@@ -325,7 +353,9 @@ class Auditor:
         if no.code in EVENTS and not no.noted:
             no.noted = True
             reason, message = no.because or (no.code, str(no))
-            self.note(self.engine.settings.default_tenant_id, *EVENTS[no.code], reason=reason, message=message)
+            place = neighbourhood((visit.get() or {}).get("asyncgate.address") or "")
+            self.note(self.engine.settings.default_tenant_id, *EVENTS[no.code], place=place, reason=reason,
+                      message=message)
 
     def admitted(self, caller: Caller) -> None:
         """Note the first use of a credential by this process; then they are counted."""
@@ -357,6 +387,12 @@ class Auditor:
             elif task_id not in uses.tasks:
                 uses.more += 1
 
+    def tell_strangers(self) -> None:
+        """Note how much of what strangers did was not."""
+        if self.strangers.untold:
+            untold, self.strangers.untold = self.strangers.untold, {}
+            self.note(self.engine.settings.default_tenant_id, "strangers_refused", "warning", times=untold)
+
     def _tell_uses(self) -> None:
         """Note what was done with each key, without the addresses of who happens to ask now."""
         uses, self.uses = self.uses, {}
@@ -379,6 +415,7 @@ class Auditor:
         """Note how often it happened since the last time; what did not is forgotten."""
         visit.set(None)
         self._tell_uses()
+        self.tell_strangers()
         now = self.engine.backend.now()
         self.noticed = {key: at for key, at in self.noticed.items() if now - at < NOTICE_SECONDS}
         for key, counted in list(self.counted.items()):
@@ -447,6 +484,7 @@ class Auditor:
             for _ in range(round(COUNTED_SECONDS / USES_SECONDS)):
                 await asyncio.sleep(USES_SECONDS)
                 self._tell_uses()
+                self.tell_strangers()
             self.count()
 
     # An id of another tenant is a 404 like any unknown one; whether it was one is found out afterwards (DESIGN 13).

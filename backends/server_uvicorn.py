@@ -467,6 +467,8 @@ class Whole:
         `lines` must name the body's type and nothing about length or connection: those are added here.
         """
         cycle = self.cycle
+        if cycle.transport.is_closing():    # the client has gone, and nobody was told so yet
+            cycle.disconnected = True
         if (cycle.response_started or cycle.disconnected or cycle.flow.write_paused or not cycle.keep_alive
                 or cycle.scope["method"] == "HEAD"):
             return False
@@ -539,6 +541,7 @@ class Http(HttpToolsProtocol):
 
     # uvicorn's type does not say that there is none before the first request.
     cycle: Any
+    running: Any = None         # the request that is being answered; `cycle` is the last one that was read
     refused = False
     resuming = False
     # Bytes read since something came of them: a complete head, or a piece of a body that is still wanted.
@@ -557,7 +560,15 @@ class Http(HttpToolsProtocol):
         self._start_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop every clock of the connection."""
+        """Stop every clock of the connection, and let no request of it answer any more, pipelined ones among them.
+
+        uvicorn tells the last one that was read only; the others would fail at writing, each with a traceback.
+        """
+        for cycle in (self.running, *(queued for queued, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self.pipeline.clear()
         super().connection_lost(exc)
         self.crowd.leave(self.where)
         self._stop_clock()
@@ -687,6 +698,7 @@ class Http(HttpToolsProtocol):
         return "https" if self.trusted_proxies and said_https(scope, self.trusted_proxies) else self.scheme
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self.running = cycle
         super()._start_asgi_task(cycle, app if app is self.app else _overloaded)
 
     def _start_clock(self) -> None:

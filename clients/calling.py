@@ -146,7 +146,9 @@ def refusals() -> Iterator[None]:
         yield
     except Refusal as no:
         again = f" (try again in {no.retry_after:g} s)" if no.retry_after is not None else ""
-        raise ended(f"{no.code} ({no.status}): {plain(no.message)}{again}", STATUSES.get(no.status, BROKEN)) from None
+        login = "; `asyncgate login` keeps a credential" * (no.status == 401)
+        raise ended(f"{no.code} ({no.status}): {plain(no.message)}{again}{login}",
+                    STATUSES.get(no.status, BROKEN)) from None
     except Unreachable as none:
         raise ended(str(none), NO_GATE) from None
     except ValueError as wrong:

@@ -271,8 +271,14 @@ def command(op: Operation) -> click.Command:
         answer(op, calling.connection(profile, url, token), body, as_json)
 
     params = [*(option(op, field) for field in fields.values()), *alike(op), *CONNECTION]
-    return OperationCommand(op.name.replace("_", "-"), callback=run, params=params,
-                            help=f"{op.summary}\n\n{op.text.strip()}", short_help=op.summary.rstrip("."))
+    return OperationCommand(op.name.replace("_", "-"), callback=run, params=params, short_help=op.summary.rstrip("."),
+                            help=f"{op.summary}\n\n{op.text.strip()}\n\n{MORE_HELP.get(op.name, '')}".strip())
+
+
+MORE_HELP = {"run_task": """This command goes on by itself, for as long as --wait-seconds says: it prints the id at once
+and shows what happens to the task.  After Ctrl-C `asyncgate wait TASK` goes on.
+
+Exit status: 0 the task succeeded, 8 it failed, 9 it was canceled, 10 it has not ended."""}
 
 
 def members(op: Operation, fields: Mapping[str, inspect.Field], data: msgspec.Raw | None) -> dict[str, Any]:

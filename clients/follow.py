@@ -146,4 +146,4 @@ def hint(task: Mapping[str, Any]) -> str:
         return ""
     able = (task.get("requirements") or {}).get("capabilities") or []
     worker = " ".join(["asyncgate worker --type", task["type"], *(f"--capability {one}" for one in able)])
-    return plain(f"; no worker has taken it yet: is there one, such as `{worker} -- PROGRAM`?")
+    return plain(f"; no worker has taken it yet (one would be `{worker} -- PROGRAM`)")

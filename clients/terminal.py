@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Rows = Sequence[Mapping[str, Any]]
 
-OPENED = ("result", "server", "relationship", "upkeep")     # objects whose members get lines of their own
+OPENED = ("result", "server", "relationship", "upkeep", "key")     # objects whose members get lines of their own
 MOST_SHOWN = 4000           # characters of a value on a terminal
 LEAST_WIDTH = 8             # of a column that is made narrower
 PRINCIPAL = {prefix + name for prefix in ("", "principal_") for name in ("kind", "id", "instance_id")}

@@ -17,7 +17,17 @@ from msgspec.structs import replace
 
 from asyncgate import OPERATIONS, Audit, AuditHead, DatabaseUnavailable, Gate, Ids, Needs, Settings, Work
 from asyncgate.backends import open_backend
-from asyncgate.backends.identity_audit import COUNTED_SECONDS, FLUSH_SECONDS, MOST_NOTED, SUSPECTS, broken, chained
+from asyncgate.backends.identity_audit import (
+    COUNTED_SECONDS,
+    FLUSH_SECONDS,
+    LINES_OF_PLACE,
+    LINES_OF_STRANGERS,
+    MOST_NOTED,
+    SUSPECTS,
+    Strangers,
+    broken,
+    chained,
+)
 from asyncgate.backends.identity_keys_stored import generate
 from asyncgate.conformance.plugin import POSTGRES, database_of, urls
 from asyncgate.parts.ids import mark_of
@@ -493,6 +503,32 @@ async def test_a_flood_of_unknown_ids_is_counted_and_fills_no_memory(house: Hous
 
     assert auditor.suspects.qsize() == SUSPECTS, "what bears the mark of no other tenant is not looked for"
     assert the(await house.audit(OTHER), "audit_overflow")["details"]["times"] == {"unknown_id": SUSPECTS}
+
+
+async def test_strangers_fill_no_disk(house: House) -> None:
+    """Who has no credential causes so many lines a minute and no more, whatever names and addresses it has."""
+    for n in range(3 * LINES_OF_PLACE):
+        await house.ask("list_tasks", token=f"wrong {n}", headers=[("user-agent", f"{n}")])
+    house.guard.auditor.tell_strangers()
+    lines = await house.audit()
+
+    told = of(lines, "auth_failure")
+    assert len(told) <= 2 * LINES_OF_PLACE, "a minute may have begun meanwhile"
+    untold = sum(line["details"]["times"]["auth_failure"] for line in of(lines, "strangers_refused"))
+    assert sum(line["details"].get("times", 1) for line in told) + untold == 3 * LINES_OF_PLACE
+
+
+def test_strangers_from_everywhere_share_a_budget() -> None:
+    now = [0.0]
+    strangers = Strangers(lambda: now[0])
+
+    first = [strangers.may_be_told(f"192.0.2.{n % 200}", "auth_failure") for n in range(1000)]
+    now[0] = 60.0
+    again = [strangers.may_be_told("192.0.2.1", "auth_failure") for _ in range(1000)]
+
+    assert (sum(first), sum(again)) == (LINES_OF_STRANGERS, LINES_OF_PLACE)
+    assert strangers.untold == {"auth_failure": 2000 - LINES_OF_STRANGERS - LINES_OF_PLACE}
+    assert len(strangers.told) <= LINES_OF_STRANGERS
 
 
 async def test_a_flood_of_strangers_with_names_of_their_own_fills_no_memory(house: House) -> None:

@@ -33,7 +33,7 @@ def tree(gate: Http, task_id: str, *more: str, colour: bool = False) -> Result:
 
 
 def leased(gate: Http, **task: Any) -> dict[str, Any]:
-    gate.call("create_task", type="tree", agent_id="ada", **task)
+    gate.call("create_task", type="tree", agent_id="ada", **{"payload": 1, **task})
     offer: dict[str, Any] = gate.call("lease_next", worker_id="w1", accept_types=["tree"])["tasks"][0]
     return offer
 
@@ -123,7 +123,7 @@ def test_a_receipt_with_several_parents_stands_under_the_oldest_and_names_the_ot
     task = leased(gate)
     accepted = gate.call("list_receipts", task_id=task["task_id"], receipt_type="task.accepted")["receipts"][0]
     gate.call("complete", worker_id="w1", task_id=task["task_id"], lease_id=task["lease_id"], result={}, **LOCATED)
-    made = gate.call("create_task", type="schedule.create", payload=None, agent_id="ada")
+    made = gate.call("create_task", type="schedule.create", payload={}, agent_id="ada")
     offer = gate.call("lease_next", worker_id="w1", accept_types=["schedule.create"])["tasks"][0]
     gate.call("emit_receipt", worker_id="w1", receipt_type="schedule.created", task_id=made["task_id"],
               lease_id=offer["lease_id"], schedule_id=f"s-{made['task_id']}",

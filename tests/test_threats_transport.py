@@ -13,6 +13,7 @@ A gate in a process of its own and real connections, wherever one could tell the
          test_threats_transport.py::test_f2_behind_a_proxy_connections_are_not_counted_by_address
          test_threats_transport.py::test_f2_of_ipv6_a_network_counts_as_one_address
          test_threats_transport.py::test_f2_who_is_not_counted_is_never_too_many
+         test_threats_transport.py::test_f2_who_leaves_before_its_answers_leaves_no_traceback
     F3   test_rest.py::test_asking_to_wait_too_long_is_clamped
          test_rest.py::test_too_many_waiting_claims_are_429_and_say_when_to_come_back
          test_rest.py::test_over_a_socket_a_stopping_server_answers_its_waiting_calls
@@ -62,7 +63,9 @@ import select
 import signal
 import socket
 import ssl
+import struct
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -535,3 +538,23 @@ async def test_an_ordinary_client_reaches_a_gate_over_tls(start: Any, certified:
 
     assert live.url.startswith("https://127.0.0.1:")
     assert answer.json()["status"] == "healthy"
+
+
+# Who leaves.
+
+
+@pytest.mark.parametrize("farewell", ["closes", "resets", "half-closes"])
+def test_f2_who_leaves_before_its_answers_leaves_no_traceback(start: Callable[..., Any], farewell: str) -> None:
+    """Three pipelined requests and a close would each write 1 KB into the log, without any credential."""
+    live = start()
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", live.port)) as client:
+            if farewell == "resets":
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 5)
+            if farewell == "half-closes":
+                client.shutdown(socket.SHUT_WR)
+    assert urllib.request.urlopen(f"{live.url}/health").status == 200
+    live.process.terminate()
+
+    assert "Traceback" not in live.process.communicate(timeout=PATIENCE_SECONDS)[1]
