@@ -149,6 +149,13 @@ DROP: dict[type[Struct], list[str]] = {
     Audit: ["DELETE FROM audit WHERE tenant_id = ? AND audit_id = ?"],
     Task: [f"DELETE FROM {table} WHERE tenant_id = ? AND task_id = ?" for table in (
         "tasks", "leases", "progress", "events")]}
+EMPTY_LANES = """
+    SELECT lane FROM lanes
+    WHERE tenant_id = ?1
+    AND NOT EXISTS (SELECT 1 FROM tasks AS t WHERE t.tenant_id = ?1 AND t.lane = lanes.lane AND t.status = 'queued'
+                    AND t.ready = 1)
+    AND lane NOT IN (SELECT t.lane FROM tasks AS t WHERE t.tenant_id = ?1 AND t.status = 'queued' AND t.ready = 0
+                     AND t.held IS NULL)"""
 WALL = "UPDATE wall SET tenant_id = ?"
 TENANT = "INSERT INTO tenants (tenant_id, since) VALUES (?, ?) ON CONFLICT DO NOTHING"
 ADD_RECEIPT = insert("receipts", [*fields(Receipt), "parent_id"]) + (
@@ -668,6 +675,25 @@ class Sqlite:
     async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
         """Return when live leases run out."""
         return await self._rows(LAPSES, since, limit)
+
+    async def drop_lanes(self) -> int:
+        """Forget the lanes in which no task waits; the writer does, so no batch is being decided."""
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.queue.put(Call(self._drop_lanes, answer))
+        return await answer
+
+    def _drop_lanes(self) -> int:
+        dropped: dict[str, list[int]] = {}
+        with transaction(self.db):
+            for tenant_id in list(self.lanes):
+                self.db.execute(WALL, (tenant_id,))
+                dropped[tenant_id] = [lane for (lane,) in self.db.execute(EMPTY_LANES, (tenant_id,)).fetchall()]
+                self.db.executemany("DELETE FROM lanes WHERE tenant_id = ? AND lane = ?",
+                                    [(tenant_id, lane) for lane in dropped[tenant_id]])
+        self.tenant_id = None       # the next batch says whose it is
+        for tenant_id, lanes in dropped.items():
+            self.lanes[tenant_id].forget(lanes)
+        return sum(map(len, dropped.values()))
 
     async def next_due(self, tenant_id: str) -> float | None:
         """Return when the next delayed task may be leased."""

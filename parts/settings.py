@@ -308,6 +308,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lease_grace_seconds: Annotated[Seconds, says("Seconds a lease outlives its expiry")] = 0.0
     max_lease_renewals: Annotated[Count, says("Renewals a lease may have; 0 is no limit")] = 0
     max_lease_lifetime_seconds: Annotated[Count, says("Seconds a lease may live over all renewals; 0 is no limit")] = 0
+    max_lanes: Annotated[Count, says("Most kinds (type and capabilities) of a tenant's waiting tasks; 0: any")] = 2000
     max_expiries: Annotated[Count, says("Lost leases after which a task is held; 0 is never")] = 10
     restart_grace_seconds: Annotated[Seconds, says("Seconds that leases get when no gate served for a while")] = 5.0
     expiry_jitter_seconds: Annotated[Seconds, says("Longest random delay before lost tasks are offered again")] = 5.0

@@ -70,6 +70,7 @@ def copy_sources(folder: Path) -> None:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
+            (folder / name).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
 
 
