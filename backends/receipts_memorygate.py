@@ -105,7 +105,7 @@ class MemoryGate:
         facts = {name: getattr(view, name) for name in ReceiptRecord.__struct_fields__ if name != "delivered_at"}
         return encode(Sent(**facts, receipt_key=receipt.receipt_key))
 
-    def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
+    def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None, by_worker: bool = False) -> str | None:
         """Return nothing: this ledger keeps no custody."""
         return None
 

@@ -119,9 +119,10 @@ class Ledger:
                     continue                # the ledger has it: it was found there
                 task, lease = work.tasks.get(receipt.task_id), work.leases.get(receipt.task_id)
                 content = self.sink.render(work.tenant_id, receipt, task, lease)
-                if receipt.receipt_type == ACCEPTED.type and getattr(ask, "accepts_itself", False):
+                by_worker = receipt.receipt_type == ACCEPTED.type and getattr(ask, "accepts_itself", False)
+                if by_worker:
                     content = self.sink.handover(content) if content is not None else None
-                if task is not None and (back := self.sink.handed(receipt, task, lease)) is not None:
+                if task is not None and (back := self.sink.handed(receipt, task, lease, by_worker)) is not None:
                     work.change(task, handed=back)      # the receipts that follow are told of it
                 if content is not None:
                     row = Outgoing(receipt.receipt_id, receipt.task_id, content.decode(), work.now)

@@ -82,9 +82,9 @@ class ReceiptGate:
         filed_under = self.filed_under if self.filed_under and tenant_id == self.home else tenant_id
         return ledger_receipt(filed_under, receipt, task, lease, self.source, self.digests)
 
-    def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
+    def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None, by_worker: bool = False) -> str | None:
         """Return what is to be remembered of a task when a receipt takes it away from its worker."""
-        return handed(receipt, task, lease)
+        return handed(receipt, task, lease, by_worker)
 
     def undone(self, content: bytes, receipt_id: str, at: float) -> bytes | None:
         """Return the receipt that gives an obligation back, or ends it in dialect 1.0, whose lease was not granted."""

@@ -93,6 +93,7 @@ class Handed(Struct, frozen=True, array_like=True):
     fence: int
     receipt_id: str
     to: str | None      # whom the task was proposed to; None is the gate itself
+    by_worker: bool = False     # the worker of that fence states its acceptance there itself, so ours is not there
 
     @property
     def text(self) -> str:
@@ -155,13 +156,17 @@ def gives_back(receipt: Receipt, task: Task) -> bool:
     return receipt.receipt_type == "lease.expired" or again
 
 
-def handed(receipt: Receipt, task: Task, lease: Lease | None) -> str | None:
-    """Return what `Task.handed` becomes by a receipt, if it moves custody away from a worker."""
+def handed(receipt: Receipt, task: Task, lease: Lease | None, by_worker: bool = False) -> str | None:
+    """Return what `Task.handed` becomes by a receipt, if custody moves in another way than by our acceptance."""
     fence = lease.fence if lease else task.fence
+    before = handed_of(task.handed) if task.handed else None
+    if by_worker:       # only what is handed on is told by us
+        return Handed(fence, receipt.receipt_id if before else "", receipt.from_id, True).text
+    by_worker = before is not None and before.fence == fence and before.by_worker
     if gives_back(receipt, task):
-        return Handed(fence, receipt.receipt_id, None).text
+        return Handed(fence, receipt.receipt_id, None, by_worker).text
     if receipt.receipt_type == "task.escalated":
-        return Handed(fence, receipt.receipt_id, receipt.to_id).text
+        return Handed(fence, receipt.receipt_id, receipt.to_id, by_worker).text
     return None
 
 
@@ -265,11 +270,13 @@ def cause(receipt: Receipt, how: Telling) -> str:
 
     All else was caused by the acceptance of the lease that it is about.
     """
-    if receipt.receipt_type != "task.accepted":
-        return how.lease.accepted if how.lease else how.handed.receipt_id if how.handed else "NA"
     before = how.handed
+    if receipt.receipt_type != "task.accepted":
+        if before is not None and before.by_worker and before.fence == how.fence:
+            return (before.receipt_id if how.custody else "") or "NA"
+        return how.lease.accepted if how.lease else before.receipt_id if before else "NA"
     known = before is not None and (how.custody or before.to is not None)
-    return cause_of(how.task.payload) or (before.receipt_id if before and known else "NA")
+    return cause_of(how.task.payload) or (before.receipt_id if before and known else "") or "NA"
 
 
 def parties(receipt: Receipt, body: Json, how: Telling) -> dict[str, str]:

@@ -91,7 +91,7 @@ class Sink(Protocol):
         `task` is as the operation leaves it, with its duty, attempt, outcome and artifacts, and `lease` its latest one.
         """
 
-    def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
+    def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None, by_worker: bool = False) -> str | None:
         """Return what `Task.handed` becomes by a receipt, for a ledger that keeps custody; None leaves it as it is."""
 
     def undone(self, content: bytes, receipt_id: str, at: float) -> bytes | None:

@@ -21,7 +21,7 @@ class Standalone:
         """Send nothing."""
         return None
 
-    def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None) -> str | None:
+    def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None, by_worker: bool = False) -> str | None:
         """Return nothing: this ledger keeps no custody."""
         return None
 

@@ -12,6 +12,7 @@ from asyncgate.clients.worker import Done, Fail, Job, Retry, Worker
 from asyncgate.clients.worker_ai import Executor, ReportTooLarge
 from asyncgate.clients.worker_ai_model import JobFailed
 from asyncgate.clients.worker_ai_profile import ProfileError, Secrets, load_profile
+from asyncgate.clients.worker_children import hide_credential
 from asyncgate.clients.worker_program import start_logging
 
 log = logging.getLogger("asyncgate.worker.ai")
@@ -51,6 +52,7 @@ def run(path: str, *, types: Sequence[str], capabilities: Sequence[str], quiet: 
     start_logging(logging.WARNING if quiet else logging.INFO)
     profile = load_profile(path)
     executor, worker = Executor(profile), Worker(url, capabilities=[*profile.capabilities, *capabilities], **about)
+    hide_credential()       # from the servers of its tools
     for handler in logging.getLogger().handlers:
         handler.addFilter(Discreet(executor.secrets))
     try:

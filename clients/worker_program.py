@@ -24,6 +24,7 @@ import msgspec
 
 from asyncgate.clients.http import pause_asked
 from asyncgate.clients.worker import Done, Fail, Job, Lost, Retry, Worker
+from asyncgate.clients.worker_children import Children, hide_credential
 from asyncgate.clients.worker_job import in_thread
 from asyncgate.parts import logs
 
@@ -39,6 +40,7 @@ LINE_BYTES = 64 * 2**10         # of one line of progress
 LONGEST_SLEEP = 7 * 86400.0
 
 log = logging.getLogger("asyncgate.worker")
+CHILDREN = Children()
 
 
 # Small tasks.
@@ -175,10 +177,11 @@ class Run:
 
     def begin(self, path: str, command: list[str], surroundings: dict[str, str]) -> None:
         """Start the program, without a shell, and wait for it from now on."""
-        with self.pipes() as ends:
+        with self.pipes() as ends, CHILDREN.lock:
             self.pid = os.posix_spawn(
                 path, command, surroundings, setpgroup=0, setsigmask=(), setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
                 file_actions=[(os.POSIX_SPAWN_DUP2, end, number) for number, end in enumerate(ends)])
+            CHILDREN.running.add(self.pid)
         self.exit = asyncio.ensure_future(in_thread(self._wait))
 
     def _wait(self) -> int:
@@ -196,6 +199,8 @@ class Run:
             raise
         finally:
             self._signal(signal.SIGKILL)        # what it has left running would hold the pipes open
+            CHILDREN.running.discard(self.pid)
+            await in_thread(CHILDREN.sweep, self.job.lease_id)
             done, _ = await asyncio.wait(talking, timeout=KILL_SECONDS)
             wrong = [error for one in done if (error := one.exception())]
         if wrong:
@@ -300,6 +305,9 @@ def run(what: str | None, command: Sequence[str], *, types: Sequence[str], allow
         "http_get": lambda: http_get(allow, plain_http, timeout_seconds)}
     task = kinds[what]()
     worker.task(*(types or [str(what)]))(task)
+    if what is None:
+        hide_credential()
+        CHILDREN.adopt()
     log.info("%s takes %s of %s", worker.worker_id or "this worker", ", ".join(types or [str(what)]), worker.gate.url)
     worker.run()
 

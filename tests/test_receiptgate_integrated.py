@@ -570,6 +570,28 @@ async def test_reconcile_names_what_the_ledger_has_otherwise(ledger: StandIn, se
     assert (await gate.get(f"/v1/tasks/{offer['task_id']}"))["status"] == "leased"
 
 
+async def test_an_acceptance_by_the_lease_protocol_is_the_workers_and_nothing_names_ours(
+        ledger: StandIn, serving: Serving) -> None:
+    """Lease protocol, Worker Acceptance; a cause is a receipt that is there, or NA."""
+    gate, worker = await serving(), "worker.one"
+    made = await gate.post("/v1/tasks", {"type": "demo", "agent_id": "ada", "payload": {}})
+    first = await gate.post("/lease", {"worker_id": worker})
+    await settled(gate)
+    assert phases(ledger, made["task_id"]) == []
+    gate.backend.skew += 901
+    await gate.engine.upkeep.once("sweep")
+    second = await gate.post("/lease", {"worker_id": worker})
+
+    assert second["lease_id"] != first["lease_id"]
+    await complete(gate, {"task_id": made["task_id"], "lease_id": second["lease_id"]}, worker, artifacts=FILE)
+    await settled(gate)
+
+    for one in ledger.receipts.values():
+        assert one["caused_by_receipt_id"] in {"NA", *ledger.receipts}, one
+    assert [one["from_principal"] for one in ledger.receipts.values() if one["phase"] == "complete"] == [worker]
+    assert (await gate.backend.lag(gate.tenant_id)).parked == 0
+
+
 async def test_a_worker_is_told_where_receipts_go_and_gets_no_key(ledger: StandIn, serving: Serving) -> None:
     """20.5; a ReceiptGate issues no keys."""
     gate = await serving()

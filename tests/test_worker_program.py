@@ -120,6 +120,32 @@ def test_a_program_knows_its_task_and_not_the_workers_credential(gate: Http, beg
     assert told["MINE"] == "kept"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the environment of others")
+def test_a_program_finds_no_credential_in_the_environment_of_its_worker(
+        gate: Http, begin: Begin, tmp_path: Path) -> None:
+    """Where the worker keeps it in memory, /proc shows zeros; and whoever is not root may not look at all."""
+    look = "printf '%s' \"$(tr '\\0' ' ' < /proc/$PPID/environ 2>&1)\"; ps -o args= -p $PPID 2>/dev/null || true"
+    begin("--type", "look", "--", "sh", "-c", look)
+
+    task = run(gate, "look")
+
+    assert task["status"] == "succeeded", task
+    assert TOKEN not in str(task["result"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody adopts orphans")
+@pytest.mark.parametrize("leaves", ["setsid SLEEP &", "(setsid sh -c 'SLEEP & SLEEP' &)", "env -i setsid SLEEP &"])
+def test_what_leaves_its_session_ends_with_the_run_all_the_same(gate: Http, begin: Begin, leaves: str) -> None:
+    sleep = f"sleep 600.{os.getpid()}"
+    leaves = leaves.replace("SLEEP", sleep)
+    begin("--type", "leave", "--", "sh", "-c", f"{leaves}\nuntil pgrep -fx '{sleep}'; do :; done")
+
+    task = run(gate, "leave")
+
+    assert (task["status"], bool(task["result"]["result"])) == ("succeeded", True), "it was there"
+    assert subprocess.run(["pgrep", "-fx", sleep], check=False, capture_output=True).stdout == b""
+
+
 @pytest.mark.parametrize(("text", "status", "attempt", "code"), [
     ("echo bad scan >&2; exit 3", "failed", 0, "exit_3"), ("exit 75", "failed", 1, "exit_75"),
     ("kill -9 $$", "failed", 1, "signal_9")])
