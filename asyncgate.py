@@ -533,8 +533,7 @@ class Work:
 
     def add(self, task: Task, needed: frozenset[str]) -> None:
         """Add a new task to its lane."""
-        if task.lane not in self.known:
-            self._set(self.lanes, task.lane, (task.type, needed))
+        self._lane(task, needed)
         if task.idempotency_key is not None:
             self._set(self.keys, (task.owner_kind, task.owner_id, task.idempotency_key), task.task_id)
         self._set(self.added, task.task_id, task)
@@ -553,9 +552,16 @@ class Work:
     def change(self, task: Task, **changes: Any) -> Task:
         """Change a task without moving it."""
         task = replace(task, updated_at=self.now, **changes)
+        if task.status == "queued" and task.lane not in self.known:     # what waits again needs its lane again
+            self._lane(task, needs_of(raw(task.requirements)))
         self._set(self.added if task.task_id in self.added else self.moved, task.task_id, task)
         self._set(self.tasks, task.task_id, task)
         return task
+
+    def _lane(self, task: Task, needed: frozenset[str]) -> None:
+        """See that a task's lane is there: an empty one is dropped at any time, but not while this batch is decided."""
+        if task.lane not in self.known and task.lane not in self.lanes:
+            self._set(self.lanes, task.lane, (task.type, needed))
 
     def hold(self, lease: Lease) -> None:
         """Store the latest lease of a task, in whatever state."""
@@ -786,6 +792,10 @@ class Engine:
 
     def _keep_quotas(self, work: Work) -> None:
         """Refuse a new task for which there is no room; what is there can be finished."""
+        if work.lanes and 0 < self.settings.max_lanes < len(work.known) + len(work.lanes):
+            raise QuotaExceeded(f"tasks of {self.settings.max_lanes} kinds wait already, which is all there may be: a "
+                                "kind is a type and the capabilities it requires", quota="kinds",
+                                limit=self.settings.max_lanes, retry_after=60)
         if (usage := work.found(Usage)) is not None:
             room_for_task(may := self._allowance(work), usage)
             room_for_receipt(may, "", 0)
@@ -1786,6 +1796,9 @@ async def waited(future: asyncio.Future[Any], until: float) -> bool:
 # BATCHES ##############################################################################################################
 
 
+SLICE_SECONDS = 0.05        # that deciding a batch may take; what is left over waits until other tenants had their turn
+
+
 class Job:
     """One write on its way through a batch."""
 
@@ -1794,6 +1807,7 @@ class Job:
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.reply: Any = None
         self.error: Exception | None = None
+        self.left = False           # for the next batch: this one has taken long enough
 
     def decide(self, work: Work) -> None:
         """Run the operation; if it fails, leave `work` as if it had never been asked."""
@@ -1899,6 +1913,9 @@ class Batches:
             error = outcome_unknown()
         if error is None:
             self.after_commit(*decided)
+            if left := [job for job in jobs if job.left]:
+                self.waiting[tenant_id] = left + self.waiting.pop(tenant_id, [])  # at the end: others come first
+                jobs = [job for job in jobs if not job.left]
         for job in jobs:
             job.settle(error)
 
@@ -1920,8 +1937,12 @@ def named(jobs: list[Job]) -> Needs:
 
 def decide(jobs: list[Job], decided: list[Work], work: Work) -> None:
     """Decide a batch, one operation after another; what an earlier attempt decided was taken back."""
-    for job in jobs:
-        job.decide(work)
+    until = time.monotonic() + SLICE_SECONDS
+    for number, job in enumerate(jobs):
+        if not decided:         # else it is decided once more, and the same are left over
+            job.left = number > 0 and time.monotonic() > until
+        if not job.left:
+            job.decide(work)
     decided[:] = [work]
 
 

@@ -164,6 +164,12 @@ class Backend(Protocol):
         The time may lie before the end of a renewed lease, never behind it; tasks without a lease may be named too.
         """
 
+    async def drop_lanes(self) -> int:
+        """Forget the lanes in which no task waits; return how many.
+
+        A batch that is being decided relies on those that its Work knows: take turns with it.
+        """
+
     async def next_due(self, tenant_id: str) -> float | None:
         """Return when the next delayed task of a tenant may be leased."""
 

@@ -7,7 +7,7 @@ claim cannot serve costs it nothing: lanes are found by a capability that they n
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from asyncgate import LeaseNext, matches
@@ -18,15 +18,13 @@ MOST_PROFILES, MOST_HELD = 1024, 100_000        # kinds of claims that are remem
 class Lanes:
     """The distinct (type, capabilities) pairs of one tenant."""
 
-    def __init__(self, known: Mapping[int, tuple[str, frozenset[str]]] | None = None, version: int = 0) -> None:
+    def __init__(self) -> None:
         self.known: dict[int, tuple[str, frozenset[str]]] = {}
-        self.version = version          # of the table, where several processes share one
+        self.version = 0                # their sum: it tells whether another process has changed the table
         self._types: defaultdict[str, set[int]] = defaultdict(set)
         self._needing: defaultdict[str, set[int]] = defaultdict(set)    # by the first capability; "" of those without
         self._eligible: dict[Any, tuple[LeaseNext, set[int], set[int]]] = {}    # preferred ones, and the rest
         self._held = 0
-        for lane, (type, needed) in (known or {}).items():
-            self.learn(lane, type, needed)
 
     def learn(self, lane: int, type: str, capabilities: Iterable[str]) -> None:
         """Remember a lane."""
@@ -34,6 +32,7 @@ class Lanes:
             return
         needed = frozenset(capabilities)
         self.known[lane] = (type, needed)
+        self.version += lane
         self._types[type].add(lane)
         self._needing[min(needed, default="")].add(lane)
         for ask, first, rest in self._eligible.values():
@@ -46,6 +45,7 @@ class Lanes:
         gone = set(lanes) & self.known.keys()
         for lane in gone:
             type, needed = self.known.pop(lane)
+            self.version -= lane
             for table, key in ((self._types, type), (self._needing, min(needed, default=""))):
                 table[key].discard(lane)
                 if not table[key]:

@@ -327,6 +327,16 @@ class Memory:
         ends = [(lease.expires_at, id, lease.task_id) for id, tenant in self.all.items() for lease in tenant.live()]
         return sorted(end for end in ends if end[0] >= since)[:limit]
 
+    async def drop_lanes(self) -> int:
+        """Forget the lanes in which no task waits."""
+        dropped = 0
+        for tenant in self.all.values():
+            waiting = {task.lane for task in tenant.tasks.values() if task.status == "queued" and task.held is None}
+            gone = tenant.lanes.known.keys() - waiting
+            tenant.lanes.forget(gone)
+            dropped += len(gone)
+        return dropped
+
     async def next_due(self, tenant_id: str) -> float | None:
         """Return when the next delayed task may be leased."""
         now = self.now()

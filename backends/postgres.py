@@ -343,13 +343,15 @@ class Postgres:
         head, asked_for, offered = await self._rows(db, tenant_id, sql.load(named, bool(wanted)), given)
         self.ahead = head.clock - self.skew - time.time()
         self.ids.after(head.newest)     # ids go on, whatever has become of the clock
+        if changed := head.lanes != str(lanes.version):     # another process has opened or dropped some
+            lanes = self.lanes[tenant_id] = Lanes()
+            for lane, type, capabilities in await db.fetch(sql.LANES, tenant_id):
+                lanes.learn(lane, type, json.loads(capabilities))
         work = Work(tenant_id, head.clock, self.ids, lanes.known)
         for row in await self._fresh(db, tenant_id, asked_for):
             work.load(*row)
         if needs.claims:
-            if head.lanes > len(lanes.known):   # another process has opened one
-                for lane, type, capabilities in await db.fetch(sql.LANES, tenant_id):
-                    lanes.learn(lane, type, json.loads(capabilities))
+            if changed:
                 head, wanted = head._replace(due=True), wanted_of(lanes, needs.claims)
             await self._offer(db, work, head, wanted, offered)
         return work, bool(needs.claims) and head.due
@@ -603,6 +605,22 @@ class Postgres:
     async def lapses(self, since: float, limit: int) -> list[tuple[float, str, str]]:
         """Return when live leases run out; a task with a deadline is named too, for both have one index."""
         return [tuple(row) for row in await self._ask(sql.LAPSES, since, limit)]
+
+    async def drop_lanes(self) -> int:
+        """Forget the lanes in which no task waits, of the tenants that this process knows."""
+        return sum([await self._drop_lanes(tenant_id) for tenant_id in list(self.lanes)])
+
+    async def _drop_lanes(self, tenant_id: str) -> int:
+        if not await self._read(tenant_id, f"SELECT 1 {sql.EMPTY_LANES} LIMIT 1"):
+            return 0        # and nobody had to wait
+        async with self._transaction(tenant_id) as db:
+            await db.execute(sql.LOCK_LANES.format(writers=sql.writers_of(uuid.UUID(tenant_id))))
+            lanes = [row[0] for row in await db.fetch(f"SELECT l.lane {sql.EMPTY_LANES}", tenant_id)]
+            await db.execute("DELETE FROM asyncgate.lanes WHERE tenant_id = $1 AND lane = ANY ($2::bigint[])",
+                             tenant_id, lanes)
+            await db.execute("COMMIT")
+        self.lanes.pop(tenant_id, None)     # the next batch reads those that are left
+        return len(lanes)
 
     async def next_due(self, tenant_id: str) -> float | None:
         """Return when the next delayed task may be leased."""

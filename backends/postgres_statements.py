@@ -180,7 +180,7 @@ class Head(NamedTuple):
     """What LOAD says in front of each row."""
 
     clock: float                # when all locks were held
-    lanes: int                  # how many the tenant has; if we know of fewer, another process has opened one
+    lanes: str                  # their sum; if ours is another, another process has opened or dropped some
     newest: str | None          # the youngest receipt
     due: bool                   # delayed tasks wait to be promoted
     full: bool                  # there may be more candidates than were looked at
@@ -207,7 +207,7 @@ LEFT JOIN LATERAL (SELECT {listed(PROGRESS)} FROM asyncgate.progress
                    WHERE tenant_id = :tenant AND task_id = s.task_id AND s.told > 0 LIMIT 1) AS p ON true"""
     return numbered(f"""{'WITH ' * bool(tables)}{','.join(tables)}
 SELECT extract(epoch FROM clock_timestamp())::float8 + :skew::float8, one.*, {f's.number, {ROW}' if rows else 'NULL'}
-FROM (SELECT (SELECT count(*) FROM asyncgate.lanes WHERE tenant_id = :tenant::uuid),
+FROM (SELECT (SELECT coalesce(sum(lane), 0)::text FROM asyncgate.lanes WHERE tenant_id = :tenant::uuid),
              (SELECT receipt_id FROM asyncgate.receipts WHERE tenant_id = :tenant ORDER BY receipt_id DESC LIMIT 1),
              {DUE if offered else 'false'}, {FULL if offered else 'false'}) AS one{found if rows else ''}""")
 
@@ -246,6 +246,15 @@ def offered(wanted: dict[frozenset[int], int], slack: int, starts: Callable[[int
 
 
 LANES = "SELECT lane, type, capabilities FROM asyncgate.lanes WHERE tenant_id = $1"
+# What is dropped nobody relies on: whoever writes for the tenant holds the other side of this lock.
+LOCK_LANES = f"SET LOCAL lock_timeout = '2s'; SELECT pg_advisory_xact_lock({WRITERS}, {{writers}})"
+EMPTY_LANES = """
+FROM asyncgate.lanes AS l
+WHERE l.tenant_id = $1
+AND NOT EXISTS (SELECT FROM asyncgate.states WHERE tenant_id = $1 AND lane = l.lane AND status = 'queued' AND ready)
+AND l.lane NOT IN (SELECT lane FROM asyncgate.states
+                   WHERE tenant_id = $1 AND status = 'queued' AND NOT ready AND held IS NULL)
+AND l.lane NOT IN (SELECT lane FROM asyncgate.states WHERE tenant_id = $1 AND status IN ('leased', 'running'))"""
 PROMOTE = """
 UPDATE asyncgate.states SET ready = true
 WHERE tenant_id = $1 AND task_id = ANY (ARRAY(

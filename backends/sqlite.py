@@ -17,6 +17,7 @@ import queue
 import re
 import secrets
 import sqlite3
+import stat
 import threading
 import time
 from collections import defaultdict
@@ -148,6 +149,13 @@ DROP: dict[type[Struct], list[str]] = {
     Audit: ["DELETE FROM audit WHERE tenant_id = ? AND audit_id = ?"],
     Task: [f"DELETE FROM {table} WHERE tenant_id = ? AND task_id = ?" for table in (
         "tasks", "leases", "progress", "events")]}
+EMPTY_LANES = """
+    SELECT lane FROM lanes
+    WHERE tenant_id = ?1
+    AND NOT EXISTS (SELECT 1 FROM tasks AS t WHERE t.tenant_id = ?1 AND t.lane = lanes.lane AND t.status = 'queued'
+                    AND t.ready = 1)
+    AND lane NOT IN (SELECT t.lane FROM tasks AS t WHERE t.tenant_id = ?1 AND t.status = 'queued' AND t.ready = 0
+                     AND t.held IS NULL)"""
 WALL = "UPDATE wall SET tenant_id = ?"
 TENANT = "INSERT INTO tenants (tenant_id, since) VALUES (?, ?) ON CONFLICT DO NOTHING"
 ADD_RECEIPT = insert("receipts", [*fields(Receipt), "parent_id"]) + (
@@ -668,6 +676,25 @@ class Sqlite:
         """Return when live leases run out."""
         return await self._rows(LAPSES, since, limit)
 
+    async def drop_lanes(self) -> int:
+        """Forget the lanes in which no task waits; the writer does, so no batch is being decided."""
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.queue.put(Call(self._drop_lanes, answer))
+        return await answer
+
+    def _drop_lanes(self) -> int:
+        dropped: dict[str, list[int]] = {}
+        with transaction(self.db):
+            for tenant_id in list(self.lanes):
+                self.db.execute(WALL, (tenant_id,))
+                dropped[tenant_id] = [lane for (lane,) in self.db.execute(EMPTY_LANES, (tenant_id,)).fetchall()]
+                self.db.executemany("DELETE FROM lanes WHERE tenant_id = ? AND lane = ?",
+                                    [(tenant_id, lane) for lane in dropped[tenant_id]])
+        self.tenant_id = None       # the next batch says whose it is
+        for tenant_id, lanes in dropped.items():
+            self.lanes[tenant_id].forget(lanes)
+        return sum(map(len, dropped.values()))
+
     async def next_due(self, tenant_id: str) -> float | None:
         """Return when the next delayed task may be leased."""
         due: float | None = (await self._rows(DUE, tenant_id, self.now()))[0][0]
@@ -752,6 +779,8 @@ def connect(path: str) -> sqlite3.Connection:
     """Open a connection that leaves transactions to us, on a file that only its owner may read."""
     if path != ":memory:" and not os.path.exists(path):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))      # closing an older one would drop SQLite's locks
+    elif path != ":memory:" and os.name == "posix" and (mode := stat.S_IMODE(os.stat(path).st_mode)) & 0o077:
+        log.warning("%s may be read or written by others than its owner (mode %o): chmod 600 %s", path, mode, path)
     return sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=512, timeout=30)
 
 

@@ -35,6 +35,7 @@ class Upkeep(Duties):
         interval = engine.settings.lease_sweep_interval_seconds
         super().__init__({"sweep": Duty(interval, self.sweep), "beat": Duty(interval, self.beat),
                           "presence": Duty(60.0, self.remember), "audit": Duty(3600.0, Pruner(engine).run),
+                          "lanes": Duty(60.0, engine.backend.drop_lanes),
                           **duties(engine)})
 
     async def __aenter__(self) -> Upkeep:

@@ -19,15 +19,15 @@ def worst() -> list[tuple[bytes, bytes]]:
     deep = [filled(begin, b"[", b""), filled(begin, b'{"a":', b"")]
     texts = [filled(begin + b'"', unit, b'"' + end) for unit in (b"\\\\", b'\\"', b"\\u0061", "é".encode(), b"[],")]
     others = [filled(b'{"type":"bench.bad","success_criteria":"', b"\\u0061", b'"}'), filled(b"", b" ", b"{}"),
-              filled(b"", b'"', b""), named(b"payload"), named(b"")]
+              filled(b"", b'"', b""), named(b"payload"), named(b""), named(b"", b"1")]
     calls = [called(b'{"type":"bench.bad","payload":"', b"\\u0061", b'"}'), called(b"[", b"[],", b"1]")]
     return [*((b"/v1/tasks", body) for body in (*values, *deep, *texts, *others)), (b"/v1/receipts", listed()),
             *((b"/mcp", body) for body in calls)]
 
 
-def named(member: bytes) -> bytes:
-    """Return a request one of whose members has very many names, or which itself has them, with nulls."""
-    names = b",".join([b'"k%d":null' % number for number in range(KEYS)])
+def named(member: bytes, value: bytes = b"null") -> bytes:
+    """Return a request one of whose members has very many names, or which itself has them."""
+    names = b",".join([b'"k%d":%b' % (number, value) for number in range(KEYS)])
     return b'{"type":"bench.bad","%b":{%b}}' % (member, names) if member else b'{"type":"bench.bad",%b}' % names
 
 

@@ -9,12 +9,11 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
-from asyncgate import OPERATIONS
 from asyncgate.clients import profiles
 from asyncgate.clients.calling import NOT_THERE, WRONG, as_json, ended, gate_at
 from asyncgate.clients.http import DEFAULT_URL, is_private, place_of, root_of
 from asyncgate.clients.profiles import DEFAULT, Connection, Profile
-from asyncgate.clients.terminal import show_table
+from asyncgate.clients.terminal import plain, show_table
 from asyncgate.clients.verdicts import put
 
 
@@ -44,8 +43,7 @@ def login(url: str | None, name: str, plain_http: bool, as_json: bool) -> None:
     who = tried(url, token)
     profiles.keep({**kept, name: Profile(url, token, plain_http)})
     put(as_json, {"profile": name, "url": url, "file": str(profiles.file()), **who},
-        f"{url} lets you in{' as ' + who['principal'] if 'principal' in who else ''}; "
-        f"kept as the profile {name} in {profiles.file()}")
+        f"{url} lets you in as {who['principal']}, {who['role']}; kept as the profile {name} in {profiles.file()}")
 
 
 def asked_for(url: str) -> str:
@@ -57,14 +55,11 @@ def asked_for(url: str) -> str:
 
 
 def tried(url: str, token: str) -> dict[str, str]:
-    """See that a gate lets one in; return who one is there, where it says so."""
+    """See that a gate lets one in; return who one is there, and in which role."""
     with gate_at(Connection(url, token)) as gate:
-        if "whoami" not in OPERATIONS:
-            gate.call("get_config")
-            return {}
-        said = gate.call("whoami")
-    who = said.get("principal") or {}
-    return {"principal": f"{who['kind']} {who['id']}"} if who.get("id") else {}
+        you = gate.call("whoami")
+    who = f"{you['principal_kind']} {you['principal_id']}" if you.get("bound") else "whoever a request names"
+    return {"principal": plain(who), "role": plain(str(you["role"]))}
 
 
 @click.command()

@@ -114,8 +114,9 @@ class Scheduler:
         try:
             while not obeying.done():
                 await self.tick()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.woken.wait(), self._pause())
+                with contextlib.suppress(TimeoutError):     # wait_for may swallow a cancellation before Python 3.12
+                    async with asyncio.timeout(self._pause()):
+                        await self.woken.wait()
                 self.woken.clear()
             await obeying
         finally:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from asyncgate import Archived, Ask, Caller, Engine, GateError, Needs, Receipt, Work, encode
 from asyncgate.backends import archive
@@ -345,12 +347,44 @@ async def test_a_damaged_segment_is_named_and_gives_nothing_back(
     assert await stored(gate) == []
 
 
-async def test_a_segment_that_is_gone_is_named_and_the_seals_still_hold(
-        gate: Gate, moved: dict[str, Any], folder: Path) -> None:
+async def test_pointers_are_not_believed_where_nobody_says_where_the_archive_is(
+        gate: Gate, moved: dict[str, Any]) -> None:
+    """Whoever may write a pointer could have let the receipt go."""
+    [problem] = (await verify_ledger(Only(gate))).problems
+
+    assert "name the archive's folder (archive.directory)" in problem
+
+
+@pytest.mark.parametrize("segment", ["invented.jsonl", "../elsewhere.jsonl", "/etc/hostname", ""])
+async def test_a_pointer_to_what_is_not_in_the_archive_is_found(
+        gate: Gate, moved: dict[str, Any], folder: Path, segment: str) -> None:
+    """The attack: a pointer is made up, and the receipt is let go; its digest fits the seals."""
+    forged = await forge(gate, segment=segment or None)
+
+    held = await verify_ledger(Only(gate), directory=str(folder))
+
+    assert held.problems
+    assert any(forged.receipt_id in problem or forged.segment in problem for problem in held.problems)
+
+
+async def forge(gate: Gate, segment: str | None) -> Archived:
+    """Write a pointer for a receipt of a new task, as the database's role may; None names a line that another has."""
+    [true, *_] = await gate.backend.export(Archived, gate.tenant_id, "")
+    task_id = await gate.create()
+    [receipt] = await gate.receipts(task_id)
+    forged: Archived = replace(true, receipt_id=receipt.receipt_id, task_id=task_id, segment=segment or true.segment,
+                     digest=hashlib.sha256(b"whatever fits").hexdigest())
+
+    def write(work: Work) -> None:
+        work.keep(forged)
+    await gate.backend.transact(gate.tenant_id, Needs(), write)
+    return forged
+
+
+async def test_a_segment_that_is_gone_is_named(gate: Gate, moved: dict[str, Any], folder: Path) -> None:
     [segment] = [path for path in files(folder) if path.is_file()]
     segment.unlink()
 
-    assert (await verify_ledger(Only(gate))).problems == []
     assert segment.name in (await verify_ledger(Only(gate), directory=str(folder))).problems[0]
     with refused("archive_unavailable"):
         await gate.as_admin().list_archived_receipts()

@@ -38,7 +38,8 @@ async def verify_ledger(backend: Any, *, anchors: tuple[str, ...] = (), director
                         progress: Told | None = None) -> Sealed:
     """Check all seals of all tenants; `anchors` are seals that somebody has noted, as NUMBER:HASH.
 
-    With the archive's directory its segments are read, too; without, their receipts are taken as their pointers say.
+    Whoever may write a pointer may let the receipt go, so a pointer proves nothing: every segment that one names is
+    read, and pointers are a problem where the archive's directory is not known.
     """
     found = await _once(backend, anchors, directory, progress)
     if found.problems:
@@ -62,8 +63,7 @@ async def _once(backend: Any, anchors: tuple[str, ...], directory: str, progress
         found.problems += [f"tenant {tenant_id}: {problem}" for problem in chain.close()]
         found.seals, found.unsealed = found.seals + chain.head.number, found.unsealed + chain.unsealed
         found.heads[tenant_id] = chain.head
-    if directory:
-        await check_segments(backend, directory, found, progress)
+    await check_segments(backend, directory, found, progress)
     found.problems += [f"seal {anchor} was noted, and is not there: what it covers was rewritten"
                        for anchor, there in noted.items() if not there]
     return found
@@ -132,32 +132,41 @@ def as_bytes(pointer: Archived) -> bytes:
 async def check_segments(backend: Any, directory: str, found: Sealed, progress: Told | None = None) -> None:
     """Read every segment that a pointer names, and hold its lines against the pointers."""
     for tenant_id in await backend.tenants():
-        lines: defaultdict[str, dict[int, Archived]] = defaultdict(dict)
+        named: defaultdict[str, list[Archived]] = defaultdict(list)
         async for pointers in pages(backend, Archived, tenant_id):
             for one in pointers:
-                lines[one.segment][one.line] = one
-        for segment, wanted in lines.items():
+                named[one.segment].append(one)
+        if named and not directory:
+            count = sum(map(len, named.values()))
+            found.problems.append(f"tenant {tenant_id}: {count} receipts are in the archive, says the database, and "
+                                  "nobody has looked: name the archive's folder (archive.directory)")
+            continue
+        for segment, wanted in named.items():
             found.segments += 1
             found.archived += len(wanted)
             found.problems += [f"tenant {tenant_id}: segment {segment}: {problem}"
-                               for problem in segment_problems(os.path.join(directory, segment), wanted)]
+                               for problem in segment_problems(directory, segment, wanted)]
             if progress is not None:
                 progress(found.receipts + found.archived)
 
 
-def segment_problems(path: str, wanted: dict[int, Archived]) -> list[str]:
-    """Say what is wrong with one segment."""
-    reading, left = Reading(path), dict(wanted)
-    problems = []
+def segment_problems(directory: str, segment: str, wanted: list[Archived]) -> list[str]:
+    """Say what is wrong with one segment; several pointers may name one line, of which one at most is right."""
+    folder, path = os.path.realpath(directory), os.path.realpath(os.path.join(directory, segment))
+    if os.path.commonpath([folder, path]) != folder:
+        return ["it lies outside the archive's folder"]
+    reading, left, problems = Reading(path), defaultdict[int, list[Archived]](list), list[str]()
+    for pointer in wanted:
+        left[pointer.line].append(pointer)
     try:
         for number, line in enumerate(reading.lines(), 1):
-            if (pointer := left.pop(number, None)) is not None and (
-                    line.receipt is None or digest(line.receipt).hex() != pointer.digest):
-                problems.append(f"line {number} is not receipt {pointer.receipt_id} as it was archived")
+            problems += [f"line {number} is not receipt {pointer.receipt_id} as it was archived"
+                         for pointer in left.pop(number, ())
+                         if line.receipt is None or digest(line.receipt).hex() != pointer.digest]
     except OSError as error:
         return [f"it cannot be read: {error.strerror or error}"]
-    return [*reading.problems, *problems,
-            *(f"line {number}, receipt {pointer.receipt_id}, is missing" for number, pointer in left.items())]
+    return [*reading.problems, *problems, *(f"line {number}, receipt {pointer.receipt_id}, is missing"
+                                            for number, pointers in left.items() for pointer in pointers)]
 
 
 async def pages(backend: Any, table: type[Struct], tenant_id: str) -> AsyncIterator[list[Any]]:

@@ -38,8 +38,9 @@ class Alarm:
         end, soonest = loop.time() + seconds, loop.time() + min(self.REST_SECONDS, seconds)
         while (left := max(min(end, self.rings_at), soonest) - loop.time()) > 0:
             self.moved.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.moved.wait(), left)
+            with contextlib.suppress(TimeoutError):     # wait_for may swallow a cancellation before Python 3.12
+                async with asyncio.timeout(left):
+                    await self.moved.wait()
         self.rings_at = math.inf
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from functools import cache, cached_property, reduce
+from itertools import islice
 from operator import or_
 from types import UnionType
 from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -71,12 +72,15 @@ class Reader(Generic[K]):
         """Return what is done about unknown members."""
         return "refuse" if self.refuses else setting
 
-    def body(self, body: bytes | Raw, setting: Rule = "warn") -> tuple[K, tuple[str, ...]]:
-        """Read a request; raises what msgspec raises, or InvalidRequest where an unknown member is refused."""
+    def body(self, body: bytes | Raw, setting: Rule = "warn", most: int = MOST_TOLD) -> tuple[K, tuple[str, ...]]:
+        """Read a request; raises what msgspec raises, or InvalidRequest where an unknown member is refused.
+
+        At most so many members are named: to find what each resembles takes longer than to read it.
+        """
         try:
             return self._exactly(body), NONE
         except msgspec.ValidationError:
-            return self._slowly(body, self.rule(setting))
+            return self._slowly(body, self.rule(setting), most)
 
     def query(self, query: dict[str, str], setting: Rule = "warn") -> tuple[K, tuple[str, ...]]:
         """Make a request of a query."""
@@ -85,14 +89,17 @@ class Reader(Generic[K]):
         except msgspec.ValidationError:
             said = {name: Raw(b"null") for name in query}
             return self._settle(lambda: msgspec.convert(query, self.takes, strict=False),
-                                unknown(self.takes, said), self.rule(setting))
+                                tuple(islice(unknown(self.takes, said), MOST_TOLD)), self.rule(setting))
 
     def beside(self, query: dict[str, str], setting: Rule, named: str = "") -> tuple[str, ...]:
         """Name what a query says beside a body and nobody hears; refuse it where that is the rule."""
-        strays = tuple(told(name, self.takes.__struct_fields__) for name in query if name not in QUERY | {named})
-        return self._settle(lambda: None, strays, self.rule(setting))[1]
+        strays = (told(name, self.takes.__struct_fields__) for name in query if name not in QUERY | {named})
+        return self._settle(lambda: None, tuple(islice(strays, MOST_TOLD)), self.rule(setting))[1]
 
-    def _slowly(self, body: bytes | Raw, rule: Rule) -> tuple[K, tuple[str, ...]]:
+    def _slowly(self, body: bytes | Raw, rule: Rule, most: int) -> tuple[K, tuple[str, ...]]:
+        most = max(most, rule == "refuse")      # what is refused is told of one at least
+        if not most and self._batch is None:
+            return self._loosely(body), NONE
         try:
             members = _members(body)
         except msgspec.ValidationError:
@@ -102,19 +109,20 @@ class Reader(Generic[K]):
         held, reader = self._batch or ("", None)
         if reader is not None and held in members:
             for number, item in enumerate(_items(members[held])):
-                read, strays = reader.item(f"{held}[{number}]", item, rule)
+                read, strays = reader.item(f"{held}[{number}]", item, rule, MOST_TOLD - len(below))
                 items.append(read)
                 below += strays
             body = msgspec.json.encode({**members, held: VALID})
-        ask, own = self._settle(lambda: self._loosely(body), unknown(self.takes, members), rule)
+        named = tuple(islice(unknown(self.takes, members), most))
+        ask, own = self._settle(lambda: self._loosely(body), named, rule)
         if items:
             setattr(ask, held, items)
         return ask, (*own, *below)[:MOST_TOLD]
 
-    def item(self, place: str, item: Raw, rule: Rule) -> tuple[Any, list[str]]:
+    def item(self, place: str, item: Raw, rule: Rule, most: int) -> tuple[Any, list[str]]:
         """Read an item of a batch, or say why it cannot be read."""
         try:
-            read, strays = self.body(item, rule)
+            read, strays = self.body(item, rule, max(most, 0))
         except (msgspec.DecodeError, GateError) as no:
             return Unreadable(InvalidRequest(f"{place}: {no}"), task_of(item)), []
         return read, [f"{place}: {text}" for text in strays]
@@ -166,16 +174,15 @@ def narrow(hint: Any) -> Any:
     return get_origin(hint)[tuple(narrowed)]
 
 
-def unknown(kind: type[Struct], members: dict[str, Raw], path: str = "") -> tuple[str, ...]:
-    """Name the members that a type does not know, also of the objects that it holds."""
-    hints, strays = structs_of(kind), list[str]()
+def unknown(kind: type[Struct], members: dict[str, Raw], path: str = "") -> Iterator[str]:
+    """Name the members that a type does not know, also of the objects that it holds, as far as somebody listens."""
+    hints = structs_of(kind)
     for name, value in members.items():
         if name not in kind.__struct_encode_fields__:
-            strays.append(told(name, kind.__struct_encode_fields__, path))
+            yield told(name, kind.__struct_encode_fields__, path)
         elif (held := hints.get(name)) is not None:
             for place, inner in objects(value):
-                strays += unknown(held, inner, f"{path}{name}{place}.")
-    return tuple(strays[:MOST_TOLD])
+                yield from unknown(held, inner, f"{path}{name}{place}.")
 
 
 @cache

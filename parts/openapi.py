@@ -110,6 +110,9 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "list_keys": ({"limit": 20}, {"keys": [KEY]}),
     "rotate_key": ({"key_id": KEY_ID, "overlap_seconds": 3600}, {"api_key": "aga_7dRtQ0cLZx2u…", "key": {
         **KEY, "key_id": "7dRtQ0cLZx2u"}}),
+    "rotate_credentials": ({"overlap_seconds": 0, "reason": "a laptop was stolen"}, {
+        "keys": [{"api_key": "aga_7dRtQ0cLZx2u…", "key": {**KEY, "key_id": "7dRtQ0cLZx2u"}}], "issued_before": NOW,
+        "more": False}),
     "revoke_key": ({"key_id": KEY_ID, "reason": "published by mistake"}, {"ok": True}),
     "list_audit": ({"severity": "warning", "limit": 20}, {"lines": [{
         "audit_id": "000000000007", "tenant_id": TENANT, "number": 7, "timestamp": NOW,
@@ -149,7 +152,8 @@ TAGS = {"Tasks": ("tasks", "Hand over work, and learn how it ended."),
         "Leases": ("leases lease", "Take work, keep it while it runs, and end it."),
         "Receipts and obligations": ("receipts obligations bootstrap", "What was said, what is owed, and the proof."),
         "Schedules": ("schedules", "What a scheduler tells, so that its silence is noticed."),
-        "Administration": ("tenants limits keys audit", "Who may come in, what they may use, and what happened."),
+        "Administration": ("tenants limits keys credentials audit",
+                           "Who may come in, what they may use, and what happened."),
         "Ledger": ("seals export import archive", "What keeps receipts as they are, and carries them elsewhere."),
         "Gate": ("config health whoami", "The gate itself, and who one is to it.")}
 
@@ -190,7 +194,8 @@ REFUSALS = {name: f", {refusals}" for name, refusals in {
     "emit_receipt": f"{LARGE}, 400 too_many_parents, 400 parents_required, 400 parent_not_found, {HOLDER}",
     **dict.fromkeys(("export_receipts", "run_archive", "list_archived_receipts"), "503 archive_unavailable"),
     "restore_archive": f"{UNKNOWN_RECEIPT}, 503 archive_unavailable",
-    **dict.fromkeys(("get_limits", "issue_key", "list_keys", "list_audit"), "404 tenant_not_found"),
+    **dict.fromkeys(("get_limits", "rotate_credentials", "issue_key", "list_keys", "list_audit"),
+                    "404 tenant_not_found"),
     **dict.fromkeys(("rotate_key", "revoke_key"), "404 tenant_not_found, 404 key_not_found")}.items()}
 
 ABOUT = """A durable task gate for agents that forget: hand over work, any worker leases it, nothing is lost when either

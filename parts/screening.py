@@ -16,7 +16,8 @@ from asyncgate.parts.errors import GateError, InvalidRequest, PayloadTooDeep, Pa
 MAX_DEPTH = 64      # of a request's JSON
 SLICE = 2**16       # bytes that are judged in one turn of the event loop
 QUOTE, OPENS = b'"', ord("[")
-_rest = bytes(set(range(256)) - set(b'"[]{},'))       # bytes that give JSON no structure, once escapes are gone
+BLANK, MOST_BLANKS = b" \t\r\n", 4 * 2**20       # between values; a decoder goes over them again and again
+_rest = bytes(set(range(256)) - set(b'"[]{},' + BLANK))    # bytes that give JSON no structure, once escapes are gone
 _brackets = bytes.maketrans(b"{}", b"[]")
 DEEP = f"JSON may be nested {MAX_DEPTH} deep at most"
 
@@ -26,7 +27,7 @@ class Screen:
 
     def __init__(self, most_values: int, most_depth: int = MAX_DEPTH) -> None:
         self.most_values, self.most_depth = most_values, most_depth
-        self.values = self.depth = 0
+        self.values = self.depth = self.blanks = 0
         self.inside = False         # a string
         self.before = b""           # the end of the slice before: an escape may span two
         self.decode = codecs.getincrementaldecoder("utf-8")().decode
@@ -46,13 +47,17 @@ class Screen:
         self.decode(b"", True)
 
     def _outside(self, text: bytes) -> bytes:
-        """Return brackets and commas that stand outside strings."""
+        """Return brackets, commas and blanks that stand outside strings."""
         parts = text.translate(None, _rest).split(QUOTE)
         outside = b"".join(parts[self.inside::2])
         self.inside ^= len(parts) % 2 == 0
         return outside
 
-    def _count(self, structure: bytes) -> None:
+    def _count(self, outside: bytes) -> None:
+        structure = outside.translate(None, BLANK)
+        self.blanks += len(outside) - len(structure)
+        if self.blanks > MOST_BLANKS:
+            raise PayloadTooLarge(f"the request has more than {MOST_BLANKS} bytes of white space between its values")
         brackets = structure.translate(_brackets, b",")
         self.values += len(structure) - len(brackets) + brackets.count(b"[")
         if self.values > self.most_values:

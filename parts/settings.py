@@ -129,6 +129,8 @@ class Jwt(Group, frozen=True):
     jwks: Annotated[str, says("Further keys that check access tokens: a JWKS file, or the issuer's URL of one")] = ""
     issuer: Annotated[Name, says("Who issues the access tokens that are accepted, their iss")] = "asyncgate"
     audience: Annotated[Texts, says("Audiences of accepted access tokens; aud must name one")] = ("asyncgate-api",)
+    tenants: Annotated[Texts, says("Tenants that the issuer may speak for, as ids; empty is any")] = ()
+    roles: Annotated[Texts, says("Roles that the issuer may give")] = ("agent", "worker", "admin")
     leeway_seconds: Annotated[int, span(0, 300), says("Seconds by which the issuer's clock may be off")] = 30
     max_lifetime_days: Annotated[int, span(1, 90), says("Longest life of an access token that is accepted")] = 90
     access_token_ttl_days: Annotated[int, span(5, 90), says("Days an access token is valid")] = 30
@@ -306,6 +308,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lease_grace_seconds: Annotated[Seconds, says("Seconds a lease outlives its expiry")] = 0.0
     max_lease_renewals: Annotated[Count, says("Renewals a lease may have; 0 is no limit")] = 0
     max_lease_lifetime_seconds: Annotated[Count, says("Seconds a lease may live over all renewals; 0 is no limit")] = 0
+    max_lanes: Annotated[Count, says("Most kinds (type and capabilities) of a tenant's waiting tasks; 0: any")] = 2000
     max_expiries: Annotated[Count, says("Lost leases after which a task is held; 0 is never")] = 10
     restart_grace_seconds: Annotated[Seconds, says("Seconds that leases get when no gate served for a while")] = 5.0
     expiry_jitter_seconds: Annotated[Seconds, says("Longest random delay before lost tasks are offered again")] = 5.0

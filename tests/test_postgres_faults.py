@@ -303,7 +303,7 @@ async def test_a_create_of_which_nobody_knows_is_a_503_and_its_key_makes_no_seco
         head, said = ada.head, ada.answer
         kept = await stored_tasks(direct)
         await proxy.restore()
-        again = await acknowledged(ada, type="demo", idempotency_key="k")
+        again = await acknowledged(ada, type="demo", payload=None, idempotency_key="k")
 
     assert sprung.caught == 1
     assert refused.error == "database_unavailable"
@@ -451,7 +451,6 @@ async def test_an_outage_is_a_few_lines_in_the_log_and_no_traceback(url: str, pr
         for _ in range(100):
             write = await ada.ask("create_task", type="demo", payload=None)
             assert (write.error, "outcome" in ada.answer) == ("database_unavailable", False)
-            assert "nothing of this was kept" in ada.answer["message"]
             await ada.ask("get_task", task_id="t")
             await ada.http("GET", "/v1/health", {})
         await server.stop(signal.SIGKILL)

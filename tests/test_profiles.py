@@ -38,6 +38,7 @@ def test_after_a_login_no_command_needs_an_address_or_a_credential(url: str, hom
     done = run("login", "--url", url, stdin=f"{KEY}\n")
 
     assert (done.exit_code, KEY in done.output) == (0, False), done.output
+    assert f"{url} lets you in as whoever a request names, admin" in done.stdout
     assert run("list-tasks").exit_code == 0
     assert (home.stat().st_mode & 0o777, home.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 

@@ -173,7 +173,7 @@ async def more(gate: Gate, moving: Moving, made: dict[str, str]) -> None:
     made["later leased"] = (await gate.leased("w8", type="newer", **LONG)).task_id
     held = await lease(gate, made["stated"])
     moving.ledger.call("POST", "/v1/receipts", {
-        "receipt_id": Ids().new(gate.now()), "tenant_id": gate.tenant_id, "receipt_type": "task.completed",
+        "receipt_id": str(uuid.uuid4()), "tenant_id": gate.tenant_id, "receipt_type": "task.completed",
         "created_at": "2026-11-22T07:00:00Z", "from": {"kind": "worker", "id": "w1"}, "hash": "a hash of its own",
         "to": {"kind": "agent", "id": "ada"}, "parents": [(await gate.task(made["stated"])).obligation_receipt_id],
         "body": {"result_payload": {"n": 2}, "artifacts": ARTIFACTS}, **held},

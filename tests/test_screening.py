@@ -164,6 +164,23 @@ async def test_a_batch_of_too_many_and_a_request_of_too_many_members_are_refused
         assert " at most" in answer.json()["message"]
 
 
+async def test_white_space_is_bounded_between_values_and_not_inside_them(served: Any) -> None:
+    blank = b'{"type":"demo",' + b" " * (4 * 2**20 + 1) + b'"payload":1}'
+    text = b'{"type":"demo","payload":"' + b" " * 900_000 + b'"}'
+
+    refused, taken = [await served.call("POST", "/v1/tasks", body) for body in (blank, text)]
+
+    assert (refused.status, refused.json()["error"], taken.status) == (413, "payload_too_large", 200)
+
+
+async def test_of_very_many_unknown_members_a_few_are_looked_into(served: Any) -> None:
+    wide = b'{"type":"demo","payload":1,' + b",".join([b'"k%d":1' % number for number in range(KEYS)]) + b"}"
+
+    made = await served.post("/v1/tasks", wide)
+
+    assert len(made["warnings"]) == 10
+
+
 async def test_too_many_parents_are_neither_looked_up_nor_reported_one_by_one(served: Any) -> None:
     body = {"receipt_type": "schedule.deleted", "schedule_id": "s", "parents": [f"r{at}" for at in range(KEYS)]}
 
