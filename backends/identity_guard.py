@@ -31,7 +31,7 @@ from asyncgate.backends.identity_audit import Auditor, visit, who
 from asyncgate.backends.identity_keys import PLACES, IssuedKeys, places_of
 from asyncgate.backends.identity_keys_stored import PREFIX
 from asyncgate.backends.identity_oversight import oversee
-from asyncgate.parts.http import Headers, Scope
+from asyncgate.parts.http import Headers, Scope, presented
 from asyncgate.parts.limits import Bucket, buckets_for, call_bucket, client_address, exceeded, task_bucket
 from asyncgate.parts.limits import headers as limit_headers
 from asyncgate.parts.quotas import STORAGE, exempt, stricter, throttled
@@ -217,6 +217,8 @@ class Guard:
             await self.accounts.admit(caller)
         except Unauthenticated as no:
             self.auditor.stranger(no)
+            if not (presented(headers) or PREFIX).startswith(PREFIX):     # of issued keys the wrong ones are held back
+                await self.keys.guessed(address)
             await self._draw(scope, self._strangers(address))
             raise
         self.auditor.admitted(caller)

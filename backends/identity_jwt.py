@@ -224,14 +224,22 @@ def flaw(claims: Claims, jwt: Jwt, now: float) -> tuple[str, str] | None:
         ("aud is for others", "token_audience"): audience.isdisjoint(jwt.audience),
         ("nbf is to come", "token_not_yet_valid"): claims.nbf > now + jwt.leeway_seconds,
         ("iat is to come", "token_not_yet_valid"): claims.iat > now + jwt.leeway_seconds,
+        ("the issuer may not speak for that tenant", "token_tenant"): bool(jwt.tenants) and (
+            claims.tenant_id not in jwt.tenants),
+        ("the issuer may not give that role", "token_role"): role_of(claims) not in jwt.roles,
         ("exp is too long after iat", "token_lifetime"): claims.exp - claims.iat > jwt.max_lifetime_days * DAY,
     }
     return next((what for what, is_so in wrong.items() if is_so), None)
 
 
+def role_of(claims: Claims) -> Literal["agent", "worker", "admin"]:
+    """Return the role that a token gives."""
+    return claims.role or ("worker" if claims.principal_kind == "worker" else "agent")
+
+
 def caller_of(claims: Claims) -> Caller:
     """Return whom good claims stand for; scopes of others, such as openid, mean nothing here."""
-    role = claims.role or ("worker" if claims.principal_kind == "worker" else "agent")
+    role = role_of(claims)
     scopes = DEFAULT_SCOPES[role] if claims.scope is None else SCOPES.intersection(re.split("[ ,]+", claims.scope))
     return Caller(claims.tenant_id, claims.principal, role, scopes, issued_at=claims.iat)
 

@@ -320,6 +320,14 @@ class IssuedKeys:
         assert caller.key_id is not None
         self._begin(self._touch(caller.tenant_id, caller.key_id, self.clock(), place))
 
+    async def guessed(self, address: str | None) -> None:
+        """Count a credential of no known kind, such as a guess at the shared token; who goes on guessing waits."""
+        where, now = network(address), self.clock()
+        over = self.failures.over(now, where)
+        self.failures.add(now, where)
+        if over is not None:
+            await self._hold_back()
+
     async def still_good(self, key_id: str) -> bool:
         """Whether a key that was let in would be let in again."""
         if (entry := self.proven.get(key_id)) is None:      # pushed out by others, or void

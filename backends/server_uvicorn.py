@@ -22,6 +22,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable
 from http import HTTPStatus
+from operator import attrgetter, methodcaller
 from types import FrameType
 from typing import Any, NoReturn, Protocol, cast
 
@@ -542,6 +543,7 @@ class Http(HttpToolsProtocol):
     # uvicorn's type does not say that there is none before the first request.
     cycle: Any
     running: Any = None         # the request that is being answered; `cycle` is the last one that was read
+    idle_since = 0.0
     refused = False
     resuming = False
     # Bytes read since something came of them: a complete head, or a piece of a body that is still wanted.
@@ -553,7 +555,7 @@ class Http(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Give the client so long to send its headers, unless its address has too many connections already."""
         super().connection_made(transport)
-        self.headers = TRAILERS
+        self.headers, self.idle_since = TRAILERS, self.loop.time()
         self.where = self.crowd.enter(self.client)
         if self.crowd.is_too_large(self.where):
             return transport.abort()
@@ -654,11 +656,29 @@ class Http(HttpToolsProtocol):
             self._reject(ONE_HOST)
         if not self.url.startswith(b"/") and self._authority() not in (None, *map(bytes.lower, hosts)):
             self._reject(OTHER_HOST)
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+            self._make_room(len(self.connections) - self.limit_concurrency + 1)
         super().on_headers_complete()
         cast(dict[str, Any], self.scope)["extensions"] = {"asyncgate.whole": Whole(self.cycle)}
         self.headers = TRAILERS
         if self.clock is not None:
             self._stop_clock()
+
+    def _make_room(self, places: int) -> None:
+        """Close the connections that have been idle for longest: who only holds them keeps nobody out."""
+        others: list[Any] = [one for one in self.connections if one is not self]
+        for one in sorted(filter(methodcaller("is_idle"), others), key=attrgetter("idle_since"))[:places]:
+            self.connections.discard(one)
+            one.transport.close()
+
+    def is_idle(self) -> bool:
+        """Whether no request of this connection is under way."""
+        return (self.cycle is None or self.cycle.response_complete) and not self.pipeline
+
+    def on_response_complete(self) -> None:
+        """Note since when nothing is asked."""
+        self.idle_since = self.loop.time()
+        super().on_response_complete()
 
     def _authority(self) -> bytes | None:
         """Return the authority of a target that is no path; None for `*`, which has none."""

@@ -17,6 +17,7 @@ import queue
 import re
 import secrets
 import sqlite3
+import stat
 import threading
 import time
 from collections import defaultdict
@@ -778,6 +779,8 @@ def connect(path: str) -> sqlite3.Connection:
     """Open a connection that leaves transactions to us, on a file that only its owner may read."""
     if path != ":memory:" and not os.path.exists(path):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))      # closing an older one would drop SQLite's locks
+    elif path != ":memory:" and os.name == "posix" and (mode := stat.S_IMODE(os.stat(path).st_mode)) & 0o077:
+        log.warning("%s may be read or written by others than its owner (mode %o): chmod 600 %s", path, mode, path)
     return sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=512, timeout=30)
 
 

@@ -33,6 +33,11 @@ PAGE = 1000
 to_receipt = msgspec.json.Decoder(list[Receipt]).decode
 
 
+def private(path: str, flags: int) -> int:
+    """Open a file so that, if it is made, only its owner may read it: receipts are nobody else's business."""
+    return os.open(path, flags, 0o600)
+
+
 class Interfered(Exception):
     """Something happened meanwhile that makes the file wrong."""
 
@@ -46,7 +51,8 @@ class Partial:
     def __init__(self, target: str, header: Header) -> None:
         self.target, self.path = target, f"{target}.partial"
         self.header, self.last = header, ""
-        self.file: IO[bytes] = open(self.path, "r+b" if os.path.exists(self.path) else "w+b")  # noqa: SIM115
+        self.file: IO[bytes] = open(  # noqa: SIM115
+            self.path, "r+b" if os.path.exists(self.path) else "w+b", opener=private)
         self.writer, there = Writer(self.file), 0
         for text, line in self._kept():
             self.writer.take(text, line, there=True)
@@ -78,7 +84,7 @@ class Partial:
         if self.target.endswith(".gz"):
             whole = f"{self.path}.gz"
             self.file.seek(0)
-            with open(whole, "wb") as raw:
+            with open(whole, "wb", opener=private) as raw:
                 with gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
                     shutil.copyfileobj(self.file, packed)
                 raw.flush()

@@ -9,6 +9,7 @@ A subscription tells a caller about what it may read, and that is asked when it 
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,10 +25,11 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from asyncgate.parts.errors import GateError, TooManyWaiting
 from asyncgate.parts.mcp_tools import told_refusal
+from asyncgate.parts.stored import Account, Key
 from asyncgate.parts.wire import Principal
 
 if TYPE_CHECKING:
-    from asyncgate import Engine, News, Work
+    from asyncgate import Caller, Engine, News, Work
     from asyncgate.parts.mcp_tasks import Perform
 
 Context = ServerRequestContext[Any]
@@ -35,6 +37,7 @@ Json = dict[str, Any]
 OBLIGATIONS, TASK = "asyncgate://obligations", "asyncgate://tasks/"
 URI = re.compile(r"asyncgate://(?:tasks/(?P<task>[^/?#]+)|[^/?#]+/tasks/(?P<result>[^/?#]+)/result)\Z")
 NOT_FOUND_BEFORE_2026 = -32002
+STATUS_SECONDS = 5.0        # after which it is asked again whether the credential of a subscription is good
 SHOWN = 20      # obligations and leases that a prompt tells one by one
 _json = msgspec.json.Decoder(Json).decode
 encode = msgspec.json.encode
@@ -70,8 +73,8 @@ class Library:
     """Answers what the SDK is asked of resources and prompts."""
 
     def __init__(self, perform: Perform, whose: Callable[[Context], tuple[str, Principal]],
-                 engine: Callable[[], Engine], most: int) -> None:
-        self.perform, self.whose, self.engine, self.most = perform, whose, engine, most
+                 engine: Callable[[], Engine], most: int, caller: Callable[[Context], Caller]) -> None:
+        self.perform, self.whose, self.engine, self.most, self.caller = perform, whose, engine, most, caller
         self.listening: set[ListenHandler] = set()
 
     def join(self, server: Server[Any]) -> None:
@@ -133,11 +136,35 @@ class Library:
         try:
             with self.engine().polls.place(*self.whose(ctx)):
                 self.listening.add(handler)
-                return await handler(ctx, params)
+                watch = asyncio.create_task(self._while_good(ctx, handler))
+                try:
+                    return await handler(ctx, params)
+                finally:
+                    watch.cancel()
+                    await asyncio.gather(watch, return_exceptions=True)
         except TooManyWaiting as no:
             raise MCPError(types.INTERNAL_ERROR, str(no), told_refusal(no)) from None
         finally:
             self.listening.discard(handler)
+
+    async def _while_good(self, ctx: Context, handler: ListenHandler) -> None:
+        """End a subscription when the credential that it was made with is not good any more."""
+        engine, caller, changed = self.engine(), self.caller(ctx), asyncio.Event()
+
+        def told(work: Work) -> None:
+            if any(kind in (Key, Account) for kind, _ in work.kept):
+                changed.set()
+        engine.watchers.add(told)
+        try:
+            while True:
+                await engine.still_good(caller)
+                changed.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), STATUS_SECONDS)
+        except GateError:
+            handler.close()
+        finally:
+            engine.watchers.discard(told)
 
     # Prompts.
 

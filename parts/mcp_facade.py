@@ -200,7 +200,8 @@ class Facade:
         self.catalog = catalog(tuple(operations.values()), self.PREFIX)
         self.stranger = msgspec.structs.replace(
             gate.settings, max_request_bytes=min(STRANGERS_BYTES, gate.settings.max_request_bytes))
-        self.library = Library(self._do, self._whose, lambda: gate.engine, self.settings.max_waiting_claims)
+        self.library = Library(self._do, self._whose, lambda: gate.engine, self.settings.max_waiting_claims,
+                               lambda ctx: visit_of(ctx).caller)
         self.manager = StreamableHTTPSessionManager(
             self._server(), stateless=True, json_response=True, max_request_body_size=self.settings.max_request_bytes)
         self.over = asyncio.Event()

@@ -28,6 +28,7 @@ from asyncgate.backends.identity_audit import (
     broken,
     chained,
 )
+from asyncgate.backends.identity_keys import HELD_SECONDS
 from asyncgate.backends.identity_keys_stored import generate
 from asyncgate.conformance.plugin import POSTGRES, database_of, urls
 from asyncgate.parts.ids import mark_of
@@ -516,6 +517,16 @@ async def test_strangers_fill_no_disk(house: House) -> None:
     assert len(told) <= 2 * LINES_OF_PLACE, "a minute may have begun meanwhile"
     untold = sum(line["details"]["times"]["auth_failure"] for line in of(lines, "strangers_refused"))
     assert sum(line["details"].get("times", 1) for line in told) + untold == 3 * LINES_OF_PLACE
+
+
+@pytest.mark.parametrize("facade", FACADES)
+async def test_who_guesses_the_shared_token_is_slowed_down_and_who_has_it_is_not(house: House, facade: str) -> None:
+    for n in range(15):
+        assert (await house.ask("list_tasks", token=f"guess {n}", facade=facade)).code == "unauthenticated"
+    held = list(house.holds)
+    await house.good("list_tasks", facade=facade)
+
+    assert held == house.holds == [HELD_SECONDS] * 5
 
 
 def test_strangers_from_everywhere_share_a_budget() -> None:

@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from joserfc import jwt
 from joserfc.jwk import RSAKey
+from msgspec.structs import replace
 
 from asyncgate import (
     SCOPES,
@@ -457,6 +458,23 @@ async def test_the_audit_log_says_why_a_token_was_refused_and_the_caller_is_not_
     assert (event, severity, json.loads(said)["reason"]) == ("auth_failure", "warning", reason)
     assert f'"reason":"{reason}"' in caplog.text
     assert reason.encode() not in answer.content
+
+
+@pytest.mark.parametrize(("limits", "good", "bad", "code"), [
+    ({"tenants": (OTHER,)}, {"tenant_id": OTHER}, {}, "token_tenant"),
+    ({"roles": ("agent", "worker")}, {"role": None}, {"role": "admin"}, "token_role"),
+    ({"roles": ("worker",)}, {"role": None, "principal_kind": "worker"}, {"role": None}, "token_role")])
+async def test_an_issuer_may_be_limited_to_tenants_and_roles(
+        tmp_path: Path, limits: dict[str, Any], good: dict[str, Any], bad: dict[str, Any], code: str) -> None:
+    made = settings(tmp_path)
+    jwt = replace(made.security.jwt, **limits)
+    way = AccessTokens(replace(made, security=replace(made.security, jwt=jwt)), now=lambda: NOW)
+
+    assert await way.caller(token(**good))
+    with pytest.raises(InvalidToken) as refused:
+        await way.caller(token(**bad))
+    assert refused.value.because
+    assert refused.value.because[0] == code
 
 
 async def test_a_token_works_as_its_owner_and_no_further(served: Any) -> None:

@@ -147,6 +147,21 @@ async def test_another_agents_task_can_neither_be_read_nor_watched(served: Any) 
     assert served.engine.watchers == resting
 
 
+async def test_a_subscription_ends_when_its_key_is_revoked(served: Any) -> None:
+    key = await served.post("/v1/keys", {"name": "ada's", "principal_id": "ada"})
+    resting = len(served.engine.watchers)
+    listening = asyncio.create_task(served.call("POST", "/mcp", token=key["api_key"], **message(
+        "subscriptions/listen", notifications={"resourceSubscriptions": ["asyncgate://obligations"]})))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(served.engine.watchers) < resting + 2:  # noqa: ASYNC110  # there is nothing to be told by
+            await asyncio.sleep(0)
+        await served.post(f"/v1/keys/{key['key']['key_id']}/revoke")
+        await asyncio.wait([listening])
+    listening.exception()       # the answer is a stream, which `call` does not read
+
+    assert len(served.engine.watchers) == resting
+
+
 async def test_a_subscription_ends_with_its_client(served: Any) -> None:
     gone, resting = asyncio.Event(), set(served.engine.watchers)
     asked = message("subscriptions/listen", notifications={"resourceSubscriptions": ["asyncgate://obligations"]})

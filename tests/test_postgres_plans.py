@@ -210,6 +210,7 @@ async def administer(gate: Gate) -> None:
 
 
 OWNERS = (None, Principal("agent", "agent-1"))
+ANYBODY = Principal("", "agent-1")       # of any kind: a range of the index for each
 IDS = (None, "00000000-0000-7000-8000-000000000100")
 
 
@@ -454,7 +455,7 @@ async def first_scan(db: Any, statement: str, table: str) -> tuple[str, str]:
 @pytest.mark.parametrize("database", ["empty", "full"])
 async def test_a_list_of_tasks_is_read_by_the_index_of_what_it_lists(databases: dict[str, str], database: str) -> None:
     async with session(databases[database]) as db, listening(databases[database]) as (backend, sent):
-        lists = itertools.product(OWNERS, (None, "queued"), (None, "type-2"), IDS, [50])
+        lists = itertools.product([*OWNERS, ANYBODY], (None, "queued"), (None, "type-2"), IDS, [50])
         for of in itertools.starmap(TaskFilter, lists):
             sent.clear()
             await backend.tasks(TENANT, of)
@@ -470,7 +471,8 @@ async def test_a_list_of_receipts_is_read_by_the_index_of_what_it_lists(
         databases: dict[str, str], database: str) -> None:
     full = databases["full"]        # where there are none they are not asked for
     async with session(databases[database]) as db, listening(full) as (backend, sent):
-        for of in itertools.starmap(ReceiptFilter, itertools.product(OWNERS, IDS, (None, "task.assigned"), IDS, [50])):
+        lists = itertools.product([*OWNERS, ANYBODY], IDS, (None, "task.assigned"), IDS, [50])
+        for of in itertools.starmap(ReceiptFilter, lists):
             sent.clear()
             await backend.receipts(TENANT, of)
             [text] = [text for text in sent if "LIMIT 50" in text]

@@ -59,6 +59,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trustme
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -71,9 +72,12 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from asyncgate import DatabaseSettings, Settings, SettingsError, StartupError, guard_start, load_settings
+from asyncgate.backends.sqlite import connect
+from asyncgate.clients.carry import private
 from asyncgate.conformance.plugin import SHARED
 from asyncgate.conformance.postgres_server import connected
 from asyncgate.parts.settings import SecuritySettings, Tls, effective, leaves
+from asyncgate.parts.wire import Name
 
 pytestmark = pytest.mark.anyio
 
@@ -492,3 +496,31 @@ def test_h5_a_file_overrides_what_a_file_of_settings_says(tmp_path: Path) -> Non
     path = written(tmp_path / "secret", b"from the secret")
 
     assert load_settings(config, {"ASYNCGATE_API_KEY_FILE": path}).settings.api_key == "from the secret"
+
+
+# Who else may read what is stored.
+
+
+def test_a_database_that_others_may_read_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "gate.db"
+    path.touch()
+    path.chmod(0o666)
+
+    connect(str(path)).close()
+
+    assert f"{path} may be read or written by others than its owner (mode 666)" in caplog.text
+
+
+def test_an_export_is_for_its_owner_only(tmp_path: Path) -> None:
+    with open(tmp_path / "receipts", "wb", opener=private):
+        pass
+
+    assert (tmp_path / "receipts").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("character", ["\u061c", "\u00ad", "\U000e0041", "\u200b", "\u202e", "\ufe0f", "\u3164"])
+def test_a_name_holds_nothing_invisible(character: str) -> None:
+    assert msgspec.convert("ada", Name) == "ada"
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(f"a{character}da", Name)
+    assert "\U000e0000" not in str(msgspec.json.schema(Name)), "JavaScript reads no such range"

@@ -13,6 +13,7 @@ A gate in a process of its own and real connections, wherever one could tell the
          test_threats_transport.py::test_f2_behind_a_proxy_connections_are_not_counted_by_address
          test_threats_transport.py::test_f2_of_ipv6_a_network_counts_as_one_address
          test_threats_transport.py::test_f2_who_is_not_counted_is_never_too_many
+         test_threats_transport.py::test_f2_idle_connections_of_strangers_keep_nobody_out
          test_threats_transport.py::test_f2_who_leaves_before_its_answers_leaves_no_traceback
     F3   test_rest.py::test_asking_to_wait_too_long_is_clamped
          test_rest.py::test_too_many_waiting_claims_are_429_and_say_when_to_come_back
@@ -538,6 +539,27 @@ async def test_an_ordinary_client_reaches_a_gate_over_tls(start: Any, certified:
 
     assert live.url.startswith("https://127.0.0.1:")
     assert answer.json()["status"] == "healthy"
+
+
+# Who stays.
+
+
+def test_f2_idle_connections_of_strangers_keep_nobody_out(start: Callable[..., Any]) -> None:
+    """When all places are taken, those that have been idle for longest make room."""
+    live = start("limit_concurrency=8")
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    idle = [socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE_SECONDS) for _ in range(20)]
+    for one in idle:
+        one.sendall(request)
+        assert one.recv(65536).startswith(b"HTTP/1.1 200")
+
+    for _ in range(10):
+        with socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE_SECONDS) as admin:
+            admin.sendall(request)
+            assert admin.recv(65536).startswith(b"HTTP/1.1 200")
+    assert idle[0].recv(1) == b"", "the oldest was closed"
+    for one in idle:
+        one.close()
 
 
 # Who leaves.

@@ -570,14 +570,15 @@ def test_the_body_of_a_request_that_offers_another_protocol_is_its_body(
 
 def test_a_connection_beyond_the_limit_is_answered_503_with_retry_after(launch: Start) -> None:
     server = launch(limit_concurrency=2, header_timeout_seconds=PATIENCE_SECONDS).start()
-    kept = Client(server)
-    kept.get("/1")
+    kept = Client(server).say(b"POST /work HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhe")
+    server.until("got /work")
 
     status, headers, body = Client(server).say(b"GET /2 HTTP/1.1\r\nHost: a\r\n\r\n").answer()
 
     assert status == 503
     assert headers["retry-after"] == "1"
     assert body["error"] == "overloaded"
+    assert kept.say(b"llo").answer()[0] == 200
 
 
 # The end
