@@ -106,7 +106,7 @@ async def test_a_fence_is_an_integer(gate: Gate, fence: Any) -> None:
 @pytest.mark.parametrize("wait", [-1, "5", None])
 async def test_a_pause_before_a_retry_is_no_less_than_nothing(gate: Gate, wait: Any) -> None:
     offer = await gate.leased()
-    ask = under(offer, retryable=True, retry_after_seconds=wait)
+    ask = under(offer, error="no luck", retryable=True, retry_after_seconds=wait)
 
     if wait is None:
         assert (await gate.as_worker().fail(**ask)).requeued

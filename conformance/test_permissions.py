@@ -157,7 +157,8 @@ async def test_only_an_admin_of_the_default_tenant_looks_after_tenants(gate: Gat
     async with gate.unchanged():
         for tenant_id in (gate.tenant_id, FILLED["tenant"]):
             with refused("forbidden", your_role="admin"):
-                await getattr(gate.as_admin(), operation)(**filled(operation) | {"tenant": tenant_id})
+                named = {"tenant": tenant_id} if operation != "list_tenants" else {}
+                await getattr(gate.as_admin(), operation)(**filled(operation) | named)
 
 
 @pytest.mark.parametrize("operation", NAMING)
@@ -177,7 +178,8 @@ async def test_an_agent_touches_its_own_tasks_only(gate: Gate, operation: str) -
 
     async with gate.unchanged():
         with refused("forbidden"):
-            await getattr(gate.as_agent("bob"), operation)(task_id=task_id, artifacts=[{"uri": "x"}])
+            more = {"artifacts": [{"uri": "x"}]} if operation == "attach_artifacts" else {}
+            await getattr(gate.as_agent("bob"), operation)(task_id=task_id, **more)
 
 
 async def test_an_owner_is_kind_and_id(gate: Gate) -> None:
