@@ -270,6 +270,7 @@ class Auditor:
         self.tenants: set[str] = set()          # those that this process knows of, and when it last asked
         self.asked_at = -inf
         self.suspects: asyncio.Queue[tuple[Caller, str, str, dict[str, Any]]] = asyncio.Queue(SUSPECTS)
+        self.asked: asyncio.Task[None] | None = None
         self.loops: list[asyncio.Task[None]] = []
         self.flushing: asyncio.Task[None] | None = None
 
@@ -288,8 +289,7 @@ class Auditor:
             await asyncio.wait([self.flushing])     # what it has taken is not among the notes any more
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_SECONDS):
-                while not self.suspects.empty():
-                    await self._ask(*self.suspects.get_nowait())
+                await self.ask_all()
         self.count()
         await self.flush()
 
@@ -500,8 +500,16 @@ class Auditor:
 
     async def _asking(self) -> None:
         while True:
-            await self._ask(*await self.suspects.get())
+            self.asked = asyncio.create_task(self._ask(*await self.suspects.get()))
+            await asyncio.shield(self.asked)
             await asyncio.sleep(0.01)
+
+    async def ask_all(self) -> None:
+        """Find out whose all suspected ids are, also the one that is being asked for."""
+        while not self.suspects.empty():
+            await self._ask(*self.suspects.get_nowait())
+        if self.asked is not None:
+            await asyncio.wait([self.asked])
 
     async def _ask(self, caller: Caller, name: str, id: str, where: dict[str, Any]) -> None:
         try:

@@ -45,7 +45,14 @@ async def oversee(auditor: Auditor, op: Operation, caller: Caller, ask: Ask, rep
     elif op.name in LISTS and caller.bound:
         of = asked_for(ask) or (me if op.name in ONES_OWN else None)
         if of is None or not wanted_is(of, me):
-            auditor.tally(caller, "admin_read", "info", operation=op.name, belongs_to=str(of or "anybody"))
+            auditor.tally(caller, "admin_read", "info", operation=op.name, belongs_to=worded(of))
+
+
+def worded(of: Principal | None) -> str:
+    """Name whose things a list was asked for: a filter may name an id without its kind."""
+    if of is None:
+        return "anybody"
+    return str(of) if of.kind else f"anybody with the id {of.id}"
 
 
 def administered(auditor: Auditor, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:

@@ -611,11 +611,11 @@ class Postgres:
         return sum([await self._drop_lanes(tenant_id) for tenant_id in list(self.lanes)])
 
     async def _drop_lanes(self, tenant_id: str) -> int:
-        if not await self._read(tenant_id, f"SELECT 1 {sql.EMPTY_LANES} LIMIT 1"):
+        if not await self._read(tenant_id, f"{sql.EMPTY_LANES} LIMIT 1"):
             return 0        # and nobody had to wait
         async with self._transaction(tenant_id) as db:
             await db.execute(sql.LOCK_LANES.format(writers=sql.writers_of(uuid.UUID(tenant_id))))
-            lanes = [row[0] for row in await db.fetch(f"SELECT l.lane {sql.EMPTY_LANES}", tenant_id)]
+            lanes = [row[0] for row in await db.fetch(sql.EMPTY_LANES, tenant_id)]
             await db.execute("DELETE FROM asyncgate.lanes WHERE tenant_id = $1 AND lane = ANY ($2::bigint[])",
                              tenant_id, lanes)
             await db.execute("COMMIT")

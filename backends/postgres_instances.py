@@ -149,7 +149,18 @@ class Membership:
                 self.db.terminate()     # a session may stay read-only when the database is so no more
             raise
         await self._run("execute", FORGET)
-        self.others = {row[0] for row in await self._run("fetch", LIVING)} - {self.instance_id}
+        living = {row[0] for row in await self._run("fetch", LIVING)} - {self.instance_id}
+        self._meet(living)
+        self.others = living
+
+    def _meet(self, names: set[str]) -> None:
+        """Take in who lives; a new one may lease out tasks of ours, so upkeep must look at once and often from now on.
+
+        Nobody else takes such a lease back while this process lives.
+        """
+        if new := names - self.others:
+            self.others |= new
+            self.hear(News("", lapse=0.0))
 
     async def lead(self, job: str) -> bool:
         """Whether this process does a job that only one may; the lock goes with the connection, as the name does."""
@@ -202,7 +213,7 @@ class Membership:
         with contextlib.suppress(msgspec.DecodeError):      # a later release may say what we do not know
             message = unpack(str(text))
             if message.sender != self.instance_id:
-                self.others.add(message.sender)
+                self._meet({message.sender})
                 for news in message.news:
                     self.hear(news)
 

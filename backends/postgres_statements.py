@@ -249,7 +249,7 @@ LANES = "SELECT lane, type, capabilities FROM asyncgate.lanes WHERE tenant_id = 
 # What is dropped nobody relies on: whoever writes for the tenant holds the other side of this lock.
 LOCK_LANES = f"SET LOCAL lock_timeout = '2s'; SELECT pg_advisory_xact_lock({WRITERS}, {{writers}})"
 EMPTY_LANES = """
-FROM asyncgate.lanes AS l
+SELECT l.lane FROM asyncgate.lanes AS l
 WHERE l.tenant_id = $1
 AND NOT EXISTS (SELECT FROM asyncgate.states WHERE tenant_id = $1 AND lane = l.lane AND status = 'queued' AND ready)
 AND l.lane NOT IN (SELECT lane FROM asyncgate.states

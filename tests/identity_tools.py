@@ -107,8 +107,7 @@ class House:
     async def audit(self, tenant: str = HOME, event: str | None = None) -> list[dict[str, Any]]:
         """Return the lines of a tenant's log, with all that is noted by now."""
         auditor = self.guard.auditor
-        while not auditor.suspects.empty():
-            await auditor._ask(*auditor.suspects.get_nowait())
+        await auditor.ask_all()
         await auditor.flush()
         lines: list[dict[str, Any]] = []
         cursor = None

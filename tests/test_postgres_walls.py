@@ -134,7 +134,7 @@ RULES: dict[str, tuple[str, set[str]]] = {
              AND has_any_column_privilege('asyncgate_app', c.oid, may))""",
         each("UPDATE", "states progress schedules presences deliveries instances meta accounts api_keys audit_heads "
                        "usage outbox ledger_marks seal_heads")
-        | each("DELETE", "obligations schedules instances outbox")),
+        | each("DELETE", "obligations schedules instances outbox lanes")),
     "what the roles that look across tenants may": (f"""
         SELECT concat_ws(' ', role, may, relname || '.' || attname)
         FROM unnest(ARRAY['asyncgate_sweeper', 'asyncgate_auth']) AS role,
@@ -285,7 +285,8 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
         offer = await gate.leased("cron", type="schedule.create", payload=mark)
         receipt = {"receipt_type": "schedule.created", "schedule_id": schedule_id, "body": {"said": mark}}
         made.append((await cron.emit_receipt(**under(offer), **receipt)).receipt_id)
-    await cron.emit_receipt(receipt_type="schedule.deleted", parents=list(reversed(made)), schedule_id="weekly")
+    parents = [made[1], offer.obligation_receipt_id]
+    await cron.emit_receipt(receipt_type="schedule.deleted", parents=parents, schedule_id="weekly")
     await cron.report_schedule(schedules=[
         {"schedule_id": "nightly", "next_run_at": "2099-01-01T00:00:00Z", "interval_seconds": 60}])
     await ada.ack_receipt(receipt_id=done.obligation_receipt_id)
@@ -298,12 +299,12 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
     await w1.renew_lease(**under(running))
     await gate.create(payload=mark, type="waiting")
     await Upkeep(gate.engine).remember()
-    await operator_of(gate).create_tenant(tenant=gate.tenant_id, name=mark)
+    await operator_of(gate).create_tenant(tenant=gate.tenant_id, name=f"{mark} {gate.tenant_id}")
     await keep_books(gate, mark)
     return {**under(running), **await keys_of(gate, mark), **archived,
             "receipt_id": running.obligation_receipt_id, "created": made[0],
             "discharged": done.obligation_receipt_id, "schedule_id": "nightly", "key": "key", "claim": "claim",
-            "worker": "w1", "agent": "ada", "type": "waiting", "payload": None,
+            "worker": "w1", "agent": "ada", "type": "waiting",
             "cursor": str((await ada.list_tasks(limit=1)).next_cursor)}
 
 
@@ -370,7 +371,6 @@ async def live_more(gate: Gate, mark: str) -> dict[str, str]:
             "receipt_id": first.obligation_receipt_id, "created": created.receipt_id,
             "discharged": duty.receipt_id, "schedule_id": "s-there", "key": "key-there",
             "claim": "type-there-claim-there", "worker": "w-there", "agent": "bob-there", "type": "type-there",
-            "payload": None,
             "cursor": str((await bob.list_tasks(limit=1)).next_cursor)}
 
 
@@ -566,6 +566,7 @@ async def test_the_role_of_the_gate_cannot(
     "WHERE s.tenant_id <> asyncgate.tenant() AND s.task_id = p.task_id",
     "DELETE FROM asyncgate.obligations WHERE tenant_id <> asyncgate.tenant()",
     "DELETE FROM asyncgate.schedules WHERE tenant_id = '{theirs}'",
+    "DELETE FROM asyncgate.lanes WHERE tenant_id = '{theirs}'",
     "UPDATE asyncgate.api_keys SET revoked_at = 1 WHERE tenant_id = '{theirs}'",
     "UPDATE asyncgate.accounts SET suspended_at = 1 WHERE tenant_id <> asyncgate.tenant()",
     "UPDATE asyncgate.audit_heads SET number = 9 WHERE tenant_id = '{theirs}'",
@@ -594,7 +595,7 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "run_task": [{"type": "another", "payload": None, "idempotency_key": "{key}", "agent_id": "ada",
                   "wait_seconds": 0}],
     "get_task": [{"task_id": "{task_id}"}],
-    "list_tasks": [{"created_by": "{agent}"}, {"type": "{type}", "payload": None}, {"cursor": "{cursor}"}],
+    "list_tasks": [{"created_by": "{agent}"}, {"type": "{type}"}, {"cursor": "{cursor}"}],
     "get_task_history": [{"task_id": "{task_id}"}, {"task_id": "{task_id}", "cursor": "{cursor}"}],
     "cancel_task": [{"task_id": "{task_id}"}],
     "attach_artifacts": [{"task_id": "{task_id}", "artifacts": FILE}],
@@ -628,6 +629,7 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "issue_key": [{"tenant": "{tenant}", "name": "a key", "principal_id": "{worker}"}],
     "list_keys": [{"tenant": "{tenant}"}, {"cursor": "{keys_cursor}"}],
     "rotate_key": [{"key_id": "{key_id}"}, {"key_id": "{key_id}", "tenant": "{tenant}"}],
+    "rotate_credentials": [{"tenant": "{tenant}"}],
     "revoke_key": [{"key_id": "{key_id}"}, {"key_id": "{key_id}", "tenant": "{tenant}"}],
     "seal_receipts": [{}],
     "list_seals": [{"cursor": "{seals_cursor}"}],
@@ -638,7 +640,8 @@ HOW: dict[str, list[dict[str, Any]]] = {
     "list_archived_receipts": [{"task_id": "{away_task_id}"}, {"receipt_id": "{away_receipt_id}"},
                                {"task_id": "{away_task_id}", "cursor": "{away_cursor}"}],
     "restore_archive": [{"task_id": "{away_task_id}"}],
-    "list_audit": [{"tenant": "{tenant}"}, {"cursor": "{audit_cursor}"}, {"event": "key_issued"}],
+    "list_audit": [{"tenant": "{tenant}"}, {"cursor": "{audit_cursor}"}, {"event": "key_issued"},
+                   {"key_id": "{key_id}"}],
     "get_config": [{}], "whoami": [{}],
     "health": [{}],
 }
@@ -911,10 +914,12 @@ async def test_a_statement_without_its_tenant_still_finds_nothing_of_a_neighbour
             backend.lanes.clear()
             gate.skip(601)
             assert await gate.claim(accept_types=["demo"])
+            leaks, tried = len(trials.leaks_without), len(trials.tried)
+            await backend.drop_lanes()      # what it asks most is which lanes are in use: more of them show nothing
 
     assert trials.faults == []
     # Without the wall most would have reached the neighbour's rows: it is the wall that is tested here.
-    assert len(trials.leaks_without) > len(trials.tried) / 2 > 50
+    assert leaks > tried / 2 > 50
     assert never_sent(trials.lent) == set()
 
 
@@ -1011,7 +1016,7 @@ async def a_cancel(backend: Any, admin: str, tenant_id: str, task_id: str) -> No
 
 async def a_timeout(backend: Any, admin: str, tenant_id: str, task_id: str) -> None:
     async with waiting_batch(backend, admin, tenant_id, task_id) as batch:
-        with pytest.raises((TimeoutError, asyncpg.QueryCanceledError)):
+        with pytest.raises(DatabaseUnavailable):
             await batch
 
 

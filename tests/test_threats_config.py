@@ -264,7 +264,7 @@ async def test_h2_a_database_that_breaks_shows_none_of_its_words(
     assert [answer.status // 100 for answer in answers] == [5, 5, 5, 2]
     for answer in answers:
         told = answer.json()["error"]["data"] if answer.status == 200 else answer.json()
-        assert set(told) <= {"error", "code", "message", "detail", "retry_after", "retryable"}, told
+        assert set(told) <= {"error", "code", "message", "detail", "retry_after", "retryable", "outcome"}, told
         assert not WORDS.search(told["message"].replace("receipt", "")), told
     assert "receipts" in caplog.text
 
@@ -330,7 +330,7 @@ def test_h3_a_certificate_that_is_no_good_is_one_line_and_nobody_is_asked_for_a_
 
     for sets in asked:
         ended = served(*sets)
-        assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (1, "", 1), ended.stderr
+        assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1), ended.stderr
         assert ended.stderr.startswith("asyncgate: security.tls: "), ended.stderr
         assert "guess" not in ended.stderr
 
@@ -409,7 +409,7 @@ def test_h3_insecure_dev_is_refused_off_loopback_and_on_postgres(host: str, url:
 def test_h3_the_program_does_not_start_with_a_placeholder() -> None:
     ended = served("host=0.0.0.0", ASYNCGATE_API_KEY="changeme")
 
-    assert (ended.returncode, ended.stdout) == (1, "")
+    assert (ended.returncode, ended.stdout) == (2, "")
     assert "Error: api_key is a placeholder, and 0.0.0.0 is reached by others" in ended.stderr
     assert "changeme" not in ended.stderr
 

@@ -445,6 +445,10 @@ async def test_f11_strangers_leave_nothing_behind(served: Any) -> None:
                                        engine.waiting.timers, engine.outcomes, engine.sightings.fresh, engine.watchers,
                                        engine.batches.__dict__, served.gate.endpoints)]
 
+    async def at_once(seconds: float) -> None:
+        """Hold nobody back: who goes on guessing waits a second each time."""
+
+    served.gate.guard.keys.sleep = at_once
     before = kept()
     async with served.unchanged():
         for number in range(300):
