@@ -1129,8 +1129,9 @@ class Engine:
         now = self.backend.now()
         rows = await self.backend.leases(caller.tenant_id, worker)
         mine, told = not caller.bound or worker.same(caller.principal), worker.instance_id or ""
-        if fresh := [lease.task_id for _, lease in rows if mine and lease.resumed_by != told
-                     and lease.resumptions < MOST_RESUMED and alive(lease, now, grace)]:
+        # In the order of their tasks: leases of one moment come in any order, and the history shall not depend on it.
+        if fresh := sorted(lease.task_id for _, lease in rows if mine and lease.resumed_by != told
+                           and lease.resumptions < MOST_RESUMED and alive(lease, now, grace)):
             await self.write(Engine._resume, its_tasks, caller, Resumed(tasks=fresh, worker=worker))
         return Leases([holding(task, lease, now) for task, lease in rows if alive(lease, now, grace)])
 

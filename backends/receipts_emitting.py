@@ -5,6 +5,7 @@ What such a receipt may do is declared and checked in `receipts_may`.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from asyncgate import (
@@ -90,7 +91,8 @@ def unschedule(engine: Engine, work: Work, caller: Caller, ask: EmitReceipt, by:
         return first.receipt_id
     task_id = ask.task_id or created.task_id
     allowed(work, caller, by, UNSCHEDULED, ask, parents, task_id, created.schedule_id)
-    with engine._short(work, task_id):
+    # What discharges is always taken in the creation's own task (21.6.3): it is written once.
+    with engine._short(work, task_id) if task_id != created.task_id else contextlib.nullcontext():
         receipt = engine._emit(work, UNSCHEDULED, None, ask.body or {}, by=by, to=created.to, parents=parents,
                                task_id=task_id, schedule_id=created.schedule_id, mark=created.schedule_id)
     work.close(created.receipt_id, created.to)

@@ -167,7 +167,7 @@ async def archive_one(gate: Gate) -> None:
 
 async def administer(gate: Gate) -> None:
     operator, tenant = gate_on(gate.backend, HOME).as_admin(), {"tenant": gate.tenant_id}
-    await operator.create_tenant(**tenant, name=ODD)
+    await operator.create_tenant(**tenant, name=f"{ODD} {gate.tenant_id}")      # names are unique
     await operator.set_limits(**tenant, tier="paid", exempt_until="2100-01-01T00:00:00Z", reason=WILD)
     limited = {"capabilities": ["gpu", ODD], "task_types": ["odd"], "expires_at": "2100-01-01T00:00:00Z"}
     made = await operator.issue_key(**tenant, name=ODD, principal_id=ODD, principal_instance_id="i1", **limited)

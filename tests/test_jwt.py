@@ -330,7 +330,7 @@ async def test_a_good_token_stands_for_whom_it_names(way: AccessTokens) -> None:
     caller = await way.caller(token(principal_instance_id="i1", role="admin"))
 
     scopes = frozenset({"tasks:read", "tasks:write"})
-    assert caller == Caller(TENANT, Principal("agent", "ada", "i1"), "admin", scopes, bound=True)
+    assert caller == Caller(TENANT, Principal("agent", "ada", "i1"), "admin", scopes, issued_at=NOW)
 
 
 @pytest.mark.parametrize(("kind", "role"), [

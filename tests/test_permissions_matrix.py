@@ -340,6 +340,8 @@ async def test_the_tenant_of_a_path_is_held_to_its_form(house: House) -> None:
     before = await house.good("list_tenants")
 
     for operation in ("suspend_tenant", "set_limits"):
-        assert (await house.ask(operation, {"tenant": "none"})).code == "invalid_request"
+        for bad in ("a\nb", "a\x1b[31m", "\u202ea", "a" * 2001):
+            assert (await house.ask(operation, {"tenant": bad})).code == "invalid_request", bad
+        assert (await house.ask(operation, {"tenant": "none"})).code == "tenant_not_found"
 
     assert await house.good("list_tenants") == before

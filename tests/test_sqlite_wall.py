@@ -66,7 +66,7 @@ async def path(tmp_path: Path) -> Path:
         offer = await gate.leased()
         await gate.as_worker().start_task(**under(offer))       # an event
         opened.db.execute("INSERT INTO edges VALUES (?, 'child', 'parent')", (tenant,))
-        await gate.beside(default_tenant_id=tenant).as_admin().create_tenant(tenant=tenant, name="a name")
+        await gate.beside(default_tenant_id=tenant).as_admin().create_tenant(tenant=tenant, name=f"a name {tenant}")
         await gate.as_admin().issue_key(name="a key", principal_id="w1")
         await opened.transact(tenant, Needs(), books)
     await opened.close()
