@@ -67,8 +67,9 @@ def administered(auditor: Auditor, op: Operation, caller: Caller, ask: Ask, repl
 
 
 def about(ask: Ask) -> dict[str, Any]:
-    """Return what a request is about."""
-    return {name: given for name in ("task_id", "key_id") if (given := getattr(ask, name, None))}
+    """Return what a request is about; key_id in a line is the caller's own."""
+    return {said: given for name, said in (("task_id", "task_id"), ("key_id", "about_key"))
+            if (given := getattr(ask, name, None))}
 
 
 def numbers(reply: Any) -> dict[str, Any]:

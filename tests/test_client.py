@@ -61,8 +61,8 @@ def test_a_reply_says_what_the_gate_says(name: str) -> None:
 
 LOST, UNSENT = Unreachable("lost"), Unreachable("nobody there", sent=False)
 NOT_KNOWN_AGAIN = {"create_tenant", "import_receipts", "issue_key", "release_hold", "report_progress",
-                   "restore_archive", "revoke_key", "rotate_key", "run_archive", "seal_receipts", "set_limits",
-                   "suspend_tenant"}
+                   "restore_archive", "revoke_key", "rotate_credentials", "rotate_key", "run_archive", "seal_receipts",
+                   "set_limits", "suspend_tenant"}
 
 
 def refused(status: int, code: str, retry_after: float | None = None) -> Refusal:
