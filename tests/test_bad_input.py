@@ -422,7 +422,7 @@ async def test_a_cursor_that_was_not_given_for_this_list_is_refused(served: Any,
 @pytest.mark.parametrize("text", ["%", "_", "a%", "\\", "'", '"', "x' OR '1'='1", "x'; --", "a_b", "[a-z]*", "名", "*"])
 async def test_a_filter_matches_literally(served: Any, text: str) -> None:
     for type in ("ab", "axb", "a%b", "x", text):
-        await served.post("/v1/tasks", {"type": type, "agent_id": type})
+        await served.post("/v1/tasks", {"type": type, "agent_id": type, "payload": None})
 
     by_type = await served.get(f"/v1/tasks?type={quote(text, safe='')}")
     by_creator = await served.get(f"/v1/tasks?created_by={quote(text, safe='')}")
@@ -567,7 +567,7 @@ async def test_a_query_that_is_not_utf_8_is_refused(served: Any, query: str) -> 
 async def test_a_query_of_many_names_is_read_in_no_time_that_matters(served: Any) -> None:
     answer = await served.call("GET", "/v1/tasks?" + "&".join(f"a{n}=1" for n in range(5_000)))
 
-    assert answer.status == 200
+    refused(answer, 400, "invalid_request")
 
 
 @pytest.mark.parametrize("name", ["principal_kind=root", "principal_id=", "principal_id=a%0ab",
