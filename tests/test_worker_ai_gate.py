@@ -332,7 +332,7 @@ def test_a_profile_that_is_wrong_stops_the_start_and_names_the_field(tmp_path: P
     ran = subprocess.run([*COMMAND, "worker", "--ai", str(path)], env={**os.environ, "PYTHONPATH": str(ROOT)},
                          capture_output=True, text=True, timeout=60)
 
-    assert ran.returncode == 1
+    assert ran.returncode == 2
     assert "limits.steps: Expected `int` >= 1" in ran.stderr
     assert str(path) in ran.stderr
 
