@@ -120,6 +120,7 @@ def test_a_file_in_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> No
 
 def test_a_file_that_is_no_database_is_refused_and_left_alone(path: Path, url: str) -> None:
     path.write_text("Dear diary, " * 100)
+    path.chmod(0o600)
 
     line = refused_start(url)
 
