@@ -344,5 +344,5 @@ def test_a_tool_that_does_not_exist_stops_the_start(busy: House) -> None:
     worker = busy.start("worker", "--ai", str(path), stderr=subprocess.PIPE, text=True)
     log = worker.communicate(timeout=PATIENCE_SECONDS)[1]
 
-    assert worker.returncode == 1
+    assert worker.returncode == 2
     assert "servers.sums.tools: the server has no tool 'subtract'" in log
