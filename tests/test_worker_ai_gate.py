@@ -332,7 +332,7 @@ def test_a_profile_that_is_wrong_stops_the_start_and_names_the_field(tmp_path: P
     ran = subprocess.run([*COMMAND, "worker", "--ai", str(path)], env={**os.environ, "PYTHONPATH": str(ROOT)},
                          capture_output=True, text=True, timeout=60)
 
-    assert ran.returncode == 1
+    assert ran.returncode == 2
     assert "limits.steps: Expected `int` >= 1" in ran.stderr
     assert str(path) in ran.stderr
 
@@ -344,5 +344,5 @@ def test_a_tool_that_does_not_exist_stops_the_start(busy: House) -> None:
     worker = busy.start("worker", "--ai", str(path), stderr=subprocess.PIPE, text=True)
     log = worker.communicate(timeout=PATIENCE_SECONDS)[1]
 
-    assert worker.returncode == 1
+    assert worker.returncode == 2
     assert "servers.sums.tools: the server has no tool 'subtract'" in log
