@@ -18,6 +18,7 @@ from msgspec import Struct
 from asyncgate import Principal, ReceiptRecord
 from asyncgate.backends.receipts_calls import BESIDE_BODY, MOST_TOLD, Calls, problem
 from asyncgate.backends.receipts_sinks import Filed, Garbled, LedgerPage, Missing, Outage, Refusal, Singly
+from asyncgate.backends.receipts_standalone import NoCustody
 from asyncgate.backends.receipts_wires import LOOK_SECONDS, pace_of
 from asyncgate.parts.views import outside, shown
 from asyncgate.parts.wire import Problem
@@ -80,7 +81,7 @@ record = msgspec.json.Decoder(Filed).decode
 rendered = msgspec.json.Decoder(Rendered).decode
 
 
-class MemoryGate:
+class MemoryGate(NoCustody):
     """A ledger that speaks REST."""
 
     reads = True
@@ -104,22 +105,6 @@ class MemoryGate:
         view = shown(self.tenant(tenant_id), receipt)
         facts = {name: getattr(view, name) for name in ReceiptRecord.__struct_fields__ if name != "delivered_at"}
         return encode(Sent(**facts, receipt_key=receipt.receipt_key))
-
-    def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None, by_worker: bool = False) -> str | None:
-        """Return nothing: this ledger keeps no custody."""
-        return None
-
-    def undone(self, content: bytes, receipt_id: str, at: float) -> bytes | None:
-        """Undo nothing: this ledger holds nobody to what it was told."""
-        return None
-
-    def taken_back(self, receipt_id: str, task: Task, lease: Lease | None = None) -> str | None:
-        """Return nothing: this ledger keeps no custody."""
-        return None
-
-    def handover(self, content: bytes) -> bytes | None:
-        """Leave it all to the worker."""
-        return None
 
     def body(self, content: bytes) -> bytes:
         """Return the body of a rendered receipt."""

@@ -12,14 +12,8 @@ if TYPE_CHECKING:
     from asyncgate.backends.receipts_sinks import Sink
 
 
-class Standalone:
-    """Takes nothing."""
-
-    reads = binds = False
-
-    def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
-        """Send nothing."""
-        return None
+class NoCustody:
+    """What a sink says whose ledger keeps no custody."""
 
     def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None, by_worker: bool = False) -> str | None:
         """Return nothing: this ledger keeps no custody."""
@@ -35,6 +29,16 @@ class Standalone:
 
     def handover(self, content: bytes) -> bytes | None:
         """Leave it all to the worker."""
+        return None
+
+
+class Standalone(NoCustody):
+    """Takes nothing."""
+
+    reads = binds = False
+
+    def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
+        """Send nothing."""
         return None
 
     def body(self, content: bytes) -> bytes:

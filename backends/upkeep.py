@@ -12,7 +12,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable
 
-from asyncgate import Ask, Caller, Engine, Needs, News, Prolong, Seen, Sweep, Work
+from asyncgate import Ask, Caller, Engine, Needs, News, Prolong, Seen, Sweep, Work, its_tasks
 from asyncgate.backends.identity_audit import Pruner
 from asyncgate.backends.ledger_upkeep import duties
 from asyncgate.parts.duties import Duties, Duty
@@ -151,14 +151,9 @@ class Upkeep(Duties):
         await self.engine.write(run, loads, self.engine.itself(tenant_id), ask)
 
 
-def leased(needs: Needs, caller: Caller, ask: Prolong) -> None:
-    """Load the tasks whose leases may get time back."""
-    needs.tasks.update(ask.tasks)
-
-
 def overdue(needs: Needs, caller: Caller, ask: Sweep) -> None:
     """Load what is to be swept."""
-    needs.tasks.update(ask.tasks)
+    its_tasks(needs, caller, ask)
     needs.records.update((Schedule, (schedule_id,)) for schedule_id in ask.schedules)
 
 
@@ -168,4 +163,4 @@ def sighted(needs: Needs, caller: Caller, ask: Seen) -> None:
 
 
 WRITES: dict[type[Ask], tuple[Callable[..., None], Callable[..., None]]] = {
-    Sweep: (Engine.sweep, overdue), Prolong: (Engine.prolong, leased), Seen: (Engine.seen, sighted)}
+    Sweep: (Engine.sweep, overdue), Prolong: (Engine.prolong, its_tasks), Seen: (Engine.seen, sighted)}
