@@ -1124,11 +1124,15 @@ class Engine:
         return Released(True, "queued", True)
 
     async def list_leases(self, caller: Caller, ask: ListLeases) -> Leases:
-        """List the live leases of a worker, so that it can go on after a restart."""
+        """List the live leases of a worker, so that it can go on after a restart.
+
+        The history of each notes once that this instance has resumed it, unless resume is false.
+        """
         worker, grace = self.about(caller, ask, "worker_id"), self.settings.lease_grace_seconds
         now = self.backend.now()
         rows = await self.backend.leases(caller.tenant_id, worker)
-        mine, told = not caller.bound or worker.same(caller.principal), worker.instance_id or ""
+        mine = ask.resume and (not caller.bound or worker.same(caller.principal))
+        told = worker.instance_id or ""
         # In the order of their tasks: leases of one moment come in any order, and the history shall not depend on it.
         if fresh := sorted(lease.task_id for _, lease in rows if mine and lease.resumed_by != told
                            and lease.resumptions < MOST_RESUMED and alive(lease, now, grace)):
@@ -1306,6 +1310,7 @@ class Engine:
         if reason := lost(lease, holder, ask, work.now, self.settings.lease_grace_seconds):
             # How the task is doing is for those who had this lease, or own the task.
             had = lease is not None and lease.lease_id == ask.lease_id and lease.worker.same(holder)
+            had = had or self._accepted(work, ask, holder)
             more = {"status": task.status} if had or caller.unlimited or task.owner.same(caller.principal) else {}
             raise LeaseInvalid(f"task {task.task_id} is not leased to this worker under {ask.lease_id} ({reason}); "
                                "drop the work, lease_next gives more", reason=reason, **more)
@@ -1332,9 +1337,15 @@ class Engine:
         lease = work.leases.get(ask.task_id)
         if lease is None or lease.lease_id == ask.lease_id:
             return False
-        under = [one for one in work.receipts.values() if (one.task_id, one.lease_id) == (ask.task_id, ask.lease_id)]
-        mine = any(one.receipt_type == ACCEPTED.type and one.sender.same(speaker(caller, ask)) for one in under)
-        return mine and any(one.receipt_type == contract.type and self._by_worker(one) for one in under)
+        return self._accepted(work, ask, speaker(caller, ask)) and any(
+            one.receipt_type == contract.type and self._by_worker(one) for one in self._under(work, ask))
+
+    def _accepted(self, work: Work, ask: Held, worker: Principal) -> bool:
+        """Whether a worker has had a lease; known where the receipts under the lease are loaded (its_end)."""
+        return any(one.receipt_type == ACCEPTED.type and one.sender.same(worker) for one in self._under(work, ask))
+
+    def _under(self, work: Work, ask: Held) -> list[Receipt]:
+        return [one for one in work.receipts.values() if (one.task_id, one.lease_id) == (ask.task_id, ask.lease_id)]
 
     def _by_worker(self, ended: Receipt) -> bool:
         """Whether its worker ended a lease; a receipt that was sent to the ledger has left its body there."""

@@ -588,10 +588,13 @@ class AsyncOperations:
         return await self.ask("list_keys", Keys, locals())
 
     async def list_leases(
-        self, *, tenant_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
-        worker_instance_id: str | None = None,
+        self, *, resume: bool | None = None, tenant_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Leases:
-        """List the live leases of a worker, so that it can go on after a restart."""
+        """List the live leases of a worker, so that it can go on after a restart.
+
+        The history of each notes once that this instance has resumed it, unless resume is false.
+        """
         return await self.ask("list_leases", Leases, locals())
 
     async def list_open_obligations(
@@ -1086,10 +1089,13 @@ class SyncOperations:
         return self.ask("list_keys", Keys, locals())
 
     def list_leases(
-        self, *, tenant_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
-        worker_instance_id: str | None = None,
+        self, *, resume: bool | None = None, tenant_id: str | None = None, worker_id: str | None = None,
+        worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Leases:
-        """List the live leases of a worker, so that it can go on after a restart."""
+        """List the live leases of a worker, so that it can go on after a restart.
+
+        The history of each notes once that this instance has resumed it, unless resume is false.
+        """
         return self.ask("list_leases", Leases, locals())
 
     def list_open_obligations(

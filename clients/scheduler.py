@@ -334,14 +334,23 @@ class Scheduler:
                 await self._announce(control)
             await self._end(control)
         except Refusal as no:
-            if no.code == "task_not_found" or no.more.get("status") in OVER:
-                return self._unwanted(control)
-            if no.code != LOST:
+            if no.code != "task_not_found" and no.code != LOST:
                 raise
+            if no.code == "task_not_found" or await self._over(control, no):
+                return self._unwanted(control)
             self.patience.failed(control.task_id, LATER_SECONDS)
             return
         schedule = self.store.schedule(control.schedule_id or "") if control.type == "schedule.create" else None
         self.store.answered(control, self.clock(), schedule and structs.replace(schedule, state="live"))
+
+    async def _over(self, control: Control, lost: Refusal) -> bool:
+        """Whether the task of a lost lease has ended; release_lease tells whoever had the lease, also after another."""
+        if "status" not in lost.more:
+            try:
+                await self.worker.call("release_lease", **self.as_worker, **control.lease, task_id=control.task_id)
+            except Refusal as no:
+                lost = no
+        return lost.more.get("status") in OVER
 
     async def _announce(self, control: Control) -> None:
         """Emit schedule.created, once; a schedule that the gate refuses to know is not made."""
@@ -412,7 +421,7 @@ class Scheduler:
     async def _give_back(self) -> None:
         """Release control tasks that are held, also what a claim got whose answer was never read."""
         with contextlib.suppress(Unreachable, Refusal):
-            for lease in (await self.worker.call("list_leases", **self.as_worker))["leases"]:
+            for lease in (await self.worker.call("list_leases", **self.as_worker, resume=False))["leases"]:
                 if lease["type"] in TYPES:
                     held = {name: lease[name] for name in ("task_id", "lease_id")}
                     await self.worker.call("release_lease", **self.as_worker, **held)

@@ -176,14 +176,14 @@ class Worker:
         self.instance = (await self.gate.call("get_config"))["instance_id"]
         for place in (self.place, *self.place.abandoned()):
             await self._replay(place)
-        for lease in await self._held():
+        for lease in await self._held(resume=True):
             if lease["lease_id"] not in self.jobs:
                 await self._resume(lease)
 
-    async def _held(self) -> list[dict[str, Any]]:
+    async def _held(self, resume: bool) -> list[dict[str, Any]]:
         """Return the leases that this worker holds, without those whose end only waits to be delivered."""
         told = {letter.fields["lease_id"] for letter in self.place.letters()}
-        leases = (await self.gate.call("list_leases", **self.me))["leases"]
+        leases = (await self.gate.call("list_leases", **self.me, resume=resume))["leases"]
         return [lease for lease in leases if lease["lease_id"] not in told]
 
     async def _resume(self, lease: dict[str, Any]) -> None:
@@ -392,7 +392,7 @@ class Worker:
         await asyncio.to_thread(self.heart.stop)
         with contextlib.suppress(Unreachable, Refusal):
             await self._replay(self.place)
-            for lease in await self._held():
+            for lease in await self._held(resume=False):
                 if lease["lease_id"] not in self.unfinished:
                     await self._release(lease)
         self.place.close()

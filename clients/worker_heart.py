@@ -143,9 +143,10 @@ class Heart:
         with self.changed:
             known = list(self.pulses.values())
         try:
-            live = {lease["lease_id"] for lease in self.http.call("list_leases", **self.me)["leases"]}
+            leases = self.http.call("list_leases", **self.me, resume=False)["leases"]
         except (Unreachable, Refusal):
             return      # renewals will tell
+        live = {lease["lease_id"] for lease in leases}
         for pulse in known:
             if pulse.under["lease_id"] not in live:
                 self._renew(pulse)      # the refusal says why

@@ -9,7 +9,9 @@ import secrets
 import select
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from typing import Any
 from urllib.parse import urlencode
 from urllib.request import ProxyHandler, Request, build_opener
@@ -38,6 +40,8 @@ class LedgerServer:
         self.process = subprocess.Popen(command, env=surroundings, stderr=subprocess.PIPE, bufsize=0)
         self.url = self._address()
         self.port = int(self.url.rpartition(":")[2])
+        self.reading = threading.Thread(target=lambda: deque(self.process.stderr or (), maxlen=0))
+        self.reading.start()        # one ledger serves many tests, and a full pipe would stop it
         return self
 
     def _address(self) -> str:
@@ -52,7 +56,10 @@ class LedgerServer:
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        self.reading.join()
+        if self.process.stderr:
+            self.process.stderr.close()
 
     def settings(self, **more: Any) -> MemoryGate:
         """Return what a gate must be told to send its receipts here."""

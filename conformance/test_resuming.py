@@ -61,6 +61,19 @@ async def test_an_admin_that_looks_resumes_nothing(gate: Gate) -> None:
     assert await resumed(gate, offer.task_id) == []
 
 
+async def test_a_worker_that_only_looks_resumes_nothing(gate: Gate) -> None:
+    await gate.create()
+    worker = gate.as_worker("w1", instance="one")
+    offer = (await worker.lease_next()).tasks[0]
+
+    async with gate.unchanged():
+        assert (await worker.list_leases(resume=False)).leases
+
+    assert await resumed(gate, offer.task_id) == []
+    assert (await worker.list_leases()).leases
+    assert len(await resumed(gate, offer.task_id)) == 1
+
+
 async def test_the_trace_is_bounded(gate: Gate) -> None:
     offer = await gate.leased("w1")
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-ONE = r"(?:(?:PH|H)\.\d+(?:\.\d+)*|\d+(?:\.\d+)+|[Ss]pec \d+(?:\.\d+)*)"
-BESIDE = re.compile(rf"\s*\((?:{ONE}|\d\d?)(?:(?:, | and )(?:{ONE}|\d+))*\)")        # in parentheses, anywhere
-AFTER = re.compile(rf"\s*(?:[Ss]pec )?{ONE}(?:, (?:{ONE}|\d+))*\.?\s*\Z")      # a sentence of its own, at the end
+NUMBER = r"\d{1,2}(?:\.\d{1,2}){0,3}"     # bounded, so that no pattern repeats a repetition
+ONE = rf"(?:(?:PH|H)\.{NUMBER}|\d{{1,2}}(?:\.\d{{1,2}}){{1,3}}|[Ss]pec {NUMBER})"
+BESIDE = re.compile(rf"\s*\((?:{ONE}|\d\d?)(?:(?:, | and )(?:{ONE}|\d{{1,2}}))*\)")        # in parentheses, anywhere
+AFTER = re.compile(rf"\s*(?:[Ss]pec )?{ONE}(?:, (?:{ONE}|\d{{1,2}}))*\.?\s*\Z")      # a sentence of its own, at the end
 
 
 def plainly(text: str) -> str:

@@ -71,7 +71,7 @@ from asyncgate.parts.mcp_tools import (
     told_refusal,
     tools,
 )
-from asyncgate.parts.members import Rule, beside, header, warned
+from asyncgate.parts.members import Rule, beside, header, problem, warned
 from asyncgate.parts.naming import silent
 from asyncgate.parts.screening import MAX_DEPTH, breathe, refusal
 from asyncgate.parts.wire import Ask, ListOpenObligations, Principal, RunTask
@@ -336,7 +336,7 @@ class Facade:
         except GateError as no:
             return Call(op, refusal=no)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
-            return Call(op, refusal=InvalidRequest(f"{op.name}: {wrong}"))
+            return Call(op, refusal=InvalidRequest(f"{op.name}: {problem(wrong)}"))
         return Call(op, ask, unknown=unknown)
 
     async def _perform(self, call: Call, caller: Caller) -> bytes:

@@ -19,13 +19,14 @@ import msgspec
 from msgspec import NODEFAULT, Raw, Struct
 
 from asyncgate.parts.errors import GateError, InvalidRequest
-from asyncgate.parts.wire import Batch
+from asyncgate.parts.wire import UNTAGGED, Batch
 
 Rule = Literal["warn", "refuse", "ignore"]
 K = TypeVar("K", bound=Struct)
 HEADER = b"x-asyncgate-warning"
 MOST_TOLD, LONGEST_NAME, LONGEST_HEADER = 10, 60, 1000
 BATCHES = ("tasks", "schedules")        # members that hold requests of their own
+NO_NAME = f"Expected `str` matching regex {UNTAGGED!r}"       # how msgspec says it
 VALID = Raw(b'[{"type":"any","schedule_id":"any"}]')    # stands for the items of a batch while the rest of it is read
 QUERY = {"principal_kind", "principal_id", "principal_instance_id", "tenant_id"}    # what a query may say beside a body
 NONE: tuple[str, ...] = ()
@@ -124,7 +125,7 @@ class Reader(Generic[K]):
         try:
             read, strays = self.body(item, rule, max(most, 0))
         except (msgspec.DecodeError, GateError) as no:
-            return Unreadable(InvalidRequest(f"{place}: {no}"), task_of(item)), []
+            return Unreadable(InvalidRequest(f"{place}: {problem(no)}"), task_of(item)), []
         return read, [f"{place}: {text}" for text in strays]
 
     def _settle(self, read: Callable[[], Any], strays: tuple[str, ...], rule: Rule) -> tuple[Any, tuple[str, ...]]:
@@ -134,7 +135,12 @@ class Reader(Generic[K]):
         try:
             return read(), strays if rule == "warn" else NONE
         except msgspec.ValidationError as wrong:
-            raise InvalidRequest("; ".join([str(wrong), *strays])) if strays else wrong from None
+            raise InvalidRequest("; ".join([problem(wrong), *strays])) if strays else wrong from None
+
+
+def problem(wrong: Exception) -> str:
+    """Say why a request cannot be read, without the expression that a name has to match."""
+    return str(wrong).replace(NO_NAME, "Expected a name without invisible characters and without a blank before it")
 
 
 def task_of(item: Raw) -> str | None:

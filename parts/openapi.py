@@ -18,7 +18,7 @@ import msgspec
 from starlette.routing import Route
 
 from asyncgate.parts.clauses import plainly
-from asyncgate.parts.wire import Name, Problem, Requirements
+from asyncgate.parts.wire import PLAIN, Name, Problem, Requirements
 
 TASK, DUTY = "019a8f3c-51de-7a10-9c6e-0d3a51b7f2c4", "019a8f3c-51de-7a11-8f02-6b9d40e1c7aa"
 DONE, LEASE = "019a8f3d-0b42-7c03-a1de-94c2f07b5e18", "6f1f0c8e-2a5b-4b57-9a0e-3d8f4c1b2a90"
@@ -194,8 +194,8 @@ REFUSALS = {name: f", {refusals}" for name, refusals in {
     "emit_receipt": f"{LARGE}, 400 too_many_parents, 400 parents_required, 400 parent_not_found, {HOLDER}",
     **dict.fromkeys(("export_receipts", "run_archive", "list_archived_receipts"), "503 archive_unavailable"),
     "restore_archive": f"{UNKNOWN_RECEIPT}, 503 archive_unavailable",
-    **dict.fromkeys(("get_limits", "rotate_credentials", "issue_key", "list_keys", "list_audit"),
-                    "404 tenant_not_found"),
+    **dict.fromkeys(("suspend_tenant", "get_limits", "set_limits", "rotate_credentials", "issue_key", "list_keys",
+                     "list_audit"), "404 tenant_not_found"),
     **dict.fromkeys(("rotate_key", "revoke_key"), "404 tenant_not_found, 404 key_not_found")}.items()}
 
 ABOUT = """A durable task gate for agents that forget: hand over work, any worker leases it, nothing is lost when either
@@ -246,9 +246,13 @@ def components(ops: Collection[Any]) -> dict[str, Json]:
     takes, gives = ({name: said(schema) for name, schema in msgspec.json.schema_components(
         kinds, ref_template="#/components/schemas/{name}")[1].items()} for kinds in (
             [Requirements, *(op.takes for op in ops)], [Problem, *(op.gives for op in ops)]))
-    schemas = {"Name": NAME} | gives | takes
+    schemas = {"Name": NAME | {"pattern": PLAIN}} | gives | takes
     for op in ops:
         schema = schemas[op.takes.__name__]
+        if op.reader.refuses:       # also in what it holds, which no other request does
+            for inner in (schema, *reached(schema, schemas).values()):
+                if "properties" in inner:
+                    inner["additionalProperties"] = False
         schema["required"] = sorted({*schema["required"], *op.takes.needed})
         if asked := schema["properties"].get("requirements"):
             asked.pop("type", None)

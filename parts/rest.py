@@ -22,7 +22,7 @@ from asyncgate.parts.http import (
     while_connected,
     without_nulls,
 )
-from asyncgate.parts.members import beside, header, warned
+from asyncgate.parts.members import beside, header, problem, warned
 from asyncgate.parts.screening import screen
 from asyncgate.parts.wire import Ask
 
@@ -91,7 +91,7 @@ class Endpoint:
             for name, value in scope["path_params"].items():
                 setattr(ask, name, msgspec.convert(value, op.fields[name]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
-            raise InvalidRequest(f"{op.name}: {wrong}") from None
+            raise InvalidRequest(f"{op.name}: {problem(wrong)}") from None
         for named in claimed_tenants(query, scope["headers"]):
             self.gate.engine.at_home(caller, named)
         if unknown:

@@ -49,10 +49,10 @@ LONGEST = 315_360_000       # ten years of seconds: later than that, nobody wait
 PLAIN = ("^(?! )[^\\x00-\\x1f\\x7f-\\x9f\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f"
          "\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufe00-\\ufe0f\\ufeff\\uffa0\\ufff0-\\ufffb]"
          "+$(?!\\n)")
-# Nor a tag character; JavaScript reads no such range without a flag, so the schema leaves it out.
+# Nor a tag character; JavaScript reads no such range without a flag, so the OpenAPI document leaves it out.
 UNTAGGED = PLAIN.replace("\\ufffb]", "\\ufffb\U000e0000-\U000e0fff]")
 
-Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=UNTAGGED, extra_json_schema={"pattern": PLAIN})]
+Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=UNTAGGED)]
 Text = Annotated[str, Meta(max_length=16_384)]
 Summary = Annotated[str, Meta(max_length=65_536)]       # what a receipt's body may have (PH.5)
 Integer = Annotated[int, Meta(ge=-WIDEST, le=WIDEST)]
@@ -304,6 +304,7 @@ class ListLeases(AsWorker, kw_only=True):
 
     acts: ClassVar[bool] = False
     filters: ClassVar[bool] = True
+    resume: Annotated[bool, says("false: only look; the history then notes no lease.resumed")] = True
 
 
 class StartTask(Held, kw_only=True):

@@ -226,6 +226,16 @@ async def test_unknown_members_of_items_are_named_with_their_place(served: Any) 
     assert [item.get("status") for item in strict["structuredContent"]["results"]] == ["queued", None]
 
 
+@pytest.mark.parametrize("name", [" ada", "a\u200bda", "a\U000e0041da", "a\nda"])
+async def test_a_name_that_is_none_is_refused_in_words(served: Any, name: str) -> None:
+    rest = (await served.call("POST", "/v1/tasks", DEMO | {"type": name})).json()
+    batch = (await served.call("POST", "/v1/tasks/batch", {"tasks": [DEMO | {"type": name}]})).json()
+    peers, _ = await bare(served, "create_task", **DEMO | {"type": name})
+    told = [rest["message"], json.dumps(batch), peers["error"]["message"]]
+
+    assert [text for text in told if "Expected a name without invisible characters" not in text or "x00" in text] == []
+
+
 @pytest.mark.parametrize("tasks", [[], None, {}, "x", [{"type": "demo", "payload": None}] * 501])
 async def test_what_is_no_batch_is_refused_as_a_whole(served: Any, tasks: Any) -> None:
     async with served.unchanged():

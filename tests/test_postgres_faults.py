@@ -751,6 +751,7 @@ async def test_a_lost_lease_of_an_instance_that_holds_its_lock_is_left_to_it_and
     async with opened(direct) as gate, connected(cluster.admin_url(database)) as ghost:
         await ghost.execute("SELECT pg_advisory_lock(hashtextextended('ghost', 25959))")
         await gate.backend.join("gate-2", 10.0, heard.append)
+        heard.clear()       # whoever joins looks at once
 
         assert await tasks_due(gate) == []
         assert [news.lapse and round(news.lapse - gate.now()) for news in heard] == [302]

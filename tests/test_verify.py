@@ -56,7 +56,7 @@ async def story(gate: Gate) -> dict[str, str]:
     lost = await gate.leased(timeouts={"lease_ttl_seconds": 1})
     await gate.wait(2)
     for tenant_id in (TENANT, OTHER):
-        await gate.as_admin().create_tenant(tenant=tenant_id, name="a name")
+        await gate.as_admin().create_tenant(tenant=tenant_id, name=tenant_id[-1] + " name")
         for number in range(1, LINES):
             await gate.as_admin().set_limits(tenant=tenant_id, tier="free", reason=f"change {number}")
     return tasks | {"unlocated": unlocated.task_id, "located": located.task_id, "failed": failed.task_id,
