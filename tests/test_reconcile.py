@@ -584,6 +584,7 @@ async def test_a_repair_beside_a_serving_gate_is_refused_and_says_why(url: str, 
     await standalone(url)
     serving = await open_backend(url, serving=True)
     await serving.join("asyncgate-1", 1.0, lambda news: None)
+    await serving.beat()        # until then it only begins, and others that begin wait for it
 
     refused = await command("--database", url, "--repair", *options(ledger))
     compared = await command("--database", url, *options(ledger))

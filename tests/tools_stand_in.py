@@ -115,6 +115,7 @@ def over_http() -> None:
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(("127.0.0.1", int(sys.argv[3]) if sys.argv[3:] else 0))
+        listening.listen(100)       # who reads the address calls at once
         print(f"http://127.0.0.1:{listening.getsockname()[1]}/mcp", flush=True)
         config = uvicorn.Config(Guarded(server.streamable_http_app()), log_level="warning", timeout_graceful_shutdown=1)
         uvicorn.Server(config).run(sockets=[listening])
