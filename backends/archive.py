@@ -249,6 +249,8 @@ async def store(engine: Engine, tenant_id: str, ages: Ages, chains: list[Chain],
     """Write a segment of chains, then let go of those that are still as they were."""
     rows = [one for chain in chains for _, one in sorted(chain.receipts.items())]
     name = await asyncio.to_thread(write_segment, folder(engine.settings), tenant_id, rows)
+    if register := getattr(engine.backend, "register_segment", None):   # where somebody else must say that it is there
+        await register(tenant_id, name)
     lines = {one.receipt_id: at for at, one in enumerate(rows, 2)}      # behind the header
     moved, batch = 0, list[Chain]()
     for at, chain in enumerate(chains, 1):

@@ -25,6 +25,7 @@ from msgspec import Struct
 
 from asyncgate import (
     Archived,
+    ArchiveUnavailable,
     DatabaseUnavailable,
     Entry,
     EntryFilter,
@@ -52,7 +53,7 @@ from asyncgate import (
 )
 from asyncgate.backends import postgres_statements as sql
 from asyncgate.backends.lanes import Lanes
-from asyncgate.backends.postgres_hosts import AWAY, CONNECT_SECONDS, Hosts, startup_error
+from asyncgate.backends.postgres_hosts import AWAY, CONNECT_SECONDS, Hosts, as_user, startup_error
 from asyncgate.backends.postgres_instances import Membership, lock_of, name_of_this_process, session
 from asyncgate.backends.postgres_migrations import migrate_database as migrate_database
 from asyncgate.backends.postgres_migrations import migration_sql as migration_sql
@@ -73,6 +74,7 @@ ATTEMPTS = 8                # at a batch that lost a race, before it is given up
 HIDDEN_SECONDS = 0.25       # how long a reader of receipts waits for writers that might still add to its page
 PROMOTED = 1000             # delayed tasks whose time has come that one batch takes in
 SLACK, MOST_SLACK = 32, 32 * 16 ** 3    # candidates beyond what is claimed, in case others hold the first ones
+ARCHIVIST = "asyncgate_archivist"
 OVERDUE = 10_000            # rows that upkeep looks at in one query
 LOOK_AGAIN_SECONDS = 1.0    # at a lost lease whose owner has not taken it back yet
 
@@ -194,6 +196,24 @@ class Postgres:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await self.pool.close()
         self.pool.terminate()
+
+    async def register_segment(self, tenant_id: str, segment: str) -> None:
+        """Say as another role than the gate's that a segment of the archive is written; only then receipts may go."""
+        settings, direct = self.settings, self.settings.direct_url or self.url
+        trusted = {"server_settings": {"role": ARCHIVIST}} if settings.trusted_role else {}
+        url = settings.archive_url or (direct if trusted else as_user(direct, ARCHIVIST))
+        try:
+            db = await Hosts(url, settings.timeout_seconds).connect(**trusted)
+            try:
+                async with db.transaction():
+                    await db.execute("SELECT set_config('app.tenant_id', $1, true)", tenant_id)
+                    await db.execute("INSERT INTO asyncgate.segments (tenant_id, segment) VALUES ($1, $2) "
+                                     "ON CONFLICT DO NOTHING", tenant_id, segment)
+            finally:
+                await db.close()
+        except (*AWAY, ValueError) as error:
+            raise ArchiveUnavailable(f"{ARCHIVIST} cannot register a segment of the archive: {error}; the address "
+                                     "of that role belongs into database.archive_url") from error
 
     # Several processes.
 

@@ -55,6 +55,13 @@ class Hosts:
         self.urls.insert(place, url)
 
 
+def as_user(url: str, user: str) -> str:
+    """Return a URL that logs in as somebody else, whose password is where Postgres looks for those not in URLs."""
+    parts = urlsplit(url)
+    query = "&".join(one for one in parts.query.split("&") if one.partition("=")[0] not in ("user", "password"))
+    return parts._replace(netloc=f"{user}@{parts.netloc.rpartition('@')[2]}", query=query).geturl()
+
+
 def one_by_one(url: str) -> list[str]:
     """Return a URL for each host that a URL names before its path; Postgres separates them by commas."""
     parts = urlsplit(url)

@@ -14,7 +14,7 @@ import asyncpg
 
 from asyncgate import StartupError
 
-ROLES = ("asyncgate_owner", "asyncgate_app", "asyncgate_sweeper", "asyncgate_auth")
+ROLES = ("asyncgate_owner", "asyncgate_app", "asyncgate_sweeper", "asyncgate_auth", "asyncgate_archivist")
 OURS = "(SELECT oid FROM pg_namespace WHERE nspname = 'asyncgate')"
 AGAIN = ("this database was restored without its roles, and does not remember what they may do; they are there now: "
          "restore the dump once more, into an empty database")

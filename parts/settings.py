@@ -79,6 +79,7 @@ class DatabaseSettings(Group, frozen=True):
     pool_size: Annotated[int, span(1, 1000), says("Most database connections held at once")] = 10
     pgbouncer: Annotated[bool, says("Whether database.url leads to a transaction-pooling PgBouncer")] = False
     direct_url: Annotated[Url, says("Postgres address beside PgBouncer, for locks and notifications")] = ""
+    archive_url: Annotated[Url, says("Postgres address of asyncgate_archivist; default: the same, no password")] = ""
     timeout_seconds: Annotated[Timer, says("Longest wait for the database before a call is answered with 503")] = 10.0
     notify: Annotated[bool, says("Whether processes that share the database wake each other")] = True
     poll_seconds: Annotated[Timer, says("Seconds between looks of a call that waits on a shared database")] = 1.0

@@ -23,10 +23,12 @@ from urllib.parse import urlencode, urlsplit
 import asyncpg
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 import asyncgate
 from asyncgate import (
     OPERATIONS,
+    ArchiveUnavailable,
     DatabaseSettings,
     DatabaseUnavailable,
     Engine,
@@ -48,6 +50,8 @@ from asyncgate import (
 )
 from asyncgate.backends import archive, open_backend
 from asyncgate.backends import postgres_statements as sql
+from asyncgate.backends.ledger_seals import seal
+from asyncgate.backends.postgres_hosts import as_user
 from asyncgate.backends.receipts_outbox import Ledger
 from asyncgate.backends.upkeep import Upkeep
 from asyncgate.clients.http import Exchange
@@ -102,19 +106,22 @@ RULES: dict[str, tuple[str, set[str]]] = {
     "the gate's role sees one tenant": (f"""
         SELECT relname FROM {TABLES} AND NOT EXISTS (
             SELECT FROM pg_policies WHERE schemaname = 'asyncgate' AND tablename = relname AND cmd = 'ALL'
-            AND roles = '{{asyncgate_app}}' AND qual = '{WALL}' AND with_check = '{WALL}')""", TENANTLESS),
+            AND roles = '{{asyncgate_app}}' AND qual = '{WALL}' AND with_check = '{WALL}')""",
+        TENANTLESS),
     "no other policy lets anybody see more": (f"""
         SELECT concat_ws(' ', cmd, tablename, roles) FROM pg_policies WHERE schemaname = 'asyncgate'
         AND NOT (roles = '{{asyncgate_app}}' AND qual = '{WALL}' AND with_check = '{WALL}')""",
         {f"{what} {{asyncgate_sweeper}}"
          for what in ("SELECT tenants", "SELECT schedules", "ALL states", "SELECT outbox")}
         | {f"SELECT {table} {{asyncgate_auth}}" for table in ("api_keys", "accounts")}
-        | {f"ALL {table} {{asyncgate_owner}}" for table in KEPT}),
+        | {f"ALL {table} {{asyncgate_owner}}" for table in KEPT} | {"ALL segments {asyncgate_archivist}"}
+        | {f"SELECT {table} {{asyncgate_owner}}" for table in ("segments", "seal_heads", "obligations")}),
     "no role of ours is strong": ("""
         SELECT rolname FROM pg_roles WHERE rolname LIKE 'asyncgate\\_%'
         AND (rolsuper OR rolbypassrls OR rolcreaterole OR rolcreatedb OR rolreplication)""", set()),
-    "only the gate's role can log in": ("""
-        SELECT rolname FROM pg_roles WHERE rolname LIKE 'asyncgate\\_%' AND rolcanlogin""", {"asyncgate_app"}),
+    "only the gate and who looks after its archive can log in": ("""
+        SELECT rolname FROM pg_roles WHERE rolname LIKE 'asyncgate\\_%' AND rolcanlogin""",
+        {"asyncgate_app", "asyncgate_archivist"}),
     "no role of ours is another one too": ("""
         SELECT concat_ws(' in ', m.rolname, r.rolname) FROM pg_auth_members AS a
         JOIN pg_roles AS m ON m.oid = a.member JOIN pg_roles AS r ON r.oid = a.roleid
@@ -151,6 +158,14 @@ RULES: dict[str, tuple[str, set[str]]] = {
         SELECT concat_ws(' ', role, may, relname) FROM unnest(ARRAY['asyncgate_sweeper', 'asyncgate_auth']) AS role,
             unnest(ARRAY['DELETE', 'TRUNCATE', 'TRIGGER']) AS may, {TABLES}
         AND has_table_privilege(role, c.oid, may)""", set()),
+    "who looks after the archive may say which segments there are": (f"""
+        SELECT concat_ws(' ', may, relname)
+        FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS may, {TABLES}
+        AND has_table_privilege('asyncgate_archivist', c.oid, may)""", each("SELECT", "segments") | each(
+            "INSERT", "segments")),
+    "and the gate's role may not": (f"""
+        SELECT may FROM unnest(ARRAY['INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) AS may, {TABLES}
+        AND relname = 'segments' AND has_table_privilege('asyncgate_app', c.oid, may)""", set()),
     "nobody else may anything": (f"""
         SELECT relname FROM {TABLES} AND EXISTS (SELECT FROM aclexplode(relacl) WHERE grantee = 0)
         UNION ALL SELECT nspname FROM pg_namespace
@@ -177,11 +192,14 @@ BREACHES = {
     "the gate's role sees one tenant": "DROP POLICY tenant ON asyncgate.edges",
     "no other policy lets anybody see more": "CREATE POLICY stray ON asyncgate.tasks TO asyncgate_app USING (true)",
     "no role of ours is strong": "ALTER ROLE asyncgate_app BYPASSRLS",
-    "only the gate's role can log in": "ALTER ROLE asyncgate_sweeper LOGIN",
+    "only the gate and who looks after its archive can log in": "ALTER ROLE asyncgate_sweeper LOGIN",
     "no role of ours is another one too": "GRANT asyncgate_sweeper TO asyncgate_app",
     "the owner, who cannot log in, owns all": "ALTER TABLE asyncgate.lanes OWNER TO asyncgate_app",
     "what the gate's role may change": "GRANT UPDATE (body) ON asyncgate.receipts TO asyncgate_app",
     "what the roles that look across tenants may": "GRANT SELECT (body) ON asyncgate.receipts TO asyncgate_sweeper",
+    "who looks after the archive may say which segments there are": "GRANT INSERT ON asyncgate.archived "
+                                                                    "TO asyncgate_archivist",
+    "and the gate's role may not": "GRANT INSERT ON asyncgate.segments TO asyncgate_app",
     "nor may they take rows away": "GRANT DELETE ON asyncgate.states TO asyncgate_sweeper",
     "nobody else may anything": "GRANT SELECT (body) ON asyncgate.receipts TO PUBLIC; "
                                 "GRANT SELECT ON asyncgate.edges TO PUBLIC",
@@ -264,6 +282,10 @@ async def away(gate: Gate, mark: str) -> dict[str, str]:
     chain = await archive.whole(beside.engine, gate.tenant_id, duty)
     assert chain is not None
     moved, ages = archive.Moved(), archive.Ages(math.inf, math.inf, math.inf, "g")
+    head = await seal(gate.engine, gate.tenant_id)
+    if head.last_id < max(chain.receipts):  # nothing is sealed behind what is in a ledger, and what is not sealed stays
+        head = replace(head, last_id=max(chain.receipts))
+        await gate.backend.transact(gate.tenant_id, Needs(), lambda work: work.keep(head))
     await archive.store(beside.engine, gate.tenant_id, ages, [chain], moved)
     assert moved.receipts == 4
     page = await beside.as_admin().list_archived_receipts(task_id=done.task_id, limit=1)
@@ -510,6 +532,8 @@ FORBIDDEN = [
     "SET LOCAL ROLE asyncgate_owner",
     "SET LOCAL ROLE asyncgate_sweeper",
     "SET LOCAL ROLE asyncgate_auth",
+    "SET LOCAL ROLE asyncgate_archivist",
+    "INSERT INTO asyncgate.segments VALUES ('{ours}', 'mine')",
     "SET LOCAL ROLE postgres",
     "SET LOCAL SESSION AUTHORIZATION postgres",
     "ALTER ROLE asyncgate_app BYPASSRLS",
@@ -557,7 +581,49 @@ async def test_the_role_of_the_gate_cannot(
         url: str, neighbour: Neighbour, our_tenant: str, statement: str) -> None:
     async with behind_the_wall(url, our_tenant) as db:
         with pytest.raises(DENIED):
-            await db.execute(statement.replace("{theirs}", neighbour.tenant_id))
+            await db.execute(statement.replace("{theirs}", neighbour.tenant_id).replace("{ours}", our_tenant))
+
+
+POINTER = ("INSERT INTO asyncgate.archived SELECT tenant_id, receipt_id, task_id, receipt_type, 'made up', 1, "
+           "'made up', receipt_id, '[]' FROM asyncgate.receipts WHERE receipt_id = $1 RETURNING receipt_id")
+SEALED_UP_TO = "UPDATE asyncgate.seal_heads SET last_id = $1"
+
+
+@pytest.mark.parametrize("what", ["discharged", "owed", "not sealed"])
+@pytest.mark.parametrize("registered", [False, True], ids=["made up", "registered"])
+async def test_a_false_pointer_erases_no_receipt(
+        url: str, admin: str, our_tenant: str, what: str, registered: bool) -> None:
+    async with connected(admin) as root:
+        receipt_id = await root.fetchval(
+            "SELECT receipt_id FROM asyncgate.receipts WHERE tenant_id = $1 AND receipt_type = 'task.assigned' "
+            "AND EXISTS (SELECT FROM asyncgate.obligations AS o WHERE o.tenant_id = $1 "
+            "AND o.receipt_id = receipts.receipt_id) = $2 ORDER BY receipt_id LIMIT 1", our_tenant, what == "owed")
+        if registered:
+            await root.execute("INSERT INTO asyncgate.segments VALUES ($1, 'made up')", our_tenant)
+    async with behind_the_wall(url, our_tenant) as db:
+        assert await db.fetchval(POINTER, receipt_id) == receipt_id
+        await db.execute(SEALED_UP_TO, "0" if what == "not sealed" else "z")
+        if registered and what == "discharged":
+            await db.execute("SELECT asyncgate.archive_receipts(ARRAY[$1])", receipt_id)
+        else:
+            with pytest.raises(DENIED, match=f"receipt {receipt_id} may not go"):
+                await db.execute("SELECT asyncgate.archive_receipts(ARRAY[$1])", receipt_id)
+    async with connected(admin) as root:
+        await root.execute("DELETE FROM asyncgate.segments WHERE segment = 'made up'")
+
+
+async def test_the_role_of_the_gate_registers_no_segment(url: str) -> None:
+    async with backend_of(url, archive_url=url) as backend:
+        with pytest.raises(ArchiveUnavailable, match=r"permission denied .* belongs into database\.archive_url"):
+            await backend.register_segment(str(uuid.uuid4()), "made up")
+
+
+@pytest.mark.parametrize(("url", "expected"), [
+    ("postgresql://app:hush@a,b:5433/gate?sslmode=require", "postgresql://archivist@a,b:5433/gate?sslmode=require"),
+    ("postgresql:///gate?host=/run&user=app&password=hush", "postgresql://archivist@/gate?host=/run"),
+    ("postgresql://db/gate", "postgresql://archivist@db/gate")])
+def test_another_role_takes_no_password_along(url: str, expected: str) -> None:
+    assert as_user(url, "archivist") == expected
 
 
 @pytest.mark.parametrize("statement", [

@@ -7,20 +7,23 @@
 --   asyncgate_app       the gate: sees one tenant at a time, may change no receipt, owns nothing
 --   asyncgate_sweeper   owns the two functions that look across tenants, for upkeep
 --   asyncgate_auth      will own those that find a credential before its tenant is known
+--   asyncgate_archivist says which segments of the archive there are; without it no receipt leaves its table
 DO $$
 DECLARE
     name text;
     may_all boolean := (SELECT rolsuper FROM pg_roles WHERE rolname = current_user);
 BEGIN
-    FOREACH name IN ARRAY ARRAY['asyncgate_owner', 'asyncgate_app', 'asyncgate_sweeper', 'asyncgate_auth'] LOOP
+    FOREACH name IN ARRAY ARRAY['asyncgate_owner', 'asyncgate_app', 'asyncgate_sweeper', 'asyncgate_auth',
+                               'asyncgate_archivist'] LOOP
         IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = name) THEN
             BEGIN
-                EXECUTE format('CREATE ROLE %I %s', name, CASE name WHEN 'asyncgate_app' THEN 'LOGIN' ELSE 'NOLOGIN' END);
+                EXECUTE format('CREATE ROLE %I %s', name, CASE WHEN name IN ('asyncgate_app', 'asyncgate_archivist')
+                                                          THEN 'LOGIN' ELSE 'NOLOGIN' END);
             EXCEPTION WHEN duplicate_object OR unique_violation THEN    -- another database was faster
                 NULL;
             END;
         END IF;
-        IF NOT may_all AND name <> 'asyncgate_app' THEN
+        IF NOT may_all AND name NOT IN ('asyncgate_app', 'asyncgate_archivist') THEN
             EXECUTE format('GRANT %I TO CURRENT_USER', name);
         END IF;
     END LOOP;
