@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from asyncgate import Caller, Created, CreateTask, Engine, GateError, Work
+from asyncgate import Caller, Created, CreateTask, Engine, GateError, Job, Work, decide
 from asyncgate.conformance.harness import Gate, Numbered, refused, under
 
 pytestmark = pytest.mark.anyio
@@ -53,6 +53,25 @@ async def test_the_creator_of_a_batch_is_the_creator_of_its_items(gate: Gate) ->
 
     owners = [str((await gate.task(item.task_id)).created_by) for item in answer.results]
     assert owners == ["service cron", "agent eve"]
+
+
+async def test_a_batch_that_takes_long_leaves_the_rest_to_the_next(
+        gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that other tenants have their turn, however long one tenant's operations take."""
+    decided: list[int] = []
+
+    def counted(jobs: list[Job], works: list[Work], work: Work) -> None:
+        decide(jobs, works, work)
+        decided.append(sum(not job.left for job in jobs))
+    monkeypatch.setattr("asyncgate.decide", counted)
+    monkeypatch.setattr("asyncgate.SLICE_SECONDS", -1.0)
+
+    made = await asyncio.gather(*(gate.create(type=f"t{number}") for number in range(6)))
+
+    listed = (await gate.as_agent().list_tasks()).tasks
+    assert [task.type for task in reversed(listed)] == [f"t{number}" for number in range(6)]
+    assert [task.task_id for task in reversed(listed)] == made
+    assert decided == [1] * 6
 
 
 async def test_an_agent_cannot_create_for_another_within_a_batch(gate: Gate) -> None:

@@ -11,13 +11,14 @@ from asyncgate.parts.errors import GateError
 OFTEN = {"often": True}     # `extra` of a record that an outage writes again and again
 EVERY_SECONDS = 10.0
 DRIVERS = {"asyncpg.pool"}  # what they log are attempts to reach the database again
+REPEATED = {"Exceeded concurrency limit."}      # what uvicorn says of each request that it turns away
 
 
 class Sparse(logging.Filter):
     """Lets an outage through once every few seconds, and says how many lines like it were left out.
 
-    An outage is what a record marked OFTEN tells, and a failure whose error is a 503: that is told without its
-    traceback, because its cause was logged where it was found.
+    An outage is what a record marked OFTEN tells, a server that is full, and a failure whose error is a 503: that is
+    told without its traceback, because its cause was logged where it was found.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,7 +30,7 @@ class Sparse(logging.Filter):
         """Whether a record is to be written."""
         error = record.exc_info[1] if record.exc_info else None
         away = (isinstance(error, GateError) and error.status == 503) or record.name in DRIVERS
-        if not away and not getattr(record, "often", False):
+        if not away and not getattr(record, "often", False) and record.msg not in REPEATED:
             return True
         kind, now = (record.name, str(record.msg)), self.clock()
         before, left_out = self.last.get(kind, (now - EVERY_SECONDS, 0))

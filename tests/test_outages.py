@@ -42,6 +42,12 @@ def test_a_line_that_an_outage_repeats_is_written_every_few_seconds_with_the_num
     assert later.getMessage() == "no answer to 100 (99 more like it)"
 
 
+def test_a_server_that_is_full_does_not_fill_the_log() -> None:
+    sparse = Sparse(Clock())
+
+    assert [sparse.filter(record("Exceeded concurrency limit.")) for _ in range(3)] == [True, False, False]
+
+
 def test_a_503_is_told_without_its_traceback() -> None:
     line = record("upkeep: %s failed", "sweep", error=DatabaseUnavailable("the database does not answer"))
 
