@@ -235,6 +235,16 @@ async def test_others_than_admins_see_what_they_sent_or_got(gate: Gate, moved: d
         await gate.as_agent().list_archived_receipts()
 
 
+async def test_a_page_of_theirs_is_full_while_more_remains(gate: Gate, moved: dict[str, Any]) -> None:
+    worker, seen, cursor = gate.as_worker("w1"), [], None
+    for _ in range(2):
+        page = await worker.list_archived_receipts(task_id=moved["task_id"], limit=1, cursor=cursor)
+        seen += [row.receipt_type for row in page.receipts]
+        cursor = page.next_cursor
+
+    assert (seen, cursor) == (["task.accepted", "task.completed"], None)
+
+
 async def test_another_tenant_has_none_of_it(gate: Gate, moved: dict[str, Any]) -> None:
     other = gate.stranger().as_admin()
 
