@@ -24,7 +24,7 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +41,7 @@ __all__ = ["Done", "Fail", "Job", "Lost", "Retry", "Worker"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 WAIT_SECONDS = 25.0         # that an empty claim stays open
+SOON_SECONDS = 1.0          # the same while an end waits to be told
 QUIET_SECONDS = 1.0         # that a gate may be away before it is worth a word
 TRIES = 50                  # to deliver an ending, some twenty seconds in all
 CANCEL_SECONDS = 10.0       # that an async function has to end when it is canceled
@@ -114,6 +115,7 @@ class Worker:
     async def serve(self) -> None:
         """Work until `stop`; canceled, it gives back at once what it holds."""
         self.stopping, self.hurried, self.loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
+        self.kept = asyncio.Event()     # an end that could not be told
         self.instance, self.claim_id, self.away_since, self.known = "", uuid.uuid4().hex, 0.0, False
         self.warned: list[str] = []
         self.running = True
@@ -203,19 +205,34 @@ class Worker:
         await self._insist(self._claim)
 
     async def _claim(self) -> None:
+        self.kept.clear()
         if self.place.letters():
             await self._replay(self.place)
         asked = time.monotonic()
-        reply = await self.gate.call(
+        reply = await self._unless_kept(self.gate.call(
             "lease_next", **self.me, accept_types=None if None in self.tasks else list(self.tasks),
             capabilities=self.capabilities, max_tasks=self.concurrency - len(self.jobs),
-            lease_ttl_seconds=self.ttl_seconds, wait_seconds=WAIT_SECONDS, claim_id=self.claim_id)
+            lease_ttl_seconds=self.ttl_seconds, wait_seconds=SOON_SECONDS if self.place.letters() else WAIT_SECONDS,
+            claim_id=self.claim_id))
+        if reply is None:
+            return      # the next claim has the same id
         self.claim_id = uuid.uuid4().hex    # had the answer been lost, the same claim would have got the same leases
         self._warn(reply.get("warnings") or [])
         for offer in reply["tasks"]:
             self._begin(offer)
         if not reply["tasks"] and time.monotonic() - asked < FIRST_PAUSE:
             await asyncio.sleep(FIRST_PAUSE)    # a gate that stops answers waiting claims at once
+
+    async def _unless_kept(self, claim: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any] | None:
+        """Give up a claim that waits when an end could not be told: that lease may run out before."""
+        asking, kept = asyncio.ensure_future(claim), asyncio.ensure_future(self.kept.wait())
+        try:
+            await asyncio.wait([asking, kept], return_when=asyncio.FIRST_COMPLETED)
+            return asking.result() if asking.done() else None
+        finally:
+            asking.cancel()
+            kept.cancel()
+            await asyncio.gather(asking, kept, return_exceptions=True)
 
     def _warn(self, texts: list[str]) -> None:
         """Say what the gate warns of, once for as long as it does."""
@@ -337,6 +354,7 @@ class Worker:
         finally:    # also when this worker is stopped meanwhile
             if letter and not self._superseded(job):
                 self.place.keep(letter)
+                self.kept.set()
 
     def _superseded(self, job: Job) -> bool:
         """Whether nobody wants to hear of it any more; that it was heard already is no reason to give up."""

@@ -29,7 +29,7 @@ from asyncgate.conformance.model import ESCALATES_TO, PROSE, Model, Refusal, Rul
 from asyncgate.parts.settings import EscalationSettings, EscalationTarget
 from asyncgate.parts.wire import Principal
 
-EXAMPLES_PER_ROUND, STEPS = 30, 35
+EXAMPLES_PER_ROUND, STEPS = 15, 35
 MINUTE, TICK = 60, 30
 MOMENTARY = {"renew_every_seconds", "uptime"}
 T = TypeVar("T")

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from asyncgate.clients import AsyncGate
-from asyncgate.clients.http import AsyncHttp, Http, Refusal
+from asyncgate.clients.http import AsyncHttp, Http, Refusal, Unreachable
 from asyncgate.clients.worker import Done, Fail, Job, Lost, Retry, Worker
 from asyncgate.clients.worker_heart import Heart, Pulse
 from asyncgate.clients.worker_state import Letter, Place, StateError, take
@@ -667,6 +667,34 @@ async def test_an_end_that_no_gate_hears_of_is_kept_and_told_when_it_is_back(
 
     assert (letter["operation"], letter["fields"]["result"], mode) == ("complete", "done", 0o600)
     assert (task["result"]["result"], task["fence"]) == ("done", 1)
+
+
+async def test_an_end_that_could_not_be_told_cuts_a_waiting_claim_short(gate: AsyncHttp, tmp_path: Path) -> None:
+    worker, waiting = made(gate, state=tmp_path, delivery_tries=1, concurrency=2), asyncio.Event()
+    call, seen = worker.gate.call, list[str]()
+
+    async def called(operation: str, **fields: Any) -> Any:
+        seen.append(operation)
+        if (operation, seen.count(operation)) == ("complete", 1):
+            raise Unreachable("away")
+        if (operation, seen.count(operation)) == ("lease_next", 2):
+            waiting.set()
+        try:
+            return await call(operation, **fields)
+        except asyncio.CancelledError:
+            seen.append(f"{operation} was cut")
+            raise
+    worker.gate.call = called  # type: ignore[method-assign]
+
+    @worker.task("t")
+    async def read(page: Any) -> str:
+        await waiting.wait()
+        return "done"
+
+    async with at_work(worker):
+        assert (await run(gate))["status"] == "succeeded"
+
+    assert seen.index("complete") < seen.index("lease_next was cut") < len(seen) - seen[::-1].index("complete") - 1
 
 
 def kept(state: Path) -> Path | None:
