@@ -669,7 +669,8 @@ async def test_an_end_that_no_gate_hears_of_is_kept_and_told_when_it_is_back(
     assert (task["result"]["result"], task["fence"]) == ("done", 1)
 
 
-async def test_an_end_that_could_not_be_told_cuts_a_waiting_claim_short(gate: AsyncHttp, tmp_path: Path) -> None:
+async def test_an_end_that_could_not_be_told_cuts_a_waiting_claim_short(
+        gate: AsyncHttp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker, waiting = made(gate, state=tmp_path, delivery_tries=1, concurrency=2), asyncio.Event()
     call, seen = worker.gate.call, list[str]()
 
@@ -684,7 +685,7 @@ async def test_an_end_that_could_not_be_told_cuts_a_waiting_claim_short(gate: As
         except asyncio.CancelledError:
             seen.append(f"{operation} was cut")
             raise
-    worker.gate.call = called  # type: ignore[method-assign]
+    monkeypatch.setattr(worker.gate, "call", called)
 
     @worker.task("t")
     async def read(page: Any) -> str:
