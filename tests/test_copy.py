@@ -37,6 +37,7 @@ from asyncgate import (
 )
 from asyncgate.backends import archive, open_backend
 from asyncgate.backends.identity_guard import Guard
+from asyncgate.backends.ledger_seals import seal
 from asyncgate.backends.memory import Memory, Tenant
 from asyncgate.backends.receipts_outbox import Ledger
 from asyncgate.backends.upkeep import Upkeep
@@ -160,6 +161,8 @@ async def archive_one(gate: Gate) -> None:
         assert first is not None
         chain = await archive.whole(beside, gate.tenant_id, first)
         assert chain is not None
+        head = await seal(beside, gate.tenant_id)
+        assert head.last_id >= max(chain.receipts)      # what is not sealed, no database lets go
         await archive.store(beside, gate.tenant_id, ages, [chain], moved)
         assert await archive.let_tasks_go(beside, gate.tenant_id, ages, [task_id]) == 1
     assert moved.receipts == 3

@@ -552,8 +552,9 @@ def test_f2_idle_connections_of_strangers_keep_nobody_out(start: Callable[..., A
     """When all places are taken, those that have been idle for longest make room."""
     live = start("limit_concurrency=8")
     request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    idle = [socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE_SECONDS) for _ in range(20)]
-    for one in idle:
+    idle = []
+    for _ in range(20):     # each asks at once: who has only connected makes room for those that ask
+        idle.append(one := socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE_SECONDS))
         one.sendall(request)
         assert one.recv(65536).startswith(b"HTTP/1.1 200")
 
