@@ -23,7 +23,7 @@ from asyncgate.parts.http import (
     without_nulls,
 )
 from asyncgate.parts.members import beside, header, problem, warned
-from asyncgate.parts.screening import screen
+from asyncgate.parts.screening import breathe, screen
 from asyncgate.parts.wire import Ask
 
 if TYPE_CHECKING:
@@ -84,7 +84,9 @@ class Endpoint:
                 ask, unknown = op.reader.query(query, rule)
             else:
                 await screen(body, self.gate.settings.max_request_values)
-                ask, unknown = op.reader.body(without_nulls(body) if body else b"{}", rule)
+                body = without_nulls(body) if body else b"{}"
+                await breathe(body)
+                ask, unknown = op.reader.body(body, rule)
                 if query:
                     fill(ask, query)
                     unknown += op.reader.beside(query, rule)
