@@ -10,6 +10,7 @@ RUN pip download --no-cache-dir --require-hashes --no-deps --only-binary :all: -
 COPY pyproject.toml hatch_build.py README.md LICENSE asyncgate.py ./
 COPY backends backends
 COPY clients clients
+COPY commands commands
 COPY conformance conformance
 COPY parts parts
 RUN python -m venv --without-pip /opt/asyncgate \

@@ -3,22 +3,24 @@
 Hand over work, any worker leases it, nothing is lost when either side dies, and one call tells a principal what it is
 owed, with the proof.  This file is the gate; read it from top to bottom.  What can be swapped lives beside it:
 
-    parts/          what it is made of and holds no rule: settings, the words of the wire and of the store, errors, HTTP
-    backends/       databases, credentials, upkeep, the server program: found by name, never imported statically
+    parts/          what it is made of: model (words, which import nothing above), identity (from credential to
+                    caller), receipts (what becomes of them), faces (REST, MCP, server), process, upkeep
+    backends/       databases: found by name, never imported statically
     clients/        programs that reach the gate over the wire
+    commands/       the command line: one file for each command or group
     conformance/    the suite that every backend must pass
 
 A request walks down this page:
 
     bytes           REST route or command line: one Operation, found by path or by name          REST, COMMAND LINE
     caller          the credential says which tenant, principal, role and scopes                 IDENTITY
-    ask             msgspec decodes the body into the operation's request Struct                 parts/wire.py
+    ask             msgspec decodes the body into the operation's request Struct                 parts/model/wire.py
     admit           role, scope, ownership                                                       ENGINE
     batch           a write joins the tenant's next batch, a read goes straight to the backend   BATCHES
     decide          in one transaction: rows loaded, every operation decided in plain Python     LAW, WORK, ENGINE
     save            all changes and receipts written in bulk, one commit                         backends/
     after commit    waiting claims wake, waiting readers learn the outcome                       BATCHES
-    reply           a Struct, shown as the world sees it, then bytes                             parts/views.py
+    reply           a Struct, shown as the world sees it, then bytes                             parts/model/views.py
 
 What holds at every moment (the conformance suite checks each; `asyncgate verify` checks a stored gate):
 
@@ -67,26 +69,26 @@ from starlette.routing import Route
 if "__path__" not in globals():  # a bare checkout: its folders are this module's parts, as they are in the wheel
     __path__ = [os.path.dirname(os.path.abspath(__file__))]
 
-from asyncgate.parts.configured import configured as configured
-from asyncgate.parts.content import *
-from asyncgate.parts.content import any_json as _any
-from asyncgate.parts.duties import Duties
-from asyncgate.parts.errors import *
-from asyncgate.parts.guards import guard_start as guard_start
-from asyncgate.parts.http import *
-from asyncgate.parts.ids import Ids as Ids
-from asyncgate.parts.ids import mark_of
-from asyncgate.parts.members import Reader, Unreadable
-from asyncgate.parts.naming import *
-from asyncgate.parts.outages import OFTEN
-from asyncgate.parts.polls import Polls
-from asyncgate.parts.presence import Sightings, visited
-from asyncgate.parts.quotas import *
-from asyncgate.parts.rest import Door, Endpoint
-from asyncgate.parts.settings import *
-from asyncgate.parts.stored import *
-from asyncgate.parts.views import *
-from asyncgate.parts.wire import *
+from asyncgate.parts.faces.http import *
+from asyncgate.parts.faces.rest import Door, Endpoint
+from asyncgate.parts.identity.quotas import *
+from asyncgate.parts.identity.startup import guard_start as guard_start
+from asyncgate.parts.model.content import *
+from asyncgate.parts.model.content import any_json as _any
+from asyncgate.parts.model.errors import *
+from asyncgate.parts.model.ids import Ids as Ids
+from asyncgate.parts.model.ids import mark_of
+from asyncgate.parts.model.members import Reader, Unreadable
+from asyncgate.parts.model.naming import *
+from asyncgate.parts.model.settings import *
+from asyncgate.parts.model.stored import *
+from asyncgate.parts.model.views import *
+from asyncgate.parts.model.wire import *
+from asyncgate.parts.process.configured import configured as configured
+from asyncgate.parts.process.duties import Duties
+from asyncgate.parts.process.outages import OFTEN
+from asyncgate.parts.process.polls import Polls
+from asyncgate.parts.process.presence import Sightings, visited
 
 if TYPE_CHECKING:
     from asyncgate.backends import Backend
@@ -1379,7 +1381,7 @@ class Engine:
     def _escalate(self, work: Work, task: Task, lease: Lease, reason: str) -> None:
         """Propose a task to somebody, where that is enabled: a word, not a transfer."""
         if self.settings.escalation.enabled:
-            import_module("asyncgate.backends.escalation").escalate(self, work, task, lease, reason)
+            import_module("asyncgate.parts.escalation").escalate(self, work, task, lease, reason)
 
     def _emit(self, work: Work, contract: Contract, task: Task | None, body: Mapping[str, Any], *,
               by: Principal | None = None, to: Principal | None = None, lease: Lease | None = None,
@@ -1488,7 +1490,7 @@ class Engine:
         schedule.created needs the live lease of a schedule.create task and goes to that task's creator;
         schedule.deleted names the schedule.created among its parents and discharges it.  Spec 8, PH.1.3, PH.2.
         """
-        part = import_module("asyncgate.backends.receipts_emitting")
+        part = import_module("asyncgate.parts.receipts.emitting")
         return Ok(True, receipt_id=part.emit(self, work, caller, ask, speaker(caller, ask)))
 
     def report_schedule(self, work: Work, caller: Caller, ask: ReportSchedule) -> Reported:
@@ -2219,9 +2221,9 @@ OPERATIONS = {op.name: op for op in (
     Operation(Engine.health, "GET /v1/health, GET /health", "", "", "B"),
 )}
 # What belongs to a part that can be swapped is declared there.
-for _part in ("identity_admin", "identity_incidents", "identity_self", "ledger_admin", "archive_admin"):
-    OPERATIONS |= {op.name: op for op in import_module(f"asyncgate.backends.{_part}").OPERATIONS}
-LEASE_PROTOCOL: tuple[Operation, ...] = import_module("asyncgate.backends.lease_protocol").OPERATIONS
+for _part in ("identity.admin", "identity.incidents", "identity.whoami", "receipts.admin", "receipts.archive_admin"):
+    OPERATIONS |= {op.name: op for op in import_module(f"asyncgate.parts.{_part}").OPERATIONS}
+LEASE_PROTOCOL: tuple[Operation, ...] = import_module("asyncgate.parts.faces.lease_protocol").OPERATIONS
 
 
 # IDENTITY #############################################################################################################
@@ -2243,9 +2245,9 @@ class Identity:
     """Turns credentials into callers, the same way for every façade."""
 
     def __init__(self, settings: Settings) -> None:
-        parts = [*(["identity_jwt"] if settings.security.jwt.has_keys else []), "identity_token"]
+        parts = [*(["jwt"] if settings.security.jwt.has_keys else []), "shared_token"]
         self.ways: list[WayIn] = [
-            way for part in parts for way in import_module(f"asyncgate.backends.{part}").ways(settings)]
+            way for part in parts for way in import_module(f"asyncgate.parts.identity.{part}").ways(settings)]
 
     async def caller(self, headers: Headers, address: str | None = None) -> Caller:
         """Return who a request comes from."""
@@ -2327,10 +2329,10 @@ class Gate:
 
     def _furnish(self, engine: Engine) -> Any:
         """Give the engine what works beside it; raises StartupError for settings that contradict one another."""
-        upkeep = import_module("asyncgate.backends.upkeep").Upkeep(engine)
-        part = import_module("asyncgate.backends.identity_guard")
+        upkeep = import_module("asyncgate.parts.upkeep").Upkeep(engine)
+        part = import_module("asyncgate.parts.identity.guard")
         if self.settings.receipt_mode != "standalone":
-            engine.ledger = import_module("asyncgate.backends.receipts_outbox").Ledger(engine)
+            engine.ledger = import_module("asyncgate.parts.receipts.outbox").Ledger(engine)
         engine.upkeep, self.engine, self.guard = upkeep, engine, part.Guard(engine)
         self.identity.ways.insert(0, part.Keys(self.guard.keys))
         return upkeep
@@ -2351,7 +2353,7 @@ class Gate:
 
     def _routes(self) -> list[Route]:
         every = (*OPERATIONS.values(), *LEASE_PROTOCOL)
-        described = import_module("asyncgate.parts.openapi").routes(every, __version__, self.send)
+        described = import_module("asyncgate.parts.faces.openapi").routes(every, __version__, self.send)
         polled = [Route(path, Endpoint(self, {verb: op}, path)) for op in LEASE_PROTOCOL for verb, path in op.rest]
         return [*(Route(path, self.mcp) for path in ("/mcp", "/mcp/u")), *polled, *described]
 
@@ -2456,10 +2458,10 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Show the commands in sections."""
-        import_module("asyncgate.clients.cli").sections(self, ctx, formatter)
+        import_module("asyncgate.commands.cli").sections(self, ctx, formatter)
 
     def _clients(self) -> click.Group:
-        group: click.Group = import_module("asyncgate.clients.cli").commands
+        group: click.Group = import_module("asyncgate.commands.cli").commands
         return group
 
 
@@ -2478,7 +2480,7 @@ def main() -> None:
 @configured
 def serve(configured: Configured) -> None:
     """Serve the gate until it is told to stop (SIGTERM): what runs is committed, waiting polls are answered."""
-    import_module("asyncgate.parts.logs").start_logging(configured.settings)
+    import_module("asyncgate.parts.process.logs").start_logging(configured.settings)
     guard_start(configured.settings)
     sys.exit(serve_forever(configured.settings))
 
@@ -2495,7 +2497,7 @@ def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None
             announce(url)
         said(url)
 
-    server = import_module("asyncgate.backends.server_uvicorn")
+    server = import_module("asyncgate.parts.faces.server")
     status: int = server.run(gate, settings, drain=gate.drain, ready=listens)
     return status
 

@@ -1,4 +1,4 @@
-"""Everything that can be swapped: databases, and the program that serves.  The gate imports none of it statically.
+"""Databases, any of which can be swapped for another: the gate imports none of them statically.
 
 How to write a backend.  Make a module with `async def open_backend(url, *, serving=False, settings=None)` that returns
 an object of the shape of `Backend` below, and register it in your package under the entry-point group

@@ -64,7 +64,7 @@ from asyncgate import (
     page_of,
 )
 from asyncgate.backends.lanes import Lanes
-from asyncgate.parts.outages import OFTEN
+from asyncgate.parts.process.outages import OFTEN
 
 if TYPE_CHECKING:
     from asyncgate.backends import Backend

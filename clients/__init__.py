@@ -1,4 +1,4 @@
-"""Programs that reach the gate over the wire: Python client, worker, scheduler, benchmark and web pages."""
+"""Programs that reach the gate over the wire: Python client, worker, AI worker, scheduler."""
 
 from __future__ import annotations
 

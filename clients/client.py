@@ -24,8 +24,8 @@ import msgspec
 from asyncgate import OPERATIONS
 from asyncgate.clients.http import FIRST_PAUSE, AsyncHttp, Refusal, Unreachable, WrongAddress, pause_after
 from asyncgate.clients.operations import AsyncOperations, Names, TaskRecord, TaskTerms
-from asyncgate.parts.mcp_tools import IDEMPOTENT
-from asyncgate.parts.wire import AsPrincipal, Status
+from asyncgate.parts.faces.mcp.tools import IDEMPOTENT
+from asyncgate.parts.model.wire import AsPrincipal, Status
 
 if TYPE_CHECKING:
     import httpx2

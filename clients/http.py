@@ -21,7 +21,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 import msgspec
 
 from asyncgate import OPERATIONS
-from asyncgate.parts.http import loopback
+from asyncgate.parts.faces.http import loopback
 
 if TYPE_CHECKING:
     import httpx2

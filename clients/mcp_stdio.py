@@ -19,7 +19,7 @@ import msgspec
 
 from asyncgate import Gate, Settings
 from asyncgate.clients.http import PATIENCE_SECONDS, Exchange
-from asyncgate.parts.mcp_tools import BROKEN, CODES, PARSE_ERROR, UNKNOWN_METHOD
+from asyncgate.parts.faces.mcp.tools import BROKEN, CODES, PARSE_ERROR, UNKNOWN_METHOD
 
 if TYPE_CHECKING:
     import httpx2

@@ -1,6 +1,6 @@
 """Every operation of the gate as a typed method, and what comes back.
 
-Made by `python -m asyncgate.clients.declare` from the table of operations; change that, then make this anew.
+Made by `python -m asyncgate.commands.declare` from the table of operations; change that, then make this anew.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Required, TypedDict, TypeVar
 
 from msgspec import Struct, field
 
-from asyncgate.parts.wire import (
+from asyncgate.parts.model.wire import (
     Created,
     CreatedBy,
     GateConfig,
@@ -37,7 +37,7 @@ from asyncgate.parts.wire import (
     Timeouts,
     You,
 )
-from asyncgate.parts.wire_admin import (
+from asyncgate.parts.model.wire_admin import (
     IssuedKey,
     Keys,
     Limits,
@@ -47,7 +47,7 @@ from asyncgate.parts.wire_admin import (
     Tenants,
     Tier,
 )
-from asyncgate.parts.wire_receipts import (
+from asyncgate.parts.model.wire_receipts import (
     ArchiveRun,
     Exported,
     Imported,

@@ -21,7 +21,7 @@ from typing import Any, Generic, Literal, Self, TypeVar, Unpack
 
 from asyncgate.clients.client import PATIENCE_SECONDS, AsyncGate, Handle
 from asyncgate.clients.operations import Names, SyncOperations, TaskRecord, TaskTerms
-from asyncgate.parts.wire import Status
+from asyncgate.parts.model.wire import Status
 
 R = TypeVar("R")
 T = TypeVar("T")

@@ -45,7 +45,7 @@ from asyncgate import (
     TaskRecord,
     export_key,
 )
-from asyncgate.backends.upkeep import Upkeep
+from asyncgate.parts.upkeep import Upkeep
 
 PATIENCE = 10       # seconds after which what should have happened will not
 STORED = (Task, Lease, Progress, Receipt, Event, Schedule, Obligation, Account, Key, Audit, AuditHead)

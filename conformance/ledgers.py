@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlencode
 from urllib.request import ProxyHandler, Request, build_opener
 
-from asyncgate.parts.settings import CircuitBreaker, EmissionRetry, MemoryGate
+from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, MemoryGate
 
 PATIENCE = 60.0
 LEDGER = "from asyncgate import main; main()"

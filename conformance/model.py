@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncgate.parts.wire import Ask, CreateTask, LeaseNext, Principal
+from asyncgate.parts.model.wire import Ask, CreateTask, LeaseNext, Principal
 
 GATE = Principal("asyncgate", "asyncgate-1")
 TERMINAL = ("succeeded", "failed", "canceled")

@@ -19,10 +19,10 @@ import pytest
 
 from asyncgate import Engine, Settings
 from asyncgate.backends import open_backend
-from asyncgate.backends.receipts_outbox import Ledger
 from asyncgate.conformance.harness import Gate, OwnTenants
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.postgres_server import URL_GIVEN, Cluster, Programs, Server, empty, find_programs
+from asyncgate.parts.receipts.outbox import Ledger
 
 POSTGRES = "postgres:"
 DEFAULT = ("memory:", "sqlite:", POSTGRES)

@@ -12,13 +12,13 @@ import pytest
 from msgspec.structs import replace
 
 from asyncgate import Archived, Ask, Caller, Engine, GateError, Needs, Receipt, Work, encode
-from asyncgate.backends import archive
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.test_carry import exported
 from asyncgate.conformance.test_seals import Only
 from asyncgate.conformance.verify import verify
 from asyncgate.conformance.verify_ledger import verify_ledger
-from asyncgate.parts.settings import ArchiveSettings
+from asyncgate.parts.model.settings import ArchiveSettings
+from asyncgate.parts.receipts import archive
 
 pytestmark = pytest.mark.anyio
 DAY = 86_400

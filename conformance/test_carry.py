@@ -10,11 +10,11 @@ import pytest
 from msgspec.structs import asdict, replace
 
 from asyncgate import Receipt, receipt_hash
-from asyncgate.backends.ledger_carry import carried
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.test_seals import checked
-from asyncgate.parts.seals import digest
-from asyncgate.parts.wire_receipts import Imported
+from asyncgate.parts.model.wire_receipts import Imported
+from asyncgate.parts.receipts.carry import carried
+from asyncgate.parts.receipts.seals import digest
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ import pytest
 
 from asyncgate import ReceiptRecord
 from asyncgate.conformance.harness import Gate, body, under
-from asyncgate.parts.settings import EscalationSettings, EscalationTarget
+from asyncgate.parts.model.settings import EscalationSettings, EscalationTarget
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from asyncgate import Needs, Work
-from asyncgate.backends.upkeep import Upkeep
 from asyncgate.conformance.harness import PATIENCE, Gate, body, refused, under
+from asyncgate.parts.upkeep import Upkeep
 
 pytestmark = pytest.mark.anyio
 

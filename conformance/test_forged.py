@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from asyncgate import RECEIPT_TYPES, TERMINATES, Receipt
-from asyncgate.backends.receipts_may import MAY, discharges, why_not
 from asyncgate.conformance.harness import Gate, refused, under
+from asyncgate.parts.receipts.may import MAY, discharges, why_not
 
 pytestmark = pytest.mark.anyio
 

@@ -11,9 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from asyncgate import Account, Audit, AuditHead, Key, Needs, Work, export_key
-from asyncgate.backends.identity_audit import broken, chained, head, prune, pruned
 from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.verify import verify
+from asyncgate.parts.identity.audit import broken, chained, head, prune, pruned
 
 pytestmark = pytest.mark.anyio
 

@@ -26,8 +26,8 @@ from asyncgate import OPERATIONS, Engine, GateError, ReceiptFilter, Settings
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import NEEDED, Gate, Numbered, OwnTenants, ask_of
 from asyncgate.conformance.model import ESCALATES_TO, PROSE, Model, Refusal, Rules
-from asyncgate.parts.settings import EscalationSettings, EscalationTarget
-from asyncgate.parts.wire import Principal
+from asyncgate.parts.model.settings import EscalationSettings, EscalationTarget
+from asyncgate.parts.model.wire import Principal
 
 EXAMPLES_PER_ROUND, STEPS = 15, 35
 MINUTE, TICK = 60, 30

@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from asyncgate import Account, Caller, Engine, GateError, Needs, Offer, Principal, Usage, Work
 from asyncgate.conformance.harness import Gate, refused, under
-from asyncgate.parts.settings import RateLimiting, RateLimits, SecuritySettings, Settings, Tier
+from asyncgate.parts.model.settings import RateLimiting, RateLimits, SecuritySettings, Settings, Tier
 
 pytestmark = pytest.mark.anyio
 FOREVER = 4e9

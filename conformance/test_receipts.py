@@ -10,7 +10,7 @@ import pytest
 from asyncgate import Engine, ReceiptRecord
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import Gate, Numbered, body, refused, under
-from asyncgate.parts.settings import ReceiptSettings
+from asyncgate.parts.model.settings import ReceiptSettings
 
 pytestmark = pytest.mark.anyio
 

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from asyncgate import GateError, Receipt, SealHead
-from asyncgate.backends.ledger_seals import seal
 from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.verify_ledger import Sealed, pages, verify_ledger
+from asyncgate.parts.receipts.sealing import seal
 
 pytestmark = pytest.mark.anyio
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from asyncgate import Relationship
-from asyncgate.backends.upkeep import Upkeep
 from asyncgate.conformance.harness import Gate
+from asyncgate.parts.upkeep import Upkeep
 
 pytestmark = pytest.mark.anyio
 

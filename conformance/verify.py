@@ -31,9 +31,9 @@ from asyncgate import (
     fences_skipped,
     receipt_hash,
 )
-from asyncgate.backends.identity_audit import broken, pruned
-from asyncgate.backends.receipts_marks import adopted
-from asyncgate.parts.wire import Principal
+from asyncgate.parts.identity.audit import broken, pruned
+from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.receipts.marks import adopted
 
 ENDINGS = {"succeeded": "task.completed", "failed": "task.failed", "canceled": "task.canceled"}
 MOST = 1000     # problems that are worth telling

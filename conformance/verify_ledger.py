@@ -15,8 +15,8 @@ from typing import Any
 from msgspec import Struct
 
 from asyncgate import Archived, EntryFilter, Receipt, Seal, SealHead, export_key
-from asyncgate.parts.carried import Reading
-from asyncgate.parts.seals import Chain, digest, digest_filed
+from asyncgate.parts.receipts.files import Reading
+from asyncgate.parts.receipts.seals import Chain, digest, digest_filed
 
 Told = Callable[[int], None]
 PAGE = 1000

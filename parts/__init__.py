@@ -1,1 +1,1 @@
-"""What the gate is made of and nobody must read to understand it; nothing here imports the gate."""
+"""What the gate is made of and a user never opens: words, identity, receipts, faces, a process and its upkeep."""

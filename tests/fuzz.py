@@ -35,7 +35,7 @@ import msgspec  # noqa: E402
 
 from asyncgate import Gate, GateError, Settings  # noqa: E402
 from asyncgate.backends import open_backend  # noqa: E402
-from asyncgate.parts.openapi import EXAMPLES  # noqa: E402
+from asyncgate.parts.faces.openapi import EXAMPLES  # noqa: E402
 
 Target = tuple[list[bytes], Callable[[bytes], Any]]
 TOKEN = "a-token-for-the-fuzzer-alone"
@@ -81,7 +81,7 @@ def may_raise(run: Callable[[bytes], Any], *allowed: type[Exception]) -> Callabl
 
 def keys() -> Target:
     """What looks like an issued key."""
-    from asyncgate.backends.identity_keys_stored import generate, parse
+    from asyncgate.parts.identity.keys_stored import generate, parse
     return [generate().encode() for _ in range(3)], lambda text: parse(text.decode("latin-1"))
 
 
@@ -95,7 +95,7 @@ def cursors() -> Target:
 
 def settings() -> Target:
     """A file of settings."""
-    from asyncgate.parts.settings import SettingsError, leaves, load_settings
+    from asyncgate.parts.model.settings import SettingsError, leaves, load_settings
     some = "\n".join(f"{one.name}: {json.dumps(one.default)}" for one in list(leaves(Settings))[:60])
     path = Path(tempfile.mkdtemp()) / "config.yaml"
 
@@ -108,7 +108,7 @@ def settings() -> Target:
 
 def schedules() -> Target:
     """Plans of a scheduler, with their cron expressions."""
-    from asyncgate.clients.scheduler_plan import Invalid, read_plan
+    from asyncgate.clients.scheduler.plan import Invalid, read_plan
     plan = {"name": "n", "mode": "cron", "cron_expr": "*/5 3 * * 1-5", "timezone": "Europe/Berlin",
             "task_template": {"type": "t", "payload_template": {"at": "{{run_at}}"}}}
     every = {"name": "n", "mode": "interval", "interval_seconds": 60, "task_template": {"type": "t"}}
@@ -121,7 +121,7 @@ def files() -> Target:
     """A file of receipts, packed or not."""
     import gzip
 
-    from asyncgate.parts.carried import Header, Held, packed
+    from asyncgate.parts.receipts.files import Header, Held, packed
     whole = packed(Header("asyncgate-receipts", "t"), [])
     path = Path(tempfile.mkdtemp()) / "receipts"
 
@@ -134,9 +134,9 @@ def files() -> Target:
 
 def ledgers() -> Target:
     """What a ledger answers."""
-    from asyncgate.backends.receipts_memorygate import listed, many, read, record
-    from asyncgate.backends.receipts_receiptgate import refusal
-    from asyncgate.backends.receipts_sinks import Garbled
+    from asyncgate.parts.receipts.sinks import Garbled
+    from asyncgate.parts.receipts.sinks.memorygate import listed, many, read, record
+    from asyncgate.parts.receipts.sinks.receiptgate import refusal
     one = {"receipt_id": "r", "receipt_type": "t", "created_at": "2026-11-22T07:00:00Z", "parents": ["p"],
            "from": {"kind": "agent", "id": "a"}, "to": {"kind": "agent", "id": "b"}, "body": {"n": [1, {"x": None}]}}
 
@@ -152,7 +152,7 @@ def ledgers() -> Target:
 
 def bodies() -> Target:
     """The screen of bodies: what it lets through has the depth and the encoding that it promises."""
-    from asyncgate.parts.screening import Screen, slices
+    from asyncgate.parts.model.screening import Screen, slices
 
     def judge(text: bytes) -> None:
         screen = Screen(100_000)
@@ -167,7 +167,7 @@ def bodies() -> Target:
 
 def durations() -> Target:
     """Times as people write them."""
-    from asyncgate.parts.durations import duration, seconds_of
+    from asyncgate.parts.model.durations import duration, seconds_of
 
     def read(text: bytes) -> None:
         for decode in (duration, seconds_of):
@@ -203,7 +203,7 @@ async def opened() -> Gate:
 
 def requests() -> Target:
     """Bytes on a connection: the parser of HTTP, the routes, the operations and MCP; nothing answers with a 5xx."""
-    from asyncgate.backends.server_uvicorn import configure
+    from asyncgate.parts.faces.server import configure
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     gate = loop.run_until_complete(opened())

@@ -11,9 +11,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncgate import OPERATIONS, Settings
-from asyncgate.backends.limits_memory import MemoryLimits
 from asyncgate.clients.http import Exchange
-from asyncgate.parts.settings import ApiKeys, AuditLogging, RateLimiting, RateLimits, SecuritySettings, Tier
+from asyncgate.parts.identity.limits.memory import MemoryLimits
+from asyncgate.parts.model.settings import ApiKeys, AuditLogging, RateLimiting, RateLimits, SecuritySettings, Tier
 
 HOST = "http://localhost"
 HOME = "00000000-0000-0000-0000-000000000000"

@@ -19,10 +19,10 @@ from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
 from asyncgate import OPERATIONS, main
-from asyncgate.parts import mcp_facade
-from asyncgate.parts.errors import LeaseInvalid
-from asyncgate.parts.mcp_tasks import EXTENSION, Context, Json, TaskParams, Tasks, UpdateParams, handle, wanted
-from asyncgate.parts.mcp_tools import found
+from asyncgate.parts.faces.mcp import facade as mcp_facade
+from asyncgate.parts.faces.mcp.tasks import EXTENSION, Context, Json, TaskParams, Tasks, UpdateParams, handle, wanted
+from asyncgate.parts.faces.mcp.tools import found
+from asyncgate.parts.model.errors import LeaseInvalid
 
 STRING, NUMBER = {"type": "string"}, {"type": "number"}
 TOOLS: dict[str, Json] = {

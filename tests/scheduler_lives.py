@@ -20,7 +20,7 @@ import httpx2  # noqa: F401
 
 from asyncgate.clients.http import AsyncHttp
 from asyncgate.clients.scheduler import Scheduler
-from asyncgate.clients.scheduler_store import Store
+from asyncgate.clients.scheduler.store import Store
 
 
 class Doom:

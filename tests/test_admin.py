@@ -21,9 +21,10 @@ from joserfc.jwk import RSAKey
 from msgspec.structs import replace
 
 from asyncgate import OPERATIONS, Gate, Settings, main
-from asyncgate.backends import identity_admin, open_backend
+from asyncgate.backends import open_backend
 from asyncgate.conformance.plugin import POSTGRES, database_of, urls
-from asyncgate.parts.settings import DatabaseSettings, Jwt
+from asyncgate.parts.identity import admin as identity_admin
+from asyncgate.parts.model.settings import DatabaseSettings, Jwt
 
 if TYPE_CHECKING:
     from conftest import Live, Served
@@ -523,7 +524,7 @@ async def test_news_of_a_revocation_reach_the_other_gate(pair: tuple[House, Hous
 async def test_news_of_a_suspension_reach_the_other_gate(
         pair: tuple[House, House], monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = pair
-    monkeypatch.setattr("asyncgate.backends.identity_guard.STATUS_SECONDS", 1e9)    # it does not look by itself
+    monkeypatch.setattr("asyncgate.parts.identity.guard.STATUS_SECONDS", 1e9)    # it does not look by itself
     key = await here.admin_of(OTHER)
     freeze(there)
     await there.good("list_tasks", token=key)

@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 
 from asyncgate import Archived, Engine, Receipt, Settings, StartupError, main
 from asyncgate.backends import open_backend
-from asyncgate.backends.upkeep import Upkeep
 from asyncgate.conformance.harness import Gate
-from asyncgate.parts.settings import ArchiveSettings
+from asyncgate.parts.model.settings import ArchiveSettings
+from asyncgate.parts.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from conftest import TOKEN, Live

@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from asyncgate import OPERATIONS, Audit, AuditHead, DatabaseUnavailable, Gate, Ids, Needs, Settings, Work
 from asyncgate.backends import open_backend
-from asyncgate.backends.identity_audit import (
+from asyncgate.conformance.plugin import POSTGRES, database_of, urls
+from asyncgate.parts.identity.audit import (
     COUNTED_SECONDS,
     FLUSH_SECONDS,
     LINES_OF_PLACE,
@@ -28,12 +29,11 @@ from asyncgate.backends.identity_audit import (
     broken,
     chained,
 )
-from asyncgate.backends.identity_keys import HELD_SECONDS
-from asyncgate.backends.identity_keys_stored import generate
-from asyncgate.conformance.plugin import POSTGRES, database_of, urls
-from asyncgate.parts.ids import mark_of
-from asyncgate.parts.logs import JsonLines
-from asyncgate.parts.settings import ArchiveSettings
+from asyncgate.parts.identity.keys import HELD_SECONDS
+from asyncgate.parts.identity.keys_stored import generate
+from asyncgate.parts.model.ids import mark_of
+from asyncgate.parts.model.settings import ArchiveSettings
+from asyncgate.parts.process.logs import JsonLines
 
 if TYPE_CHECKING:
     from conftest import Live, Served
@@ -655,7 +655,7 @@ async def test_a_missing_added_or_moved_line_breaks_the_chain(house: House) -> N
 
 
 async def test_a_line_that_was_chained_anew_breaks_the_one_behind_it(house: House) -> None:
-    from asyncgate.backends.identity_audit import link
+    from asyncgate.parts.identity.audit import link
 
     lines = await chain(house)
     forged = link(AuditHead(2, lines[1].hash), replace(lines[2], event="nothing"))

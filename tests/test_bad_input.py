@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from asyncgate import OPERATIONS, Operation
-from asyncgate.parts.logs import JsonLines, Lines
+from asyncgate.parts.process.logs import JsonLines, Lines
 
 pytestmark = pytest.mark.anyio
 

@@ -19,8 +19,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from asyncgate.backends.identity_keys_stored import ID_END, generate, parse
-from asyncgate.clients.bench_bad import bad
+from asyncgate.commands.bench.bad import bad
+from asyncgate.parts.identity.keys_stored import ID_END, generate, parse
 
 SERVE = "from asyncgate import main; main()"
 PATIENCE_SECONDS = 30.0

@@ -21,8 +21,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from asyncgate import OPERATIONS, main
-from asyncgate.clients import remembered
-from asyncgate.clients.terminal import plain
+from asyncgate.commands import remembered
+from asyncgate.commands.terminal import plain
 
 KEY = "a-key-for-the-tests"
 PATIENCE_SECONDS = 30.0

@@ -16,10 +16,10 @@ from asyncgate import OPERATIONS
 from asyncgate.clients import AsyncGate, Refusal, SyncGate, Unreachable
 from asyncgate.clients import operations as made
 from asyncgate.clients.client import Tries
-from asyncgate.clients.declare import FILE, holds_json, source
 from asyncgate.clients.http import FIRST_PAUSE, LONGEST_PAUSE, SHORT_PAUSES, longest_after, pause_asked
 from asyncgate.clients.operations import AsyncOperations, SyncOperations
-from asyncgate.parts.openapi import EXAMPLES
+from asyncgate.commands.declare import FILE, holds_json, source
+from asyncgate.parts.faces.openapi import EXAMPLES
 
 pytestmark = pytest.mark.anyio
 both = pytest.mark.parametrize("kind", [AsyncOperations, SyncOperations])
@@ -30,7 +30,7 @@ every = pytest.mark.parametrize("name", sorted(OPERATIONS))
 
 
 def test_the_methods_are_those_of_the_table() -> None:
-    assert FILE.read_text() == source(), "run: python -m asyncgate.clients.declare"
+    assert FILE.read_text() == source(), "run: python -m asyncgate.commands.declare"
 
 
 @every

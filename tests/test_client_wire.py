@@ -21,7 +21,7 @@ from asyncgate.clients import AsyncGate, Refusal, SyncGate, TaskCanceled, TaskFa
 from asyncgate.clients.client import OVER
 from asyncgate.clients.sync import Aside, Call
 from asyncgate.clients.testing import Gate, SyncTestGate
-from asyncgate.parts.wire import Principal, Timeouts
+from asyncgate.parts.model.wire import Principal, Timeouts
 
 pytestmark = pytest.mark.anyio
 

@@ -35,17 +35,18 @@ from asyncgate import (
     export_key,
     main,
 )
-from asyncgate.backends import archive, open_backend
-from asyncgate.backends.identity_guard import Guard
-from asyncgate.backends.ledger_seals import seal
+from asyncgate.backends import open_backend
 from asyncgate.backends.memory import Memory, Tenant
-from asyncgate.backends.receipts_outbox import Ledger
-from asyncgate.backends.upkeep import Upkeep
-from asyncgate.clients import copy
+from asyncgate.commands import copy
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.history import stored, violations
 from asyncgate.conformance.verify import verify
-from asyncgate.parts.settings import ArchiveSettings, MemoryGate
+from asyncgate.parts.identity.guard import Guard
+from asyncgate.parts.model.settings import ArchiveSettings, MemoryGate
+from asyncgate.parts.receipts import archive
+from asyncgate.parts.receipts.outbox import Ledger
+from asyncgate.parts.receipts.sealing import seal
+from asyncgate.parts.upkeep import Upkeep
 
 pytestmark = pytest.mark.anyio
 PATIENCE_SECONDS = 60.0

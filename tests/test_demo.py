@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncgate.clients.demo import tree
+from asyncgate.commands.demo import tree
 
 ROOT = Path(__file__).parents[1]
 DEMO = [sys.executable, "-c", "import sys; from asyncgate import main; sys.exit(main())", "demo"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from asyncgate.parts.durations import duration, moment, seconds_of
-from asyncgate.parts.settings import SettingsError, load_settings
+from asyncgate.parts.model.durations import duration, moment, seconds_of
+from asyncgate.parts.model.settings import SettingsError, load_settings
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 

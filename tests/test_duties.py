@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from asyncgate.parts.duties import Alarm, Duties, Duty
+from asyncgate.parts.process.duties import Alarm, Duties, Duty
 
 pytestmark = pytest.mark.anyio
 PATIENCE = 10

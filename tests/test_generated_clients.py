@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from asyncgate import LEASE_PROTOCOL, OPERATIONS, __version__
-from asyncgate.parts import openapi
+from asyncgate.parts.faces import openapi
 
 TOKEN = "a-token-for-tests"
 CYCLES = Path(__file__).with_name("generated")

@@ -16,8 +16,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 GATE = ROOT / "asyncgate.py"
-SWAPPABLE = ("backends", "clients", "conformance")
+SWAPPABLE = ("backends", "clients", "commands", "conformance")
 PARTS = (*SWAPPABLE, "parts")
+# What the gate itself is made of: the gate imports it, so it cannot import the gate.
+BELOW = ("parts/model", "parts/process", "parts/faces/mcp")
+BELOW_TOO = ("faces/http", "faces/openapi", "faces/rest", "identity/buckets", "identity/quotas",
+             "identity/startup", "receipts/files", "receipts/seals")
 BESIDE = (
     ".ci/run",
     ".dockerignore",
@@ -57,6 +61,10 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def modules(*parts: str) -> list[Path]:
     return sorted(path for part in parts for path in (ROOT / part).rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    return "asyncgate." + name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 def tree(path: Path) -> ast.Module:
@@ -185,11 +193,11 @@ def test_an_older_python_reads_the_gate_as_far_as_it_says_which_one_it_needs() -
 
 
 def test_the_gate_names_no_backend_in_an_import() -> None:
-    backends = {f"asyncgate.backends.{path.stem}" for path in modules("backends")}
+    backends = {module_of(path) for path in modules("backends")} - {"asyncgate.backends"}
 
     names = imported(ast.walk(tree(GATE)))
 
-    assert under(names, *backends, "backends", "clients", "conformance") == set()
+    assert under(names, *backends, *SWAPPABLE) == set()
 
 
 def test_the_gate_imports_its_parts_only_at_the_point_of_use() -> None:
@@ -198,23 +206,38 @@ def test_the_gate_imports_its_parts_only_at_the_point_of_use() -> None:
     assert under(names, *(f"asyncgate.{part}" for part in SWAPPABLE)) == set()
 
 
-def test_a_part_imports_no_rule_and_nothing_that_can_be_swapped() -> None:
+def test_a_part_imports_nothing_that_can_be_swapped() -> None:
     found = {name_of(path): imported(at_import(tree(path))) for path in modules("parts")}
 
-    wrong = {path: under(names, *(f"asyncgate.{part}" for part in SWAPPABLE)) | names & {"asyncgate"}
-             for path, names in found.items()}
+    wrong = {path: under(names, *(f"asyncgate.{part}" for part in SWAPPABLE)) for path, names in found.items()}
     assert {path: names for path, names in wrong.items() if names} == {}
 
 
-def test_a_backend_imports_nothing_of_clients_or_conformance() -> None:
+def test_what_the_gate_is_made_of_imports_no_rule() -> None:
+    paths = [*modules(*BELOW), *(ROOT / "parts" / f"{name}.py" for name in BELOW_TOO)]
+
+    assert [name_of(path) for path in paths if "asyncgate" in imported(at_import(tree(path)))] == []
+
+
+@pytest.mark.parametrize(("room", "knows"), [("model", ["model"]), ("process", ["model", "process"])])
+def test_the_words_and_the_process_know_no_room_above_them(room: str, knows: list[str]) -> None:
+    names = {name: imported(ast.walk(tree(path))) for path in modules(f"parts/{room}") for name in [name_of(path)]}
+
+    wrong = {path: under(found, "asyncgate") - under(found, *(f"asyncgate.parts.{one}" for one in knows))
+             for path, found in names.items()}
+    assert {path: found for path, found in wrong.items() if found} == {}
+
+
+def test_a_backend_imports_nothing_of_clients_commands_or_conformance() -> None:
     found = {name_of(path): imported(ast.walk(tree(path))) for path in modules("backends")}
 
-    wrong = {path: under(names, "asyncgate.clients", "asyncgate.conformance") for path, names in found.items()}
+    above = [f"asyncgate.{part}" for part in SWAPPABLE if part != "backends"]
+    wrong = {path: under(names, *above) for path, names in found.items()}
     assert {path: names for path, names in wrong.items() if names} == {}
 
 
 def test_a_client_reaches_the_gate_over_the_wire_and_never_a_backend() -> None:
-    found = {name_of(path): imported(ast.walk(tree(path))) for path in modules("clients")}
+    found = {name_of(path): imported(ast.walk(tree(path))) for path in modules("clients", "commands")}
 
     wrong = {path: under(names, "asyncgate.backends", "asyncgate.conformance") for path, names in found.items()}
     assert {path: names for path, names in wrong.items() if names} == {}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncgate import Caller, Principal
-from asyncgate.backends.identity_incidents import AT_ONCE
-from asyncgate.backends.identity_keys import place_of
+from asyncgate.parts.identity.incidents import AT_ONCE
+from asyncgate.parts.identity.keys import place_of
 
 if TYPE_CHECKING:
     from identity_tools import FACADES, HOME, OTHER, House, security

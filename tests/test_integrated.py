@@ -11,15 +11,15 @@ from urllib.error import HTTPError
 import pytest
 
 from asyncgate import ReceiptRecord, Settings
-from asyncgate.backends.lease_protocol import PollForTask, offer_task
-from asyncgate.backends.receipts_adopting import Adopter
-from asyncgate.backends.receipts_reading import UNREADABLE, Reading
 from asyncgate.conformance.harness import Gate, body, refused, under
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.verify import verify
-from asyncgate.parts.ids import Ids
-from asyncgate.parts.members import beside
-from asyncgate.parts.settings import EscalationSettings, EscalationTarget
+from asyncgate.parts.faces.lease_protocol import PollForTask, offer_task
+from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.members import beside
+from asyncgate.parts.model.settings import EscalationSettings, EscalationTarget
+from asyncgate.parts.receipts.adoption import Adopter
+from asyncgate.parts.receipts.reading import UNREADABLE, Reading
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("receipts", ["eventual"], indirect=True)]
 PATIENCE = 20.0
@@ -368,7 +368,7 @@ async def test_what_is_about_a_task_of_another_gate_is_left_alone(gate: Gate, le
 
 def test_a_gate_without_a_ledgers_address_does_not_start(receipts: dict[str, Any]) -> None:
     from asyncgate import StartupError
-    from asyncgate.backends.receipts_sinks import open_sink
+    from asyncgate.parts.receipts.sinks import open_sink
 
     with pytest.raises(StartupError, match=r"memorygate\.url"):
         open_sink(Settings(receipt_mode="memorygate_integrated"))
@@ -378,8 +378,8 @@ def test_a_gate_without_a_ledgers_address_does_not_start(receipts: dict[str, Any
 @pytest.mark.parametrize("mode", ["memorygate_integrated", "receiptgate_integrated"])
 def test_an_address_that_is_none_is_refused_at_the_start(receipts: Any, mode: Any, url: str) -> None:
     from asyncgate import StartupError
-    from asyncgate.backends.receipts_sinks import open_sink
-    from asyncgate.parts.settings import MemoryGate
+    from asyncgate.parts.model.settings import MemoryGate
+    from asyncgate.parts.receipts.sinks import open_sink
 
     with pytest.raises(StartupError, match=r"^memorygate\.url"):
         open_sink(Settings(receipt_mode=mode, memorygate=MemoryGate(url=url)))
@@ -389,8 +389,8 @@ def test_an_address_that_is_none_is_refused_at_the_start(receipts: Any, mode: An
 def test_a_named_variable_without_the_token_is_refused_at_the_start(
         receipts: Any, mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from asyncgate import StartupError
-    from asyncgate.backends.receipts_sinks import open_sink
-    from asyncgate.parts.settings import MemoryGate
+    from asyncgate.parts.model.settings import MemoryGate
+    from asyncgate.parts.receipts.sinks import open_sink
 
     named = MemoryGate(url="http://127.0.0.1:1", auth_token_env="TOKEN_OF_THE_LEDGER")
     monkeypatch.delenv("TOKEN_OF_THE_LEDGER", raising=False)

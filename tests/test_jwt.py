@@ -40,9 +40,10 @@ from asyncgate import (
     Settings,
     StartupError,
 )
-from asyncgate.backends import identity_jwt, open_backend
-from asyncgate.backends.identity_jwt import FRESH_SECONDS, PAUSE_SECONDS, AccessTokens, Claims
-from asyncgate.parts.settings import Jwt, Outgoing, SecuritySettings
+from asyncgate.backends import open_backend
+from asyncgate.parts.identity import jwt as identity_jwt
+from asyncgate.parts.identity.jwt import FRESH_SECONDS, PAUSE_SECONDS, AccessTokens, Claims
+from asyncgate.parts.model.settings import Jwt, Outgoing, SecuritySettings
 
 pytestmark = pytest.mark.anyio
 

@@ -31,9 +31,9 @@ from asyncgate import (
     RateLimitExceeded,
     Settings,
 )
-from asyncgate.backends import identity_keys
-from asyncgate.backends.identity_keys import Bounded, IssuedKeys, network
-from asyncgate.backends.identity_keys_stored import (
+from asyncgate.parts.identity import keys as identity_keys
+from asyncgate.parts.identity.keys import Bounded, IssuedKeys, network
+from asyncgate.parts.identity.keys_stored import (
     DAY,
     checksum,
     default_role,
@@ -45,7 +45,7 @@ from asyncgate.backends.identity_keys_stored import (
     proves,
     retired,
 )
-from asyncgate.parts.settings import ApiKeys
+from asyncgate.parts.model.settings import ApiKeys
 
 pytestmark = pytest.mark.anyio
 T = TypeVar("T")

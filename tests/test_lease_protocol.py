@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncgate import OPERATIONS, Principal
-from asyncgate.parts.settings import RateLimiting, RateLimits, SecuritySettings, Tier
+from asyncgate.parts.model.settings import RateLimiting, RateLimits, SecuritySettings, Tier
 
 if TYPE_CHECKING:
     from conftest import TOKEN, Live, Served

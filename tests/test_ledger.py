@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from asyncgate import Entry, EntryFilter, Settings
 from asyncgate.backends import open_backend
-from asyncgate.backends.ledger_seals import Sealer
-from asyncgate.backends.receipts_ledger import LedgerGate
 from asyncgate.conformance.verify_ledger import verify_ledger
+from asyncgate.parts.receipts.ledger import LedgerGate
+from asyncgate.parts.receipts.sealing import Sealer
 
 if TYPE_CHECKING:
     from conftest import TOKEN, Served

@@ -8,10 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncgate.backends.limits import open_limits
-from asyncgate.backends.limits_memory import MemoryLimits, steady
-from asyncgate.parts.http import refusal_headers
-from asyncgate.parts.limits import (
+from asyncgate.parts.faces.http import refusal_headers
+from asyncgate.parts.identity.buckets import (
     UNLIMITED,
     Bucket,
     Verdict,
@@ -22,8 +20,10 @@ from asyncgate.parts.limits import (
     headers,
     task_bucket,
 )
-from asyncgate.parts.settings import Settings, SettingsError, load_settings
-from asyncgate.parts.wire import Principal
+from asyncgate.parts.identity.limits import open_limits
+from asyncgate.parts.identity.limits.memory import MemoryLimits, steady
+from asyncgate.parts.model.settings import Settings, SettingsError, load_settings
+from asyncgate.parts.model.wire import Principal
 
 HOUR_MS, SECOND_MS = 3_600_000, 1000
 START = 490_000 * HOUR_MS       # a window begins here

@@ -21,12 +21,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncgate.backends.limits import UNLIMITED, Bucket, open_limits
-from asyncgate.backends.limits_memory import MemoryLimits
-from asyncgate.backends.limits_redis import RedisLimits
-from asyncgate.parts.errors import LimiterUnavailable, StartupError
-from asyncgate.parts.limits import MOST
-from asyncgate.parts.settings import Settings, load_settings
+from asyncgate.parts.identity.buckets import MOST
+from asyncgate.parts.identity.limits import UNLIMITED, Bucket, open_limits
+from asyncgate.parts.identity.limits.memory import MemoryLimits
+from asyncgate.parts.identity.limits.redis import RedisLimits
+from asyncgate.parts.model.errors import LimiterUnavailable, StartupError
+from asyncgate.parts.model.settings import Settings, load_settings
 
 PATIENCE_SECONDS = 30.0
 START = 490_000 * 3_600_000

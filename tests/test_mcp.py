@@ -13,8 +13,8 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from asyncgate import OPERATIONS
-from asyncgate.parts.mcp_tools import both_names, input_schema, output_schema, tools
-from asyncgate.parts.openapi import EXAMPLES
+from asyncgate.parts.faces.mcp.tools import both_names, input_schema, output_schema, tools
+from asyncgate.parts.faces.openapi import EXAMPLES
 
 pytestmark = pytest.mark.anyio
 

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from asyncgate import OPERATIONS
-from asyncgate.parts.mcp_tools import SETS, brief, tools
-from asyncgate.parts.openapi import EXAMPLES
+from asyncgate.parts.faces.mcp.tools import SETS, brief, tools
+from asyncgate.parts.faces.openapi import EXAMPLES
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from asyncgate import OPERATIONS, InvalidRequest
-from asyncgate.parts.members import Reader, warned
-from asyncgate.parts.wire import CreateTask
+from asyncgate.parts.model.members import Reader, warned
+from asyncgate.parts.model.wire import CreateTask
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncgate.parts.settings import MemoryGate
+from asyncgate.parts.model.settings import MemoryGate
 
 pytestmark = pytest.mark.anyio
 WHO = {"principal_kind": "agent", "principal_id": "ada"}

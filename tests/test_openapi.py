@@ -15,8 +15,8 @@ import pytest
 
 import asyncgate
 from asyncgate import LEASE_PROTOCOL, GateError, Operation, __version__
-from asyncgate.parts import openapi
-from asyncgate.parts.clauses import plainly
+from asyncgate.parts.faces import openapi
+from asyncgate.parts.model.clauses import plainly
 
 OPERATIONS = asyncgate.OPERATIONS | {op.name: op for op in LEASE_PROTOCOL}
 DOCUMENT = json.loads(openapi.document(OPERATIONS.values(), __version__))

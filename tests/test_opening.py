@@ -15,7 +15,7 @@ import pytest
 
 from asyncgate import Gate, Settings, StartupError
 from asyncgate.backends import open_backend
-from asyncgate.parts.settings import ArchiveSettings
+from asyncgate.parts.model.settings import ArchiveSettings
 
 if TYPE_CHECKING:
     from conftest import TOKEN

@@ -6,7 +6,7 @@ import logging
 import sys
 
 from asyncgate import DatabaseUnavailable
-from asyncgate.parts.outages import EVERY_SECONDS, OFTEN, Sparse
+from asyncgate.parts.process.outages import EVERY_SECONDS, OFTEN, Sparse
 
 
 class Clock:

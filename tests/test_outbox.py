@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from asyncgate import Receipt, ReceiptFilter
-from asyncgate.backends.receipts_outbox import Ledger
 from asyncgate.conformance.harness import Gate, under
-from asyncgate.parts.settings import MemoryGate
+from asyncgate.parts.model.settings import MemoryGate
+from asyncgate.parts.receipts.outbox import Ledger
 
 pytestmark = pytest.mark.anyio
 LEDGER = MemoryGate(url="http://127.0.0.1:9")

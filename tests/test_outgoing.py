@@ -16,7 +16,7 @@ import pytest
 import trustme
 
 from asyncgate import StartupError
-from asyncgate.parts.outgoing import (
+from asyncgate.parts.process.outgoing import (
     Barred,
     Guard,
     Oversized,

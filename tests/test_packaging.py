@@ -19,7 +19,7 @@ import pytest
 import asyncgate
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("backends", "clients", "conformance", "parts")
+PARTS = ("backends", "clients", "commands", "conformance", "parts")
 FACTS = f"asyncgate-{asyncgate.__version__}.dist-info"
 
 # Prints where the gate and its backends were found.

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from asyncgate import OPERATIONS, SCOPES, Caller, Key, Needs, Operation, Principal, Work
-from asyncgate.backends.identity_keys_stored import generate, hashed, parse
+from asyncgate.parts.identity.keys_stored import generate, hashed, parse
 
 if TYPE_CHECKING:
     from identity_tools import FACADES, HOME, OTHER, House, security

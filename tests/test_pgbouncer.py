@@ -23,7 +23,7 @@ import pytest
 
 from asyncgate import DatabaseSettings, Engine, Settings
 from asyncgate.backends import open_backend
-from asyncgate.backends.postgres_hosts import startup_error
+from asyncgate.backends.postgres.hosts import startup_error
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.load import KEY, SERVE, Client, serving
 from asyncgate.conformance.plugin import MISSING

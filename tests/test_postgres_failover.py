@@ -15,7 +15,7 @@ import pytest
 
 from asyncgate import DatabaseSettings, DatabaseUnavailable, NotNow
 from asyncgate.backends import open_backend
-from asyncgate.backends.postgres_hosts import Hosts, address, one_by_one
+from asyncgate.backends.postgres.hosts import Hosts, address, one_by_one
 from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.load import Load, serving
 from asyncgate.conformance.plugin import MISSING

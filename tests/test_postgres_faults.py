@@ -22,14 +22,14 @@ import pytest
 
 from asyncgate import DatabaseSettings, DatabaseUnavailable, Engine, News, Settings
 from asyncgate.backends import open_backend
-from asyncgate.backends import postgres_statements as sql
-from asyncgate.backends.upkeep import Upkeep
+from asyncgate.backends.postgres import statements as sql
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.history import Call, stored, violations
 from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, Load, Server, serving
 from asyncgate.conformance.plugin import MISSING
 from asyncgate.conformance.postgres_server import Cluster, connected, find_programs
 from asyncgate.conformance.verify import verify
+from asyncgate.parts.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from proxy import Proxy

@@ -37,11 +37,11 @@ from asyncgate import (
     TaskFilter,
 )
 from asyncgate.backends import open_backend
-from asyncgate.backends import postgres_statements as sql
 from asyncgate.backends.postgres import PROBES_ONLY
-from asyncgate.backends.upkeep import Upkeep
+from asyncgate.backends.postgres import statements as sql
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.postgres_server import Cluster, connected
+from asyncgate.parts.upkeep import Upkeep
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ import pytest
 from asyncgate import StartupError
 from asyncgate.backends import open_backend
 from asyncgate.backends.postgres import migrate_database
-from asyncgate.backends.postgres_privileges import privileges
+from asyncgate.backends.postgres.privileges import privileges
 from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.plugin import MISSING
 from asyncgate.conformance.postgres_server import Cluster, connected, find_programs

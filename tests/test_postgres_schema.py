@@ -17,7 +17,7 @@ import pytest
 from asyncgate import Engine, StartupError
 from asyncgate.backends import open_backend
 from asyncgate.backends.postgres import migrate_database, migration_sql
-from asyncgate.backends.postgres_migrations import FOLDER, SCHEMA_VERSION
+from asyncgate.backends.postgres.migrations import FOLDER, SCHEMA_VERSION
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.postgres_server import Cluster, connected
 

@@ -48,16 +48,13 @@ from asyncgate import (
     Work,
     encode,
 )
-from asyncgate.backends import archive, open_backend
-from asyncgate.backends import postgres_statements as sql
-from asyncgate.backends.ledger_seals import seal
-from asyncgate.backends.postgres_hosts import as_user
-from asyncgate.backends.receipts_outbox import Ledger
-from asyncgate.backends.upkeep import Upkeep
+from asyncgate.backends import open_backend
+from asyncgate.backends.postgres import statements as sql
+from asyncgate.backends.postgres.hosts import as_user
 from asyncgate.clients.http import Exchange
 from asyncgate.conformance.harness import Gate, Numbered, View, under
 from asyncgate.conformance.postgres_server import Cluster, connected
-from asyncgate.parts.settings import (
+from asyncgate.parts.model.settings import (
     ArchiveSettings,
     MemoryGate,
     RateLimiting,
@@ -65,6 +62,10 @@ from asyncgate.parts.settings import (
     SecuritySettings,
     Tier,
 )
+from asyncgate.parts.receipts import archive
+from asyncgate.parts.receipts.outbox import Ledger
+from asyncgate.parts.receipts.sealing import seal
+from asyncgate.parts.upkeep import Upkeep
 
 pytestmark = pytest.mark.anyio
 

@@ -17,11 +17,12 @@ import pytest
 from msgspec.structs import replace
 
 from asyncgate import Gate, Settings
-from asyncgate.backends import archive, open_backend
-from asyncgate.backends.limits import open_limits
-from asyncgate.backends.limits_memory import MemoryLimits
-from asyncgate.parts import quotas
-from asyncgate.parts.settings import ArchiveSettings, RateLimits, Tier
+from asyncgate.backends import open_backend
+from asyncgate.parts.identity import quotas
+from asyncgate.parts.identity.limits import open_limits
+from asyncgate.parts.identity.limits.memory import MemoryLimits
+from asyncgate.parts.model.settings import ArchiveSettings, RateLimits, Tier
+from asyncgate.parts.receipts import archive
 
 if TYPE_CHECKING:
     from conftest import Served

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from asyncgate.clients.http import Http
-from asyncgate.parts.settings import load_settings
-from asyncgate.parts.tables import refreshed, tables
+from asyncgate.commands.tables import refreshed, tables
+from asyncgate.parts.model.settings import load_settings
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -25,7 +25,7 @@ README = (ROOT / "README.md").read_text()
 @pytest.mark.parametrize("name", ["operations", "settings"])
 def test_the_tables_are_those_of_the_code(name: str) -> None:
     assert f"<!-- {name}:begin -->" in README
-    assert refreshed(README, tables()) == README, "run: python -m asyncgate.parts.tables README.md"
+    assert refreshed(README, tables()) == README, "run: python -m asyncgate.commands.tables README.md"
 
 
 def test_every_yaml_example_loads(tmp_path: Path) -> None:

@@ -31,15 +31,15 @@ from asyncgate import (
     outside,
 )
 from asyncgate.backends import open_backend
-from asyncgate.backends.receipts_adopting import Adopter
-from asyncgate.backends.receipts_collected import Collected, from_ledger
-from asyncgate.backends.receipts_reading import Reading
-from asyncgate.backends.receipts_rebuild import Damaged, NotEmpty, Rebuild, choose, require_empty, undamaged
-from asyncgate.backends.receipts_sinks import open_sink
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.verify import verify
-from asyncgate.parts.carried import Header, packed
+from asyncgate.parts.receipts.adoption import Adopter
+from asyncgate.parts.receipts.collected import Collected, from_ledger
+from asyncgate.parts.receipts.files import Header, packed
+from asyncgate.parts.receipts.reading import Reading
+from asyncgate.parts.receipts.rebuild import Damaged, NotEmpty, Rebuild, choose, require_empty, undamaged
+from asyncgate.parts.receipts.sinks import open_sink
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("receipts", ["eventual"], indirect=True)]
 PATIENCE = 30.0

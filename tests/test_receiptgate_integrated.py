@@ -15,12 +15,8 @@ import pytest
 
 from asyncgate import Gate, Settings
 from asyncgate.backends import open_backend
-from asyncgate.backends.receipts_mending import Mender
-from asyncgate.backends.receipts_noticing import Noticer
-from asyncgate.backends.receipts_reading import Reading
-from asyncgate.backends.receipts_reconcile import compare
 from asyncgate.conformance.verify import verify
-from asyncgate.parts.settings import (
+from asyncgate.parts.model.settings import (
     ArchiveSettings,
     CircuitBreaker,
     EmissionRetry,
@@ -29,6 +25,10 @@ from asyncgate.parts.settings import (
     LedgerSettings,
     MemoryGate,
 )
+from asyncgate.parts.receipts.mending import Mender
+from asyncgate.parts.receipts.noticing import Noticer
+from asyncgate.parts.receipts.reading import Reading
+from asyncgate.parts.receipts.reconcile import compare
 
 if TYPE_CHECKING:
     from conftest import PATIENCE_SECONDS, TOKEN, Live, Served

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncgate import Lease, Receipt, Task, canonical
-from asyncgate.backends.receipts_receiptgate_schema import Handed, ledger_receipt, located, plain, sent
-from asyncgate.parts.settings import EscalationSettings, EscalationTarget
+from asyncgate.parts.model.settings import EscalationSettings, EscalationTarget
+from asyncgate.parts.receipts.sinks.receiptgate_schema import Handed, ledger_receipt, located, plain, sent
 
 if TYPE_CHECKING:
     from conftest import Served

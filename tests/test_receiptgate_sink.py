@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from asyncgate import Settings, StartupError
-from asyncgate.backends import receipts_sinks
-from asyncgate.backends.receipts_receiptgate import ReceiptGate, open_sink
-from asyncgate.backends.receipts_sinks import Outage, Refusal
-from asyncgate.parts.settings import LedgerSettings, MemoryGate
+from asyncgate.parts.model.settings import LedgerSettings, MemoryGate
+from asyncgate.parts.receipts import sinks as receipts_sinks
+from asyncgate.parts.receipts.sinks import Outage, Refusal
+from asyncgate.parts.receipts.sinks.receiptgate import ReceiptGate, open_sink
 
 if TYPE_CHECKING:
     from receiptgate_stand_in import KEY, StandIn, served

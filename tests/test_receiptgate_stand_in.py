@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncgate import canonical
-from asyncgate.backends.receipts_receiptgate_schema import ledger_receipt, plain
+from asyncgate.parts.receipts.sinks.receiptgate_schema import ledger_receipt, plain
 
 if TYPE_CHECKING:
     from receiptgate_stand_in import FIELDS, KEY, StandIn, problems, served

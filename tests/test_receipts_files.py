@@ -14,9 +14,19 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from asyncgate import main
-from asyncgate.clients import carry
 from asyncgate.clients.http import Http
-from asyncgate.parts.carried import FREELY, MOST_LINE, MOST_PROBLEMS, TIMES, Held, Line, Reading, Writer, decode_line
+from asyncgate.commands import carry
+from asyncgate.parts.receipts.files import (
+    FREELY,
+    MOST_LINE,
+    MOST_PROBLEMS,
+    TIMES,
+    Held,
+    Line,
+    Reading,
+    Writer,
+    decode_line,
+)
 
 if TYPE_CHECKING:
     from conftest import TOKEN, Live

@@ -28,20 +28,21 @@ from asyncgate import (
     export_key,
     main,
 )
-from asyncgate.backends import archive, open_backend
-from asyncgate.backends.ledger_seals import seal
-from asyncgate.backends.receipts_adopting import Adopter
-from asyncgate.backends.receipts_outbox import Ledger
-from asyncgate.backends.receipts_reading import Reading
-from asyncgate.clients import carry
-from asyncgate.clients.cli import is_there
+from asyncgate.backends import open_backend
 from asyncgate.clients.http import Http
+from asyncgate.commands import carry
+from asyncgate.commands.cli import is_there
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.verify import verify
 from asyncgate.conformance.verify_ledger import verify_ledger
-from asyncgate.parts.ids import Ids
-from asyncgate.parts.settings import ArchiveSettings
+from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.settings import ArchiveSettings
+from asyncgate.parts.receipts import archive
+from asyncgate.parts.receipts.adoption import Adopter
+from asyncgate.parts.receipts.outbox import Ledger
+from asyncgate.parts.receipts.reading import Reading
+from asyncgate.parts.receipts.sealing import seal
 
 pytestmark = pytest.mark.anyio
 PATIENCE = 30.0

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from asyncgate import main
 from asyncgate.clients.http import Http
-from asyncgate.clients.receipts import BOXES, speaks
+from asyncgate.commands.receipts import BOXES, speaks
 
 if TYPE_CHECKING:
     from conftest import TOKEN, Live

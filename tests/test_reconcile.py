@@ -32,14 +32,14 @@ from asyncgate import (
     main,
 )
 from asyncgate.backends import open_backend
-from asyncgate.backends.receipts_collected import Unreadable
-from asyncgate.backends.receipts_mending import Mender
-from asyncgate.backends.receipts_outbox import Ledger
-from asyncgate.backends.receipts_reconcile import KINDS, Difference, compare
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.verify import verify
-from asyncgate.parts.seals import digest
+from asyncgate.parts.receipts.collected import Unreadable
+from asyncgate.parts.receipts.mending import Mender
+from asyncgate.parts.receipts.outbox import Ledger
+from asyncgate.parts.receipts.reconcile import KINDS, Difference, compare
+from asyncgate.parts.receipts.seals import digest
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("receipts", ["eventual"], indirect=True)]
 PATIENCE = 30.0

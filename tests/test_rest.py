@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from asyncgate import OPERATIONS, Complete, CreateTask, Operation, ScheduleState
-from asyncgate.parts.settings import ArchiveSettings
+from asyncgate.parts.model.settings import ArchiveSettings
 
 pytestmark = pytest.mark.anyio
 

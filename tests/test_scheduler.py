@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from asyncgate.backends.upkeep import Upkeep
 from asyncgate.clients.http import Refusal, Unreachable
 from asyncgate.clients.scheduler import Scheduler
-from asyncgate.clients.scheduler_store import Store, StoreError
+from asyncgate.clients.scheduler.store import Store, StoreError
+from asyncgate.parts.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from conftest import Served

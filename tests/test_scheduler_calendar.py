@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncgate.clients.scheduler_calendar import CHOICES, Calendar, Cron, Every, MisfirePolicy, Timing, iso, to_run
+from asyncgate.clients.scheduler.calendar import CHOICES, Calendar, Cron, Every, MisfirePolicy, Timing, iso, to_run
 
 MINUTE, DAY = 60, 86_400
 # Some change in the middle of the night, some by half an hour, one by a whole day, one at midnight, one not at all.

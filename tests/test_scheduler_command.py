@@ -19,8 +19,8 @@ from click.testing import CliRunner
 
 from asyncgate import main
 from asyncgate.clients.http import Http
-from asyncgate.clients.scheduler_plan import read_plan
-from asyncgate.clients.scheduler_store import Store
+from asyncgate.clients.scheduler.plan import read_plan
+from asyncgate.clients.scheduler.store import Store
 
 if TYPE_CHECKING:
     from conftest import TOKEN, Live

@@ -20,7 +20,7 @@ import pytest
 from msgspec import Struct
 
 from asyncgate.clients.http import Http
-from asyncgate.clients.scheduler_calendar import CHOICES, Every, Timing
+from asyncgate.clients.scheduler.calendar import CHOICES, Every, Timing
 from asyncgate.conformance.plugin import ROUNDS
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from schemathesis.checks import CHECKS
 from schemathesis.core.failures import FailureGroup
 
 from asyncgate import LEASE_PROTOCOL, OPERATIONS, __version__
-from asyncgate.parts import openapi
+from asyncgate.parts.faces import openapi
 
 TOKEN = "a-token-for-tests"
 ALWAYS = ["not_a_server_error", "status_code_conformance", "content_type_conformance", "response_headers_conformance",

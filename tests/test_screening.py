@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncgate import Audit, GateError
-from asyncgate.clients.bench_bodies import KEYS, SIZE, worst
-from asyncgate.parts.screening import MAX_DEPTH, SLICE, Screen, screen, slices
+from asyncgate.commands.bench.bodies import KEYS, SIZE, worst
+from asyncgate.parts.model.screening import MAX_DEPTH, SLICE, Screen, screen, slices
 
 pytestmark = pytest.mark.anyio
 

@@ -17,11 +17,11 @@ from msgspec.structs import replace
 
 from asyncgate import Engine, Receipt, Seal, SealHead, Settings, main
 from asyncgate.backends import open_backend
-from asyncgate.backends.ledger_seals import seal
-from asyncgate.backends.upkeep import Upkeep
 from asyncgate.conformance.harness import Gate, refused
 from asyncgate.conformance.verify_ledger import Sealed, verify_ledger
-from asyncgate.parts.seals import START, Chain, digest, head_of, sealed
+from asyncgate.parts.receipts.sealing import seal
+from asyncgate.parts.receipts.seals import START, Chain, digest, head_of, sealed
+from asyncgate.parts.upkeep import Upkeep
 
 pytestmark = pytest.mark.anyio
 TENANT = "00000000-0000-0000-0000-000000000000"

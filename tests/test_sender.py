@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncgate import NOBODY, Health, Lag, Receipt, ReceiptFilter
-from asyncgate.backends.receipts_outbox import Breaker, Ledger, resend
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.ledgers import HASTY, LedgerServer
-from asyncgate.parts.settings import CircuitBreaker, EmissionRetry, MemoryGate
+from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, MemoryGate
+from asyncgate.parts.receipts.outbox import Breaker, Ledger, resend
 
 if TYPE_CHECKING:
     from stub_ledger import CUT, StubLedger

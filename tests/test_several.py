@@ -13,7 +13,7 @@ from asyncgate import DatabaseSettings, Engine, Gate, Needs, News, Principal, Se
 from asyncgate.backends.memory import Memory
 from asyncgate.conformance import harness
 from asyncgate.conformance.harness import PATIENCE, under
-from asyncgate.parts.mcp_context import Feed
+from asyncgate.parts.faces.mcp.context import Feed
 
 pytestmark = pytest.mark.anyio
 TENANT = "t"

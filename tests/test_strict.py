@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncgate.backends.receipts_outbox import Ledger
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.ledgers import HASTY
-from asyncgate.parts.settings import MemoryGate
+from asyncgate.parts.model.settings import MemoryGate
+from asyncgate.parts.receipts.outbox import Ledger
 
 if TYPE_CHECKING:
     from stub_ledger import StubLedger

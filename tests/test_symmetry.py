@@ -20,12 +20,12 @@ from hypothesis import settings
 
 from asyncgate import OPERATIONS, SCOPES, Caller, Gate, Principal, Settings
 from asyncgate.backends import open_backend
-from asyncgate.backends.identity_guard import Guard
 from asyncgate.clients.http import Exchange
 from asyncgate.conformance.harness import Numbered, OwnTenants
 from asyncgate.conformance.model import Rules
 from asyncgate.conformance.test_programs import OnSides, Run, Side, Who, facts, run_programs, written_out
-from asyncgate.parts.openapi import EXAMPLES
+from asyncgate.parts.faces.openapi import EXAMPLES
+from asyncgate.parts.identity.guard import Guard
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from asyncgate.clients import remembered
-from asyncgate.clients.terminal import Bar, draw_block, draw_table, plain, table
+from asyncgate.commands import remembered
+from asyncgate.commands.terminal import Bar, draw_block, draw_table, plain, table
 
 COLUMNS = ["task_id", "type", "status", "created_by", "created_at", "progress"]
 IDS = ["01a20485-687b-71d8-bc09-771a1970dfca", "01a20495-3884-7cdf-a51e-6fa4457ced0f"]

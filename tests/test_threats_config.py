@@ -73,12 +73,12 @@ from cryptography.hazmat.primitives.serialization import (
 
 from asyncgate import OPERATIONS, DatabaseSettings, Settings, SettingsError, StartupError, guard_start, load_settings
 from asyncgate.backends.sqlite import connect
-from asyncgate.clients.carry import private
+from asyncgate.commands.carry import private
 from asyncgate.conformance.plugin import SHARED
 from asyncgate.conformance.postgres_server import connected
-from asyncgate.parts import openapi
-from asyncgate.parts.settings import SecuritySettings, Tls, effective, leaves
-from asyncgate.parts.wire import Name
+from asyncgate.parts.faces import openapi
+from asyncgate.parts.model.settings import SecuritySettings, Tls, effective, leaves
+from asyncgate.parts.model.wire import Name
 
 pytestmark = pytest.mark.anyio
 

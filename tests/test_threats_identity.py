@@ -18,11 +18,13 @@ from msgspec.structs import replace
 
 import asyncgate
 from asyncgate import OPERATIONS, Audit, AuditHead, Caller, Engine, Principal
-from asyncgate.backends import identity_admin, identity_audit, identity_keys
-from asyncgate.backends.identity_audit import Auditor, broken
-from asyncgate.backends.identity_guard import Accounts, Guard
-from asyncgate.backends.identity_keys import Failures, Proven
-from asyncgate.backends.identity_keys_stored import checksum, generate, parse
+from asyncgate.parts.identity import admin as identity_admin
+from asyncgate.parts.identity import audit as identity_audit
+from asyncgate.parts.identity import keys as identity_keys
+from asyncgate.parts.identity.audit import Auditor, broken
+from asyncgate.parts.identity.guard import Accounts, Guard
+from asyncgate.parts.identity.keys import Failures, Proven
+from asyncgate.parts.identity.keys_stored import checksum, generate, parse
 
 if TYPE_CHECKING:
     from identity_tools import FACADES, HOME, JSON, OTHER, THIRD, House, security, tiers

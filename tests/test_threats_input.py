@@ -70,7 +70,7 @@ import msgspec
 import pytest
 
 from asyncgate import OPERATIONS, Operation
-from asyncgate.parts.logs import JsonLines, Lines, Redaction
+from asyncgate.parts.process.logs import JsonLines, Lines, Redaction
 
 pytestmark = pytest.mark.anyio
 

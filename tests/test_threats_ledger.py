@@ -16,10 +16,12 @@ import pytest
 from asyncgate import Gate as Server
 from asyncgate import ReceiptRecord, Settings
 from asyncgate.backends import open_backend
-from asyncgate.backends.receipts_ledger import LedgerGate
-from asyncgate.backends.receipts_memorygate import open_sink
-from asyncgate.backends.receipts_outbox import Ledger
-from asyncgate.backends.receipts_reading import (
+from asyncgate.conformance.harness import Gate, refused
+from asyncgate.conformance.ledgers import HASTY, LedgerServer
+from asyncgate.parts.model.settings import CircuitBreaker, MemoryGate
+from asyncgate.parts.receipts.ledger import LedgerGate
+from asyncgate.parts.receipts.outbox import Ledger
+from asyncgate.parts.receipts.reading import (
     BODIES_BYTES,
     PAGE,
     SHELF_BYTES,
@@ -27,10 +29,8 @@ from asyncgate.backends.receipts_reading import (
     Reading,
     Shelf,
 )
-from asyncgate.backends.receipts_sinks import Garbled
-from asyncgate.conformance.harness import Gate, refused
-from asyncgate.conformance.ledgers import HASTY, LedgerServer
-from asyncgate.parts.settings import CircuitBreaker, MemoryGate
+from asyncgate.parts.receipts.sinks import Garbled
+from asyncgate.parts.receipts.sinks.memorygate import open_sink
 
 if TYPE_CHECKING:
     from conftest import TOKEN, Served

@@ -78,8 +78,8 @@ import trustme
 
 import asyncgate
 from asyncgate import OPERATIONS, Principal, Settings, TooManyWaiting
-from asyncgate.backends.server_uvicorn import Crowd
-from asyncgate.parts.polls import Polls
+from asyncgate.parts.faces.server import Crowd
+from asyncgate.parts.process.polls import Polls
 
 pytestmark = pytest.mark.anyio
 
@@ -466,10 +466,11 @@ async def test_f11_strangers_leave_nothing_behind(served: Any) -> None:
 
 def modules() -> Iterator[Any]:
     """Import every module that reads what others wrote."""
-    for part in ("parts", "backends", "clients"):
+    for part in ("parts", "backends", "clients", "commands"):
         package = importlib.import_module(f"asyncgate.{part}")
-        for found in pkgutil.iter_modules(package.__path__):
-            yield importlib.import_module(f"asyncgate.{part}.{found.name}")
+        yield package
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            yield importlib.import_module(found.name)
     yield asyncgate
 
 

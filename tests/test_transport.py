@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-BACKENDS = Path(__file__).parents[1] / "backends"
+ROOT = Path(__file__).parents[1]
 PATIENCE_SECONDS = 30.0
 HEADER_TIMEOUT_SECONDS = 0.5
 
@@ -27,9 +27,9 @@ from types import SimpleNamespace
 sys.path.append(sys.argv[1])
 options = json.loads(sys.argv[2], object_hook=lambda members: SimpleNamespace(**members))
 
-import server_uvicorn
+from asyncgate.parts.faces import server
 
-server_uvicorn.STALL_SECONDS = 0.5
+server.STALL_SECONDS = 0.5
 released = asyncio.Event()
 
 
@@ -113,7 +113,7 @@ def drain():
     released.set()
 
 
-sys.exit(server_uvicorn.run(app, options, drain=drain, ready=say))
+sys.exit(server.run(app, options, drain=drain, ready=say))
 """
 
 
@@ -134,7 +134,7 @@ class Server:
             "start": "well",
             "close": "well",
         }
-        command = [sys.executable, str(script), str(BACKENDS), json.dumps(settings | options)]
+        command = [sys.executable, str(script), str(ROOT), json.dumps(settings | options)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
         self.output = b""
         self.clients: list[Client] = []

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncgate import Settings
-from asyncgate.backends.receipts_outbox import Ledger
-from asyncgate.backends.receipts_sinks import Outage, Refusal, Unanswered
-from asyncgate.backends.receipts_wires import Pace, Wires, pace_of
 from asyncgate.conformance.harness import Gate
-from asyncgate.parts.settings import CircuitBreaker, EmissionRetry, LedgerSettings, MemoryGate
+from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, LedgerSettings, MemoryGate
+from asyncgate.parts.receipts.outbox import Ledger
+from asyncgate.parts.receipts.sinks import Outage, Refusal, Unanswered
+from asyncgate.parts.receipts.wires import Pace, Wires, pace_of
 
 if TYPE_CHECKING:
     from receiptgate_stand_in import KEY, StandIn, served

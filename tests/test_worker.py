@@ -20,8 +20,8 @@ import pytest
 from asyncgate.clients import AsyncGate
 from asyncgate.clients.http import AsyncHttp, Http, Refusal, Unreachable
 from asyncgate.clients.worker import Done, Fail, Job, Lost, Retry, Worker
-from asyncgate.clients.worker_heart import Heart, Pulse
-from asyncgate.clients.worker_state import Letter, Place, StateError, take
+from asyncgate.clients.worker.heart import Heart, Pulse
+from asyncgate.clients.worker.state import Letter, Place, StateError, take
 
 pytestmark = pytest.mark.anyio
 

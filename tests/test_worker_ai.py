@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncgate.clients.worker_ai import Executor, ReportTooLarge
-from asyncgate.clients.worker_ai_model import JobFailed
-from asyncgate.clients.worker_ai_profile import profile_of
-from asyncgate.clients.worker_job import Done, Lost
+from asyncgate.clients.ai_worker import Executor, ReportTooLarge
+from asyncgate.clients.ai_worker.model import JobFailed
+from asyncgate.clients.ai_worker.profile import profile_of
+from asyncgate.clients.worker.job import Done, Lost
 
 if TYPE_CHECKING:
     from ai_tools import KEY, PATIENCE_SECONDS, TOKEN, ModelProgram, Program, notes, profile_with, stdio

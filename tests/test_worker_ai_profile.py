@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from asyncgate.clients.worker_ai_command import Discreet
-from asyncgate.clients.worker_ai_profile import ProfileError, Secrets, load_profile, profile_of
-from asyncgate.clients.worker_ai_talk import shrunk, size
-from asyncgate.clients.worker_ai_tools import McpServer, Tool, callable_name, named
+from asyncgate.clients.ai_worker.command import Discreet
+from asyncgate.clients.ai_worker.profile import ProfileError, Secrets, load_profile, profile_of
+from asyncgate.clients.ai_worker.talk import shrunk, size
+from asyncgate.clients.ai_worker.tools import McpServer, Tool, callable_name, named
 
 ENDPOINT = "https://models.example/v1"
 GOOD: dict[str, Any] = {"instructions": "Count.", "model": "m", "endpoint": ENDPOINT, "types": ["count"]}

@@ -1,0 +1,229 @@
+"""An AI worker: does tasks with a language model and the tools of MCP servers (`asyncgate worker --ai profile.yaml`).
+
+Executor is the JobExecutor of the lease-to-receipt flow.  A job is a conversation: the model answers, its tool calls
+are carried out, the results are appended, until it ends the task or a limit ends it.  After each step the conversation
+goes to the gate as progress, so that another worker can go on from there; work since the last report may be done twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from asyncgate.clients.ai_worker.model import Answer, Call, JobFailed, Message, Model
+from asyncgate.clients.ai_worker.profile import Profile, Secrets
+from asyncgate.clients.ai_worker.talk import (
+    FINISH,
+    FINISH_NAME,
+    SUMMARY,
+    Ending,
+    Offer,
+    as_text,
+    checkpoint_in,
+    claimed_checkpoint,
+    ending_called,
+    ending_of,
+    genuine,
+    opening,
+    sealed,
+    shrunk,
+    size,
+    tool_message,
+)
+from asyncgate.clients.ai_worker.tools import McpServer, Told, Tool, Toolbox, function_of
+from asyncgate.clients.worker.job import Done, Lost
+from asyncgate.parts.faces.http import loopback
+
+log = logging.getLogger("asyncgate.worker.ai")
+Report = Callable[[dict[str, Any]], Awaitable[None]]
+MOST_CALLS = 32             # of tools in one answer; a model that asks for more is told so
+LEAST_CHECKPOINT = 1000     # bytes; below that only the counts are kept
+
+
+class ReportTooLarge(Exception):
+    """The gate takes no progress of this size."""
+
+
+class Executor:
+    """Does jobs with one profile; its model's connections and its tools' servers are shared by all of them."""
+
+    def __init__(self, profile: Profile, environ: Mapping[str, str] | None = None) -> None:
+        self.profile = profile
+        self.secrets = Secrets(profile, os.environ if environ is None else environ)
+        self.sealing_key = self.secrets.sealing_key(profile)
+        self.toolbox = Toolbox(profile, self.secrets, taken=[FINISH_NAME] if profile.finish_tool else [])
+
+    async def __aenter__(self) -> Executor:
+        import httpx2
+
+        self._open = AsyncExitStack()
+        self._open.push_async_callback(self.toolbox.close)
+        here = loopback(urlsplit(self.profile.endpoint).hostname or "")
+        http = await self._open.enter_async_context(httpx2.AsyncClient(timeout=None, trust_env=not here))
+        self.model = Model(self.profile, self.secrets, http)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._open.aclose()
+
+    async def execute(self, offer: Offer, report: Report, is_cancelled: Callable[[], bool]) -> Done:
+        """Do one task; raises JobFailed when it cannot be done, Lost when it is no longer wanted.
+
+        `report` sends progress.  To cancel what runs between two looks at `is_cancelled`, cancel the asyncio task: that
+        breaks off the question to the model, and tells the server of a running tool.
+        """
+        try:
+            done = await Job(self, offer, report, is_cancelled).run()
+        except JobFailed as failed:
+            failed.message = self.secrets.hidden(failed.message)
+            failed.args = (failed.message,)
+            log.warning("task %s: %s (%s)", offer.get("task_id"), failed.message, failed.code)
+            raise
+        said: dict[str, Any] = self.secrets.hidden(to_builtins(done))
+        return Done(said["result"], artifacts=said["artifacts"], summary=said["result_summary"])
+
+
+class Job:
+    """One task on its way."""
+
+    def __init__(self, executor: Executor, offer: Offer, report: Report, is_cancelled: Callable[[], bool]) -> None:
+        self.executor, self.profile, self.limits = executor, executor.profile, executor.profile.limits
+        self.offer, self.report, self.is_cancelled = offer, report, is_cancelled
+        self.task_id, self.key = str(offer.get("task_id")), executor.sealing_key
+        self.spent = checkpoint_in(offer.get("progress"), self.profile, self.task_id, self.key)
+        self.began = time.monotonic()
+        self.checkpoint_bytes = self.limits.checkpoint_bytes
+        self.tools: dict[str, tuple[McpServer, Tool]] = {}
+
+    async def run(self) -> Done:
+        """Go through the conversation to its end."""
+        first = opening(self.profile, self.offer, earlier=self._earlier())
+        if self.spent.steps:
+            log.info("task %s: going on after step %d", self.offer.get("task_id"), self.spent.steps)
+        left = self.limits.seconds - self.spent.seconds
+        try:
+            async with asyncio.timeout(max(left, 0.0)) as limit:
+                self.tools = await self.executor.toolbox.open()
+                while True:
+                    if done := await self._step(first):
+                        return done
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise JobFailed("time_limit", f"the task was not done in {self.limits.seconds:g} s") from None
+
+    def _earlier(self) -> str:
+        """Return what another worker left as a checkpoint, which is no conversation of ours."""
+        said = claimed_checkpoint(progress := self.offer.get("progress"))
+        if said is None or genuine(progress, self.task_id, self.key):
+            return ""
+        log.warning("task %s: its checkpoint was not sealed by a worker of this profile: it is shown as data",
+                    self.task_id)
+        return as_text(said).encode()[:self.limits.tool_result_bytes].decode(errors="ignore")
+
+    async def _step(self, first: list[Message]) -> Done | None:
+        """Let the model answer once, carry out what it asks for, and report."""
+        self._look()
+        functions = [function_of(name, tool) for name, (_, tool) in self.tools.items()]
+        answer = await self.executor.model.ask([*first, *self.spent.messages],
+                                               [*functions, *([FINISH] if self.profile.finish_tool else [])])
+        self.spent.steps += 1
+        self.spent.tokens += answer.tokens
+        if not answer.calls:
+            return self._done(ending_of(answer.text))
+        told, ending = await self._carried_out(answer)
+        if ending:
+            return self._done(ending)
+        self.spent.messages += [answer.message, *told]
+        await self._tell(answer.calls)
+        return None
+
+    def _look(self) -> None:
+        """See whether the next step may be taken."""
+        if self.is_cancelled():
+            raise Lost("canceled")
+        if self.spent.steps >= self.limits.steps:
+            raise JobFailed("step_limit", f"the task was not done in {self.limits.steps} steps")
+        if self.spent.tokens >= self.limits.tokens:
+            raise JobFailed("token_limit", f"the task was not done with {self.limits.tokens} tokens "
+                                           f"({self.spent.tokens} were used)")
+
+    async def _carried_out(self, answer: Answer) -> tuple[list[Message], Ending | None]:
+        """Call the tools of an answer one after another; `finish` is heard when it comes alone."""
+        told, alone = [], len(answer.calls) == 1
+        for at, call in enumerate(answer.calls):
+            if self.is_cancelled():
+                raise Lost("canceled")
+            if self.profile.finish_tool and call.name == FINISH_NAME:
+                said = self._finished(call) if alone else Told("call finish alone, after all results", failed=True)
+                if isinstance(said, Ending):
+                    return [], said
+            else:
+                too_many = Told(f"at most {MOST_CALLS} calls at once", failed=True)
+                said = await self._called(call) if at < MOST_CALLS else too_many
+            told.append(tool_message(call.id, f"error: {said.text}" if said.failed else said.text))
+        return told, None
+
+    def _finished(self, call: Call) -> Ending | Told:
+        try:
+            return Told(call.wrong, True) if call.wrong else ending_called(call.arguments, self.limits)
+        except ValueError as wrong:
+            return Told(str(wrong), failed=True)
+
+    async def _called(self, call: Call) -> Told:
+        """Call a tool; whatever is wrong is told to the model."""
+        if call.wrong:
+            return Told(call.wrong, failed=True)
+        if call.name not in self.tools:
+            there_are = ", ".join(self.tools) or "none"
+            return Told(f"there is no tool {call.name[:100]!r}; there are: {there_are}", failed=True)
+        began = time.monotonic()
+        told = await self.executor.toolbox.call(*self.tools[call.name], call.arguments)
+        log.info("task %s, step %d: %s %s after %.1f s", self.offer.get("task_id"), self.spent.steps, call.name,
+                 "failed" if told.failed else "answered", time.monotonic() - began)
+        return told
+
+    async def _tell(self, calls: list[Call]) -> None:
+        """Report the step, with all that another worker needs to go on."""
+        names = ", ".join(call.name[:100] for call in calls)
+        said = {"status": "running", "summary": f"step {self.spent.steps} of {self.limits.steps}: {names}"[:SUMMARY],
+                "step": self.spent.steps, "tokens": self.spent.tokens}
+        while True:
+            try:
+                hidden = self.executor.secrets.hidden       # before it is sealed, for the seal is over every word
+                checkpoint = sealed(hidden(self._checkpoint()), self.task_id, self.key)
+                await self.report({**hidden(said), "checkpoint": checkpoint})
+                return
+            except ReportTooLarge:      # this gate takes less than the profile thinks
+                if not self.checkpoint_bytes:
+                    return log.warning("task %s: the gate takes no progress of it", self.offer.get("task_id"))
+                self.checkpoint_bytes = self.checkpoint_bytes // 2 if self.checkpoint_bytes > LEAST_CHECKPOINT else 0
+
+    def _checkpoint(self) -> dict[str, Any]:
+        seconds = round(self.spent.seconds + time.monotonic() - self.began, 3)
+        kept = replace(self.spent, seconds=seconds, messages=shrunk(self.spent.messages, self.checkpoint_bytes))
+        told: dict[str, Any] = to_builtins(kept)
+        return told
+
+    def _done(self, ending: Ending) -> Done:
+        """Make the end of a conversation the end of a task."""
+        summary = (ending.summary.strip() or as_text(ending.result))[:SUMMARY]
+        if ending.outcome == "failed":
+            raise JobFailed("gave_up", summary or "the model gave up")
+        result = {"summary": summary, "result": ending.result, "model": self.profile.model,
+                  "steps": self.spent.steps, "tokens": self.spent.tokens}
+        if size(result) + size(ending.artifacts) > self.limits.result_bytes:
+            raise JobFailed("result_too_large", f"the result is larger than {self.limits.result_bytes} bytes")
+        return Done(result, artifacts=ending.artifacts or None, summary=summary)

@@ -1,0 +1,547 @@
+"""The scheduler: a TASKEE that creates tasks at the times that agents asked for (spec 8, H.5).
+
+It leases five types of control task, `schedule.create`, `.pause`, `.resume`, `.delete` and `.status`, keeps the
+schedules in a SQLite file of its own, and calls create_task when one is due.  It needs two credentials, because no role
+but an admin's may do both: a worker's for the control tasks, and an agent's, to whom the created tasks belong.
+
+Killed at any moment, it neither loses nor doubles a run or an order:
+
+- What is due is decided first, and the decision is on disk, with the whole create_task, before anything is created.
+- Each run is created under the key `schedule:{schedule_id}:{run_at_iso}`; then it is struck off.  If the scheduler dies
+  in between, its next life repeats the call, and the gate returns the task that is there.
+- A control task changes the file and writes down its answer in one transaction; when it comes again, after a lost lease
+  or a lost reply, it is answered again and changes nothing.
+- A new schedule begins to run when the gate has accepted the answer to its schedule.create.  If that task was canceled
+  meanwhile, the schedule is deleted again, and its receipts say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from itertools import groupby
+from typing import Any, Protocol
+
+import click
+from msgspec import structs
+
+from asyncgate.clients.http import (
+    FIRST_PAUSE,
+    AsyncHttp,
+    Refusal,
+    Unreachable,
+    pause_after,
+    token_in,
+    token_of_environment,
+)
+from asyncgate.clients.scheduler.calendar import iso, to_run
+from asyncgate.clients.scheduler.plan import Invalid, OfSchedule, read, read_plan
+from asyncgate.clients.scheduler.store import Control, Fired, Firing, Schedule, Store, StoreError
+from asyncgate.commands.calling import CREDENTIAL
+from asyncgate.parts.model.wire import LONGEST
+
+TYPES = ("schedule.create", "schedule.delete", "schedule.pause", "schedule.resume", "schedule.status")
+OVER = ("succeeded", "failed", "canceled")
+FINAL = (400, 409, 413)                 # refusals that a repetition would not change
+LOST = "lease_invalid_or_expired"
+TTL_SECONDS, WAIT_SECONDS = 60, 25.0    # of a lease on a control task, and that an empty claim stays open
+TICK_SECONDS = 1.0                      # between looks at the clock, which may be set at any time
+LATER_SECONDS = 60.0                    # before another look at what only somebody else can change
+LANES = 16                              # schedules whose runs are created at once
+REPORTED = 500                          # schedules in one report
+REMEMBERED_SECONDS = 30 * 86_400.0      # that an answer is kept after the gate has it
+
+
+class Gate(Protocol):
+    """What calls an operation of the gate with one of the credentials."""
+
+    async def call(self, operation: str, /, **fields: Any) -> Any:
+        """Return the reply; raise Refusal or Unreachable."""
+
+
+class Patience:
+    """What to leave alone for a while after it went wrong: twice as long each time."""
+
+    def __init__(self) -> None:
+        self.until: dict[str, float] = {}
+        self.failures = Counter[str]()
+
+    def wants(self, what: str) -> bool:
+        """Whether something is to be left alone now."""
+        return self.until.get(what, 0.0) > time.monotonic()
+
+    def failed(self, what: str, at_least: float | None = None) -> float:
+        """Leave something alone; return for how long."""
+        self.failures[what] += 1
+        pause = max(pause_after(self.failures[what], 0.5), at_least or 0.0)
+        self.until[what] = time.monotonic() + pause
+        return pause
+
+    def worked(self, what: str) -> None:
+        """Forget what went wrong."""
+        self.until.pop(what, None)
+        self.failures.pop(what, None)
+
+
+class Scheduler:
+    """Carries out control tasks, and creates what is due."""
+
+    def __init__(self, store: Store, worker: Gate, agent: Gate, *, clock: Callable[[], float] = time.time,
+                 as_worker: Mapping[str, str] = {}, as_agent: Mapping[str, str] = {},
+                 say: Callable[[str], None] = lambda text: None) -> None:
+        self.store, self.worker, self.agent, self.clock, self.say = store, worker, agent, clock, say
+        self.as_worker, self.as_agent = dict(as_worker), dict(as_agent)
+        self.turn, self.woken, self.patience = asyncio.Lock(), asyncio.Event(), Patience()
+        self.reported: dict[str, tuple[bool, int | None]] = {}
+        self.in_hand = set[str]()       # control tasks that are being answered
+        self.complaints: dict[str, str] = {}
+        self.instance = ""
+
+    # The clock.
+
+    async def run(self) -> None:
+        """Create what is due and carry out control tasks, until cancelled; then give back what is held."""
+        self.store.forget(self.clock() - REMEMBERED_SECONDS)
+        await self.tick()       # first: an earlier life may have left answers, and the leases to give them under
+        await self._give_back()
+        obeying = asyncio.ensure_future(self._obey())
+        try:
+            while not obeying.done():
+                await self.tick()
+                with contextlib.suppress(TimeoutError):     # wait_for may swallow a cancellation before Python 3.12
+                    async with asyncio.timeout(self._pause()):
+                        await self.woken.wait()
+                self.woken.clear()
+            await obeying
+        finally:
+            obeying.cancel()
+            await asyncio.gather(obeying, return_exceptions=True)
+            await self._give_back()
+
+    def _pause(self) -> float:
+        """Say how long nothing is to do; never long, for the clock may be set and a gate may come back."""
+        due = self.store.next_due_at()
+        return min(max(due - self.clock(), 0.0), TICK_SECONDS) if due is not None else TICK_SECONDS
+
+    async def tick(self) -> None:
+        """Give open answers, create what is due, and report: all that can be done now (H.5)."""
+        for control in self.store.unanswered():
+            if control.task_id not in self.in_hand and not self.patience.wants(control.task_id):
+                await self._try(control.task_id, self._answer(control))
+        async with self.turn:
+            await self._create_due()
+        for schedule in self.store.deleted():
+            if not self.patience.wants(schedule.schedule_id):
+                await self._try(schedule.schedule_id, self._take_leave(schedule))
+        if not self.patience.wants("report"):
+            await self._try("report", self._report())
+
+    async def _try(self, what: str, doing: Any) -> None:
+        try:
+            await doing
+            self.complaints.pop(what, None)
+            if not self.patience.wants(what):
+                self.patience.worked(what)
+        except (Refusal, Unreachable) as error:
+            self.patience.failed(what, getattr(error, "retry_after", None))
+            self._complain(what, error)
+
+    def _complain(self, what: str, error: Exception, key: str = "worker") -> None:
+        """Say what is wrong, once for as long as it stays the same; a gate that is away is told of once for all."""
+        what = "gate" if isinstance(error, Unreachable) else what
+        if self.complaints.get(what) != str(error):
+            self.complaints[what] = str(error)
+            asked = f" (asked with the {key}'s key)" if getattr(error, "status", None) in (401, 403) else ""
+            self.say(f"{error}; trying on" if what == "gate" else f"{what}: {error}{asked}")
+
+    # What is due.
+
+    async def _create_due(self) -> None:
+        """Create what is decided, then decide what is due by now, and create that."""
+        await self._fire()
+        if decisions := [self._decision(schedule, self.clock()) for schedule in self.store.due(self.clock())]:
+            self.store.decide(decisions)
+            await self._fire()
+
+    def _decision(self, schedule: Schedule, now: float) -> tuple[Schedule, list[Firing]]:
+        try:
+            return self._runs(schedule, now)
+        except ValueError as wrong:     # its zone was there once: look again later, and let the others run meanwhile
+            self._complain(f"schedule {schedule.schedule_id}", wrong)
+            return structs.replace(schedule, due_at=now + LATER_SECONDS, last_status=f"waiting: {wrong}"), []
+
+    def _runs(self, schedule: Schedule, now: float) -> tuple[Schedule, list[Firing]]:
+        runs = to_run(schedule.timing(), schedule.plan.misfire_policy, schedule.since, now)
+        firings = [Firing(schedule.schedule_id, run, schedule.plan.task(schedule.schedule_id, schedule.owner_id, run,
+                                                                       now)) for run in runs]
+        return schedule.settled(runs[-1] if runs else schedule.since), firings
+
+    async def _fire(self) -> None:
+        lanes = asyncio.Semaphore(LANES)
+
+        async def one(schedule_id: str, firings: list[Firing]) -> list[Fired]:
+            async with lanes:
+                waits = self.patience.wants("gate") or self.patience.wants(schedule_id)
+                return [] if waits else await self._fire_in_order(schedule_id, firings)
+
+        groups = [(name, list(of)) for name, of in groupby(self.store.firings(), lambda firing: firing.schedule_id)]
+        outcomes = await asyncio.gather(*(one(*group) for group in groups))
+        if fired := [one for some in outcomes for one in some]:
+            self.store.fired(fired)
+
+    async def _fire_in_order(self, schedule_id: str, firings: list[Firing]) -> list[Fired]:
+        """Create runs until one cannot be created now; those that the gate will never take are done with."""
+        done = []
+        for firing in firings:
+            try:
+                reply = await self.agent.call("create_task", **self.as_agent, **firing.ask)
+            except (Refusal, Unreachable) as error:
+                if not final(error):
+                    self._put_off(schedule_id, error)
+                    break
+                done.append(Fired(firing, f"refused: {getattr(error, 'code', '')}: {error}"))
+            else:
+                done.append(Fired(firing, "created", reply["task_id"]))
+                for what in ("gate", schedule_id):
+                    self.patience.worked(what)
+                    self.complaints.pop(what, None)
+        return done
+
+    def _put_off(self, schedule_id: str, error: Refusal | Unreachable) -> None:
+        """Leave a schedule alone for a while, or all of them when no gate answers."""
+        if isinstance(error, Unreachable):
+            self.patience.failed("gate")
+            return self._complain("gate", error)
+        self.patience.failed(schedule_id, error.retry_after)
+        self._complain(schedule_id, error, key="agent")
+        status = f"waiting: {error.code}: {error}"
+        if (schedule := self.store.schedule(schedule_id)) and schedule.last_status != status:
+            self.store.keep(structs.replace(schedule, last_status=status))
+
+    # What the gate watches over: H.7.4.
+
+    async def _report(self) -> None:
+        """Tell the gate when schedules run next, wherever that has changed."""
+        live = {schedule.schedule_id: schedule for schedule in self.store.live()}
+        news = [name for name, schedule in live.items() if self.reported.get(name) != told_of(schedule)]
+        for at in range(0, len(news), REPORTED):
+            some = [live[name] for name in news[at:at + REPORTED]]
+            reply = await self.worker.call("report_schedule", **self.as_worker, schedules=list(map(state_of, some)))
+            self.reported |= {schedule.schedule_id: told_of(schedule) for schedule in some}
+            for unknown in reply["unknown"]:
+                self.say(f"schedule {unknown}: the gate does not know it, so it will not notice its silence")
+        self.reported = {name: told for name, told in self.reported.items() if name in live}
+
+    # Control tasks.
+
+    async def _obey(self) -> None:
+        """Carry out control tasks, one after another, for as long as there is a gate."""
+        while True:
+            asked = time.monotonic()
+            try:
+                found = await self.obey()
+                for what in ("gate", "control tasks"):
+                    self.patience.worked(what)
+                    self.complaints.pop(what, None)
+                if not found and time.monotonic() - asked < FIRST_PAUSE:
+                    await asyncio.sleep(FIRST_PAUSE)      # a gate that stops answers waiting claims at once
+            except (Refusal, Unreachable) as error:
+                self._complain("control tasks", error)
+                await asyncio.sleep(self.patience.failed("control tasks", getattr(error, "retry_after", None)))
+
+    async def obey(self, wait_seconds: float = WAIT_SECONDS) -> bool:
+        """Wait for a control task and carry it out; return whether there was one."""
+        reply = await self.worker.call(
+            "lease_next", **self.as_worker, accept_types=list(TYPES), capabilities=["scheduler"],
+            lease_ttl_seconds=TTL_SECONDS, wait_seconds=wait_seconds)
+        for offer in reply["tasks"]:
+            await self.carry_out(offer)
+        return bool(reply["tasks"])
+
+    async def carry_out(self, offer: Mapping[str, Any]) -> None:
+        """Carry out a control task, or repeat the answer to one that came before."""
+        lease = {name: offer[name] for name in ("lease_id", "fence")}
+        if control := self.store.control(offer["task_id"]):
+            control = structs.replace(control, lease=lease)
+            self.store.carry_out(control)
+        else:
+            async with self.turn:
+                await self._create_due()        # what was due before the order came is not subject to it
+                control = self._carried_out(offer, lease)
+        self.in_hand.add(control.task_id)
+        try:
+            await self._answer(control)
+        finally:
+            self.in_hand.discard(control.task_id)
+            self.woken.set()
+
+    def _carried_out(self, offer: Mapping[str, Any], lease: dict[str, Any]) -> Control:
+        control = Control(task_id=offer["task_id"], type=offer["type"], lease=lease)
+        schedule = None
+        try:
+            schedule, control.result = self._ordered(offer)
+            control.schedule_id = schedule.schedule_id
+        except Invalid as wrong:
+            control.error = {"code": wrong.code, "field": wrong.field, "message": str(wrong)}
+        self.store.carry_out(control, None if control.type == "schedule.status" else schedule)
+        return control
+
+    def _ordered(self, offer: Mapping[str, Any]) -> tuple[Schedule, dict[str, Any]]:
+        """Return what an order makes of its schedule, and the answer to it."""
+        if offer["type"] == "schedule.create":
+            schedule = self._drawn_up(offer)
+            return schedule, {"schedule_id": schedule.schedule_id, "next_run_at": when(schedule.next_run_at)}
+        schedule = self._meant(offer)
+        if offer["type"] == "schedule.status":
+            return schedule, status_of(schedule)
+        if offer["type"] == "schedule.delete":
+            return ended(schedule), {"ok": True}
+        if offer["type"] == "schedule.pause":
+            return structs.replace(schedule, enabled=False).settled(schedule.since), {"ok": True}
+        if not schedule.enabled:        # what passed while it was paused was not missed
+            schedule = structs.replace(schedule, enabled=True).settled(self.clock())
+        return schedule, {"ok": True, "next_run_at": when(schedule.next_run_at)}
+
+    def _drawn_up(self, offer: Mapping[str, Any]) -> Schedule:
+        """Make a schedule; its id follows from its task, so that the same order never makes two."""
+        now = self.clock()
+        plan, owner = read_plan(offer["payload"], now), offer["created_by"]
+        schedule = Schedule(schedule_id=f"sched-{offer['task_id']}", plan=plan, owner_kind=owner["kind"],
+                            owner_id=owner["id"], task_id=offer["task_id"], created_at=int(now), since=int(now))
+        return schedule.settled(schedule.since)
+
+    def _meant(self, offer: Mapping[str, Any]) -> Schedule:
+        """Return the schedule that an order is about, if it belongs to whoever gives the order."""
+        schedule_id, owner = read(offer["payload"], OfSchedule).schedule_id, offer["created_by"]
+        schedule = self.store.schedule(schedule_id)
+        if schedule is None or (schedule.owner_kind, schedule.owner_id) != (owner["kind"], owner["id"]):
+            raise Invalid("schedule_id", f"{owner['kind']} {owner['id']} has no schedule {schedule_id} here",
+                          "schedule_not_found")
+        return schedule
+
+    # Answers, and the receipts of schedules.
+
+    async def _answer(self, control: Control) -> None:
+        """Give the gate the answer to a control task; without a lease, wait until the task comes again or is over."""
+        try:
+            if control.type == "schedule.create" and control.error is None:
+                await self._announce(control)
+            await self._end(control)
+        except Refusal as no:
+            if no.code != "task_not_found" and no.code != LOST:
+                raise
+            if no.code == "task_not_found" or await self._over(control, no):
+                return self._unwanted(control)
+            self.patience.failed(control.task_id, LATER_SECONDS)
+            return
+        schedule = self.store.schedule(control.schedule_id or "") if control.type == "schedule.create" else None
+        self.store.answered(control, self.clock(), schedule and structs.replace(schedule, state="live"))
+
+    async def _over(self, control: Control, lost: Refusal) -> bool:
+        """Whether the task of a lost lease has ended; release_lease tells whoever had the lease, also after another."""
+        if "status" not in lost.more:
+            try:
+                await self.worker.call("release_lease", **self.as_worker, **control.lease, task_id=control.task_id)
+            except Refusal as no:
+                lost = no
+        return lost.more.get("status") in OVER
+
+    async def _announce(self, control: Control) -> None:
+        """Emit schedule.created, once; a schedule that the gate refuses to know is not made."""
+        schedule = self.store.schedule(control.schedule_id or "")
+        if schedule is None or schedule.receipt_id:
+            return
+        try:
+            receipt_id = await self._created(schedule, control.lease)
+        except Refusal as no:
+            if no.code == LOST or not final(no):
+                raise
+            control.error, control.result = {"code": no.code, "field": "payload", "message": str(no)}, None
+            self.store.carry_out(control, ended(schedule))
+        else:
+            if schedule := self.store.schedule(schedule.schedule_id):
+                self.store.keep(structs.replace(schedule, receipt_id=receipt_id))
+
+    async def _created(self, schedule: Schedule, lease: Mapping[str, Any]) -> str:
+        body = {"name": schedule.plan.name, "mode": schedule.plan.mode, "timezone": schedule.plan.timezone,
+                "interval_seconds": schedule.plan.interval_seconds, "cron_expr": schedule.plan.cron_expr,
+                "misfire_policy": schedule.plan.misfire_policy, "task_type": schedule.plan.task_template.type}
+        reply = await self.worker.call(
+            "emit_receipt", **self.as_worker, **lease, receipt_type="schedule.created", task_id=schedule.task_id,
+            schedule_id=schedule.schedule_id, body={name: said for name, said in body.items() if said is not None})
+        return str(reply["receipt_id"])
+
+    async def _end(self, control: Control) -> None:
+        mine = {**self.as_worker, **control.lease, "task_id": control.task_id}
+        if control.error is not None:
+            await self.worker.call("fail", **mine, error=control.error, retryable=False)
+            return
+        if not self.instance:
+            self.instance = (await self.worker.call("get_config"))["instance_id"]
+        record = {"type": "asyncgate", "uri": f"asyncgate://{self.instance}/tasks/{control.task_id}/result"}
+        await self.worker.call("complete", **mine, result=control.result, artifacts=[record])
+
+    def _unwanted(self, control: Control) -> None:
+        """Let go of an answer that nobody waits for any more: a schedule of a canceled order must not run."""
+        schedule = self.store.schedule(control.schedule_id or "") if control.type == "schedule.create" else None
+        if schedule is not None and schedule.state == "new":
+            schedule = ended(schedule)
+        self.store.answered(control, self.clock(), schedule)
+
+    async def _take_leave(self, schedule: Schedule) -> None:
+        """Emit schedule.deleted for a schedule that the gate knows, then forget it."""
+        try:
+            created = schedule.receipt_id or await self._announced(schedule)
+            if created is not None:
+                await self.worker.call("emit_receipt", **self.as_worker, receipt_type="schedule.deleted",
+                                       schedule_id=schedule.schedule_id, parents=[created])
+        except Refusal as no:
+            if not final(no):
+                raise
+            self.say(f"schedule {schedule.schedule_id} is deleted, but the gate does not take the receipt: {no}")
+        self.store.remove(schedule.schedule_id)
+
+    async def _announced(self, schedule: Schedule) -> str | None:
+        """Ask for the schedule.created of a schedule again, in case that the answer was never read."""
+        if (control := self.store.control(schedule.task_id)) is None:
+            return None
+        try:
+            return await self._created(schedule, control.lease)
+        except Refusal as no:
+            if not final(no):
+                raise
+            return None         # it was never emitted, or is another scheduler's
+
+    async def _give_back(self) -> None:
+        """Release control tasks that are held, also what a claim got whose answer was never read."""
+        with contextlib.suppress(Unreachable, Refusal):
+            for lease in (await self.worker.call("list_leases", **self.as_worker, resume=False))["leases"]:
+                if lease["type"] in TYPES:
+                    held = {name: lease[name] for name in ("task_id", "lease_id")}
+                    await self.worker.call("release_lease", **self.as_worker, **held)
+
+
+def final(error: Refusal | Unreachable) -> bool:
+    """Whether a gate, and not something in between, has said what it would say again."""
+    return isinstance(error, Refusal) and error.status in FINAL and error.code != "unexpected_answer"
+
+
+def when(moment: int | None) -> str | None:
+    """Write a time that may be none."""
+    return None if moment is None else iso(moment)
+
+
+def ended(schedule: Schedule) -> Schedule:
+    """Return a schedule that runs no more."""
+    return structs.replace(schedule, state="deleted", enabled=False, next_run_at=None, due_at=None)
+
+
+def status_of(schedule: Schedule) -> dict[str, Any]:
+    """Return what schedule.status answers."""
+    return {"schedule_id": schedule.schedule_id, "name": schedule.plan.name, "enabled": schedule.enabled,
+            "next_run_at": when(schedule.next_run_at), "last_run_at": when(schedule.last_run_at),
+            "last_status": schedule.last_status, "last_task_id": schedule.last_task_id}
+
+
+def told_of(schedule: Schedule) -> tuple[bool, int | None]:
+    """Return what a report must be repeated for when it changes."""
+    return schedule.enabled, schedule.next_run_at
+
+
+def state_of(schedule: Schedule) -> dict[str, Any]:
+    """Return what report_schedule says; the interval of a cron expression is the time from one run to the next."""
+    return {"schedule_id": schedule.schedule_id, "enabled": schedule.enabled, "interval_seconds": gap_after(schedule),
+            "next_run_at": when(schedule.next_run_at)}
+
+
+def gap_after(schedule: Schedule) -> int | None:
+    """Return how long after its next run a schedule runs again, if it does."""
+    if schedule.next_run_at is None:
+        return None
+    with contextlib.suppress(ValueError):       # a zone that is no more
+        following = next(schedule.timing().after(schedule.next_run_at), None)
+        return min(following[0] - schedule.next_run_at, LONGEST) if following else None
+    return None
+
+
+# The command.
+
+
+def key_for(variable: str, given: str | None) -> str:
+    """Return a credential: as given, or from the environment, or from the file that the environment names."""
+    text, path = os.environ.get(variable), os.environ.get(f"{variable}_FILE")
+    if given:
+        return given
+    if text and path:
+        raise click.UsageError(f"{variable} and {variable}_FILE are both set; one of them is enough")
+    try:
+        return (token_in(path, f"{variable}_FILE") if path else text) or token_of_environment()
+    except ValueError as wrong:
+        raise click.UsageError(str(wrong)) from None
+
+
+def named(field: str, given: str | None, key: str) -> dict[str, str]:
+    """Say who acts, where the credential does not: an issued key or an access token does."""
+    says_itself = key.startswith("aga_") or key.count(".") == 2
+    return {} if says_itself and not given else {field: given or "scheduler"}
+
+
+@click.command()
+@click.option("--url", help="Where the gate is; default ASYNCGATE_URL, else http://127.0.0.1:8080.")
+@click.option("--file", "path", default="asyncgate-schedules.db", show_default=True, type=click.Path(dir_okay=False),
+              help="Where the schedules are kept; made if it is not there.")
+@click.option("--worker-key", type=CREDENTIAL, metavar="TOKEN | @FILE",
+              help="The worker's credential; default ASYNCGATE_WORKER_KEY, else ASYNCGATE_API_KEY.")
+@click.option("--agent-key", type=CREDENTIAL, metavar="TOKEN | @FILE",
+              help="The agent's credential; default ASYNCGATE_AGENT_KEY, else ASYNCGATE_API_KEY.")
+@click.option("--worker-id", help="The worker's name, if its credential does not say it; default scheduler.")
+@click.option("--agent-id", help="The agent's name, if its credential does not say it; default scheduler.")
+def scheduler(url: str | None, path: str, worker_key: str | None, agent_key: str | None, worker_id: str | None,
+              agent_id: str | None) -> None:
+    """Create tasks at the times that agents ask for: every so many seconds, or by a cron expression.
+
+    Agents order with tasks of the types schedule.create, schedule.pause, schedule.resume, schedule.delete and
+    schedule.status.  The scheduler leases them as a worker, keeps the schedules in a SQLite file of its own, and
+    creates the tasks that are due as an agent, so it needs two credentials: no role but an admin's may do both.  With
+    the shared token one is enough.
+
+    On a machine with other users keep the keys out of the command line: ASYNCGATE_WORKER_KEY and ASYNCGATE_AGENT_KEY,
+    or ASYNCGATE_WORKER_KEY_FILE and ASYNCGATE_AGENT_KEY_FILE, which name files.
+
+    Run one scheduler per tenant; its file is locked while it runs.  It may be killed and started at any time: runs that
+    were missed meanwhile are made up for as the misfire policy of each schedule says, and none is created twice.
+    """
+    worker_key, agent_key = key_for("ASYNCGATE_WORKER_KEY", worker_key), key_for("ASYNCGATE_AGENT_KEY", agent_key)
+    if bool(worker_key) != bool(agent_key):
+        raise click.UsageError("give both keys, the worker's and the agent's, or ASYNCGATE_API_KEY for both")
+    who = named("worker_id", worker_id, worker_key), named("agent_id", agent_id, agent_key)
+    try:
+        with contextlib.closing(Store(path)) as store:
+            asyncio.run(serve(store, url, (worker_key, agent_key), who))
+    except StoreError as wrong:
+        raise click.ClickException(str(wrong)) from None
+    except ValueError as wrong:
+        raise click.UsageError(str(wrong)) from None
+    except sqlite3.Error as error:      # a full disk, say: better to end and be started again than to go on without it
+        raise click.ClickException(f"{path} does not work: {error}") from None
+
+
+async def serve(store: Store, url: str | None, keys: tuple[str, str], who: tuple[dict[str, str], ...]) -> None:
+    """Run a scheduler until SIGTERM or SIGINT comes."""
+    def say(text: str) -> None:
+        click.echo(f"scheduler: {text}", err=True)
+
+    async with AsyncHttp(url, keys[0]) as worker, AsyncHttp(url, keys[1]) as agent:
+        served = Scheduler(store, worker, agent, as_worker=who[0], as_agent=who[1], say=say)
+        working = asyncio.ensure_future(served.run())
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(sign, working.cancel)
+        say(f"{len(store.live())} schedules, at {worker.url}")
+        with contextlib.suppress(asyncio.CancelledError):
+            await working

@@ -1,0 +1,212 @@
+"""One task in the hands of a worker: what its function is given, and what the function may answer or raise."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+import msgspec
+
+from asyncgate.clients.worker.heart import Heart, Pulse
+
+CHECKPOINT = "checkpoint"       # the member of the progress that the next worker goes on from
+MESSAGE_LENGTH = 4000
+# No future takes the first, and the others would mean something else to the loop.
+UNSPEAKABLE = (StopIteration, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
+
+
+class Retry(Exception):
+    """Raised by a task function: this attempt failed, another may succeed, `after` so many seconds if that is said."""
+
+    def __init__(self, message: str = "try again", *, after: float | None = None, code: str = "retry") -> None:
+        super().__init__(message)
+        self.after, self.code = after, code
+
+
+class Fail(Exception):
+    """Raised by a task function: the task failed, and another attempt would fail too."""
+
+    def __init__(self, message: str = "failed", *, code: str = "failed", detail: Any = None) -> None:
+        super().__init__(message)
+        self.code, self.detail = code, detail
+
+
+class Lost(Exception):
+    """The lease is gone: `reason` is canceled, expired, superseded, completed, stopping or unknown."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the lease is lost: {reason}")
+        self.reason = reason
+
+
+class Done(msgspec.Struct, rename={"summary": "result_summary"}):
+    """What a task function returns when it has more to say than its result.
+
+    Without artifacts and proof, the result counts as delivered by lying in the task's own record.
+    """
+
+    result: Any = None
+    artifacts: Any = None
+    delivery_proof: dict[str, Any] | None = None
+    summary: str | None = None
+
+
+class Job:
+    """A task on lease, as its function sees it.  All of it may be used from any thread."""
+
+    def __init__(self, offer: dict[str, Any], heart: Heart, lost: Callable[[Job], None]) -> None:
+        self.offer = offer
+        self.task_id, self.lease_id, self.fence = offer["task_id"], offer["lease_id"], offer["fence"]
+        self.type, self.attempt = offer["type"], offer["attempt"]
+        self.progress = offer.get("progress")       # the last one of an earlier lease
+        self.checkpoint = self.progress.get(CHECKPOINT) if isinstance(self.progress, dict) else None
+        self.lost, self.reason = threading.Event(), ""
+        self.under = {"task_id": self.task_id, "lease_id": self.lease_id, "fence": self.fence}
+        self.pulse = Pulse(self.under, offer["renew_every_seconds"], self.lose)
+        self._heart, self._tell, self._said = heart, lost, {}
+
+    work: asyncio.Future[Any]
+    _said: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"task {self.task_id} ({self.type})"
+
+    def report(self, progress: Any) -> None:
+        """Report progress.  It returns at once; the newest progress goes out first.  Raises Lost."""
+        progress = told(progress)
+        self._said = progress if isinstance(progress, dict) else {"progress": progress}
+        self._send()
+
+    def save(self, checkpoint: Any) -> None:
+        """Save what the next worker needs to go on from here, should this one be lost.  Raises Lost.
+
+        It returns at once; `flush` waits until the gate has it.
+        """
+        self.checkpoint = told(checkpoint)
+        self._send()
+
+    def _send(self) -> None:
+        self.check()
+        mark = {} if self.checkpoint is None else {CHECKPOINT: self.checkpoint}
+        self._heart.tell(self.pulse, {**self._said, **mark})
+
+    def flush(self, timeout_seconds: float = 30.0) -> bool:
+        """Wait until the gate has heard all that was reported; it blocks, so in async code give it a thread."""
+        heard = self.pulse.silent.wait(timeout_seconds)
+        self.check()
+        return heard
+
+    def check(self) -> None:
+        """Raise Lost if the lease is gone."""
+        if self.lost.is_set():
+            raise Lost(self.reason)
+
+    def lose(self, reason: str) -> None:
+        """Take note that the lease is gone; the function learns it at once."""
+        if not self.lost.is_set():
+            self.reason = reason
+            self.lost.set()
+            self._tell(self)
+
+
+class Task:
+    """A task function: what it takes, how it runs, which of its errors deserve another attempt."""
+
+    def __init__(self, function: Callable[..., Any], retry: tuple[type[BaseException], ...], payload: Any) -> None:
+        self.function, self.retry = function, retry
+        body = function if inspect.isroutine(function) else type(function).__call__
+        self.is_async = inspect.iscoroutinefunction(body)
+        names = [one for one in inspect.signature(function).parameters.values()
+                 if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is one.empty]
+        if len(names) not in (1, 2):
+            raise TypeError(f"{function!r} must take the payload, or the payload and the job")
+        self.takes_job = len(names) == 2
+        self.payload = annotated(body, names[0].name) if payload is None else payload
+
+    def decoded(self, payload: Any) -> Any:
+        """Turn the payload into what the function takes; raises Fail when it is something else."""
+        if self.payload is Any:
+            return payload
+        try:
+            return msgspec.convert(payload, self.payload, str_keys=True)
+        except msgspec.ValidationError as wrong:
+            raise Fail(f"the payload is not what this task takes: {wrong}", code="invalid_payload") from None
+
+    async def run(self, job: Job) -> Any:
+        """Call the function, a plain one in a thread of its own."""
+        given = [self.decoded(job.offer["payload"]), *([job] if self.takes_job else [])]
+        try:
+            return await (self.function(*given) if self.is_async else in_thread(self.function, *given))
+        except (SystemExit, KeyboardInterrupt) as error:    # they would end the loop, and with it the worker
+            raise RuntimeError(f"the function ended with {error!r}") from error
+
+    def failure(self, error: BaseException) -> dict[str, Any]:
+        """Say what `fail` is told about an error."""
+        code = getattr(error, "code", None) if isinstance(error, Retry | Fail) else type(error).__name__
+        said: dict[str, Any] = {"code": readable(str(code)), "message": words(error)}
+        if isinstance(error, Fail):
+            with contextlib.suppress(TypeError, ValueError, RecursionError):    # a detail that JSON can say
+                said |= {} if error.detail is None else {"detail": told(error.detail)}
+            return {"error": said, "retryable": False}
+        if isinstance(error, Retry):
+            after = error.after if isinstance(error.after, int | float) and error.after >= 0 else None
+            return {"error": said, "retryable": True, "retry_after_seconds": after}
+        return {"error": said, "retryable": isinstance(error, self.retry)}
+
+
+def told(value: Any) -> Any:
+    """Return a value as JSON has it; raises TypeError or ValueError where JSON has nothing like it."""
+    found = msgspec.to_builtins(value, str_keys=True)
+    msgspec.json.encode(found)
+    return found
+
+
+def words(error: BaseException) -> str:
+    """Say what an error says, or what it is if it says nothing or fails to."""
+    try:
+        return readable(str(error)) or type(error).__name__
+    except Exception as worse:
+        return f"{type(error).__name__}, whose text cannot be had: {type(worse).__name__}"
+
+
+def readable(text: str) -> str:
+    """Return what of a text every gate takes: not too long, no NUL, no half of a character."""
+    return text[:MESSAGE_LENGTH].encode(errors="replace").decode().replace("\0", "\ufffd")
+
+
+def annotated(function: Callable[..., Any], name: str) -> Any:
+    """Return the type of a parameter, Any if it has none."""
+    try:
+        return get_type_hints(inspect.unwrap(function), include_extras=True).get(name, Any)
+    except NameError as unknown:
+        raise TypeError(f"the type of {name!r} cannot be found ({unknown}); give it as payload= to task()") from None
+
+
+async def in_thread(function: Callable[..., Any], *given: Any) -> Any:
+    """Run a function in a thread that does not keep the process from ending."""
+    loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def settle(value: Any, error: BaseException | None) -> None:
+        if not done.done():
+            done.set_result(value) if error is None else done.set_exception(error)
+
+    def run() -> None:
+        value: Any = None
+        wrong: BaseException | None = None
+        try:
+            value = context.run(function, *given)
+        except UNSPEAKABLE as error:
+            wrong = RuntimeError(f"the function ended with {error!r}")
+        except BaseException as error:      # whatever it is: a thread that ends without a word is waited for for ever
+            wrong = error
+        with contextlib.suppress(RuntimeError):     # a worker that has stopped waits for this no more
+            loop.call_soon_threadsafe(settle, value, wrong)
+
+    threading.Thread(target=run, name=getattr(function, "__name__", "task"), daemon=True).start()
+    return await done

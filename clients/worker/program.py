@@ -1,0 +1,320 @@
+"""What `asyncgate worker` runs: three small tasks, or any program.
+
+A program finds the payload on standard input and writes the result to standard output.  Lines that it writes to file
+descriptor 3 are progress.  Its exit status says how the task ended: 0 well, 75 (EX_TEMPFAIL) badly but another attempt
+may succeed, anything else badly.  It runs without a shell, in a process group of its own, which ends with the lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import msgspec
+
+from asyncgate.clients.http import pause_asked
+from asyncgate.clients.worker import Done, Fail, Job, Lost, Retry, Worker
+from asyncgate.clients.worker.children import Children, hide_credential
+from asyncgate.clients.worker.job import in_thread
+from asyncgate.parts.process import logs
+
+if TYPE_CHECKING:
+    import httpx2
+
+RETRY_STATUS = os.EX_TEMPFAIL
+PROGRESS_FD = 3
+KILL_SECONDS = 5.0              # between SIGTERM and SIGKILL
+MOST_BYTES = 16 * 2**20         # of standard output; the gate's own limit is lower
+TAIL_BYTES = 2000               # of standard error, in the error of the task
+LINE_BYTES = 64 * 2**10         # of one line of progress
+LONGEST_SLEEP = 7 * 86400.0
+
+log = logging.getLogger("asyncgate.worker")
+CHILDREN = Children()
+
+
+# Small tasks.
+
+
+async def echo(payload: Any) -> Any:
+    """Answer with the payload."""
+    return payload
+
+
+class Sleep(msgspec.Struct):
+    """How long to sleep, and what to return then."""
+
+    seconds: float = 1.0
+    result: Any = None
+
+
+async def sleep_then_return(payload: Sleep, job: Job) -> Any:
+    """Sleep so many seconds, also over several lives of the worker, then return what was given."""
+    loop = asyncio.get_running_loop()
+    left = min(payload.seconds if job.checkpoint is None else float(job.checkpoint), LONGEST_SLEEP)
+    until = loop.time() + left
+    while (left := until - loop.time()) > 0:
+        job.save(left)
+        await asyncio.sleep(min(left, 1.0))
+    return payload.result
+
+
+class Get(msgspec.Struct):
+    """What to fetch."""
+
+    url: str
+    headers: dict[str, str] = {}
+
+
+def http_get(allow: Sequence[str], plain: bool, timeout_seconds: float) -> Callable[[Get], Awaitable[dict[str, Any]]]:
+    """Return the task that fetches URLs, of public addresses and of those that are allowed."""
+    from asyncgate.parts.model.errors import StartupError
+    from asyncgate.parts.process import outgoing
+
+    try:
+        client = outgoing.client(allow=allow, plain=plain, redirects=outgoing.MOST_REDIRECTS,
+                                 timeout_seconds=timeout_seconds)
+    except StartupError as wrong:
+        raise ValueError(str(wrong).replace("security.outgoing.allow", "--allow")) from None
+
+    async def get(payload: Get) -> dict[str, Any]:
+        import httpx2
+
+        try:
+            outgoing.fit(payload.headers)
+            return fetched(await client.get(payload.url, headers=payload.headers))
+        except (outgoing.Barred, outgoing.Oversized, httpx2.InvalidURL, httpx2.TooManyRedirects,
+                httpx2.UnsupportedProtocol, httpx2.LocalProtocolError) as no:
+            raise Fail(str(no), code="barred" if isinstance(no, outgoing.Barred) else "not_fetched") from None
+        except httpx2.TransportError as error:
+            raise Retry(str(error) or type(error).__name__, code="unreachable") from None
+
+    return get
+
+
+def fetched(answer: httpx2.Response) -> dict[str, Any]:
+    """Show an answer; one that says `later` costs an attempt."""
+    if answer.status_code in (429, 503):
+        raise Retry(f"the server answered {answer.status_code}", code="later",
+                    after=pause_asked(answer.headers.get("retry-after")))
+    found = {"status": answer.status_code, "url": str(answer.url), "content_type": answer.headers.get("content-type")}
+    try:
+        return {**found, "text": answer.content.decode(answer.charset_encoding or "utf-8").replace("\0", "\ufffd")}
+    except (UnicodeDecodeError, LookupError):
+        return {**found, "base64": base64.b64encode(answer.content).decode()}
+
+
+# Programs.
+
+
+class Program:
+    """Any program as a task function."""
+
+    def __init__(self, command: Sequence[str], worker: Worker) -> None:
+        path = shutil.which(command[0])
+        if path is None and os.path.isfile(command[0]):
+            raise ValueError(f"{command[0]!r} is there and may not be run: chmod +x {command[0]}, or name what runs it")
+        if path is None:
+            raise ValueError(f"there is no program {command[0]!r}{' on the PATH' * ('/' not in command[0])}")
+        self.path, self.command, self.worker = path, list(command), worker
+
+    async def __call__(self, payload: Any, job: Job) -> Any:
+        """Run the program for one task."""
+        run = Run(job)
+        run.begin(self.path, self.command, self.surroundings(job))
+        return run.outcome(self.command[0], await run.ended(msgspec.json.encode(payload)))
+
+    def surroundings(self, job: Job) -> dict[str, str]:
+        """Return the environment of the program: the worker's, without its credential, and what the task is."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("ASYNCGATE_")}
+        said = {"URL": self.worker.gate.url, "WORKER_ID": self.worker.worker_id, "TASK_ID": job.task_id,
+                "TASK_TYPE": job.type, "LEASE_ID": job.lease_id, "FENCE": str(job.fence), "ATTEMPT": str(job.attempt)}
+        earlier = {"CHECKPOINT": job.checkpoint, "PROGRESS": job.progress}
+        said |= {name: msgspec.json.encode(value).decode() for name, value in earlier.items() if value is not None}
+        return kept | {f"ASYNCGATE_{name}": value for name, value in said.items()}
+
+
+class Run:
+    """One run of a program: its pipes, what it has said, its process group."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.pid = job, 0
+        self.out, self.tail, self.artifacts = bytearray(), bytearray(), None
+
+    artifacts: Any
+    exit: asyncio.Future[int]
+
+    @contextlib.contextmanager
+    def pipes(self) -> Iterator[list[int]]:
+        """Open a pipe for each of the descriptors 0 to 3, and close the program's ends after it was started."""
+        made = [os.pipe() for _ in range(PROGRESS_FD + 1)]
+        mine = [made[0][1], *(pipe[0] for pipe in made[1:])]
+        # The program's ends lie above those that they become, or one would take another's place.
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, PROGRESS_FD + 1)
+                for end in (made[0][0], *(pipe[1] for pipe in made[1:]))]
+        for end in (made[0][0], *(pipe[1] for pipe in made[1:])):
+            os.close(end)
+        self.files: list[Any] = [os.fdopen(mine[0], "wb"), *(os.fdopen(end, "rb", buffering=0) for end in mine[1:])]
+        try:
+            yield ends
+        except BaseException:
+            for file in self.files:
+                file.close()
+            raise
+        finally:
+            for end in ends:
+                os.close(end)
+
+    def begin(self, path: str, command: list[str], surroundings: dict[str, str]) -> None:
+        """Start the program, without a shell, and wait for it from now on."""
+        with self.pipes() as ends, CHILDREN.lock:
+            self.pid = os.posix_spawn(
+                path, command, surroundings, setpgroup=0, setsigmask=(), setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
+                file_actions=[(os.POSIX_SPAWN_DUP2, end, number) for number, end in enumerate(ends)])
+            CHILDREN.running.add(self.pid)
+        self.exit = asyncio.ensure_future(in_thread(self._wait))
+
+    def _wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    async def ended(self, payload: bytes) -> int:
+        """Feed the program and listen to it until it ends; when nobody wants it any more, it is ended."""
+        heard = (self._result, self._complaint, Lines(self._progress))
+        threads = [in_thread(feed, self.files[0], payload), *map(partial(in_thread, listen), self.files[1:], heard)]
+        talking = [asyncio.ensure_future(one) for one in threads]
+        try:
+            status = await asyncio.shield(self.exit)
+        except asyncio.CancelledError:
+            await self._kill()
+            raise
+        finally:
+            self._signal(signal.SIGKILL)        # what it has left running would hold the pipes open
+            CHILDREN.running.discard(self.pid)
+            await in_thread(CHILDREN.sweep, self.job.lease_id)
+            done, _ = await asyncio.wait(talking, timeout=KILL_SECONDS)
+            wrong = [error for one in done if (error := one.exception())]
+        if wrong:
+            raise wrong[0]
+        return status
+
+    async def _kill(self) -> None:
+        """End the whole process group: politely, then for certain."""
+        self._signal(signal.SIGTERM)
+        await asyncio.wait([self.exit], timeout=KILL_SECONDS)
+        self._signal(signal.SIGKILL)
+        await asyncio.wait([self.exit])
+
+    def _signal(self, sign: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, sign)
+
+    def _result(self, part: bytes) -> None:
+        self.out += part
+        if len(self.out) > MOST_BYTES:
+            self._signal(signal.SIGKILL)
+            raise Fail(f"the program wrote more than {MOST_BYTES} bytes", code="result_too_large")
+
+    def _complaint(self, part: bytes) -> None:
+        sys.stderr.buffer.write(part)
+        sys.stderr.buffer.flush()
+        self.tail = (self.tail + part)[-TAIL_BYTES:]
+
+    def _progress(self, line: bytes) -> None:
+        said = read(line)
+        if isinstance(said, dict) and "artifacts" in said:
+            self.artifacts = said.pop("artifacts")
+        if isinstance(said, dict) and "checkpoint" in said:
+            self.job.save(said.pop("checkpoint"))
+        if said not in ({}, ""):
+            self.job.report(said)
+
+    def outcome(self, name: str, status: int) -> Done:
+        """Say how the task ended, by the exit status."""
+        if status == 0:
+            return Done(read(bytes(self.out)) if self.out.strip() else None, artifacts=self.artifacts)
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        tail = self.tail.decode(errors="replace").replace("\0", "\ufffd").strip()
+        message = f"{name} {how}" + (f": {tail}" if tail else "")
+        if status == RETRY_STATUS or status < 0:
+            raise Retry(message, code=f"exit_{status}" if status > 0 else f"signal_{-status}")
+        raise Fail(message, code=f"exit_{status}")
+
+
+class Lines:
+    """Cuts what comes in parts into lines."""
+
+    def __init__(self, heard: Callable[[bytes], None]) -> None:
+        self.heard, self.rest = heard, b""
+
+    def __call__(self, part: bytes) -> None:
+        """Take a part; an empty one is the end."""
+        *lines, self.rest = (self.rest + part).split(b"\n")
+        if not part or len(self.rest) > LINE_BYTES:
+            lines, self.rest = [*lines, self.rest], b""
+        for line in filter(None, lines):
+            self.heard(line)
+
+
+def read(text: bytes) -> Any:
+    """Read JSON; what is none is text."""
+    try:
+        return msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return text.decode(errors="replace").replace("\0", "\ufffd").rstrip("\n")
+
+
+def listen(file: BinaryIO, heard: Callable[[bytes], None]) -> None:
+    """Read a pipe to its end, in a thread of its own."""
+    with file, contextlib.suppress(Lost):       # who has lost the lease is told otherwise
+        while part := file.read(2**16):
+            heard(part)
+        if isinstance(heard, Lines):
+            heard(b"")
+
+
+def feed(file: BinaryIO, text: bytes) -> None:
+    """Write to a pipe and close it, in a thread of its own; a program need not read what it is given."""
+    with contextlib.suppress(BrokenPipeError), file:
+        file.write(text)
+
+
+# The command.
+
+
+TASKS = ("echo", "sleep_then_return", "http_get")
+
+
+def run(what: str | None, command: Sequence[str], *, types: Sequence[str], allow: Sequence[str], plain_http: bool,
+        timeout_seconds: float, quiet: bool, **about: Any) -> None:
+    """Be a worker until told to stop."""
+    start_logging(logging.WARNING if quiet else logging.INFO)
+    worker = Worker(about.pop("url"), **about)
+    kinds: dict[str | None, Callable[[], Callable[..., Any]]] = {
+        None: lambda: Program(command, worker), "echo": lambda: echo,
+        "sleep_then_return": lambda: sleep_then_return,
+        "http_get": lambda: http_get(allow, plain_http, timeout_seconds)}
+    task = kinds[what]()
+    worker.task(*(types or [str(what)]))(task)
+    if what is None:
+        hide_credential()
+        CHILDREN.adopt()
+    log.info("%s takes %s of %s", worker.worker_id or "this worker", ", ".join(types or [str(what)]), worker.gate.url)
+    worker.run()
+
+
+def start_logging(level: int) -> None:
+    """Log to stderr, one line a record whatever it holds."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logs.Lines("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger("httpx2").setLevel(logging.WARNING)       # at info it tells of every request
+    logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -1,0 +1,68 @@
+"""`asyncgate archive`: old receipts out of the database, and back."""
+
+from __future__ import annotations
+
+import click
+
+from asyncgate.commands import cli
+from asyncgate.commands.calling import ID, Group, as_json, at_gate, gate_at
+from asyncgate.commands.profiles import Connection
+from asyncgate.commands.terminal import show_table
+from asyncgate.commands.verdicts import put
+
+
+@click.group(cls=Group)
+def archive() -> None:
+    """Move old receipts of a gate to its archive, look into it, and bring something back."""
+
+
+@archive.command()
+@click.option("--vacuum", is_flag=True, help="On SQLite: give the space back to the system; writes wait meanwhile.")
+@as_json
+@at_gate
+def run(at: Connection, vacuum: bool, as_json: bool) -> None:
+    """Move all receipts that are old enough to the archive, and prune the tasks that are.
+
+    For an admin; the operator's run is for all tenants.  The gate needs archive.directory, and goes on meanwhile.
+    What is old enough: receipt_retention_days, archive.terminal_days, task_retention_days.
+    """
+    receipts = segments = pruned = 0
+    with gate_at(at) as gate:
+        more = True
+        while more:
+            done = gate.call("run_archive", vacuum=vacuum or None)
+            receipts, segments = receipts + done["receipts"], segments + done["segments"]
+            pruned, more = pruned + done["tasks_pruned"], done["more"]
+            if more and not as_json:
+                click.echo(f"{receipts:,} receipts so far", err=True)
+    put(as_json, {"receipts": receipts, "segments": segments, "tasks_pruned": pruned},
+        f"{receipts} receipts moved to {segments} segments, {pruned} tasks pruned")
+
+
+@archive.command("list")
+@click.argument("task_id", metavar="[TASK]", type=ID, required=False)
+@as_json
+@at_gate
+def list_(at: Connection, task_id: str | None, as_json: bool) -> None:
+    """List the receipts of TASK that are in the archive; an admin may list all of it."""
+    cursor, rows = None, []
+    with gate_at(at) as gate:
+        while True:
+            page = gate.call("list_archived_receipts", task_id=task_id, limit=200, cursor=cursor)
+            rows += page["receipts"]
+            if (cursor := page["next_cursor"]) is None:
+                break
+    if as_json:
+        return put(True, {"receipts": rows})
+    show_table(cli.TABLES["list_archived_receipts"].split(), rows) if rows else click.echo("nothing")
+
+
+@archive.command()
+@click.argument("task_id", metavar="TASK", type=ID)
+@as_json
+@at_gate
+def restore(at: Connection, task_id: str, as_json: bool) -> None:
+    """Bring the receipts of TASK back, byte for byte; they stay until the archive runs again.  For an admin."""
+    with gate_at(at) as gate:
+        back = gate.call("restore_archive", task_id=task_id)
+    put(as_json, back, f"{back['receipts']} receipts of {len(back['task_ids'])} tasks are back")

@@ -1,0 +1,1 @@
+"""`asyncgate bench`: loads, servers to measure, and what goes on beside a measurement."""

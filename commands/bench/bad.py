@@ -1,0 +1,92 @@
+"""What a flood of bad requests does to those who have nothing to do with it: `asyncgate bench --bad-keys` (threat A10)
+and `--bad-bodies` (threat E3).
+
+A server is started, and its health asked for, without and beside so many connections that try bad keys, or send the
+worst bodies, without a pause.  Half of the keys have the id of a key that exists and a wrong secret, which costs the
+server most; half are unknown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import string
+from functools import partial
+from pathlib import Path
+from zlib import crc32
+
+import msgspec
+
+from asyncgate.commands.bench.beside import BAD_KEY, rival
+from asyncgate.commands.bench.rounds import Plan, Row, measured
+from asyncgate.commands.bench.servers import Server
+from asyncgate.commands.bench.wire import Gate
+
+# A key: a prefix, its id, its secret, and six digits of CRC32 over all that.
+PREFIX, ID, SECRET, CHECK = "aga_", 12, 43, 6
+DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
+
+
+class Memory(msgspec.Struct):
+    """The resident memory of a server in KiB; None where this system does not tell."""
+
+    before: int | None
+    after: int | None
+    most: int | None        # at any time of its life
+
+
+class Flood(msgspec.Struct):
+    """What was measured."""
+
+    kind: str
+    number: int
+    memory: Memory
+    rows: list[Row]
+
+
+async def flooded(server: Server, plan: Plan, kind: str, number: int) -> Flood:
+    """Measure how a server answers without and beside so many that send bad requests."""
+    pid, known = server.child.pid, await issued(server.gate) if kind == BAD_KEY else ""
+    before, _ = resident(pid)
+    rows = await measured([server.gate], plan, number, partial(rival, token=known, kind=kind, number=number))
+    after, most = resident(pid)
+    return Flood(kind, number, Memory(before, after, most), rows)
+
+
+async def issued(gate: Gate) -> str:
+    """Return a key that exists; bad keys carry its id."""
+    fields = {"name": "bench", "principal_kind": "worker", "principal_id": "bench"}
+    async with gate.connected(1) as [wire]:
+        answer = await wire.ask(gate.post(b"/v1/keys", msgspec.json.encode(fields)))
+    text: str = msgspec.json.decode(answer)["api_key"]
+    return text
+
+
+def bad(known: str, number: int) -> str:
+    """Return a key that is well formed and no good, with the id of a key that exists if the number is even."""
+    key_id = random_text(ID) if number % 2 or not known.startswith(PREFIX) else known[len(PREFIX):][:ID]
+    start = PREFIX + key_id + random_text(SECRET)
+    check = crc32(start.encode())
+    return start + "".join([DIGITS[check // 62 ** place % 62] for place in range(CHECK - 1, -1, -1)])
+
+
+def random_text(length: int) -> str:
+    """Return so many random digits."""
+    return "".join([secrets.choice(DIGITS) for _ in range(length)])
+
+
+def resident(pid: int) -> tuple[int | None, int | None]:
+    """Return the memory of a process now and at its most, in KiB."""
+    with contextlib.suppress(OSError):
+        said = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        return int(said["VmRSS"].split()[0]), int(said["VmHWM"].split()[0])
+    return None, None
+
+
+def told(flood: Flood) -> str:
+    """Put what became of the memory into one line."""
+    memory = flood.memory
+    if memory.before is None or memory.after is None or memory.most is None:
+        return "this system does not tell the server's memory"
+    return (f"the server's memory: {memory.before / 1024:.1f} MiB before, {memory.after / 1024:.1f} MiB after "
+            f"{flood.number} at once, {memory.most / 1024:.1f} MiB at most")

@@ -1,0 +1,203 @@
+"""What goes on beside a measurement of `asyncgate bench`: claims that wait, and a rival that keeps the gate busy.
+
+The rival is a process of its own, so that it slows the gate and not the clocks of those who are measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
+from importlib import import_module
+from itertools import cycle
+from typing import IO, cast
+
+import click
+
+from asyncgate.commands.bench.load import LARGEST, TASK, WAIT_SECONDS, Client, claim, create, encoded
+from asyncgate.commands.bench.wire import Failed, Gate, Wire, run
+from asyncgate.commands.dev import lifeline, start, stop
+
+NEVER = "bench.never"           # the type that waiting claims wait for
+RIVAL = "bench.rival"
+AT_ONCE = 100                   # connections opened together
+CONNECTIONS = 200               # of a rival; beyond that its creations go by the batch
+BAD_KEY, BAD_BODY, HOSTILE = "bad-key", "bad-body", "hostile"
+RIVALRIES = ("create", "claim", BAD_KEY, BAD_BODY, HOSTILE)
+SETTLE_SECONDS = 0.3
+REFUSALS = {BAD_KEY: (401, 429, 503), BAD_BODY: (400, 413, 429, 503)}
+
+
+def allow_files(number: int) -> None:
+    """Raise this process's limit of open files, and that of those it starts, as far as that goes."""
+    with contextlib.suppress(ImportError):
+        import resource
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = number + 256
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(most, soft), hard))
+
+
+class Waiters:
+    """Claims that wait for work which never comes; each is renewed when it ends."""
+
+    def __init__(self) -> None:
+        self.wires: list[Wire] = []
+        self.wrong: Exception | None = None
+
+    async def open(self, gate: Gate, number: int) -> None:
+        """Let so many claims wait; their ends are spread over time, as they are where claims came one by one."""
+        for at in range(0, number, AT_ONCE):
+            fresh = await asyncio.gather(*(gate.connect() for _ in range(min(AT_ONCE, number - at))))
+            self.wires += fresh
+            for place, wire in enumerate(fresh, at):
+                again = claim(gate, place, NEVER, 1, WAIT_SECONDS)
+                wire.taken, wire.failed = partial(self.renew, wire, again), self.fail
+                wire.send(claim(gate, place, NEVER, 1, 1 + (WAIT_SECONDS - 1) * (place + 1) / number))
+
+    def renew(self, wire: Wire, request: bytes, answer: bytes) -> None:
+        """Wait again."""
+        wire.send(request)
+
+    def fail(self, wrong: Exception) -> None:
+        """Keep the first thing that went wrong."""
+        self.wrong = self.wrong or wrong
+
+    def check(self) -> None:
+        """See that all of them still wait."""
+        if self.wrong is not None:
+            raise Failed(f"a waiting claim ended: {self.wrong}", getattr(self.wrong, "status", 0))
+
+    def close(self) -> None:
+        """Let all of them go."""
+        for wire in self.wires:
+            wire.close()
+
+
+@contextlib.asynccontextmanager
+async def waiting(gates: Iterable[Gate], number: int) -> AsyncIterator[None]:
+    """Let so many claims wait at each gate meanwhile."""
+    waiters = Waiters()
+    try:
+        for gate in gates if number else ():
+            await waiters.open(gate, number)
+        if number:
+            await asyncio.sleep(SETTLE_SECONDS)
+        waiters.check()
+        yield
+        waiters.check()
+    finally:
+        waiters.close()
+
+
+@contextlib.asynccontextmanager
+async def rival(gate: Gate, *, token: str, kind: str, number: int) -> AsyncIterator[None]:
+    """Let another principal keep so many creations or claims under way meanwhile."""
+    child = start("asyncgate.commands.bench.beside", kind, str(number), url=gate.url, token=token or gate.token,
+                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        await hears(child, "ready")
+        yield
+        if child.poll() is not None:
+            await hears(child, "")
+    finally:
+        stop(child)
+        cast(IO[str], child.stdout).close()
+    async with gate.connected(1) as [wire]:     # what the rival has left under way is done before this is answered
+        await wire.ask(Client(gate, 0).nothing)
+
+
+async def hears(child: subprocess.Popen[str], wanted: str) -> None:
+    """Read a line of the rival's, and raise it if it is not the one that was wanted."""
+    line = await asyncio.to_thread(cast(IO[str], child.stdout).readline)
+    if line.strip() != wanted or not wanted:
+        raise Failed(f"the rival ended: {line.strip() or 'it was stopped'}")
+
+
+async def keep_trying(gate: Gate, kind: str, number: int) -> None:
+    """Keep so many bad requests under way until this process is stopped; each is refused, and the next one tried."""
+    make = bad_keys(gate) if kind == BAD_KEY else bad_bodies(gate)
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def taken(wire: Wire, place: int, answer: bytes) -> None:
+        wire.send(make(place))
+
+    def refused(wire: Wire, place: int, wrong: Exception) -> None:
+        if getattr(wrong, "status", 0) in REFUSALS[kind]:
+            wire.send(make(place))
+        elif not ended.done():
+            ended.set_exception(wrong)
+
+    async with gate.connected(number) as wires:
+        for place, wire in enumerate(wires):
+            wire.taken, wire.failed = partial(taken, wire, place), partial(refused, wire, place)
+            wire.send(make(place))
+        click.echo("ready")
+        await ended
+
+
+def bad_keys(gate: Gate) -> Callable[[int], bytes]:
+    """Return what makes a request with a bad key for each connection."""
+    bad = import_module("asyncgate.commands.bench.bad").bad
+    return lambda place: Gate(gate.url, bad(gate.token, place)).get(b"/v1/config")
+
+
+def bad_bodies(gate: Gate) -> Callable[[int], bytes]:
+    """Return what makes one request after another out of the worst bodies."""
+    bodies = cycle(import_module("asyncgate.commands.bench.bodies").worst())
+    return lambda place: gate.post(*next(bodies))
+
+
+async def keep_busy(gate: Gate, kind: str, number: int) -> None:
+    """Keep so many creations or claims under way until this process is stopped."""
+    if kind == HOSTILE:
+        await import_module("asyncgate.commands.bench.hostile").keep_hostile(gate, number)
+        return
+    if kind in REFUSALS:
+        return await keep_trying(gate, kind, number)
+    each = math.ceil(number / CONNECTIONS) if kind == "create" else 1
+    task = {**TASK, "type": RIVAL, "principal_id": RIVAL}
+    one = create(gate, task) if kind == "create" else claim(gate, 0, RIVAL + ".nothing", 1)
+    request = one if each == 1 else gate.post(b"/v1/tasks/batch", encoded({"tasks": [task] * min(each, LARGEST)}))
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def fail(wrong: Exception) -> None:
+        if not ended.done():
+            ended.set_exception(wrong)
+
+    async with gate.connected(math.ceil(number / each)) as wires:
+        await wires[0].ask(gate.get(b"/v1/config"))     # a credential that is refused is told before it is measured
+        for wire in wires:
+            wire.taken, wire.failed = partial(send_again, wire, request), fail
+            wire.send(request)
+        click.echo("ready")
+        await ended
+
+
+def send_again(wire: Wire, request: bytes, answer: bytes) -> None:
+    """Send the same request again."""
+    wire.send(request)
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(RIVALRIES))
+@click.argument("number", type=click.IntRange(min=1))
+def main(kind: str, number: int) -> None:
+    """Keep a gate busy until standard input closes."""
+    lifeline()
+    allow_files(number)
+    gate = Gate(os.environ["ASYNCGATE_URL"], os.environ.get("ASYNCGATE_API_KEY", ""))
+    try:
+        run(keep_busy(gate, kind, number))
+    except Failed as wrong:
+        sys.exit(str(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,331 @@
+"""How fast a gate answers, measured from outside: a load of keep-alive connections that speak raw HTTP.
+
+    asyncgate bench-server --database sqlite:///bench.db        # a gate, with a bare echo beside it
+    asyncgate bench --echo --mode cycle --clients 1,8,32        # in turns, so that a ratio can be quoted
+    asyncgate bench --self                                      # both, and the table of the README
+
+Each client sends its next request when the last one is answered.  A step is what a mode does again and again: one cycle
+is create, claim and complete, three requests and four receipts.  Read ratios of one run, not times of one machine.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import partial
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+import msgspec
+from click.core import ParameterSource
+from starlette.routing import Route
+
+from asyncgate import configured, guard_start, serve_forever
+from asyncgate.clients.http import root_of
+from asyncgate.commands.bench.beside import BAD_BODY, BAD_KEY, RIVALRIES, allow_files, rival, waiting
+from asyncgate.commands.bench.fill import MEANING, STATES, fill
+from asyncgate.commands.bench.load import COMPLETIONS, EVERY_MODE
+from asyncgate.commands.bench.rounds import Plan, Row, measured, so_many
+from asyncgate.commands.bench.servers import Rest, Server, at_rest, markdown, method, serving
+from asyncgate.commands.bench.wire import Failed, Gate, NoGate, run
+from asyncgate.commands.calling import BROKEN, CREDENTIAL, NO_GATE, STATUSES, WRONG, Duration, ended
+from asyncgate.commands.terminal import plain
+from asyncgate.parts.model.settings import Configured
+from asyncgate.parts.process.logs import start_logging
+
+MOST_WAITING = 20_000
+
+
+class Asked(msgspec.Struct):
+    """The options of the command."""
+
+    modes: tuple[str, ...]
+    with_echo: bool
+    with_mcp: bool
+    clients: list[int]
+    seconds: float
+    count: int | None
+    warm_up: float
+    rounds: int
+    url: str
+    token: tuple[str, ...]
+    bad_keys: int
+    bad_bodies: int
+    hostile: bool
+    as_json: bool
+    of_itself: bool
+    databases: tuple[str, ...]
+    to_fill: int
+    states: tuple[str, ...]
+    idle: int
+    rival: int
+    rival_kind: str
+    rival_token: str
+
+    def plan(self) -> Plan:
+        """Return what is to be measured: nothing if only filling was asked for."""
+        modes = list(self.modes) or (["create", "mcp"] if self.with_mcp else [])
+        if self.of_itself:
+            modes = modes or [mode for mode in EVERY_MODE if mode not in ("echo", "health")]
+        elif self.bad_keys or self.bad_bodies:
+            modes = modes or ["health"]
+        elif self.hostile:
+            modes = modes or ["create"]
+        elif not (modes or self.to_fill):
+            modes = ["cycle"]
+        if (self.with_echo or self.of_itself) and "echo" not in modes:
+            modes = ["echo", *modes]
+        return Plan(modes, self.clients, self.seconds, self.count, self.rounds, self.warm_up)
+
+
+def numbers(ctx: click.Context, param: click.Parameter, said: str) -> list[int]:
+    """Read a list of numbers such as 1,8,32."""
+    try:
+        found = [int(part) for part in said.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{said} is not a list of numbers such as 1,8,32") from None
+    if min(found) < 1:
+        raise click.BadParameter("there is at least one client")
+    return found
+
+
+FILL_STATES = "; ".join(f"{name}: {says}" for name, says in MEANING.items())
+
+
+@click.command()
+@click.option("--mode", "modes", multiple=True, type=click.Choice(EVERY_MODE), metavar="MODE",
+              help=f"What to do again and again; several run in turns. One of {', '.join(EVERY_MODE)}. Default cycle.")
+@click.option("--echo", "with_echo", is_flag=True, help="Add the mode echo: every rate is shown as a part of its rate.")
+@click.option("--mcp", "with_mcp", is_flag=True, help="MCP beside REST: the same as --mode create --mode mcp.")
+@click.option("--clients", default="1,8,32", show_default=True, callback=numbers, help="How many at once, as a list.")
+@click.option("--seconds", default=3.0, show_default=True, type=Duration(0.1), help="How long each lasts.")
+@click.option("--count", type=click.IntRange(min=1), help="How many steps each takes, instead of --seconds.")
+@click.option("--warm-up", default=0.5, show_default=True, type=Duration(),
+              help="How long each mode runs before the first round.")
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="Rounds; medians are printed.")
+@click.option("--url", envvar="ASYNCGATE_URL", default="http://127.0.0.1:8080", show_default=True, help="The gate.")
+@click.option("--token", envvar="ASYNCGATE_API_KEY", multiple=True, type=CREDENTIAL, metavar="TOKEN | @FILE",
+              help="Its credential; default ASYNCGATE_API_KEY. Several are measured in turns, and compared.")
+@click.option("--self", "of_itself", is_flag=True,
+              help="Start servers, on a fresh SQLite file and on each --database; print the table as Markdown.")
+@click.option("--database", "databases", multiple=True, metavar="URL",
+              help="With --self: one more database, such as a migrated Postgres. It will be written to.")
+@click.option("--fill", "to_fill", default=0, type=click.IntRange(min=0), metavar="N",
+              help="First create so many tasks in each --fill-state; measure nothing unless a mode is named.")
+@click.option("--fill-state", "states", multiple=True, type=click.Choice(list(STATES)), metavar="STATE",
+              help=f"What they are, default terminal. {FILL_STATES}.")
+@click.option("--idle", default=0, type=click.IntRange(0, MOST_WAITING), metavar="N",
+              help="Let so many claims wait meanwhile; with --self also tell what they cost the server.")
+@click.option("--rival", default=0, type=click.IntRange(0, 100_000), metavar="N",
+              help="Measure each mode twice: alone, and while another keeps so many creations under way.")
+@click.option("--rival-kind", default="create", show_default=True, type=click.Choice(RIVALRIES), help="What it does.")
+@click.option("--rival-token", default="", type=CREDENTIAL, metavar="TOKEN | @FILE",
+              help="Its credential, to make it another tenant's; default --token.")
+@click.option("--bad-keys", default=0, type=click.IntRange(0, 2000), metavar="N",
+              help="Start a server; measure its health without and beside so many that try bad keys, and its memory.")
+@click.option("--bad-bodies", default=0, type=click.IntRange(0, 100), metavar="N",
+              help="The same beside so many that send the worst bodies of 16 MiB.")
+@click.option("--hostile", is_flag=True,
+              help="Start a server with limits; measure a tenant without and beside another one at its worst.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def bench(ctx: click.Context, /, **options: Any) -> None:
+    """Measure a gate from outside: rates and latencies, medians of several rounds.
+
+    The load leaves tasks behind whose types begin with bench: use a database of its own.  The mode echo needs
+    `asyncgate bench-server`; all rates are then shown as a part of the echo's.  tasks/s of complete are cycles/s.
+
+    \b
+    asyncgate bench --self                             the table of the README
+    asyncgate bench --fill 1000000 --mode claim-empty  is a full gate as fast as an empty one?
+    asyncgate bench --mode create --clients 1 --rival 100000
+    asyncgate bench --token SHARED --token aga_...     what does an issued key cost beside the shared token?
+    asyncgate bench --bad-keys 200                     is the health check answered under a flood of bad keys?
+    asyncgate bench --bad-bodies 2                     how long can one request hold up the others?
+    asyncgate bench --hostile --clients 1              what can the worst tenant do to another?
+    """
+    asked = Asked(**{param.name: options[param.name] for param in ctx.command.params if param.name in options})
+    if said := "; ".join(contradictions(ctx, asked)):
+        raise click.UsageError(said)
+    allow_files(max(2 * max(asked.clients), asked.idle) + asked.idle)
+    try:
+        flood = under_a_flood if asked.bad_keys or asked.bad_bodies else beside_the_worst if asked.hostile else None
+        (of_itself if asked.of_itself else flood or of_another)(asked)
+    except (Failed, ValueError) as wrong:
+        end(wrong)
+
+
+def contradictions(ctx: click.Context, asked: Asked) -> Iterator[str]:
+    """Find options that do not go together."""
+    given = {name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    if {"seconds", "count"} <= given:
+        yield "--seconds and --count exclude each other"
+    if asked.databases and not asked.of_itself:
+        yield "--database needs --self: a gate that runs has its database already, name it with --url"
+    flood = asked.bad_keys or asked.bad_bodies or asked.hostile
+    if (asked.of_itself or flood) and {"url", "token"} & given:
+        yield "--self, --bad-keys, --bad-bodies and --hostile start servers of their own: leave --url and --token away"
+    if flood and (asked.of_itself or asked.rival or asked.idle or asked.to_fill or asked.with_echo):
+        yield "--bad-keys, --bad-bodies and --hostile go with --mode, --clients and how long, and nothing else"
+    if (asked.bad_keys > 0) + (asked.bad_bodies > 0) + asked.hostile > 1:
+        yield "--bad-keys, --bad-bodies and --hostile exclude each other"
+    if asked.states and not asked.to_fill:
+        yield "--fill-state needs --fill, how many"
+    if {"rival_kind", "rival_token"} & given and not asked.rival:
+        yield "--rival-kind and --rival-token need --rival, how many"
+    if asked.rival and asked.of_itself:
+        yield "--rival needs a gate that runs, not --self"
+    if asked.rival > 2000 and asked.rival_kind == "claim":
+        yield "a rival keeps at most 2000 claims under way, one on each connection"
+
+
+def end(wrong: Exception) -> NoReturn:
+    """End with one line and the exit status of its class."""
+    sys.stderr.write("\r\x1b[K" if sys.stderr.isatty() else "")
+    if isinstance(wrong, NoGate):
+        raise ended(plain(str(wrong)), NO_GATE)
+    status = STATUSES.get(wrong.status, BROKEN) if isinstance(wrong, Failed) else WRONG
+    raise ended(plain(str(wrong)), status)
+
+
+def of_another(asked: Asked) -> None:
+    """Fill and measure a gate that runs."""
+    tokens, plan = asked.token or ("",), asked.plan()
+    named = [f"credential {number}" for number, _ in enumerate(tokens, 1)] if len(tokens) > 1 else [""]
+    gates = [Gate(root_of(asked.url), token, name) for token, name in zip(tokens, named, strict=True)]
+    filled(asked, gates[:1])
+    if plan.modes:
+        rows = run(beside(asked, gates, plan))
+        click.echo(msgspec.json.encode({"url": asked.url, "idle": asked.idle, "rows": rows}) if asked.as_json
+                   else table(rows))
+
+
+def under_a_flood(asked: Asked) -> None:
+    """Start a server and send it bad requests."""
+    part = import_module("asyncgate.commands.bench.bad")
+    with serving((), 0) as [server]:
+        kind, number = (BAD_KEY, asked.bad_keys) if asked.bad_keys else (BAD_BODY, asked.bad_bodies)
+        flood = run(part.flooded(server, asked.plan(), kind, number))
+    click.echo(msgspec.json.encode(flood) if asked.as_json else f"{table(flood.rows)}\n{part.told(flood)}")
+
+
+def beside_the_worst(asked: Asked) -> None:
+    """Start a server with its limits on, and let one tenant do its worst beside another."""
+    part = import_module("asyncgate.commands.bench.hostile")
+    with serving((), 0, part.LIMITED) as [server]:
+        rows = run(part.harmed(server, asked.plan()))
+    click.echo(msgspec.json.encode(rows) if asked.as_json else f"{table(rows)}\n{part.verdict(rows)}")
+
+
+async def beside(asked: Asked, gates: list[Gate], plan: Plan) -> list[Row]:
+    """Measure, with all that shall go on meanwhile."""
+    other = partial(rival, token=asked.rival_token, kind=asked.rival_kind, number=asked.rival)
+    async with waiting(gates if asked.of_itself else gates[:1], asked.idle):
+        return await measured(gates, plan, asked.rival, other if asked.rival else None)
+
+
+def filled(asked: Asked, gates: list[Gate]) -> None:
+    """Fill gates, with a bar that tells how far it is."""
+    states = asked.states or ("terminal",)
+    for gate in gates if asked.to_fill else ():
+        label = f"filling {gate.name or gate.url}"
+        with click.progressbar(length=asked.to_fill * len(states), label=label, file=sys.stderr) as bar:
+            for state in states:
+                run(fill(gate, state, asked.to_fill, bar.update))
+
+
+def of_itself(asked: Asked) -> None:
+    """Start servers, fill and measure them, and print the table."""
+    plan = asked.plan()
+    with serving(asked.databases, asked.idle) as servers:
+        filled(asked, [server.gate for server in servers])
+        rests, rows = run(at_rest_and_at_work(asked, servers, plan))
+    said = method(plan, rows)
+    whole = {"method": said, "idle": rests, "rows": rows}
+    click.echo(msgspec.json.encode(whole) if asked.as_json else markdown(rows, rests, said))
+
+
+async def at_rest_and_at_work(asked: Asked, servers: list[Server], plan: Plan) -> tuple[list[Rest], list[Row]]:
+    """Measure what waiting claims cost, if there shall be some, and then how fast everything is."""
+    seconds = plan.seconds * plan.rounds
+    rests = [await at_rest(server, asked.idle, seconds) for server in servers] if asked.idle else []
+    return rests, await beside(asked, [server.gate for server in servers], plan)
+
+
+# What a person reads.
+
+
+def table(rows: list[Row]) -> str:
+    """Write the rows for people; a ratio to the echo stands where the echo was measured too."""
+    echo = {(one.clients, one.database): one.requests_per_second for one in rows
+            if one.mode == "echo" and not one.rival}
+    wide = max(len(label(one)) for one in rows)
+    lines = [f"{'mode':{wide}} {'clients':>7}  {'operation':16} {'requests/s':>10} {'of echo':>8} {'tasks/s':>8} "
+             f"{'p50 ms':>8} {'p99 ms':>8} {'p999 ms':>8}"]
+    for one in sorted(rows, key=lambda one: (EVERY_MODE.index(one.mode), one.clients, one.rival)):
+        bare = echo.get((one.clients, one.database))
+        ratio = f"{one.requests_per_second / bare:.2f}" if bare else "-"
+        tasks = f"{one.tasks_per_second:,.0f}" if one.tasks_per_second else "-"
+        lines.append(f"{label(one):{wide}} {one.clients:7}  {one.operation:16} {one.requests_per_second:10,.0f} "
+                     f"{ratio:>8} {tasks:>8} {one.p50_ms:8.2f} {one.p99_ms:8.2f} {one.p999_ms:8.2f}")
+    return "\n".join([*lines, *cycles(rows), *slowed(rows), *compared(rows)])
+
+
+def label(one: Row) -> str:
+    """Name a mode, and the rival beside it."""
+    told = f"{one.mode} beside {one.rival}" if one.rival else one.mode
+    return f"{told} ({one.database})" if one.database else told
+
+
+def cycles(rows: list[Row]) -> Iterator[str]:
+    """Tell how many tasks came to their end in a second."""
+    for one in rows:
+        if one.operation in COMPLETIONS:
+            yield f"{label(one)}, {so_many(one.clients)}: {one.tasks_per_second:,.0f} cycles/s"
+
+
+def slowed(rows: list[Row]) -> Iterator[str]:
+    """Tell how much slower a rival makes each operation."""
+    alone = {(one.mode, one.clients, one.operation, one.database): one for one in rows if not one.rival}
+    for one in rows:
+        if one.rival:
+            lone = alone[one.mode, one.clients, one.operation, one.database]
+            yield (f"{label(lone)}, {so_many(one.clients)}, {one.operation}: p50 {one.p50_ms / lone.p50_ms:.2f} ×, "
+                   f"p99 {one.p99_ms / lone.p99_ms:.2f} × beside {one.rival}")
+
+
+def compared(rows: list[Row]) -> Iterator[str]:
+    """Tell how each further credential fares beside the first: the ratio of their rates in the same run."""
+    first = next((one.database for one in rows), "")
+    base = {(one.mode, one.clients, one.operation, one.rival): one for one in rows if one.database == first}
+    for one in rows:
+        if one.database != first and one.mode != "echo":
+            with_first = base[one.mode, one.clients, one.operation, one.rival]
+            yield (f"{label(one)}, {so_many(one.clients)}, {one.operation}: "
+                   f"{one.requests_per_second / with_first.requests_per_second:.3f} × the rate with {first}")
+
+
+class Document(msgspec.Struct):
+    """What the echo reads: a body like a task's."""
+
+    type: str
+    payload: msgspec.Raw
+
+
+async def echo(request: Any) -> Any:
+    """Decode a body into a Struct and answer with JSON, as a stock Starlette route would, and do nothing else."""
+    from starlette.responses import Response
+    document = msgspec.json.decode(await request.body(), type=Document)
+    return Response(msgspec.json.encode({"type": document.type, "status": "queued"}), media_type="application/json")
+
+
+@click.command("bench-server")
+@click.option("--host", metavar="ADDRESS", help="Address to listen on; default 127.0.0.1.")
+@click.option("--port", type=int, metavar="NUMBER", help="Port to listen on; default 8080, 0 takes any free one.")
+@configured
+def bench_server(configured: Configured) -> None:
+    """Serve a gate with a bare echo at /echo beside it, the yardstick of `asyncgate bench`."""
+    guard_start(configured.settings)
+    start_logging(configured.settings)
+    sys.exit(serve_forever(configured.settings, beside=[Route("/echo", echo, methods=["POST"])]))

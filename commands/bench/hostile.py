@@ -1,0 +1,122 @@
+"""What one tenant at its worst does to another: `asyncgate bench --hostile` (threats E3, E8, A10 and F1).
+
+A server is started with its rate limits on.  A tenant's creations are measured alone, and beside four clients of
+another tenant that do the worst they can without a pause: bodies that cost most, ever new task types and claim
+profiles, connections that hang up and credentials that nobody issued, and wrong secrets for keys that exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from itertools import count, cycle
+
+import click
+import msgspec
+
+from asyncgate.commands.bench.bad import bad
+from asyncgate.commands.bench.beside import HOSTILE, rival
+from asyncgate.commands.bench.bodies import worst
+from asyncgate.commands.bench.rounds import Plan, Row, measured
+from asyncgate.commands.bench.servers import Server
+from asyncgate.commands.bench.wire import Failed, Gate, length
+
+CLIENTS = 4
+# Both come from this machine: what an address may do would hold up the one for the other.
+LIMITED = ("security.rate_limiting.enabled=true", "security.rate_limiting.address_calls_per_minute=-1")
+TIERS = {"bench-victim": "enterprise", "bench-hostile": "paid"}
+BREAK_SECONDS = 0.01        # before a connection that the gate has closed is opened again
+encoded = msgspec.json.encode
+
+
+async def harmed(server: Server, plan: Plan) -> list[Row]:
+    """Measure a tenant's calls without and beside the worst that another tenant can do."""
+    victim, hostile = [await admitted(server.gate, name) for name in TIERS]
+    gate = Gate(server.gate.url, victim, server.gate.name)
+    return await measured([gate], plan, CLIENTS, partial(rival, token=hostile, kind=HOSTILE, number=CLIENTS))
+
+
+async def admitted(gate: Gate, name: str) -> str:
+    """Make a tenant, and return a key of an admin of its."""
+    async with gate.connected(1) as [wire]:
+        made = await wire.ask(gate.post(b"/v1/tenants", encoded({"name": name, "tier": TIERS[name]})))
+        fields = {"name": name, "principal_kind": "agent", "principal_id": name, "role": "admin",
+                  "tenant": msgspec.json.decode(made)["tenant"]}
+        answer = await wire.ask(gate.post(b"/v1/keys", encoded(fields)))
+    key: str = msgspec.json.decode(answer)["api_key"]
+    return key
+
+
+async def keep_hostile(gate: Gate, number: int) -> None:
+    """Do the worst from so many connections until this process is stopped."""
+    means = cycle([bodies(gate), inventions(gate), None, wrong_secrets(gate)])
+    clients = [asyncio.create_task(hang_up(gate) if requests is None else repeat(gate, requests))
+               for _, requests in zip(range(number), means, strict=False)]
+    click.echo("ready")
+    await asyncio.gather(*clients)
+
+
+def bodies(gate: Gate) -> Iterator[bytes]:
+    """Yield requests with the bodies that cost most."""
+    return (gate.post(*body) for body in cycle(worst()))
+
+
+def inventions(gate: Gate) -> Iterator[bytes]:
+    """Yield creations of types that nobody else has, and claims with profiles that nobody else has."""
+    for number in count():
+        yield gate.post(b"/v1/tasks", encoded({"type": f"bench.invented.{number}", "payload": number}))
+        profile = {"capabilities": [f"c{number}"], "accept_types": [f"bench.invented.{number}"]}
+        yield gate.post(b"/v1/leases/claim", encoded({"worker_id": "bench-hostile", **profile}))
+
+
+def wrong_secrets(gate: Gate) -> Iterator[bytes]:
+    """Yield requests with a key that exists and wrong secrets."""
+    return (Gate(gate.url, bad(gate.token, 0)).get(b"/v1/config") for _ in count())
+
+
+async def repeat(gate: Gate, requests: Iterator[bytes]) -> None:
+    """Send one request after another, whatever the answers are, over a new connection when the gate has closed one."""
+    while True:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            async with opened(gate) as (reader, writer):
+                for request in requests:
+                    writer.write(request)
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    await reader.readexactly(length(head, len(head) - 4))
+        await asyncio.sleep(BREAK_SECONDS)
+
+
+async def hang_up(gate: Gate) -> None:
+    """Ask three times at once and hang up; then ask with a credential and a name that nobody has seen."""
+    while True:
+        stranger = Gate(gate.url, secrets.token_hex(8))
+        odd = stranger.get(b"/v1/config").replace(b"host:", b"user-agent: %b\r\nhost:" % secrets.token_hex(8).encode())
+        for request in (gate.get(b"/health") * 3, odd):
+            with contextlib.suppress(OSError):
+                async with opened(gate) as (_, writer):
+                    writer.write(request)
+                    await writer.drain()
+        await asyncio.sleep(BREAK_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def opened(gate: Gate) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Connect to a gate for the time of a block."""
+    reader, writer = await asyncio.open_connection(gate.host, gate.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+def verdict(rows: list[Row]) -> str:
+    """Put the p99 of the measured tenant beside the goal."""
+    alone, beside = ([one for one in rows if bool(one.rival) == rivals] for rivals in (False, True))
+    if not (alone and beside):
+        raise Failed("nothing was measured")
+    worst_of = max(zip(alone, beside, strict=True), key=lambda pair: pair[1].p99_ms / pair[0].p99_ms)
+    return f"beside a hostile tenant p99 is {worst_of[1].p99_ms / worst_of[0].p99_ms:.2f} × that of alone (goal: 2)"
+

@@ -1,0 +1,324 @@
+"""The load of `asyncgate bench`: what its clients ask, one request after another.
+
+A mode is a generator: it yields the name of an operation and the bytes of a request, and is sent the body of the
+answer.  The connection drives it straight from the event loop, without a task or a future in between, and nothing is
+decoded that the next request does not need: the load must not be what is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from asyncgate.commands.bench.wire import Failed, Gate, Wire
+
+Took = defaultdict[str, list[float]]                            # seconds by operation
+Step = Generator[tuple[str, bytes], bytes, bool | None]         # returns True when there is nothing left to do
+
+BATCH = 100             # tasks per call of the mode batch
+LARGEST = 500           # tasks per call where only the speed of filling counts
+DRAINED = 5000          # tasks made ready for each second of draining: more than a gate does
+OWED = 20               # open obligations of the principal whose list is read
+PAUSE_SECONDS = 0.005   # for a claim to arrive and wait before its task is created
+WAIT_SECONDS = 30       # that a claim stays open
+PATIENCE_SECONDS = 60   # for the last answers of a turn
+TYPE, LEFT, OWNER, AWAITED = "bench.task", "bench.left", "bench.owed", "bench.awaited"
+TASK: dict[str, Any] = {"type": TYPE, "payload": {"document": 7, "pages": [1, 2, 3]}, "principal_id": "bench"}
+RESULT = {"result": {"ok": True}, "artifacts": [{"type": "file", "uri": "file:///dev/null"}]}
+REVISION = "2026-07-28"
+MCP_META = {"io.modelcontextprotocol/protocolVersion": REVISION, "io.modelcontextprotocol/clientCapabilities": {}}
+MCP_HEAD = (f"accept: application/json, text/event-stream\r\nmcp-protocol-version: {REVISION}\r\n"
+            "mcp-method: tools/call\r\nmcp-name: asyncgate.create_task\r\n").encode()
+LEASES = re.compile(rb'"task_id":\s*"([^"]+)",\s*"lease_id":\s*"([^"]+)"')      # as they stand first in each offer
+encoded = msgspec.json.encode
+
+
+class Client:
+    """One of the clients of a load, with all of its requests that can be written beforehand."""
+
+    def __init__(self, gate: Gate, number: int) -> None:
+        self.gate, self.number = gate, number
+        self.mine = encoded({"worker_id": f"bench-{number}", **RESULT})[:-1]
+        self.batched = encoded({"worker_id": f"bench-{number}"})[:-1]
+        self.task, self.left = create(gate, TASK), create(gate, {**TASK, "type": LEFT})
+        self.hundred = gate.post(b"/v1/tasks/batch", encoded({"tasks": [TASK] * BATCH}))
+        self.one, self.many = (claim(gate, number, TYPE, most) for most in (1, BATCH))
+        self.nothing = claim(gate, number, "bench.nothing", 1)
+        self.result = encoded(RESULT)[1:]
+        owner = f"principal_kind=agent&principal_id={OWNER}".encode()
+        self.owed = gate.get(b"/v1/obligations/open?" + owner)
+        self.bare = gate.post(b"/echo", encoded(TASK))
+        self.well = gate.get(b"/v1/health")
+        call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call",
+                "params": {"name": "asyncgate.create_task", "arguments": {**TASK, "type": LEFT}, "_meta": MCP_META}}
+        self.tool = gate.post(b"/mcp", encoded(call), MCP_HEAD)
+
+    def completion(self, task_id: bytes, lease_id: bytes) -> bytes:
+        """Return the request that ends a task well."""
+        return self.gate.post(b"/v1/tasks/%b/complete" % task_id, b'%b,"lease_id":"%b"}' % (self.mine, lease_id))
+
+    def cycle(self) -> Step:
+        """Hand over a task, lease one, complete it; the task may be another client's."""
+        yield "create", self.task
+        for task_id, lease_id in LEASES.findall((yield "claim", self.one)):
+            yield "complete", self.completion(task_id, lease_id)
+        return None
+
+    def create(self) -> Step:
+        """Hand over one task."""
+        yield "create", self.left
+        return None
+
+    def drain(self) -> Step:
+        """Lease and complete a task that was there before the clock began."""
+        found = LEASES.findall((yield "claim", self.one))
+        for task_id, lease_id in found:
+            self.gate.stocked -= 1
+            yield "complete", self.completion(task_id, lease_id)
+        return not found
+
+    def claim_empty(self) -> Step:
+        """Ask for work that nobody has."""
+        yield "claim", self.nothing
+        return None
+
+    def batch(self) -> Step:
+        """Hand over, lease and complete a hundred tasks in three requests."""
+        sound((yield f"create {BATCH}", self.hundred))
+        found = LEASES.findall((yield f"claim {BATCH}", self.many))
+        if found:
+            sound((yield f"complete {BATCH}", self.completions(found)))
+        return None
+
+    def completions(self, found: list[tuple[bytes, bytes]]) -> bytes:
+        """Return the request that ends many tasks well."""
+        tasks = b",".join([b'{"task_id":"%b","lease_id":"%b",%b' % (*ids, self.result) for ids in found])
+        return self.gate.post(b"/v1/tasks/complete-batch", b'%b,"tasks":[%b]}' % (self.batched, tasks))
+
+    def obligations(self) -> Step:
+        """Ask what is still owed to a principal that is owed a few things."""
+        yield "list", self.owed
+        return None
+
+    def mcp(self) -> Step:
+        """Hand over one task through the newest MCP."""
+        answer = yield "create over MCP", self.tool
+        if b'"isError":true' in answer or b'"error":' in answer:
+            raise Failed(f"the call over MCP failed: {answer[:200].decode(errors='replace')}")
+        return None
+
+    def health(self) -> Step:
+        """Ask whether the gate works, which takes no credential."""
+        yield "health", self.well
+        return None
+
+    def echo(self) -> Step:
+        """Ask the bare echo of a bench-server, the yardstick."""
+        yield "echo", self.bare
+        return None
+
+
+def create(gate: Gate, task: dict[str, Any]) -> bytes:
+    """Return the request that creates a task."""
+    return gate.post(b"/v1/tasks", encoded(task))
+
+
+def claim(gate: Gate, number: int, type: str, most: int, wait_seconds: float = 0) -> bytes:
+    """Return the request of a client that leases tasks of one type."""
+    asked = {"worker_id": f"bench-{number}", "accept_types": [type], "max_tasks": most, "wait_seconds": wait_seconds}
+    return gate.post(b"/v1/leases/claim", encoded(asked))
+
+
+def sound(answer: bytes) -> bytes:
+    """Return the answer to a batch unless one of its items failed."""
+    at = answer.find(b'"error":{')
+    if at >= 0:
+        raise Failed(f"an item of a batch failed: {answer[at:at + 200].decode(errors='replace')}")
+    return answer
+
+
+MODES: dict[str, Callable[[Client], Step]] = {
+    "cycle": Client.cycle, "create": Client.create, "drain": Client.drain, "batch": Client.batch,
+    "claim-empty": Client.claim_empty, "obligations": Client.obligations, "mcp": Client.mcp, "health": Client.health,
+    "echo": Client.echo}
+LONG_POLL = "long-poll"
+EVERY_MODE = ["cycle", "create", "drain", "batch", "claim-empty", LONG_POLL, "obligations", "mcp", "health", "echo"]
+COMPLETIONS = {"complete": 1, f"complete {BATCH}": BATCH}
+TASKS = {**COMPLETIONS, "create": 1, "claim": 1, f"create {BATCH}": BATCH, f"claim {BATCH}": BATCH,
+         "create over MCP": 1, "wake": 1}
+
+
+class Turn:
+    """One mode with so many clients, for so long or so many steps: the times it took, and when it is over."""
+
+    def __init__(self, mode: str, clients: int, seconds: float, count: int | None) -> None:
+        self.mode, self.clients, self.seconds, self.count = mode, clients, seconds, count
+        self.took: Took = defaultdict(list)
+        self.begun, self.begun_steps, self.lasted = 0.0, 0, 0.0
+
+    def start(self) -> None:
+        """Start the clock."""
+        self.begun = time.perf_counter()
+        self.until = math.inf if self.count is not None else self.begun + self.seconds
+
+    def goes_on(self) -> bool:
+        """Whether a client shall begin another step."""
+        if time.perf_counter() >= self.until or self.begun_steps == self.count:
+            return False
+        self.begun_steps += 1
+        return True
+
+    @property
+    def requests(self) -> int:
+        """Return how many requests were answered so far."""
+        return sum(map(len, self.took.values()))
+
+
+class Runner:
+    """Drives a mode over one connection until its turn is over."""
+
+    def __init__(self, wire: Wire, steps: Callable[[], Step], turn: Turn) -> None:
+        self.wire, self.steps, self.turn = wire, steps, turn
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> None:
+        """Begin, and wait for the end."""
+        self.wire.taken, self.wire.failed = self.taken, self.fail
+        self.begin()
+        await self.ended
+
+    def begin(self) -> None:
+        """Begin the next step, unless the turn is over."""
+        if not self.turn.goes_on():
+            return self.end()
+        self.step = self.steps()
+        self.what, request = next(self.step)
+        self.sent = time.perf_counter()
+        self.wire.send(request)
+
+    def taken(self, answer: bytes) -> None:
+        """Note how long the answer took, and send what comes next."""
+        took = time.perf_counter() - self.sent
+        self.turn.took[self.what].append(took)
+        try:
+            self.what, request = self.step.send(answer)
+        except StopIteration as last:
+            return self.run_dry() if last.value else self.begin()
+        except Failed as wrong:
+            return self.fail(wrong)
+        self.sent = time.perf_counter()
+        self.wire.send(request)
+
+    def run_dry(self) -> None:
+        """End early, and do not count the answer that said so."""
+        self.turn.took[self.what].pop()
+        self.end()
+
+    def end(self) -> None:
+        """Be done."""
+        self.wire.taken = self.wire.failed = None
+        self.ended.set_result(None)
+
+    def fail(self, wrong: Exception) -> None:
+        """End with what went wrong."""
+        self.wire.taken = self.wire.failed = None
+        if not self.ended.done():
+            self.ended.set_exception(wrong)
+
+
+async def load(gate: Gate, turn: Turn, watch: Callable[[Turn], Awaitable[None]] | None = None) -> Took:
+    """Run one turn and return its times; what a mode needs is made ready before the clock starts."""
+    if turn.mode in READY:
+        await READY[turn.mode](gate, turn)
+    polls = turn.mode == LONG_POLL
+    async with gate.connected(turn.clients * (2 if polls else 1)) as wires:
+        turn.start()
+        watching = asyncio.ensure_future(watch(turn)) if watch else None
+        try:
+            async with asyncio.timeout(None if turn.count is not None else turn.seconds + PATIENCE_SECONDS):
+                await together(*(polling(gate, wires, turn) if polls else driving(gate, wires, turn)))
+        except TimeoutError:
+            raise Failed(f"{turn.mode}: the gate took a request and did not answer") from None
+        finally:
+            turn.lasted = time.perf_counter() - turn.begun
+            if watching:
+                watching.cancel()
+    return turn.took
+
+
+async def together(*works: Coroutine[Any, Any, None]) -> None:
+    """Run all, and end all when one fails; its exception is what is raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def driving(gate: Gate, wires: list[Wire], turn: Turn) -> list[Coroutine[Any, Any, None]]:
+    """Return a runner for each client."""
+    clients = [Client(gate, number) for number in range(turn.clients)]
+    return [Runner(wire, partial(MODES[turn.mode], client), turn).run()
+            for wire, client in zip(wires, clients, strict=True)]
+
+
+def polling(gate: Gate, wires: list[Wire], turn: Turn) -> list[Coroutine[Any, Any, None]]:
+    """Return what measures long polls for each client: it has two connections and a type of task for itself."""
+    pairs = zip(wires[::2], wires[1::2], strict=True)
+    return [wake(gate, number, *pair, turn) for number, pair in enumerate(pairs)]
+
+
+async def wake(gate: Gate, number: int, waiting: Wire, creating: Wire, turn: Turn) -> None:
+    """Let a claim wait, create its task over the other connection, and take the time until the claim is answered."""
+    own, client = f"{AWAITED}.{number}", Client(gate, number)
+    task, wait = create(gate, {**TASK, "type": own}), claim(gate, number, own, 1, WAIT_SECONDS)
+    while turn.goes_on():
+        claimed, answered = waiting.ask(wait), list[float]()
+        claimed.add_done_callback(partial(note, answered))
+        await asyncio.wait([claimed], timeout=PAUSE_SECONDS)
+        if not claimed.done():      # else it found what an earlier run has left
+            sent = time.perf_counter()
+            await asyncio.gather(creating.ask(task), claimed)
+            turn.took["wake"].append(answered[0] - sent)
+        for ids in LEASES.findall(await claimed):
+            await waiting.ask(client.completion(*ids))
+
+
+def note(times: list[float], answer: object) -> None:
+    """Note when an answer came."""
+    times.append(time.perf_counter())
+
+
+# What is made ready before the clock starts.
+
+
+async def stock(gate: Gate, turn: Turn) -> None:
+    """Create enough tasks to drain; those that the turn before has left count."""
+    wanted = turn.count if turn.count is not None else math.ceil(DRAINED * turn.seconds)
+    async with gate.connected(1) as [wire]:
+        while (missing := wanted - gate.stocked) > 0:
+            size = min(missing, LARGEST)
+            sound(await wire.ask(gate.post(b"/v1/tasks/batch", encoded({"tasks": [TASK] * size}))))
+            gate.stocked += size
+
+
+async def owe(gate: Gate, turn: Turn) -> None:
+    """See that a few obligations are open."""
+    async with gate.connected(1) as [wire]:
+        found = msgspec.json.decode(await wire.ask(Client(gate, 0).owed))
+        if (missing := OWED - len(found["open_obligations"])) > 0:
+            task = {**TASK, "type": LEFT, "principal_kind": "agent", "principal_id": OWNER}
+            sound(await wire.ask(gate.post(b"/v1/tasks/batch", encoded({"tasks": [task] * missing}))))
+
+
+READY: dict[str, Callable[[Gate, Turn], Awaitable[None]]] = {"drain": stock, "obligations": owe}

@@ -1,0 +1,210 @@
+"""`asyncgate bench --self`: start servers, measure them in turns, and write the README's table."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncgate import __version__
+from asyncgate.commands.bench.beside import waiting
+from asyncgate.commands.bench.load import COMPLETIONS, EVERY_MODE, LONG_POLL, Turn, load
+from asyncgate.commands.bench.rounds import Plan, Row, so_many
+from asyncgate.commands.bench.wire import Failed, Gate
+from asyncgate.commands.dev import lifeline, start, stop
+from asyncgate.parts.model.settings import discreet
+
+TOKEN = "bench-self"      # noqa: S105  # of servers that live as long as the benchmark, on loopback
+PATIENCE_SECONDS = 30.0
+NAMES = {"sqlite": "SQLite", "postgresql": "Postgres", "postgres": "Postgres"}
+ROOM = 1000         # connections beside the waiting claims
+SETTLE_SECONDS = 1.0
+
+
+class Server(msgspec.Struct):
+    """A bench-server that this process has started."""
+
+    gate: Gate
+    child: subprocess.Popen[Any]
+
+
+class Rest(msgspec.Struct):
+    """What waiting claims cost a server that does nothing else; None where this system does not tell."""
+
+    database: str
+    claims: int
+    seconds: float
+    core_percent: float | None
+    resident_kib_each: float | None
+
+
+@contextlib.contextmanager
+def serving(databases: tuple[str, ...], idle: int, sets: tuple[str, ...] = ()) -> Iterator[list[Server]]:
+    """Serve a fresh SQLite file and the databases; whatever happens, servers and files are gone at the end."""
+    for sign in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(sign, lambda number, _: sys.exit(128 + number))
+    folder, children = Path(tempfile.mkdtemp(prefix="asyncgate-bench-")), list[subprocess.Popen[Any]]()
+    try:
+        urls = [f"sqlite:///{folder / 'gate.db'}", *databases]
+        logs = [folder / f"server-{at}.log" for at in range(len(urls))]
+        for url, log in zip(urls, logs, strict=True):
+            with log.open("wb") as file:
+                children.append(start("asyncgate.commands.bench.servers", *arguments(url, idle, sets), token=TOKEN,
+                                      stdout=file, stderr=file, cwd=folder))
+        yield [Server(Gate(address(child, log, url), TOKEN, name), child)
+               for child, log, url, name in zip(children, logs, urls, names(urls), strict=True)]
+    finally:
+        stop(*children)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def arguments(url: str, idle: int, sets: tuple[str, ...] = ()) -> list[str]:
+    """Return what a bench-server is told."""
+    most = [f"--set={name}={idle + ROOM}" for name in ("limit_concurrency", "max_waiting_claims")]
+    return ["--port", "0", "--database", url, *(most if idle + ROOM > 4096 else ()),
+            *(f"--set={one}" for one in sets)]
+
+
+def address(child: subprocess.Popen[Any], log: Path, url: str) -> str:
+    """Wait until a server serves, and return where."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        text = log.read_text(errors="replace")
+        _, found, rest = text.partition(" serves ")
+        if found and "\n" in rest:
+            return rest.split()[0]
+        if child.poll() is not None:
+            last = (text.strip().splitlines() or ["it said nothing"])[-1]
+            raise Failed(f"the server on {discreet(url)} did not start: {last.removeprefix('Error: ')}")
+        time.sleep(0.03)
+    raise Failed(f"the server on {discreet(url)} did not start within {PATIENCE_SECONDS:g} s")
+
+
+def names(urls: list[str]) -> list[str]:
+    """Name databases by what they are; several of a kind are numbered."""
+    kinds = [NAMES.get(kind := url.partition(":")[0], kind) for url in urls]
+    return [f"{kind} {kinds[:at + 1].count(kind)}" if kinds.count(kind) > 1 else kind for at, kind in enumerate(kinds)]
+
+
+# At rest.
+
+
+async def at_rest(server: Server, number: int, seconds: float) -> Rest:
+    """Measure what so many waiting claims cost a server that does nothing else."""
+    await load(server.gate, Turn("cycle", 1, SETTLE_SECONDS / 2, None))
+    memory, pid = resident_kib(server.child.pid), server.child.pid
+    async with waiting([server.gate], number):
+        await asyncio.sleep(SETTLE_SECONDS)
+        used, begun = cpu_seconds(pid), time.perf_counter()
+        await asyncio.sleep(seconds)
+        lasted, used_now, memory_now = time.perf_counter() - begun, cpu_seconds(pid), resident_kib(pid)
+    share = None if used is None or used_now is None else round(100 * (used_now - used) / lasted, 2)
+    each = None if memory is None or memory_now is None else round((memory_now - memory) / number, 1)
+    return Rest(server.gate.name, number, round(lasted, 1), share, each)
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """Return how long a process has computed, in all its threads; None where /proc does not say."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return None
+
+
+def resident_kib(pid: int) -> float | None:
+    """Return the resident memory of a process in KiB; None where /proc does not say."""
+    with contextlib.suppress(OSError):
+        return float(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0])
+    return None
+
+
+# The README's table.
+
+
+def method(plan: Plan, rows: list[Row]) -> dict[str, Any]:
+    """Tell how the figures came about."""
+    import sqlite3
+
+    echo = {f"{one.database}, {so_many(one.clients)}": one.requests_per_second for one in rows if one.mode == "echo"}
+    return {"asyncgate": __version__, "python": platform.python_version(), "sqlite": sqlite3.sqlite_version,
+            "cores": cores(), "rounds": plan.rounds, "seconds": None if plan.count is not None else plan.seconds,
+            "count": plan.count, "echo_requests_per_second": echo, "temporary_folder": filesystem()}
+
+
+def cores() -> int:
+    """Return how many cores this process and its servers share."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def filesystem() -> str:
+    """Return the kind of file system that the temporary folder is on; empty where this system does not tell."""
+    folder, best, kind = os.path.realpath(tempfile.gettempdir()), "", ""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/mounts").read_text().splitlines():
+            _, point, what, *_ = line.split()
+            inside = folder == point or folder.startswith(point.rstrip("/") + "/")
+            if inside and len(point) >= len(best):
+                best, kind = point, what
+    return kind
+
+
+def markdown(rows: list[Row], rests: list[Rest], said: dict[str, Any]) -> str:
+    """Write the table: one line per mode and clients, a group of columns per database; and the line of the method."""
+    databases = list(dict.fromkeys(one.database for one in rows))
+    groups = [part for name in databases for part in (f"{name}: of the echo's rate", "p50 ms", "p99 ms")]
+    lines = ["| " + " | ".join(["mode", "clients", *groups]) + " |", "| --- | ---: |" + " ---: |" * len(groups)]
+    kinds = {(one.mode, one.clients) for one in rows if one.mode != "echo"}
+    for mode, clients in sorted(kinds, key=lambda kind: (EVERY_MODE.index(kind[0]), kind[1])):
+        cells = [cell for name in databases for cell in figures(rows, name, mode, clients)]
+        lines.append("| " + " | ".join([mode, str(clients), *cells]) + " |")
+    return "\n".join([*lines, "", sentence(said), *map(at_rest_told, rests)])
+
+
+def figures(rows: list[Row], database: str, mode: str, clients: int) -> list[str]:
+    """Return the cells of one mode on one database; where requests are no measure, what was done stands instead."""
+    mine = [one for one in rows if (one.database, one.mode, one.clients) == (database, mode, clients)]
+    whole = next((one for one in mine if one.operation == "all"), mine[0])
+    echo = next(one.requests_per_second for one in rows
+                if (one.database, one.mode, one.clients) == (database, "echo", clients))
+    part = f"{whole.requests_per_second / echo:.2f}"
+    if mode == "batch":
+        part = f"{sum(one.tasks_per_second for one in mine if one.operation in COMPLETIONS):,.0f} cycles/s"
+    return ["–" if mode == LONG_POLL else part, f"{whole.p50_ms:.2f}", f"{whole.p99_ms:.2f}"]
+
+
+def sentence(said: dict[str, Any]) -> str:
+    """Put the method into one line."""
+    each = f"{said['count']:,} steps" if said["count"] is not None else f"{said['seconds']:g} s"
+    rounds = f"medians of {said['rounds']} rounds" if said["rounds"] > 1 else "one round"
+    echo = "; ".join(f"{where} {rate:,.0f}/s" for where, rate in said["echo_requests_per_second"].items())
+    in_memory = said["temporary_folder"] in ("tmpfs", "ramfs")
+    memory = " (in memory: no disk was waited for, set TMPDIR)" if in_memory else ""
+    return (f"AsyncGate {said['asyncgate']}, Python {said['python']}, SQLite {said['sqlite']}{memory}; client and "
+            f"servers share {said['cores']} cores; {rounds} of {each}, everything in turns. "
+            f"The echo: {echo}.")
+
+
+def at_rest_told(rest: Rest) -> str:
+    """Tell what waiting claims cost."""
+    if rest.core_percent is None or rest.resident_kib_each is None:
+        return f"{rest.claims:,} waiting claims at rest on {rest.database}: this system does not tell what they cost."
+    return (f"{rest.claims:,} waiting claims at rest on {rest.database}: {rest.core_percent:g} % of one core, "
+            f"{rest.resident_kib_each:g} KiB of resident memory each, over {rest.seconds:g} s.")
+
+
+if __name__ == "__main__":
+    lifeline()
+    import_module("asyncgate").main(["bench-server", *sys.argv[1:]])

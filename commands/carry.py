@@ -1,0 +1,232 @@
+"""Receipts between a gate and a file: `asyncgate receipts export`, `import` and `verify`."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import IO, Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from asyncgate import receipt_hash
+from asyncgate.clients.http import Http
+from asyncgate.parts.model.stored import Receipt, Seal
+from asyncgate.parts.receipts.files import (
+    Damaged,
+    Header,
+    Held,
+    Line,
+    Reading,
+    Writer,
+    decode_line,
+    fsync_folder,
+)
+
+BATCH, BATCH_BYTES = 250, 2 * 2**20     # receipts of one import
+PAGE = 1000
+
+to_receipt = msgspec.json.Decoder(list[Receipt]).decode
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file so that, if it is made, only its owner may read it: receipts are nobody else's business."""
+    return os.open(path, flags, 0o600)
+
+
+class Interfered(Exception):
+    """Something happened meanwhile that makes the file wrong."""
+
+
+# Out of a gate.
+
+
+class Partial:
+    """A file that is being written, beside the one that it will be: started again, it goes on where it stood."""
+
+    def __init__(self, target: str, header: Header) -> None:
+        self.target, self.path = target, f"{target}.partial"
+        self.header, self.last = header, ""
+        self.file: IO[bytes] = open(  # noqa: SIM115
+            self.path, "r+b" if os.path.exists(self.path) else "w+b", opener=private)
+        self.writer, there = Writer(self.file), 0
+        for text, line in self._kept():
+            self.writer.take(text, line, there=True)
+            self.header = line.header or self.header
+            self.last = line.receipt.receipt_id if line.receipt else self.last
+            there += len(text)
+        self.file.seek(there)
+        self.file.truncate()
+        self.is_new = there == 0
+
+    def _kept(self) -> Iterator[tuple[bytes, Line]]:
+        """Yield the lines that an earlier attempt has written whole, if it was of the same tenant."""
+        for number, text in enumerate(self.file):
+            try:
+                line = decode_line(text)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                return
+            ours = line.header is not None and line.header.tenant_id == self.header.tenant_id
+            if not text.endswith(b"\n") or line.trailer is not None or (number == 0 and not ours):
+                return
+            yield text, line
+
+    def finish(self) -> None:
+        """Write the trailer, make all durable and give the file its name."""
+        self.writer.end()
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        whole = self.path
+        if self.target.endswith(".gz"):
+            whole = f"{self.path}.gz"
+            self.file.seek(0)
+            with open(whole, "wb", opener=private) as raw:
+                with gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
+                    shutil.copyfileobj(self.file, packed)
+                raw.flush()
+                os.fsync(raw.fileno())
+        self.file.close()
+        os.replace(whole, self.target)
+        with suppress(FileNotFoundError):
+            os.remove(self.path)
+        fsync_folder(os.path.dirname(os.path.abspath(self.target)))
+
+
+def export(gate: Http, target: str, told: Any, of: Any = lambda total: None) -> Partial:
+    """Write all receipts of the gate's tenant into a file, with the seals over them.
+
+    `told` learns how many receipts of each page, `of` how many there will be.
+    """
+    end = gate.call("seal_receipts")
+    begun = datetime.now(UTC).isoformat(timespec="seconds")
+    config = gate.call("get_config")
+    partial = Partial(target, Header("asyncgate-receipts", end["tenant_id"], 1, config["instance_id"], end["number"],
+                                     end["hash"], begun))
+    if partial.is_new:
+        partial.writer.put(Line(header=partial.header))
+    sealed = 0
+    for seal in seals_of(gate, partial.writer.seals, partial.header.seals):
+        partial.writer.put(Line(seal=seal))
+        sealed += seal.count
+    of(max(sealed, partial.writer.receipts) or None)
+    told(partial.writer.receipts)
+    while page := page_of(gate, partial.last):
+        for receipt in page:
+            partial.writer.put(Line(receipt=receipt))
+        partial.last = page[-1].receipt_id
+        partial.file.flush()
+        told(len(page))
+    if any(seal.late for seal in seals_of(gate, partial.header.seals, None)):
+        partial.file.close()
+        os.remove(partial.path)
+        raise Interfered("older receipts were imported into the gate meanwhile, and the file would lack some; it was "
+                         "removed: export again")
+    partial.finish()
+    return partial
+
+
+def page_of(gate: Http, after: str) -> list[Receipt]:
+    """Return the next receipts as they are stored."""
+    reply = gate.send("export_receipts", {"after": after or None, "limit": PAGE})
+    return to_receipt(msgspec.json.decode(reply, type=dict[str, msgspec.Raw])["receipts"])
+
+
+def seals_of(gate: Http, after: int, up_to: int | None) -> Iterator[Seal]:
+    """Yield the seals between two numbers as they are stored."""
+    cursor = None
+    while True:
+        page = gate.call("list_seals", after=after or None, limit=200, cursor=cursor)
+        for one in page["seals"]:
+            if up_to is not None and one["number"] > up_to:
+                return
+            yield as_stored(one)
+        if (cursor := page.get("next_cursor")) is None:
+            return
+
+
+def as_stored(one: dict[str, Any]) -> Seal:
+    """Return a seal as it is stored; its time was a whole number of milliseconds."""
+    return Seal(f"{one['number']:012d}", one["number"], one["last_receipt_id"], one["count"], one["digest"],
+                one["marks"], msgspec.json.encode(one["late"]).decode() if one.get("late") else "",
+                datetime.fromisoformat(one["sealed_at"]).timestamp(), one["hash"])
+
+
+# Into a gate.
+
+
+class Tally(Struct):
+    """What became of the receipts of a file."""
+
+    imported: int = 0
+    present: int = 0
+    refused: list[dict[str, Any]] = []
+
+
+def bring_in(gate: Http, path: str, told: Any) -> Tally:
+    """Send a sound file to a gate, in pieces that the gate takes whole; what is there already is left alone."""
+    tally = Tally()
+    for batch in batches(path):
+        reply = gate.call("import_receipts", receipts=batch)
+        tally.imported, tally.present = tally.imported + reply["imported"], tally.present + reply["present"]
+        tally.refused += reply["refused"]
+        told(len(batch))
+    return tally
+
+
+def batches(path: str) -> Iterator[list[Receipt]]:
+    """Yield the receipts of a file in pieces that are not too large for one request."""
+    batch: list[Receipt] = []
+    size = 0
+    for line in Reading(path).lines():
+        if line.receipt is None:
+            continue
+        if batch and (len(batch) == BATCH or size + len(line.receipt.body) > BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(line.receipt)
+        size += len(line.receipt.body)
+    if batch:
+        yield batch
+
+
+# By itself.
+
+
+class Verdict(NamedTuple):
+    """What a file holds, and what is wrong with it."""
+
+    header: Header | None
+    receipts: int
+    seals: int
+    unsealed: int
+    problems: list[str]
+
+
+def verified(path: str, told: Any = lambda rows: None) -> Verdict:
+    """Check a file without any database: its sum, its chain of seals, each receipt's hash and its parents."""
+    held, problems = Held(path), list[str]()
+    for line in held.lines():
+        if (one := line.receipt) is None:
+            continue
+        told(1)
+        said = receipt_hash(one.receipt_type, one.sender, one.to, one.task_id, one.lease_id, one.schedule_id,
+                            one.parents, one.body.encode())
+        if said != one.hash:
+            problems.append(f"receipt {one.receipt_id} does not have the hash of what it says")
+    return Verdict(held.header, held.receipts, held.seals, held.chain.unsealed, [*held.problems, *problems])
+
+
+def required(path: str, told: Any) -> Verdict:
+    """Check a file and refuse one that is not sound."""
+    verdict = verified(path, told)
+    if verdict.problems:
+        more = f" (and {len(verdict.problems) - 1} more; `asyncgate receipts verify` names them)" * (
+            len(verdict.problems) > 1)
+        raise Damaged(f"{path} is not as it was written, nothing was imported: {verdict.problems[0]}{more}")
+    return verdict
+
+

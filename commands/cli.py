@@ -1,0 +1,744 @@
+"""The commands that call a gate, one per operation, made from the table of operations; and the tools around a gate.
+
+How they end is said in `calling`, how their answers look in `terminal`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, closing, suppress
+from importlib import import_module
+from itertools import groupby
+from typing import Any
+
+import click
+import msgspec
+from msgspec import NODEFAULT, inspect
+from msgspec.structs import replace
+
+from asyncgate import (
+    FENCES_SKIPPED,
+    LEASE_PROTOCOL,
+    OPERATIONS,
+    GateError,
+    NotNow,
+    Operation,
+    StartupError,
+    __version__,
+    configured,
+    guard_start,
+)
+from asyncgate.clients.http import DEFAULT_URL
+from asyncgate.commands import calling, verdicts
+from asyncgate.commands.bench.command import bench, bench_server
+from asyncgate.commands.calling import (
+    BROKEN,
+    CONFLICT,
+    CREDENTIAL,
+    DURATION,
+    GATE,
+    ID,
+    MOMENT,
+    WRONG,
+    as_json,
+    at_gate,
+    ended,
+)
+from asyncgate.commands.profiles import Connection
+from asyncgate.commands.terminal import Bar, plain, show_block, show_table
+from asyncgate.commands.verdicts import put
+from asyncgate.parts.model.settings import Configured, SettingsError, discreet, effective, load_settings
+from asyncgate.parts.model.wire import AsEither, Ask
+
+SECTIONS = {
+    "Try it": ("demo", "dev"),
+    "Run a gate": ("serve", "ledger", "mcp", "keys", "migrate", "config", "openapi"),
+    "Use one": ("login", "logout", "profiles", "wait"),
+    "Work for one": ("worker", "scheduler"),
+    "Look after it": ("receipts", "archive", "verify", "reconcile", "rebuild", "backup", "copy", "conformance", "bench",
+                      "bench-server"),
+}
+
+
+# In modules of their own; some are made of this one, so they cannot be there before it.
+BESIDE = {"archive": "commands.archive", "keys": "commands.keys", "receipts": "commands.receipts",
+          "scheduler": "clients.scheduler", "rebuild": "commands.recovery", "reconcile": "commands.recovery",
+          "login": "commands.login", "logout": "commands.login", "profiles": "commands.login",
+          "wait": "commands.follow"}
+
+class Clients(calling.Group):
+    """A group that also knows its commands by the names of the operations, with underscores."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Name every command."""
+        return sorted([*super().list_commands(ctx), *BESIDE])
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Find a command by its name."""
+        if name in BESIDE:
+            part = import_module(f"asyncgate.{BESIDE[name]}")
+            command: click.Command = getattr(part, "list_profiles" if name == "profiles" else name)
+            return command
+        return super().get_command(ctx, name.replace("_", "-"))
+
+
+commands = Clients("clients", commands=[bench, bench_server])
+
+
+def sections(group: click.Group, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write the list of commands in sections: the tools by what they are for, then the operations."""
+    tools = [name for names in SECTIONS.values() for name in names]
+    others = [name for name in group.list_commands(ctx) if name not in tools]
+    operations = [name for name in others if name.replace("-", "_") in OPERATIONS]
+    more = [name for name in others if name not in operations]
+    wide = max(map(len, [*tools, *others]))
+    asks = f"Operations (of the gate at --url, ASYNCGATE_URL or {DEFAULT_URL})"
+    for title, names in {**SECTIONS, "More": more, asks: operations}.items():
+        found = [(name, command) for name in names if (command := group.get_command(ctx, name))]
+        if found:
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{wide}}", brief(one, formatter.width - wide - 6)) for name, one in found])
+    formatter.write_paragraph()
+    formatter.write_text(calling.EXIT_STATUS)
+
+
+def brief(command: click.Command, most: int) -> str:
+    """Say what a command is for in one line, without the finer points."""
+    text = re.split(r"[:;(.]", command.get_short_help_str(200))[0].strip()
+    return text if len(text) <= most else text.rpartition(", ")[0] or text
+
+
+# From the field of a request to an option.
+
+
+class Json(click.ParamType[msgspec.Raw]):
+    """A JSON value: as it stands, from a file as @file.json, or from standard input as -."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> msgspec.Raw:
+        """Read the text and see that it is JSON; it goes to the gate as it is."""
+        text = self._text(str(value), param, ctx)
+        try:
+            msgspec.json.decode(text)
+        except (ValueError, RecursionError) as wrong:
+            quoted = "" if value == "-" or value.startswith("@") else "; a text needs its quotes: '\"text\"'"
+            self.fail(f"this is not JSON: {wrong}{quoted if text.strip()[:1] not in b'{[' else ''}", param, ctx)
+        return msgspec.Raw(text)
+
+    def _text(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
+        if value == "-":
+            return sys.stdin.buffer.read()
+        if not value.startswith("@"):
+            return value.encode()
+        try:
+            with open(value[1:], "rb") as file:
+                return file.read()
+        except OSError as error:
+            return self.fail(f"{value[1:]!r} cannot be read: {error.strerror}", param, ctx)
+
+
+JSON = Json()
+
+
+class Form(msgspec.Struct):
+    """What the command line must know of a field: its type, whether it repeats, and what it says of itself."""
+
+    type: click.ParamType[Any] = JSON
+    repeats: bool = False
+    says: str = ""
+
+
+SCALARS: list[tuple[type[inspect.Type], click.ParamType[Any]]] = [
+    (inspect.IntType, click.INT), (inspect.FloatType, click.FLOAT), (inspect.BoolType, click.BOOL),
+    (inspect.StrType, click.STRING)]
+
+
+def form(kind: inspect.Type) -> Form:
+    """Find out how a field of this type is written on the command line."""
+    if isinstance(kind, inspect.Metadata):
+        inner = form(kind.type)
+        return Form(inner.type, inner.repeats, (kind.extra_json_schema or {}).get("description") or inner.says)
+    if isinstance(kind, inspect.UnionType):
+        return next(form(one) for one in kind.types if not isinstance(one, inspect.NoneType))
+    if isinstance(kind, inspect.LiteralType):
+        return Form(click.Choice([str(value) for value in kind.values]))
+    if isinstance(kind, inspect.FrozenSetType | inspect.ListType) and form(kind.item_type).type is click.STRING:
+        return Form(click.STRING, repeats=True, says="several with commas between them, or by repeating it")
+    if isinstance(kind, inspect.DateTimeType):
+        return Form(MOMENT, says="a day as in 2026-12-31, a time, or how long from now as in 90d")
+    if isinstance(kind, inspect.StructType):
+        return Form(says=f"an object of {', '.join(field.encode_name for field in kind.fields)}")
+    return Form(next((type for of, type in SCALARS if isinstance(kind, of)), JSON))
+
+
+def fields_of(takes: type[Ask]) -> dict[str, inspect.Field]:
+    """Return the fields of a request by name; what is particular to it before what all requests share."""
+    info = inspect.type_info(takes)
+    assert isinstance(info, inspect.StructType)
+    found = {field.name: field for field in info.fields}
+    return dict(sorted(found.items(), key=lambda item: (item[0] in CALLER, not is_needed(takes, item[1]))))
+
+
+CALLER = frozenset(AsEither.__struct_fields__)
+
+
+def is_needed(takes: type[Ask], field: inspect.Field) -> bool:
+    """Whether a request is nothing without this field."""
+    return field.required or field.name in takes.needed
+
+
+def is_an_id(field: str) -> bool:
+    """Whether a field takes what a table may have shown short."""
+    return field.endswith(("task_id", "receipt_id", "schedule_id"))
+
+
+def option(op: Operation, field: inspect.Field) -> click.Parameter:
+    """Make the option of a field; the id that an operation is about is an argument."""
+    known = form(field.type)
+    if is_an_id(field.name):
+        known.type = ID
+    if field.name.endswith("_seconds"):
+        known.type = DURATION
+    if field.name in op.takes.needed[:1]:
+        return click.Argument([field.name], type=known.type, required=False, metavar=field.name.upper())
+    name = "--" + field.name.replace("_", "-")
+    if (op.name, field.name) == ("run_task", "wait_seconds"):
+        known.says = "how long to wait for the end, as in 10m"
+    says = [known.says, "required" if is_needed(op.takes, field) else "",
+            f"default {field.default}" if field.default not in (NODEFAULT, None, "", 0.0) else ""]
+    declared = f"{name}/--no-{name[2:]}" if known.type is click.BOOL else name
+    metavar = "JSON" if known.type is JSON else None
+    return click.Option([declared, field.name], type=None if known.type is click.BOOL else known.type, default=None,
+                        multiple=known.repeats, metavar=metavar, help="; ".join(filter(None, says)))
+
+
+def alike(op: Operation) -> list[click.Parameter]:
+    """Let the tenant that an operation is about stand as an argument or behind --tenant, whichever somebody writes."""
+    if op.takes.needed[:1] == ("tenant",):
+        return [click.Option(["--tenant", "whose"], help="the same as TENANT")]
+    return [click.Argument(["whose"], required=False, metavar="TENANT")] if op.name == "get_limits" else []
+
+
+def parted(values: Iterable[str]) -> list[str]:
+    """Return the names of an option that repeats, each of which may be several with commas between them."""
+    return [name for value in values for name in map(str.strip, value.split(",")) if name]
+
+
+CONNECTION = [
+    click.Option(["--data"], type=JSON, metavar="JSON", help="The whole request as one object; options win over it."),
+    *GATE,
+    click.Option(["--json", "as_json"], is_flag=True, help="Print the reply as the gate sent it."),
+]
+
+
+class OperationCommand(click.Command):
+    """The command of one operation; its help tells the fields of the request from who asks and where."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options in sections."""
+        shown = [(self._section(param), record) for param in self.get_params(ctx)
+                 if isinstance(param, click.Option) and (record := param.get_help_record(ctx))]
+        for title, records in groupby(shown, lambda pair: pair[0]):
+            with formatter.section(title):
+                formatter.write_dl([record for _, record in records])
+        formatter.write_paragraph()
+        formatter.write_text("JSON is given as it stands, as @file.json, or as - for standard input.")
+
+    def _section(self, param: click.Parameter) -> str:
+        if param in CONNECTION or param.is_eager:
+            return "Options"
+        return "Who asks, where the credential does not say" if param.name in CALLER else "Fields"
+
+
+def command(op: Operation) -> click.Command:
+    """Make the command of an operation."""
+    fields = fields_of(op.takes)
+
+    def run(url: str | None, token: str | None, profile: str | None, as_json: bool, data: msgspec.Raw | None,
+            **given: Any) -> None:
+        if whose := given.pop("whose", None):
+            given["tenant"] = given.get("tenant") or whose
+        said = {name: parted(value) if isinstance(value, tuple) else value for name, value in given.items()
+                if value not in (None, (), "")}
+        body = {**members(op, fields, data), **said}
+        if missing := [name for name, field in fields.items() if is_needed(op.takes, field) and name not in body]:
+            spelled = missing[0].upper() if missing[0] in op.takes.needed[:1] else "--" + missing[0].replace("_", "-")
+            raise click.UsageError(f"{op.name} needs {spelled}")
+        answer(op, calling.connection(profile, url, token), body, as_json)
+
+    params = [*(option(op, field) for field in fields.values()), *alike(op), *CONNECTION]
+    return OperationCommand(op.name.replace("_", "-"), callback=run, params=params, short_help=op.summary.rstrip("."),
+                            help=f"{op.summary}\n\n{op.text.strip()}\n\n{MORE_HELP.get(op.name, '')}".strip())
+
+
+MORE_HELP = {"run_task": """This command goes on by itself, for as long as --wait-seconds says: it prints the id at once
+and shows what happens to the task.  After Ctrl-C `asyncgate wait TASK` goes on.
+
+Exit status: 0 the task succeeded, 8 it failed, 9 it was canceled, 10 it has not ended."""}
+
+
+def members(op: Operation, fields: Mapping[str, inspect.Field], data: msgspec.Raw | None) -> dict[str, Any]:
+    """Take apart the object of --data; JSON that the gate stores stays as it was written."""
+    if data is None:
+        return {}
+    try:
+        parts = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError:
+        raise click.BadParameter("it must be a JSON object", param_hint="'--data'") from None
+    if unknown := [name for name in parts if name not in fields]:
+        raise click.BadParameter(f"{op.name} has no field {unknown[0]!r}", param_hint="'--data'")
+    return {name: part if form(fields[name].type).type is JSON else msgspec.json.decode(part)
+            for name, part in parts.items()}
+
+
+def answer(op: Operation, at: Connection, body: Mapping[str, Any], as_json: bool) -> None:
+    """Call the gate and print what it says."""
+    if op.name == "run_task":
+        sys.exit(import_module("asyncgate.commands.follow").run_task(at, body, as_json))
+    with calling.gate_at(at) as gate:
+        reply = gate.send(op.name, body)
+    click.echo(reply) if as_json else show(op, msgspec.json.decode(reply))
+
+
+# From a reply to what a person reads.
+
+SEAL_DIGITS = 64        # of SHA-256
+TABLES = {
+    "list_tasks": "task_id type status priority attempt created_by created_at held",
+    "lease_next": "task_id lease_id fence type attempt expires_at payload",
+    "list_leases": "task_id lease_id fence type worker expires_at renewals",
+    "list_archived_receipts": "receipt_id receipt_type from to task_id created_at",
+    "list_receipts": "receipt_id receipt_type from to task_id created_at",
+    "list_open_obligations": "receipt_id receipt_type task_id from created_at",
+    "get_task_history": "created_at event_type receipt.from receipt.to receipt.receipt_id payload",
+    "create_tasks": "task_id status payload_differs error",
+    "complete_tasks": "task_id status error",
+    "list_keys": "key_id name principal_kind principal_id role expires_at revoked_at rotated_to last_used_at",
+    "list_tenants": "tenant name tier suspended_at exempt_until",
+    "list_audit": "number timestamp severity event details",
+    "list_seals": "number last_receipt_id count sealed_at hash",
+}
+
+def show(op: Operation, reply: dict[str, Any]) -> None:
+    """Print a reply: a list as a table, anything else as names and values; what it warns of on stderr."""
+    for text in reply.pop("warnings", None) or ():
+        click.echo(f"warning: {plain(text)}", err=True)
+    rows = next((value for value in reply.values() if isinstance(value, list)), None) if op.name in TABLES else None
+    if rows is None:
+        return show_block(reply)
+    show_table(TABLES[op.name].split(), rows) if rows else click.echo("nothing")
+    hint(op, reply)
+
+
+def hint(op: Operation, reply: dict[str, Any]) -> None:
+    """Say on stderr how to get the next page, and after the last one what comes later."""
+    if more := reply.get("next_cursor"):
+        click.echo(f"there is more: --cursor {more}", err=True)
+    elif (cursor := reply.get("cursor")) and op.name != "list_tasks":      # whose newest come first
+        since = "since-receipt-id" if "since_receipt_id" in op.fields else "cursor"
+        click.echo(f"from here on: --{since} {cursor}", err=True)
+
+
+for _op in OPERATIONS.values():
+    commands.add_command(command(_op))
+
+
+# The tools around a gate.
+
+
+@commands.command()
+@click.option("--port", metavar="NUMBER", help="Port to listen on; default 8080, 0 takes any free one.")
+@click.option("--no-worker", is_flag=True, help="Run no echo worker.")
+@configured
+def dev(configured: Configured, no_worker: bool) -> None:
+    """Run a gate to try things on: no credential, this machine only, with a worker that echoes.
+
+    It keeps everything in ./asyncgate-dev.db unless --database says otherwise.  Ctrl-C stops it.
+    """
+    sys.exit(import_module("asyncgate.commands.dev").run(configured, worker=not no_worker))
+
+
+@commands.command()
+@click.option("--url", help=f"The gate to speak for; default ASYNCGATE_URL, else {DEFAULT_URL}.")
+@click.option("--token", type=CREDENTIAL, metavar="TOKEN | @FILE", help="The credential; default ASYNCGATE_API_KEY.")
+@click.option("--profile", metavar="NAME", help="A gate that `asyncgate login` knows, instead of both.")
+@click.option("--agent", metavar="ID", help="The agent that speaks where a call names nobody.")
+@click.option("--underscores", is_flag=True, help="Name tools with underscores, for hosts that take no dots.")
+@click.option("--tools", default="", metavar="SETS", help="List the tools of these sets only: delegate,work,admin.")
+@configured
+def mcp(configured: Configured, url: str | None, token: str | None, profile: str | None, agent: str | None,
+        underscores: bool, tools: str) -> None:
+    """Speak MCP on standard input and output, for hosts that start a program: Claude Desktop and others.
+
+    With --url it speaks for a running gate; with --database it is a gate itself, for one host alone.
+    """
+    stdio, own = import_module("asyncgate.clients.mcp_stdio"), configured.origins["database.url"].startswith("flag")
+    if own and (url or token or profile):
+        raise click.UsageError("give --url for a running gate, or --database for one of its own, not both")
+    import_module("asyncgate.parts.process.logs").start_logging(configured.settings)
+    path = stdio.path_of(agent, underscores, tools)
+    try:
+        at = Connection(None, None) if own else calling.connection(profile, url, token)
+        asyncio.run(stdio.embedded(configured.settings, path) if own else stdio.to_running(*at, path))
+    except ValueError as wrong:
+        raise ended(str(wrong), WRONG) from None
+    except (BrokenPipeError, KeyboardInterrupt):
+        sys.exit(0)     # the host has gone
+
+
+@commands.command()
+@click.option("--keep", is_flag=True, help="Keep the database and the server's log, and say where they are.")
+def demo(keep: bool) -> None:
+    """Watch the work of an agent survive a killed worker: real processes, a real database, about ten seconds."""
+    sys.exit(import_module("asyncgate.commands.demo").run(keep=keep))
+
+
+class Passing(click.Command):
+    """A command that hands on what stands behind --."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Part the arguments at --."""
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta["passed"] = args[at + 1:]
+        return super().parse_args(ctx, args[:at])
+
+
+@commands.command(cls=Passing, epilog="Example: asyncgate worker --type ocr.page -- ./ocr.sh")
+@click.argument("what", metavar="[echo | sleep_then_return | http_get | -- PROGRAM]", required=False)
+@click.option("--ai", "profile_file", metavar="FILE",
+              help="Do them with a language model and tools, as this profile says.")
+@click.option("--type", "types", multiple=True, metavar="TYPE", help="Type of task to take; may be repeated.")
+@click.option("--worker-id", metavar="ID", help="The worker's name; default its key's principal, or the host's.")
+@click.option("--worker-kind", metavar="KIND", help="The kind of the key's principal, where that is not worker.")
+@click.option("--capabilities", "--capability", "capabilities", multiple=True, metavar="NAME,…",
+              callback=lambda ctx, param, given: parted(given), help="What it can do; may be repeated.")
+@click.option("--concurrency", type=click.IntRange(1, 1000), default=1, show_default=True, help="Tasks at a time.")
+@click.option("--ttl", "ttl_seconds", type=calling.Duration(1), help="How long a lease lasts without a heartbeat.")
+@click.option("--drain", "drain_seconds", type=DURATION, default=20.0, show_default="20s",
+              help="How long tasks have to end after SIGTERM.")
+@click.option("--state", type=click.Path(file_okay=False), help="Folder for what outlives the process.")
+@click.option("--forget", is_flag=True, help="Keep nothing on disk: no dead letters, another instance at every start.")
+@click.option("--allow", multiple=True, metavar="HOST", help="http_get: host or network to reach though not public.")
+@click.option("--plain-http", is_flag=True, help="http_get: allow http://, not https:// only.")
+@click.option("--timeout", "timeout_seconds", type=calling.Duration(0.001), default=30.0, show_default="30s",
+              help="http_get: how long an answer may take.")
+@click.option("--lifeline", "quiet", is_flag=True, hidden=True)
+@at_gate
+@click.pass_context
+def worker(ctx: click.Context, /, at: Connection, what: str | None, profile_file: str | None, forget: bool,
+           quiet: bool, **about: Any) -> None:
+    """Do tasks: three built-in kinds, any program that is called for each task, or a language model with tools.
+
+    A program finds the payload as JSON on standard input, and ASYNCGATE_TASK_ID, ASYNCGATE_ATTEMPT and the like in its
+    environment; what it writes to standard output is the result, JSON or text.  Each line on file descriptor 3 is
+    progress; an object with a member "checkpoint" comes back as ASYNCGATE_CHECKPOINT if the task has to be begun again.
+
+    Exit status 0 completes the task, 75 or a signal costs an attempt, any other fails it with the end of standard
+    error.  When the lease is lost, its process group gets SIGTERM, five seconds later SIGKILL.
+    """
+    part, command = import_module("asyncgate.clients.worker.program"), ctx.meta["passed"]
+    if what not in (None, *part.TASKS):
+        raise click.UsageError(f"{what!r} is none of {', '.join(part.TASKS)}; a program stands behind --")
+    about |= {"url": at.url, "token": at.token}
+    if [bool(what), bool(command), bool(profile_file)].count(True) != 1 or (command and not about["types"]):
+        raise click.UsageError("say which tasks: echo, sleep_then_return, http_get, --ai FILE, "
+                               "or --type TYPE -- PROGRAM")
+    if quiet:
+        import_module("asyncgate.commands.dev").lifeline()
+    if forget or about["state"]:
+        about["state"] = None if forget else about["state"]
+    else:
+        del about["state"]
+    try:
+        with calling.refusals():
+            if profile_file:
+                for of_http_get in ("allow", "plain_http", "timeout_seconds"):
+                    del about[of_http_get]
+                import_module("asyncgate.clients.ai_worker.command").run(profile_file, quiet=quiet, **about)
+            else:
+                part.run(what, command, quiet=quiet, **about)
+    except OSError as wrong:
+        raise click.ClickException(str(wrong)) from None
+
+
+@commands.command(cls=Passing, options_metavar="", epilog="Example: asyncgate conformance memory:// -- -k lease -x")
+@click.argument("urls", metavar="[URL]... [-- PYTEST ARGUMENTS]", nargs=-1)
+@click.pass_context
+def conformance(ctx: click.Context, urls: tuple[str, ...]) -> None:
+    """Run the suite that every backend must pass, on the backends that the URLs name."""
+    sys.exit(import_module("asyncgate.conformance.run").run(urls, ctx.meta["passed"]))
+
+
+@commands.command()
+@click.option("--print-sql", is_flag=True, help="Print the SQL instead of running it; needs no connection.")
+@click.option("--after", type=int, default=0, metavar="NUMBER", help="With --print-sql: what this schema lacks.")
+@as_json
+@configured
+def migrate(configured: Configured, print_sql: bool, after: int, as_json: bool) -> None:
+    """Create the database or bring its schema up to date.
+
+    On SQLite `serve` does it too.  On Postgres run it as a superuser, or as the database's owner with CREATEROLE,
+    before new servers start; those of the release before go on meanwhile.
+    """
+    database, backends = configured.settings.database, import_module("asyncgate.backends")
+    if print_sql:
+        return click.echo(backends.migration_sql(database.url, after), nl=False)
+    done = asyncio.run(backends.migrate(database.url, database))
+    said = (f"applied {name}" if name.endswith(".sql") else f"made again: {name}" for name in done)
+    put(as_json, {"applied": done}, *said, "the schema is up to date")
+
+
+@commands.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@configured
+def config(configured: Configured, as_json: bool) -> None:
+    """Print every setting with its value, secrets masked, and where it came from."""
+    rows = effective(configured)
+    if as_json:
+        listed = [{"name": name, "value": value, "from": origin} for name, value, origin in rows]
+        return click.echo(msgspec.json.encode(listed))
+    wide = max(len(name) for name, _, _ in rows)
+    for name, value, origin in rows:
+        click.echo(f"{name:{wide}}  {value}  ({origin})")
+
+
+@commands.command()
+@click.option("--host", metavar="ADDRESS", help="Address to listen on; default 127.0.0.1.")
+@click.option("--port", type=int, metavar="NUMBER", help="Port to listen on; default 8080, 0 takes any free one.")
+@configured
+def ledger(configured: Configured) -> None:
+    """Serve a receipt ledger for gates in integrated mode: MemoryGate's role, on a database of its own."""
+    import_module("asyncgate.parts.process.logs").start_logging(configured.settings)
+    guard_start(configured.settings)
+    sys.exit(import_module("asyncgate.parts.receipts.ledger").serve(configured.settings))
+
+
+@commands.command()
+def openapi() -> None:
+    """Print the OpenAPI document of the REST interface."""
+    click.echo(import_module("asyncgate.parts.faces.openapi").document(
+        (*OPERATIONS.values(), *LEASE_PROTOCOL), __version__))
+
+
+def seals_noted(ctx: click.Context, param: click.Parameter, said: tuple[str, ...]) -> tuple[str, ...]:
+    """See that each noted seal is whole: a part of a hash proves nothing."""
+    for one in said:
+        number, _, digest = one.partition(":")
+        if not number.isdecimal() or not re.fullmatch(r"[0-9a-f]*", digest):
+            raise click.BadParameter(f"{one!r} is no seal: give NUMBER:HASH, as `asyncgate seal-receipts` prints them")
+        if len(digest) != SEAL_DIGITS:
+            raise click.BadParameter(f"the hash of seal {number} has {SEAL_DIGITS} digits, and {digest!r} has "
+                                     f"{len(digest)}: give all of it")
+    return said
+
+
+@commands.command()
+@click.option("--ledger", is_flag=True, help="Hold every receipt against its seal, too.")
+@click.option("--seal", "anchors", metavar="NUMBER:HASH", multiple=True, callback=seals_noted,
+              help="With --ledger: a seal noted elsewhere, with its whole hash.")
+@as_json
+@configured
+def verify(configured: Configured, ledger: bool, anchors: tuple[str, ...], as_json: bool) -> None:
+    """Check that a stored gate is sound; the server may go on meanwhile.
+
+    Receipts match the states of their tasks, open obligations equal the evidence, created = discharged + open, and no
+    line of the audit log was changed, moved or taken away.  With --ledger: no sealed receipt was changed, added or
+    taken away; a seal that was noted elsewhere shows that nobody has made a new chain over other receipts.
+    Exit status 1 if anything is wrong.
+    """
+    url = existing(configured.settings.database.url)
+    verdict = asyncio.run(verdicts.checked(url, configured.settings.database))
+    if not (ledger or anchors):
+        sys.exit(verdicts.told(verdict, discreet(url), as_json))
+    if not as_json:
+        verdicts.told(verdict, discreet(url))
+    part = import_module("asyncgate.commands.verify_ledger")
+    found = asyncio.run(part.held(url, configured.settings, anchors))
+    if as_json:
+        verdicts.told(verdict, discreet(url), as_json, ledger=part.report(found))
+    else:
+        part.written(found, discreet(url))
+    sys.exit(BROKEN if verdict.problems or found.problems else 0)
+
+
+def existing(url: str, names: str = "--database names another") -> str:
+    """Return the URL of a database that is there: opening one that is not would make it."""
+    if not is_there(url):
+        raise StartupError(f"there is no database at {url.removeprefix('sqlite:///')}; {names}")
+    return url
+
+
+def is_there(url: str) -> bool:
+    """Whether a database is there, as far as that can be told before it is opened."""
+    path = url.removeprefix("sqlite:///")
+    return path in (url, ":memory:") or os.path.exists(path)
+
+
+@commands.command()
+@click.argument("target", type=click.Path(dir_okay=False))
+@as_json
+@configured
+def backup(configured: Configured, target: str, as_json: bool) -> None:
+    """Copy the database of a gate to a new file and verify the copy; the server may go on meanwhile."""
+    url = existing(configured.settings.database.url)
+    if os.path.lexists(target):
+        raise click.ClickException(f"{target} is there already, and a backup overwrites nothing")
+    verdict = copied(url, target, f"{os.path.abspath(target)}.partial")
+    size = os.path.getsize(target)
+    if as_json:
+        sys.exit(verdicts.told(verdict, target, as_json, bytes=size))
+    sys.exit(verdicts.told(verdict, f"{target} ({size:,} bytes)"))
+
+
+def copied(url: str, target: str, partial: str) -> Any:
+    """Copy to a file beside the target, check it, and give it its name: a target that is there is whole."""
+    try:
+        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except OSError as error:
+        raise click.ClickException(f"cannot write {partial}: {error.strerror}") from None
+    try:
+        click.echo(f"copying {discreet(url)}", err=True)
+        asyncio.run(copy(url, partial))
+        verdict = asyncio.run(verdicts.checked(f"sqlite:///{partial}"))
+        os.link(partial, target)
+        return verdict
+    except OSError as error:
+        raise click.ClickException(f"the backup failed, nothing was kept: {error.strerror or error}") from None
+    finally:
+        remove(partial, f"{partial}-wal", f"{partial}-shm")
+
+
+async def copy(url: str, target: str) -> None:
+    """Let the backend copy itself, if it can."""
+    backend = await import_module("asyncgate.backends").open_backend(url)
+    try:
+        if not hasattr(backend, "backup"):
+            raise click.ClickException(f"the backend of {url.partition(':')[0]}: makes no copies; use its own tools")
+        with closing(Bar("copying", "pages")) as bar:
+            await backend.backup(target, bar.reach)
+    finally:
+        await backend.close()
+
+
+@commands.command("copy")
+@click.argument("source")
+@click.argument("target")
+@click.option("--dry-run", is_flag=True, help="Write no row: say how much there is, and how much of it is missing.")
+@as_json
+def copy_gate(source: str, target: str, dry_run: bool, as_json: bool) -> None:
+    """Carry a whole gate into another database and prove that all of it is there.
+
+    SOURCE and TARGET are database URLs, such as sqlite:///gate.db; of Postgres itself, not of a PgBouncer before it.
+    Stop the gate first: a database that somebody serves is refused.  The target is empty (a Postgres as `asyncgate
+    migrate` has made it), or holds a part of this very copy: stopped in the middle, by Ctrl-C or worse, the same
+    command goes on where it stood.  Serve the target only after exit status 0.
+
+    Everything comes along as it is: tasks, leases, progress, receipts with the times of their delivery, open
+    obligations, events, schedules, presences, and the key that cursors are sealed with.  Workers go on under their
+    leases, and clients with their cursors.
+
+    One thing is changed: the fence of each unfinished task is raised by 1,000, and an event task.moved says so.  If the
+    old gate is started by mistake, whatever it leases is outranked by the next lease of the new one.
+
+    The source is only read.  Exit status 5: the target is in use, and nothing was written over.
+    """
+    part = import_module("asyncgate.commands.copy")
+    try:
+        status = asyncio.run(moved(part, source, target, dry_run, as_json))
+    except part.TargetUsed as used:
+        raise ended(plain(str(used)), CONFLICT) from None
+    except (SettingsError, StartupError) as wrong:
+        raise calling.refused(wrong) from None
+    except (part.CopyFailed, part.Served, GateError) as wrong:
+        raise ended(plain(str(wrong)), BROKEN) from None
+    except KeyboardInterrupt:
+        raise ended("stopped before the end; the same command goes on from here", BROKEN) from None
+    sys.exit(status)
+
+
+async def moved(part: Any, source: str, target: str, dry_run: bool, as_json: bool) -> int:
+    """Open both sides so that nobody serves them, and copy; return the exit status."""
+    if place(source) == place(target):
+        raise StartupError("source and target are the same database")
+    async with AsyncExitStack() as opened:
+        old = await alone(part, opened, "source", existing(source, "SOURCE is the gate to be copied"))
+        new = await alone(part, opened, "target", "memory:" if dry_run and not is_there(target) else target)
+        with closing(Bar("comparing", total=await verdicts.rows_of(old, [*part.TABLES]))) as bar:
+            found = await part.survey(old, new, bar.add)
+        if not dry_run:
+            return await carried(part, old, new, found, discreet(target), as_json)
+    tallied(found, as_json, "source", "target", "missing")
+    return 0
+
+
+async def carried(part: Any, old: Any, new: Any, found: Mapping[str, Any], target: str, as_json: bool = False,
+                  more: Callable[[], Mapping[str, Any]] = dict) -> int:
+    """Write what is missing, and prove that it is there; return the exit status.
+
+    `more` is asked at the end for what else JSON is to say.
+    """
+    rows = sum(tally.source for tally in found.values())
+    if any(tally.missing for tally in found.values()):
+        with closing(Bar("copying", total=rows)) as bar:
+            await part.carry(old, new, bar.add)
+    with closing(Bar("comparing", total=rows)) as bar:
+        proved = await part.prove(old, new, bar.add)
+    verdict = await verdicts.verdict_on(new)
+    columns = ("source", "target", "source_sha256", "target_sha256")
+    if as_json:
+        return verdicts.told(verdict, target, as_json, tables=counted(proved, columns),
+                             fences_raised=proved["events"].moved, **more())
+    tallied(proved, False, *columns)
+    click.echo(f"{proved['events'].moved} unfinished tasks have a fence raised by {FENCES_SKIPPED:,}, and an event "
+               "task.moved beside those above")
+    return verdicts.told(verdict, target)
+
+
+async def alone(part: Any, opened: AsyncExitStack, side: str, url: str) -> Any:
+    """Open one side of a copy, so that nobody else serves it."""
+    settings = replace(load_settings().settings.database, direct_url="", pgbouncer=False)   # these are of one database
+    try:
+        backend = await import_module("asyncgate.backends").open_backend(url, serving=True, settings=settings)
+        opened.push_async_callback(backend.close)
+        await part.join(backend)
+    except (StartupError, part.Served) as wrong:
+        status = getattr(wrong, "exit_status", BROKEN)      # that somebody serves it is nothing wrong with its name
+        kind = StartupError if status == WRONG else NotNow
+        raise kind(f"the {side} cannot be had alone: {wrong}") from None
+    return backend
+
+
+def counted(tallies: Mapping[str, Any], columns: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return what a walk has counted, table by table."""
+    rows = ((name, {"source": tally.source, "target": tally.target, "missing": tally.missing,
+                    "source_sha256": tally.source_hash.hexdigest()[:16],
+                    "target_sha256": tally.target_hash.hexdigest()[:16]}) for name, tally in tallies.items())
+    return [{"table": name, **{column: row[column] for column in columns}} for name, row in rows]
+
+
+def tallied(tallies: Mapping[str, Any], as_json: bool, *columns: str) -> None:
+    """Print what a walk has counted."""
+    rows = counted(tallies, columns)
+    if as_json:
+        return click.echo(msgspec.json.encode({"tables": rows}))
+    show_table(["table", *columns], rows)
+    if "missing" in columns:
+        click.echo("nothing was written")
+
+
+def place(url: str) -> str:
+    """Return what tells a database from another: a file by its real path."""
+    path = url.removeprefix("sqlite:///")
+    return os.path.realpath(path) if path != url and path != ":memory:" else url
+
+
+def remove(*paths: str) -> None:
+    """Remove files that may be there."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            os.remove(path)

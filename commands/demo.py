@@ -1,0 +1,351 @@
+"""Watch an agent's work survive a killed worker: `asyncgate demo`.
+
+Everything is real: a server process on a SQLite file, an agent that hands over its work and is gone, two workers, and
+SIGKILL.  The one that tells the story only looks, kills, and asks the gate what is true in the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+from msgspec import Struct
+
+from asyncgate import TERMINATES
+from asyncgate.clients.http import Http, Refusal, Unreachable
+from asyncgate.clients.worker import Job, Worker
+from asyncgate.commands.dev import lifeline, start, stop
+from asyncgate.commands.verdicts import checked, counts
+
+TASKS = 20
+TTL_SECONDS = 2
+PAGE_SECONDS = 0.06
+PATIENCE_SECONDS = 30.0
+AGENT = {"principal_kind": "agent", "principal_id": "scribe"}
+VICTIM, HEIR = "worker-1", "worker-2"
+SKILLS = {VICTIM: ["cpu", "gpu"], HEIR: ["cpu", "gpu", "ocr"]}
+NEEDS = ["cpu", "gpu", "ocr", "cpu"]
+SERVE = ["serve", "--port", "0", "--set", "lease_sweep_interval_seconds=0.5", "--set", "expiry_jitter_seconds=0.5"]
+OVER = ("succeeded", "failed", "canceled")
+Row = dict[str, Any]
+
+
+class Failed(Exception):
+    """The demo did not show what it promises."""
+
+
+# The parts that run in processes of their own.
+
+
+class Document(Struct):
+    """What is read."""
+
+    document: str
+    pages: int
+
+
+async def read(document: Document, job: Job) -> Row:
+    """Read a document page by page, report each page, and go on where a lost worker stopped."""
+    done = (job.progress or {}).get("page", 0)
+    for page in range(done + 1, document.pages + 1):
+        await asyncio.sleep(PAGE_SECONDS)
+        job.report({"page": page})
+    return {"pages": document.pages, "begun_at_page": done + 1}
+
+
+def work(worker_id: str) -> None:
+    """Be a worker until told to stop."""
+    worker = Worker(worker_id=worker_id, capabilities=SKILLS[worker_id], ttl_seconds=TTL_SECONDS, state=None,
+                    drain_seconds=0)
+    worker.task("read")(read)
+    worker.run()
+
+
+def hand_over() -> None:
+    """Be the agent: create the tasks in one call, and forget."""
+    tasks = [{"type": "read", "payload": {"document": f"doc-{number:02}", "pages": 3 + number % 4},
+              "requirements": {"capabilities": [NEEDS[number % 4]]}, "priority": 10 * (number % 3),
+              "idempotency_key": f"doc-{number:02}"} for number in range(1, TASKS + 1)]
+    with Http() as gate:
+        gate.call("create_tasks", **AGENT, tasks=tasks)
+
+
+# The stage: processes and the folder they work in.
+
+
+class Stage:
+    """The processes of the demo and their folder; whatever happens, they are gone at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.token = folder, secrets.token_urlsafe(24)
+        self.log = folder / "server.log"
+        self.database = f"sqlite:///{folder / 'gate.db'}"
+        self.children: dict[str, subprocess.Popen[Any]] = {}
+        self.url = ""
+
+    def serve(self) -> str:
+        """Start the server and return its address."""
+        self.run("server", "serve", self.database)
+        self.url = self.wait(self._address, "the server to start")
+        return self.url
+
+    def _address(self) -> str | None:
+        if (status := self.children["server"].poll()) is not None:
+            raise Failed(f"the server ended with status {status}")
+        _, found, rest = self.log.read_text(errors="replace").partition(" serves ")
+        return rest.split()[0] if found and "\n" in rest else None
+
+    def run(self, name: str, *arguments: str) -> None:
+        """Start a part in a process of its own."""
+        with self.log.open("ab") as log:
+            self.children[name] = start("asyncgate.commands.demo", *arguments, url=self.url, token=self.token,
+                                        stdout=log, stderr=log, cwd=self.folder)
+
+    def finish(self, name: str) -> None:
+        """Wait until a part has done its work."""
+        status = self.children[name].wait(PATIENCE_SECONDS)
+        if status:
+            raise Failed(f"the {name} ended with status {status}")
+
+    def wait(self, look: Callable[[], Any], what: str) -> Any:
+        """Look again and again until there is something to see."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not (seen := look()):
+            if time.monotonic() > deadline:
+                raise Failed(f"waited {PATIENCE_SECONDS:g} s for {what} in vain")
+            time.sleep(0.03)
+        return seen
+
+    def close(self) -> None:
+        """End every process: the workers while the gate still hears what they give back."""
+        server = self.children.pop("server", None)
+        stop(*self.children.values())
+        stop(*([server] if server else []))
+
+
+# The picture.
+
+
+class Screen:
+    """Lines that stay; below them a block that is drawn anew on a terminal, and a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self.began, self.live, self.shown = time.monotonic(), sys.stdout.isatty(), 0
+        self.drawn: list[str] = []
+
+    def say(self, text: str = "") -> None:
+        """Print a line that stays."""
+        self._wipe()
+        click.echo(f"{time.monotonic() - self.began:5.1f} s  {text}" if text else "")
+
+    def end(self, text: str) -> None:
+        """Print what needs no time."""
+        self._wipe()
+        click.echo(text)
+
+    def _wipe(self) -> None:
+        if self.drawn:
+            click.echo(f"\x1b[{len(self.drawn)}A\x1b[J", nl=False)
+            self.drawn = []
+
+    def draw(self, tasks: list[Row]) -> None:
+        """Show how the tasks fare."""
+        done = sum(task["status"] in OVER for task in tasks)
+        if self.live:
+            self._redraw([line[:shutil.get_terminal_size().columns - 1] for line in picture(tasks)])
+        elif done // 5 > self.shown // 5 and done < len(tasks):
+            self.say(f"{done} of {len(tasks)} tasks are done")
+        self.shown = done
+
+    def _redraw(self, lines: list[str]) -> None:
+        if lines != self.drawn:
+            self._wipe()
+            click.echo("\n".join(lines))
+            self.drawn = lines
+
+
+def picture(tasks: list[Row]) -> Iterator[str]:
+    """Draw a bar over all tasks and a line for each worker."""
+    count = Counter("done" if task["status"] in OVER else "held" if task["leased_to"] else "queued" for task in tasks)
+    bar = "█" * count["done"] + "▒" * count["held"] + "·" * count["queued"]
+    yield f"         [{bar}] {count['done']} done, {count['held']} at work, {count['queued']} queued"
+    for worker, skills in SKILLS.items():
+        held = next((task for task in tasks if (task["leased_to"] or {}).get("id") == worker), None)
+        yield f"         {worker} ({' '.join(skills)}): {at_work(held) if held else '-'}"
+
+
+def at_work(task: Row) -> str:
+    """Tell how far a task is."""
+    page = (task["progress"] or {}).get("page", 0)
+    return f"{task['payload']['document']}, page {page} of {task['payload']['pages']}"
+
+
+def tree(events: list[Row]) -> Iterator[str]:
+    """Draw the receipts of a task: each below the one that it answers; an obligation that nothing answers is open."""
+    receipts = [event["receipt"] for event in events if event.get("receipt")]
+    known = {receipt["receipt_id"] for receipt in receipts}
+    below: defaultdict[str, list[Row]] = defaultdict(list)
+    for receipt in receipts:
+        below[next((parent for parent in receipt["parents"] if parent in known), "")].append(receipt)
+
+    def draw(receipt: Row, lead: str, branch: str, bar: str) -> Iterator[str]:
+        children = below[receipt["receipt_id"]]
+        yield f"{lead + branch + receipt['receipt_type']:30}{meaning(receipt, children)}"
+        for child in children:
+            last = child is children[-1]
+            yield from draw(child, lead + bar, "└─ " if last else "├─ ", "   " if last else "│  ")
+
+    for root in below[""]:
+        yield from draw(root, "  ", "", "")
+
+
+def meaning(receipt: Row, children: list[Row]) -> str:
+    """Say who states a receipt to whom, and whether an obligation is discharged."""
+    ends = f"{named(receipt['from'])} → {named(receipt['to'])}"
+    if receipt["receipt_type"] == "lease.expired":
+        return f"{ends}   the lease of {receipt['body']['previous_worker_id']} ran out"
+    if receipt["receipt_type"] not in TERMINATES:
+        return ends
+    closed = any(child["receipt_type"] in TERMINATES[receipt["receipt_type"]] for child in children)
+    return f"{ends}   {'obligation, discharged' if closed else 'OBLIGATION, OPEN'}"
+
+
+def named(principal: Row) -> str:
+    """Name a principal: the gate by what it is, others by who they are."""
+    return "gate" if principal["kind"] == "asyncgate" else str(principal["id"])
+
+
+# The story.
+
+
+def run(*, keep: bool = False) -> int:
+    """Play the demo; return the exit status."""
+    folder = Path(tempfile.mkdtemp(prefix="asyncgate-demo-"))
+    stage, screen = Stage(folder), Screen()
+    for sign in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(sign, lambda number, _: sys.exit(128 + number))
+    try:
+        with_gate(stage, screen)
+        return 0
+    except Exception as error:      # whatever it is: who watches must learn it, and nothing may be left behind
+        expected = isinstance(error, Failed | Refusal | Unreachable)
+        screen.end(f"\nThe demo failed: {error if expected else repr(error)}\n\nThe end of the log:\n{tail(stage.log)}")
+        return 1
+    except KeyboardInterrupt:
+        screen.end("\nstopped")
+        return 128 + signal.SIGINT
+    finally:
+        stage.close()
+        if keep:
+            click.echo(f"\nkept: {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def tail(log: Path) -> str:
+    """Return the last lines of a log."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-20:]) if log.exists() else "(there is none)"
+
+
+def with_gate(stage: Stage, screen: Screen) -> None:
+    """Play the acts, one after another."""
+    url = stage.serve()
+    screen.say(f"a gate serves {url} on a SQLite file")
+    with Http(url, stage.token) as gate:
+        stage.run("agent", "agent")
+        stage.finish("agent")
+        screen.say(f"an agent has handed over {TASKS} tasks, and is gone; it remembers nothing")
+        for worker, skills in SKILLS.items():
+            stage.run(worker, "worker", worker)
+            screen.say(f"{worker} starts; it can do {', '.join(skills)}")
+        task_id = kill(stage, screen, gate)
+        watch(stage, screen, gate, task_id)
+        prove(stage, screen, gate, task_id)
+
+
+def everything(gate: Http, screen: Screen) -> list[Row]:
+    """Read all tasks, and show them."""
+    tasks: list[Row] = gate.call("list_tasks", limit=TASKS + 1)["tasks"]
+    screen.draw(tasks)
+    return tasks
+
+
+def kill(stage: Stage, screen: Screen, gate: Http) -> str:
+    """Kill the first worker in the middle of a task; return the task."""
+    def reading() -> Row | None:
+        return next((task for task in everything(gate, screen) if (task["leased_to"] or {}).get("id") == VICTIM
+                     and 0 < (task["progress"] or {}).get("page", 0) < task["payload"]["pages"] - 2), None)
+    task: Row = stage.wait(reading, f"{VICTIM} to be in the middle of a task")
+    victim = stage.children[VICTIM]
+    victim.kill()
+    victim.wait()
+    screen.say(f"{VICTIM} is killed (SIGKILL) while it reads {at_work(task)}; its lease runs out in {TTL_SECONDS} s")
+    return str(task["task_id"])
+
+
+def watch(stage: Stage, screen: Screen, gate: Http, task_id: str) -> None:
+    """Watch the lease run out, the other worker take over, and all tasks come to their end."""
+    told = 0
+
+    def finished() -> bool:
+        nonlocal told
+        tasks = everything(gate, screen)
+        task = next(task for task in tasks if task["task_id"] == task_id)
+        if told == 0 and task["expiries"]:
+            told += 1
+            screen.say(f"the lease on {task['payload']['document']} has run out; the gate offers the task again")
+        if told == 1 and ((task["leased_to"] or {}).get("id") == HEIR or task["status"] in OVER):
+            told += 1
+            screen.say(f"{HEIR} takes over {at_work(task)}")
+        if stage.children[HEIR].poll() is not None:
+            raise Failed(f"{HEIR} has ended")
+        return all(task["status"] in OVER for task in tasks)
+
+    stage.wait(finished, "all tasks to end")
+    done = Counter(task["status"] for task in everything(gate, screen))
+    screen.say(f"{done['succeeded']} of {TASKS} tasks succeeded")
+    if done["succeeded"] != TASKS:
+        raise Failed(f"not every task succeeded: {dict(done)}")
+
+
+def prove(stage: Stage, screen: Screen, gate: Http, task_id: str) -> None:
+    """Show the receipts of the task that survived, what is still owed, and that the database is sound."""
+    task, history = gate.call("get_task", task_id=task_id), gate.call("get_task_history", task_id=task_id, limit=200)
+    screen.end(f"\nWhat happened to {task['payload']['document']}, by its receipts:\n")
+    screen.end("\n".join(tree(history["events"])))
+    page = task["result"]["result"]["begun_at_page"]
+    screen.end(f"\n  {HEIR} began at page {page}: the gate had handed it the progress of {VICTIM}")
+    owed = gate.call("list_open_obligations", **AGENT)["open_obligations"]
+    screen.end(f"\n{len(owed)} open obligations: the answer when the agent comes back and asks what it is still owed")
+    verdict = asyncio.run(checked(stage.database))
+    screen.end(f"verified: {counts(verdict)}")
+    if owed or verdict.problems:
+        raise Failed("; ".join([f"{len(owed)} obligations are open", *map(str, verdict.problems)]))
+    screen.end(f"Nothing was lost.  It took {time.monotonic() - screen.began:.1f} s.")
+
+
+def part(role: str, *arguments: str) -> None:
+    """Play one part, in a process that does not outlive the demo."""
+    lifeline()
+    if role == "serve":
+        import_module("asyncgate").main([*SERVE, "--database", arguments[0]])
+    elif role == "agent":
+        hand_over()
+    else:
+        work(arguments[0])
+
+
+if __name__ == "__main__":
+    part(*sys.argv[1:])

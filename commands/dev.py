@@ -1,0 +1,121 @@
+"""A gate to try things on: `asyncgate dev`.  It also knows how to start programs that end when their starter does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import click
+from msgspec.structs import replace
+
+import asyncgate
+from asyncgate.clients.http import DEFAULT_URL
+from asyncgate.parts.model.settings import UNPREFIXED, Configured, Settings
+from asyncgate.parts.process.logs import start_logging
+
+DATABASE = "sqlite:///asyncgate-dev.db"
+STOP_SECONDS = 3.0      # that a child has to end by itself
+READY = """\
+AsyncGate {version} is ready at {url}
+No credential is needed, only this machine gets in.  Everything is kept in {database}
+
+Create a task:
+
+  curl -s {url}/v1/tasks -H 'content-type: application/json' -d '{body}'
+
+What to try next{where}:
+
+{hints}
+
+Ctrl-C stops it; the database stays.
+"""
+BODY = '{"type": "echo", "payload": {"hello": "world"}, "result_delivery": "inline", "agent_id": "me"}'
+LOOK = {"asyncgate list-tasks": "the tasks, and how they fare",
+        "asyncgate get-task TASK_ID": "one task, with its result",
+        "asyncgate list-open-obligations --agent-id me": "what is still owed to you"}
+WITH_WORKER = {"asyncgate run-task --type echo --payload '{\"again\": true}'": "create a task and see its result"}
+ALONE = {"asyncgate lease-next --worker-id me --accept-types echo": "be the worker: lease the task",
+         "asyncgate complete TASK_ID --lease-id LEASE_ID --worker-id me --result '\"done\"'": "and end it"}
+
+
+def run(configured: Configured, *, worker: bool) -> int:
+    """Serve until a signal comes, with an echo worker beside; return the exit status."""
+    settings = settings_for(configured)
+    start_logging(settings)
+    asyncgate.guard_start(settings)
+    children: list[subprocess.Popen[Any]] = []
+
+    def ready(url: str) -> None:
+        click.echo(banner(settings, url, worker))
+        if worker:
+            children.append(start("asyncgate", "worker", "echo", "--forget", "--lifeline", url=url,
+                                  token=settings.api_key))
+
+    try:
+        return asyncgate.serve_forever(settings, ready)
+    finally:
+        stop(*children)
+
+
+def settings_for(configured: Configured) -> Settings:
+    """Turn settings into those of a gate to try things on, wherever the user has not said otherwise."""
+    settings, origins = configured.settings, configured.origins
+    settings = replace(settings, allow_insecure_dev=True)
+    if origins["database.url"] == "default":
+        settings = replace(settings, database=replace(settings.database, url=DATABASE))
+    return replace(settings, log_level="warning") if origins["log_level"] == "default" else settings
+
+
+def banner(settings: Settings, url: str, worker: bool) -> str:
+    """Tell where the gate is and what to do with it."""
+    hints = LOOK | (WITH_WORKER if worker else ALONE) | {f"{url}/docs": "every operation, in a browser"}
+    wide = max(map(len, hints))
+    return READY.format(version=asyncgate.__version__, url=url, database=settings.database.url, body=BODY,
+                        where="" if url == DEFAULT_URL else f" (first: export ASYNCGATE_URL={url})",
+                        hints="\n".join(f"  {hint:{wide}}  {says}" for hint, says in hints.items()))
+
+
+def start(module: str, *arguments: str, url: str = "", token: str = "", **options: Any) -> subprocess.Popen[Any]:
+    """Start a program of this package; its standard input is the line that ties it to this process."""
+    command = [sys.executable, "-P", "-m", module, *arguments]     # -P: nothing is imported from the user's folder
+    return subprocess.Popen(command, stdin=subprocess.PIPE, env=surroundings(url, token), **options)
+
+
+def surroundings(url: str, token: str) -> dict[str, str]:
+    """Return an environment in which a child finds this package, this gate and this token, and no other settings."""
+    kept = {name: value for name, value in os.environ.items()
+            if not name.startswith("ASYNCGATE_") and name not in UNPREFIXED}
+    home = Path(asyncgate.__file__).resolve()
+    if home.name == "asyncgate.py":     # a bare checkout is not on the path of other processes
+        kept["PYTHONPATH"] = os.pathsep.join(filter(None, [str(home.parent), kept.get("PYTHONPATH")]))
+    given = {"ASYNCGATE_URL": url, "ASYNCGATE_API_KEY": token}
+    return kept | {name: value for name, value in given.items() if value}
+
+
+def lifeline() -> None:
+    """Stop this process when its standard input closes: so it never outlives the one that started it."""
+    def watch() -> None:
+        while os.read(0, 1024):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+def stop(*children: subprocess.Popen[Any]) -> None:
+    """End children: first politely, all at once, then for certain."""
+    for child in children:
+        if child.poll() is None:
+            child.terminate()
+    for child in children:
+        try:
+            child.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        if child.stdin:
+            child.stdin.close()

@@ -1,0 +1,103 @@
+"""`asyncgate keys issue`: the first key of a gate, made beside it, because nobody can ask for it yet.
+
+It opens the database itself, so nothing else may serve a SQLite file meanwhile; a running gate issues keys with
+`asyncgate issue-key`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from importlib import import_module
+from typing import Any
+
+import click
+import msgspec
+
+from asyncgate import OPERATIONS, Engine, GateError, configured
+from asyncgate.commands import cli
+from asyncgate.commands.calling import BROKEN, CONFLICT, STATUSES, WRONG, Group, as_json, ended
+from asyncgate.parts.model.settings import Configured, Settings
+
+ISSUE = OPERATIONS["issue_key"]
+
+
+@click.group(cls=Group)
+def keys() -> None:
+    """Issue the first key of a gate, which nobody can ask for yet."""
+
+
+async def issued(settings: Settings, said: dict[str, Any]) -> Any:
+    """Write a new key into the database of the settings."""
+    backends, part = (import_module(f"asyncgate.{name}") for name in ("backends", "parts.identity.admin"))
+    backend = await backends.open_backend(settings.database.url, serving=True, settings=settings.database)
+    try:
+        return await part.first_key(Engine(backend, settings), msgspec.convert(said, ISSUE.takes, strict=False))
+    finally:
+        await backend.close()
+
+
+@keys.command()
+@click.option("--out", type=click.Path(dir_okay=False), metavar="FILE",
+              help="Write the key to a new file that its owner alone can read, instead of to standard output.")
+@as_json
+@configured
+def issue(configured: Configured, out: str | None, as_json: bool, **given: Any) -> None:
+    """Issue a key by writing it into the database itself; nothing may serve a SQLite file meanwhile.
+
+    The text of the key goes to standard output, or to the FILE of --out, once.  With a gate that runs: asyncgate
+    issue-key.
+    """
+    with Kept(out) as kept:
+        made = made_as_asked(configured, given)
+        kept.put(made.api_key)
+    key = made.key
+    if as_json:
+        said = {"key": key, **({"file": out} if out else {"api_key": made.api_key})}
+        return click.echo(msgspec.json.encode(said))
+    if not out:
+        click.echo(made.api_key)
+    where = f"its text is in {out}" if out else "its text is shown this once"
+    click.echo(f"key {key.key_id} for {key.principal_kind} {key.principal_id}, {key.role}; {where}", err=True)
+
+
+def made_as_asked(configured: Configured, given: dict[str, Any]) -> Any:
+    """Issue the key, or end the program."""
+    said = {name: value for name, value in given.items() if value not in (None, (), "")}
+    try:
+        return asyncio.run(issued(configured.settings, said))
+    except (GateError, msgspec.ValidationError) as no:
+        raise ended(str(no), STATUSES.get(getattr(no, "status", 400), BROKEN)) from None
+
+
+class Kept:
+    """The file of a key: made before the key is, so that no key is issued that cannot be kept."""
+
+    def __init__(self, path: str | None) -> None:
+        self.path, self.is_full = path, False
+
+    def __enter__(self) -> Kept:
+        if self.path:
+            try:
+                self.file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            except FileExistsError:
+                raise ended(f"{self.path} is there already, and a key overwrites nothing", CONFLICT) from None
+            except OSError as error:
+                raise ended(f"cannot write {self.path}: {error.strerror}", WRONG) from None
+        return self
+
+    def put(self, text: str) -> None:
+        """Write the key."""
+        if self.path:
+            os.write(self.file, f"{text}\n".encode())
+            os.fsync(self.file)
+            self.is_full = True
+
+    def __exit__(self, *error: object) -> None:
+        if self.path:
+            os.close(self.file)
+            if not self.is_full:
+                os.remove(self.path)
+
+
+issue.params += [cli.option(ISSUE, field) for name, field in cli.fields_of(ISSUE.takes).items() if name != "tenant_id"]

@@ -1,0 +1,208 @@
+"""`asyncgate receipts push` and `home`: from a gate's own database into a ledger, and back (spec 20.9)."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack, closing
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import click
+from msgspec.structs import asdict, replace
+
+from asyncgate import Engine, GateError, Receipt, StartupError, configured
+from asyncgate.commands import calling, carry, cli, recovery, verdicts
+from asyncgate.commands.calling import BROKEN, CONFLICT, NO_GATE, as_json, ended
+from asyncgate.commands.receipts import receipts, said_of
+from asyncgate.commands.terminal import Bar, plain
+from asyncgate.parts.model.settings import Configured, Settings, SettingsError, discreet
+
+
+def integrated(settings: Settings) -> Settings:
+    """Return the settings as they are once receipts go to the ledger, with time for large calls."""
+    mode = "memorygate_integrated" if settings.receipt_mode == "standalone" else settings.receipt_mode
+    return recovery.patient(replace(settings, receipt_mode=mode))
+
+
+# To the ledger.
+
+
+@receipts.command()
+@click.option("--file", metavar="FILE", help="A file of `asyncgate receipts export`, instead of the database.")
+@click.option("--tenant", "tenants", metavar="ID", multiple=True,
+              help="Only this tenant; may be given several times.  With --file: whose receipts they become there.")
+@click.option("--after", metavar="TENANT:ID", default="", help="Begin behind this receipt, where an earlier push was.")
+@as_json
+@configured
+def push(configured: Configured, file: str | None, tenants: tuple[str, ...], after: str, as_json: bool) -> None:
+    """Send all receipts of a gate, or of an exported FILE, to the ledger of the settings.
+
+    The way from standalone into a ledger: memorygate.url says where it is, whatever receipt_mode still says.  All
+    tenants go, oldest receipts first, with those in the archive; the database is only read, and the gate may go on
+    meanwhile.  What it writes then is not sent: stop it for the last push.
+
+    Sending a receipt again changes nothing, so after an interruption the same command goes on; --after saves the way
+    to where it stood.  A receipt that the ledger refuses is listed, and the others go on.
+
+    Exit status 0: the ledger has them all.  5: some it has not.  7: it does not answer.
+    """
+    settings, part = integrated(configured.settings), import_module("asyncgate.parts.receipts.push")
+    tally, refusals = part.Tally(), list[dict[str, str]]()
+    try:
+        with said_of(file or "the database"):
+            verified = verified_file(file) if file else None
+        with closing(Bar("sending", "receipts", verified.receipts if verified else None)) as bar:
+            asyncio.run(pushed(settings, file, owner_of(verified), tenants, after, tally, bar,
+                               told_of(refusals, as_json)))
+    except part.Away as away:
+        report(tally, refusals, as_json)
+        raise ended(f"{plain(str(away))}; {further(tally)}", NO_GATE) from None
+    except KeyboardInterrupt:
+        report(tally, refusals, as_json)
+        raise ended(f"stopped before the end; {further(tally)}", BROKEN) from None
+    except (SettingsError, StartupError) as wrong:
+        raise calling.refused(wrong) from None
+    except GateError as wrong:
+        raise ended(plain(str(wrong)), BROKEN) from None
+    report(tally, refusals, as_json)
+    sys.exit(CONFLICT if tally.refused or tally.lost else 0)
+
+
+def verified_file(file: str) -> carry.Verdict:
+    """See that a file is as it was written; return what it has."""
+    with closing(Bar("checking", "receipts")) as bar:
+        return carry.required(file, bar.add)
+
+
+def owner_of(verified: carry.Verdict | None) -> str | None:
+    """Return whose receipts a file has."""
+    return verified.header.tenant_id if verified and verified.header else None
+
+
+async def pushed(settings: Settings, file: str | None, of_file: str | None, tenants: tuple[str, ...], after: str,
+                 tally: Any, bar: Bar, refused: Callable[[str, str], None]) -> None:
+    """Send what was asked for."""
+    part = import_module("asyncgate.parts.receipts.push")
+    sink = import_module("asyncgate.parts.receipts.sinks").open_sink(settings)
+    async with AsyncExitStack() as opened:
+        opened.push_async_callback(sink.close)
+        push = part.Push(sink, settings, tally, bar.add, refused)
+        first, _, behind = after.partition(":")
+        if file is not None:
+            if not sink.reads:
+                raise StartupError("this ledger wants to know of tasks, too: push from the database")
+            (tenant_id,) = tenants if len(tenants) == 1 else (of_file,)
+            await push.send(tenant_id, part.from_file(push, tenant_id, carry.batches(file), behind))
+            return
+        backend = await recovery.beside(opened, cli.existing(settings.database.url), settings)
+        bar.of(None if after or tenants else await verdicts.rows_of(backend, [Receipt]))
+        source = part.FromDatabase(Engine(backend, settings), push)
+        for tenant_id in sorted(tenants or await backend.tenants()):
+            if tenant_id >= first:
+                await push.send(tenant_id, source.pages(tenant_id, behind if tenant_id == first else ""))
+
+
+def told_of(refusals: list[dict[str, str]], as_json: bool) -> Callable[[str, str], None]:
+    """Return what names a receipt that the ledger does not have now: at once, or in the list for JSON."""
+    def refused(receipt_id: str, why: str) -> None:
+        refusals.append({"receipt_id": receipt_id, "why": why})
+        if not as_json:
+            click.echo(plain(f"{receipt_id}: {why}"))
+    return refused
+
+
+def further(tally: Any) -> str:
+    """Say how to go on."""
+    return f"what went is there, and the same command goes on{f' with --after {tally.after}' * bool(tally.after)}"
+
+
+def report(tally: Any, refusals: list[dict[str, str]], as_json: bool) -> None:
+    """Say what became of the receipts."""
+    more = f", {tally.passed_over} are none of its business" * bool(tally.passed_over)
+    lost = f", {tally.lost} are lost" * bool(tally.lost)
+    verdicts.put(as_json, {**asdict(tally), "refusals": refusals},
+                 f"the ledger has {tally.taken} of the receipts and refuses {tally.refused}{lost}{more}")
+
+
+# And back.
+
+
+@receipts.command()
+@click.argument("target", metavar="TARGET")
+@click.option("--leave-lost", is_flag=True, help="Go on without what the ledger lost or changed; hashes of it stay.")
+@as_json
+@configured
+def home(configured: Configured, target: str, leave_lost: bool, as_json: bool) -> None:
+    """Bring the receipts of a gate home from its ledger: a copy of the gate at TARGET has them whole.
+
+    The way from a ledger back to standalone.  The settings are still those of integrated mode and name the gate's
+    database; TARGET is the URL of a fresh one, as for `asyncgate copy`.  Stop the gate first.  Everything comes along
+    as with `asyncgate copy`, and each receipt gets its body from the ledger, or from the outbox where it still waits;
+    one that does not have its own hash then is refused.  Gate and ledger are compared first, and only read.
+
+    What others stated in the ledger stays there.  Serve TARGET, with receipt_mode standalone, only after exit status 0.
+    The same command goes on after an interruption.
+
+    Exit status 5: gate and ledger differ, or TARGET is in use; 7: the ledger cannot be read.  Nothing was written then.
+    """
+    copying, part = import_module("asyncgate.commands.copy"), import_module("asyncgate.parts.receipts.home")
+    try:
+        status = asyncio.run(brought(recovery.patient(configured.settings), target, leave_lost, as_json))
+    except import_module("asyncgate.parts.receipts.collected").Unreadable as away:
+        raise ended(f"{plain(str(away))}; nothing was written", NO_GATE) from None
+    except (copying.TargetUsed, part.InTheWay, part.NoBody) as no:
+        raise ended(plain(str(no)), CONFLICT) from None
+    except (SettingsError, StartupError) as wrong:
+        raise calling.refused(wrong) from None
+    except (copying.CopyFailed, copying.Served, GateError) as wrong:
+        raise ended(plain(str(wrong)), BROKEN) from None
+    except KeyboardInterrupt:
+        raise ended("stopped before the end; the same command goes on from here", BROKEN) from None
+    sys.exit(status)
+
+
+async def brought(settings: Settings, target: str, leave_lost: bool, as_json: bool) -> int:
+    """Compare, then copy with bodies, and say what came; return the exit status."""
+    source, copying = settings.database.url, import_module("asyncgate.commands.copy")
+    if cli.place(source) == cli.place(target):
+        raise StartupError("TARGET is the database of the gate itself; name a fresh one")
+    part = import_module("asyncgate.parts.receipts.home")
+    async with AsyncExitStack() as opened:
+        sink = recovery.sink_of(settings)
+        opened.push_async_callback(sink.close)
+        backend = await cli.alone(copying, opened, "database", cli.existing(source))
+        there = part.Home(backend, sink, lenient=leave_lost)
+        opened.callback(there.close)
+        with closing(Bar("reading")) as bar:
+            findings = await there.collect({Engine(backend, settings).instance, backend.instance}, bar.add)
+        with closing(findings):
+            part.in_the_way(findings, leave_lost)
+            waiting, foreign = findings.waiting + findings.counts["parked"], findings.foreign
+        new = await cli.alone(copying, opened, "target", target)
+        with closing(Bar("comparing")) as bar:
+            found = await copying.survey(there, new, bar.add)
+        totals = partial(sums, there.brought.values(), waiting, foreign)
+        status = await cli.carried(copying, there, new, found, discreet(target), as_json, totals)
+        if not as_json:
+            came(**totals())
+        return status
+
+
+def sums(brought: Any, waiting: int, foreign: int) -> dict[str, int]:
+    """Count what has come home."""
+    return {**{name: sum(getattr(one, name) for one in brought) for name in ("filled", "own", "bare")},
+            "waiting": waiting, "foreign": foreign}
+
+
+def came(*, filled: int, own: int, bare: int, waiting: int, foreign: int) -> None:
+    """Say what has come home."""
+    click.echo(f"{filled} receipts have come home, {own} were whole here")
+    if bare:
+        click.echo(f"{bare} are hashes only: the ledger lost or changed what they said")
+    if waiting:
+        click.echo(f"{waiting} of them the ledger does not have yet; they go there if the gate is integrated again")
+    if foreign:
+        click.echo(f"{foreign} receipts that others stated stay at the ledger")

@@ -1,0 +1,281 @@
+"""`asyncgate receipts`: look at the receipts of a gate over the wire, and carry them to and from files."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import click
+import msgspec
+from msgspec import Struct, field
+
+from asyncgate import TERMINATES
+from asyncgate.clients.http import Http, Refusal
+from asyncgate.commands.calling import BROKEN, CONFLICT, ID, Group, as_json, at_gate, ended, gate_at
+from asyncgate.commands.profiles import Connection
+from asyncgate.commands.terminal import STYLES, Bar, plain
+from asyncgate.commands.verdicts import put
+
+PAGE = 200      # receipts of one call
+
+
+@click.group(cls=Group)
+def receipts() -> None:
+    """Look at the receipts of a gate and carry them elsewhere."""
+
+
+# The tree.
+
+
+class Node(Struct):
+    """A receipt in the tree: it stands under the oldest receipt that it answers."""
+
+    receipt: dict[str, Any]
+    open: str | None = None             # why this end is open, if it is one
+    elsewhere: list[str] = []           # what it answers too
+    children: list[Node] = field(default_factory=list)
+
+
+class Strokes(NamedTuple):
+    """What the lines of a tree are drawn with."""
+
+    branch: str
+    last: str
+    trunk: str
+    arrow: str
+    open: str
+    also: str
+
+
+BOXES = Strokes("├─ ", "╰─ ", "│  ", "→", "○ open", "↖")
+ASCII = Strokes("|- ", "`- ", "|  ", "->", "(open)", "also answers")
+
+
+@receipts.command()
+@click.argument("task_id", metavar="TASK", type=ID)
+@click.option("--ascii", "as_ascii", is_flag=True, help="Draw with ASCII characters alone.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: each receipt with its children.")
+@at_gate
+def tree(at: Connection, task_id: str, as_ascii: bool, as_json: bool) -> None:
+    """Draw the chain of receipts of a task: who told whom what, when, and what nobody has answered yet."""
+    with gate_at(at) as gate:
+        task = task_of(gate, task_id)
+        roots = grown(list(listed(gate, task_id)), discharged(gate))
+    if as_json:
+        return click.echo(msgspec.json.encode({"task_id": task_id, "status": task["status"], "receipts": roots}))
+    strokes = ASCII if as_ascii or not speaks(BOXES) else BOXES
+    head = "  ".join(word for word in (f"task {task_id}", task["type"], task["status"]) if word)
+    click.echo(plain(head) + ("" if roots else "  (it has no receipts any more: they are in the archive)"))
+    since = moment(roots[0].receipt) if roots else None
+    for line in drawn(roots, strokes, since):
+        click.echo(line)
+
+
+def task_of(gate: Http, task_id: str) -> dict[str, Any]:
+    """Return a task; of one that was pruned, or that another gate has, there may be receipts all the same."""
+    try:
+        return dict(gate.call("get_task", task_id=task_id))
+    except Refusal as no:
+        if no.code != "task_not_found":
+            raise
+        return {"type": "", "status": "not here"}
+
+
+def listed(gate: Http, task_id: str) -> Iterator[dict[str, Any]]:
+    """Yield all receipts of a task, oldest first."""
+    cursor = None
+    while True:
+        page = gate.call("list_receipts", task_id=task_id, limit=PAGE, cursor=cursor)
+        yield from page["receipts"]
+        if (cursor := page["next_cursor"]) is None:
+            return
+
+
+def discharged(gate: Http) -> Any:
+    """Return what asks whether an obligation is discharged by a receipt that may belong to another task."""
+    return lambda receipt_id: gate.call("check_terminator", parent_receipt_id=receipt_id)["has_terminator"]
+
+
+def grown(found: list[dict[str, Any]], is_discharged: Any) -> list[Node]:
+    """Put each receipt under the oldest one here that it answers; return those that stand under none."""
+    nodes = {receipt["receipt_id"]: Node(receipt) for receipt in found}
+    under: defaultdict[str | None, list[Node]] = defaultdict(list)
+    for node in nodes.values():
+        parents = sorted(node.receipt["parents"], key=lambda parent: (parent not in nodes, parent))
+        node.elsewhere = parents[1:] if parents and parents[0] in nodes else parents
+        under[parents[0] if parents and parents[0] in nodes else None].append(node)
+    for receipt_id, node in nodes.items():
+        node.children = under[receipt_id]
+    for node in nodes.values():
+        node.open = open_end(node, found, is_discharged)
+    return under[None]
+
+
+def open_end(node: Node, found: list[dict[str, Any]], is_discharged: Any) -> str | None:
+    """Say why a receipt is an open end: an obligation that nothing has discharged, or a lease that has not ended."""
+    receipt = node.receipt
+    if (by := TERMINATES.get(receipt["receipt_type"])) is not None:
+        here = any(one["receipt_type"] in by and receipt["receipt_id"] in one["parents"] for one in found)
+        owed = not here and not is_discharged(receipt["receipt_id"])
+        return f"owed to {named(receipt['to'])}" if owed else None
+    if receipt["receipt_type"] == "task.accepted":
+        over = any(one["receipt_type"] in ENDS and (one["lease_id"] == receipt["lease_id"] or not one["lease_id"])
+                   and one["receipt_id"] > receipt["receipt_id"] for one in found)
+        return None if over else f"{named(receipt['from'])} is at work"
+    return None
+
+
+ENDS = ("task.completed", "task.failed", "task.canceled", "lease.expired")
+
+
+def speaks(strokes: Strokes) -> bool:
+    """Whether standard output can show these characters."""
+    try:
+        "".join(strokes).encode(getattr(sys.stdout, "encoding", None) or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def drawn(nodes: list[Node], strokes: Strokes, since: datetime | None, before: str = "") -> Iterator[str]:
+    """Yield the lines of a tree; click takes the colours away where no terminal shows them."""
+    for node in nodes:
+        last = node is nodes[-1]
+        yield click.style(before + (strokes.last if last else strokes.branch), dim=True) + written(node, strokes, since)
+        yield from drawn(node.children, strokes, since, before + ("   " if last else strokes.trunk))
+
+
+def written(node: Node, strokes: Strokes, since: datetime | None) -> str:
+    """Write one receipt in a line: what, from whom to whom, when, whether something is open."""
+    receipt = node.receipt
+    what = click.style(plain(label(receipt)), fg=STYLES.get(receipt["receipt_type"]), bold=True)
+    ends = plain(f"{named(receipt['from'])} {strokes.arrow} {named(receipt['to'])}")
+    parts = [what, ends, click.style(f"{when(receipt, since)}  {plain(receipt['receipt_id'])}", dim=True)]
+    if node.elsewhere:
+        parts.append(plain(f"{strokes.also} {', '.join(node.elsewhere)}"))
+    if node.open:
+        parts.append(click.style(plain(f"{strokes.open}: {node.open}"), fg="yellow", bold=True))
+    return "  ".join(parts)
+
+
+def label(receipt: dict[str, Any]) -> str:
+    """Name a receipt: its type, and what tells it from others of the type."""
+    body = receipt["body"] if isinstance(receipt["body"], dict) else {}
+    more = {"task.failed": "requeued" if body.get("requeued") else "", "system.anomaly": body.get("kind"),
+            "lease.expired": body.get("reason")}.get(receipt["receipt_type"])
+    return f"{receipt['receipt_type']} ({more})" if more else str(receipt["receipt_type"])
+
+
+def named(principal: dict[str, Any]) -> str:
+    """Name a principal."""
+    return f"{principal['kind']} {principal['id']}"
+
+
+def moment(receipt: dict[str, Any]) -> datetime:
+    """Return when a receipt was written."""
+    return datetime.fromisoformat(receipt["created_at"])
+
+
+def when(receipt: dict[str, Any], since: datetime | None) -> str:
+    """Say when: the first time whole, later ones by how long after it."""
+    at = moment(receipt)
+    seconds = (at - since).total_seconds() if since else 0.0
+    if since is None or at == since:
+        return f"{at:%Y-%m-%d %H:%M:%S}Z"
+    return f"+{seconds:.3f} s" if abs(seconds) < 100 else f"+{seconds / 60:.1f} min" if abs(seconds) < 6000 else (
+        f"+{seconds / 3600:.1f} h")
+
+
+# Files.
+
+
+@contextmanager
+def said_of(path: str) -> Iterator[None]:
+    """Say in one line what a file has that cannot be used."""
+    from asyncgate.commands.carry import Interfered
+    from asyncgate.parts.receipts.files import Damaged
+
+    try:
+        yield
+    except (Damaged, Interfered) as wrong:
+        raise ended(plain(str(wrong)), BROKEN) from None
+    except OSError as error:
+        raise ended(f"{path}: {error.strerror or error}", BROKEN) from None
+    except KeyboardInterrupt:
+        raise ended("stopped before the end; the same command goes on from here", BROKEN) from None
+
+
+@receipts.command("export")
+@click.argument("file", type=click.Path(dir_okay=False))
+@as_json
+@at_gate
+def export_file(at: Connection, file: str, as_json: bool) -> None:
+    """Write all receipts of the tenant into FILE, with the seals over them; compressed if its name ends with .gz.
+
+    For an admin.  The gate goes on meanwhile.  FILE gets its name when it is whole: stopped in the middle, the same
+    command goes on where it stood.  Receipts in the archive come along.
+    """
+    from asyncgate.commands import carry
+
+    if os.path.lexists(file):
+        raise ended(f"{file} is there already, and an export overwrites nothing", CONFLICT)
+    with closing(Bar("exporting", "receipts")) as bar, said_of(file), gate_at(at) as gate:
+        done = carry.export(gate, file, bar.add, bar.of)
+    written, sum = done.writer, done.writer.sum.hexdigest()
+    put(as_json, {"file": file, "receipts": written.receipts, "seals": written.seals, "sha256": sum},
+        f"{file}: {written.receipts} receipts under {written.seals} seals, SHA-256 {sum}")
+
+
+@receipts.command("import")
+@click.argument("file", type=click.Path(dir_okay=False))
+@as_json
+@at_gate
+def import_file(at: Connection, file: str, as_json: bool) -> None:
+    """Write the receipts of FILE into the tenant as they are; FILE is verified before anything is sent.
+
+    For an admin.  What is there already is left alone, so the same command goes on after an interruption.  A receipt
+    that is there otherwise is reported, and nothing is written over.  Exit status 5: some were not taken.
+    """
+    from asyncgate.commands import carry
+
+    with closing(Bar("checking", "receipts")) as bar, said_of(file):
+        verdict = carry.required(file, bar.add)
+    with said_of(file), gate_at(at) as gate, closing(Bar("importing", "receipts", verdict.receipts)) as bar:
+        tally = carry.bring_in(gate, file, bar.add)
+    put(as_json, {"file": file, "imported": tally.imported, "present": tally.present, "refused": tally.refused},
+        *(plain(f"{one['receipt_id']}: {one['reason']}: {one['message']}") for one in tally.refused),
+        f"{file}: {tally.imported} imported, {tally.present} there already, {len(tally.refused)} not taken")
+    sys.exit(CONFLICT if tally.refused else 0)
+
+
+@receipts.command("verify")
+@click.argument("file", type=click.Path(dir_okay=False))
+@as_json
+def verify_file(file: str, as_json: bool) -> None:
+    """Check an exported FILE by itself, without any database or gate.
+
+    Its sum, every receipt's own hash and parents, and the chain of seals: a byte, an order or a gap that is not as it
+    was written is named.  Exit status 1 if anything is wrong.
+    """
+    from asyncgate.commands import carry
+
+    with closing(Bar("checking", "receipts")) as bar, said_of(file):
+        verdict = carry.verified(file, bar.add)
+    wrong, header = len(verdict.problems), verdict.header
+    seal = f"{header.seals}:{header.seal_hash}" if header and header.seals else None
+    of_tenant = [f"tenant {header.tenant_id}{f': the last seal is {seal}' if seal else ''}"] if header else []
+    put(as_json, {"file": file, "sound": not wrong, "problems": verdict.problems, "receipts": verdict.receipts,
+                  "seals": verdict.seals, "unsealed": verdict.unsealed,
+                  "tenant_id": header.tenant_id if header else None, "last_seal": seal},
+        *map(plain, verdict.problems), *of_tenant,
+        f"{verdict.receipts} receipts, {verdict.seals} seals; {verdict.unsealed} receipts since the last seal",
+        f"{file}: {wrong} problem{'s' * (wrong > 1)}" if wrong else f"{file}: sound")
+    sys.exit(BROKEN if wrong else 0)
+
+
+from asyncgate.commands import moving as moving  # noqa: E402  its commands are of this group

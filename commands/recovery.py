@@ -1,0 +1,263 @@
+"""`asyncgate reconcile` and `asyncgate rebuild`: a gate beside its ledger, and a gate made anew of its receipts."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack, closing
+from importlib import import_module
+from typing import Any
+
+import click
+import msgspec
+from msgspec.structs import replace
+
+from asyncgate import FENCES_SKIPPED, Engine, GateError, StartupError, configured
+from asyncgate.commands import calling, cli, verdicts
+from asyncgate.commands.calling import BROKEN, CONFLICT, NO_GATE, as_json, ended
+from asyncgate.commands.terminal import Bar, plain
+from asyncgate.parts.model.settings import Configured, Settings, SettingsError, discreet
+
+READING_MS = 30_000     # nobody waits for what is read here
+
+
+def patient(settings: Settings) -> Settings:
+    """Return the settings with a wait for the ledger that a whole page may take."""
+    ours = settings.memorygate
+    return replace(settings, memorygate=replace(ours, timeout_ms=max(ours.timeout_ms, READING_MS)))
+
+
+def sink_of(settings: Settings, *, whole: bool = True) -> Any:
+    """Open the ledger; `whole` is for what needs one that gives our receipts back."""
+    sinks = import_module("asyncgate.parts.receipts.sinks")
+    if settings.receipt_mode == "standalone":
+        raise StartupError("receipt_mode is standalone: there is no ledger; `asyncgate verify` checks what is stored")
+    sink = sinks.open_sink(settings)
+    if whole and not sink.reads:
+        raise StartupError(f"a ledger of the profile {sinks.profile_of(settings)} cannot be read back: the receipts "
+                           "are here, whole, and what it refused is in the outbox")
+    return sink
+
+
+def parts() -> tuple[Any, Any, Any]:
+    """Import what does the work."""
+    return tuple(import_module(f"asyncgate.parts.receipts.{name}")    # type: ignore[return-value]
+                 for name in ("collected", "reconcile", "mending"))
+
+
+# Reconcile.
+
+
+@click.command()
+@click.option("--repair", is_flag=True, help="Do the cures that are safe; nobody may serve the gate meanwhile.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each difference, and one at the end.")
+@click.option("--tenant", "tenants", metavar="ID", multiple=True, help="Only this tenant; may be given several times.")
+@configured
+def reconcile(configured: Configured, repair: bool, as_json: bool, tenants: tuple[str, ...]) -> None:
+    """Compare what a gate holds with its ledger, and tell every difference with its cure.
+
+    Tasks, leases, open obligations, the index of receipts and the outbox, against all receipts of the ledger.  Nothing
+    is changed, and the gate may go on serving meanwhile.
+
+    With --repair: receipts that the ledger lacks are sent again, those that it refused are offered once more, what it
+    knows beyond this gate is taken over, and leases that it does not back are withdrawn; then all is compared again.
+    No receipt is written.  A gate that somebody serves is refused: stop it first.
+
+    A ledger that cannot be read to its end changes nothing, and that is exit status 7.  Exit status 5: there are
+    differences; 0: there are none.
+    """
+    part = parts()[0]
+    try:
+        status = asyncio.run(reconciled(patient(configured.settings), repair, as_json, tenants))
+    except part.Unreadable as away:
+        raise ended(f"{plain(str(away))}; nothing was compared, and nothing was changed", NO_GATE) from None
+    except (SettingsError, StartupError) as wrong:
+        raise calling.refused(wrong) from None
+    except GateError as wrong:
+        raise ended(plain(str(wrong)), BROKEN) from None
+    sys.exit(status)
+
+
+async def reconciled(settings: Settings, repair: bool, as_json: bool, tenants: tuple[str, ...]) -> int:
+    """Compare, repair if that is wanted and compare again; return the exit status."""
+    _, comparing, mending = parts()
+    url = cli.existing(settings.database.url)
+    async with AsyncExitStack() as opened:
+        sink = sink_of(settings, whole=False)
+        opened.push_async_callback(sink.close)
+        backend = await (alone(opened, url) if repair else beside(opened, url, settings))
+        engine, done, left = Engine(backend, settings), {}, 0
+        names = {engine.instance, backend.instance}
+        if repair:
+            ledger = import_module("asyncgate.parts.receipts.outbox").Ledger(engine)
+            opened.push_async_callback(ledger.sink.close)
+            mender = mending.Mender(engine, ledger)
+            (await compared(comparing, backend, sink, names, tenants, mender)).close()
+            left, done = await mender.send(), dict(mender.done)
+        findings = await compared(comparing, backend, sink, names, tenants)
+        with closing(findings):
+            await add_state(backend, findings)
+            (print_json if as_json else print_text)(findings, done, left, discreet(url))
+            return CONFLICT if findings.wrong or left else 0
+
+
+async def compared(comparing: Any, backend: Any, sink: Any, names: set[str], tenants: tuple[str, ...],
+                   mend: Any = None) -> Any:
+    """Compare once, with a line that says how far it is."""
+    with closing(Bar("comparing")) as bar:
+        return await comparing.compare(backend, sink, set(names), bar.add, tenants, mend)
+
+
+async def add_state(backend: Any, findings: Any) -> None:
+    """Add where the state of the gate contradicts its own receipts."""
+    verdict = await verdicts.verdict_on(backend)
+    findings.tasks = verdict.tasks
+    for problem in verdict.problems:
+        findings.add("state", "", str(problem))
+
+
+async def beside(opened: AsyncExitStack, url: str, settings: Settings) -> Any:
+    """Open the database beside whoever serves it."""
+    backend = await import_module("asyncgate.backends").open_backend(url, settings=settings.database)
+    opened.push_async_callback(backend.close)
+    return backend
+
+
+async def alone(opened: AsyncExitStack, url: str) -> Any:
+    """Open the database so that nobody serves it."""
+    return await cli.alone(import_module("asyncgate.commands.copy"), opened, "database", url)
+
+
+def print_text(findings: Any, done: dict[str, int], left: int, url: str) -> None:
+    """Print the differences for a person, the cure of each kind once."""
+    told: set[str] = set()
+    for one in findings.all():
+        where = " ".join(filter(None, [one.receipt_id and f"receipt {one.receipt_id}",
+                                       one.task_id and f"task {one.task_id}"]))
+        click.echo(plain(f"{one.kind}: {where}{': ' if where else ''}{one.detail}"))
+        if one.kind not in told:
+            click.echo(f"    cure: {one.cure}")
+            told.add(one.kind)
+    for kind, count in done.items():
+        click.echo(f"repaired: {count} {kind}")
+    if left:
+        click.echo(f"{left} receipts still wait: the ledger does not take them now; the gate sends them when it serves")
+    elif findings.waiting:
+        click.echo(f"{findings.waiting} receipts are on their way; the gate sends them when it serves")
+    click.echo(f"{findings.receipts} receipts and {findings.tasks} tasks here, {findings.foreign} receipts of others "
+               "at the ledger")
+    wrong = findings.wrong
+    click.echo(f"{url}: {wrong} difference{'s' * (wrong > 1)}" if wrong else f"{url}: the ledger agrees")
+
+
+def print_json(findings: Any, done: dict[str, int], left: int, url: str) -> None:
+    """Print a line for each difference, and one that sums them up."""
+    for one in findings.all():
+        click.echo(msgspec.json.encode(one))
+    click.echo(msgspec.json.encode({
+        "differences": findings.wrong, "kinds": dict(findings.counts), "repaired": done, "waiting":
+        max(left, findings.waiting), "receipts": findings.receipts, "tasks": findings.tasks,
+        "foreign": findings.foreign}))
+
+
+# Rebuild.
+
+
+@click.command()
+@click.option("--file", metavar="FILE", help="A file of `asyncgate receipts export`, instead of the ledger.")
+@click.option("--tenant", "tenants", metavar="ID", multiple=True,
+              help="Which tenant of the ledger; may be given several times; without it the default one.")
+@click.option("--instance", "instances", metavar="NAME", multiple=True,
+              help="Which gate, where several wrote to the ledger; may be given several times.")
+@click.option("--all-instances", is_flag=True, help="Take what every gate wrote, as where one had several names.")
+@click.option("--skip-damaged", is_flag=True,
+              help="Leave out receipts without the hash of what they say; take of a damaged FILE what is there.")
+@as_json
+@configured
+def rebuild(configured: Configured, file: str | None, tenants: tuple[str, ...], instances: tuple[str, ...],
+            all_instances: bool, skip_damaged: bool, as_json: bool) -> None:
+    """Make a gate anew after a disaster: from its receipts in the ledger, or in a FILE, into an empty database.
+
+    The obligations that were open are open, tasks have their statuses, and results as far as receipts hold them.  Each
+    task gets an event task.rebuilt that names what could not be known: payloads, priorities and other settings that no
+    receipt states, idempotency keys, who was at work.
+
+    A task that has not ended is held, with the reason rebuilt: its owner looks at it, then `asyncgate cancel-task` or
+    `asyncgate release-hold`.  Fences begin above those of all earlier leases, so whoever still works under one is
+    refused.  Where a task.result_ready was lost, it is written now.
+
+    Keys, tenants' limits, the audit log, presences and the key that seals cursors are in no receipt.
+
+    Serve the database only after exit status 0; what an interrupted rebuild leaves is removed, not continued.  Exit
+    status 5: the database is not empty, or what is there is unclear; 7: the ledger cannot be read.  Nothing was
+    written then.
+    """
+    part = import_module("asyncgate.parts.receipts.rebuild")
+    chosen = frozenset(instances) if instances else None
+    try:
+        status = asyncio.run(rebuilt(patient(configured.settings), file, tenants, chosen, all_instances, skip_damaged,
+                                     as_json))
+    except import_module("asyncgate.parts.receipts.collected").Unreadable as away:
+        raise ended(f"{plain(str(away))}; nothing was written", NO_GATE) from None
+    except (part.NotEmpty, part.Damaged, part.SeveralGates) as no:
+        raise ended(plain(str(no)), CONFLICT) from None
+    except (SettingsError, StartupError) as wrong:
+        raise calling.refused(wrong) from None
+    except (part.RebuildFailed, GateError) as wrong:
+        raise ended(plain(str(wrong)), BROKEN) from None
+    except KeyboardInterrupt:
+        raise ended("stopped before the end; remove what is there and begin again", BROKEN) from None
+    sys.exit(status)
+
+
+async def rebuilt(settings: Settings, file: str | None, tenants: tuple[str, ...], instances: frozenset[str] | None,
+                  all_instances: bool, skip_damaged: bool, as_json: bool = False) -> int:
+    """Read everything, then write it; return the exit status."""
+    part = import_module("asyncgate.parts.receipts.rebuild")
+    async with AsyncExitStack() as opened:
+        backend = await alone(opened, settings.database.url)
+        await part.require_empty(backend)
+        sources = await read(opened, settings, file, tenants)
+        problems: list[str] = []
+        for collected in sources.values():
+            part.choose(collected, frozenset(collected.instances()) if all_instances else instances)
+            problems += part.undamaged(collected, skip_damaged)
+        tallies = []
+        with closing(Bar("writing", "receipts", sum(one.count() for one in sources.values()))) as bar:
+            for tenant_id, collected in sources.items():
+                job = part.Rebuild(backend, settings, tenant_id, collected, skeletons=file is None, told=bar.add)
+                tallies.append(await job.run())
+        made, url = part.summary(tallies), discreet(settings.database.url)
+        made["problems"] = [*problems, *made["problems"]]
+        if not as_json:
+            report(made)
+        return verdicts.told(await verdicts.verdict_on(backend), url, as_json, rebuilt=made) or (
+            BROKEN * bool(made["problems"]))
+
+
+async def read(opened: AsyncExitStack, settings: Settings, file: str | None,
+               tenants: tuple[str, ...]) -> dict[str, Any]:
+    """Read all receipts before anything is written."""
+    part, _, _ = parts()
+    sources: dict[str, Any] = {}
+    with closing(Bar("reading", "receipts")) as bar:
+        if file is not None:
+            tenant_id, sources[tenant_id] = part.from_file(file, bar.add)
+            opened.callback(sources[tenant_id].close)
+            return sources
+        sink = sink_of(settings)
+        opened.push_async_callback(sink.close)
+        for tenant_id in tenants or (settings.default_tenant_id,):
+            sources[tenant_id] = await part.from_ledger(sink, tenant_id, bar.add)
+            opened.callback(sources[tenant_id].close)
+    return sources
+
+
+def report(made: dict[str, Any]) -> None:
+    """Say what was made."""
+    for problem in made["problems"]:
+        click.echo(plain(problem))
+    click.echo(f"{made['tasks']} tasks made anew, {made['held']} of them held until their owners release or cancel "
+               f"them, with fences raised by {FENCES_SKIPPED:,}")
+    click.echo(f"{made['receipts']} receipts, {made['obligations']} open obligations, {made['schedules']} schedules; "
+               f"{made['told']} task.result_ready that were lost are written now")

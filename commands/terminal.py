@@ -1,0 +1,266 @@
+"""How answers look: whole and plain where a program reads them; on a terminal in colour, and as wide as its window.
+
+Where a table would be too wide for a window its ids are written short, as eight of their digits.  What was written
+short is remembered, so every command takes it for the whole id.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+import msgspec
+
+from asyncgate.commands import remembered
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+Rows = Sequence[Mapping[str, Any]]
+
+OPENED = ("result", "server", "relationship", "upkeep", "key")     # objects whose members get lines of their own
+MOST_SHOWN = 4000           # characters of a value on a terminal
+LEAST_WIDTH = 8             # of a column that is made narrower
+PRINCIPAL = {prefix + name for prefix in ("", "principal_") for name in ("kind", "id", "instance_id")}
+WORDS = ("receipt_type", "event_type", "status")      # columns that get narrower last
+UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+TIME = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(\.\d+)?(Z|\+00:00)")
+STYLES = {
+    "queued": "yellow", "leased": "cyan", "running": "cyan", "succeeded": "green", "failed": "red",
+    "canceled": "magenta", "task.completed": "green", "task.failed": "red", "task.canceled": "magenta",
+    "lease.expired": "yellow", "system.anomaly": "red", "critical": "red", "warning": "yellow"}
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether people look at a stream."""
+    return stream.isatty()
+
+
+def console(*, err: bool = False) -> Console:
+    """Return what draws on a terminal; NO_COLOR and TERM=dumb are honoured."""
+    from rich.console import Console
+
+    return Console(stderr=err, highlight=False, markup=False, emoji=False)
+
+
+# Tables.
+
+
+def show_table(columns: Sequence[str], rows: Rows) -> None:
+    """Print rows under the names of their columns; a column with nothing in it is left out."""
+    if is_terminal(sys.stdout):
+        return draw_table(columns, rows, console())
+    for line in table(columns, rows):
+        click.echo(line)
+
+
+def table(columns: Sequence[str], rows: Rows) -> Iterator[str]:
+    """Write rows whole, in columns."""
+    cells = filled(columns, rows)
+    wide = {name: max(len(title(name)), *map(len, held)) for name, held in cells.items()}
+    yield "  ".join(f"{title(name):{width}}" for name, width in wide.items()).rstrip()
+    for at in range(len(rows)):
+        yield "  ".join(f"{cells[name][at]:{width}}" for name, width in wide.items()).rstrip()
+
+
+def filled(columns: Sequence[str], rows: Rows) -> dict[str, list[str]]:
+    """Return the cells of each column that has anything in it."""
+    cells = {column: [cell(reach(row, column)) for row in rows] for column in columns}
+    return {column: held for column, held in cells.items() if any(held)}
+
+
+def title(column: str) -> str:
+    """Return what stands above a column."""
+    return column.rpartition(".")[2].upper()
+
+
+def draw_table(columns: Sequence[str], rows: Rows, on: Console) -> None:
+    """Draw a table as wide as the window at most."""
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = filled(columns, rows)
+    widths = fitted(cells, on.width)
+    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name, width in widths.items():
+        drawn.add_column(title(name), width=width, no_wrap=True, overflow="ellipsis")
+    for at in range(len(rows)):
+        drawn.add_row(*(Text(cells[name][at], STYLES.get(cells[name][at], "")) for name in widths))
+    on.print(drawn)
+
+
+def fitted(cells: dict[str, list[str]], room: int) -> dict[str, int]:
+    """Return the widths of the columns that fit.
+
+    Where not all do, ids get shorter, then times, then the widest texts, and at last columns are left out.
+    """
+    for shorter in (None, short_ids, short_times):
+        if shorter:
+            shorter(cells)
+        widths = {name: max(wide(title(name)), *map(wide, held)) for name, held in cells.items()}
+        if sum(widths.values()) + 2 * len(widths) <= room:
+            return widths
+    for words in ({*filter(is_id, widths), *WORDS}, {*filter(is_id, widths)}):
+        narrowed(widths, room, [name for name in widths if name not in words])
+    while len(widths) > 1 and sum(widths.values()) + 2 * len(widths) > room:
+        widths.popitem()        # the columns that matter most stand first
+    return widths
+
+
+def narrowed(widths: dict[str, int], room: int, names: list[str]) -> None:
+    """Make the widest of some columns narrower, until all fit or none may be narrower."""
+    while sum(widths.values()) + 2 * len(widths) > room:
+        name = max(names, key=widths.__getitem__, default="")
+        if not name or widths[name] <= LEAST_WIDTH:
+            return
+        widths[name] -= 1
+
+
+def wide(text: str) -> int:
+    """Return how many places of a terminal a text takes."""
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def is_id(column: str) -> bool:
+    """Whether a column holds ids of tasks or receipts; that of a lease is a right, and stays whole."""
+    return column.rpartition(".")[2].endswith(("task_id", "receipt_id", "schedule_id"))
+
+
+def short_ids(cells: dict[str, list[str]]) -> None:
+    """Write ids short, and remember them."""
+    for name in filter(is_id, cells):
+        remembered.remember(cells[name])
+        cells[name] = [remembered.short(text) for text in cells[name]]
+
+
+def short_times(cells: dict[str, list[str]]) -> None:
+    """Leave away the day of times of today, and the time of others."""
+    today = f"{datetime.now(UTC):%Y-%m-%d}"
+    for held in cells.values():
+        for at, text in enumerate(held):
+            if found := TIME.fullmatch(text):
+                held[at] = f"{found[2]}Z" if found[1] == today else found[1]
+
+
+def reach(row: Any, path: str) -> Any:
+    """Follow a dotted name into an object."""
+    for name in path.split("."):
+        row = row.get(name) if isinstance(row, dict) else None
+    return row
+
+
+# Single things.
+
+
+def show_block(reply: Mapping[str, Any]) -> None:
+    """Print names and values; what is null is left out."""
+    rows = [(name, value) for name, value in opened(reply) if value is not None]
+    if is_terminal(sys.stdout):
+        return draw_block(rows, console())
+    longest = max((len(name) for name, _ in rows), default=0)
+    for name, value in rows:
+        click.echo(f"{name:{longest}}  {cell(value, '')}")
+
+
+def draw_block(rows: Iterable[tuple[str, Any]], on: Console) -> None:
+    """Draw names and values; long values go on below themselves."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, style="bold")
+    grid.add_column(overflow="fold")
+    for name, value in rows:
+        text = cell(value, "")
+        grid.add_row(name, Text(cut(text), STYLES.get(text, "")))
+    on.print(grid)
+
+
+def cut(text: str) -> str:
+    """Leave the end of a very long text away, and say so."""
+    more = len(text) - MOST_SHOWN
+    return text if more <= 0 else f"{text[:MOST_SHOWN]}… ({more:,} characters more; --json shows them)"
+
+
+def opened(reply: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """List the members of a reply, and those of its parts that deserve it."""
+    for name, value in reply.items():
+        if name in OPENED and isinstance(value, dict):
+            yield from ((f"{name}.{inner}", held) for inner, held in value.items())
+        else:
+            yield name, value
+
+
+def cell(value: Any, no: str | None = None) -> str:
+    """Write a value in one line: a principal as its name, other objects as JSON; `no` is written for false, if said."""
+    if value is None or (value is False and no is None):
+        return ""
+    if isinstance(value, str):
+        moment = TIME.fullmatch(value)
+        return f"{moment[1]}T{moment[2]}Z" if moment else plain(value)
+    if isinstance(value, dict) and {"kind", "id"} <= value.keys() <= PRINCIPAL:
+        return plain(f"{value['kind']} {value['id']}")
+    if isinstance(value, dict) and {"error", "message"} <= value.keys():
+        return plain(f"{value['error']}: {value['message']}")
+    return plain(msgspec.json.encode(value).decode())
+
+
+def plain(text: str) -> str:
+    """Spell out what would move the cursor, hide or turn text: others wrote it, and a terminal would obey."""
+    return UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+# How far something is.
+
+
+class Bar:
+    """A line on a terminal that tells how far something is: a bar where the end is known; silent elsewhere."""
+
+    def __init__(self, doing: str, what: str = "rows", total: int | None = None) -> None:
+        self.doing, self.what, self.total, self.done = doing, what, total, 0
+        self.drawn: Progress | None = None
+
+    def add(self, count: int = 1) -> None:
+        """Count more."""
+        self.show(self.done + count)
+
+    def show(self, done: int) -> None:
+        """Draw how many are done."""
+        self.done = done
+        if self.drawn is None and is_terminal(sys.stderr):
+            self._open()
+        if self.drawn is not None:
+            self.drawn.update(self.line, completed=done, total=self.total)
+
+    def of(self, total: int | None) -> None:
+        """Learn where the end is."""
+        self.total = total
+
+    def reach(self, done: int, total: int) -> None:
+        """Draw how many of how many are done."""
+        self.total = total
+        self.show(done)
+
+    def _open(self) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        count = TextColumn("{task.completed:,.0f}") if self.total is None else TextColumn(
+            "{task.completed:,.0f} of {task.total:,.0f}")
+        left = [] if self.total is None else [TextColumn("left"), TimeRemainingColumn(compact=True)]
+        self.drawn = Progress(TextColumn(self.doing), BarColumn(24), count, TextColumn(self.what),
+                              TimeElapsedColumn(), *left, console=console(err=True), transient=True)
+        self.line = self.drawn.add_task(self.doing, total=self.total)
+        self.drawn.start()
+
+    def close(self) -> None:
+        """Take the line away."""
+        if self.drawn is not None:
+            self.drawn.stop()
+            self.drawn = None

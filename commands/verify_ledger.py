@@ -1,0 +1,48 @@
+"""`asyncgate verify --ledger`: hold the receipts of a database against their seals."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from importlib import import_module
+from typing import Any
+
+import click
+
+from asyncgate import Receipt
+from asyncgate.commands import verdicts
+from asyncgate.commands.terminal import Bar, plain
+from asyncgate.parts.model.settings import Settings
+
+
+async def held(url: str, settings: Settings, anchors: tuple[str, ...]) -> Any:
+    """Verify the seals of what is stored at a URL; return what was found."""
+    backend = await import_module("asyncgate.backends").open_backend(url, settings=settings.database)
+    part = import_module("asyncgate.conformance.verify_ledger")
+    with closing(Bar("unsealing", "receipts", await verdicts.rows_of(backend, [Receipt]))) as bar:
+        try:
+            return await part.verify_ledger(backend, anchors=anchors, directory=settings.archive.directory,
+                                            progress=bar.show)
+        finally:
+            await backend.close()
+
+
+def report(found: Any) -> dict[str, Any]:
+    """Return what was found as JSON has it."""
+    heads = {tenant_id: f"{head.number}:{head.hash}" for tenant_id, head in found.heads.items() if head.number}
+    return {"sound": not found.problems, "problems": found.problems, "receipts": found.receipts, "seals": found.seals,
+            "unsealed": found.unsealed, "archived": found.archived, "segments": found.segments, "last_seals": heads}
+
+
+def written(found: Any, what: str) -> None:
+    """Print what was found for people."""
+    for problem in found.problems:
+        click.echo(plain(problem))
+    for tenant_id, head in found.heads.items():
+        if head.number:
+            click.echo(f"tenant {tenant_id}: the last seal is {head.number}:{head.hash}")
+    wrong = len(found.problems)
+    click.echo(f"ledger: {found.receipts} receipts, {found.seals} seals; {found.unsealed} receipts since the last seal")
+    if found.segments:
+        click.echo(f"archive: {found.archived} receipts in {found.segments} segments")
+    click.echo(f"{what}: {wrong} problem{'s' * (wrong > 1)} of the ledger" if wrong else
+               f"{what}: the ledger is as it was sealed")

@@ -1,0 +1,38 @@
+"""Escalation: whom a task is proposed to when its worker is lost, or its last attempt has failed (DESIGN 6).
+
+Task.escalated answers the duty, and opens, closes and moves nothing.  Its cause is the end of one lease, told once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from asyncgate import ESCALATED, Principal
+from asyncgate.parts.model.content import any_json
+from asyncgate.parts.model.views import terms_of
+
+if TYPE_CHECKING:
+    from asyncgate import Engine, Lease, Settings, Task, Work
+
+
+
+def escalate(engine: Engine, work: Work, task: Task, lease: Lease, reason: str) -> None:
+    """Tell whoever the class of a task names; nobody is told of a class that names nobody."""
+    chosen = class_of(engine.settings, task, reason)
+    if (target := engine.settings.escalation.target(work.tenant_id, chosen)) is None:
+        return
+    to, terms = Principal(target.to_kind, target.to_id), terms_of(task.terms)
+    body: dict[str, Any] = {
+        "escalation_class": chosen, "escalation_reason": reason, "escalation_to": to, "type": task.type,
+        "attempt": task.attempt, "expiries": task.expiries, "previous_worker_id": lease.worker_id,
+        "expected_outcome_kind": terms.expected_outcome_kind, "expected_artifact_mime": terms.expected_artifact_mime}
+    engine._emit(work, ESCALATED, task, body, to=to, lease=lease, mark=reason)
+
+
+def class_of(settings: Settings, task: Task, reason: str) -> int:
+    """Return the class that a task's payload asks for, or else the one of the settings."""
+    payload, usual = any_json(task.payload), settings.escalation
+    wished = payload.get("escalation_class") if isinstance(payload, dict) else None
+    if type(wished) is int:     # a bool is no class
+        return wished
+    return usual.lease_expiry_class if reason == "lease_expired" else usual.attempts_spent_class

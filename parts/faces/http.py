@@ -1,0 +1,235 @@
+"""The troubles of HTTP: bodies, queries, hosts; refused here before the gate sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from functools import lru_cache
+from typing import Any, Protocol
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+from asyncgate.parts.identity.buckets import from_proxy
+from asyncgate.parts.model.errors import (
+    GateError,
+    InvalidRequest,
+    PayloadTooLarge,
+    RequestTimeout,
+    TwoCredentials,
+    Unauthenticated,
+    UnsupportedMediaType,
+)
+from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.wire import Ask, Kind, Name
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+BLANKS = " \t"      # what is no part of a header's value; of other white space a token would have several spellings
+ITEMS = {"tasks", "schedules"}      # members of a batch that hold requests of their own
+VALUES = {"payload"}                # members whose null is a value
+MOST_ITEMS, MOST_MEMBERS = 500, 1000
+_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def without_nulls(body: bytes | msgspec.Raw) -> bytes:
+    """Drop the members of an object that are null, but for a payload: real peers send null for what they leave out."""
+    if b"null" not in bytes(body):
+        return bytes(body)
+    if len(members := _members(body)) > MOST_MEMBERS:
+        raise InvalidRequest(f"a request has {MOST_MEMBERS} members at most")
+    held = {name: value for name, value in members.items() if name in VALUES or bytes(value).strip() != b"null"}
+    for name in ITEMS & held.keys():
+        with contextlib.suppress(msgspec.DecodeError):      # what is no list of objects is refused when it is decoded
+            if len(items := _items(held[name])) > MOST_ITEMS:
+                raise InvalidRequest(f"a batch has {MOST_ITEMS} items at most")
+            held[name] = msgspec.Raw(b"[" + b",".join([without_nulls(item) for item in items]) + b"]")
+    return msgspec.json.encode(held)
+
+
+@lru_cache(1024)
+def named_in(value: bytes, names: frozenset[str]) -> bool:
+    """Whether a Host or Origin header names one of `names`; scheme and port do not matter unless they are listed."""
+    text = value.decode("latin-1").lower()
+    host = re.sub(r":\d*$", "", text.partition("://")[2] or text).strip("[]")
+    return bool(names & {text, host, "*"})
+
+
+AUTHORITY = re.compile(r"(?:(?P<scheme>https?)://)?(?P<host>\[[0-9a-f:.]+\]|[^:/?#@\[\]]+)(?::(?P<port>\d{1,5}))?\Z")
+
+
+@lru_cache(1024)
+def own_page(origin: bytes, host: bytes, names: frozenset[str]) -> bool:
+    """Whether an Origin is of the gate's own pages: of the Host that was asked, or of one of `names` at its port.
+
+    On one machine other programs have pages too, at other ports.
+    """
+    page, asked = (AUTHORITY.match(text.decode("latin-1").lower()) for text in (origin, host))
+    if page is None or asked is None or page["scheme"] is None or asked["scheme"] is not None:
+        return False
+    usual = "443" if page["scheme"] == "https" else "80"
+    known = page["host"] == asked["host"] or {page["host"].strip("[]"), asked["host"].strip("[]")} <= names
+    return known and int(page["port"] or usual) == int(asked["port"] or usual)
+
+
+def keep_slashes(scope: Scope) -> None:
+    """Let a slash that a request encodes stay encoded: it is a part of a name and never divides the path."""
+    raw = scope.get("raw_path") or b""
+    if b"%2f" in raw.lower():
+        kept = re.sub(rb"%(2[fF])", rb"%25\1", raw.partition(b"?")[0])
+        scope["path"] = unquote(kept.decode("ascii"))
+
+
+def asked(query: bytes) -> dict[str, str]:
+    """Decode a query; of a name given twice the last counts."""
+    if not query:
+        return {}
+    pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
+    if any("\0" in text for pair in pairs for text in pair):
+        raise InvalidRequest("the query may not contain the NUL character")
+    return dict(pairs)
+
+
+def fill(ask: Ask, query: dict[str, str]) -> None:
+    """Let the query say who asks where the body does not; real peers put it there."""
+    for name in ("principal_kind", "principal_id", "principal_instance_id"):
+        if name in query and getattr(ask, name, "") is None:
+            setattr(ask, name, msgspec.convert(query[name], Kind if name == "principal_kind" else Name))
+
+
+def presented(headers: Headers) -> str | None:
+    """Return the one token that a request shows; two different ones are nobody's."""
+    bearers = [value.decode("latin-1").partition(" ") for name, value in headers if name == b"authorization"]
+    tokens = {token.strip(BLANKS) if scheme.lower() == "bearer" else None for scheme, _, token in bearers}
+    tokens |= {value.decode("latin-1").strip(BLANKS) for name, value in headers if name == b"x-api-key"}
+    if len(tokens) > 1 or len(bearers) > 1:
+        raise TwoCredentials("two different credentials in one request; show one: Authorization: Bearer <token>, or "
+                             "X-API-Key: <token>")
+    if None in tokens:
+        raise TwoCredentials("show one credential: Authorization: Bearer <token>, or X-API-Key: <token>")
+    return (tokens.pop() if tokens else None) or None       # an empty one is none: a variable that was not set
+
+
+def address_of(scope: Scope) -> str | None:
+    """Return the address that a request comes from; over a Unix socket there is none."""
+    client = scope.get("client")
+    return client[0] if client else None
+
+
+def said_https(scope: Scope, trusted_proxies: tuple[str, ...]) -> bool:
+    """Whether a trusted proxy says that its client came by HTTPS; of several proxies the first one knows."""
+    said = (value for name, value in scope["headers"] if name == b"x-forwarded-proto")
+    return next(said, b"").partition(b",")[0].strip().lower() == b"https" and from_proxy(scope, trusted_proxies)
+
+
+def claimed_tenants(query: dict[str, str], headers: Headers) -> list[str]:
+    """Return every tenant that a request names beside its body."""
+    named = [value.decode("latin-1") for name, value in headers if name == b"x-tenant-id"]
+    return [*named, query["tenant_id"]] if "tenant_id" in query else named
+
+
+class Shortcut(Protocol):
+    """What a server may offer: the whole body, and the whole answer, without the messages of ASGI in between."""
+
+    def body(self) -> bytes | None:
+        """Take the body of the request, if all of it is here."""
+
+    def answer(self, status: int, lines: bytes, body: bytes) -> bool:
+        """Send an answer whose header lines are written already; tell whether it is on its way."""
+
+
+def shortcut(scope: Scope) -> Shortcut | None:
+    """Return the server's short way past the messages of ASGI, if it has one."""
+    extensions = scope.get("extensions")
+    return extensions.get("asyncgate.whole") if extensions else None
+
+
+async def read_body(scope: Scope, receive: Receive, settings: Settings) -> bytes:
+    """Read a JSON body within its limits of size and time."""
+    for name, value in scope["headers"]:
+        if name == b"content-encoding" and value.lower() != b"identity":
+            raise UnsupportedMediaType("send the body without content-encoding")
+        if name == b"content-type" and not JSON_LIKE.match(value):
+            raise UnsupportedMediaType(AS_JSON)
+        if name == b"content-length" and int(value) > settings.max_request_bytes:
+            raise PayloadTooLarge(f"the request is {int(value)} bytes, {settings.max_request_bytes} is the most")
+    if (whole := shortcut(scope)) is not None and (body := whole.body()) is not None:
+        if len(body) > settings.max_request_bytes:
+            raise PayloadTooLarge(f"the request is larger than {settings.max_request_bytes} bytes")
+        return typed(scope, body)
+    try:
+        async with asyncio.timeout(settings.body_timeout_seconds):
+            return typed(scope, await _received(receive, settings.max_request_bytes))
+    except TimeoutError:
+        raise RequestTimeout("the body did not come in time") from None
+
+
+def typed(scope: Scope, body: bytes) -> bytes:
+    """Refuse a body of no type: any page can make a browser send one, of JSON it has to ask first."""
+    if body and not any(name == b"content-type" for name, _ in scope["headers"]):
+        raise UnsupportedMediaType(AS_JSON)
+    return body
+
+
+AS_JSON = "send the body as content-type: application/json"
+JSON_LIKE = re.compile(rb"\s*(application/([a-z0-9.+-]+\+)?json|\*/\*)\s*(;.*)?$", re.IGNORECASE)
+
+
+async def _received(receive: Receive, most: int) -> bytes:
+    pieces, size, more = list[bytes](), 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise asyncio.CancelledError
+        pieces.append(message.get("body", b""))
+        size, more = size + len(pieces[-1]), message.get("more_body", False)
+        if size > most:
+            raise PayloadTooLarge(f"the request is larger than {most} bytes")
+    return b"".join(pieces)
+
+
+async def while_connected(work: Awaitable[Any], receive: Receive) -> Any:
+    """Wait for a reply that may take long, and give up when the client goes: its place is free at once."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
+    try:
+        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+        return await task
+    finally:
+        gone.cancel()
+        task.cancel()
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has gone; what it sends meanwhile does not matter."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def refusal_headers(no: GateError) -> list[tuple[bytes, bytes]]:
+    """Say in headers what HTTP has headers for."""
+    more = []
+    if isinstance(no, Unauthenticated):
+        more.append((b"www-authenticate", no.challenge.encode()))
+    if "allow" in no.more:
+        more.append((b"allow", ", ".join(no.more["allow"]).encode()))
+    if "retry_after" in no.more:
+        more.append((b"retry-after", b"%d" % no.more["retry_after"]))
+    return more
+
+
+def loopback(host: str) -> bool:
+    """Whether an address to listen on is reached from this machine only."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,136 @@
+"""The lease protocol: `POST /lease` and `POST /lease/{lease_id}/heartbeat`, for workers written against that text.
+
+A thin translation: an offer is a lease that `lease_next` grants, a heartbeat renews it, and who may, how often and what
+is refused is decided where it is for everybody.  One offer at a time, a lease of 900 seconds, 204 where there is none.
+An offer that is not taken up runs out; the protocol's pause of 30 seconds before the next one is not kept (DESIGN 13).
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Annotated, ClassVar
+
+from msgspec import Raw, Struct, field
+
+from asyncgate import Caller, Engine, LeaseNext, Offers, Operation, Renewed, RenewLease, its_lease
+from asyncgate.parts.model.errors import InvalidWorkerId
+from asyncgate.parts.model.wire import NOTHING, AsWorker, Capabilities, Json, Name, Offer, Types, Whole, nothing, says
+
+LEASE_SECONDS = 900
+# {type}.{instance}: at least one dot, none at an end, and nothing that cannot be seen.
+WORKER_ID = r"^[!-\-/-~]+(\.[!-\-/-~]+)+$(?!\n)"
+LONGEST = 200
+is_worker_id = re.compile(WORKER_ID).fullmatch
+
+WorkerId = Annotated[str, says("the worker, as {type}.{instance}; stable across its restarts", pattern=WORKER_ID,
+                               maxLength=LONGEST)]
+
+
+def check(worker_id: str | None) -> None:
+    """Refuse a worker whose name is not of the protocol's form."""
+    if worker_id is not None and (len(worker_id) > LONGEST or not is_worker_id(worker_id)):
+        raise InvalidWorkerId(f"worker_id must match pattern {{type}}.{{instance}}, in {LONGEST} characters at most")
+
+
+class PollForTask(AsWorker, kw_only=True):
+    """Ask for the next task, in the words of the lease protocol."""
+
+    needed: ClassVar[tuple[str, ...]] = ("worker_id",)
+    worker_id: WorkerId = ""
+    capabilities: Capabilities | None = None
+    preferred_kinds: Annotated[Types | None, says("types that come first; the rest still comes")] = None
+    max_tasks: Annotated[Whole | None, says("one is offered, whatever this says")] = None
+
+    def __post_init__(self) -> None:
+        check(self.worker_id)
+
+
+class Heartbeat(AsWorker, kw_only=True):
+    """Say that work on a lease goes on."""
+
+    needed: ClassVar[tuple[str, ...]] = ("lease_id",)
+    lease_id: Name = ""
+    worker_id: WorkerId | None = None
+
+    def __post_init__(self) -> None:
+        check(self.worker_id)
+
+
+class OfferedTask(Struct):
+    """What is to be done."""
+
+    task_id: str
+    principal_ai: str
+    task_type: str
+    task_summary: str
+    task_body: str | None
+    payload_pointer: str | None
+    inputs: Json
+    expected_outcome_kind: str | None
+    expected_artifact_mime: str | None
+    attempt: int
+    fence: int
+    caused_by_receipt_id: str
+    progress: Annotated[Json, says("the last progress of an earlier lease")] = field(default_factory=nothing)
+
+
+class TaskOffer(Struct):
+    """One task on lease."""
+
+    lease_id: str
+    lease_expires_at: datetime
+    task: OfferedTask
+
+
+class LeaseExtended(Struct):
+    """A lease that lives on."""
+
+    lease_id: str
+    lease_expires_at: datetime
+
+
+class Polled(LeaseNext, kw_only=True):
+    """A claim by the lease protocol, whose worker states its acceptance in the ledger itself."""
+
+    accepts_itself: ClassVar[bool] = True
+
+
+async def offer_task(engine: Engine, caller: Caller, ask: PollForTask) -> TaskOffer | None:
+    """Offer the next task that this worker can do, on a lease of 15 minutes; 204 when there is none.
+
+    The lease protocol's way to lease_next.  Keep the lease with its heartbeat, then complete or fail the task under its
+    lease_id.  An offer that is not taken up runs out and costs nothing.
+    """
+    wanted = Polled(worker_id=ask.worker_id, worker_kind=ask.worker_kind, capabilities=ask.capabilities,
+                    worker_instance_id=ask.worker_instance_id, preferred_kinds=ask.preferred_kinds, max_tasks=1,
+                    lease_ttl_seconds=LEASE_SECONDS)
+    offers: Offers = await engine.lease_next(caller, wanted)
+    return offered(offers.tasks[0]) if offers.tasks else None
+
+
+def offered(offer: Offer) -> TaskOffer:
+    """Show an offer in the words of the protocol."""
+    inputs = offer.payload if bytes(offer.payload) != bytes(NOTHING) else Raw(b"{}")
+    return TaskOffer(offer.lease_id, offer.expires_at, OfferedTask(
+        offer.task_id, offer.principal_ai, offer.type, offer.task_summary or offer.type, offer.instructions,
+        offer.payload_pointer, inputs, offer.expected_outcome_kind, offer.expected_artifact_mime, offer.attempt,
+        offer.fence, offer.caused_by_receipt_id, offer.progress))
+
+
+async def extend_lease(engine: Engine, caller: Caller, ask: Heartbeat) -> LeaseExtended:
+    """Keep a lease that is still alive; it runs 15 minutes from now.
+
+    The lease protocol's way to renew_lease.
+    """
+    renewal = RenewLease(lease_id=ask.lease_id, worker_id=ask.worker_id, worker_kind=ask.worker_kind,
+                         worker_instance_id=ask.worker_instance_id, extend_by_seconds=LEASE_SECONDS)
+    renewed: Renewed = await engine.write(Engine.renew_lease, its_lease, caller, renewal)
+    return LeaseExtended(ask.lease_id, renewed.expires_at)
+
+
+# Beside the table: they are ways to operations that are in it, so they are no tools and no commands.
+OPERATIONS = (
+    Operation(offer_task, "POST /lease", "w A", "tasks:lease", "W"),
+    Operation(extend_lease, "POST /lease/{lease_id}/heartbeat", "w A", "tasks:lease", "W"))
+OPERATIONS[0].gives = TaskOffer     # or nothing, which is a 204

@@ -1,0 +1,270 @@
+"""What MCP hosts put before a model: resources to read and to watch, and prompts that say where one stands.
+
+    asyncgate://obligations                     what is still owed to the caller
+    asyncgate://tasks/{task_id}                 one task's record
+    asyncgate://{instance}/tasks/{task_id}/result   the result that a completion points to when it lies in the record
+
+A subscription tells a caller about what it may read, and that is asked when it subscribes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import mcp_types as types
+import msgspec
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.server.subscriptions import ListenHandler, ResourceUpdated, ServerEvent
+from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from asyncgate.parts.faces.mcp.tools import told_refusal
+from asyncgate.parts.model.errors import GateError, TooManyWaiting
+from asyncgate.parts.model.stored import Account, Key
+from asyncgate.parts.model.wire import Principal
+
+if TYPE_CHECKING:
+    from asyncgate import Caller, Engine, News, Work
+    from asyncgate.parts.faces.mcp.tasks import Perform
+
+Context = ServerRequestContext[Any]
+Json = dict[str, Any]
+OBLIGATIONS, TASK = "asyncgate://obligations", "asyncgate://tasks/"
+URI = re.compile(r"asyncgate://(?:tasks/(?P<task>[^/?#]+)|[^/?#]+/tasks/(?P<result>[^/?#]+)/result)\Z")
+NOT_FOUND_BEFORE_2026 = -32002
+STATUS_SECONDS = 5.0        # after which it is asked again whether the credential of a subscription is good
+SHOWN = 20      # obligations and leases that a prompt tells one by one
+_json = msgspec.json.Decoder(Json).decode
+encode = msgspec.json.encode
+
+TEMPLATES = [
+    types.ResourceTemplate(uri_template=TASK + "{task_id}", name="task", title="One task", mime_type="application/json",
+                           description="The full record of a task, with its result or error once it has ended."),
+    types.ResourceTemplate(uri_template="asyncgate://{instance}/tasks/{task_id}/result", name="result",
+                           title="The result of a task", mime_type="application/json",
+                           description="The result that a completed task holds in its record.")]
+RESOURCES = [types.Resource(uri=OBLIGATIONS, name="obligations", title="What is owed to you",
+                            mime_type="application/json", description="Your open obligations, oldest first.")]
+PROMPTS = [
+    types.Prompt(name="resume_work", title="Resume work",
+                 description="What do I owe, what is owed to me, what is next?", arguments=[
+                     types.PromptArgument(name="agent_id", description="who you are, if your credential names nobody"),
+                     types.PromptArgument(name="worker_id", description="the worker whose leases are meant")]),
+    types.Prompt(name="delegate", title="Delegate", description="Hand a piece of work over, and learn how it ends.",
+                 arguments=[types.PromptArgument(name="goal", description="what is to be done", required=True),
+                            types.PromptArgument(name="type", description="the type of task that workers take")])]
+
+DELEGATE = """Hand this over with AsyncGate: {goal}
+
+1. create_task with type {type}, a payload that holds what a worker needs, instructions, and an idempotency_key made of
+   this goal, so that repeating the call creates nothing twice. requirements.capabilities names what a worker must be
+   able to do; result_delivery: inline asks for the result in the task's record.
+2. Keep the task_id, or forget it: list_open_obligations finds the task again.
+3. get_task with wait_seconds: 30 waits for the end. When it has succeeded and obligation_open is still true, call
+   attach_artifacts to say where the result lies. cancel_task takes the work back."""
+
+
+class Library:
+    """Answers what the SDK is asked of resources and prompts."""
+
+    def __init__(self, perform: Perform, whose: Callable[[Context], tuple[str, Principal]],
+                 engine: Callable[[], Engine], most: int, caller: Callable[[Context], Caller]) -> None:
+        self.perform, self.whose, self.engine, self.most, self.caller = perform, whose, engine, most, caller
+        self.listening: set[ListenHandler] = set()
+
+    def join(self, server: Server[Any]) -> None:
+        """Let a server answer them."""
+        server.add_request_handler("resources/list", types.PaginatedRequestParams, self.resources)
+        server.add_request_handler("resources/templates/list", types.PaginatedRequestParams, self.templates)
+        server.add_request_handler("resources/read", types.ReadResourceRequestParams, self.read)
+        server.add_request_handler("subscriptions/listen", types.SubscriptionsListenRequestParams, self.listen)
+        server.add_request_handler("prompts/list", types.PaginatedRequestParams, self.prompts)
+        server.add_request_handler("prompts/get", types.GetPromptRequestParams, self.prompt)
+
+    def close(self) -> None:
+        """End every subscription in good order."""
+        for handler in self.listening:
+            handler.close()
+
+    # Resources.
+
+    async def resources(self, ctx: Context, params: Any) -> types.ListResourcesResult:
+        """List what always is there."""
+        return types.ListResourcesResult(resources=RESOURCES)
+
+    async def templates(self, ctx: Context, params: Any) -> types.ListResourceTemplatesResult:
+        """List what there is by id."""
+        return types.ListResourceTemplatesResult(resource_templates=TEMPLATES)
+
+    async def read(self, ctx: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
+        """Read one resource."""
+        text = (await self._text(ctx, str(params.uri))).decode()
+        return types.ReadResourceResult(contents=[
+            types.TextResourceContents(uri=params.uri, mime_type="application/json", text=text)])
+
+    async def _text(self, ctx: Context, uri: str) -> bytes:
+        """Return what lies at an address; what the caller may not read is not there."""
+        named = URI.match(uri)
+        try:
+            if uri == OBLIGATIONS:
+                return await self.perform(ctx, "list_open_obligations", {})
+            if named and (task_id := named["task"]):
+                return await self.perform(ctx, "get_task", {"task_id": task_id})
+            task = _json(await self.perform(ctx, "get_task", {"task_id": named["result"]})) if named else {}
+            if (outcome := task.get("result")) is not None:
+                return encode(outcome["result"])
+        except GateError as no:
+            if no.status == 400 or no.status >= 500:
+                code = types.INVALID_PARAMS if no.status == 400 else types.INTERNAL_ERROR
+                raise MCPError(code, str(no), told_refusal(no)) from None
+        modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
+        raise MCPError(types.INVALID_PARAMS if modern else NOT_FOUND_BEFORE_2026, f"there is no resource {uri}",
+                       {"uri": uri})
+
+    async def listen(self, ctx: Context, params: types.SubscriptionsListenRequestParams) -> Any:
+        """Tell a caller when what it subscribes to has changed, until it goes."""
+        if len(self.listening) >= self.most:
+            raise MCPError(types.INTERNAL_ERROR, f"{self.most} subscriptions are open already")
+        for uri in params.notifications.resource_subscriptions or ():
+            await self._text(ctx, str(uri))
+        handler = ListenHandler(Feed(self.engine(), *self.whose(ctx)))
+        try:
+            with self.engine().polls.place(*self.whose(ctx)):
+                self.listening.add(handler)
+                watch = asyncio.create_task(self._while_good(ctx, handler))
+                try:
+                    return await handler(ctx, params)
+                finally:
+                    watch.cancel()
+                    await asyncio.gather(watch, return_exceptions=True)
+        except TooManyWaiting as no:
+            raise MCPError(types.INTERNAL_ERROR, str(no), told_refusal(no)) from None
+        finally:
+            self.listening.discard(handler)
+
+    async def _while_good(self, ctx: Context, handler: ListenHandler) -> None:
+        """End a subscription when the credential that it was made with is not good any more."""
+        engine, caller, changed = self.engine(), self.caller(ctx), asyncio.Event()
+
+        def told(work: Work) -> None:
+            if any(kind in (Key, Account) for kind, _ in work.kept):
+                changed.set()
+        engine.watchers.add(told)
+        try:
+            while True:
+                await engine.still_good(caller)
+                changed.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), STATUS_SECONDS)
+        except GateError:
+            handler.close()
+        finally:
+            engine.watchers.discard(told)
+
+    # Prompts.
+
+    async def prompts(self, ctx: Context, params: Any) -> types.ListPromptsResult:
+        """List the prompts."""
+        return types.ListPromptsResult(prompts=PROMPTS)
+
+    async def prompt(self, ctx: Context, params: types.GetPromptRequestParams) -> types.GetPromptResult:
+        """Write one prompt."""
+        given = params.arguments or {}
+        if params.name == "resume_work":
+            text = await self._resume(ctx, given)
+        elif params.name == "delegate" and given.get("goal"):
+            text = DELEGATE.format(goal=given["goal"], type=quoted(given.get("type") or "of your choice"))
+        else:
+            raise MCPError(types.INVALID_PARAMS, "there are the prompts resume_work, and delegate, which needs a goal")
+        return types.GetPromptResult(messages=[
+            types.PromptMessage(role="user", content=types.TextContent(type="text", text=text))])
+
+    async def _resume(self, ctx: Context, given: dict[str, str]) -> str:
+        """Say where the caller stands, by what is stored and nothing else."""
+        try:
+            owed = await self._owed(ctx, {"agent_id": given["agent_id"]} if given.get("agent_id") else {})
+            held = await self._held(ctx, {"worker_id": given["worker_id"]} if given.get("worker_id") else {})
+        except GateError as no:
+            raise MCPError(types.INVALID_PARAMS, str(no), told_refusal(no)) from None
+        return "\n".join(["You are resuming work; this is what AsyncGate has on record.", "", "What you owe:",
+                          *(held or ["- nothing"]), "", "What is owed to you:", *(owed or ["- nothing"])])
+
+    async def _owed(self, ctx: Context, who: Json) -> list[str]:
+        found = _json(await self.perform(ctx, "list_open_obligations", {**who, "limit": SHOWN}))
+        lines = []
+        for receipt in found["open_obligations"]:
+            if receipt["receipt_type"] == "task.assigned":
+                with suppress(GateError):
+                    lines.append(waiting(_json(await self.perform(ctx, "get_task", {"task_id": receipt["task_id"]}))))
+            else:
+                lines.append(f"- the schedule {quoted(receipt['schedule_id'])} runs: emit_receipt schedule.deleted "
+                             f"with parents [{quoted(receipt['receipt_id'])}] ends it")
+        more = len(found["open_obligations"]) == SHOWN
+        return [*lines, *([f"- maybe more: list_open_obligations since_receipt_id {found['cursor']}"] if more else [])]
+
+    async def _held(self, ctx: Context, who: Json) -> list[str]:
+        try:
+            found = _json(await self.perform(ctx, "list_leases", who))["leases"]
+        except GateError as no:
+            if no.status == 403:    # agents hold no leases
+                return []
+            raise
+        return [f"- the task {lease['task_id']} of type {quoted(lease['type'])}, under lease {lease['lease_id']} until "
+                f"{lease['expires_at']}: renew_lease every {lease['renew_every_seconds']:.0f} s, then complete, fail "
+                "or release_lease" for lease in found[:SHOWN]]
+
+
+class Feed:
+    """The news of one caller, as the SDK's subscriptions read it."""
+
+    def __init__(self, engine: Engine, tenant_id: str, who: Principal) -> None:
+        self.engine, self.tenant_id, self.who = engine, tenant_id, who
+
+    async def publish(self, event: ServerEvent) -> None:
+        """Refuse: news come from commits only."""
+        raise NotImplementedError
+
+    def subscribe(self, listener: Callable[[ServerEvent], None]) -> Callable[[], None]:
+        """Tell the listener of every commit that concerns the caller, until the returned function is called.
+
+        Of what other processes commit it learns the ends of tasks.
+        """
+        def told(work: Work) -> None:
+            if work.tenant_id != self.tenant_id:
+                return
+            for task_id in {*work.added, *work.moved, *work.progressed}:
+                listener(ResourceUpdated(uri=TASK + task_id))
+            if any(owner.same(self.who) for owner in (*work.opened.values(), *work.closed.values())):
+                listener(ResourceUpdated(uri=OBLIGATIONS))
+
+        def heard(news: News) -> None:
+            for task_id in news.ended if news.tenant_id == self.tenant_id else ():
+                listener(ResourceUpdated(uri=TASK + task_id))
+
+        def end() -> None:
+            self.engine.watchers.discard(told)
+            self.engine.listeners.discard(heard)
+        self.engine.watchers.add(told)
+        self.engine.listeners.add(heard)
+        return end
+
+
+def waiting(task: Json) -> str:
+    """Say of a task that is owed what it waits for."""
+    task_id, status = task["task_id"], task["status"]
+    step = f"get_task {task_id} with wait_seconds waits for the end, cancel_task takes it back"
+    if task["held"]:
+        step = "it kept losing its workers and is held: release_hold offers it again, cancel_task takes it back"
+    elif status == "succeeded":
+        step = "read its result with get_task, then attach_artifacts to say where the result lies; that discharges it"
+    return f"- the task {task_id} of type {quoted(task['type'])} is {status}: {step}"
+
+
+def quoted(text: str) -> str:
+    """Write text that others chose so that it stays one word of a prompt."""
+    return encode(text).decode()

@@ -1,0 +1,531 @@
+"""MCP at /mcp: the operations as tools of the official SDK, both eras of the protocol from one stateless endpoint.
+
+A request is read, authenticated and screened here, exactly as REST does it, before the SDK sees it.  The arguments of a
+tool call never pass through the SDK: they are cut out of the message and decoded by the operation itself, so that a
+payload is stored byte for byte as it came, whichever way it came.  What comes from no MCP client at all, but from the
+JSON-RPC peers of this family, is answered in their dialect (`_bare`).
+
+Imported when somebody first asks for /mcp: the SDK costs 0.4 s and 55 MB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import mcp_types as types
+import msgspec
+from mcp.server.caching import CacheableMethod, CacheHint
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.shared.exceptions import MCPError
+
+from asyncgate.parts.faces.http import (
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    asked,
+    claimed_tenants,
+    fill,
+    presented,
+    read_body,
+    refusal_headers,
+    while_connected,
+    without_nulls,
+)
+from asyncgate.parts.faces.mcp.context import Library
+from asyncgate.parts.faces.mcp.tasks import Tasks, handle, wanted
+from asyncgate.parts.faces.mcp.tools import (
+    ABOUT,
+    BRIEF,
+    BROKEN,
+    CODES,
+    DOTTED,
+    FULL,
+    NAMED,
+    PARSE_ERROR,
+    PREFIX,
+    UNDERSCORED,
+    UNKNOWN_METHOD,
+    Form,
+    both_names,
+    found,
+    input_schema,
+    is_in,
+    refused,
+    sets_of,
+    told_refusal,
+    tools,
+)
+from asyncgate.parts.model.errors import (
+    GateError,
+    InvalidRequest,
+    MethodNotAllowed,
+    PayloadTooDeep,
+    PayloadTooLarge,
+    Unauthenticated,
+    fault,
+)
+from asyncgate.parts.model.members import Rule, beside, header, problem, warned
+from asyncgate.parts.model.naming import silent
+from asyncgate.parts.model.screening import MAX_DEPTH, breathe, refusal
+from asyncgate.parts.model.wire import Ask, ListOpenObligations, Principal, RunTask
+
+if TYPE_CHECKING:
+    from asyncgate import Caller, Gate, Operation
+
+Members = dict[str, msgspec.Raw]
+Context = ServerRequestContext[Any]
+
+HOUR_MS = 3_600_000
+ENVELOPE_BYTES = 64 * 2**10         # of a message that the SDK reads, which makes models of it
+STRANGERS_BYTES = 256 * 2**10       # of a request whose token, if any, is inside
+SAME_FOR_ALL: tuple[CacheableMethod, ...] = ("prompts/list", "resources/list", "resources/templates/list")
+AROUND = 2      # levels of a message around the arguments of its call
+PASSING = (408, 429)        # refusals of which the next try may hear nothing
+NULL, NOTHING = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
+VISIT = "asyncgate.visit"       # where the ASGI scope carries a visit through the SDK
+COMPLETE = {"resultType": "complete"}       # what the newest revision wants to read, and older ones do not get
+HANDSHAKE = {"initialize", "ping", "server/discover"}
+
+logging.getLogger("mcp").setLevel(logging.WARNING)      # at info it tells of every request
+
+encode = msgspec.json.encode
+_members = msgspec.json.Decoder(Members).decode
+_text = msgspec.json.Decoder(str).decode
+
+
+class Catalog:
+    """All that is made of the operations once: the tools by either name, what they take, and their listings."""
+
+    def __init__(self, operations: tuple[Operation, ...], prefix: str = PREFIX) -> None:
+        self.tools = {name: op for op in operations for name in both_names(op.name, prefix)}
+        self.prefix = prefix
+        schemas = {op.name: input_schema(op) for op in operations}
+        self.schemas = {name: schemas[op.name] for name, op in self.tools.items()}
+        self.shelves: dict[tuple[str, Form], list[Shown]] = {}
+        for separator in (DOTTED, UNDERSCORED):
+            for form in (BRIEF, NAMED):
+                self.shelf(separator, form)
+
+    def shelf(self, separator: str, form: Form) -> list[Shown]:
+        """Return all tools as they are listed in a form, by name."""
+        if (separator, form) not in self.shelves:
+            listed = tools({op.name: op for op in self.tools.values()}.values(), separator, form, self.prefix)
+            self.shelves[separator, form] = [
+                Shown(self.tools[one["name"]], one, types.Tool.model_validate(one)) for one in listed]
+        return self.shelves[separator, form]
+
+
+class Shown(msgspec.Struct):
+    """A tool as it is listed: for the bare dialect, and for the SDK."""
+
+    op: Operation
+    plain: dict[str, Any]
+    model: types.Tool
+
+
+catalog = cache(Catalog)
+
+
+class Call(msgspec.Struct):
+    """A call of an operation: what it asks, or why it cannot be asked."""
+
+    op: Operation
+    ask: Ask | None = None
+    refusal: GateError | None = None
+    unknown: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()        # warnings that the reply has no place for
+
+
+class Visit(msgspec.Struct):
+    """A request on its way through the SDK: who makes it, and the call that was cut out of it."""
+
+    caller: Caller
+    query: dict[str, str]
+    call: Call | None = None
+
+
+class Asked(msgspec.Struct):
+    """A JSON-RPC message, taken apart only as far as it must be."""
+
+    members: Members
+    params: Members
+    method: str = ""
+    name: str = ""
+    refusal: GateError | None = None        # what is wrong with its JSON
+
+    @property
+    def arguments_are_an_object(self) -> bool:
+        """Whether the arguments are what an operation can be asked with."""
+        return bytes(self.arguments).lstrip()[:1] == b"{"
+
+    @property
+    def arguments(self) -> msgspec.Raw:
+        """Return the arguments of a tool call as they came."""
+        given = self.params.get("arguments", NULL)
+        return NOTHING if bytes(given).strip() == b"null" else given
+
+    def emptied(self) -> bytes:
+        """Return the message without its arguments."""
+        if "arguments" not in self.params:
+            return encode(self.members)
+        return encode({**self.members, "params": {**self.params, "arguments": NOTHING}})
+
+
+class FixedLists(Server[Any]):
+    """The SDK's server, which would promise news of its lists because there are subscriptions to resources."""
+
+    def get_capabilities(self, *given: Any, **named: Any) -> types.ServerCapabilities:
+        """Return what clients may count on: tools, prompts and resources are the same as long as a gate runs."""
+        can = super().get_capabilities(*given, **named)
+        for part in (can.tools, can.prompts, can.resources):
+            if part is not None:
+                part.list_changed = False
+        return can
+
+
+class Facade:
+    """Answers what comes to /mcp."""
+
+    PREFIX = PREFIX     # of the names of its tools
+
+    def __init__(self, gate: Gate, operations: dict[str, Operation], version: str) -> None:
+        self.gate, self.settings, self.operations, self.version = gate, gate.settings, operations, version
+        self.catalog = catalog(tuple(operations.values()), self.PREFIX)
+        self.stranger = msgspec.structs.replace(
+            gate.settings, max_request_bytes=min(STRANGERS_BYTES, gate.settings.max_request_bytes))
+        self.library = Library(self._do, self._whose, lambda: gate.engine, self.settings.max_waiting_claims,
+                               lambda ctx: visit_of(ctx).caller)
+        self.manager = StreamableHTTPSessionManager(
+            self._server(), stateless=True, json_response=True, max_request_body_size=self.settings.max_request_bytes)
+        self.over = asyncio.Event()
+
+    def _server(self) -> Server[Any]:
+        server: Server[Any] = FixedLists(
+            "asyncgate", version=self.version, title="AsyncGate", instructions=ABOUT,
+            get_tool_input_schema=self.catalog.schemas.get,      # or the SDK lists all tools again on every call
+            cache_hints={**dict.fromkeys(SAME_FOR_ALL, CacheHint(ttl_ms=HOUR_MS, scope="public")),
+                         "tools/list": CacheHint(ttl_ms=HOUR_MS, scope="private")},      # by role and scopes
+            on_list_tools=self._list)
+        server.add_request_handler("tools/call", types.CallToolRequestParams, self._call)
+        Tasks(self._do).join(server)
+        self.library.join(server)
+        return server
+
+    # From the first request to the last.
+
+    async def open(self) -> Facade:
+        """Start the SDK's manager in a task of its own, which must also end it."""
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.running = asyncio.create_task(self._run(ready))
+        await ready
+        return self
+
+    async def _run(self, ready: asyncio.Future[None]) -> None:
+        async with self.manager.run():
+            ready.set_result(None)
+            await self.over.wait()
+
+    async def close(self) -> None:
+        """Stop the manager."""
+        self.over.set()
+        await self.running
+
+    # One request.
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request: refuse it, or hand it to the SDK, or answer it in the dialect of peers."""
+        try:
+            await self._answer(scope, receive, send)
+        except GateError as no:
+            self.gate.guard.refused(scope, no)
+            await self.gate.send(send, scope, no.status, encode(no.body()), refusal_headers(no))
+        except asyncio.CancelledError:
+            return      # the client has gone
+        except Exception as bug:
+            await self.gate.send(send, scope, 500, encode(fault(scope["path"], bug).body()))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":       # no stream to listen to, no session to delete: every POST stands alone
+            raise MethodNotAllowed(f"{scope['method']} is not for {scope['path']}; POST JSON-RPC", allow=["POST"])
+        headers: Headers = scope["headers"]
+        standard = marked(headers)
+        caller = await self._known(scope, standard)
+        body = await read_body(scope, receive, self.settings if caller else self.stranger)
+        message = await self._read_apart(body)
+        if not standard and not (message and in_era(message)):
+            return await self._bare(scope, receive, send, message)
+        caller = caller or await self.gate.admit(scope)
+        op = self._called(message) if message else None
+        await self.gate.guard.meter(scope, caller, op.name if op else "")
+        await self._sdk(scope, receive, send, body, message, caller)
+
+    async def _read_apart(self, body: bytes) -> Asked | None:
+        """Judge a message and take it apart; what is wrong with the arguments alone is for whoever answers the call."""
+        wrong = None
+        try:
+            wrong = await refusal(body, self.settings.max_request_values, MAX_DEPTH + AROUND)
+            # What has too many values is not even taken apart.
+            message = None if isinstance(wrong, PayloadTooLarge) else taken_apart(body)
+        except RecursionError:
+            raise PayloadTooDeep("the message is nested too deep") from None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            message = None
+        await breathe(body)
+        if wrong is not None and (message is None or self._called(message) is None):
+            raise wrong
+        if message is not None:
+            message.refusal = wrong
+        return message
+
+    async def _known(self, scope: Scope, standard: bool) -> Caller | None:
+        """Return who the headers say it is; only a peer may come without a token there, and only with little."""
+        if not standard and presented(scope["headers"]) is None:
+            try:
+                await self.gate.identity.caller(scope["headers"])
+            except Unauthenticated:
+                return None
+        return await self.gate.admit(scope)
+
+    async def _sdk(self, scope: Scope, receive: Receive, send: Send, body: bytes, message: Asked | None,
+                   caller: Caller) -> None:
+        """Let the SDK answer, over the message without its arguments."""
+        visit = Visit(caller, query_of(scope))
+        sets_of(visit.query.get("tools"))       # a set that is none is refused at once, whatever is asked
+        if message and (op := self._called(message)) and message.arguments_are_an_object:   # else the SDK refuses them
+            visit.call = self._read(scope, op, "refuse", message, caller)      # as its schema says
+            body = message.emptied()
+        if len(body) > ENVELOPE_BYTES:
+            raise PayloadTooLarge(f"a message without the arguments of its call has {ENVELOPE_BYTES} bytes at most")
+        # White space around a header's value is not part of it, and not every HTTP parser leaves it away.
+        stripped = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
+        answer = self.manager.handle_request(
+            {**scope, "headers": stripped, VISIT: visit}, once(body), self._safe(scope, send))
+        waits = visit.call is not None and getattr(visit.call.ask, "wait_seconds", 0) > 0
+        if waits or (message and message.method == "subscriptions/listen"):
+            return await while_connected(answer, receive)  # type: ignore[no-any-return]
+        await answer
+
+    def _safe(self, scope: Scope, send: Send) -> Send:
+        """Give the SDK's answers the headers that every answer carries."""
+        async def safe(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                own = {name for name, _ in message["headers"]}
+                message = {**message, "headers": [*message["headers"], *self.gate.safety(scope, own)]}
+            await send(message)
+        return safe
+
+    def _read(self, scope: Scope, op: Operation, rule: Rule, message: Asked, caller: Caller) -> Call:
+        """Make the ask of a call, or keep the refusal for whoever answers."""
+        query = query_of(scope)
+        try:
+            self.gate.engine.permit(op, caller)
+            if message.refusal is not None:
+                raise message.refusal
+            arguments = without_nulls(without_token(message.arguments) if rule != "refuse" else message.arguments)
+            ask, unknown = op.reader.body(arguments, rule)
+            fill(ask, query)
+            for tenant in claimed_tenants(query, scope["headers"]):
+                self.gate.engine.at_home(caller, tenant)
+        except GateError as no:
+            return Call(op, refusal=no)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
+            return Call(op, refusal=InvalidRequest(f"{op.name}: {problem(wrong)}"))
+        return Call(op, ask, unknown=unknown)
+
+    async def _perform(self, call: Call, caller: Caller) -> bytes:
+        """Carry out a call and return its reply as JSON; a defect becomes a refusal too."""
+        try:
+            if call.refusal is not None:
+                raise call.refusal
+            assert call.ask is not None
+            reply = await self.gate.perform(call.op, caller, call.ask)
+            call.beside = beside(reply)
+            return encode(reply)
+        except GateError as no:
+            self.gate.guard.auditor.refused(caller, no, call.op.name, call.ask)
+            raise
+        except Exception as bug:
+            raise fault(call.op.name, bug) from bug
+
+    def _called(self, message: Asked) -> Operation | None:
+        """Return the operation that a message calls, if it calls one."""
+        return self.catalog.tools.get(message.name) if message.method == "tools/call" else None
+
+    # What the SDK calls.
+
+    async def _list(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+        assert ctx.request is not None
+        visit = visit_of(ctx)
+        shown = self._shown(ctx.request.url.path, visit.caller, visit.query)
+        return types.ListToolsResult(tools=[one.model for one in shown])
+
+    def _shown(self, path: str, caller: Caller, query: dict[str, str]) -> list[Shown]:
+        """Return the tools that a caller may use, of the sets that the address asks for; all can be called by name."""
+        underscored = path.endswith("/u") or self.settings.mcp_tool_names == "underscore"
+        named = (caller.bound and not caller.sees_all) or "principal_id" in query
+        form = FULL if query.get("schemas") == "full" else NAMED if named else BRIEF
+        sets = sets_of(query.get("tools"))
+        return [one for one in self.catalog.shelf(UNDERSCORED if underscored else DOTTED, form)
+                if one.op.fits(caller) and is_in(one.op, sets)]
+
+    async def _call(self, ctx: Context, params: types.CallToolRequestParams) -> dict[str, Any]:
+        visit = visit_of(ctx)
+        if visit.call is None:
+            raise MCPError(types.INVALID_PARAMS, f"no tool {params.name}; tools/list names them")
+        ask = visit.call.ask
+        if by_handle := isinstance(ask, RunTask) and wanted(ctx):
+            ask.wait_seconds = 0.0      # it is the client that waits
+        try:
+            reply = await self._perform(visit.call, visit.caller)
+        except GateError as no:
+            return COMPLETE | refused(no)
+        told = {"_meta": {"asyncgate/warnings": visit.call.beside}} if visit.call.beside else {}
+        return handle(reply) if by_handle else COMPLETE | found(reply) | told
+
+    async def _do(self, ctx: Context, operation: str, fields: dict[str, Any]) -> bytes:
+        """Carry out an operation that a request means without naming it."""
+        assert ctx.request is not None
+        op, visit = self.operations[operation], visit_of(ctx)
+        meant = Asked({}, {"arguments": msgspec.Raw(encode(fields))})
+        return await self._perform(self._read(ctx.request.scope, op, "ignore", meant, visit.caller), visit.caller)
+
+    def _whose(self, ctx: Context) -> tuple[str, Principal]:
+        """Return the tenant and the principal that a request without an operation comes from."""
+        visit, ask = visit_of(ctx), ListOpenObligations()
+        fill(ask, visit.query)
+        try:
+            who = visit.caller.principal if silent(ask) else self.gate.engine.whose(visit.caller, ask)
+            return visit.caller.tenant_id, who
+        except GateError as no:
+            self.gate.guard.auditor.refused(visit.caller, no, "subscriptions/listen")
+            raise
+
+    # The dialect of peers: JSON-RPC without a handshake, whose result is the raw reply (DESIGN 8).
+
+    async def _bare(self, scope: Scope, receive: Receive, send: Send, message: Asked | None) -> None:
+        if message is None:
+            return await self._error(scope, send, NULL, PARSE_ERROR, InvalidRequest("the body is no JSON-RPC message"))
+        id = message.members.get("id", NULL)
+        try:
+            if message.method not in ("tools/list", "tools/call"):
+                no = InvalidRequest(f"no method {message.method!r}; there are tools/list and tools/call")
+                return await self._error(scope, send, id, UNKNOWN_METHOD, no)
+            result = await self._bare_result(scope, receive, message)
+        except GateError as no:
+            self.gate.guard.refused(scope, no)
+            return await self._error(scope, send, id, CODES.get(no.status, BROKEN), no)
+        await self.gate.send(send, scope, 200, encode({"jsonrpc": "2.0", "id": id, "result": result}), warning(scope))
+
+    async def _bare_result(self, scope: Scope, receive: Receive, message: Asked) -> Any:
+        op = self._called(message)
+        caller = await self.gate.admit(scope, op, credentials(scope, message))
+        if op is None:
+            await self.gate.guard.meter(scope, caller, "")
+        await breathe(bytes(message.arguments))
+        if message.method == "tools/list":
+            return {"tools": [one.plain for one in self._shown(scope["path"], caller, query_of(scope))]}
+        if op is None:
+            raise InvalidRequest(f"no tool {message.name!r}; tools/list names them")
+        if not message.arguments_are_an_object:
+            raise InvalidRequest("arguments must be an object")
+        call = self._read(scope, op, self.settings.unknown_members, message, caller)
+        if call.unknown:
+            scope["asyncgate.unknown"] = call.unknown
+        work: Awaitable[bytes] = self._perform(call, caller)
+        reply = await (while_connected(work, receive) if getattr(call.ask, "wait_seconds", 0) > 0 else work)
+        reply = warned(reply, call.unknown) if call.unknown else reply
+        if call.beside:
+            scope["asyncgate.beside"] = call.beside
+        return {**_members(reply), **found(reply)}
+
+    async def _error(self, scope: Scope, send: Send, id: msgspec.Raw, code: int, no: GateError) -> None:
+        """Answer a failure: an integer for JSON-RPC, and in `data` the code that every façade gives."""
+        unknown = {"warnings": scope["asyncgate.unknown"]} if "asyncgate.unknown" in scope else {}
+        error = {"code": code, "message": str(no), "data": {**told_refusal(no), **unknown}}
+        # A worker that reads no body stops at 4xx, and repeats what failed otherwise, also with the status 200.
+        status = no.status if 400 <= no.status < 500 and no.status not in PASSING else 200
+        await self.gate.send(send, scope, status, encode({"jsonrpc": "2.0", "id": id, "error": error}),
+                             [*refusal_headers(no), *warning(scope)])
+
+
+def taken_apart(body: bytes) -> Asked:
+    """Read the message as far as the arguments, which stay as they are."""
+    members = _members(body)
+    params = optional(_members, members.get("params", NOTHING)) or {}
+    method, name = (optional(_text, held.get(key, NULL)) or "" for held, key in ((members, "method"), (params, "name")))
+    return Asked(members, params, method, name)
+
+
+def query_of(scope: Scope) -> dict[str, str]:
+    """Decode the query of a request."""
+    try:
+        return asked(scope["query_string"])
+    except ValueError as wrong:
+        raise InvalidRequest(f"the query: {wrong}") from None
+
+
+def optional(decode: Callable[[msgspec.Raw], Any], raw: msgspec.Raw) -> Any:
+    """Decode a part, or return None where it is something else."""
+    try:
+        return decode(raw)
+    except msgspec.DecodeError:
+        return None
+
+
+def marked(headers: Headers) -> bool:
+    """Whether the headers are those of an MCP client; each revision that has HTTP makes it accept event streams."""
+    return any(name.startswith(b"mcp-") or (name == b"accept" and b"text/event-stream" in value.lower())
+               for name, value in headers)
+
+
+def in_era(message: Asked) -> bool:
+    """Whether a message itself is one of MCP: of the handshake, or with a protocol version of its own."""
+    meta = optional(_members, message.params.get("_meta", NULL)) or {}
+    shakes = message.method in HANDSHAKE or message.method.startswith("notifications/")
+    return shakes or any(name.endswith("protocolVersion") for name in meta)
+
+
+def warning(scope: Scope) -> Headers:
+    """Name in a header the members of a call that nobody knows, and warnings that its reply has no place for."""
+    told = (*scope.get("asyncgate.unknown", ()), *scope.get("asyncgate.beside", ()))
+    return [header(told)] if told else []
+
+
+def without_token(arguments: msgspec.Raw) -> msgspec.Raw:
+    """Leave away the token that peers may send as an argument."""
+    if b'"auth_token"' not in bytes(arguments):
+        return arguments
+    return msgspec.Raw(encode({name: held for name, held in _members(arguments).items() if name != "auth_token"}))
+
+
+def credentials(scope: Scope, message: Asked) -> Headers:
+    """Return the headers, and the token that peers may send as an argument instead."""
+    headers: Headers = scope["headers"]
+    held = optional(_members, message.arguments) or {}
+    token = optional(_text, held.get("auth_token", NULL))
+    if not token or presented(headers) == token:
+        return headers
+    return [*headers, (b"x-api-key", token.encode())]
+
+
+def visit_of(ctx: Context) -> Visit:
+    """Return the visit that a request of the SDK belongs to."""
+    assert ctx.request is not None
+    visit: Visit = ctx.request.scope[VISIT]
+    return visit
+
+
+def once(body: bytes) -> Receive:
+    """Return what hands out a body that has been read already, and then keeps quiet."""
+    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Any:
+        return waiting.pop() if waiting else await asyncio.Event().wait()
+    return receive

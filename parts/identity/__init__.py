@@ -1,0 +1,1 @@
+"""From a credential to a caller, and what that caller may use: keys, tokens, limits, audit, administration."""

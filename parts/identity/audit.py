@@ -1,0 +1,549 @@
+"""The audit log: append-only, one chain of hashes in each tenant (spec 21.7.4).
+
+What an administrator does is written in the transaction that does it.  Everything else is noted beside the request,
+logged at once, and written within a second by `Auditor`; equal lines of that second become one with a count, and what
+is too much for one tenant's second is only counted, so that a flood of refusals fills neither memory nor disk.  A
+process that is killed may lose the notes of its last second; one that is stopped loses none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections import defaultdict
+from contextvars import ContextVar
+from functools import lru_cache
+from itertools import takewhile
+from math import inf
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+from msgspec import Raw, Struct
+
+from asyncgate import (
+    Audit,
+    AuditHead,
+    Caller,
+    Engine,
+    GateError,
+    Items,
+    RenewLease,
+    Settings,
+    Sweep,
+    Work,
+    canonical,
+    its_lease,
+)
+from asyncgate.parts.identity.buckets import neighbourhood
+from asyncgate.parts.identity.notices import notify
+from asyncgate.parts.model.ids import mark_in, mark_of
+from asyncgate.parts.process.logs import Redaction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from asyncgate import Ask, Needs, Operation
+    from asyncgate.parts.faces.http import Scope
+
+log = logging.getLogger("asyncgate.audit")
+
+Severity = Literal["info", "warning", "critical"]
+Line = tuple[str, Severity, bytes]      # event, severity, canonical JSON of what else there is to say
+
+LEVELS: dict[Severity, int] = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.CRITICAL}
+FLUSH_SECONDS, MOST_NOTED = 1.0, 100            # different lines of one tenant; more are only counted
+COUNTED_SECONDS, MOST_COUNTED = 300.0, 10_000   # what is no refusal: noted when it first happens, then counted
+LINES_OF_PLACE, LINES_OF_STRANGERS = 20, 100    # in a minute, caused by those without a good credential
+MOST_TASKS, USES_SECONDS, NOTICE_SECONDS = 200, 60.0, 3600.0
+DAY, PRUNED = 86_400, "audit_pruned"
+SUSPECTS, TENANTS_SECONDS, LAST_SECONDS = 100, 60.0, 1.0
+# What a refusal is called in the log; of the others the answer itself is enough.
+EVENTS: dict[str, tuple[str, Severity]] = {
+    "tenant_mismatch": ("cross_tenant_attempt", "critical"),
+    "tenant_not_found": ("cross_tenant_attempt", "critical"),       # it was named, so it was meant
+    "forbidden": ("authorization_failure", "warning"),
+    "rate_limit_exceeded": ("rate_limit_exceeded", "warning"),
+    "quota_exceeded": ("quota_exceeded", "warning"),
+    "unauthenticated": ("auth_failure", "warning"),
+}
+# What may be another tenant's, which the refusal itself must not tell (DESIGN 13).
+FOREIGN = {"task_not_found": "task_id", "receipt_not_found": "receipt_id", "key_not_found": "key_id",
+           "lease_invalid_or_expired": "lease_id"}
+# The request that the running task answers, for what the log says of where it came from.
+visit: ContextVar[Scope | None] = ContextVar("visit", default=None)
+
+
+def visitor() -> dict[str, str | None]:
+    """Return from where the request of the running task came; the text of its client is cut short."""
+    if (scope := visit.get()) is None:
+        return {}
+    agents = [value for name, value in scope["headers"] if name == b"user-agent"]
+    return {"ip": scope.get("asyncgate.address"), "user_agent": agents[0][:200].decode("latin-1") if agents else None}
+
+
+def worded(settings: Settings, said: dict[str, Any]) -> bytes:
+    """Write what there is to say; a secret that somebody put where it does not belong is left out."""
+    redaction = redacting(tuple(settings.security.audit_logging.sensitive_fields))
+    return canonical(redaction.tree({name: value for name, value in said.items() if value is not None}))
+
+
+@lru_cache(8)
+def redacting(fields: tuple[str, ...]) -> Redaction:
+    """Return what hides these fields; to make it costs more than to use it."""
+    return Redaction(fields)
+
+
+def spoken(severity: Severity, event: str, tenant_id: str, body: bytes) -> None:
+    """Tell the process's own log; where that is JSON, what there is to say stands at the top level (21.7.4)."""
+    fields = {"event": event, "severity": severity, "tenant_id": tenant_id, **msgspec.json.decode(body)}
+    log.log(LEVELS[severity], "%s %s tenant=%s %s", severity, event, tenant_id, body.decode(),
+            extra={"fields": fields})
+
+
+def changed(ask: Any, reply: Any) -> list[str]:
+    """Return the tasks that an operation was about."""
+    named = [getattr(reply, "task_id", None) or getattr(ask, "task_id", None)]
+    named += [one.task_id for one in getattr(reply, "results", None) or getattr(reply, "tasks", None) or ()]
+    return [task_id for task_id in named if isinstance(task_id, str) and task_id]
+
+
+# The chain.
+
+
+def chained(work: Work, event: str, severity: Severity, said: bytes, at: float | None = None) -> Audit:
+    """Add a line to the tenant's log; the batch must have loaded its `head`.
+
+    Its id is its number: lines sort as they are chained whatever process wrote them, and no number is given twice.
+    """
+    head = work.found(AuditHead) or AuditHead(0, "")
+    number = head.number + 1
+    line = link(head, Audit(f"{number:012d}", number, work.now if at is None else at, event, severity, said.decode(),
+                            ""))
+    work.log(line)
+    work.keep(AuditHead(line.number, line.hash))
+    return line
+
+
+def link(head: AuditHead, line: Audit) -> Audit:
+    """Return a line with its hash, which covers the line before it."""
+    told = canonical((head.hash, line.audit_id, line.number, line.at, line.event, line.severity,
+                      Raw(line.body.encode())))
+    return Audit(line.audit_id, line.number, line.at, line.event, line.severity, line.body,
+                 hashlib.sha256(told).hexdigest())
+
+
+def head(needs: Needs, caller: Caller, ask: Any) -> None:
+    """Load where the log ends, and keep others from adding to it meanwhile."""
+    needs.records.add((AuditHead, ()))
+
+
+def broken(lines: Iterable[Audit], before: AuditHead) -> str | None:
+    """Say what is wrong with the next lines of a log, or nothing."""
+    for line in lines:
+        if line.number != before.number + 1:
+            return f"line {before.number + 1} of the audit log is missing: {line.audit_id} is number {line.number}"
+        if link(before, line).hash != line.hash:
+            return f"line {line.number} of the audit log, {line.audit_id}, is not what was written"
+        before = AuditHead(line.number, line.hash)
+    return None
+
+
+# Its beginning (21.7.4: 90 days at least).
+
+
+async def prune(engine: Engine, tenant_id: str) -> int:
+    """Let the lines go that are too old, as many as one page has; a new line says which was the last of them.
+
+    So what remains proves itself: the hashes reach from its first line, which covers the last one that has gone, to the
+    line that names that one.
+    """
+    now = engine.backend.now()
+    page = await engine.backend.export(Audit, tenant_id, "")
+    oldest = now - DAY * engine.settings.security.audit_logging.retention_days
+    old: list[Audit] = list(takewhile(lambda line: line.at < oldest, page))
+    if not old or old[0].at > oldest - DAY:     # what goes, goes once a day
+        return 0
+
+    def drop(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
+        for line in old:
+            work.drop(Audit, line.audit_id)
+        told = {"up_to": old[-1].number, "hash": old[-1].hash, "lines": len(old)}
+        chained(work, PRUNED, "info", canonical(told))
+    await engine.write(drop, head, engine.itself(tenant_id), Sweep())
+    return len(old)
+
+
+def pruned(line: Audit) -> AuditHead | None:
+    """Return which line was the last one to go, if this line says so."""
+    if line.event != PRUNED:
+        return None
+    told = msgspec.json.decode(line.body)
+    return AuditHead(told["up_to"], told["hash"])
+
+
+class Pruner:
+    """Looks after the beginnings of all audit logs."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    async def run(self) -> int:
+        """Let go what is too old; return how many lines that were."""
+        if not await self.engine.backend.lead("audit"):
+            return 0        # another process does
+        gone = 0
+        for tenant_id in await self.engine.backend.tenants():
+            while lines := await prune(self.engine, tenant_id):
+                gone += lines
+        return gone
+
+
+# Beside the requests.
+
+
+def who(caller: Caller) -> dict[str, Any]:
+    """Return what the log says of a caller: never what it showed."""
+    return {"principal_kind": caller.principal.kind, "principal_id": caller.principal.id, "role": caller.role,
+            "key_id": caller.key_id}
+
+
+Noted = dict[Line, tuple[float, int]]       # since when, how often
+
+
+class Uses(Struct):
+    """What was done with a key since that was written down last."""
+
+    caller: Caller
+    operations: dict[str, int] = {}
+    tasks: dict[str, None] = {}         # that it changed, in their order
+    more: int = 0                       # tasks beside them
+
+
+class Counted(Struct):
+    """Something that may happen often: what was said when it first did, and how often it did since."""
+
+    tenant_id: str
+    event: str
+    severity: Severity
+    said: dict[str, Any]
+    uses: int = 0
+
+
+class Strangers:
+    """How many lines those without a good credential may cause, in a minute: by address, and all together.
+
+    What is beyond is only counted, in one line a minute; so nobody fills a disk who is not let in.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock, self.minute = clock, -1
+        self.told: dict[str, int] = {}      # lines by place
+        self.untold: dict[str, int] = {}    # by event
+
+    def may_be_told(self, place: str, event: str) -> bool:
+        """Whether another line may be caused from there; counts it either way."""
+        if (minute := int(self.clock() // 60)) != self.minute:
+            self.minute, self.told = minute, {}
+        lines = self.told.get(place, 0)
+        if lines < LINES_OF_PLACE and sum(self.told.values()) < LINES_OF_STRANGERS:
+            self.told[place] = lines + 1
+            return True
+        self.untold[event] = self.untold.get(event, 0) + 1
+        return False
+
+
+class Auditor:
+    """Writes down what requests met with, behind their backs."""
+
+    def __init__(self, engine: Engine, enabled: bool) -> None:
+        self.engine, self.enabled = engine, enabled
+        self.noted: defaultdict[str, Noted] = defaultdict(dict)
+        self.words: dict[bytes, bytes] = {}     # by what was to be said
+        self.missed: defaultdict[str, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
+        self.counted: dict[tuple[Any, ...], Counted] = {}
+        self.uses: dict[tuple[str, str], Uses] = {}     # by tenant and key
+        self.strangers = Strangers(engine.backend.now)
+        self.noticed: dict[tuple[str, str], float] = {}     # when the admins of a tenant were told of something
+        self.telling: set[asyncio.Task[None]] = set()
+        self.tenants: set[str] = set()          # those that this process knows of, and when it last asked
+        self.asked_at = -inf
+        self.suspects: asyncio.Queue[tuple[Caller, str, str, dict[str, Any]]] = asyncio.Queue(SUSPECTS)
+        self.asked: asyncio.Task[None] | None = None
+        self.loops: list[asyncio.Task[None]] = []
+        self.flushing: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        """Begin to write."""
+        self.loops = [asyncio.create_task(loop()) for loop in (self._writing, self._counting, self._asking)]
+
+    async def close(self) -> None:
+        """Write down what is noted and stop."""
+        for loop in self.loops:
+            loop.cancel()
+        await asyncio.gather(*self.loops, return_exceptions=True)
+        if self.telling:
+            await asyncio.wait(self.telling)
+        if self.flushing is not None:
+            await asyncio.wait([self.flushing])     # what it has taken is not among the notes any more
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_SECONDS):
+                await self.ask_all()
+        self.count()
+        await self.flush()
+
+    def note(self, tenant_id: str, event: str, severity: Severity, *, place: str | None = None, **said: Any) -> None:
+        """Note that something happened; what strangers do, from a place, has a budget."""
+        line = (event, severity, self._worded({**visitor(), **said}))
+        noted = self.noted[tenant_id]
+        if place is not None and line not in noted and not self.strangers.may_be_told(place, event):
+            return
+        if line not in noted and len(noted) >= MOST_NOTED:
+            self.missed[tenant_id][event] += 1
+            return
+        since, times = noted.get(line, (self.engine.backend.now(), 0))
+        noted[line] = since, times + 1
+        if not times:       # the process's own log learns how often when the line is written
+            spoken(severity, event, tenant_id, line[2])
+
+    def _worded(self, said: dict[str, Any]) -> bytes:
+        """Write what there is to say; in a flood most of it was said within this second."""
+        raw = canonical(said)
+        if (text := self.words.get(raw)) is None:
+            text = worded(self.engine.settings, said)
+            if len(self.words) < MOST_NOTED:
+                self.words[raw] = text
+        return text
+
+    def refused(self, caller: Caller, no: GateError, operation: str, ask: Ask | None = None) -> None:
+        """Note a refusal once, where that is a matter of security."""
+        if not no.noted:
+            no.noted = True
+            self._judge(caller, operation, no.code, str(no), no.more.get("reason"), ask)
+
+    def parts(self, caller: Caller, operation: str, reply: Items) -> None:
+        """Note what was refused of a batch."""
+        for item in reply.results:
+            if item.error is not None:
+                self._judge(caller, operation, item.error.error, item.error.message, item.error.reason, item)
+
+    def _judge(self, caller: Caller, operation: str, code: str, message: str, reason: str | None, ask: Any) -> None:
+        if code == "lease_invalid_or_expired" and reason != "unknown":
+            return      # it came too late; else the lease is another worker's, another tenant's, or made up
+        if code == "lease_invalid_or_expired":
+            self.note(caller.tenant_id, "lease_refused", "warning", **who(caller), operation=operation, reason=code,
+                      message=message)
+        if code in EVENTS:
+            event, severity = EVENTS[code]
+            self.note(caller.tenant_id, event, severity, **who(caller), operation=operation, reason=code,
+                      message=message)
+        elif code == "parent_not_found":
+            for parent in ask.parents:
+                self._suspect(caller, "receipt_id", parent)
+        elif code in FOREIGN and not (FOREIGN[code] == "lease_id" and getattr(ask, "task_id", None)):
+            self._suspect(caller, FOREIGN[code], getattr(ask, FOREIGN[code], None) or "")
+
+    def unanswered(self, caller: Caller, receipt_id: str) -> None:
+        """Find out whose a receipt is of which a caller was told that nothing answers it."""
+        self._suspect(caller, "receipt_id", receipt_id)
+
+    def stranger(self, no: GateError) -> None:
+        """Note that somebody was not let in; whom that concerns nobody knows, so it is in the log of the operator."""
+        if no.code in EVENTS and not no.noted:
+            no.noted = True
+            reason, message = no.because or (no.code, str(no))
+            place = neighbourhood((visit.get() or {}).get("asyncgate.address") or "")
+            self.note(self.engine.settings.default_tenant_id, *EVENTS[no.code], place=place, reason=reason,
+                      message=message)
+
+    def admitted(self, caller: Caller) -> None:
+        """Note the first use of a credential by this process; then they are counted."""
+        self.tally(caller, "auth_success", "info")
+
+    def tally(self, caller: Caller, event: str, severity: Severity, **said: Any) -> None:
+        """Note what happens for the first time; from then on it is counted."""
+        key = (caller.tenant_id, event, caller.key_id, caller.principal, *said.items())
+        if (counted := self.counted.get(key)) is not None:
+            counted.uses += 1
+        elif len(self.counted) < MOST_COUNTED:
+            self.counted[key] = Counted(caller.tenant_id, event, severity, {**who(caller), **said})
+            self.note(caller.tenant_id, event, severity, **who(caller), **said)
+        else:       # told apart no further
+            rest = self.counted.setdefault((caller.tenant_id, event), Counted(caller.tenant_id, event, severity, {}))
+            rest.uses += 1
+
+    def used(self, caller: Caller, op: Operation, ask: Any, reply: Any) -> None:
+        """Count an operation of a key, and remember the tasks that it changed (spec 21.9.1: audit all operations)."""
+        key = caller.tenant_id, caller.key_id or ""
+        if (uses := self.uses.get(key)) is None:
+            if len(self.uses) >= MOST_COUNTED:
+                self._tell_uses()
+            uses = self.uses[key] = Uses(caller)
+        uses.operations[op.name] = uses.operations.get(op.name, 0) + 1
+        for task_id in changed(ask, reply) if op.kind == "W" else ():
+            if len(uses.tasks) < MOST_TASKS:
+                uses.tasks[task_id] = None
+            elif task_id not in uses.tasks:
+                uses.more += 1
+
+    def tell_strangers(self) -> None:
+        """Note how much of what strangers did was not."""
+        if self.strangers.untold:
+            untold, self.strangers.untold = self.strangers.untold, {}
+            self.note(self.engine.settings.default_tenant_id, "strangers_refused", "warning", times=untold)
+
+    def _tell_uses(self) -> None:
+        """Note what was done with each key, without the addresses of who happens to ask now."""
+        uses, self.uses = self.uses, {}
+        for one in uses.values():
+            said = {**who(one.caller), "operations": one.operations, "tasks": list(one.tasks) or None,
+                    "more_tasks": one.more or None}
+            self.note(one.caller.tenant_id, "key_used", "info", **said)
+
+    def notice(self, tenant_id: str, kind: str, **details: Any) -> None:
+        """Tell the admins of a tenant, of each kind once an hour."""
+        now = self.engine.backend.now()
+        if now - self.noticed.get((tenant_id, kind), -inf) < NOTICE_SECONDS or len(self.noticed) >= MOST_COUNTED:
+            return
+        self.noticed[tenant_id, kind] = now
+        task = asyncio.create_task(notify(self.engine, tenant_id, kind, **details))
+        self.telling.add(task)
+        task.add_done_callback(self.telling.discard)
+
+    def count(self) -> None:
+        """Note how often it happened since the last time; what did not is forgotten."""
+        visit.set(None)
+        self._tell_uses()
+        self.tell_strangers()
+        now = self.engine.backend.now()
+        self.noticed = {key: at for key, at in self.noticed.items() if now - at < NOTICE_SECONDS}
+        for key, counted in list(self.counted.items()):
+            if counted.uses:
+                self.note(counted.tenant_id, counted.event, counted.severity, **counted.said, uses=counted.uses)
+                counted.uses = 0
+            else:
+                del self.counted[key]
+
+    async def flush(self) -> None:
+        """Write down what is noted; what the database does not take is tried again with what is noted next."""
+        self.words.clear()
+        noted, self.noted = self.noted, defaultdict(dict)
+        missed, self.missed = self.missed, defaultdict(lambda: defaultdict(int))
+        for tenant_id in [*noted, *(missed.keys() - noted.keys())]:
+            lines = noted[tenant_id]
+            if not await self._write(tenant_id, self._lines(tenant_id, lines, missed[tenant_id])):
+                self._take_back(tenant_id, lines, missed[tenant_id])
+
+    def _lines(self, tenant_id: str, noted: Noted, missed: dict[str, int]) -> list[tuple[float, Line]]:
+        lines = []
+        for (event, severity, body), (since, times) in noted.items():
+            if times > 1:
+                body = canonical({**msgspec.json.decode(body), "times": times})
+                spoken(severity, event, tenant_id, body)
+            lines.append((since, (event, severity, body)))
+        if missed:
+            body = canonical({"times": missed})
+            spoken("critical", "audit_overflow", tenant_id, body)
+            lines.append((self.engine.backend.now(), ("audit_overflow", "critical", body)))
+        return lines
+
+    def _take_back(self, tenant_id: str, lines: Noted, missed: dict[str, int]) -> None:
+        noted = self.noted[tenant_id]
+        for line, (since, times) in lines.items():
+            if line in noted or len(noted) < MOST_NOTED:
+                noted[line] = since, times + noted.get(line, (since, 0))[1]
+            else:
+                self.missed[tenant_id][line[0]] += times
+        for event, times in missed.items():
+            self.missed[tenant_id][event] += times
+
+    async def _write(self, tenant_id: str, lines: list[tuple[float, Line]]) -> bool:
+        def write(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
+            for at, (event, severity, said) in lines:
+                chained(work, event, severity, said, at)
+
+        caller = self.engine.itself(tenant_id)
+        try:
+            if self.enabled:
+                await self.engine.write(write, head, caller, Sweep())
+            return True
+        except GateError:
+            log.exception("%d lines of the audit log of tenant %s are not written yet", len(lines), tenant_id)
+            return False
+
+    async def _writing(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_SECONDS)
+            if self.noted or self.missed:
+                self.flushing = asyncio.create_task(self.flush())
+                await asyncio.shield(self.flushing)
+
+    async def _counting(self) -> None:
+        while True:
+            for _ in range(round(COUNTED_SECONDS / USES_SECONDS)):
+                await asyncio.sleep(USES_SECONDS)
+                self._tell_uses()
+                self.tell_strangers()
+            self.count()
+
+    # An id of another tenant is a 404 like any unknown one; whether it was one is found out afterwards (DESIGN 13).
+
+    def _suspect(self, caller: Caller, name: str, id: str) -> None:
+        """Have it found out whose an id is, unless it bears no tenant's mark, or the caller's own."""
+        if name != "key_id" and mark_in(id) in (None, mark_of(caller.tenant_id)):
+            return
+        if self.suspects.full():
+            self.missed[caller.tenant_id]["unknown_id"] += 1
+        elif id:
+            self.suspects.put_nowait((caller, name, id, visitor()))
+
+    async def _asking(self) -> None:
+        while True:
+            self.asked = asyncio.create_task(self._ask(*await self.suspects.get()))
+            await asyncio.shield(self.asked)
+            await asyncio.sleep(0.01)
+
+    async def ask_all(self) -> None:
+        """Find out whose all suspected ids are, also the one that is being asked for."""
+        while not self.suspects.empty():
+            await self._ask(*self.suspects.get_nowait())
+        if self.asked is not None:
+            await asyncio.wait([self.asked])
+
+    async def _ask(self, caller: Caller, name: str, id: str, where: dict[str, Any]) -> None:
+        try:
+            if await self._elsewhere(caller.tenant_id, name, id):
+                self.note(caller.tenant_id, "cross_tenant_attempt", "critical", **where, **who(caller),
+                          **{f"foreign_{name}": id}, reason=f"{name.removesuffix('_id')}_not_found",
+                          message="the id belongs to another tenant")
+                self.notice(caller.tenant_id, "cross_tenant_attempt", key_id=caller.key_id,
+                            principal=str(caller.principal), **{f"foreign_{name}": id})
+        except Exception:
+            log.exception("cannot tell whose id %s is", id)
+
+    async def _elsewhere(self, tenant_id: str, name: str, id: str) -> bool:
+        """Whether another tenant has an id: only those are asked whose mark it bears."""
+        backend = self.engine.backend
+        if name == "key_id":
+            found = await backend.find_key(id)
+            return found is not None and found[0] != tenant_id
+        for other in await self._candidates(id):
+            if other != tenant_id and await self._has(other, name, id):
+                return True
+        return False
+
+    async def _candidates(self, id: str) -> list[str]:
+        mark, now = mark_in(id), self.engine.backend.now()
+        if not 0 <= now - self.asked_at < TENANTS_SECONDS:      # others, of other processes, may have come since
+            self.tenants, self.asked_at = {*await self.engine.backend.tenants()}, now
+        return [tenant for tenant in self.tenants if mark_of(tenant) == mark]
+
+    async def _has(self, tenant_id: str, name: str, id: str) -> bool:
+        if name == "lease_id":
+            def held(engine: Engine, work: Work, caller: Caller, ask: RenewLease) -> bool:
+                return ask.lease_id in work.holders
+            asked = RenewLease(lease_id=id)
+            return bool(await self.engine.write(held, its_lease, self.engine.itself(tenant_id), asked))
+        read = self.engine.backend.task if name == "task_id" else self.engine.backend.receipt
+        return await read(tenant_id, id) is not None

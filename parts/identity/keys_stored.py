@@ -1,0 +1,106 @@
+"""What an issued key is: the text that its holder has, and the row that the gate keeps of it (spec 21.2.2).
+
+    aga_ | key id, 12 | secret, 43 | CRC32 of all that, 6           base62, 65 characters in all
+
+The database holds the key id and an Argon2id hash of the secret, nothing else of that text.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Iterable
+from math import inf
+from typing import Protocol
+from zlib import crc32
+
+import msgspec
+from msgspec.structs import replace
+
+from asyncgate import SCOPES, Key, Kind, Role
+from asyncgate.parts.model.settings import ApiKeys
+
+DAY = 86_400.0
+LONGEST_OVERLAP = 30 * DAY
+
+# What a key looks like.
+
+PREFIX, ID_LENGTH, SECRET_LENGTH, LENGTH = "aga_", 12, 43, 65
+ID_START, ID_END, SECRET_END = len(PREFIX), len(PREFIX) + ID_LENGTH, len(PREFIX) + ID_LENGTH + SECRET_LENGTH
+DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
+PAIRS = [high + low for high in DIGITS for low in DIGITS]
+
+
+def generate() -> str:
+    """Return a new key: 71 bits of id, which are no secret, and 256 bits of secret."""
+    start = PREFIX + "".join([secrets.choice(DIGITS) for _ in range(ID_LENGTH + SECRET_LENGTH)])
+    return start + checksum(start)
+
+
+def parse(token: str) -> tuple[str, str] | None:
+    """Return the key id and the secret, or None if this is no key at all."""
+    if len(token) != LENGTH or not token.startswith(PREFIX) or not token.isascii():
+        return None
+    if not token[ID_START:].isalnum() or token[SECRET_END:] != checksum(token[:SECRET_END]):
+        return None
+    return token[ID_START:ID_END], token[ID_END:SECRET_END]
+
+
+def checksum(text: str) -> str:
+    """Return the CRC32 of a text in six base62 digits."""
+    crc, size = crc32(text.encode()), len(PAIRS)
+    return PAIRS[crc // size // size] + PAIRS[crc // size % size] + PAIRS[crc % size]
+
+
+class KeyStore(Protocol):
+    """What issued keys need of a database."""
+
+    async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
+        """Return the tenant of a key, whether that is suspended, and the key: the one read before a tenant is known.
+
+        It sees every change committed before it was called, so never a replica that lags, and raises
+        DatabaseUnavailable when the database does not answer in time.
+        """
+
+    async def touch_key(self, tenant_id: str, key_id: str, now: float, place: str | None = None) -> None:
+        """Note that a key was used; the later of two times stays, and a place joins those known."""
+
+
+def listed(names: Iterable[str] | None) -> str | None:
+    """Write scopes, capabilities or task types as they are stored."""
+    return None if names is None else msgspec.json.encode(sorted(names)).decode()
+
+
+def default_role(kind: Kind) -> Role:
+    """Return the role of a credential that names none, by the kind of its principal."""
+    return "worker" if kind == "worker" else "agent"
+
+
+def default_scopes(role: Role) -> frozenset[str]:
+    """Return the scopes of a credential that names none (spec 21.8.3); of an admin, who has no default there, all."""
+    return {"agent": frozenset({"tasks:read", "tasks:write", "receipts:read", "receipts:ack"}),
+            "worker": frozenset({"tasks:lease", "receipts:read"}), "admin": SCOPES}.get(role, frozenset())
+
+
+def retired(key: Key, successor: str, now: float, overlap_seconds: float = DAY) -> Key:
+    """Return a key as rotation leaves it: good for the overlap, 30 days at most, and no longer than it was before."""
+    end = now + min(overlap_seconds, LONGEST_OVERLAP)
+    return replace(key, rotated_to=successor, expires_at=min(end, inf if key.expires_at is None else key.expires_at))
+
+
+def hashed(secret: str, costs: ApiKeys) -> str:
+    """Return the hash of a secret as it is stored; with the default costs it takes 0.1 s and 64 MiB."""
+    from argon2 import PasswordHasher
+
+    return PasswordHasher(costs.hash_time_cost, costs.hash_memory_cost, costs.hash_parallelism).hash(secret)
+
+
+def proves(secret: str, hash: str) -> bool:
+    """Whether a secret is the one behind a hash, which says itself what it costs to find out."""
+    from argon2 import PasswordHasher
+    from argon2.exceptions import VerifyMismatchError
+
+    try:
+        return PasswordHasher().verify(hash, secret)
+    except VerifyMismatchError:
+        return False

@@ -1,0 +1,58 @@
+"""How calls are counted, and where: `memory` for one gate, `redis` for several that share the limits.
+
+A bucket is two limits at once, and a call passes only where both let it.
+- A token bucket holds `burst` calls and gains `limit` in a window, evenly.  Alone it would let twice its limit through
+  in one window: first what it holds, then what it gains.
+- A sliding counter adds the calls of the current window to those of the one before, weighted by how much of that one
+  the last `window_seconds` still cover.  Windows begin at whole multiples of their length since 1970.  A window
+  after the last charge all of them have slid out, so no wait is longer than that.
+
+A call is admitted only if every bucket has room for its cost; then all of them are charged, in one step.  A refused
+call costs nothing.  All is counted in integers (milliseconds, and calls times milliseconds), so that the stores agree
+to the last digit and the wait they name is exact.  A cost above what a bucket ever holds is refused each time, and the
+wait it is told is one window.  A clock that is set back stands still until it is past the last charge again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Protocol
+
+from asyncgate.parts.identity.buckets import UNLIMITED, Bucket, Verdict
+from asyncgate.parts.model.settings import Settings
+
+__all__ = ["UNLIMITED", "Bucket", "Limits", "Verdict", "judged", "open_limits"]
+
+
+class Limits(Protocol):
+    """Where calls are counted.  It evicts no bucket that anybody has drawn from within the last two windows."""
+
+    @property
+    def degraded(self) -> bool:
+        """Whether the shared store is lost, so that this gate counts alone or refuses."""
+
+    async def take(self, buckets: Sequence[Bucket], cost: int = 1) -> Verdict:
+        """Charge all buckets or none, and say how the deciding one stands; those without a limit are skipped.
+
+        Raises LimiterUnavailable when the store is lost and the settings say not to go on without it.
+        """
+
+    async def give_back(self, one: Bucket, cost: int) -> None:
+        """Take back what was just charged for something that was not done then."""
+
+    async def close(self) -> None:
+        """Let go of the store."""
+
+
+def open_limits(settings: Settings) -> Limits:
+    """Make the limits that the settings ask for; a shared store is reached for when the first call comes."""
+    module = import_module(f"asyncgate.parts.identity.limits.{settings.security.rate_limiting.storage}")
+    limits: Limits = module.open_limits(settings)
+    return limits
+
+
+def judged(of: Bucket, now: int, wait: int, remaining: int, full_in: int) -> Verdict:
+    """Put into words what a store counted, in milliseconds, of the bucket that decides."""
+    reset_at = -(-(now + max(wait, full_in)) // 1000)
+    return Verdict(not wait, of.tier, of.key, of.limit, remaining, reset_at, -(-wait // 1000), of.window_seconds, wait)

@@ -1,0 +1,148 @@
+"""Limits of one gate, counted in its memory; the maths in Python, which `redis` repeats in Lua."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncgate.parts.identity.limits import UNLIMITED, Bucket, Limits, Verdict, judged
+from asyncgate.parts.model.settings import Settings
+
+SWEPT = 8       # idle buckets that one call removes at most; more than it can add
+
+
+def open_limits(settings: Settings) -> MemoryLimits:
+    """Make limits that nobody else knows of."""
+    return MemoryLimits()
+
+
+class Level(Struct, frozen=True, gc=False):
+    """What is kept of a bucket; `tokens` are calls times the window in milliseconds, `last` is the last charge."""
+
+    tokens: int
+    at: int
+    current: int
+    previous: int
+    last: int
+
+
+class MemoryLimits:
+    """Limits in a dict; what has been idle for three windows is swept by the calls that follow."""
+
+    degraded = False
+
+    def __init__(self, clock: Callable[[], int] | None = None) -> None:
+        # Of one window's buckets the least lately charged comes first, which is the first to be as good as new.
+        self.kept: defaultdict[int, OrderedDict[str, Level]] = defaultdict(OrderedDict)
+        self.clock = clock or steady()
+
+    def __len__(self) -> int:
+        return sum(map(len, self.kept.values()))
+
+    async def take(self, buckets: Sequence[Bucket], cost: int = 1) -> Verdict:
+        return self.take_now(buckets, cost)
+
+    def take_now(self, buckets: Sequence[Bucket], cost: int = 1) -> Verdict:
+        """Do what `take` does; there is nothing to wait for."""
+        now = self.clock()
+        self._sweep(now)
+        limited = [one for one in buckets if one.limit >= 0]
+        levels = [refilled(one, self.kept[one.window_seconds].get(one.key), now) for one in limited]
+        waits = [wait_for(one, level, cost, now) for one, level in zip(limited, levels, strict=True)]
+        wait = max(waits, default=0)
+        if not wait and cost:
+            levels = [self._charged(one, level, cost) for one, level in zip(limited, levels, strict=True)]
+        left = [remaining(one, level) for one, level in zip(limited, levels, strict=True)]
+        if not left:
+            return UNLIMITED
+        at = waits.index(wait) if wait else left.index(min(left))
+        return judged(limited[at], now, wait, left[at], full_in(limited[at], levels[at]))
+
+    async def give_back(self, one: Bucket, cost: int) -> None:
+        if (kept := self.kept[one.window_seconds].get(one.key)) is not None:
+            window = one.window_seconds * 1000
+            tokens = min(min(one.limit, one.burst) * window, kept.tokens + cost * window)
+            self.kept[one.window_seconds][one.key] = replace(kept, tokens=tokens, current=max(0, kept.current - cost))
+
+    def _charged(self, one: Bucket, level: Level, cost: int) -> Level:
+        states, window = self.kept[one.window_seconds], one.window_seconds * 1000
+        states[one.key] = level = Level(level.tokens - cost * window, level.at, level.current + cost, level.previous,
+                                         level.at)
+        states.move_to_end(one.key)
+        return level
+
+    def _sweep(self, now: int) -> None:
+        for seconds, states in self.kept.items():
+            for _ in range(SWEPT):
+                oldest = next(iter(states), None)
+                # As good as new after two windows; a third, or a clock that is set back would find it new too early.
+                if oldest is None or states[oldest].at + 3000 * seconds > now:
+                    break
+                del states[oldest]
+
+    async def close(self) -> None:
+        self.kept.clear()
+
+
+def refilled(one: Bucket, kept: Level | None, now: int) -> Level:
+    """Bring a bucket to the present: what it gained, and what has slid out of its windows."""
+    window = one.window_seconds * 1000
+    full = min(one.limit, one.burst) * window
+    if kept is None:
+        return Level(full, now, 0, 0, now)
+    at = max(now, kept.at)
+    tokens, passed = min(full, kept.tokens + (at - kept.at) * one.limit), at // window - kept.at // window
+    if at - kept.at >= window:      # the last charge was longer ago than any window reaches
+        return Level(tokens, at, 0, 0, kept.at)
+    if not passed:
+        return Level(tokens, at, kept.current, kept.previous, kept.at)
+    return Level(tokens, at, 0, kept.current, kept.at)
+
+
+def wait_for(one: Bucket, level: Level, cost: int, now: int) -> int:
+    """Return the milliseconds until a bucket has room for a cost, if nobody else draws from it; 0 is at once."""
+    window, need = one.window_seconds * 1000, cost * one.window_seconds * 1000
+    if cost > min(one.limit, one.burst):
+        return window
+    filling = -(-(need - level.tokens) // one.limit) if need > level.tokens else 0
+    wait = max(filling, min(sliding(one, level, cost), window + level.last - level.at))
+    return wait and wait + level.at - now
+
+
+def sliding(one: Bucket, level: Level, cost: int) -> int:
+    """Return the milliseconds until enough has slid out of the windows: of the one before, or else of this one."""
+    window, room = one.window_seconds * 1000, one.limit - level.current - cost
+    passed = level.at % window
+    if room >= 0:
+        if level.previous * (window - passed) <= room * window:
+            return 0
+        return window - passed - room * window // level.previous
+    return 2 * window - passed - (one.limit - cost) * window // level.current
+
+
+def remaining(one: Bucket, level: Level) -> int:
+    """Return how many calls a bucket has room for."""
+    window = one.window_seconds * 1000
+    used = level.previous * (window - level.at % window) + level.current * window
+    return max(0, min(level.tokens, one.limit * window - used) // window)
+
+
+def full_in(one: Bucket, level: Level) -> int:
+    """Return the milliseconds until a bucket holds its burst again."""
+    window = one.window_seconds * 1000
+    return -(-(min(one.limit, one.burst) * window - level.tokens) // one.limit) if one.limit else window
+
+
+def steady() -> Callable[[], int]:
+    """Make a clock of epoch milliseconds that nobody can set back."""
+    start = time.time() - time.monotonic()
+    return lambda: int((start + time.monotonic()) * 1000)
+
+
+if TYPE_CHECKING:
+    _: type[Limits] = MemoryLimits

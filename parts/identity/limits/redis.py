@@ -1,0 +1,297 @@
+"""Limits that several gates share, counted in Redis or Valkey: one EVALSHA a call, by the server's clock.
+
+The script is the twin of the maths in `memory`.  Its keys expire after two idle windows, by which a bucket is as
+good as new.  It takes a single primary: the keys of one call may lie in several slots of a cluster.
+
+While the store is lost (it does not answer in `store_timeout_seconds`, which is the longest that any call waits for
+it) each gate counts its own calls in memory against its part of the limits, or refuses them (`on_store_failure`).
+Calls then do not wait at all; beside them the store is tried again every RETRY_SECONDS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncgate.parts.identity.limits import UNLIMITED, Bucket, Limits, Verdict, judged
+from asyncgate.parts.identity.limits.memory import MemoryLimits
+from asyncgate.parts.model.errors import LimiterUnavailable, StartupError
+from asyncgate.parts.model.settings import Settings
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+log = logging.getLogger("asyncgate")
+
+PREFIX = "asyncgate:limits"
+RETRY_SECONDS = 5.0
+TRIAL = Bucket("", "trial", 1_000_000, 1, 1_000_000)
+
+# KEYS are the buckets.  ARGV is the time in milliseconds (empty: the server's; only tests give one), the cost, and for
+# each bucket its limit, burst and window in milliseconds.  The answer is the deciding bucket, the time, the wait, what
+# remains, and the time until it is full.  Numbers are floats: whole ones are exact to 2^53, and below that no quotient
+# of two is rounded as far as the next whole number.
+SCRIPT = """
+local now, cost = tonumber(ARGV[1]), tonumber(ARGV[2])
+if not now then
+    local time = redis.call('TIME')
+    now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function refilled(kept, limit, burst, window)
+    local full = math.min(limit, burst) * window
+    local one = {limit = limit, window = window, full = full, tokens = full, at = now, last = now, current = 0,
+                 previous = 0}
+    if not kept then
+        return one
+    end
+    local tokens, at, current, previous = string.match(kept, '(%d+) (%d+) (%d+) (%d+)')
+    at = tonumber(at)
+    one.at, one.last = math.max(now, at), at
+    one.tokens = math.min(full, tonumber(tokens) + (one.at - at) * limit)
+    local passed = math.floor(one.at / window) - math.floor(at / window)
+    if one.at - at >= window then
+        return one
+    elseif passed == 0 then
+        one.current, one.previous = tonumber(current), tonumber(previous)
+    elseif passed == 1 then
+        one.previous = tonumber(current)
+    end
+    return one
+end
+
+local function sliding(one)
+    local window, room, passed = one.window, one.limit - one.current - cost, one.at % one.window
+    if room < 0 then
+        return 2 * window - passed - math.floor((one.limit - cost) * window / one.current)
+    elseif one.previous * (window - passed) <= room * window then
+        return 0
+    end
+    return window - passed - math.floor(room * window / one.previous)
+end
+
+local function wait_for(one)
+    if cost * one.window > one.full then
+        return one.window
+    end
+    local missing = cost * one.window - one.tokens
+    local slid = math.min(sliding(one), one.window + one.last - one.at)
+    local wait = math.max(missing > 0 and math.ceil(missing / one.limit) or 0, slid)
+    return wait > 0 and wait + one.at - now or 0
+end
+
+local function remaining(one)
+    local used = one.previous * (one.window - one.at % one.window) + one.current * one.window
+    return math.max(0, math.floor(math.min(one.tokens, one.limit * one.window - used) / one.window))
+end
+
+local buckets, kept, deciding, wait = {}, redis.call('MGET', unpack(KEYS)), 1, -1
+for i = 1, #KEYS do
+    buckets[i] = refilled(kept[i], tonumber(ARGV[3 * i]), tonumber(ARGV[3 * i + 1]), tonumber(ARGV[3 * i + 2]))
+    local its = wait_for(buckets[i])
+    if its > wait then
+        deciding, wait = i, its
+    end
+end
+
+if wait == 0 then
+    for i, one in ipairs(buckets) do
+        one.tokens, one.current = one.tokens - cost * one.window, one.current + cost
+        if cost > 0 then
+            local text = string.format('%.0f %.0f %.0f %.0f', one.tokens, one.at, one.current, one.previous)
+            redis.call('SET', KEYS[i], text, 'PX', 2 * one.window)
+        end
+        if remaining(one) < remaining(buckets[deciding]) then
+            deciding = i
+        end
+    end
+end
+
+local one = buckets[deciding]
+local full_in = one.limit > 0 and math.ceil((one.full - one.tokens) / one.limit) or one.window
+return {deciding, now, wait, remaining(one), full_in}
+"""
+
+# KEYS is the bucket.  ARGV is what it holds at most and what it gets back, each times its window, and the calls.
+GIVE_BACK = """
+local kept = redis.call('GET', KEYS[1])
+if kept then
+    local tokens, at, current, previous = string.match(kept, '(%d+) (%d+) (%d+) (%d+)')
+    tokens = math.min(tonumber(ARGV[1]), tonumber(tokens) + tonumber(ARGV[2]))
+    current = math.max(0, tonumber(current) - tonumber(ARGV[3]))
+    local text = string.format('%.0f %.0f %.0f %.0f', tokens, tonumber(at), current, tonumber(previous))
+    redis.call('SET', KEYS[1], text, 'KEEPTTL')
+end
+"""
+
+
+def open_limits(settings: Settings) -> RedisLimits:
+    """Make limits that the gates with the same Redis share."""
+    limiting = settings.security.rate_limiting
+    if not limiting.redis_url:
+        raise StartupError("security.rate_limiting.storage is redis: set security.rate_limiting.redis_url, or memory")
+    return RedisLimits(limiting.redis_url, gates=limiting.gates, timeout_seconds=limiting.store_timeout_seconds,
+                       deny=limiting.on_store_failure == "deny")
+
+
+def connect(url: str, timeout_seconds: float) -> Redis:
+    """Make a client that connects when it is first used, and repeats nothing: a call may have been counted."""
+    try:
+        from redis.asyncio import Redis
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+    except ModuleNotFoundError:
+        raise StartupError("limits in Redis need a package more: pip install 'asyncgate[redis]'") from None
+    try:
+        # The limits set one time for a whole batch: a timer of the client's for each answer costs a fifth of the call.
+        return Redis.from_url(url.replace("valkey", "redis", 1) if url.startswith("valkey") else url, protocol=2,
+                              retry=Retry(NoBackoff(), 0), socket_timeout=None,
+                              socket_connect_timeout=timeout_seconds)
+    except ValueError as error:
+        raise StartupError(f"security.rate_limiting.redis_url is not understood: {error}") from None
+
+
+class RedisLimits:
+    """Limits in Redis.  The calls of one turn of the event loop go out together, on one connection."""
+
+    def __init__(self, url: str, *, gates: int = 1, deny: bool = False, timeout_seconds: float = 0.25,
+                 retry_seconds: float = RETRY_SECONDS, clock: Callable[[], int] | None = None) -> None:
+        self.redis, self.gates, self.deny = connect(url, timeout_seconds), gates, deny
+        self.timeout_seconds, self.retry_seconds, self.clock = timeout_seconds, retry_seconds, clock
+        self.alone, self.degraded, self.try_again_at = MemoryLimits(), False, 0.0
+        self.sha = ""
+        self.asked: list[tuple[list[Any], asyncio.Future[list[int]]]] = []
+        self.sending: asyncio.Task[None] | None = None
+        self.trying: asyncio.Task[None] | None = None
+
+    async def take(self, buckets: Sequence[Bucket], cost: int = 1) -> Verdict:
+        limited = [one for one in buckets if one.limit >= 0]
+        if not limited:
+            return UNLIMITED
+        if not self.degraded:
+            try:
+                return await self._ask(limited, cost)
+            except self._failures() as error:
+                self._lose(error)
+        self._try_again()
+        return self._without_the_store(limited, cost)
+
+    def _failures(self) -> tuple[type[Exception], ...]:
+        from redis import RedisError
+        return RedisError, OSError      # a TimeoutError is an OSError
+
+    async def give_back(self, one: Bucket, cost: int) -> None:
+        window = one.window_seconds * 1000
+        if self.degraded:
+            return await self.alone.give_back(one, cost)
+        with contextlib.suppress(*self._failures()):    # a little less is left then, which is no harm
+            async with asyncio.timeout(self.timeout_seconds):
+                await self.redis.eval(GIVE_BACK, 1, f"{PREFIX}:{one.window_seconds}:{one.key}",
+                                      min(one.limit, one.burst) * window, cost * window, cost)
+
+    async def _ask(self, buckets: list[Bucket], cost: int) -> Verdict:
+        """Let the store decide; the time limit holds for the whole way there and back."""
+        asked: list[Any] = [len(buckets), *(f"{PREFIX}:{one.window_seconds}:{one.key}" for one in buckets)]
+        asked += [self.clock() if self.clock else "", cost]
+        for one in buckets:
+            asked += [one.limit, one.burst, one.window_seconds * 1000]
+        async with asyncio.timeout(self.timeout_seconds):
+            deciding, *counted = await self._answer(asked)
+        return judged(buckets[deciding - 1], *counted)
+
+    def _answer(self, asked: list[Any]) -> asyncio.Future[list[int]]:
+        answer: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        self.asked.append((asked, answer))
+        if self.sending is None:
+            self.sending = asyncio.create_task(self._send())
+        return answer
+
+    async def _send(self) -> None:
+        """Send what is asked, all of it at once, until nothing is."""
+        try:
+            while asking := [(asked, answer) for asked, answer in self.asked if not answer.done()]:
+                self.asked = []
+                await self._send_all(asking)
+        finally:
+            self.sending = None
+
+    async def _send_all(self, asking: list[tuple[list[Any], asyncio.Future[list[int]]]]) -> None:
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                said = await self._evaluated([asked for asked, _ in asking])
+        except self._failures() as error:
+            said = [error] * len(asking)
+        for (_, answer), one in zip(asking, said, strict=True):
+            if isinstance(one, Exception) and not answer.done():
+                answer.set_exception(one)
+            elif not answer.done():
+                answer.set_result(one)
+
+    async def _evaluated(self, asking: list[list[Any]]) -> list[Any]:
+        """Evaluate the script for each, having given it to a server that does not know it, and nothing twice."""
+        from redis.exceptions import NoScriptError
+        said = await self._pipelined(asking) if self.sha else [NoScriptError()] * len(asking)
+        unknown = [at for at, one in enumerate(said) if isinstance(one, NoScriptError)]
+        if unknown:
+            self.sha = await self.redis.script_load(SCRIPT)
+            for at, one in zip(unknown, await self._pipelined([asking[at] for at in unknown]), strict=True):
+                said[at] = one
+        return said
+
+    async def _pipelined(self, asking: list[list[Any]]) -> list[Any]:
+        pipeline = self.redis.pipeline(transaction=False)
+        for asked in asking:
+            pipeline.execute_command("EVALSHA", self.sha, *asked)
+        return await pipeline.execute(raise_on_error=False)
+
+    def _lose(self, error: Exception) -> None:
+        if not self.degraded:
+            instead = "calls are refused" if self.deny else f"1/{self.gates} of each limit is counted here"
+            log.warning("the rate limits' store is lost (%s); until it is back %s", str(error) or "no answer", instead)
+            self.degraded, self.try_again_at = True, time.monotonic() + self.retry_seconds
+
+    def _try_again(self) -> None:
+        if self.trying is None and time.monotonic() >= self.try_again_at:
+            self.trying = asyncio.create_task(self._try())
+
+    async def _try(self) -> None:
+        """Find out whether the store counts again."""
+        try:
+            await self._ask([TRIAL], 1)
+            self.degraded = False
+            log.warning("the rate limits' store is back")
+        except self._failures():
+            self.try_again_at = time.monotonic() + self.retry_seconds
+        finally:
+            self.trying = None
+
+    def _without_the_store(self, buckets: list[Bucket], cost: int) -> Verdict:
+        if self.deny:
+            raise LimiterUnavailable("the store of the rate limits does not answer; try again",
+                                     retry_after=math.ceil(self.retry_seconds))
+        return self.alone.take_now([divided(one, self.gates) for one in buckets], cost)
+
+    async def close(self) -> None:
+        tasks = [task for task in (self.sending, self.trying) if task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.redis.aclose()
+
+
+def divided(one: Bucket, gates: int) -> Bucket:
+    """Return a gate's part of a bucket: at least one call, unless there is none to share."""
+    if gates == 1 or not one.limit:
+        return one
+    return msgspec.structs.replace(one, limit=max(1, one.limit // gates), burst=max(1, one.burst // gates))
+
+
+if TYPE_CHECKING:
+    _: type[Limits] = RedisLimits

@@ -1,0 +1,61 @@
+"""Notices to a tenant's admins: what happened to its credentials lies in their inboxes (spec 21.9.1, 21.9.2).
+
+A notice is a system.anomaly, as all that the gate tells of its own accord: list_receipts and bootstrap show it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from asyncgate import ANOMALY, Engine, Key, Principal, Work, export_key
+from asyncgate.parts.model.errors import GateError
+
+if TYPE_CHECKING:
+    from asyncgate import Ask, Caller
+
+log = logging.getLogger("asyncgate")
+
+MOST_ADMINS = 20        # of a tenant; each notice is a receipt for each
+ADVICE = {
+    "key_revoked": "see what it was used for: list_audit with its key_id",
+    "credentials_rotated": "hand out the new keys; whoever shows an old one is refused",
+    "rate_limit_tightened": "find out what sends so many calls, then ask the operator",
+    "unusual_address": "if nobody of yours uses the key from there, revoke_key, then list_audit with its key_id",
+    "cross_tenant_attempt": "see what the key was used for: list_audit with its key_id",
+}
+
+
+async def admins(engine: Engine, tenant_id: str) -> list[Principal]:
+    """Return for whom the tenant's good keys of admins stand."""
+    found: dict[tuple[str, str], Principal] = {}
+    now, after = engine.backend.now(), ""
+    while (page := await engine.backend.export(Key, tenant_id, after)) and len(found) < MOST_ADMINS:
+        for key in page:
+            if key.role == "admin" and key.revoked_at is None and (key.expires_at is None or key.expires_at > now):
+                found[key.principal_kind, key.principal_id] = Principal(key.principal_kind, key.principal_id)
+        after = export_key(page[-1])
+    return list(found.values())[:MOST_ADMINS]
+
+
+def tell_admins(engine: Engine, work: Work, whom: list[Principal], kind: str, **details: Any) -> None:
+    """Write a notice to each; every one is a receipt of its own."""
+    said = {name: value for name, value in details.items() if value is not None}
+    body = {"kind": kind, "details": said, "recommended_action": ADVICE[kind]}
+    mark = f"{kind} {work.new_id()}"
+    for admin in whom:
+        engine._emit(work, ANOMALY, None, body, to=admin, mark=mark)
+
+
+async def notify(engine: Engine, tenant_id: str, kind: str, **details: Any) -> None:
+    """Write a notice beside a request."""
+    if not (whom := await admins(engine, tenant_id)):
+        return
+
+    def write(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
+        tell_admins(engine, work, whom, kind, **details)
+    try:
+        from asyncgate import Ask
+        await engine.write(write, None, engine.itself(tenant_id), Ask())
+    except GateError:
+        log.exception("the admins of tenant %s are not told of %s", tenant_id, kind)

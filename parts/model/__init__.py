@@ -1,0 +1,1 @@
+"""Words only: what goes over the wire, what is stored, settings, refusals; imports nothing above itself."""

@@ -1,0 +1,74 @@
+"""Content: JSON as it is read, measured, hashed and written, the same everywhere."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from asyncgate.parts.model.errors import InvalidRequest, PayloadTooLarge
+from asyncgate.parts.model.wire import Requirements
+
+UNDELIVERED = {"failed", "failure", "fail", "error", "rejected", "undelivered", "canceled", "cancelled"}
+canonical = msgspec.json.Encoder(order="sorted").encode
+encode = msgspec.json.Encoder().encode
+any_json = msgspec.json.Decoder().decode
+requirements_of = msgspec.json.Decoder(Requirements | None).decode
+
+
+def sha256(*parts: Any) -> str:
+    """Hash the canonical JSON of `parts`."""
+    return hashlib.sha256(canonical(parts)).hexdigest()
+
+
+def pointers(artifacts: Any) -> list[Any]:
+    """Read artifacts as peers send them: a list, {"pointers": [...]}, one object, or nothing."""
+    if isinstance(artifacts, Mapping):
+        inner = artifacts.get("pointers", [artifacts] if artifacts else [])
+        artifacts = inner if isinstance(inner, list) else [inner]
+    if artifacts is None:
+        return []
+    if not isinstance(artifacts, list):
+        raise InvalidRequest("artifacts must be a list, an object or null")
+    return artifacts
+
+
+def proves(proof: Mapping[str, Any] | None) -> bool:
+    """Whether a delivery proof proves a delivery: one whose status says that it failed is proof of the opposite."""
+    return bool(proof) and str((proof or {}).get("status", "")).strip().lower() not in UNDELIVERED
+
+
+def sized(text: bytes, most: int, what: str) -> None:
+    """Refuse what is too large to be stored."""
+    if len(text) > most:
+        raise PayloadTooLarge(f"{what} is {len(text)} bytes, {most} is the most; store it elsewhere and send a pointer")
+
+
+def parsed(text: bytes, what: str) -> Any:
+    """Read JSON that the gate stores verbatim, so that what cannot be read later is refused now."""
+    try:
+        return any_json(text)
+    except (msgspec.DecodeError, ValueError, RecursionError) as wrong:
+        raise InvalidRequest(f"{what}: {wrong}") from None
+
+
+def ordered_types(type: str, payload: Any) -> set[str]:
+    """Return the types of all tasks that one task leads to: an order of a schedule has others made."""
+    types = {type}
+    while type == "schedule.create" and isinstance(payload, dict) and isinstance(
+            template := payload.get("task_template"), dict) and isinstance(template.get("type"), str):
+        type, payload = template["type"], template.get("payload_template")
+        types.add(type)
+    return types
+
+
+def needs_of(requirements: Raw) -> frozenset[str]:
+    """Return the capabilities that a task requires."""
+    try:
+        asked = requirements_of(requirements)
+    except msgspec.DecodeError as wrong:
+        raise InvalidRequest(f"requirements: {wrong}") from None
+    return (asked.capabilities if asked else None) or frozenset()

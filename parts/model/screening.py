@@ -1,0 +1,125 @@
+"""Judge the bytes of a JSON body before anything is made of them: its encoding, its depth, how many values it has.
+
+A decoder makes an object of every value: 16 MiB of `[],` are five million lists, 400 MiB and many seconds.  So a
+body is judged as bytes first, in slices, with a constant number of native passes over each; other requests take their
+turn between two slices.  What passes has so few values that decoding it whole is a matter of milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from collections.abc import Iterator
+
+from asyncgate.parts.model.errors import GateError, InvalidRequest, PayloadTooDeep, PayloadTooLarge
+
+MAX_DEPTH = 64      # of a request's JSON
+SLICE = 2**15       # bytes that are judged in one turn of the event loop
+LARGE = 8 * SLICE   # from here on the event loop rests between two turns
+REST_SECONDS = 0.002
+QUOTE, OPENS = b'"', ord("[")
+BLANK, MOST_BLANKS = b" \t\r\n", 4 * 2**20       # between values; a decoder goes over them again and again
+_rest = bytes(set(range(256)) - set(b'"[]{},' + BLANK))    # bytes that give JSON no structure, once escapes are gone
+_brackets = bytes.maketrans(b"{}", b"[]")
+DEEP = f"JSON may be nested {MAX_DEPTH} deep at most"
+
+
+class Screen:
+    """Judges one body, slice by slice; each slice raises what is wrong with the body so far."""
+
+    def __init__(self, most_values: int, most_depth: int = MAX_DEPTH) -> None:
+        self.most_values, self.most_depth = most_values, most_depth
+        self.values = self.depth = self.blanks = 0
+        self.inside = False         # a string
+        self.before = b""           # the end of the slice before: an escape may span two
+        self.decode = codecs.getincrementaldecoder("utf-8")().decode
+
+    def look(self, slice: bytes) -> None:
+        """Judge the next slice; it must not end between a backslash and what that escapes (see `slices`)."""
+        if not slice.isascii():
+            self.decode(slice)      # msgspec does not look into what it keeps raw or skips
+        text = slice.replace(b"\\\\", b"  ")
+        if b"\\u0000" in (joined := self.before + text):
+            raise InvalidRequest("strings may not contain the NUL character")
+        self.before = joined[-5:]
+        self._count(self._outside(text.replace(b'\\"', b"  ")))
+
+    def end(self) -> None:
+        """Judge the end: a character may be cut off there."""
+        self.decode(b"", True)
+
+    def _outside(self, text: bytes) -> bytes:
+        """Return brackets, commas and blanks that stand outside strings."""
+        parts = text.translate(None, _rest).split(QUOTE)
+        outside = b"".join(parts[self.inside::2])
+        self.inside ^= len(parts) % 2 == 0
+        return outside
+
+    def _count(self, outside: bytes) -> None:
+        structure = outside.translate(None, BLANK)
+        self.blanks += len(outside) - len(structure)
+        if self.blanks > MOST_BLANKS:
+            raise PayloadTooLarge(f"the request has more than {MOST_BLANKS} bytes of white space between its values")
+        brackets = structure.translate(_brackets, b",")
+        self.values += len(structure) - len(brackets) + brackets.count(b"[")
+        if self.values > self.most_values:
+            raise PayloadTooLarge(f"the request has more than {self.most_values} values in its lists and objects; "
+                                  "send less at a time, or store it elsewhere and send a pointer")
+        for bracket in brackets:        # of which there are few: all that open are counted, and close once
+            self.depth += 1 if bracket == OPENS else -1
+            if self.depth > self.most_depth:
+                raise PayloadTooDeep(DEEP)
+            if self.depth < 0:
+                raise InvalidRequest("the JSON closes a list or an object that it never opened")
+
+
+def slices(body: bytes, size: int = SLICE) -> Iterator[bytes]:
+    """Cut a body so that no slice ends with a backslash that begins an escape."""
+    cut = 0
+    while cut < len(body):
+        piece = body[cut:cut + size]
+        run = len(piece) - len(piece.rstrip(b"\\"))
+        if run % 2 and cut + size < len(body):
+            piece = piece[:-1]
+        cut += len(piece)
+        yield piece
+
+
+def is_light(body: bytes, most_values: int) -> bool:
+    """Whether a body is too short to have too many values, and has neither the brackets nor the bytes of a bad one."""
+    return (len(body) <= min(SLICE, 2 * most_values) and body.count(b"{") + body.count(b"[") <= MAX_DEPTH
+            and body.isascii() and b"\\u0000" not in body)
+
+
+async def screen(body: bytes, most_values: int, most_depth: int = MAX_DEPTH) -> None:
+    """Refuse a body that some database or reader would choke on; hold the event loop for one slice at a time.
+
+    Raises PayloadTooLarge for too many values, PayloadTooDeep, InvalidRequest for NUL characters, and
+    UnicodeDecodeError.
+    """
+    if is_light(body, most_values):
+        return
+    judge = Screen(most_values, most_depth)
+    for piece in slices(body):
+        judge.look(piece)
+        await breathe(body)
+    judge.end()
+
+
+async def breathe(body: bytes) -> None:
+    """Give others their turn before the next pass over a large body.
+
+    A pause of nothing would let in other requests, but not the threads that write and read for them: an event loop
+    without a rest takes the interpreter's lock back before they wake up.
+    """
+    if len(body) > SLICE:
+        await asyncio.sleep(REST_SECONDS if len(body) > LARGE else 0)
+
+
+async def refusal(body: bytes, most_values: int, most_depth: int) -> GateError | None:
+    """Return what `screen` has against a body, for a façade that answers in a form of its own."""
+    try:
+        await screen(body, most_values, most_depth)
+    except GateError as no:
+        return no
+    return None

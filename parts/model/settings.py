@@ -1,0 +1,651 @@
+"""The settings: what an operator may turn, and where each value comes from."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from functools import cache
+from ipaddress import ip_network
+from itertools import chain
+from operator import attrgetter
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import msgspec
+from msgspec import Meta, Struct, convert
+
+from asyncgate.parts.model.durations import seconds_of
+
+__all__ = [
+    "Configured", "DatabaseSettings", "Settings", "SettingsError", "Tier", "effective", "leaves", "load_settings"]
+
+
+def says(text: str, *, secret: bool = False) -> Meta:
+    """Describe a setting in one sentence; the value of a secret one is never shown, and may come from a file."""
+    return Meta(description=text, extra={"secret": secret, "in_file": secret} if secret else {})
+
+
+def span(low: float, high: float, what: str = "a whole number") -> Meta:
+    return Meta(ge=low, le=high, title=f"{what} from {low} to {high}")
+
+
+Positive = Annotated[int, span(1, 2**31 - 1)]
+Count = Annotated[int, span(0, 2**31 - 1)]
+Size = Annotated[int, span(1, 2**30)]
+Class = Annotated[int, span(0, 1_000_000)]
+PageSize = Annotated[int, span(1, 10_000)]
+Days = Annotated[int, span(1, 36_500)]
+Ttl = Annotated[int, span(1, 604_800)]
+Quota = Annotated[int, span(-1, 2**53 - 1)]
+Seconds = Annotated[float, span(0, 86_400, "a number")]
+Timer = Annotated[float, span(0.01, 86_400, "a number")]
+Url = Annotated[str, Meta(pattern=r"\A([a-z][a-z0-9+.-]*://.*)?\Z", title="a URL, as scheme://rest",
+                          extra={"in_file": True})]     # it may hold a password
+Uuid = Annotated[str, Meta(pattern=r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", title="a UUID in lower case")]
+OneTenant = Annotated[str, Meta(pattern=r"\A([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?\Z",
+                                title="a UUID in lower case, or empty")]
+Label = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,100}\Z", title="up to 100 letters, digits, dots, - and _")]
+Name = Annotated[str, Meta(min_length=1, title="text that is not empty")]
+Texts = Annotated[tuple[str, ...], Meta(title="a list of text, split by commas or in JSON")]
+OwnerKind = Literal["agent", "worker", "service", "system", "human", "asyncgate"]
+ReceiptMode = Literal["standalone", "memorygate_integrated", "receiptgate_integrated"]
+Locatability = Literal["lenient", "strict"]
+Mismatch = Literal["return", "refuse"]
+Unknown = Literal["warn", "refuse", "ignore"]
+Consistency = Literal["eventual", "strict"]
+StoreFailure = Literal["local", "deny"]
+ToolNames = Literal["dotted", "underscore"]
+Dialect = Literal["auto", "1.0", "1.1"]
+Contents = Literal["clear", "digests"]
+TlsVersion = Literal["TLSv1.2", "TLSv1.3"]
+LogLevel = Literal["debug", "info", "warning", "error", "critical"]
+
+
+class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A set of settings that belong together, as one mapping of the YAML file."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"  # values stay out of logs and tracebacks: some are secret
+
+
+class DatabaseSettings(Group, frozen=True):
+    """Where everything is stored."""
+
+    url: Annotated[Url, Meta(min_length=1), says("Where all is stored; the scheme picks the backend")] = "sqlite:///asyncgate.db"
+    tasks: Annotated[str, says("Name of the task store, as a note (spec 20.2); database.url decides")] = ""
+    leases: Annotated[str, says("Name of the lease store, as a note (spec 20.2); database.url decides")] = ""
+    receipts: Annotated[str, says("Name of the receipt store, as a note (spec 20.2); receipt_mode decides")] = ""
+    pool_size: Annotated[int, span(1, 1000), says("Most database connections held at once")] = 10
+    pgbouncer: Annotated[bool, says("Whether database.url leads to a transaction-pooling PgBouncer")] = False
+    direct_url: Annotated[Url, says("Postgres address beside PgBouncer, for locks and notifications")] = ""
+    archive_url: Annotated[Url, says("Postgres address of asyncgate_archivist; default: the same, no password")] = ""
+    timeout_seconds: Annotated[Timer, says("Longest wait for the database before a call is answered with 503")] = 10.0
+    notify: Annotated[bool, says("Whether processes that share the database wake each other")] = True
+    poll_seconds: Annotated[Timer, says("Seconds between looks of a call that waits on a shared database")] = 1.0
+    trusted_role: Annotated[bool, says("Whether a superuser, owner or BYPASSRLS role will do; for trials")] = False
+
+class EmissionRetry(Group, frozen=True):
+    """What becomes of receipts that the ledger has not taken yet."""
+
+    buffer_size: Annotated[Positive, says("Receipts waiting for the ledger before an anomaly is raised")] = 10000
+    retry_interval_seconds: Annotated[Timer, says("Seconds between attempts to deliver a waiting receipt")] = 30.0
+    max_retries: Annotated[Count, says("Quick attempts before a waiting receipt moves to the slow lane")] = 10
+
+class CircuitBreaker(Group, frozen=True):
+    """When a ledger that does not answer is left in peace."""
+
+    enabled: Annotated[bool, says("Whether a ledger that does not answer is left in peace for a while")] = True
+    failure_threshold: Annotated[Positive, says("Failures in a row after which the ledger is left in peace")] = 5
+    timeout_seconds: Annotated[Timer, says("Seconds before the ledger is tried again")] = 10.0
+    half_open_max_calls: Annotated[Positive, says("Receipts that are sent at once to find out")] = 3
+    success_threshold: Annotated[Positive, says("Receipts it must take in a row before all are sent again")] = 2
+
+class MemoryGate(Group, frozen=True):
+    """The receipt ledger of integrated mode."""
+
+    url: Annotated[Url, says("Address of the receipt ledger in integrated mode")] = ""
+    auth_token: Annotated[str, says("The gate's token at the ledger", secret=True)] = ""
+    auth_token_env: Annotated[str, says("Name of the environment variable that holds the ledger's token")] = ""
+    worker_tokens: Annotated[bool, says("Whether a worker is given a short-lived key of its own at the ledger")] = True
+    tenant_id: Annotated[str, says("Tenant under which the ledger files our receipts")] = ""
+    timeout_ms: Annotated[Count, says("Longest wait for the ledger's answer, in milliseconds; 0 is 500, and 10000 for "
+                                      "a ReceiptGate")] = 0
+    emission_timeout_ms: Annotated[Count, says("Another name of memorygate.timeout_ms")] = 0
+    failure_mode: Annotated[Consistency, says("Another name of receipt_consistency_mode")] = "eventual"
+    emission_retry: EmissionRetry = EmissionRetry()
+    parallel: Annotated[int, span(0, 1000), says("Most receipts of different tasks that are sent at once; 0 is 16, and "
+                                                 "4 to a ReceiptGate")] = 0
+    circuit_breaker: CircuitBreaker = CircuitBreaker()
+
+class WorkerBootstrap(Group, frozen=True):
+    include_memorygate_routing: Annotated[bool, says("Whether bootstrap tells workers where the ledger is")] = True
+
+class Jwt(Group, frozen=True):
+    """How access tokens are signed and checked, and for how long they are good."""
+
+    algorithm: Annotated[Literal["RS256"], says("How access tokens are signed")] = "RS256"
+    private_key_path: Annotated[str, says("PEM file of the key that signs access tokens")] = ""
+    public_key_path: Annotated[str, says("PEM file of the key that checks access tokens")] = ""
+    jwks: Annotated[str, says("Further keys that check access tokens: a JWKS file, or the issuer's URL of one")] = ""
+    issuer: Annotated[Name, says("Who issues the access tokens that are accepted, their iss")] = "asyncgate"
+    audience: Annotated[Texts, says("Audiences of accepted access tokens; aud must name one")] = ("asyncgate-api",)
+    tenants: Annotated[Texts, says("Tenants that the issuer may speak for, as ids; empty is any")] = ()
+    roles: Annotated[Texts, says("Roles that the issuer may give")] = ("agent", "worker", "admin")
+    leeway_seconds: Annotated[int, span(0, 300), says("Seconds by which the issuer's clock may be off")] = 30
+    max_lifetime_days: Annotated[int, span(1, 90), says("Longest life of an access token that is accepted")] = 90
+    access_token_ttl_days: Annotated[int, span(5, 90), says("Days an access token is valid")] = 30
+    refresh_token_ttl_days: Annotated[Days, says("Days a refresh token is valid")] = 90
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether there is a key that access tokens can be checked with."""
+        return bool(self.private_key_path or self.public_key_path or self.jwks)
+
+class IdentityProvider(Group, frozen=True):
+    """Who vouches for people that sign in."""
+
+    name: Annotated[str, says("Name of the identity provider, as in google")]
+    client_id: Annotated[str, says("The gate's client id at the provider")]
+    client_secret: Annotated[str, says("The gate's client secret at the provider", secret=True)] = ""
+    discovery_url: Annotated[Url, says("The provider's OpenID Connect discovery document")] = ""
+
+class OAuth(Group, frozen=True):
+    enabled: Annotated[bool, says("Whether people may sign in through an identity provider")] = False
+    providers: Annotated[tuple[IdentityProvider, ...], says("Identity providers; JSON outside the file")] = ()
+
+class ApiKeys(Group, frozen=True):
+    """How issued keys are kept."""
+
+    hash_algorithm: Annotated[Literal["argon2id"], says("How issued API keys are hashed at rest")] = "argon2id"
+    hash_time_cost: Annotated[int, span(1, 100), says("Argon2id passes over memory")] = 2
+    hash_memory_cost: Annotated[int, span(8, 2**22), says("Argon2id memory, in KiB")] = 65536
+    hash_parallelism: Annotated[int, span(1, 64), says("Argon2id lanes")] = 1
+
+class RateLimiting(Group, frozen=True):
+    """Whether and where calls are counted."""
+
+    enabled: Annotated[bool, says("Whether rate limits and quotas are enforced")] = False
+    storage: Annotated[Literal["memory", "redis"], says("Where rate-limit counters live")] = "memory"
+    redis_url: Annotated[Url, says("Redis that holds the counters when several gates share them")] = ""
+    default_tier: Annotated[Literal["free", "paid", "enterprise"], says("Tier of a tenant that has none")] = "free"
+    address_calls_per_minute: Annotated[Quota, says("Calls an address may make a minute; -1 is unlimited")] = 6000
+    anonymous_calls_per_minute: Annotated[Quota, says("The same, without a good credential; -1 is unlimited")] = 300
+    server_calls_per_minute: Annotated[Quota, says("Calls that all may make a minute; -1 is unlimited")] = 600_000
+    principal_percent: Annotated[int, span(1, 100), says("Share of its tenant's calls that a principal may use")] = 100
+    heartbeat_factor: Annotated[int, span(1, 1000), says("Heartbeats a caller has for each call; they count apart")] = 4
+    store_timeout_seconds: Annotated[Timer, says("Longest that a call waits for Redis before it counts as lost")] = 0.25
+    on_store_failure: Annotated[StoreFailure, says("Without Redis: count locally, or answer 503")] = "local"
+    gates: Annotated[Positive, says("Gates that share the limits; each has its part of them without Redis")] = 1
+
+class AuditLogging(Group, frozen=True):
+    """What is kept of security events."""
+
+    enabled: Annotated[bool, says("Whether security events are kept in the audit log")] = True
+    retention_days: Annotated[int, span(90, 36500), says("Days a line of the audit log is kept; then it goes")] = 90
+    sensitive_fields: Annotated[Texts, says("Fields whose values no log holds")] = ("password", "token", "api_key")
+
+class Tls(Group, frozen=True):
+    """The certificate that the gate itself shows; without one it speaks plain HTTP, on loopback or to a proxy."""
+
+    certificate_path: Annotated[str, says("PEM file of the certificate and its chain; empty is plain HTTP")] = ""
+    private_key_path: Annotated[str, says("PEM file of its private key; empty is the certificate's own file")] = ""
+    private_key_password: Annotated[str, says("Password of the private key; empty is none", secret=True)] = ""
+    minimum_version: Annotated[TlsVersion, says("Oldest version of TLS that is spoken")] = "TLSv1.2"
+
+class Outgoing(Group, frozen=True):
+    """Where the gate's own calls may go."""
+
+    allow: Annotated[Texts, says("Hosts and networks that may be called though they are not public")] = ()
+    deny: Annotated[Texts, says("Hosts and networks that may not be called, such as this machine's address at its "
+                                "NAT")] = ()
+
+class SecuritySettings(Group, frozen=True):
+    """Everything about credentials, limits and audit."""
+
+    jwt: Jwt = Jwt()
+    oauth: OAuth = OAuth()
+    api_keys: ApiKeys = ApiKeys()
+    rate_limiting: RateLimiting = RateLimiting()
+    audit_logging: AuditLogging = AuditLogging()
+    outgoing: Outgoing = Outgoing()
+    tls: Tls = Tls()
+
+class Tier(Group, frozen=True):
+    """What a tenant of one tier may use."""
+
+    tasks_per_hour: Annotated[Quota, says("Tasks a tenant may create an hour; -1 is unlimited")] = -1
+    concurrent_leases: Annotated[Quota, says("Leases a tenant may hold at once; -1 is unlimited")] = -1
+    api_calls_per_hour: Annotated[Quota, says("Calls a tenant may make an hour; -1 is unlimited")] = -1
+    receipt_storage_gb: Annotated[Quota, says("Gigabytes of receipts a tenant may keep; -1 is unlimited")] = -1
+    active_tasks: Annotated[Quota, says("Unfinished tasks a tenant may have at once; -1 is unlimited")] = -1
+    terminal_tasks: Annotated[Quota, says("Tasks a tenant may keep, ended or to end; -1 is unlimited")] = -1
+    receipts_per_task: Annotated[Quota, says("Receipts a task may have before its end; -1 is unlimited")] = -1
+
+class RateLimits(Group, frozen=True):
+    """The tiers."""
+
+    free_tier: Tier = Tier(tasks_per_hour=100, concurrent_leases=10, api_calls_per_hour=1_000, receipt_storage_gb=1,
+                           active_tasks=1_000)
+    paid_tier: Tier = Tier(tasks_per_hour=10_000, concurrent_leases=100, api_calls_per_hour=100_000,
+                           receipt_storage_gb=10, active_tasks=100_000)
+    enterprise_tier: Tier = Tier()
+
+class BootstrapSettings(Group, frozen=True):
+    use_obligations_endpoint: Annotated[bool, says("Whether bootstrap answers point to open obligations")] = True
+    deprecate_legacy_endpoint: Annotated[bool, says("Whether bootstrap answers carry deprecation headers")] = True
+
+class ReceiptSettings(Group, frozen=True):
+    """How large a receipt may be (PH.5), and how soon it is sealed."""
+
+    max_body_size_bytes: Annotated[Size, says("Largest receipt body, in bytes of JSON")] = 65536
+    max_parents: Annotated[int, span(1, 1000), says("Most parents of a receipt")] = 10
+    max_artifacts: Annotated[PageSize, says("Most artifacts of a receipt")] = 100
+    seal_interval_seconds: Annotated[Timer, says("Seconds between seals over what is new; kept locally only")] = 60.0
+
+class ArchiveSettings(Group, frozen=True):
+    """Where old receipts go (H.11)."""
+
+    enabled: Annotated[bool, says("Whether upkeep moves old receipts to the archive and prunes old tasks")] = False
+    directory: Annotated[str, says("Folder of the archive, the same for all gates of a database; empty is none")] = ""
+    terminal_days: Annotated[Days, says("Days a task must have ended before its receipts are archived")] = 7
+    interval_seconds: Annotated[Timer, says("Seconds between looks for what is old enough")] = 3600.0
+
+class LeaseSettings(Group, frozen=True):
+    requeue_on_expiry_no_increment: Annotated[bool, says("Always true: a lost lease spends no attempt (PH.4)")] = True
+
+class EscalationTarget(Group, frozen=True):
+    """Whom tasks of a class are proposed to."""
+
+    escalation_class: Annotated[Class, says("The class that goes there")] = msgspec.field(name="class")
+    to_kind: Annotated[OwnerKind, says("Kind of the principal")]
+    to_id: Annotated[Name, says("Id of the principal")]
+    tenant_id: Annotated[OneTenant, says("The only tenant that this holds for; empty is all")] = ""
+
+class EscalationSettings(Group, frozen=True):
+    """Who is told when a worker was lost, or the last attempt has failed."""
+
+    enabled: Annotated[bool, says("Whether lost leases and spent attempts are escalated")] = False
+    targets: Annotated[tuple[EscalationTarget, ...], says("Who is told, as {class, to_kind, to_id}")] = ()
+    lease_expiry_class: Annotated[Class, says("Class of a lost lease; payload.escalation_class comes first")] = 1
+    attempts_spent_class: Annotated[Class, says("Class of spent attempts; payload.escalation_class comes first")] = 1
+
+    def target(self, tenant_id: str, escalation_class: int) -> EscalationTarget | None:
+        """Return who is told of a class; what is said for one tenant goes before what is said for all."""
+        fit = [one for one in self.targets if one.escalation_class == escalation_class
+               and one.tenant_id in ("", tenant_id)]
+        return max(fit, key=lambda one: len(one.tenant_id), default=None)
+
+class LedgerSettings(Group, frozen=True):
+    """The other system that keeps receipts in integrated mode, and how it is spoken to."""
+
+    profile: Annotated[Literal["memorygate", "receiptgate"], says("Which protocol the ledger speaks")] = "memorygate"
+    dialect: Annotated[Dialect, says("ReceiptGate's receipt schema, with obligation_id or without")] = "auto"
+    source_system: Annotated[Name, says("Who we are to ReceiptGate: the principal of our token there")] = "asyncgate"
+    contents: Annotated[Contents, says("Whether ReceiptGate is sent payloads and results, or their hashes")] = "clear"
+    adopt_seconds: Annotated[Seconds, says("Seconds between looks for what workers state there; 0 is never")] = 10.0
+
+
+class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Hold everything an operator may turn; the names of spec 19 are in lower case."""
+
+    instance_id: Annotated[Label, says("Name of this gate in receipts; empty is automatic")] = ""
+    environment: Annotated[str, says("What this deployment is called in answers and logs")] = "development"
+    host: Annotated[Name, says("Address to listen on")] = "127.0.0.1"
+    port: Annotated[int, span(0, 65535), says("Port to listen on; 0 takes any free one")] = 8080
+    log_level: Annotated[LogLevel, says("Least severity that is logged")] = "info"
+    log_format: Annotated[Literal["console", "json"], says("How a log line is written")] = "console"
+    api_key: Annotated[str, says("Shared token, admin of the default tenant; empty is none", secret=True)] = ""
+    allow_insecure_dev: Annotated[bool, says("Whether callers on loopback need no credential")] = False
+    allowed_hosts: Annotated[Texts, says("Host headers that are answered; empty is automatic")] = ()
+    allowed_origins: Annotated[Texts, says("Origin headers that are answered; empty is automatic")] = ()
+    trusted_proxies: Annotated[Texts, says("Addresses and networks whose X-Forwarded-… are believed")] = ()
+    default_tenant_id: Annotated[Uuid, says("Tenant of the shared token")] = "00000000-0000-0000-0000-000000000000"
+    default_fallback_owner_kind: Annotated[OwnerKind, says("Kind of the owner of tasks that name nobody")] = "system"
+    default_fallback_owner_id: Annotated[Name, says("Id of the owner of tasks that name nobody")] = "asyncgate"
+    default_lease_ttl_seconds: Annotated[Ttl, says("Seconds a lease lives when a claim names none")] = 300
+    max_lease_ttl_seconds: Annotated[Ttl, says("Longest lease in seconds; longer requests are clamped")] = 1800
+    lease_sweep_interval_seconds: Annotated[Timer, says("Longest pause between two sweeps for lost leases")] = 10.0
+    lease_grace_seconds: Annotated[Seconds, says("Seconds a lease outlives its expiry")] = 0.0
+    max_lease_renewals: Annotated[Count, says("Renewals a lease may have; 0 is no limit")] = 0
+    max_lease_lifetime_seconds: Annotated[Count, says("Seconds a lease may live over all renewals; 0 is no limit")] = 0
+    max_lanes: Annotated[Count, says("Most kinds (type and capabilities) of a tenant's waiting tasks; 0: any")] = 2000
+    max_expiries: Annotated[Count, says("Lost leases after which a task is held; 0 is never")] = 10
+    restart_grace_seconds: Annotated[Seconds, says("Seconds that leases get when no gate served for a while")] = 5.0
+    expiry_jitter_seconds: Annotated[Seconds, says("Longest random delay before lost tasks are offered again")] = 5.0
+    max_claim_tasks: Annotated[int, span(1, 1000), says("Most tasks one claim may lease")] = 100
+    max_wait_seconds: Annotated[float, span(0, 60, "a number"), says("Longest a claim or read may wait")] = 30.0
+    max_waiting_claims: Annotated[Count, says("Most claims that may wait at once")] = 4096
+    max_waiting_per_tenant: Annotated[Positive, says("Most calls of a tenant that may wait at once")] = 2048
+    max_waiting_per_principal: Annotated[Positive, says("Most calls of a principal that may wait at once")] = 256
+    default_max_attempts: Annotated[int, span(1, 1000), says("Attempts of a task that names none")] = 3
+    default_retry_backoff_seconds: Annotated[Count, says("Seconds before the first retry; each next one doubles")] = 30
+    max_retry_backoff_seconds: Annotated[Ttl, says("Longest delay before a retry, in seconds")] = 900
+    default_priority: Annotated[int, span(1 - 2**31, 2**31 - 1), says("Priority of a task that names none")] = 0
+    unknown_members: Annotated[Unknown, says("What misspelt members get; lists and administration refuse")] = "warn"
+    idempotency_mismatch: Annotated[Mismatch, says("What a used idempotency key with another body gets")] = "return"
+    locatability: Annotated[Locatability, says("Whether success without artifact or proof is refused")] = "lenient"
+    progress_receipts: Annotated[bool, says("Whether each progress report writes a receipt")] = False
+    default_list_limit: Annotated[PageSize, says("Items on a page that names no limit")] = 50
+    max_list_limit: Annotated[PageSize, says("Most items on a page")] = 200
+    default_bootstrap_max_items: Annotated[PageSize, says("Items in a bootstrap by default")] = 50
+    max_bootstrap_max_items: Annotated[PageSize, says("Most items in a bootstrap")] = 200
+    receipt_retention_days: Annotated[Days, says("Days a receipt is active before it may be archived (H.11)")] = 30
+    task_retention_days: Annotated[Days, says("Days a finished task is kept before it may be pruned")] = 30
+    max_request_bytes: Annotated[Size, says("Largest request body, in bytes")] = 16 * 2**20
+    max_request_values: Annotated[Size, says("Most values in the lists and objects of a request body")] = 100_000
+    max_payload_bytes: Annotated[Size, says("Largest task payload, in bytes of JSON")] = 2**20
+    max_result_bytes: Annotated[Size, says("Largest result, in bytes of JSON")] = 2**20
+    max_progress_bytes: Annotated[Size, says("Largest progress report, in bytes of JSON")] = 64 * 2**10
+    inline_result_bytes: Annotated[Count, says("Largest result copied into its receipt, in bytes of JSON")] = 16384
+    batch_size: Annotated[PageSize, says("Most writes that share one transaction")] = 256
+    limit_concurrency: Annotated[Positive, says("Most connections served at once; more are answered 503")] = 4096
+    max_connections_per_address: Annotated[Count, says("Most connections of an address; 0 is no limit")] = 1024
+    header_timeout_seconds: Annotated[Timer, says("Seconds a client has to send its headers")] = 10.0
+    body_timeout_seconds: Annotated[Timer, says("Seconds a client has to send its body")] = 30.0
+    shutdown_seconds: Annotated[Seconds, says("Seconds open requests have to finish at shutdown")] = 4.0
+    mcp_tool_names: Annotated[ToolNames, says("How MCP tools are named in lists; both spellings work")] = "dotted"
+    receipt_mode: Annotated[ReceiptMode, says("Whether receipts are kept here or sent to a ledger")] = "standalone"
+    receipt_consistency_mode: Annotated[Consistency, says("Whether a change waits for the ledger")] = "eventual"
+    database: DatabaseSettings = DatabaseSettings()
+    memorygate: MemoryGate = MemoryGate()
+    ledger: LedgerSettings = LedgerSettings()
+    escalation: EscalationSettings = EscalationSettings()
+    worker_bootstrap: WorkerBootstrap = WorkerBootstrap()
+    bootstrap: BootstrapSettings = BootstrapSettings()
+    receipts: ReceiptSettings = ReceiptSettings()
+    archive: ArchiveSettings = ArchiveSettings()
+    leases: LeaseSettings = LeaseSettings()
+    security: SecuritySettings = SecuritySettings()
+    rate_limits: RateLimits = RateLimits()
+
+
+class SettingsError(Exception):
+    """Says in one line which setting is wrong, why, and where it came from; the gate does not start."""
+
+    exit_status = 2
+
+
+class Configured(Struct, frozen=True):
+    """The settings in force, and where each one came from, by dotted name."""
+
+    settings: Settings
+    origins: dict[str, str]
+
+
+class Setting(Struct, frozen=True):
+    """One setting, as `asyncgate config` and the README show it; `form` is its type.
+
+    The value of one that is `in_file` may be kept in a file, which the environment names as `<environment>_FILE`.
+    """
+
+    name: str
+    kind: str
+    default: Any
+    says: str
+    secret: bool
+    environment: str
+    form: Any
+    in_file: bool = False
+
+
+PREFIX, TEST_PREFIX = "ASYNCGATE_", "ASYNCGATE_TEST_"
+NOT_SETTINGS = {  # they are for the programs around a gate
+    "ASYNCGATE_CONFIG", "ASYNCGATE_URL", "ASYNCGATE_WORKER_KEY", "ASYNCGATE_WORKER_KEY_FILE", "ASYNCGATE_AGENT_KEY",
+    "ASYNCGATE_AGENT_KEY_FILE", "ASYNCGATE_PROFILE", "ASYNCGATE_PLAIN_HTTP"}
+ALIASES = {  # names that deployments of peers give to what is the same
+    "RECEIPTGATE_ENDPOINT": "memorygate.url", "RECEIPTGATE_URL": "memorygate.url",
+    "RECEIPTGATE_AUTH_TOKEN": "memorygate.auth_token", "RECEIPTGATE_API_KEY": "memorygate.auth_token",
+    "RECEIPTGATE_TENANT_ID": "memorygate.tenant_id",
+    "RECEIPTGATE_EMISSION_TIMEOUT_MS": "memorygate.timeout_ms",
+    "RECEIPTGATE_EMISSION_BUFFER_SIZE": "memorygate.emission_retry.buffer_size",
+    "RECEIPTGATE_EMISSION_RETRY_INTERVAL_SECONDS": "memorygate.emission_retry.retry_interval_seconds",
+    "RECEIPTGATE_EMISSION_MAX_RETRIES": "memorygate.emission_retry.max_retries",
+    **{f"RECEIPTGATE_CIRCUIT_BREAKER_{name.upper()}": f"memorygate.circuit_breaker.{name}"
+       for name in ("enabled", "failure_threshold", "timeout_seconds", "half_open_max_calls", "success_threshold")}}
+UNPREFIXED = {  # spec 19.2 and 19.8
+    "ALLOW_INSECURE_DEV", "DEFAULT_LEASE_TTL_SECONDS", "LEASE_SWEEP_INTERVAL_SECONDS", "DEFAULT_MAX_ATTEMPTS",
+    "DEFAULT_RETRY_BACKOFF_SECONDS", "DEFAULT_BOOTSTRAP_MAX_ITEMS", "RECEIPTGATE_ENDPOINT", "RECEIPTGATE_URL"}
+PAIRS = [  # the spec has two names for each of these (20.12, 20.14, H.6); giving one gives both
+    ("receipt_consistency_mode", "memorygate.failure_mode"),
+    ("memorygate.timeout_ms", "memorygate.emission_timeout_ms")]
+UNITS = {"_seconds": 1.0, "_days": 86_400.0, "_ms": 0.001}      # by the end of a name: what a duration is counted in
+PLAIN_KINDS = {"boolean": "true or false", "string": "text", "array": "a list of objects"}
+VARIABLE = re.compile(r"\$\{([^}]*)\}")
+CREDENTIAL = re.compile(  # in a URL, with or without its scheme; in a query or key=value list; a pasted PEM file
+    r"(https?://|(?:^|://)[^/?#:@]*:(?!//)).*(?=@)|((?:password|token|secret|key)=)[^&#\s]*|(-----BEGIN )[\s\S]*", re.I)
+
+
+def load_settings(
+    config: str | None = None, environ: Mapping[str, str] = os.environ, flags: Mapping[str, str] = {}
+) -> Configured:
+    """Read the settings: defaults, then the YAML file, then the environment, then flags; the last one wins."""
+    known = {setting.name: setting for setting in leaves(Settings)}
+    values, origins = {name: known[name].default for name in known}, dict.fromkeys(known, "default")
+    path, flagged = config or environ.get("ASYNCGATE_CONFIG"), ((name, flags[name], f"flag --{name}") for name in flags)
+    for name, said, origin in chain(from_file(path, environ) if path else (), from_environment(environ), flagged):
+        if name not in known:
+            raise unknown(name, origin)
+        value = settle(known[name], said, origin)
+        for one in next((pair for pair in PAIRS if name in pair), (name,)):
+            if origins[one].split()[0] == origin.split()[0] and values[one] != value:
+                raise SettingsError(f"{one}: given twice, and differently ({origins[one]}; {origin})")
+            values[one], origins[one] = value, origin
+    compare(values, origins)
+    return Configured(assemble(Settings, values), origins)
+
+
+def effective(configured: Configured) -> list[tuple[str, str, str]]:
+    """List every setting with its value, secrets masked, and its origin."""
+    value = {setting.name: attrgetter(setting.name)(configured.settings) for setting in leaves(Settings)}
+    return [(one.name, shown(one, value[one.name]), configured.origins[one.name]) for one in leaves(Settings)]
+
+
+def shown(setting: Setting, value: Any) -> str:
+    """Write a value as the environment would take it back, except for what is secret."""
+    value = masked(setting, value)
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def masked(setting: Setting, value: Any) -> Any:
+    """Hide what is secret in a value."""
+    if setting.secret and value:
+        return "***"
+    if isinstance(value, str):
+        return discreet(value)
+    if isinstance(value, Struct):
+        named = zip(leaves(type(value)), msgspec.structs.fields(type(value)), strict=True)
+        return {field.encode_name: masked(part, getattr(value, part.name)) for part, field in named}
+    return [masked(setting, item) for item in value] if isinstance(value, tuple) else value
+
+
+def discreet(text: str) -> str:
+    """Hide the credentials in a text, such as a URL."""
+    return CREDENTIAL.sub(lambda match: f"{match[match.lastindex or 0]}***", text)
+
+
+@cache
+def leaves(group: type[Struct], prefix: str = "", preset: Struct | None = None) -> list[Setting]:
+    """List the settings of a group, and of the groups in it, by dotted name."""
+    found: list[Setting] = []
+    for field in msgspec.structs.fields(group):
+        name, default = f"{prefix}{field.name}", getattr(preset, field.name) if preset else field.default
+        found += leaves(field.type, f"{name}.", default) if is_group(field.type) else [describe(name, field, default)]
+    return found
+
+
+def is_group(form: Any) -> bool:
+    return isinstance(form, type) and issubclass(form, Group)
+
+
+def describe(name: str, field: msgspec.structs.FieldInfo, default: Any) -> Setting:
+    """Describe one setting from its declaration."""
+    schema = msgspec.json.schema(field.type)
+    choice = f"one of {', '.join(schema['enum'])}" if "enum" in schema else ""
+    kind = schema.get("title") or choice or PLAIN_KINDS[schema["type"]]
+    extra = {key: value for meta in get_args(field.type)[1:] for key, value in (meta.extra or {}).items()}
+    variable = PREFIX + name.upper().replace(".", "_")
+    return Setting(name, kind, default, schema["description"], extra.get("secret", False), variable, field.type,
+                   extra.get("in_file", False))
+
+
+def assemble(group: type[Struct], values: Mapping[str, Any], prefix: str = "") -> Any:
+    """Build a group of its values by dotted name."""
+    fields = {field.name: field.type for field in msgspec.structs.fields(group)}
+    return group(**{
+        name: assemble(form, values, f"{prefix}{name}.") if is_group(form) else values[prefix + name]
+        for name, form in fields.items()
+    })
+
+
+def settle(setting: Setting, said: Any, origin: str) -> Any:
+    """Turn what one layer says into a value of the setting, or refuse it."""
+    try:
+        return convert(understood(setting, said), setting.form, strict=not isinstance(said, str))
+    except ValueError as error:  # msgspec's errors are ValueErrors
+        listed = isinstance(setting.default, tuple) or isinstance(said, list | dict)
+        wrong = f"{error}; it takes" if listed else f"{masked(setting, said)!r:.80} is not"
+        raise SettingsError(f"{setting.name}: {wrong} {setting.kind} ({origin})") from None
+
+
+def understood(setting: Setting, said: Any) -> Any:
+    """Split text into the list, or find in it the choice whatever its case, that the setting takes."""
+    form = get_args(setting.form)[0]
+    if isinstance(said, str) and get_origin(form) is tuple:
+        parts = [part.strip() for part in said.split(",")]
+        return msgspec.json.decode(said) if parts[0].startswith("[") else [part for part in parts if part]
+    if isinstance(said, str) and (seconds := seconds_of(said)) is not None and form in (int, float):
+        unit = next((unit for ending, unit in UNITS.items() if setting.name.endswith(ending)), None)
+        return said if unit is None else in_units(seconds, unit)
+    if isinstance(said, float) and get_origin(form) is Literal:      # YAML reads 1.0 as a number
+        return str(said)
+    if isinstance(said, str) and get_origin(form) is Literal:
+        return next((choice for choice in get_args(form) if choice.lower() == said.lower()), said)
+    return said
+
+
+def in_units(seconds: float, unit: float) -> float:
+    """Return a duration in the unit that a setting counts; a whole number where it is one."""
+    number = round(seconds / unit, 9)
+    return int(number) if number == int(number) else number
+
+
+def compare(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+    """Refuse values that contradict each other."""
+    for low in values:
+        high = low.replace("default_", "max_", 1)
+        if low.startswith("default_") and high in values and values[low] > values[high]:
+            wrong = f"{values[low]} is more than {high}, which is {values[high]}"
+            raise SettingsError(f"{low}: {wrong} ({origins[low]}; {origins[high]})")
+    if not values[name := "leases.requeue_on_expiry_no_increment"]:
+        raise SettingsError(f"{name}: must be true, a lost lease spends no attempt (PH.4) ({origins[name]})")
+    for proxy in values[name := "trusted_proxies"]:
+        if not is_network(proxy):
+            raise SettingsError(f"{name}: {proxy!r} is no address and no network ({origins[name]})")
+
+
+def is_network(text: str) -> bool:
+    """Whether a text names an IP address, or a network as in 10.0.0.0/8."""
+    try:
+        return bool(ip_network(text))
+    except ValueError:
+        return False
+
+
+def from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    """Yield what the environment says, and refuse what it cannot mean."""
+    known = {setting.name: setting for setting in leaves(Settings)}
+    names = {setting.environment: name for name, setting in known.items()}
+    names |= {PREFIX + alias: name for alias, name in ALIASES.items()}
+    files = {f"{variable}_FILE": known[name] for variable, name in names.items() if known[name].in_file}
+    for variable in sorted(environ):
+        full = PREFIX + variable if variable in UNPREFIXED and PREFIX + variable not in environ else variable
+        if full in files:
+            yield files[full].name, kept(files[full], environ, full), f"environment {full}"
+        elif full.startswith(PREFIX) and not full.startswith(TEST_PREFIX) and full not in NOT_SETTINGS:
+            yield names.get(full, variable), environ[variable], f"environment {variable}"
+
+
+def kept(setting: Setting, environ: Mapping[str, str], variable: str) -> str:
+    """Read a value that is kept in a file, as secrets are; the newline that editors put at its end is no part of it."""
+    if setting.environment in environ:
+        both = f"environment {setting.environment}; environment {variable}"
+        raise SettingsError(f"{setting.name}: given twice, by itself and in a file ({both})")
+    text = read_text(environ[variable], f"environment {variable}").removesuffix("\n").removesuffix("\r")
+    if not text:
+        raise SettingsError(f"{setting.name}: {environ[variable]!r} is empty (environment {variable})")
+    return text
+
+
+def from_file(path: str, environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    """Yield what a YAML file says."""
+    origin, tree = f"file {path}", read_yaml(path)
+    if isinstance(tree, dict) and list(tree) == ["asyncgate"]:  # 20.14
+        tree = tree["asyncgate"]
+    if not isinstance(tree, dict | None):
+        raise SettingsError(f"the settings must be names with values ({origin})")
+    for name, said in flatten(tree or {}):
+        yield name, expand(said, name, environ, origin), origin
+
+
+def flatten(tree: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a mapping by dotted name."""
+    for key, said in tree.items():
+        name = f"{prefix}{key}"
+        if said and isinstance(said, dict):
+            yield from flatten(said, f"{name}.")
+        elif said not in (None, {}) or not any(setting.name.startswith(f"{name}.") for setting in leaves(Settings)):
+            yield name, said
+
+
+def expand(said: Any, name: str, environ: Mapping[str, str], origin: str) -> Any:
+    """Put the variables of the environment into a text."""
+    if isinstance(said, list):
+        return [expand(item, name, environ, origin) for item in said]
+    if isinstance(said, dict):
+        return {key: expand(item, name, environ, origin) for key, item in said.items()}
+    if not isinstance(said, str):
+        return said
+    for variable in VARIABLE.findall(said):
+        if variable not in environ:
+            raise SettingsError(f"{name}: the environment variable {variable!r} is not set ({origin})")
+    return VARIABLE.sub(lambda match: environ[match[1]], said)
+
+
+def unknown(name: str, origin: str) -> SettingsError:
+    """Make the refusal of a setting that does not exist, with the nearest name that does."""
+    prefix = PREFIX if name.startswith(PREFIX) else ""
+    known = [(setting.environment if prefix else setting.name).removeprefix(prefix) for setting in leaves(Settings)]
+    near = get_close_matches(name.removeprefix(prefix), known, 1)
+    hint = f"; did you mean {prefix}{near[0]}?" if near else ""
+    return SettingsError(f"{name!r} is not a setting ({origin}){hint}")
+
+
+def read_text(path: str, origin: str) -> str:
+    """Read a file, or say why not."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{path!r} cannot be read: {getattr(error, 'strerror', error)} ({origin})") from None
+
+
+def read_yaml(path: str) -> Any:
+    """Read a YAML mapping, or say where it is none."""
+    import yaml  # most gates run without a file
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            keys = [key.value for key, _ in node.value]
+            for key, _ in node.value:
+                if keys.count(key.value) > 1:  # YAML alone would let the last one win in silence
+                    raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is set twice", key.start_mark)
+            return super().construct_mapping(node, deep)
+
+    text = read_text(path, f"file {path}")
+    try:
+        return yaml.load(text, Loader)  # noqa: S506  # a SafeLoader that also refuses duplicate keys
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # A problem and its line, but never the text around it, which may be a secret.
+        problem, mark = getattr(error, "problem", None) or "not valid YAML", getattr(error, "problem_mark", None)
+        raise SettingsError(f"{problem} (file {path}{f', line {mark.line + 1}' if mark else ''})") from None

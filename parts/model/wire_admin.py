@@ -1,0 +1,242 @@
+"""What goes over the wire to administer the gate: tenants, issued keys, limits, audit (spec 21)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta, Struct
+
+from asyncgate.parts.model.wire import Ask, Capabilities, Json, Kind, Moment, Name, Page, Role, Text, Types, says
+
+Tier = Literal["free", "paid", "enterprise"]
+# The schema lists them; of another one the gate says what there is, in better words than msgspec has.
+Scope = Annotated[str, Meta(max_length=50, extra_json_schema={"enum": [
+    "tasks:read", "tasks:write", "tasks:lease", "receipts:read", "receipts:ack", "admin:read", "admin:write"]})]
+Scopes = Annotated[frozenset[Scope], Meta(max_length=20)]
+Severity = Literal["info", "warning", "critical"]
+Uuid = Annotated[str, Meta(pattern="^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$(?!\\n)")]
+Whose = Annotated[Name | None, says("the tenant, by id or name; an operator may name any, all others their own")]
+Amount = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+Overlap = Annotated[float, Meta(ge=0, le=30 * 86_400), says("seconds for which the old key stays good; default a day")]
+
+
+class CreateTenant(Ask, kw_only=True):
+    """Make a tenant."""
+
+    tenant: Annotated[Uuid | None, says("a UUID; one is made where none is given")] = None
+    name: Annotated[Name, says("unique, and good wherever the id is")]
+    tier: Annotated[Tier | None, says("default: what security.rate_limiting.default_tier says")] = None
+
+
+class ListTenants(Ask, kw_only=True):
+    """List the tenants."""
+
+
+class TenantAsk(Ask, kw_only=True):
+    """A request about one tenant."""
+
+    needed: ClassVar[tuple[str, ...]] = ("tenant",)
+    tenant: Whose = None
+
+
+class SuspendTenant(TenantAsk, kw_only=True):
+    """Suspend a tenant, or let it in again."""
+
+    suspended: bool = True
+    reason: Text | None = None
+
+
+class GetLimits(Ask, kw_only=True):
+    """Read what a tenant may use."""
+
+    tenant: Whose = None
+
+
+class SetLimits(TenantAsk, kw_only=True):
+    """Change what a tenant may use."""
+
+    tier: Tier | None = None
+    exempt_until: Annotated[Moment | None, says("until then nothing is limited; a past time ends it")] = None
+    stricter_calls_per_hour: Annotated[Amount | None, says("all calls that it may make until stricter_until")] = None
+    stricter_tasks_per_hour: Annotated[Amount | None, says("all tasks that it may create until then")] = None
+    stricter_until: Annotated[Moment | None, says("how long the stricter limits hold; a past time ends them")] = None
+    reason: Annotated[Text | None, says("what was agreed, or what it did; needed for either, and audited")] = None
+
+
+class IssueKey(Ask, kw_only=True):
+    """Issue a key."""
+
+    tenant: Whose = None
+    name: Annotated[Name, says("what people call it")]
+    principal_kind: Kind = "agent"
+    principal_id: Annotated[Name, says("for whom it stands")]
+    principal_instance_id: Name | None = None
+    role: Annotated[Role | None, says("default worker for a worker, agent for others")] = None
+    scopes: Annotated[Scopes | None, says("default: those of the role")] = None
+    capabilities: Annotated[Capabilities | None, says("those that it may claim tasks for; default any")] = None
+    task_types: Annotated[Types | None, says("those that it may create and claim; default any")] = None
+    not_before: Moment | None = None
+    expires_at: Moment | None = None
+
+
+class ListKeys(Page, kw_only=True):
+    """List issued keys."""
+
+    tenant: Whose = None
+
+
+class KeyAsk(Ask, kw_only=True):
+    """A request about one key."""
+
+    needed: ClassVar[tuple[str, ...]] = ("key_id",)
+    key_id: Name = ""
+    tenant: Whose = None
+
+
+class RotateKey(KeyAsk, kw_only=True):
+    """Replace a key."""
+
+    overlap_seconds: Overlap = 86_400.0
+
+
+class RotateCredentials(Ask, kw_only=True):
+    """Replace all credentials of a tenant."""
+
+    tenant: Whose = None
+    overlap_seconds: Annotated[float, Meta(ge=0, le=30 * 86_400), says("for which the old keys stay good")] = 0.0
+    issued_before: Annotated[Moment | None, says("only keys issued before then; default now")] = None
+    reason: Text | None = None
+
+
+class RevokeKey(KeyAsk, kw_only=True):
+    """Take a key back."""
+
+    reason: Text | None = None
+
+
+class ListAudit(Page, kw_only=True):
+    """Read the audit log."""
+
+    tenant: Whose = None
+    event: Name | None = None
+    severity: Severity | None = None
+    key_id: Annotated[Name | None, says("only what was done with this key, or to it")] = None
+
+
+class TenantRecord(Struct, omit_defaults=True):
+    """A tenant."""
+
+    tenant: str
+    name: str
+    tier: str
+    created_at: datetime | None = None
+    suspended_at: datetime | None = None
+    exempt_until: datetime | None = None
+    exempt_why: str | None = None
+
+
+class Tenants(Struct):
+    """All tenants."""
+
+    tenants: list[TenantRecord]
+
+
+class Used(Struct):
+    """What a tenant has of what it may use, now and within the last hour, as far as that is counted."""
+
+    active_tasks: int
+    concurrent_leases: int
+    receipt_storage_bytes: int
+    terminal_tasks: int
+    tasks_this_hour: int | None = None
+    api_calls_this_hour: int | None = None
+
+
+class Limits(Struct):
+    """What a tenant may use; -1 is unlimited."""
+
+    tenant: str
+    tier: str
+    enforced: bool
+    tasks_per_hour: int
+    api_calls_per_hour: int
+    active_tasks: int
+    concurrent_leases: int
+    receipt_storage_gb: int
+    terminal_tasks: int
+    receipts_per_task: int
+    exempt_until: datetime | None = None
+    stricter_until: datetime | None = None
+    stricter_why: str | None = None
+    used: Used | None = None
+
+
+class KeyRecord(Struct, omit_defaults=True):
+    """An issued key, without what its holder shows."""
+
+    key_id: str
+    tenant: str
+    name: str
+    principal_kind: str
+    principal_id: str
+    role: str
+    scopes: list[str]
+    created_at: datetime
+    created_by: str
+    not_before: datetime
+    principal_instance_id: str | None = None
+    capabilities: list[str] | None = None
+    task_types: list[str] | None = None
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+    rotated_to: str | None = None
+    last_used_at: datetime | None = None
+
+
+class IssuedKey(Struct):
+    """A new key; its text is shown this once and stored nowhere."""
+
+    api_key: str
+    key: KeyRecord
+
+
+class RotatedCredentials(Struct):
+    """New keys in the place of old ones; their texts are shown this once and stored nowhere."""
+
+    keys: list[IssuedKey]
+    issued_before: datetime     # of the keys that were replaced, and of the access tokens that are refused
+    more: bool                  # whether to call again, with that time
+
+
+class Keys(Struct):
+    """A page of keys."""
+
+    keys: list[KeyRecord]
+    next_cursor: str | None = None
+    cursor: str | None = None
+
+
+class AuditLine(Struct):
+    """One line of the audit log; each hash covers the line and the hash before it."""
+
+    audit_id: str
+    number: int
+    tenant_id: str
+    timestamp: datetime
+    event: str
+    severity: str
+    principal_id: str | None    # who it was, as far as that is known
+    ip: str | None
+    user_agent: str | None
+    reason: str | None
+    details: Json       # all that is known, these four among it
+    hash: str
+
+
+class AuditLines(Struct):
+    """A page of the audit log, oldest first."""
+
+    lines: list[AuditLine]
+    next_cursor: str | None = None
+    cursor: str | None = None

@@ -1,0 +1,116 @@
+"""What goes over the wire of a ledger: the gate in the role of MemoryGate (spec 20.12, 20.13, H.6)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta, Raw, Struct, field
+
+from asyncgate.parts.model.wire import Ask, Json, Kind, Moment, Name, Principal, Problem, Whole, nothing, says
+
+Whose = Annotated[str | None, says("the tenant, by id or name; an operator may name any")]
+Id = Annotated[str, Meta(min_length=1, max_length=200, pattern="^[^\\x00-\\x20/\\x7f]+$(?!\\n)")]
+
+
+class End(Struct):
+    """Who states a receipt, or to whom."""
+
+    kind: Name
+    id: Name
+
+
+class Arriving(Struct):
+    """What a ledger must know of a receipt to file it; all else is kept as it came (spec 20.7)."""
+
+    receipt_id: Id
+    receipt_type: Name
+    created_at: Moment
+    sender: End = field(name="from")
+    to: End
+    task_id: Name | None = None
+    asyncgate_instance: Annotated[str, Meta(max_length=200)] | None = None
+    tenant_id: str | None = None
+    parents: list[Id] = []
+    body: Raw = Raw(b"null")
+
+
+class StoreReceipts(Ask, kw_only=True):
+    """Store one receipt, or many."""
+
+    acts: ClassVar[bool] = False
+    receipts: Annotated[list[Raw], says("receipts as their authors wrote them; a body that is one receipt will do")]
+    alone: bool = False
+
+
+class StoreReceipt(Ask, kw_only=True):
+    """Store one receipt, or many, by a tool."""
+
+    acts: ClassVar[bool] = False
+    receipt: Annotated[Json, says("a receipt as its author wrote it")] = field(default_factory=nothing)
+    receipts: Annotated[list[Raw], says("or up to 500 of them")] = []
+
+
+class ListFiled(Ask, kw_only=True):
+    """List the receipts of a ledger."""
+
+    acts: ClassVar[bool] = False
+    filters: ClassVar[bool] = True
+    tenant: Whose = None
+    to_kind: Kind | None = None
+    to_id: Name | None = None
+    task_id: Name | None = None
+    receipt_type: Name | None = None
+    asyncgate_instance: Name | None = None
+    since_receipt_id: Annotated[Id | None, says("the last receipt seen; those that came after it follow")] = None
+    limit: Annotated[Whole | None, says("default 50, clamped to 200")] = None
+
+
+class GetFiled(Ask, kw_only=True):
+    """Read one receipt of a ledger."""
+
+    needed: ClassVar[tuple[str, ...]] = ("receipt_id",)
+    receipt_id: Id = ""
+    tenant: Whose = None
+
+
+class GetChain(GetFiled, kw_only=True):
+    """Read a receipt and all that it answers."""
+
+
+class Stored(Struct, omit_defaults=True):
+    """What became of one receipt: stored now, or there already; or the problem."""
+
+    receipt_id: str | None
+    tenant_id: str | None = None
+    stored_at: datetime | None = None
+    replay: bool = False
+    error: Problem | None = None
+
+
+class StoredAll(Struct):
+    """What became of each receipt, in the order they were sent."""
+
+    results: list[Stored]
+
+
+class Filed(Struct):
+    """A page of receipts as they came, in the order of arrival, and who stated each: whose credential it came with."""
+
+    receipts: list[Any]
+    next_cursor: str | None = None
+    cursor: str | None = None
+    stated_by: list[Principal | None] = []
+
+
+class Chain(Struct):
+    """A receipt, and all that it answers, as they came: children before parents."""
+
+    receipt_id: str
+    chain: list[Any]
+    missing: list[str]      # parents that nobody has stored here
+
+
+def principal_of(end: End) -> Principal:
+    """Return the principal that an end names."""
+    return Principal(end.kind, end.id)

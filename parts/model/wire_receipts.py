@@ -1,0 +1,149 @@
+"""What goes over the wire to look after the ledger: seals, export and import, the archive (spec H.11, 20.9)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, ClassVar
+
+from msgspec import Meta, Struct
+
+from asyncgate.parts.model.wire import Ask, Kind, Name, Page, Whole, says
+from asyncgate.parts.model.wire_admin import Uuid
+
+MOST = 250      # receipts of one import: each of them is locked while it is decided
+Count = Annotated[int, Meta(ge=0, le=10**12)]
+Stored = Annotated[float, Meta(ge=0, lt=253_402_214_400), says("Unix seconds, as they are stored")]
+Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$(?!\\n)")]
+
+
+class SealReceipts(Ask, kw_only=True):
+    """Seal what is new now."""
+
+
+class ListSeals(Page, kw_only=True):
+    """Read the seals."""
+
+    after: Annotated[Count, says("a number: seals up to this one are left out")] = 0
+
+
+class ExportReceipts(Ask, kw_only=True):
+    """Read receipts as they are stored."""
+
+    after: Annotated[Name | None, says("the last receipt_id of the page before")] = None
+    limit: Annotated[Whole | None, says("receipts a page, 1000 at most")] = None
+
+
+class StoredReceipt(Struct, omit_defaults=True):
+    """A receipt as it is stored, byte for byte."""
+
+    receipt_id: Uuid
+    receipt_key: Name
+    receipt_type: Name
+    created_at: Stored
+    from_kind: Kind
+    from_id: Name
+    to_kind: Kind
+    to_id: Name
+    task_id: Annotated[str, Meta(max_length=200), says("empty when it belongs to no task")]
+    lease_id: Name | None
+    schedule_id: Name | None
+    asyncgate_instance: Name
+    hash: Digest
+    body: Annotated[str, says("JSON, as text")]
+    parents: Annotated[list[Name], Meta(max_length=1000)]
+    delivered_at: Stored | None = None
+
+
+class ImportReceipts(Ask, kw_only=True):
+    """Write receipts of another gate, as they are."""
+
+    receipts: Annotated[list[StoredReceipt], Meta(max_length=MOST)]
+
+
+class RunArchive(Ask, kw_only=True):
+    """Archive what is old enough."""
+
+    most: Annotated[Whole, says("receipts that one call moves, about; the answer says whether there are more")] = 5000
+    vacuum: Annotated[bool, says("on SQLite: give free pages back to the system then; writes wait meanwhile")] = False
+
+
+class ListArchivedReceipts(Page, kw_only=True):
+    """Read receipts in the archive."""
+
+    task_id: Annotated[Name | None, says("only those of this task")] = None
+    receipt_id: Annotated[Name | None, says("only this one")] = None
+
+
+class RestoreArchive(Ask, kw_only=True):
+    """Bring the receipts of a task back."""
+
+    needed: ClassVar[tuple[str, ...]] = ("task_id",)
+    task_id: Name = ""
+
+
+class ArchiveRun(Struct):
+    """What was archived."""
+
+    receipts: int
+    segments: int
+    tasks_pruned: int
+    more: bool
+
+
+class Restored(Struct):
+    """What came back."""
+
+    task_ids: list[str]
+    receipts: int
+
+
+class Exported(Struct):
+    """A page of receipts as they are stored, oldest first; an empty one is the last."""
+
+    receipts: list[StoredReceipt]
+
+
+class NotImported(Struct):
+    """A receipt that was not written, and why."""
+
+    receipt_id: str
+    reason: str     # differs, wrong_hash, parent_missing, stated_already, too_young, too_large, contradicts_task
+    message: str
+
+
+class Imported(Struct):
+    """What became of receipts that were offered."""
+
+    imported: int
+    present: int        # already there, byte for byte
+    refused: list[NotImported]
+
+
+class SealEnd(Struct):
+    """Where a tenant's seals end."""
+
+    tenant_id: str
+    number: int
+    last_receipt_id: str | None
+    hash: str
+
+
+class SealRecord(Struct, omit_defaults=True):
+    """What some receipts were when it was made, chained to the seal before by its hash."""
+
+    number: int
+    last_receipt_id: str
+    count: int
+    digest: str
+    marks: str
+    sealed_at: datetime
+    hash: str
+    late: list[str] | None = None
+
+
+class Seals(Struct):
+    """A page of seals, oldest first."""
+
+    seals: list[SealRecord]
+    next_cursor: str | None = None
+    cursor: str | None = None

@@ -1,0 +1,80 @@
+"""Log lines: one record, one line, whatever the values contain, and no secret among them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from asyncgate.parts.model.settings import Settings, discreet
+from asyncgate.parts.model.views import outside
+from asyncgate.parts.process.outages import Sparse
+
+SECRETS = re.compile(r"aga_[0-9A-Za-z]{12,}|eyJ[0-9A-Za-z_-]+\.[0-9A-Za-z_.-]+")
+HIDDEN = "***"
+
+
+class Redaction:
+    """What no log may hold: credentials wherever they stand, and the values of sensitive fields (spec 21.10.1)."""
+
+    def __init__(self, fields: Iterable[str] = ()) -> None:
+        self.fields = frozenset(name.lower() for name in fields)
+        names = "|".join(map(re.escape, sorted(self.fields))) or r"(?!)"
+        # As JSON and Python write a member, with its quotes escaped or not, and as a query does.
+        self.members = re.compile(
+            rf"""((?<!\w)(?:{names})(?:\\*["'])?\s*(?:=|(?<=["']):)\s*)"""
+            r"""(?:"(?:[^"\\]|\\.)*"|\\+"[^"]*"|'[^']*'|[^\s"',;&}\])\\]+)""", re.IGNORECASE)
+
+    def text(self, text: str) -> str:
+        """Return a text without secrets."""
+        return discreet(SECRETS.sub(HIDDEN, self.members.sub(rf"\1{HIDDEN}", text)))
+
+    def tree(self, value: Any) -> Any:
+        """Return what is to become JSON without secrets."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {name: HIDDEN if str(name).lower() in self.fields and inner is not None else self.tree(inner)
+                    for name, inner in value.items()}
+        return [self.tree(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line, so that no value can break out of its line."""
+
+    redaction = Redaction()
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write a record."""
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        line = {"timestamp": outside(record.created), "level": record.levelname.lower(), "logger": record.name,
+                **(fields or {"message": record.getMessage()})}
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(self.redaction.tree(line)).decode()
+
+
+class Lines(logging.Formatter):
+    """One plain line a record; control characters in what came from outside are spelled out."""
+
+    redaction = Redaction()
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write a record."""
+        record.msg, record.args = re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda c: repr(c[0])[1:-1], record.getMessage()), ()
+        return self.redaction.text(super().format(record))
+
+
+def start_logging(settings: Settings) -> None:
+    """Log to stderr in the format that the settings ask for."""
+    handler = logging.StreamHandler()
+    form = JsonLines() if settings.log_format == "json" else Lines("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    form.redaction = Redaction(settings.security.audit_logging.sensitive_fields)
+    handler.setFormatter(form)
+    handler.addFilter(Sparse())
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)      # the gate says itself when it begins to serve
+    logging.getLogger("httpx2").setLevel(logging.WARNING)       # at info it tells of every request
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)

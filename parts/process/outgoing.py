@@ -1,0 +1,254 @@
+"""The gate's way out: HTTP to the public internet, and to nothing that only this machine or its network can reach.
+
+Whoever can make the gate call a URL of his choice (a webhook, a discovery document, a key set) must not reach the
+metadata service of the cloud, the database next door or the gate itself.  So a host is resolved once, all its addresses
+are judged, and the connection goes to an address that was judged: there is no second look-up that could answer
+differently (DNS rebinding).  The name stays in the Host header and in the TLS handshake, so a certificate must be good
+for the name and not for the address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from functools import cache
+from typing import Any
+
+import httpx2
+
+from asyncgate.parts.model.errors import StartupError
+
+Resolve = Callable[[str, int], Awaitable[Iterable[str]]]
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+MOST_BYTES = 2**20          # of a body
+MOST_REDIRECTS = 3
+MOST_HEADERS, HEADER_BYTES = 50, 8192       # that somebody else may set
+HEADER_NAME, HEADER_VALUE = re.compile(r"\A[A-Za-z0-9_-]+\Z"), re.compile(r"\A[\x20-\x7e]*\Z")
+# They frame a request, name another host for it or another sender, or open the metadata services of clouds.
+RESERVED = {"host", "content-length", "transfer-encoding", "te", "trailer", "connection", "keep-alive", "upgrade",
+            "expect", "accept-encoding", "forwarded", "via", "x-real-ip", "true-client-ip", "cf-connecting-ip",
+            "metadata", "metadata-flavor", "x-http-method-override", "x-original-url", "x-rewrite-url"}
+RESERVED_BEGINNINGS = ("proxy-", "x-forwarded-", "x-aws-", "x-google-", "x-ms-", "sec-")
+PORTS = {"http": 80, "https": 443}
+PUBLIC_V6 = ipaddress.IPv6Network("2000::/3")       # all that is given out; the rest is local or reserved
+NAT64 = ipaddress.IPv6Network("64:ff9b::/96")       # networks without IPv4 reach the public IPv4 internet through it
+# What some release of Python calls global and is not: protocol assignments (among them a metadata service) and 6to4,
+# which hides an IPv4 address.
+BARRED = [ipaddress.ip_network(text) for text in ("192.0.0.0/24", "192.88.99.0/24", "2002::/16", "3fff::/20")]
+
+
+class Barred(httpx2.TransportError):
+    """The gate may not call this URL."""
+
+
+class Oversized(httpx2.ReadError):
+    """The answer is larger than anybody asked for."""
+
+
+def client(*, allow: Iterable[str] = (), deny: Iterable[str] = (), plain: bool = False, redirects: int = 0,
+           timeout_seconds: float = 10.0, most_bytes: int = MOST_BYTES, resolve: Resolve | None = None,
+           tls: ssl.SSLContext | None = None) -> httpx2.AsyncClient:
+    """Make an HTTP client that can only reach what the gate may call.
+
+    `allow` names hosts and networks that may be called though they are not public, `deny` those that may not although
+    they are; plain HTTP is for those that are allowed, and for others only where `plain` says so.  Redirects are judged
+    like the first URL, at most three are followed.
+    `timeout_seconds` is the time for everything, from the first look-up to the last byte.
+    """
+    guard = Guard(allow, plain, timeout_seconds, most_bytes, resolve or resolved, tls or httpx2.create_ssl_context(),
+                  deny=deny)
+    return httpx2.AsyncClient(transport=guard, trust_env=False, timeout=timeout_seconds,
+                              follow_redirects=redirects > 0, max_redirects=min(redirects, MOST_REDIRECTS))
+
+
+class Guard(httpx2.AsyncBaseTransport):
+    """A transport that judges where a request goes, and bounds what comes back."""
+
+    def __init__(self, allow: Iterable[str], plain: bool, timeout_seconds: float, most_bytes: int, resolve: Resolve,
+                 tls: ssl.SSLContext, *, deny: Iterable[str] = (),
+                 own: Callable[[Address], bool] | None = None) -> None:
+        self.hosts, self.networks = exceptions(allow)
+        self.no_hosts, self.no_networks = exceptions(deny, "security.outgoing.deny")
+        self.own = own or is_own
+        self.plain, self.timeout_seconds, self.most_bytes, self.resolve = plain, timeout_seconds, most_bytes, resolve
+        # The pool knows a connection by its address.  Kept open, it would serve another name at that address, for
+        # which nobody has looked at the certificate.
+        limits = httpx2.Limits(max_keepalive_connections=0)
+        self.inner = httpx2.AsyncHTTPTransport(verify=tls, trust_env=False, limits=limits)
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send one request; a redirect is a further one, and has what is left of the time."""
+        loop = asyncio.get_running_loop()
+        deadline: float = request.extensions.setdefault("deadline", loop.time() + self.timeout_seconds)
+        try:
+            async with asyncio.timeout_at(deadline):
+                response = await self._reach(request)
+        except TimeoutError:
+            raise late(self.timeout_seconds) from None
+        bounded = Bounded(response.stream, self.most_bytes, deadline, self.timeout_seconds)
+        if response.headers.get("content-encoding", "identity") != "identity":     # a megabyte may unpack to a gigabyte
+            await bounded.aclose()
+            raise Oversized("the answer is compressed, which was not asked for")
+        response.stream = bounded
+        return response
+
+    async def _reach(self, request: httpx2.Request) -> httpx2.Response:
+        """Try the addresses of a host in turn until one can be connected to."""
+        if request.headers.get_list("host") != [request.url.netloc.decode("ascii")]:
+            raise Barred("the Host header of a call is that of its URL")
+        failed: httpx2.TransportError = httpx2.ConnectError(f"{request.url.host} has no address")
+        for address in await self.judged(request.url):
+            try:
+                return await self.inner.handle_async_request(aimed(request, address))
+            except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+                failed = error
+        raise failed
+
+    async def judged(self, url: httpx2.URL) -> list[Address]:
+        """Return the addresses of a URL's host, all of which may be called; raises Barred if one may not."""
+        host = named(url)
+        addresses = await self._addresses(host, url.port or PORTS[url.scheme])
+        chosen = host.rstrip(".") in self.hosts or all(any(one in net for net in self.networks) for one in addresses)
+        if url.scheme == "http" and not (self.plain or chosen):
+            raise Barred(f"{host} must be called over https, or be in the setting security.outgoing.allow")
+        if host.rstrip(".") in self.no_hosts or any(one in net for net in self.no_networks for one in addresses):
+            raise Barred(f"{host} is barred by security.outgoing.deny")
+        for address in addresses:
+            strange = not is_public(address) or self.own(address)
+            if not chosen and strange and not any(address in net for net in self.networks):
+                # Which address it is stays untold: whoever named the host shall not map the network behind the gate.
+                raise Barred(f"{host} leads to an address that is neither public nor in security.outgoing.allow")
+        return addresses
+
+    async def _addresses(self, host: str, port: int) -> list[Address]:
+        try:
+            return [plainest(ipaddress.ip_address(text)) for text in await self.resolve(host, port)]
+        except (OSError, ValueError) as error:      # a UnicodeError, of a name that no DNS could hold, is a ValueError
+            raise httpx2.ConnectError(f"{host} cannot be resolved: {type(error).__name__}") from None
+
+    async def aclose(self) -> None:
+        """Close what is open."""
+        await self.inner.aclose()
+
+
+class Bounded(httpx2.AsyncByteStream):
+    """A body that ends in time and below its limit, or with an error."""
+
+    def __init__(self, stream: Any, most_bytes: int, deadline: float, timeout_seconds: float) -> None:
+        self.stream, self.most_bytes = stream, most_bytes
+        self.deadline, self.timeout_seconds = deadline, timeout_seconds
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        parts, size = aiter(self.stream), 0
+        while True:
+            try:
+                async with asyncio.timeout_at(self.deadline):
+                    part = await anext(parts)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise late(self.timeout_seconds) from None
+            size += len(part)
+            if size > self.most_bytes:
+                raise Oversized(f"the answer is larger than {self.most_bytes} bytes")
+            yield part
+
+    async def aclose(self) -> None:
+        """Let the connection go."""
+        await self.stream.aclose()
+
+
+def late(timeout_seconds: float) -> httpx2.ReadTimeout:
+    return httpx2.ReadTimeout(f"there was no complete answer within {timeout_seconds} s")
+
+
+def named(url: httpx2.URL) -> str:
+    """Return the host of a URL that has nothing strange about it."""
+    host = url.raw_host.decode("ascii").lower()
+    if url.scheme not in PORTS or not host:
+        raise Barred("only http and https URLs with a host may be called")
+    if url.userinfo or "%" in host:     # readers of URLs disagree about where such a host begins and ends
+        raise Barred("a URL that is called has no user in it, and a host without %")
+    return host
+
+
+def aimed(request: httpx2.Request, address: Address) -> httpx2.Request:
+    """Point a request at an address; for the other side it still is one to the name."""
+    headers = httpx2.Headers([*request.headers.raw])        # Host, as the URL has it, is among them
+    headers["accept-encoding"] = "identity"
+    extensions = {**request.extensions, "sni_hostname": request.url.raw_host.decode("ascii")}
+    return httpx2.Request(request.method, request.url.copy_with(host=str(address)), headers=headers,
+                          stream=request.stream, extensions=extensions)
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address belongs to one machine of the public internet, and leads to no other kind in disguise."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address in NAT64:
+            return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+        if address not in PUBLIC_V6:
+            return False
+    return address.is_global and not address.is_multicast and not any(address in net for net in BARRED)
+
+
+def is_own(address: Address) -> bool:
+    """Whether an address is one of this machine: only those can be bound."""
+    return not binds_any() and binds(address)
+
+
+def binds(address: Address) -> bool:
+    """Whether a socket can be bound to an address."""
+    family = socket.AF_INET6 if isinstance(address, ipaddress.IPv6Address) else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as trial:
+            trial.bind((str(address), 0))
+    except OSError:
+        return False
+    return True
+
+
+@cache
+def binds_any() -> bool:
+    """Whether this machine binds addresses that it does not have, so that binding tells nothing."""
+    return binds(ipaddress.IPv4Address("192.0.2.1"))
+
+
+def fit(headers: Mapping[str, str]) -> None:
+    """Refuse headers of a stranger that say where a request begins or ends, for whom it is, or who sends it."""
+    if len(headers) > MOST_HEADERS or sum(len(name) + len(value) for name, value in headers.items()) > HEADER_BYTES:
+        raise Barred(f"a call has {MOST_HEADERS} headers at most, of {HEADER_BYTES} characters together")
+    for name, value in headers.items():
+        if name.lower() in RESERVED or name.lower().startswith(RESERVED_BEGINNINGS):
+            raise Barred(f"the header {name.lower()} is not the caller's to set")
+        if not HEADER_NAME.match(name) or not HEADER_VALUE.match(value):
+            raise Barred("a header has a name of letters, digits and -_ and a value of visible ASCII")
+
+
+def plainest(address: Address) -> Address:
+    """Return an IPv4 address that is written as IPv6 as what it is."""
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def exceptions(allow: Iterable[str], setting: str = "security.outgoing.allow") -> tuple[frozenset[str], list[Any]]:
+    """Tell the networks of an allow-list from its hosts."""
+    hosts, networks = set(), []
+    for text in allow:
+        try:
+            networks.append(ipaddress.ip_network(text.strip("[]")))
+        except ValueError:
+            if "/" in text or ":" in text:
+                raise StartupError(f"{setting}: {text!r} is neither a host nor a network such as "
+                                   f"10.0.0.0/8") from None
+            hosts.add(text.lower().rstrip("."))
+    return frozenset(hosts), networks
+
+
+async def resolved(host: str, port: int) -> list[str]:
+    """Ask the system for the addresses of a host."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(where[0]) for *_, where in found))

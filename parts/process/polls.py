@@ -1,0 +1,53 @@
+"""How many calls may wait at once: a tenant, or one principal of it, must not take every place there is (threat F3)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+from asyncgate.parts.model.errors import TooManyWaiting
+from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.wire import Principal
+
+
+class Polls:
+    """Counts the calls that wait: claims, reads of a task that runs, subscriptions."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.per_tenant, self.per_principal = settings.max_waiting_per_tenant, settings.max_waiting_per_principal
+        self.tenants: Counter[str] = Counter()
+        self.principals: Counter[tuple[str, str, str]] = Counter()
+
+    @contextlib.contextmanager
+    def place(self, tenant_id: str, who: Principal) -> Iterator[None]:
+        """Hold a place for a call that waits; raises TooManyWaiting when the tenant or the principal has no more.
+
+        Under the shared token callers choose their names, so there it is the tenant's limit that binds.
+        """
+        key = (tenant_id, who.kind, who.id)
+        if self.principals[key] >= self.per_principal:
+            raise full("principal", self.per_principal)
+        if self.tenants[tenant_id] >= self.per_tenant:
+            raise full("tenant", self.per_tenant)
+        self.principals[key] += 1
+        self.tenants[tenant_id] += 1
+        try:
+            yield
+        finally:
+            leave(self.principals, key)
+            leave(self.tenants, tenant_id)
+
+
+def full(whose: str, limit: int) -> TooManyWaiting:
+    """Make the refusal of a call that found every place taken."""
+    return TooManyWaiting(f"{limit} calls of this {whose} are waiting already; ask without wait_seconds, or come back "
+                          "when one has been answered", retry_after=1, limit=limit)
+
+
+def leave(count: Counter[Any], key: Hashable) -> None:
+    """Give a place back; who holds none is not kept."""
+    count[key] -= 1
+    if not count[key]:
+        del count[key]

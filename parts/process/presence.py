@@ -1,0 +1,58 @@
+"""Who was here: noted at each call, written down by upkeep once a minute, and counted in between all the same."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from asyncgate.parts.model.stored import Presence
+from asyncgate.parts.model.wire import Principal
+
+PAUSE = 1800.0                              # silent seconds after which the next call begins another session
+MOST_SEEN, MOST_INSTANCES = 10_000, 100     # principals, and instances of one, noted in a minute
+Seen = tuple[Principal, float, float]       # who, when first and when last since the last minute
+
+
+class Sightings:
+    """Who was here since upkeep wrote it down; names can be made up without end, so there is a bound."""
+
+    def __init__(self) -> None:
+        self.fresh: dict[tuple[str, str, str], dict[str | None, tuple[float, float]]] = {}
+        self.leaving = self.fresh       # those that are being written down just now
+
+    def note(self, tenant_id: str, who: Principal, now: float) -> None:
+        """Note that somebody is here."""
+        if (key := (tenant_id, who.kind, who.id)) not in self.fresh and len(self.fresh) >= MOST_SEEN:
+            return
+        instances = self.fresh.setdefault(key, {})
+        instance = who.instance_id if len(instances) < MOST_INSTANCES or who.instance_id in instances else None
+        instances[instance] = (instances.get(instance, (now,))[0], now)
+
+    def take(self) -> dict[str, list[Seen]]:
+        """Return by tenant what is to be written down; it counts until `written`."""
+        self.leaving, self.fresh = self.fresh, {}
+        found: dict[str, list[Seen]] = {}
+        for (tenant_id, kind, id), instances in self.leaving.items():
+            found.setdefault(tenant_id, []).extend(
+                (Principal(kind, id, instance), *when) for instance, when in instances.items())
+        return found
+
+    def written(self) -> None:
+        """Forget what was taken."""
+        self.leaving = self.fresh
+
+    def known(self, tenant_id: str, who: Principal, stored: Presence | None, now: float) -> Presence:
+        """Add to what is stored of somebody what is not written down yet."""
+        known, key = stored, (tenant_id, who.kind, who.id)
+        for seen in (self.leaving, self.fresh) if self.leaving is not self.fresh else (self.fresh,):
+            for instance, (first, last) in seen.get(key, {}).items():
+                if stored is None or last > stored.last_seen_at:      # else it has been written down meanwhile
+                    known = visited(known, Principal(who.kind, who.id, instance), first, last)
+        return known or Presence(who.kind, who.id, None, now, now, 0)
+
+
+def visited(known: Presence | None, who: Principal, first: float, last: float) -> Presence:
+    """Add to what is known of somebody that it was here; a session begins with a new instance or after a pause."""
+    known = known or Presence(who.kind, who.id, None, first, 0.0, 0)
+    begins = first - known.last_seen_at > PAUSE or who.instance_id not in (None, known.instance_id)
+    return replace(known, instance_id=who.instance_id or known.instance_id, last_seen_at=max(last, known.last_seen_at),
+                   sessions=known.sessions + begins)

@@ -1,0 +1,44 @@
+"""Looking after the ledger over the wire, for admins of the tenant that it belongs to."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+
+from asyncgate import Caller, Engine, Operation, Seal, outside
+from asyncgate.parts.identity.admin import page
+from asyncgate.parts.model.wire_receipts import ListSeals, SealEnd, SealReceipts, SealRecord, Seals
+from asyncgate.parts.receipts.carry import export_receipts, import_receipts, its_receipts
+from asyncgate.parts.receipts.sealing import kept_here, seal
+
+named = msgspec.json.Decoder(list[str]).decode
+
+
+async def seal_receipts(engine: Engine, caller: Caller, ask: SealReceipts) -> SealEnd:
+    """Seal all receipts that are not sealed yet, and return where the seals end; upkeep does it every minute.
+
+    Keep the number and the hash elsewhere: `asyncgate verify --ledger --seal NUMBER:HASH` proves later that no receipt
+    up to last_receipt_id was rewritten, whoever had the database meanwhile.
+    """
+    kept_here(engine)
+    head = await seal(engine, caller.tenant_id)
+    return SealEnd(caller.tenant_id, head.number, head.last_id or None, head.hash)
+
+
+async def list_seals(engine: Engine, caller: Caller, ask: ListSeals) -> Seals:
+    """List the seals over the tenant's receipts, oldest first."""
+    read = partial(engine.backend.export, Seal, caller.tenant_id)
+    rows, *ends = await page(
+        engine, caller, ask, ("seals", ask.after), lambda after: read(after or f"{ask.after:012d}"),
+        lambda row: row.seal_id, lambda row: True)
+    return Seals([SealRecord(row.number, row.last_id, row.count, row.digest, row.marks, outside(row.sealed_at),
+                             row.hash, named(row.late) if row.late else None) for row in rows], *ends)
+
+
+OPERATIONS = [
+    Operation(seal_receipts, "POST /v1/seals", "A", "admin:write", "W"),
+    Operation(list_seals, "GET /v1/seals", "A", "admin:read", "R"),
+    Operation(export_receipts, "GET /v1/export/receipts", "A", "admin:read", "R"),
+    Operation(import_receipts, "POST /v1/import/receipts", "A", "admin:write", "W", its_receipts),
+]

@@ -1,0 +1,443 @@
+"""The archive (H.11): receipts that nobody needs any more move to compressed, checksummed segment files.
+
+What moves together is a whole chain: all receipts of a task, and of every task that a parent joins to it.  It moves
+when its youngest receipt is `receipt_retention_days` old, its tasks have ended `archive.terminal_days` ago, nothing in
+it is owed and all of it is sealed.  So no open obligation loses its evidence, and what is left answers for itself.
+
+The order survives a crash at any point: the segment is written, synced and gets its name; then, in one transaction that
+looks at everything once more, pointers are kept and receipts go.  A segment to which nothing points is harmless.
+Pointers keep the digest of their receipts: the chain of seals verifies as before, with the segments or without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from asyncgate import (
+    TERMINAL,
+    TERMINATES,
+    Account,
+    Archived,
+    ArchiveUnavailable,
+    Ask,
+    Caller,
+    Engine,
+    Needs,
+    Receipt,
+    ReceiptFilter,
+    ReceiptNotFound,
+    Settings,
+    Task,
+    Usage,
+    Work,
+    allowance,
+    canonical,
+)
+from asyncgate.parts.identity.quotas import GIGABYTE
+from asyncgate.parts.receipts.files import Header, Reading, fsync_folder, packed
+from asyncgate.parts.receipts.may import discharges
+from asyncgate.parts.receipts.sealing import seal
+from asyncgate.parts.receipts.seals import digest
+
+DAY = 86_400.0
+PAGE = 250              # receipts read at once
+SEGMENT = 2000          # receipts of one file, about: reading one of them reads the file
+LOCKED = 200            # receipts of one transaction, about: each of them is locked
+LARGEST = 5000          # receipts of one chain; a larger one stays where it is
+
+decode_tasks = msgspec.json.Decoder(list[str]).decode
+
+
+class Chain(Struct):
+    """What moves together."""
+
+    receipts: dict[str, Receipt] = field(default_factory=dict)
+    tasks: set[str] = field(default_factory=set)
+
+    @property
+    def first(self) -> str:
+        """Return the oldest receipt, which names the chain."""
+        return min(self.receipts)
+
+
+class Ages(Struct, frozen=True):
+    """From when on something is too young, and up to where receipts are sealed."""
+
+    receipt: float
+    ended: float
+    pruned: float
+    sealed: str
+
+    @classmethod
+    def of(cls, settings: Settings, now: float, sealed: str) -> Ages:
+        """Work them out."""
+        return cls(now - settings.receipt_retention_days * DAY, now - settings.archive.terminal_days * DAY,
+                   now - settings.task_retention_days * DAY, sealed)
+
+
+class Moved(Struct):
+    """What a run has done."""
+
+    receipts: int = 0
+    segments: int = 0
+    pruned: int = 0
+    more: bool = False
+
+
+# A run.
+
+
+async def relieve(engine: Engine, tenant_id: str) -> int:
+    """Archive a tenant's oldest receipts, however young, until a tenth of its storage is free (spec 21.6.3)."""
+    moved = 0
+    while await full(engine, tenant_id):
+        done = await run(engine, tenant_id, SEGMENT, urgent=True)
+        moved += done.receipts
+        if not done.receipts:
+            break       # all that is left is owed, or belongs to tasks that have not ended
+    return moved
+
+
+async def full(engine: Engine, tenant_id: str) -> bool:
+    """Whether a tenant's receipts take up nine tenths of the room that it has."""
+    usage = await engine.backend.record(tenant_id, Usage)
+    account = await engine.backend.record(tenant_id, Account)
+    most = allowance(engine.settings, account, engine.backend.now()).receipt_storage_gb * GIGABYTE
+    return usage is not None and 0 <= 0.9 * most <= usage.receipt_bytes
+
+
+async def run(engine: Engine, tenant_id: str, most: int, *, urgent: bool = False) -> Moved:
+    """Archive about so many receipts of a tenant that are old enough, and prune the tasks that are.
+
+    When it is urgent everything settled is old enough.
+    """
+    folder(engine.settings)
+    head = await seal(engine, tenant_id)
+    ages, done = Ages.of(engine.settings, engine.backend.now(), head.last_id), Moved()
+    if urgent:
+        ages = replace(ages, receipt=engine.backend.now(), ended=engine.backend.now())
+    waiting: list[Chain] = []
+    async for chain in old_chains(engine, tenant_id, ages):
+        waiting.append(chain)
+        if size(waiting) >= min(SEGMENT, most - done.receipts):
+            await store(engine, tenant_id, ages, waiting, done)
+            waiting = []
+        if done.receipts >= most:
+            return replace(done, more=True)
+    if waiting:
+        await store(engine, tenant_id, ages, waiting, done)
+    done.pruned = await prune(engine, tenant_id, ages)
+    return done
+
+
+def folder(settings: Settings) -> Path:
+    """Return where the archive is."""
+    if not settings.archive.directory:
+        raise ArchiveUnavailable("archive.directory is not set: it names the folder of the archive")
+    return Path(settings.archive.directory)
+
+
+def size(chains: Iterable[Chain]) -> int:
+    """Count the receipts."""
+    return sum(len(chain.receipts) for chain in chains)
+
+
+# Which chains.
+
+
+async def old_chains(engine: Engine, tenant_id: str, ages: Ages) -> Any:
+    """Yield every chain that may move as far as reading can tell, oldest first."""
+    after, seen = "", set[str]()
+    while rows := await engine.backend.receipts(tenant_id, ReceiptFilter(None, None, None, after, PAGE)):
+        for row in rows:
+            if row.created_at > ages.receipt:
+                return
+            if row.receipt_id in seen or (row.task_id and row.task_id in seen):
+                continue
+            chain = await whole(engine, tenant_id, row)
+            seen |= {*(chain.tasks if chain else {row.task_id} - {""}),
+                     *([id for id, one in chain.receipts.items() if not one.task_id] if chain else ())}
+            if chain and may_move(chain, ages) and not await owes(engine, tenant_id, chain):
+                yield chain
+        after = rows[-1].receipt_id
+
+
+async def whole(engine: Engine, tenant_id: str, row: Receipt) -> Chain | None:
+    """Gather all that a receipt is joined to by tasks, parents and children; None if that is too much."""
+    chain, wanted, asked = Chain(), {row.receipt_id}, set[str]()
+    while wanted:
+        for receipt_id in wanted:
+            if (found := await engine.backend.receipt(tenant_id, receipt_id)) is not None:
+                await take(engine, tenant_id, chain, found)
+        if size([chain]) > LARGEST:
+            return None
+        new = chain.receipts.keys() - asked
+        asked |= new
+        parents = {parent for id in new for parent in chain.receipts[id].parents}
+        wanted = (parents | await children(engine, tenant_id, new)) - chain.receipts.keys() - asked
+        asked |= wanted      # one that is not there is in the archive, or was never here
+    return chain
+
+
+async def take(engine: Engine, tenant_id: str, chain: Chain, found: Receipt) -> None:
+    """Take a receipt into a chain, and with it all of its task."""
+    if not found.task_id:
+        chain.receipts[found.receipt_id] = found
+    if not found.task_id or found.task_id in chain.tasks:
+        return
+    chain.tasks.add(found.task_id)
+    after: str | None = None
+    while size([chain]) <= LARGEST and (rows := await engine.backend.receipts(
+            tenant_id, ReceiptFilter(None, found.task_id, None, after, PAGE))):
+        chain.receipts |= {one.receipt_id: one for one in rows}
+        after = rows[-1].receipt_id
+
+
+async def children(engine: Engine, tenant_id: str, ids: Iterable[str]) -> set[str]:
+    """Return the receipts that answer any of these."""
+    found: set[str] = set()
+    for part in parts(sorted(ids), LOCKED):
+        def look(engine: Engine, work: Work, caller: Caller, ask: Ask) -> set[str]:
+            return set(work.receipts)
+
+        def load(needs: Needs, caller: Caller, ask: Ask, part: list[str] = part) -> None:
+            needs.receipts.update(part)
+        found |= await engine.write(look, load, engine.itself(tenant_id), Ask())
+    return found
+
+
+def parts(rows: list[Any], most: int) -> Iterator[list[Any]]:
+    """Yield rows in pieces."""
+    return (rows[at:at + most] for at in range(0, len(rows), most))
+
+
+def may_move(chain: Chain, ages: Ages) -> bool:
+    """Whether all receipts of a chain are old and sealed, and everything that it opened is closed in it."""
+    closed = {parent for one in chain.receipts.values() for parent in one.parents
+              if parent in chain.receipts and discharges(one, chain.receipts[parent])}
+    return all(one.created_at <= ages.receipt and one.receipt_id <= ages.sealed and one.body
+               and (one.receipt_type not in TERMINATES or one.receipt_id in closed)
+               for one in chain.receipts.values())
+
+
+async def owes(engine: Engine, tenant_id: str, chain: Chain) -> bool:
+    """Whether the index of obligations has any of a chain as open, whatever its receipts say."""
+    for one in chain.receipts.values():
+        if one.receipt_type in TERMINATES:
+            before = one.receipt_id[:-1] + chr(ord(one.receipt_id[-1]) - 1)     # so the next is this one, or not
+            found = await engine.backend.obligations(tenant_id, one.to, before, 1)
+            if [row.receipt_id for row in found] == [one.receipt_id]:
+                return True
+    return False
+
+
+# How they move.
+
+
+async def store(engine: Engine, tenant_id: str, ages: Ages, chains: list[Chain], done: Moved) -> None:
+    """Write a segment of chains, then let go of those that are still as they were."""
+    rows = [one for chain in chains for _, one in sorted(chain.receipts.items())]
+    name = await asyncio.to_thread(write_segment, folder(engine.settings), tenant_id, rows)
+    if register := getattr(engine.backend, "register_segment", None):   # where somebody else must say that it is there
+        await register(tenant_id, name)
+    lines = {one.receipt_id: at for at, one in enumerate(rows, 2)}      # behind the header
+    moved, batch = 0, list[Chain]()
+    for at, chain in enumerate(chains, 1):
+        batch.append(chain)
+        if at == len(chains) or size(batch) >= LOCKED:
+            moved += await let_go(engine, tenant_id, ages, batch, name, lines)
+            batch = []
+    done.receipts, done.segments = done.receipts + moved, done.segments + bool(moved)
+
+
+def write_segment(directory: Path, tenant_id: str, rows: list[Receipt]) -> str:
+    """Write a file of receipts so that it is there whole or not at all; return its name in the archive."""
+    text = packed(Header("asyncgate-archive", tenant_id), rows)
+    name = f"{tenant_id}/{rows[0].receipt_id}-{digest_of(rows)}.jsonl.gz"
+    path = directory / name
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        for parent in (path.parent, directory):
+            fsync_folder(str(parent))
+    except OSError as error:
+        raise ArchiveUnavailable(f"the archive takes no segment: {error.strerror or error}") from error
+    return name
+
+
+def digest_of(rows: list[Receipt]) -> str:
+    """Name receipts by what they are: equal ones make an equal file."""
+    return hashlib.sha256(b"".join(digest(one) for one in rows)).hexdigest()[:16]
+
+
+async def let_go(engine: Engine, tenant_id: str, ages: Ages, chains: list[Chain], segment: str,
+                 lines: dict[str, int]) -> int:
+    """Keep pointers and drop receipts, of the chains that are still as they were; return how many receipts went."""
+    def load(needs: Needs, caller: Caller, ask: Ask) -> None:
+        for chain in chains:
+            needs.receipts.update(chain.receipts)
+            needs.tasks.update(chain.tasks)
+
+    def go(engine: Engine, work: Work, caller: Caller, ask: Ask) -> int:
+        return sum(drop(work, chain, segment, lines) for chain in chains if unchanged(work, chain, ages))
+
+    moved: int = await engine.write(go, load, engine.itself(tenant_id), Ask())
+    return moved
+
+
+def unchanged(work: Work, chain: Chain, ages: Ages) -> bool:
+    """Whether a chain is what was written into the segment, nothing was added, and its tasks are over."""
+    for receipt_id, receipt in chain.receipts.items():
+        there = work.receipts.get(receipt_id)
+        if there is None or digest(there) != digest(receipt):
+            return False
+    if any(one.receipt_id not in chain.receipts and (one.task_id in chain.tasks or not chain.receipts.keys().isdisjoint(
+            one.parents)) for one in work.receipts.values()):
+        return False
+    return all(is_over(work.tasks.get(task_id), ages.ended) for task_id in chain.tasks)
+
+
+def is_over(task: Task | None, ended: float) -> bool:
+    """Whether a task ended so long ago and owes nothing; one that is not here has nothing to say."""
+    return task is None or (task.status in TERMINAL and not task.owed and (task.completed_at or 0.0) <= ended)
+
+
+def drop(work: Work, chain: Chain, segment: str, lines: dict[str, int]) -> int:
+    """Put the pointers of a chain in the place of its receipts."""
+    first, tasks = chain.first, canonical(sorted(chain.tasks)).decode()
+    for receipt_id, one in chain.receipts.items():
+        work.keep(Archived(receipt_id, one.task_id, one.receipt_type, segment, lines[receipt_id], digest(one).hex(),
+                           first, tasks))
+        work.use(receipt_bytes=-len(one.body.encode()))
+    for receipt_id in chain.receipts:
+        work.drop(Receipt, receipt_id)
+    return len(chain.receipts)
+
+
+# Tasks.
+
+
+async def prune(engine: Engine, tenant_id: str, ages: Ages) -> int:
+    """Let go of the tasks that ended long ago and whose receipts are all in the archive; return how many."""
+    after, pruned = "", 0
+    while rows := await engine.backend.export(Task, tenant_id, after):
+        old = [task.task_id for task in rows if task.created_at <= ages.pruned and is_over(task, ages.pruned)
+               and task.status in TERMINAL and await is_away(engine, tenant_id, task.task_id)]
+        for part in parts(old, LOCKED):
+            pruned += await let_tasks_go(engine, tenant_id, ages, part)
+        if rows[-1].created_at > ages.pruned:
+            break
+        after = rows[-1].task_id
+    return pruned
+
+
+async def is_away(engine: Engine, tenant_id: str, task_id: str) -> bool:
+    """Whether a task has receipts in the archive and nowhere else."""
+    return bool(await engine.backend.archived(tenant_id, task_id)) and not await engine.backend.receipts(
+        tenant_id, ReceiptFilter(None, task_id, None, None, 1))
+
+
+async def let_tasks_go(engine: Engine, tenant_id: str, ages: Ages, ids: list[str]) -> int:
+    """Drop tasks, with their leases, progress and events."""
+    def load(needs: Needs, caller: Caller, ask: Ask) -> None:
+        needs.tasks.update(ids)
+
+    def go(engine: Engine, work: Work, caller: Caller, ask: Ask) -> int:
+        over = [task_id for task_id in ids if task_id in work.tasks and is_over(work.tasks[task_id], ages.pruned)]
+        for task_id in over:
+            work.drop(Task, task_id)
+        work.use(terminal=-len(over))
+        return len(over)
+
+    gone: int = await engine.write(go, load, engine.itself(tenant_id), Ask())
+    return gone
+
+
+# Reading and bringing back.
+
+
+@lru_cache(4)
+def read_segment(path: str, written: float) -> tuple[Receipt | None, ...]:
+    """Return the lines of a segment, from the header on; raises what a damaged one deserves."""
+    reading = Reading(path)
+    rows = tuple([line.receipt for line in reading.lines()])
+    if reading.problems:
+        raise ArchiveUnavailable(f"segment {os.path.basename(path)} of the archive is damaged: {reading.problems[0]}")
+    return rows
+
+
+def read(directory: Path, pointers: list[Archived]) -> list[Receipt]:
+    """Return the receipts that pointers lead to, each byte for byte as it went."""
+    found = []
+    for pointer in pointers:
+        path = directory / pointer.segment
+        try:
+            rows = read_segment(str(path), path.stat().st_mtime)
+        except OSError as error:
+            raise ArchiveUnavailable(f"segment {path.name} of the archive cannot be read: "
+                                     f"{error.strerror or error}") from error
+        row = rows[pointer.line - 1] if pointer.line <= len(rows) else None
+        if row is None or row.receipt_id != pointer.receipt_id or digest(row).hex() != pointer.digest:
+            raise ArchiveUnavailable(f"line {pointer.line} of segment {path.name} is not receipt {pointer.receipt_id} "
+                                     "as it was archived")
+        found.append(row)
+    return found
+
+
+async def load(engine: Engine, pointers: list[Archived]) -> list[Receipt]:
+    """Read receipts of the archive, on a thread."""
+    return await asyncio.to_thread(read, folder(engine.settings), pointers) if pointers else []
+
+
+async def restore(engine: Engine, tenant_id: str, task_id: str) -> tuple[list[str], int]:
+    """Bring back the chain that a task belongs to; return its tasks, and how many receipts it has."""
+    chains = defaultdict[str, list[Archived]](list)
+    for pointer in await engine.backend.archived(tenant_id, task_id):
+        chains[pointer.chain].append(pointer)
+    if not chains:
+        raise ReceiptNotFound(f"the archive has no receipts of task {task_id}")
+    tasks, count = set[str](), 0
+    for chain, (pointer, *_) in chains.items():
+        tasks |= {*decode_tasks(pointer.tasks)}
+        pointers = [one for id in (*decode_tasks(pointer.tasks), "")
+                    for one in await engine.backend.archived(tenant_id, id) if one.chain == chain]
+        count += await bring_back(engine, tenant_id, pointers)
+    return sorted(tasks), count
+
+
+async def bring_back(engine: Engine, tenant_id: str, pointers: list[Archived]) -> int:
+    """Write the receipts of a chain again and forget where they were; all of it or nothing."""
+    rows = await load(engine, pointers)
+
+    def needed(needs: Needs, caller: Caller, ask: Ask) -> None:
+        needs.records.update((Archived, (one.receipt_id,)) for one in pointers)
+
+    def write(engine: Engine, work: Work, caller: Caller, ask: Ask) -> int:
+        back = [one for one in rows if work.found(Archived, one.receipt_id)]
+        for one in back:
+            work.written[one.receipt_id] = replace(one, delivered_at=None)
+            work.use(receipt_bytes=len(one.body.encode()))
+            if one.delivered_at is not None:
+                work.delivered[one.receipt_id] = one.delivered_at
+        for one in back:
+            work.drop(Archived, one.receipt_id)
+        return len(back)
+
+    count: int = await engine.write(write, needed, engine.itself(tenant_id), Ask())
+    return count

@@ -1,0 +1,83 @@
+"""The archive over the wire: run it, look into it, bring something back (H.11)."""
+
+from __future__ import annotations
+
+from asyncgate import (
+    Archived,
+    Caller,
+    Engine,
+    InvalidRequest,
+    Operation,
+    Receipts,
+    barred,
+    shown,
+)
+from asyncgate.parts.identity.admin import operates
+from asyncgate.parts.model.wire_receipts import ArchiveRun, ListArchivedReceipts, RestoreArchive, Restored, RunArchive
+from asyncgate.parts.receipts import archive
+from asyncgate.parts.receipts.sealing import kept_here
+
+
+async def run_archive(engine: Engine, caller: Caller, ask: RunArchive) -> ArchiveRun:
+    """Move old receipts to the archive, and prune tasks that ended long ago; of all tenants if the operator asks.
+
+    With archive.enabled upkeep does it every hour.  Call again while the answer says that there are more.  Spec H.11.
+    """
+    kept_here(engine)
+    if not engine.settings.archive.directory:
+        raise InvalidRequest("this gate has no archive: archive.directory names the folder for it")
+    total, everybody = archive.Moved(), operates(engine, caller)
+    for tenant_id in await engine.backend.tenants() if everybody else [caller.tenant_id]:
+        done = await archive.run(engine, tenant_id, ask.most - total.receipts)
+        total.receipts, total.segments = total.receipts + done.receipts, total.segments + done.segments
+        total.pruned, total.more = total.pruned + done.pruned, total.more or done.more
+        if total.more:
+            break
+    if ask.vacuum and not total.more and everybody and (compact := getattr(engine.backend, "compact", None)):
+        await compact()
+    return ArchiveRun(total.receipts, total.segments, total.pruned, total.more)
+
+
+async def list_archived_receipts(engine: Engine, caller: Caller, ask: ListArchivedReceipts) -> Receipts:
+    """List receipts in the archive, oldest first, which no other list shows: of a task, one by its id, or all.
+
+    All of them are for an admin; others see those that they sent or got.  Spec H.11.
+    """
+    if not caller.sees_all and ask.task_id is None and ask.receipt_id is None:
+        raise barred(caller, "the whole archive is for an admin; name a task_id or a receipt_id")
+    mark = ("archive", ask.task_id, ask.receipt_id)
+    after, limit = engine.position(caller, ask.cursor, *mark) or "", engine.limit(ask.limit)
+    found = await pointers(engine, caller.tenant_id, ask, after)
+    if caller.sees_all:
+        rows = await archive.load(engine, found[:limit + 1])
+    else:       # one task's at most, so all of them are read before a page is cut
+        rows = [row for row in await archive.load(engine, found)
+                if row.to.same(caller.principal) or row.sender.same(caller.principal)]
+    ends = engine.onward(caller, [row.receipt_id for row in rows], limit, ask.cursor, *mark)
+    return Receipts([shown(caller.tenant_id, row) for row in rows[:limit]], *ends)
+
+
+async def pointers(engine: Engine, tenant_id: str, ask: ListArchivedReceipts, after: str) -> list[Archived]:
+    """Return where the receipts are that somebody asks for."""
+    if ask.receipt_id is not None:
+        one = await engine.backend.record(tenant_id, Archived, ask.receipt_id)
+        return [one] if one and one.receipt_id > after and ask.task_id in (None, one.task_id) else []
+    if ask.task_id is not None:
+        return [one for one in await engine.backend.archived(tenant_id, ask.task_id) if one.receipt_id > after]
+    found: list[Archived] = await engine.backend.export(Archived, tenant_id, after)
+    return found
+
+
+async def restore_archive(engine: Engine, caller: Caller, ask: RestoreArchive) -> Restored:
+    """Bring a task's receipts back from the archive, byte for byte, with those of the tasks joined to it.
+
+    They stay until the archive runs again.  One transaction.  Spec H.11.
+    """
+    return Restored(*await archive.restore(engine, caller.tenant_id, ask.task_id))
+
+
+OPERATIONS = [
+    Operation(run_archive, "POST /v1/archive/run", "A", "admin:write", "W"),
+    Operation(list_archived_receipts, "GET /v1/archive/receipts", "a w A", "receipts:read", "R"),
+    Operation(restore_archive, "POST /v1/archive/{task_id}/restore", "A", "admin:write", "W"),
+]

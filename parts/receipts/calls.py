@@ -1,0 +1,111 @@
+"""Calls of a ledger: in time, without redirects or proxies, and with answers that are bounded before they are read.
+
+A ledger is somebody else's program, and what it answers may be what an agent wrote into it.  So an answer is taken as
+it comes over the wire, never unpacked, up to the bytes that its call may need, and its nesting is judged on its bytes.
+An answer that is no good is no outage: whoever can make a ledger give one would stop everybody's receipts otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.screening import MAX_DEPTH, screen
+from asyncgate.parts.receipts.sinks import Garbled, Missing, Outage, Refusal, Unanswered
+
+if TYPE_CHECKING:
+    import httpx2
+
+MOST_TOLD = 300             # characters of what a ledger says that are kept
+SMALL = 2**20               # bytes of an answer that holds no receipts
+BESIDE_BODY = 2**16         # bytes that a receipt may have beside its body
+MOST_DEPTH = MAX_DEPTH + 16     # a body as deep as the gate takes one, in a receipt, in a list, in an answer
+ANY_NUMBER = 2**62          # of values: those of a body are not read here
+# Nobody's receipt makes a ledger answer with these: it, or the way to it, is out of order.
+AWAY = {401, 407, 421, 425, 429, 502, 503, 504}
+ON_THE_WAY = {502, 504}     # what stands before it says so: the ledger itself may have done what it was asked
+# These say something about the ledger, or the gate's credential, and nothing about the receipt.
+NOT_ABOUT_THE_RECEIPT = {403, 404, 405, 408}
+
+
+class Answer(Struct):
+    """What a ledger answered."""
+
+    status_code: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    @property
+    def text(self) -> str:
+        """Return the beginning of what it says."""
+        return self.content[:MOST_TOLD].decode("utf-8", "replace")
+
+
+class Calls:
+    """Makes calls to one ledger; raises Outage, Unanswered or Garbled where nothing good came back."""
+
+    def __init__(self, token: str, connections: int) -> None:
+        self.headers = {"content-type": "application/json", "accept-encoding": "identity",
+                        **({"authorization": f"Bearer {token}"} if token else {})}
+        self.connections = connections
+        self.http: httpx2.AsyncClient | None = None
+
+    async def ask(self, verb: str, url: str, *, seconds: float, most_bytes: int = SMALL, **more: Any) -> Answer:
+        """Make one call, and read its answer in full."""
+        import httpx2
+        if self.http is None:
+            limits = httpx2.Limits(max_connections=self.connections)
+            self.http = httpx2.AsyncClient(trust_env=False, headers=self.headers, limits=limits)
+        try:
+            async with asyncio.timeout(seconds), self.http.stream(verb, url, timeout=seconds, **more) as answer:
+                content = await taken(answer, most_bytes)
+        except (httpx2.TransportError, TimeoutError) as error:
+            late = isinstance(error, TimeoutError | httpx2.ReadTimeout | httpx2.WriteTimeout)
+            untaken = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
+            why = f"{type(error).__name__}: {error}"[:MOST_TOLD]
+            raise (Unanswered if late else Outage)(why, untaken=untaken) from None
+        except (httpx2.RequestError, httpx2.InvalidURL) as error:
+            raise Garbled(f"{type(error).__name__}: {error}"[:MOST_TOLD]) from None
+        return Answer(answer.status_code, answer.headers, content)
+
+    async def close(self) -> None:
+        """Let the connections go."""
+        if self.http is not None:
+            await self.http.aclose()
+
+
+async def taken(answer: httpx2.Response, most_bytes: int) -> bytes:
+    """Read an answer that is neither packed, nor too large, nor nested too deep to be read at all."""
+    if answer.headers.get("content-encoding", "identity") != "identity":
+        raise Garbled("the ledger packs its answer, which was not asked for")
+    pieces, size = list[bytes](), 0
+    async for piece in answer.aiter_raw():
+        pieces.append(piece)
+        size += len(piece)
+        if size > most_bytes:
+            raise Garbled(f"the ledger's answer is larger than {most_bytes} bytes")
+    content = b"".join(pieces)
+    try:
+        await screen(content, ANY_NUMBER, MOST_DEPTH)
+    except (GateError, UnicodeDecodeError) as wrong:
+        if answer.status_code == 200:
+            raise Garbled(f"the ledger's answer cannot be read: {wrong}") from None
+    return content
+
+
+def problem(verb: str, answer: Answer) -> Exception:
+    """Tell a refusal of the receipt from an outage, and both from an answer that says nothing of either."""
+    said = f"{answer.status_code} {answer.text}"[:MOST_TOLD]
+    if answer.status_code == 404 and verb == "GET":
+        return Missing(said)
+    if answer.status_code in AWAY:
+        after = answer.headers.get("retry-after", "")
+        return Outage(said, float(after) if after.isascii() and after.isdigit() else 0.0,
+                      untaken=answer.status_code not in ON_THE_WAY)
+    if 400 <= answer.status_code < 500 and answer.status_code not in NOT_ABOUT_THE_RECEIPT:
+        return Refusal(said)
+    return Garbled(said, untaken=answer.status_code in NOT_ABOUT_THE_RECEIPT)

@@ -1,0 +1,205 @@
+"""Receipts out of a gate and into another, as they are stored (spec 20.9).
+
+What comes in is checked as if nobody were to be trusted: the hash of what it says, that its parents are there, that it
+is no younger than now, that it contradicts no task of this gate.  A receipt that is there already is left alone,
+whatever is offered under its id.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import asdict, replace
+
+from asyncgate import (
+    RECEIPT_TYPES,
+    TERMINATES,
+    Archived,
+    Caller,
+    Engine,
+    GateError,
+    Needs,
+    Receipt,
+    ReceiptFilter,
+    SealHead,
+    Settings,
+    Work,
+    parsed,
+    receipt_hash,
+)
+from asyncgate.parts.model.wire_receipts import (
+    Exported,
+    ExportReceipts,
+    Imported,
+    ImportReceipts,
+    NotImported,
+    StoredReceipt,
+)
+from asyncgate.parts.receipts import archive
+from asyncgate.parts.receipts.may import discharges
+from asyncgate.parts.receipts.may import why_not as may_not
+from asyncgate.parts.receipts.sealing import its_head, kept_here
+from asyncgate.parts.receipts.seals import START, digest, head_of, sealed
+
+PAGE, PAGE_BYTES = 1000, 4 * 2**20
+
+
+async def export_receipts(engine: Engine, caller: Caller, ask: ExportReceipts) -> Exported:
+    """Read all receipts of the tenant as they are stored, oldest first, up to 1,000 at a time.
+
+    `asyncgate receipts export FILE` writes them into a file, with their seals.  Spec 20.9.
+    """
+    kept_here(engine)
+    return await exported(engine, caller.tenant_id, ask.after, min(ask.limit or PAGE, PAGE))
+
+
+async def exported(engine: Engine, tenant_id: str, after: str | None, limit: int = PAGE) -> Exported:
+    """Return a page of receipts as they are stored, those without a body too."""
+    rows = await engine.backend.receipts(tenant_id, ReceiptFilter(None, None, None, after, limit))
+    last = rows[-1].receipt_id if len(rows) == limit else None
+    away = [one for one in await engine.backend.export(Archived, tenant_id, after or "")
+            if last is None or one.receipt_id < last][:limit]
+    found = {row.receipt_id: row for row in (*await archive.load(engine, away), *rows)}     # one may just have moved
+    return Exported([carried(row) for row in cut([found[id] for id in sorted(found)][:limit])])
+
+
+def cut(rows: list[Receipt]) -> list[Receipt]:
+    """Leave away the end of a page whose bodies are too large together; one row stays."""
+    size, kept = 0, list[Receipt]()
+    for row in rows:
+        if kept and (size := size + len(row.body)) > PAGE_BYTES:
+            break
+        kept.append(row)
+    return kept
+
+
+def carried(receipt: Receipt) -> StoredReceipt:
+    """Show a receipt as it is stored."""
+    return StoredReceipt(**{**asdict(receipt), "parents": list(receipt.parents)})
+
+
+def stored(receipt: StoredReceipt) -> Receipt:
+    """Return a receipt that came over the wire as it is stored."""
+    return Receipt(**{**asdict(receipt), "parents": tuple(sorted(receipt.parents))})
+
+
+def its_receipts(needs: Needs, caller: Caller, ask: ImportReceipts) -> None:
+    """Load what is there under the ids and keys of the receipts, their parents with their children, and their tasks."""
+    its_head(needs, caller, ask)
+    for receipt in ask.receipts:
+        needs.receipts |= {receipt.receipt_id, *receipt.parents}
+        needs.stated.add((receipt.task_id, receipt.receipt_key))
+        needs.records.update((Archived, (id,)) for id in (receipt.receipt_id, *receipt.parents))
+        needs.tasks.update([receipt.task_id] if receipt.task_id else [])
+
+
+def import_receipts(engine: Engine, work: Work, caller: Caller, ask: ImportReceipts) -> Imported:
+    """Write up to 250 receipts of another gate as they are, and the obligations that they open and close.
+
+    Again is no error: what is there already is left alone, and told when it differs.  One transaction.  Their parents
+    come before them.  `asyncgate receipts import FILE` sends a whole file.  Spec 20.9.
+    """
+    kept_here(engine)
+    now, present, written, refused = work.new_id(), 0, dict[str, Receipt](), list[NotImported]()
+    for receipt in map(stored, ask.receipts):
+        if problem := why_not(engine.settings, work, receipt, written, now):
+            refused.append(NotImported(receipt.receipt_id, *problem))
+        elif {receipt.receipt_id} & (work.receipts.keys() | written.keys()) or work.found(Archived, receipt.receipt_id):
+            present += 1
+        else:
+            written[receipt.receipt_id] = receipt
+    if written:
+        write(work, written)
+        cover(work, sorted(written.values(), key=lambda row: row.receipt_id))
+    return Imported(len(written), present, refused)
+
+
+Problem = tuple[str, str]
+
+
+def why_not(settings: Settings, work: Work, receipt: Receipt, written: dict[str, Receipt], now: str) -> Problem | None:
+    """Say why a receipt cannot be taken in, if so."""
+    there = work.receipts.get(receipt.receipt_id) or written.get(receipt.receipt_id)
+    if there is not None:
+        return None if digest(there) == digest(receipt) else (
+            "differs", "another receipt has this id here; nothing was written over it")
+    if (away := work.found(Archived, receipt.receipt_id)) is not None:
+        return None if away.digest == digest(receipt).hex() else (
+            "differs", "another receipt has this id in the archive here")
+    if (other := said_already(work, receipt, written)) is not None:
+        return "stated_already", f"receipt {other} states the same here"
+    if receipt.receipt_id >= now:
+        return "too_young", "its id is younger than this gate's own time: readers would never see what comes now"
+    if missing := [parent for parent in receipt.parents if parent not in work.receipts and parent not in written
+                   and not work.found(Archived, parent)]:
+        return "parent_missing", f"it answers {missing[0]}, which is not here"
+    return unsound(settings, receipt) or contradiction(work, receipt)
+
+
+def said_already(work: Work, receipt: Receipt, written: dict[str, Receipt]) -> str | None:
+    """Return the receipt that has the same key, here or earlier in the same call."""
+    mine = (receipt.task_id, receipt.receipt_key)
+    return work.recorded.get(mine) or next(
+        (one.receipt_id for one in written.values() if (one.task_id, one.receipt_key) == mine), None)
+
+
+def unsound(settings: Settings, receipt: Receipt) -> Problem | None:
+    """Say what is wrong with a receipt by itself."""
+    limits, body = settings.receipts, receipt.body.encode()
+    if len(body) > limits.max_body_size_bytes or len(receipt.parents) > limits.max_parents:
+        return "too_large", f"a body has {limits.max_body_size_bytes} bytes at most, and {limits.max_parents} parents"
+    try:
+        parsed(body, "body")
+        said = receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
+                            receipt.schedule_id, receipt.parents, body)
+    except (GateError, UnicodeEncodeError) as no:
+        return "wrong_hash", f"its body is no JSON: {no}"
+    if said != receipt.hash or len(set(receipt.parents)) < len(receipt.parents) or "\0" in receipt.body:
+        return "wrong_hash", "it does not have the hash of what it says"
+    return None
+
+
+def contradiction(work: Work, receipt: Receipt) -> Problem | None:
+    """Say what a task of this gate has against a receipt: the state machine is authoritative (H.12)."""
+    known = [work.receipts[parent] for parent in receipt.parents if parent in work.receipts]
+    if receipt.receipt_type in TERMINATES["task.assigned"] and any(
+            parent.task_id != receipt.task_id for parent in known):
+        return "contradicts_task", "it ends a task by answering a receipt of another one"
+    if receipt.receipt_type in RECEIPT_TYPES and (why := may_not("imported", receipt, known)):
+        return "contradicts_receipt", why
+    task = work.tasks.get(receipt.task_id)
+    if task is None:
+        return None
+    if receipt.receipt_type == "task.assigned" and receipt.receipt_id != task.duty:
+        return "contradicts_task", f"task {task.task_id} was assigned by {task.duty}"
+    if task.owed and task.duty in receipt.parents and receipt.receipt_type in TERMINATES["task.assigned"]:
+        return "contradicts_task", f"task {task.task_id} is still owed here; its own steps write what ends it (H.2)"
+    return None
+
+
+def write(work: Work, written: dict[str, Receipt]) -> None:
+    """Put receipts among what is to be saved, with what they open and close; nothing here can fail."""
+    family = {**work.receipts, **written}
+    discharged = {parent for child in family.values() for parent in child.parents
+                  if parent in family and discharges(child, family[parent])}
+    for receipt_id, receipt in written.items():
+        work.written[receipt_id] = work.receipts[receipt_id] = replace(receipt, delivered_at=None)
+        work.recorded[receipt.task_id, receipt.receipt_key] = receipt_id
+        work.use(receipt_bytes=len(receipt.body.encode()))
+        if receipt.delivered_at is not None:
+            work.delivered[receipt_id] = receipt.delivered_at
+        if receipt.receipt_type in TERMINATES and receipt_id not in discharged:
+            work.opened[receipt_id] = receipt.to
+    ended = {parent for child in written.values() for parent in child.parents if parent in discharged}
+    for parent in ended - written.keys():
+        work.close(parent, family[parent].to)
+
+
+def cover(work: Work, rows: list[Receipt]) -> None:
+    """Seal what is older than the last seal at once; the next seal covers the others, and is made anew if under way."""
+    head = work.found(SealHead) or START
+    late = [row for row in rows if row.receipt_id <= head.last_id]
+    if late:
+        made = sealed(head, [digest(row) for row in late], head.last_id, round(work.now, 3),
+                      [row.receipt_id for row in late])
+        work.keep(made)
+        head = head_of(made, head.imports)
+    work.keep(replace(head, imports=head.imports + 1))

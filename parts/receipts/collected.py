@@ -1,0 +1,234 @@
+"""All receipts of a tenant that a ledger or a file holds, put down beside the program where they can be looked up.
+
+They lie in a nameless SQLite file that goes with the process: so what needs both sides at once, such as `asyncgate
+reconcile` and `asyncgate rebuild`, takes little memory however many receipts there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from asyncgate import TERMINATES, EntryFilter, Receipt, canonical, receipt_hash
+from asyncgate.parts.model.content import any_json
+from asyncgate.parts.receipts.files import Held
+from asyncgate.parts.receipts.may import why_not
+from asyncgate.parts.receipts.sinks import Filed, Outage, Refusal
+
+if TYPE_CHECKING:
+    from asyncgate.parts.receipts.sinks import Sink
+
+PAGE = 200                          # of a ledger
+ATTEMPTS, PAUSE_SECONDS = 3, 0.5    # at a page, before the ledger counts as unreadable
+TABLES = """
+CREATE TABLE receipts (receipt_id TEXT PRIMARY KEY, task_id TEXT, receipt_type TEXT, receipt_key TEXT, instance TEXT,
+                       sound INTEGER, known INTEGER DEFAULT 0, content BLOB) WITHOUT ROWID;
+CREATE INDEX by_task ON receipts (task_id, receipt_id);
+CREATE INDEX unknown ON receipts (task_id) WHERE known = 0;
+CREATE TABLE edges (parent TEXT, child_type TEXT, child TEXT, PRIMARY KEY (parent, child)) WITHOUT ROWID;
+"""
+Told = Callable[[int], None]
+
+encode = msgspec.json.Encoder().encode
+stored = msgspec.json.Decoder(Receipt).decode
+
+
+class Unreadable(Exception):
+    """The ledger, or the file, cannot be read to its end: then nothing is compared, and nothing is changed."""
+
+
+class Collected:
+    """The receipts of one tenant, by id and by task."""
+
+    def __init__(self) -> None:
+        self.file = sqlite3.connect("", isolation_level=None)
+        self.file.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + TABLES)
+        self.problems: list[str] = []       # of the file that they came in
+
+    def close(self) -> None:
+        """Let the file go."""
+        self.file.close()
+
+    def add(self, receipts: Iterable[Receipt]) -> None:
+        """Put receipts down; a receipt without a key is one that no gate wrote."""
+        receipts = list(receipts)
+        self.file.execute("BEGIN")
+        self.file.executemany("INSERT OR IGNORE INTO receipts VALUES (?, ?, ?, ?, ?, ?, 0, ?)", [
+            (one.receipt_id, one.task_id, one.receipt_type, one.receipt_key, one.asyncgate_instance, is_sound(one),
+             encode(one)) for one in receipts])
+        self.file.executemany("INSERT OR IGNORE INTO edges VALUES (?, ?, ?)", [
+            (parent, one.receipt_type, one.receipt_id) for one in receipts for parent in one.parents])
+        self.file.execute("COMMIT")
+
+    def count(self) -> int:
+        """Return how many there are."""
+        return int(self.file.execute("SELECT count(*) FROM receipts").fetchone()[0])
+
+    def last(self) -> str:
+        """Return the greatest id."""
+        return str(self.file.execute("SELECT max(receipt_id) FROM receipts").fetchone()[0] or "")
+
+    def instances(self) -> dict[str, int]:
+        """Return the gates that wrote them, and how many each."""
+        return dict(self.file.execute(
+            "SELECT instance, count(*) FROM receipts WHERE receipt_key != '' GROUP BY instance ORDER BY instance"))
+
+    def keep_only(self, instances: frozenset[str]) -> None:
+        """Forget what other gates wrote; what no gate wrote stays."""
+        marks = ", ".join("?" * len(instances))
+        self.file.execute(f"DELETE FROM receipts WHERE receipt_key != '' AND instance NOT IN ({marks})",
+                          tuple(instances))
+
+    def forget(self, receipt_id: str) -> None:
+        """Forget one receipt, and what it answers."""
+        self.file.execute("DELETE FROM receipts WHERE receipt_id = ?", (receipt_id,))
+        self.file.execute("DELETE FROM edges WHERE child = ?", (receipt_id,))
+
+    def replace(self, receipt: Receipt) -> None:
+        """Put a receipt down otherwise than it came."""
+        self.forget(receipt.receipt_id)
+        self.add([receipt])
+
+    def get(self, receipt_ids: Iterable[str]) -> dict[str, Receipt]:
+        """Return those of some receipts that are there."""
+        found = self.file.execute("SELECT content FROM receipts WHERE receipt_id IN (SELECT value FROM json_each(?))",
+                                  (encode(list(receipt_ids)).decode(),))
+        return {one.receipt_id: one for one in (stored(row[0]) for row in found)}
+
+    def know(self, receipt_ids: Iterable[str]) -> None:
+        """Note that the other side has these."""
+        self.file.execute("UPDATE receipts SET known = 1 WHERE receipt_id IN (SELECT value FROM json_each(?))",
+                          (encode(list(receipt_ids)).decode(),))
+
+    def all(self) -> Iterator[Receipt]:
+        """Yield every receipt, in the order of the ids."""
+        return self._rows("")
+
+    def unsound(self) -> Iterator[Receipt]:
+        """Yield those that a gate wrote and that do not have the hash of what they say."""
+        return self._rows("AND sound = 0")
+
+    def unknown(self) -> Iterator[Receipt]:
+        """Yield those that the other side does not have."""
+        return self._rows("AND known = 0")
+
+    def of_task(self, task_id: str) -> list[Receipt]:
+        """Return the receipts of a task, oldest first."""
+        rows = self.file.execute("SELECT content FROM receipts WHERE task_id = ? ORDER BY receipt_id", (task_id,))
+        return [stored(row[0]) for row in rows]
+
+    def tasks(self, which: str = "") -> Iterator[str]:
+        """Yield the ids of all tasks that receipts are about."""
+        last: str | None = ""
+        while last is not None:
+            found = self.file.execute(f"SELECT min(task_id) FROM receipts WHERE task_id > ? {which}", (last,))
+            last = found.fetchone()[0]
+            if last is not None:
+                yield last
+
+    def unknown_tasks(self) -> Iterator[str]:
+        """Yield the ids of the tasks of which the other side lacks a receipt."""
+        return self.tasks("AND known = 0")
+
+    def answered(self, receipt: Receipt) -> bool:
+        """Whether a receipt here discharges one that opened an obligation (PH.1.3)."""
+        ids = [child for by in sorted(TERMINATES[receipt.receipt_type])
+               for child in self.children(receipt.receipt_id, by)]
+        return any(why_not("rebuilt", child, [receipt]) is None for child in self.get(ids).values())
+
+    def children(self, receipt_id: str, receipt_type: str) -> list[str]:
+        """Return the receipts of a type that answer one."""
+        rows = self.file.execute("SELECT child FROM edges WHERE parent = ? AND child_type = ? ORDER BY child",
+                                 (receipt_id, receipt_type))
+        return [row[0] for row in rows]
+
+    def _rows(self, which: str) -> Iterator[Receipt]:
+        """Yield rows a page at a time, so that whoever reads them may write meanwhile."""
+        last = ""
+        while rows := self.file.execute(
+                f"SELECT content FROM receipts WHERE receipt_id > ? {which} ORDER BY receipt_id LIMIT 500",
+                (last,)).fetchall():
+            for row in rows:
+                yield (one := stored(row[0]))
+            last = one.receipt_id
+
+
+def said_hash(receipt: Receipt) -> str:
+    """Return the hash of what a receipt says; that of one that cannot be read is empty."""
+    try:
+        return receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
+                            receipt.schedule_id, receipt.parents, receipt.body.encode())
+    except (UnicodeEncodeError, msgspec.MsgspecError):
+        return ""
+
+
+def is_sound(receipt: Receipt) -> bool:
+    """Whether a receipt has the hash of what it says; of one that no gate wrote nobody can tell."""
+    return not receipt.receipt_key or said_hash(receipt) == receipt.hash
+
+
+def as_stored(found: Filed) -> Receipt:
+    """Return a receipt of a ledger as a gate stores it, whatever order the ledger has given its JSON."""
+    receipt = Receipt(
+        found.receipt_id, found.receipt_key, found.receipt_type, found.created_at.timestamp(), found.sender.kind,
+        found.sender.id, found.to.kind, found.to.id, found.task_id or "", found.lease_id, found.schedule_id,
+        found.asyncgate_instance, found.hash, bytes(found.body).decode() or "null", tuple(sorted(found.parents)))
+    if is_sound(receipt):
+        return receipt
+    return replace(receipt, body=canonical(any_json(receipt.body)).decode())
+
+
+# From where.
+
+
+async def from_ledger(sink: Sink, tenant_id: str, told: Told) -> Collected:
+    """Read all that a ledger has of a tenant; raises Unreadable rather than return a part of it."""
+    collected, after = Collected(), None
+    try:
+        while True:
+            page = await attempt(lambda after=after: sink.page(    # type: ignore[misc]
+                tenant_id, EntryFilter(None, None, None, None, after, PAGE)))
+            collected.add([as_stored(one) for one in page.receipts])
+            told(len(page.receipts))
+            if page.cursor in (None, after):
+                return collected
+            after = page.cursor
+    except BaseException:
+        collected.close()
+        raise
+
+
+async def attempt(ask: Callable[[], Any]) -> Any:
+    """Ask a ledger, some times if it must be; raises Unreadable."""
+    for left in reversed(range(ATTEMPTS)):
+        try:
+            return await ask()
+        except (Outage, Refusal, msgspec.MsgspecError, UnicodeError) as away:
+            if not left or not isinstance(away, Outage):
+                raise Unreadable(f"the ledger cannot be read: {away}") from away
+        await asyncio.sleep(PAUSE_SECONDS)
+    raise AssertionError
+
+
+def from_file(path: str, told: Told) -> tuple[str, Collected]:
+    """Read an exported file; return the tenant it is of, and its receipts with all that is wrong with the file."""
+    held, collected = Held(path), Collected()
+    try:
+        found = (line.receipt for line in held.lines() if line.receipt is not None)
+        while page := list(islice(found, PAGE)):
+            collected.add([replace(one, parents=tuple(sorted(one.parents))) for one in page])
+            told(len(page))
+    except OSError as wrong:
+        collected.close()
+        raise Unreadable(f"{path} cannot be read: {wrong.strerror or wrong}") from wrong
+    if held.header is None or held.header.format != "asyncgate-receipts" or held.trailer is None:
+        collected.close()
+        raise Unreadable(f"{path} is no whole file of `asyncgate receipts export`")
+    collected.problems = held.problems
+    return held.header.tenant_id, collected

@@ -1,0 +1,122 @@
+"""Receipts that somebody offers: a scheduler's schedule.created and schedule.deleted (spec 8, PH.1.3, PH.2).
+
+What such a receipt may do is declared and checked in `may`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from asyncgate import (
+    ACCEPTED,
+    DISCHARGING,
+    RECEIPT_TYPES,
+    SCHEDULED,
+    UNSCHEDULED,
+    Caller,
+    EmitReceipt,
+    Engine,
+    Held,
+    InvalidRequest,
+    ParentNotFound,
+    ParentsRequired,
+    Principal,
+    Receipt,
+    Schedule,
+    Work,
+    barred,
+)
+from asyncgate.parts.receipts.may import MAY, discharges, why_not
+
+if TYPE_CHECKING:
+    from asyncgate import Contract
+
+
+def emit(engine: Engine, work: Work, caller: Caller, ask: EmitReceipt, by: Principal) -> str:
+    """Write an offered receipt; return its id."""
+    parents = its_parents(engine, work, ask)
+    engine._artifacts((ask.body or {}).get("artifacts"))
+    if ask.receipt_type not in MAY["emitted"].types:
+        why = "is written by the gate, with the step that it proves (H.2)" if ask.receipt_type in RECEIPT_TYPES else (
+            "is no type of receipt")
+        raise InvalidRequest(f"emit_receipt takes schedule.created and schedule.deleted; {ask.receipt_type} {why}")
+    return (schedule if ask.receipt_type == SCHEDULED.type else unschedule)(engine, work, caller, ask, by, parents)
+
+
+def its_parents(engine: Engine, work: Work, ask: EmitReceipt) -> tuple[str, ...]:
+    """PH.2: what discharges must say what, and only what this tenant has can be answered."""
+    parents = tuple(dict.fromkeys(ask.parents or ()))
+    if ask.receipt_type in DISCHARGING and not parents:
+        raise ParentsRequired(f"{ask.receipt_type} discharges an obligation and must name it among its parents; "
+                              "without parents the obligation would stay open for ever (PH.2)")
+    engine._few(parents)      # before each of them is looked for, and reported
+    if missing := [parent for parent in parents if parent not in work.receipts]:
+        raise ParentNotFound(f"no receipt {missing[0]}; parents must exist in the same tenant (PH.2)")
+    return parents
+
+
+def schedule(engine: Engine, work: Work, caller: Caller, ask: EmitReceipt, by: Principal,
+             parents: tuple[str, ...]) -> str:
+    """Open the obligation of a schedule, under the lease of the task that asked for it."""
+    if not (ask.schedule_id and ask.task_id and ask.lease_id):
+        raise InvalidRequest("schedule.created needs schedule_id, and the task_id and lease_id of schedule.create")
+    if (known := work.found(Schedule, ask.schedule_id)) and known.scheduler.same(by):
+        return known.created
+    held = Held(worker_id=ask.worker_id, worker_kind=ask.worker_kind, task_id=ask.task_id, lease_id=ask.lease_id,
+                worker_instance_id=ask.worker_instance_id, fence=ask.fence)
+    task, lease = engine._held(work, caller, held)
+    if task.type != "schedule.create" or known is not None:
+        raise InvalidRequest(f"schedule.created belongs to a task of type schedule.create and a new schedule; "
+                             f"task {task.task_id} is {task.type}")
+    allowed(work, caller, by, SCHEDULED, ask, parents, task.task_id)
+    with engine._short(work, task.task_id):
+        receipt = engine._emit(work, SCHEDULED, task, ask.body or {}, by=by, lease=lease, schedule_id=ask.schedule_id,
+                               parents=parents or (lease.accepted,), mark=ask.schedule_id)
+    work.keep(Schedule(ask.schedule_id, task.owner_kind, task.owner_id, by.kind, by.id, receipt.receipt_id))
+    return receipt.receipt_id
+
+
+def unschedule(engine: Engine, work: Work, caller: Caller, ask: EmitReceipt, by: Principal,
+               parents: tuple[str, ...]) -> str:
+    """Discharge the obligation of a schedule, once; a schedule that has its id by now is another one."""
+    created = next((work.receipts[parent] for parent in parents
+                    if work.receipts[parent].receipt_type == SCHEDULED.type), None)
+    if created is None or created.schedule_id is None or ask.schedule_id not in (None, created.schedule_id):
+        raise InvalidRequest("schedule.deleted must name the schedule.created of that schedule among its parents")
+    engine.party(caller, by, created, caller.unlimited)
+    if ask.task_id not in (None, created.task_id) and not its_own(work, caller, by, ask.task_id):
+        raise barred(caller, f"task {ask.task_id} is neither yours nor leased to you; leave task_id away")
+    if first := next((one for one in work.receipts.values() if discharges(one, created)), None):
+        return first.receipt_id
+    task_id = ask.task_id or created.task_id
+    allowed(work, caller, by, UNSCHEDULED, ask, parents, task_id, created.schedule_id)
+    # What discharges is always taken in the creation's own task (21.6.3): it is written once.
+    with engine._short(work, task_id) if task_id != created.task_id else contextlib.nullcontext():
+        receipt = engine._emit(work, UNSCHEDULED, None, ask.body or {}, by=by, to=created.to, parents=parents,
+                               task_id=task_id, schedule_id=created.schedule_id, mark=created.schedule_id)
+    work.close(created.receipt_id, created.to)
+    if (known := work.found(Schedule, created.schedule_id)) is None or known.created == created.receipt_id:
+        work.drop(Schedule, created.schedule_id)
+    return receipt.receipt_id
+
+
+def allowed(work: Work, caller: Caller, by: Principal, contract: Contract, ask: EmitReceipt, parents: tuple[str, ...],
+            task_id: str, schedule_id: str | None = None) -> None:
+    """Hold an offered receipt to the table."""
+    def own(parent: Receipt) -> bool:
+        return caller.unlimited or parent.to.same(by) or parent.sender.same(by) or its_own(
+            work, caller, by, parent.task_id)
+    said = Receipt("", "", contract.type, work.now, by.kind, by.id, "", "", task_id, ask.lease_id,
+                   schedule_id or ask.schedule_id, "", "", "", parents)
+    if why := why_not("emitted", said, [work.receipts[parent] for parent in parents], own):
+        raise barred(caller, why)
+
+
+def its_own(work: Work, caller: Caller, by: Principal, task_id: str | None) -> bool:
+    """Whether somebody owns a task, or holds or held its lease; of earlier leases their task.accepted tells."""
+    task, lease = work.tasks.get(task_id or ""), work.leases.get(task_id or "")
+    accepted: Any = (one.sender for one in work.receipts.values() if (one.task_id, one.receipt_type) == (
+        task_id, ACCEPTED.type))
+    return caller.unlimited or (task is not None and task.owner.same(by)) or (
+        lease is not None and lease.worker.same(by)) or any(who.same(by) for who in accepted)

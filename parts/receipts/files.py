@@ -1,0 +1,227 @@
+"""Receipts in a file: JSON lines between a header and a trailer, which has the SHA-256 of every byte before it.
+
+An export is such a file, and so is a segment of the archive.  One that is compressed is gzip of the same bytes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import IO, Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.screening import Screen, slices
+from asyncgate.parts.model.stored import Receipt, Seal
+from asyncgate.parts.receipts.seals import Chain, digest
+
+MAGIC = b"\x1f\x8b"
+MOST_LINE = 4 * 2**20               # bytes of a line: the body of a receipt is 64 KiB unless the settings say otherwise
+MOST_PROBLEMS = 1000                # that are told; behind them nobody reads on
+MOST_DEPTH = 128                    # of a line's JSON; a gate takes half of it
+FREELY, TIMES = 64 * 2**20, 100     # bytes that any file may unpack to, and how many times its size a larger one
+
+
+class Header(Struct, frozen=True):
+    """What the file is, and what it was made of."""
+
+    format: Literal["asyncgate-receipts", "asyncgate-archive"]
+    tenant_id: str
+    version: int = 1
+    instance: str = ""
+    seals: int = 0                      # up to which seal they are in the file
+    seal_hash: str = ""
+    begun_at: str = ""                  # RFC 3339; empty in the archive, whose segments are made of their rows alone
+
+
+class Trailer(Struct, frozen=True):
+    """What the file must add up to."""
+
+    receipts: int
+    seals: int
+    sha256: str                         # of every byte before this line
+
+
+class Line(Struct, frozen=True, omit_defaults=True):
+    """One line: one of these."""
+
+    header: Header | None = None
+    seal: Seal | None = None
+    receipt: Receipt | None = None
+    trailer: Trailer | None = None
+
+
+encode_line = msgspec.json.Encoder().encode
+decode_line = msgspec.json.Decoder(Line).decode
+
+
+class Damaged(Exception):
+    """A file of receipts is not as it was written."""
+
+
+class Writer:
+    """Writes lines, and the trailer that sums them up."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.sum, self.receipts, self.seals = file, hashlib.sha256(), 0, 0
+
+    def put(self, line: Line) -> None:
+        """Write one line."""
+        self.take(encode_line(line) + b"\n", line)
+
+    def take(self, text: bytes, line: Line, *, there: bool = False) -> None:
+        """Write one line as it is, or only count it where it is in the file already."""
+        self.sum.update(text)
+        self.receipts, self.seals = self.receipts + (line.receipt is not None), self.seals + (line.seal is not None)
+        if not there:
+            self.file.write(text)
+
+    def end(self) -> None:
+        """Write the trailer."""
+        self.file.write(encode_line(Line(trailer=Trailer(self.receipts, self.seals, self.sum.hexdigest()))) + b"\n")
+
+
+def packed(header: Header, receipts: Iterable[Receipt]) -> bytes:
+    """Return a whole file of receipts, compressed; equal receipts make equal bytes."""
+    import io
+
+    with io.BytesIO() as plain:
+        writer = Writer(plain)
+        writer.put(Line(header=header))
+        for receipt in receipts:
+            writer.put(Line(receipt=receipt))
+        writer.end()
+        return gzip.compress(plain.getvalue(), 6, mtime=0)
+
+
+def opened(path: str) -> IO[bytes]:
+    """Open a file of receipts, compressed or not."""
+    with open(path, "rb") as file:
+        compressed = file.read(2) == MAGIC
+    return gzip.open(path, "rb") if compressed else open(path, "rb")  # type: ignore[return-value]
+
+
+def bounded(file: IO[bytes], most: int) -> Iterator[bytes]:
+    """Yield the lines of a file, none of them too long and not too many; a short file may unpack to a very long one."""
+    size = 0
+    while text := file.readline(MOST_LINE + 1):
+        size += len(text)
+        if len(text) > MOST_LINE:
+            raise OSError(f"the line is longer than {MOST_LINE} bytes")
+        if size > most:
+            raise OSError(f"it unpacks to more than {most} bytes, which is {TIMES} times its size")
+        yield text
+
+
+def shallow(text: bytes) -> None:
+    """Refuse a line that is nested too deep to be worth reading."""
+    if text.count(b"[") + text.count(b"{") > MOST_DEPTH:
+        judge = Screen(len(text), MOST_DEPTH)
+        for piece in slices(text):
+            judge.look(piece)
+
+
+class Reading:
+    """One pass through a file that names all that is wrong with it and goes on as far as it can."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.problems = path, list[str]()
+        self.header: Header | None = None
+        self.receipts, self.seals = 0, 0
+        self.trailer: Trailer | None = None
+
+    def lines(self) -> Iterator[Line]:
+        """Yield the lines between header and trailer."""
+        sum, number = hashlib.sha256(), 0
+        try:
+            with opened(self.path) as file:
+                for number, text in enumerate(bounded(file, FREELY + TIMES * os.path.getsize(self.path)), 1):
+                    if (line := self._line(number, text, sum)) is not None:
+                        yield line
+                    if len(self.problems) >= MOST_PROBLEMS:
+                        self.problems.append(f"behind line {number} nothing was read: enough is wrong")
+                        return
+        except (OSError, EOFError, zlib.error) as broken:
+            if number == 0 and isinstance(broken, FileNotFoundError | PermissionError | IsADirectoryError):
+                raise
+            self.problems.append(f"behind line {number} the file cannot be read: {broken}")
+        if self.trailer is None:
+            self.problems.append("the file has no trailer: its end is missing")
+
+    def _line(self, number: int, text: bytes, sum: Any) -> Line | None:
+        if self.trailer is not None:
+            self.problems.append(f"line {number} stands behind the trailer")
+            return None
+        try:
+            shallow(text)
+            line = decode_line(text)
+        except (GateError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
+            self.problems.append(f"line {number} cannot be read: {wrong}")
+            line = Line()
+        if number == 1:
+            self._begin(line)
+        if line.trailer is not None:
+            self._end(line.trailer, sum.hexdigest())
+            return None
+        sum.update(text)
+        self.receipts, self.seals = self.receipts + (line.receipt is not None), self.seals + (line.seal is not None)
+        return line
+
+    def _begin(self, line: Line) -> None:
+        self.header = line.header
+        if line.header is None:
+            self.problems.append("line 1 is no header of a file of receipts")
+        elif line.header.version != 1:
+            self.problems.append(f"the file has version {line.header.version}, this release knows version 1")
+
+    def _end(self, trailer: Trailer, sum: str) -> None:
+        self.trailer = trailer
+        if trailer.sha256 != sum:
+            self.problems.append(f"the lines have the SHA-256 {sum[:16]}…, but the trailer says "
+                                 f"{trailer.sha256[:16]}…: some were changed")
+        if (trailer.receipts, trailer.seals) != (self.receipts, self.seals):
+            self.problems.append(f"the file has {self.receipts} receipts and {self.seals} seals, but the trailer says "
+                                 f"{trailer.receipts} and {trailer.seals}")
+
+
+class Held(Reading):
+    """A pass that also holds the receipts against their seals and their parents."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.chain = Chain()
+        self.ids, self.parents = set[str](), dict[str, str]()
+
+    def lines(self) -> Iterator[Line]:
+        """Yield the lines; the problems are complete behind the last one."""
+        for line in super().lines():
+            if line.seal is not None:
+                self.chain.add(line.seal)
+            if line.receipt is not None:
+                self._see(line.receipt)
+            yield line
+        self.problems += self.chain.close()
+        if self.header and (self.header.seals, self.header.seal_hash) != (self.chain.head.number, self.chain.head.hash):
+            self.problems.append(f"the seals end with number {self.chain.head.number}, but the header says "
+                                 f"{self.header.seals}")
+        self.problems += [f"receipt {parent} is not in the file, but {child} answers it"
+                          for parent, child in self.parents.items() if parent not in self.ids]
+
+    def _see(self, receipt: Receipt) -> None:
+        self.chain.see(receipt.receipt_id, digest(receipt))
+        self.ids.add(receipt.receipt_id)
+        self.parents |= {parent: receipt.receipt_id for parent in receipt.parents if parent not in self.ids}
+
+
+def fsync_folder(path: str) -> None:
+    """Make the names in a folder durable."""
+    folder = os.open(path or ".", os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

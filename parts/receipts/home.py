@@ -1,0 +1,142 @@
+"""A gate whose receipts lie in a ledger, shown as one that has them itself: what `asyncgate receipts home` copies.
+
+A receipt is never changed where it is stored, and a skeleton is a receipt.  So the way home leads into a fresh
+database: `Home` stands before the gate's own one and gives each skeleton the body that the outbox or the ledger has of
+it, and whoever copies finds whole receipts.  A body comes along only if the receipt then has its own hash.  Nothing
+that the gate does not know itself is taken in: what others stated in the ledger is theirs and stays there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from asyncgate import Receipt, canonical
+from asyncgate.parts.model.content import any_json
+from asyncgate.parts.receipts.collected import Collected, Told, from_ledger, said_hash
+from asyncgate.parts.receipts.marks import adopted
+from asyncgate.parts.receipts.reconcile import Comparison, Findings
+
+# What is in the way: --repair of `asyncgate reconcile` does the first ones, nobody the others.
+REPAIRED = ("ended_at_ledger", "lease_ended_at_ledger", "lease_unbacked", "not_committed")
+FINAL = ("lost_by_ledger", "tampered")
+
+
+class InTheWay(Exception):
+    """Gate and ledger differ in what has to be settled first."""
+
+
+class NoBody(Exception):
+    """A skeleton cannot be filled."""
+
+
+class Brought(Struct):
+    """What came with the last walk through all receipts."""
+
+    filled: int = 0
+    bare: int = 0           # the ledger lost or changed them: here are their hashes
+    own: int = 0            # were whole all the time
+
+
+class Home:
+    """A backend that reads as another one, but for the bodies of receipts."""
+
+    def __init__(self, backend: Any, sink: Any, *, lenient: bool) -> None:
+        self.backend, self.sink, self.lenient = backend, sink, lenient
+        self.collected: dict[str, Collected] = {}
+        self.stated: dict[str, dict[str, str]] = {}     # ids at the ledger of what workers stated under their own
+        self.brought: dict[str, Brought] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+    async def collect(self, instances: Iterable[str], told: Told) -> Findings:
+        """Read the whole ledger, and compare; raises Unreadable."""
+        findings = Findings()
+        try:
+            for tenant_id in await self.backend.tenants():
+                self.collected[tenant_id] = found = await from_ledger(self.sink, tenant_id, told)
+                self.stated[tenant_id] = {
+                    ours: theirs for theirs, ours in (await adopted(self.backend, tenant_id)).items()}
+                comparison = Comparison(self.backend, self.sink, tenant_id, set(instances), found, findings, told)
+                await comparison.run()
+        except BaseException:
+            findings.close()
+            raise
+        return findings
+
+    def close(self) -> None:
+        """Let go of what was read."""
+        for collected in self.collected.values():
+            collected.close()
+
+    async def export(self, table: type[Struct], tenant_id: str, after: str) -> list[Any]:
+        """Return the next rows of a table; of receipts, whole ones."""
+        rows: list[Any] = await self.backend.export(table, tenant_id, after)
+        return await self._whole(tenant_id, rows, after) if table is Receipt else rows
+
+    async def _whole(self, tenant_id: str, receipts: list[Receipt], after: str) -> list[Receipt]:
+        bare = [one.receipt_id for one in receipts if not one.body]
+        there = {self.stated.get(tenant_id, {}).get(id, id): id for id in bare}
+        found = self.collected[tenant_id].get(there) if bare and tenant_id in self.collected else {}
+        theirs = {there[id]: one for id, one in found.items()}
+        waiting = {row.receipt_id: self.sink.body(row.content.encode())
+                   for row in await self.backend.outgoing(tenant_id, bare)} if bare else {}
+        if not after:
+            self.brought[tenant_id] = Brought()
+        brought, whole = self.brought[tenant_id], list[Receipt]()
+        for receipt in receipts:
+            row = receipt
+            if not receipt.body:
+                row = self._filled(receipt, waiting.get(receipt.receipt_id), theirs.get(receipt.receipt_id))
+            brought.own += bool(receipt.body)
+            brought.filled += bool(row.body) and not receipt.body
+            brought.bare += not row.body
+            whole.append(row)
+        return whole
+
+    def _filled(self, receipt: Receipt, waiting: bytes | None, theirs: Receipt | None) -> Receipt:
+        for body in (*([waiting.decode()] if waiting else ()), *([theirs.body] if theirs else ())):
+            if (row := fitting(receipt, body, theirs)) is not None:
+                return row
+        if not self.lenient:
+            raise NoBody(f"neither the outbox nor the ledger has what receipt {receipt.receipt_id} says")
+        return receipt
+
+
+def fitting(receipt: Receipt, body: str, theirs: Receipt | None) -> Receipt | None:
+    """Return a receipt with its body, if it has the hash of it.
+
+    A worker that stated a receipt in the ledger may have given it a hash of its own making, which the skeleton keeps:
+    it proves that the ledger's one is meant, and the receipt gets the hash that a gate gives it.
+    """
+    texts = [body]
+    with suppress(msgspec.MsgspecError, UnicodeError):
+        texts.append(canonical(any_json(body)).decode())
+    for text in texts:
+        if said_hash(row := replace(receipt, body=text)) == receipt.hash:
+            return row
+    stated = theirs is not None and not theirs.receipt_key and theirs.hash == receipt.hash
+    return replace(first := replace(receipt, body=body), hash=said_hash(first)) if stated else None
+
+
+def in_the_way(findings: Findings, lenient: bool) -> None:
+    """See that nothing is left that a copy would make final; raises InTheWay."""
+    kinds = Counter({kind: findings.counts[kind] for kind in (*REPAIRED, *FINAL)})
+    if any(kinds[kind] for kind in REPAIRED):
+        raise InTheWay(f"the ledger knows what this gate does not: {told(kinds, REPAIRED)}.  `asyncgate reconcile "
+                       "--repair` first")
+    if any(kinds[kind] for kind in FINAL) and not lenient:
+        raise InTheWay(f"some receipts are not at the ledger as they were written: {told(kinds, FINAL)}.  `asyncgate "
+                       "reconcile` names them; --leave-lost comes home without what they said")
+
+
+def told(kinds: Counter[str], names: Iterable[str]) -> str:
+    """Put numbers in words."""
+    return ", ".join(f"{kinds[name]} {name}" for name in names if kinds[name])

@@ -1,0 +1,349 @@
+"""The gate in the role of a ledger: what `asyncgate ledger` serves (spec 20.12, 20.13).
+
+Receipts come in as their authors wrote them and go out as they came, in the order of their arrival.  Storing is
+idempotent by receipt_id; the same id with other content is refused.  There are no tasks here and no rules about them:
+a ledger files what is stated, and every receipt stays for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Raw
+from msgspec.structs import replace
+from starlette.routing import Route
+
+from asyncgate import (
+    OPERATIONS,
+    Account,
+    Caller,
+    Engine,
+    Entry,
+    EntryFilter,
+    Gate,
+    GateError,
+    InvalidCursor,
+    InvalidRequest,
+    Needs,
+    Operation,
+    ReceiptIdCollision,
+    ReceiptNotFound,
+    ReceiptTooLarge,
+    Settings,
+    TenantMismatch,
+    TooManyParents,
+    Work,
+    __version__,
+    barred,
+    filtered,
+    outside,
+    serve_forever,
+    sha256,
+    wanted_is,
+)
+from asyncgate.parts.faces.http import Scope, claimed_tenants, read_body
+from asyncgate.parts.faces.rest import Door, Endpoint
+from asyncgate.parts.identity.admin import ID, operates, tenant_of
+from asyncgate.parts.model.content import any_json
+from asyncgate.parts.model.screening import MAX_DEPTH, screen
+from asyncgate.parts.model.wire import Ask, GateConfig, GetConfig, Problem
+from asyncgate.parts.model.wire_ledger import (
+    Arriving,
+    Chain,
+    Filed,
+    GetChain,
+    GetFiled,
+    ListFiled,
+    Stored,
+    StoredAll,
+    StoreReceipt,
+    StoreReceipts,
+    principal_of,
+)
+
+if TYPE_CHECKING:
+    from asyncgate.parts.faces.http import Receive
+
+MOST_AT_ONCE = 500          # receipts of one call
+LONGEST_CHAIN = 2048        # receipts of one chain
+STORED_DEPTH = MAX_DEPTH + 8        # a body as deep as a gate takes one, in a receipt, in a list
+PAGE, LOOKS = 200, 5        # of the receipts of a task, in which is looked for a principal that takes part
+OF_GATES = {"admin", "system"}      # the roles of credentials that file for others
+CAPABILITIES = ["receipt_storage", "receipt_chains", "receipt_seals", "stated_by", "key_issuing"]
+TENANT = re.compile(r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+NOT_SAID = ("tenant_id", "stored_at", "delivered_at")       # by the author, but by whoever files a receipt
+
+read = msgspec.json.Decoder(Arriving).decode
+list_of = msgspec.json.Decoder(list[Raw]).decode
+
+
+class Told(Ask, kw_only=True):
+    """Receipts on their way into one tenant's ledger, and what cannot go there."""
+
+    entries: list[Entry | GateError]
+
+
+async def store_receipt(engine: Engine, caller: Caller, ask: StoreReceipts) -> Stored | StoredAll:
+    """Store a receipt as it is, or up to 500 of one tenant; storing one again writes nothing.
+
+    The same receipt_id with other content is 409 receipt_id_collision.  One transaction.
+    """
+    if not 1 <= len(ask.receipts) <= MOST_AT_ONCE:
+        raise InvalidRequest(f"{len(ask.receipts)} receipts; one call stores 1 to {MOST_AT_ONCE}")
+    tenants, entries = set[str](), list[Entry | GateError]()
+    for content in ask.receipts:
+        try:
+            tenant_id, entry = filed(engine, caller, ask, bytes(content))
+            tenants.add(tenant_id)
+            entries.append(entry)
+        except GateError as no:
+            entries.append(no)
+    if len(tenants) > 1:
+        raise InvalidRequest("the receipts of one call belong to one tenant")
+    into = replace(caller, tenant_id=tenants.pop() if tenants else caller.tenant_id)
+    results: list[Stored | GateError] = await engine.write(keep, its_entries, into, Told(entries=entries))
+    if not ask.alone:
+        return StoredAll([refusal(ask, at, one) if isinstance(one, GateError) else one
+                          for at, one in enumerate(results)])
+    if isinstance(results[0], GateError):
+        raise results[0]
+    return results[0]
+
+
+def refusal(ask: StoreReceipts, at: int, no: GateError) -> Stored:
+    """Tell what is wrong with one receipt of many."""
+    try:
+        said = any_json(ask.receipts[at])["receipt_id"]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        said = None
+    return Stored(said if isinstance(said, str) else None, error=Problem(no.code, str(no), str(no)))
+
+
+def filed(engine: Engine, caller: Caller, ask: StoreReceipts, content: bytes) -> tuple[str, Entry]:
+    """Read a receipt, and say in whose ledger and under what it is filed."""
+    try:
+        said, whole = read(content), any_json(content)
+    except (msgspec.DecodeError, ValueError, RecursionError) as wrong:
+        raise InvalidRequest(f"a receipt cannot be read: {wrong}") from None
+    limits = engine.settings.receipts
+    if len(bytes(said.body)) > limits.max_body_size_bytes:
+        raise ReceiptTooLarge(f"the body is {len(bytes(said.body))} bytes, {limits.max_body_size_bytes} is the most")
+    if len(said.parents) > limits.max_parents:
+        raise TooManyParents(f"{len(said.parents)} parents; a receipt has {limits.max_parents} at most (PH.5)")
+    sender = principal_of(said.sender)
+    if caller.bound and not caller.unlimited and not sender.same(caller.principal):
+        raise barred(caller, f"this credential states receipts of {caller.principal} only")
+    digest = sha256({name: value for name, value in whole.items() if name not in NOT_SAID})
+    return home(engine, caller, said.tenant_id), Entry(
+        said.receipt_id, "", said.receipt_type, said.task_id or "", sender.kind, sender.id, said.to.kind, said.to.id,
+        said.asyncgate_instance or "", digest, content.decode(),
+        caller.principal.kind, caller.principal.id, caller.role)
+
+
+def home(engine: Engine, caller: Caller, named: str | None) -> str:
+    """Return the tenant that is meant: another than one's own is there for the operator only."""
+    own = {None, caller.tenant_id, "default" if caller.tenant_id == engine.settings.default_tenant_id else None}
+    if named in own or named is None:
+        return caller.tenant_id
+    if not operates(engine, caller):
+        raise TenantMismatch("this credential belongs to another tenant than the request says")
+    if not TENANT.match(named):
+        raise InvalidRequest(f"tenant {named[:100]!r} is no UUID in lower case; list_tenants shows the tenants")
+    return named
+
+
+async def room(engine: Engine, caller: Caller, named: str | None) -> str:
+    """Return the tenant that is read, which may be named by its name."""
+    own = await engine.backend.record(caller.tenant_id, Account) if named and not ID.match(named) else None
+    if own is not None and own.name == named:
+        return caller.tenant_id
+    tenant_id = home(engine, caller, named)
+    return await tenant_of(engine, tenant_id) if named and tenant_id == named else tenant_id
+
+
+def its_entries(needs: Needs, caller: Caller, ask: Told) -> None:
+    """Load what has been stored under the ids."""
+    needs.records.update((Entry, (entry.receipt_id,)) for entry in ask.entries if isinstance(entry, Entry))
+
+
+def keep(engine: Engine, work: Work, caller: Caller, ask: Told) -> list[Stored | GateError]:
+    """Store what is new."""
+    return [entry if isinstance(entry, GateError) else kept(work, entry) for entry in ask.entries]
+
+
+def kept(work: Work, entry: Entry) -> Stored | GateError:
+    """Store one receipt, unless it is there."""
+    if (first := work.found(Entry, entry.receipt_id)) is None:
+        work.keep(replace(entry, arrival=work.new_id()))
+        return Stored(entry.receipt_id, work.tenant_id, outside(work.now))
+    if first.digest != entry.digest:
+        return ReceiptIdCollision(f"another receipt was stored as {entry.receipt_id}, and receipts never change",
+                                  receipt_id=entry.receipt_id)
+    return Stored(entry.receipt_id, work.tenant_id, replay=True)
+
+
+async def list_receipts(engine: Engine, caller: Caller, ask: ListFiled) -> Filed:
+    """List receipts as they came, in the order of their arrival: an inbox, a task, what one gate wrote, or all.
+
+    Follow cursor as since_receipt_id: every receipt comes exactly once.  An admin may list everything, others their
+    own inbox, and with task_id the whole story of a task that they take part in.  Spec 20.13.
+    """
+    tenant_id = await room(engine, caller, ask.tenant)
+    to = filtered("to_kind", ask.to_kind, "to_id", ask.to_id)
+    if not caller.sees_all:
+        if not wanted_is(to, caller.principal):
+            raise barred(caller, f"this credential sees what is addressed to {caller.principal} only")
+        if to is not None or ask.task_id is None or not await takes_part(engine, tenant_id, caller, ask.task_id):
+            to = caller.principal
+    after = await arrival(engine, tenant_id, ask.since_receipt_id) if ask.since_receipt_id else None
+    limit = engine.limit(ask.limit)
+    rows = await engine.backend.entries(tenant_id, EntryFilter(
+        to, ask.task_id, ask.receipt_type, ask.asyncgate_instance, after, limit + 1))
+    last = rows[:limit][-1].receipt_id if rows else ask.since_receipt_id
+    return Filed([Raw(row.content.encode()) for row in rows[:limit]], last if len(rows) > limit else None, last,
+                 [row.stated_by for row in rows[:limit]])
+
+
+async def takes_part(engine: Engine, tenant_id: str, caller: Caller, task_id: str) -> bool:
+    """Whether a gate has stated that a principal takes part in a task: by a receipt of the task, from it or to it.
+
+    What others state counts for nothing: anybody may name any task, and would open it to whom they like.
+    """
+    after = None
+    for _ in range(LOOKS):
+        rows = await engine.backend.entries(tenant_id, EntryFilter(None, task_id, None, None, after, PAGE))
+        if any(row.stated_role in OF_GATES and caller.principal.same(end)
+               for row in rows for end in (row.sender, row.to)):
+            return True
+        if len(rows) < PAGE:
+            break
+        after = rows[-1].arrival
+    return False
+
+
+async def arrival(engine: Engine, tenant_id: str, receipt_id: str) -> str:
+    """Return when a receipt came."""
+    if (entry := await engine.backend.record(tenant_id, Entry, receipt_id)) is None:
+        raise InvalidCursor(f"no receipt {receipt_id} is stored here; begin again without since_receipt_id")
+    return entry.arrival
+
+
+async def get_receipt(engine: Engine, caller: Caller, ask: GetFiled) -> Raw:
+    """Return one receipt as it came."""
+    return Raw((await found(engine, caller, ask)).content.encode())
+
+
+async def found(engine: Engine, caller: Caller, ask: GetFiled) -> Entry:
+    """Return a receipt that the caller may read."""
+    tenant_id = await room(engine, caller, ask.tenant)
+    if (entry := await engine.backend.record(tenant_id, Entry, ask.receipt_id)) is None:
+        raise ReceiptNotFound(f"no receipt {ask.receipt_id} is stored here")
+    if not caller.sees_all and not (entry.to.same(caller.principal) or entry.sender.same(caller.principal)):
+        raise barred(caller, f"receipt {ask.receipt_id} is between others")
+    return entry
+
+
+async def get_receipt_chain(engine: Engine, caller: Caller, ask: GetChain) -> Chain:
+    """Return a receipt and all that it answers, up to what nothing caused (spec 20.13)."""
+    tenant_id, first = await room(engine, caller, ask.tenant), await found(engine, caller, ask)
+    chain, seen, missing = [first], {first.receipt_id}, list[str]()
+    for entry in chain:         # which grows
+        for parent in read(entry.content.encode()).parents:
+            if parent in seen or len(seen) >= LONGEST_CHAIN:
+                continue
+            seen.add(parent)
+            stored = await engine.backend.record(tenant_id, Entry, parent)
+            missing += [] if stored else [parent]
+            chain += [stored] if stored else []
+    return Chain(first.receipt_id, [Raw(entry.content.encode()) for entry in chain], missing)
+
+
+async def get_config(engine: Engine, caller: Caller, ask: GetConfig) -> GateConfig:
+    """Return what this is, a ledger, with its name, version and what it can do."""
+    return GateConfig("ledger", None, engine.instance, CAPABILITIES, __version__)
+
+
+async def store_receipt_of_tool(engine: Engine, caller: Caller, ask: StoreReceipt) -> StoredAll:
+    """Store a receipt as it is, or up to 500; storing one again writes nothing.
+
+    The same receipt_id with other content is an error receipt_id_collision in its place.  One transaction.
+    """
+    receipts = [*([ask.receipt] if bytes(ask.receipt) != b"null" else []), *ask.receipts]
+    stored = await store_receipt(engine, caller, StoreReceipts(receipts=receipts))
+    assert isinstance(stored, StoredAll)
+    return stored
+
+
+def operation(run: Callable[..., Any], rest: str, scopes: str) -> Operation:
+    """Declare an operation of a ledger."""
+    return Operation(run, rest, "a w A s", scopes, "R")
+
+
+STORE = operation(store_receipt, "POST /v1/receipts", "receipts:ack tasks:lease")
+SURFACE = (STORE, operation(list_receipts, "GET /v1/receipts", "receipts:read"),
+           operation(get_receipt, "GET /v1/receipts/{receipt_id}", "receipts:read"),
+           operation(get_receipt_chain, "GET /v1/receipts/{receipt_id}/chain", "receipts:read"),
+           Operation(get_config, "GET /v1/config", "a w A", "", "B"))
+TOOLS = {op.name: op for op in (operation(store_receipt_of_tool, "POST /mcp", "receipts:ack tasks:lease"),
+                                *SURFACE[1:2], *SURFACE[3:4])}
+TOOLS["store_receipt"] = TOOLS.pop("store_receipt_of_tool")
+TOOLS["store_receipt"].name = "store_receipt"
+ADMINISTRATION = ("health", "whoami", "create_tenant", "list_tenants", "suspend_tenant", "get_limits",
+                  "set_limits", "issue_key", "list_keys", "rotate_key", "rotate_credentials", "revoke_key",
+                  "list_audit", "seal_receipts", "list_seals")
+
+
+class Shelf(Endpoint):
+    """`/v1/receipts` of a ledger: what is stored is taken as it comes, byte by byte."""
+
+    async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> Ask:
+        if op is not STORE:
+            return await super()._ask(op, caller, scope, receive)
+        body = (await read_body(scope, receive, self.gate.settings)).strip()
+        try:
+            await screen(body, self.gate.settings.max_request_values, STORED_DEPTH)
+            if body[:1] == b"[":
+                return StoreReceipts(receipts=list_of(body))
+            if (many := msgspec.json.decode(body, type=dict[str, Raw])).keys() == {"receipts"}:
+                return StoreReceipts(receipts=list_of(many["receipts"]))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
+            raise InvalidRequest(f"store_receipt: {wrong}") from None
+        for named in claimed_tenants({}, scope["headers"]):
+            self.gate.engine.at_home(caller, named)
+        return StoreReceipts(receipts=[Raw(body)], alone=True)
+
+
+class LedgerDoor(Door):
+    """The way to the tools of a ledger, `memorygate.store_receipt` and its like (spec 20.5, 20.13)."""
+
+    async def _open(self) -> None:
+        async with self.opening:
+            if self.facade is None:
+                part = await asyncio.to_thread(import_module, "asyncgate.parts.receipts.ledger_mcp")
+                self.facade = await part.LedgerFacade(self.gate, self.operations, self.version).open()
+
+
+class LedgerGate(Gate):
+    """A gate that serves the surface of a ledger, and what is needed to look after it."""
+
+    operations = {op.name: op for op in (*SURFACE, *(OPERATIONS[name] for name in ADMINISTRATION))}
+
+    def _endpoints(self) -> dict[str, Endpoint]:
+        endpoints = super()._endpoints()
+        shelf = endpoints["/v1/receipts"]
+        endpoints["/v1/receipts"] = Shelf(self, shelf.operations, "/v1/receipts")
+        return endpoints
+
+    def _routes(self) -> list[Any]:
+        self.mcp = LedgerDoor(self, TOOLS, __version__)
+        return [Route(path, self.mcp) for path in ("/mcp", "/mcp/u")]
+
+
+def serve(settings: Settings) -> int:
+    """Serve a ledger until a signal comes; return the exit status."""
+    return serve_forever(replace(settings, receipt_mode="standalone"), kind=LedgerGate)

@@ -1,0 +1,516 @@
+"""The outbox: each receipt is rendered and kept in the transaction of its change, and sent after the commit.
+
+State > Receipt > Delivery (spec 20.12): nothing that a caller waits for waits for the ledger, and nothing is lost
+between the commit and the moment when the ledger has answered, whichever process dies in between.
+
+The receipts of one task go out in their order, many tasks at once, the same bytes at each try.  What the ledger
+refuses is parked and told to the owner; what it does not answer is sent again: a few times soon, then in the slow lane
+for as long as it takes.  Of several gates on one database one sends for all; when it dies another one goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from functools import partial, wraps
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from asyncgate import (
+    ACCEPTED,
+    ANOMALY,
+    COMPLETED,
+    FAILED,
+    Ask,
+    Caller,
+    Lag,
+    LedgerLag,
+    Needs,
+    News,
+    Outgoing,
+    export_key,
+)
+from asyncgate.parts.model.settings import CircuitBreaker
+from asyncgate.parts.receipts.adoption import JOB, Adopter, anomaly
+from asyncgate.parts.receipts.noticing import Noticer
+from asyncgate.parts.receipts.reading import Reading
+from asyncgate.parts.receipts.routing import Routes
+from asyncgate.parts.receipts.sinks import Garbled, Outage, Refusal, Singly, Unanswered, open_sink
+from asyncgate.parts.receipts.strict import Strict
+from asyncgate.parts.receipts.wires import Wires, pace_of
+
+if TYPE_CHECKING:
+    from asyncgate import Engine, Work
+
+log = logging.getLogger("asyncgate.ledger")
+
+ENDS = {COMPLETED.type, FAILED.type}
+PAGE = 500                  # receipts that are read, sent and taken out together
+MANY, FEW = 100, 20         # receipts that share a call to a ledger that takes many, where more than a few wait
+SOON_SECONDS = 0.1          # before the first try again; each further one waits twice as long
+SETTLE_SECONDS = 1.0        # after which what was sent so far is taken out
+FRESH_SECONDS = 1.0         # how old the numbers may be that health tells
+SINGLY_SECONDS = 60.0       # before a ledger is offered many receipts again: it may be that these were too large
+STOP_SECONDS = 5.0          # that receipts on the wire have to arrive when the gate stops
+
+
+class Ledger:
+    """What a gate in integrated mode has beside its database."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.sink = engine, open_sink(engine.settings)
+        self.sender = Sender(engine, self.sink)
+        # Apart from the sender's: what one agent reads, or one claim states, does not stop what others are owed.
+        circuit = engine.settings.memorygate.circuit_breaker
+        self.reading_breaker, self.strict_breaker = Breaker(circuit), Breaker(circuit)
+        self.adopting: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Ledger:
+        self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def open(self) -> None:
+        """Begin to send, and to read what is in the ledger."""
+        if self.sink.reads:
+            reading = Reading(self.engine, self.sink, self.reading_breaker)
+            self.engine.instead |= reading.operations()
+            self.adopting = asyncio.create_task(Adopter(self.engine, reading).run())
+        else:
+            self.engine.instead["bootstrap"] = Routes(self.engine, self.sink).bootstrap
+            noticer = Noticer(self.engine, Reading(self.engine, self.sink, self.reading_breaker))
+            self.adopting = asyncio.create_task(noticer.run())
+        if self.engine.settings.receipt_consistency_mode == "strict":
+            wires = Wires(pace_of(self.engine.settings))
+            strict = Strict(self.engine.backend, self.sink, self.strict_breaker, wires, self.sender.call)
+            self.engine.batches.transact = strict.transact
+        self.sender.open()
+
+    async def close(self) -> None:
+        """Let what is on the wire arrive, and the connections go."""
+        if self.adopting is not None:
+            self.adopting.cancel()
+            await asyncio.gather(self.adopting, return_exceptions=True)
+        await self.sender.close()
+        await self.sink.close()
+
+    @property
+    def adopts(self) -> bool:
+        """Whether workers may end their tasks by what they state in the ledger."""
+        return bool(self.sink.binds) and self.engine.settings.ledger.adopt_seconds > 0
+
+    def posting(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Let a write method also put the receipts that it writes on their way."""
+        @wraps(run)
+        def posted(engine: Engine, work: Work, caller: Caller, ask: Any) -> Any:
+            before = len(work.written)
+            reply = run(engine, work, caller, ask)
+            for receipt in tuple(islice(work.written.values(), before, None)):
+                if not receipt.body or (getattr(ask, "whole", False) and receipt.receipt_type in ENDS):
+                    continue                # the ledger has it: it was found there
+                task, lease = work.tasks.get(receipt.task_id), work.leases.get(receipt.task_id)
+                content = self.sink.render(work.tenant_id, receipt, task, lease)
+                by_worker = receipt.receipt_type == ACCEPTED.type and getattr(ask, "accepts_itself", False)
+                if by_worker:
+                    content = self.sink.handover(content) if content is not None else None
+                if task is not None and (back := self.sink.handed(receipt, task, lease, by_worker)) is not None:
+                    work.change(task, handed=back)      # the receipts that follow are told of it
+                if content is not None:
+                    row = Outgoing(receipt.receipt_id, receipt.task_id, content.decode(), work.now)
+                    work.post(row, skeleton=self.sink.reads)
+            return reply
+        return posted
+
+    async def lag(self, tenant_id: str | None = None) -> LedgerLag:
+        """Tell how far the ledger is behind, for a tenant or for all."""
+        found = await self.sender.lag(tenant_id)
+        age = max(self.engine.backend.now() - found.oldest_at, 0.0) if found.oldest_at is not None else 0.0
+        return LedgerLag(found.waiting, found.parked, round(age, 3), self.circuit)
+
+    @property
+    def circuit(self) -> Literal["closed", "open", "half_open"]:
+        """Return the worse of the states of what is sent and what is committed."""
+        states = self.sender.breaker.state, self.strict_breaker.state
+        return "open" if "open" in states else "half_open" if "half_open" in states else "closed"
+
+
+class Breaker:
+    """Leaves a ledger in peace that does not answer, and finds out with few receipts whether it does again."""
+
+    def __init__(self, settings: CircuitBreaker, clock: Callable[[], float] = time.monotonic) -> None:
+        self.settings, self.clock = settings, clock
+        self.failures, self.probes, self.taken = 0, 0, 0
+        self.opened_at: float | None = None
+
+    @property
+    def state(self) -> Literal["closed", "open", "half_open"]:
+        """Return whether receipts are sent: all, none, or a few to find out."""
+        if self.opened_at is None:
+            return "closed"
+        return "open" if self.wait() > 0 else "half_open"
+
+    def wait(self) -> float:
+        """Return in how many seconds the ledger is tried again."""
+        return 0.0 if self.opened_at is None else self.opened_at + self.settings.timeout_seconds - self.clock()
+
+    def admits(self) -> bool:
+        """Whether one more receipt may be sent now; who is let through must tell how it went."""
+        if self.state == "half_open" and self.probes < self.settings.half_open_max_calls:
+            self.probes += 1
+            return True
+        return self.state == "closed"
+
+    def passed(self) -> bool:
+        """Note that the ledger answered; tell whether that has closed the circuit."""
+        self.failures = 0
+        if self.state == "half_open":
+            self.probes, self.taken = max(self.probes - 1, 0), self.taken + 1
+            if self.taken >= self.settings.success_threshold:
+                self.opened_at = None
+                return True
+        return False
+
+    def forgo(self) -> None:
+        """Note that who was let through did not find out."""
+        self.probes = max(self.probes - 1, 0)
+
+    def failed(self) -> None:
+        """Note that the ledger did not answer."""
+        self.failures += 1
+        due = self.failures >= self.settings.failure_threshold or self.state == "half_open"
+        if self.settings.enabled and due and self.state != "open":
+            self.opened_at, self.probes, self.taken = self.clock(), 0, 0
+
+
+class Outcome(Struct):
+    """What came of sending a page of the outbox."""
+
+    sent: list[str] = field(default_factory=list)
+    tried: list[Outgoing] = field(default_factory=list)
+    parked: list[Outgoing] = field(default_factory=list)
+    stuck: dict[str, float] = field(default_factory=dict)      # by task: in how many seconds it is worth another try
+
+    def take(self) -> Outcome:
+        """Take out what is to be written down, and leave room for what comes."""
+        taken = replace(self, stuck={})
+        self.sent, self.tried, self.parked = [], [], []
+        return taken
+
+
+class Settled(Ask, kw_only=True):
+    """The sender's own request: this became of what was sent."""
+
+    outcome: Outcome
+
+
+class Overflow(Ask, kw_only=True):
+    """The sender's own request: tell that too much waits."""
+
+    waiting: int
+
+
+class Sender:
+    """Sends what waits in the outbox; each tenant's in a task of its own, and nobody waits for it."""
+
+    def __init__(self, engine: Engine, sink: Any) -> None:
+        self.engine, self.sink = engine, sink
+        ours = engine.settings.memorygate
+        self.retry, self.breaker = ours.emission_retry, Breaker(ours.circuit_breaker)
+        self.wires = Wires(pace_of(engine.settings))
+        self.drains: dict[str, asyncio.Task[None]] = {}
+        self.called: set[str] = set()                           # while they were being drained
+        self.timers: dict[str, asyncio.TimerHandle] = {}
+        self.later: dict[tuple[str, str], float] = {}           # receipts that are not to be tried before
+        self.overflown: set[str] = set()
+        self.singly_until = 0.0                                 # the ledger takes one receipt a call
+        self.told: tuple[float, Lag] = (-FRESH_SECONDS, Lag())
+        self.following_until = 0.0                              # another process sends
+        self.looking: asyncio.Task[None] | None = None
+        self.closed = True
+
+    def open(self) -> None:
+        """Begin, with what an earlier process has left."""
+        self.closed = False
+        self.engine.watchers.add(self.committed)
+        self.engine.listeners.add(self.heard)
+        self.looking = asyncio.create_task(self._look())
+
+    async def close(self) -> None:
+        """Let what is on the wire arrive; the rest is sent by the next process."""
+        self.closed = True
+        self.engine.watchers.discard(self.committed)
+        self.engine.listeners.discard(self.heard)
+        for timer in self.timers.values():
+            timer.cancel()
+        if self.looking is not None:
+            self.looking.cancel()
+        under_way = [*self.drains.values(), *([self.looking] if self.looking else [])]
+        if under_way:
+            await asyncio.wait(under_way, timeout=STOP_SECONDS)
+        for drain in under_way:
+            drain.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+
+    # When to send.
+
+    def committed(self, work: Work) -> None:
+        """Send what a batch has put into the outbox."""
+        if work.posted:
+            self.call(work.tenant_id)
+
+    def heard(self, news: News) -> None:
+        """Send what another process has put into the outbox."""
+        if news.posted:
+            self.call(news.tenant_id)
+
+    def call(self, tenant_id: str) -> None:
+        """Send what waits of a tenant, now or as soon as it has been looked at."""
+        if tenant_id in self.drains:
+            self.called.add(tenant_id)
+        elif not self.closed and self._time() >= self.following_until:
+            self.drains[tenant_id] = drain = asyncio.create_task(self._drain(tenant_id))
+            drain.add_done_callback(partial(self._drained, tenant_id))
+
+    def _drained(self, tenant_id: str, drain: asyncio.Task[None]) -> None:
+        del self.drains[tenant_id]
+        if tenant_id in self.called:
+            self.called.discard(tenant_id)
+            self.call(tenant_id)
+
+    def _call_later(self, tenant_id: str, seconds: float) -> None:
+        if timer := self.timers.pop(tenant_id, None):
+            timer.cancel()
+        if not self.closed:
+            self.timers[tenant_id] = asyncio.get_running_loop().call_later(seconds, self.call, tenant_id)
+
+    async def _look(self) -> None:
+        """Look now and then for what nobody has called for: left by a process that died, or written by another."""
+        alone, poll = self.engine.backend.alone, self.engine.settings.database.poll_seconds
+        while True:
+            with contextlib.suppress(Exception):    # the database is away: its log says so, and it is asked again
+                for tenant_id in await self.engine.backend.unsent():
+                    self.call(tenant_id)
+            await asyncio.sleep(self.retry.retry_interval_seconds if alone else poll)
+            alone = self.engine.backend.alone
+
+    def _time(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    # Sending.
+
+    async def _drain(self, tenant_id: str) -> None:
+        """Go through all that waits of a tenant, page by page.
+
+        Each page begins with the oldest: another process may have committed a receipt that is older than those seen
+        already, and what follows it in its task must not overtake it.  One reading shows no receipt without those.
+        """
+        try:
+            if not await self.engine.backend.lead(JOB):
+                self.following_until = self._time() + self.engine.settings.database.poll_seconds
+                return
+            left, stuck = 0, dict[str, float]()
+            while True:
+                rows = await self.engine.backend.outbox(tenant_id, "", PAGE + left)
+                gone = await self._work_off(tenant_id, rows, stuck)
+                if self.closed or self.breaker.state == "open" or (not gone and len(rows) < PAGE + left):
+                    break
+                left = len(rows) - gone
+            if stuck:
+                self._call_later(tenant_id, max(min(stuck.values()), 0.01))
+            await self._measure(tenant_id, bool(stuck))
+        except Exception:
+            log.exception("receipts of tenant %s wait: the outbox cannot be read or written", tenant_id)
+            self._call_later(tenant_id, self.engine.settings.database.poll_seconds)
+
+    async def _work_off(self, tenant_id: str, rows: list[Outgoing], stuck: dict[str, float]) -> int:
+        """Send a page, and write down now and then what has come of it: of a slow ledger it may take minutes."""
+        outcome, gone = Outcome(), 0
+        sending = asyncio.create_task(self._send_page(tenant_id, rows, stuck, outcome))
+        try:
+            while not sending.done():
+                await asyncio.wait([sending], timeout=SETTLE_SECONDS)
+                part = outcome.take()
+                await self._settle(tenant_id, part)
+                gone += len(part.sent) + len(part.parked)
+            await sending
+        finally:
+            sending.cancel()
+        stuck |= outcome.stuck
+        return gone
+
+    async def _send_page(self, tenant_id: str, rows: list[Outgoing], stuck: dict[str, float],
+                         outcome: Outcome) -> None:
+        """Send a page: of each task one receipt after another, of different tasks many at once."""
+        chains = defaultdict[str, list[Outgoing]](list)
+        held = {id for tenant, id in self.later if tenant == tenant_id}
+        behind = {chain_of(row) for row in rows if row.receipt_id in held}
+        due = [row for row in rows if chain_of(row) not in stuck]
+        left = await self._send_many(tenant_id, [row for row in due if chain_of(row) not in behind], outcome)
+        for row in (*left, *(row for row in due if chain_of(row) in behind)):
+            chains[chain_of(row)].append(row)
+        await asyncio.gather(*(self._send_chain(tenant_id, key, chain, outcome) for key, chain in chains.items()))
+
+    async def _send_many(self, tenant_id: str, rows: list[Outgoing], outcome: Outcome) -> list[Outgoing]:
+        """Send many receipts a call while all is well; return what is left to be sent one by one."""
+        send_many: Callable[..., Any] | None = getattr(self.sink, "send_many", None)
+        while send_many and len(rows) > FEW and self.breaker.state == "closed" and not (
+                self._time() < self.singly_until or self.closed):
+            try:
+                refusals = await send_many(tenant_id, [row.content.encode() for row in rows[:MANY]])
+            except Singly as why:
+                log.info("the ledger takes one receipt a call: %s", why)
+                self.singly_until = self._time() + SINGLY_SECONDS
+                break
+            except Outage as away:      # the first that is sent by itself will tell more
+                if not isinstance(away, Unanswered | Garbled):
+                    self.breaker.failed()
+                log.warning("the ledger does not take %d receipts: %s", len(rows[:MANY]), away)
+                break
+            for row, no in zip(rows, refusals, strict=False):
+                self._answered(row, no, tenant_id, outcome)
+            rows = rows[MANY:]
+        return rows
+
+    def _answered(self, row: Outgoing, no: Refusal | None, tenant_id: str, outcome: Outcome) -> None:
+        """Note that the ledger took a receipt, or refused it: an answer too, so the ledger is well."""
+        if no is None:
+            outcome.sent.append(row.receipt_id)
+        else:
+            log.error("the ledger refuses receipt %s of tenant %s: %s", row.receipt_id, tenant_id, no)
+            outcome.parked.append(replace(row, state="parked", reason=str(no)))
+        self.later.pop((tenant_id, row.receipt_id), None)
+        self._alive()
+
+    def _alive(self) -> None:
+        if self.breaker.passed():
+            log.info("the ledger answers again")
+            for waiting in tuple(self.timers):
+                self._call_later(waiting, 0.0)
+
+    async def _send_chain(self, tenant_id: str, key: str, rows: list[Outgoing], outcome: Outcome) -> None:
+        """Send the receipts of one task, until one of them must wait."""
+        for row in rows:
+            async with self.wires:
+                pause = self.later.get((tenant_id, row.receipt_id), 0.0) - self._time()
+                if self.closed or pause > 0 or not self.breaker.admits():
+                    outcome.stuck[key] = max(pause, self.breaker.wait(), SOON_SECONDS)
+                    return
+                if not await self._send(tenant_id, key, row, outcome):
+                    return
+
+    async def _send(self, tenant_id: str, key: str, row: Outgoing, outcome: Outcome) -> bool:
+        """Send one receipt; tell whether the next one may follow."""
+        try:
+            await self.wires.send(self.sink, tenant_id, row.content.encode())
+            self._answered(row, None, tenant_id, outcome)
+        except Refusal as no:
+            self._answered(row, no, tenant_id, outcome)
+        except asyncio.CancelledError:
+            self.breaker.forgo()
+            raise
+        except Outage as away:
+            self._alive() if isinstance(away, Unanswered | Garbled) else self.breaker.failed()
+            outcome.tried.append(row := replace(row, tries=row.tries + 1, reason=str(away)))
+            pause = max(self._pause(row.tries), away.retry_after)
+            self.later[tenant_id, row.receipt_id] = self._time() + pause
+            outcome.stuck[key] = max(pause, self.breaker.wait())
+            log.warning("the ledger does not take receipt %s (try %d): %s", row.receipt_id, row.tries, away)
+            return False
+        return True
+
+    def _pause(self, tries: int) -> float:
+        """Return how long to wait after so many tries: a few soon, then one in each interval."""
+        slow = self.retry.retry_interval_seconds
+        quick = SOON_SECONDS * 2 ** min(tries - 1, 30)
+        return min(quick, slow) if tries <= self.retry.max_retries else slow
+
+    # What came of it.
+
+    async def _settle(self, tenant_id: str, outcome: Outcome) -> None:
+        """Take out what has arrived, keep what was said of the rest; who is parked is told to its owner."""
+        if outcome.sent or outcome.tried or outcome.parked:
+            await self.engine.write(settle, parked, self.engine.itself(tenant_id), Settled(outcome=outcome))
+
+    async def _measure(self, tenant_id: str, behind: bool) -> None:
+        """H.7.5: tell once that more waits than is good; nothing is dropped (20.10)."""
+        if not behind:
+            self.overflown.discard(tenant_id)
+            return
+        waiting = (await self.engine.backend.lag(tenant_id)).waiting
+        if waiting > self.retry.buffer_size and tenant_id not in self.overflown:
+            self.overflown.add(tenant_id)
+            log.critical("%d receipts of tenant %s wait for the ledger, %d are expected at most; none is dropped",
+                         waiting, tenant_id, self.retry.buffer_size)
+            await self.engine.write(overflow, None, self.engine.itself(tenant_id), Overflow(waiting=waiting))
+
+    async def lag(self, tenant_id: str | None) -> Lag:
+        """Return what waits, of one tenant or, as of a moment ago, of all."""
+        if tenant_id is not None:
+            return await self.engine.backend.lag(tenant_id)
+        if self._time() - self.told[0] >= FRESH_SECONDS:
+            lags = [await self.engine.backend.lag(tenant) for tenant in await self.engine.backend.unsent()]
+            self.told = self._time(), total(lags)
+        return self.told[1]
+
+
+def chain_of(row: Outgoing) -> str:
+    """Return what is sent in order: the receipts of a task, or one that belongs to none."""
+    return row.task_id or row.receipt_id
+
+
+async def resend(engine: Engine, tenant_id: str) -> int:
+    """Let the ledger be asked once more for what it refused; return how many receipts wait again.
+
+    For whoever has seen to it that the ledger takes them now.
+    """
+    after, count = "", 0
+    while page := await engine.backend.export(Outgoing, tenant_id, after):
+        after = export_key(page[-1])
+        again = [replace(row, state="waiting", reason=None, tries=0) for row in page if row.state == "parked"]
+        caller = engine.itself(tenant_id)
+        await engine.write(settle, None, caller, Settled(outcome=Outcome(tried=again)))
+        count += len(again)
+    if engine.ledger is not None:
+        engine.ledger.sender.call(tenant_id)
+    return count
+
+
+def total(lags: Iterable[Lag]) -> Lag:
+    """Add up what waits of several tenants."""
+    lags = list(lags)
+    return Lag(sum(lag.waiting for lag in lags), sum(lag.parked for lag in lags),
+               min((lag.oldest_at for lag in lags if lag.oldest_at is not None), default=None))
+
+
+def parked(needs: Needs, caller: Caller, ask: Settled) -> None:
+    """Load what was refused, and the tasks it belongs to."""
+    needs.receipts.update(row.receipt_id for row in ask.outcome.parked)
+    needs.tasks.update(row.task_id for row in ask.outcome.parked if row.task_id)
+
+
+def settle(engine: Engine, work: Work, caller: Caller, ask: Settled) -> None:
+    """Write down what came of sending."""
+    for receipt_id in ask.outcome.sent:
+        work.drop(Outgoing, receipt_id)
+    for row in (*ask.outcome.tried, *ask.outcome.parked):
+        work.keep(row)
+    for row in ask.outcome.parked:
+        if (receipt := work.receipts.get(row.receipt_id)) and receipt.receipt_type != ANOMALY.type:
+            anomaly(engine, work, receipt, "receipt_refused", row.receipt_id,
+                    "see why the ledger refuses it; `asyncgate reconcile` shows what it lacks",
+                    receipt_id=row.receipt_id, receipt_type=receipt.receipt_type, reason=row.reason)
+
+
+def overflow(engine: Engine, work: Work, caller: Caller, ask: Overflow) -> None:
+    """H.7.5."""
+    anomaly(engine, work, None, "receipt_backlog", str(work.now), "see why the ledger does not answer",
+            waiting=ask.waiting, buffer_size=engine.settings.memorygate.emission_retry.buffer_size)

@@ -1,0 +1,227 @@
+"""Receipts that are there already, sent to a ledger: what `asyncgate receipts push` does (spec 20.9).
+
+They go in the order of their ids, many a call where the ledger takes many, and nothing is written here: not a row, not
+a receipt.  Sending one again changes nothing at the ledger, so whatever stops a push, the same push goes on.  What the
+outbox has still to send goes as it stands there; of a receipt whose body is at a ledger already, that is looked up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from asyncgate import Engine, Receipt
+from asyncgate.parts.receipts.carry import exported, stored
+from asyncgate.parts.receipts.collected import as_stored
+from asyncgate.parts.receipts.reconcile import differing
+from asyncgate.parts.receipts.sinks import Outage, Refusal, Singly
+from asyncgate.parts.receipts.wires import Wires, pace_of
+
+if TYPE_CHECKING:
+    from asyncgate import Lease, Settings, Task
+
+log = logging.getLogger("asyncgate.ledger")
+
+PAGE, BATCH, BATCH_BYTES = 1000, 250, 2 * 2**20     # receipts that are read, and that share a call
+SOON_SECONDS = 0.1          # before the first try again; each further one waits twice as long
+
+
+class Away(Exception):
+    """The ledger does not answer, however often it is asked."""
+
+
+class Ready(Struct, frozen=True):
+    """A receipt, and the bytes to send; without any, its body is at a ledger already."""
+
+    receipt: Receipt
+    content: bytes | None
+
+
+class Tally(Struct):
+    """What became of the receipts so far."""
+
+    taken: int = 0
+    refused: int = 0
+    lost: int = 0           # neither here nor at the ledger is there more than a hash
+    passed_over: int = 0    # this ledger is not meant to have them
+    after: str = ""         # TENANT:RECEIPT, up to which all have gone
+
+
+class Push:
+    """Sends receipts to one ledger; `refused` is told of each that it does not take, and why."""
+
+    def __init__(self, sink: Any, settings: Settings, tally: Tally, told: Callable[[int], None],
+                 refused: Callable[[str, str], None]) -> None:
+        self.sink, self.tally, self.told, self.refused = sink, tally, told, refused
+        self.retry, self.wires = settings.memorygate.emission_retry, Wires(pace_of(settings))
+        self.singly = False
+
+    async def send(self, tenant_id: str, pages: AsyncIterator[list[Ready]]) -> None:
+        """Send all receipts of a tenant; raises Away."""
+        async for page in pages:
+            for batch in batches(page):
+                await self._send(tenant_id, batch)
+                self.tally.after = f"{tenant_id}:{batch[-1].receipt.receipt_id}"
+                self.told(len(batch))
+
+    def pass_over(self, count: int) -> None:
+        """Count receipts that this ledger is not meant to have."""
+        self.tally.passed_over += count
+
+    async def _send(self, tenant_id: str, batch: list[Ready]) -> None:
+        await self._look_up(tenant_id, [one.receipt for one in batch if one.content is None])
+        whole = [one for one in batch if one.content is not None]
+        if whole and not await self._send_many(tenant_id, whole):
+            chains = defaultdict[str, list[Ready]](list)
+            for one in whole:
+                chains[one.receipt.task_id or one.receipt.receipt_id].append(one)
+            await together(self._send_chain(tenant_id, chain) for chain in chains.values())
+
+    async def _look_up(self, tenant_id: str, bare: list[Receipt]) -> None:
+        """See that the ledger has those of which only a hash is here."""
+        theirs = await self._fetched(tenant_id, [one.receipt_id for one in bare]) if bare else {}
+        for receipt in bare:
+            if receipt.receipt_id not in theirs:
+                self.tally.lost += 1
+                self.refused(receipt.receipt_id, "only its hash is here, and the ledger does not have it")
+            elif wrong := differing(receipt, theirs[receipt.receipt_id]):
+                self._refuse(receipt, f"the ledger has it otherwise: it differs in {', '.join(wrong)}")
+            else:
+                self.tally.taken += 1
+
+    async def _send_many(self, tenant_id: str, batch: list[Ready]) -> bool:
+        """Send receipts in one call; tell whether the ledger takes that."""
+        if self.singly or (send_many := getattr(self.sink, "send_many", None)) is None:
+            return False
+        try:
+            refusals = await self._asked(lambda: send_many(tenant_id, [one.content for one in batch]))
+        except Singly as why:
+            self.singly = len(batch) == 1       # else it may be the size alone
+            log.info("the ledger does not take %d receipts in one call: %s", len(batch), why)
+            return False
+        for one, no in zip(batch, refusals, strict=True):
+            await self._answered(tenant_id, one.receipt, no)
+        return True
+
+    async def _send_chain(self, tenant_id: str, chain: list[Ready]) -> None:
+        """Send the receipts of one task, one after another."""
+        for one in chain:
+            async with self.wires:
+                content = one.content or b""
+                try:
+                    await self._asked(partial(self.wires.send, self.sink, tenant_id, content))
+                except Refusal as no:
+                    await self._answered(tenant_id, one.receipt, no)
+                else:
+                    await self._answered(tenant_id, one.receipt, None)
+
+    async def _answered(self, tenant_id: str, receipt: Receipt, no: Refusal | None) -> None:
+        """Count it; a worker that stated it itself has put it there in other words, and that is no refusal."""
+        if no is not None and not await self._is_there(tenant_id, receipt):
+            return self._refuse(receipt, str(no))
+        self.tally.taken += 1
+
+    async def _is_there(self, tenant_id: str, receipt: Receipt) -> bool:
+        theirs = (await self._fetched(tenant_id, [receipt.receipt_id])).get(receipt.receipt_id)
+        return theirs is not None and not differing(receipt, theirs)
+
+    async def _fetched(self, tenant_id: str, receipt_ids: list[str]) -> dict[str, Receipt]:
+        """Return what the ledger has of some receipts."""
+        try:
+            found = await self._asked(lambda: self.sink.fetch(tenant_id, receipt_ids))
+        except (Refusal, msgspec.MsgspecError, UnicodeError) as wrong:
+            raise Away(f"the ledger cannot be read: {wrong}") from None
+        return {one.receipt_id: as_stored(one) for one in found}
+
+    def _refuse(self, receipt: Receipt, why: str) -> None:
+        self.tally.refused += 1
+        self.refused(receipt.receipt_id, why)
+
+    async def _asked(self, ask: Callable[[], Any]) -> Any:
+        """Ask the ledger, as often as the settings say that it is asked soon again; raises Away."""
+        tries = 0
+        while True:
+            try:
+                return await ask()
+            except Outage as away:
+                tries += 1
+                if tries > self.retry.max_retries:
+                    raise Away(f"the ledger does not answer: {away}") from None
+                pause = min(SOON_SECONDS * 2 ** (tries - 1), self.retry.retry_interval_seconds)
+                await asyncio.sleep(max(pause, away.retry_after))
+
+
+async def together(sending: Iterable[Any]) -> None:
+    """Send chains beside one another; the first that cannot go on stops all."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for one in sending:
+                group.create_task(one)
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
+
+
+def batches(page: list[Ready]) -> list[list[Ready]]:
+    """Cut a page into pieces that are not too large for one call."""
+    cut, size = [list[Ready]()], 0
+    for one in page:
+        weight = len(one.content or b"")
+        if cut[-1] and (len(cut[-1]) == BATCH or size + weight > BATCH_BYTES):
+            cut.append([])
+            size = 0
+        cut[-1].append(one)
+        size += weight
+    return [batch for batch in cut if batch]
+
+
+# From where.
+
+
+class FromDatabase:
+    """Reads the receipts of a gate: from its table, its archive and its outbox."""
+
+    def __init__(self, engine: Engine, push: Push) -> None:
+        self.engine, self.push = engine, push
+
+    async def pages(self, tenant_id: str, after: str) -> AsyncIterator[list[Ready]]:
+        """Yield a tenant's receipts in the order of their ids, from behind one."""
+        while page := [stored(one) for one in (await exported(self.engine, tenant_id, after or None)).receipts]:
+            after = page[-1].receipt_id
+            yield await self._ready(tenant_id, page)
+
+    async def _ready(self, tenant_id: str, page: list[Receipt]) -> list[Ready]:
+        backend, ready = self.engine.backend, list[Ready]()
+        outbox = {row.receipt_id: row.content.encode()
+                  for row in await backend.outgoing(tenant_id, [one.receipt_id for one in page])}
+        tasks = {} if self.push.sink.reads else {
+            task_id: await backend.task(tenant_id, task_id) for task_id in {one.task_id for one in page} - {""}}
+        for receipt in page:
+            content = outbox.get(receipt.receipt_id)
+            if content is None and receipt.body:
+                content = self._rendered(tenant_id, receipt, tasks.get(receipt.task_id))
+                if content is None:
+                    self.push.pass_over(1)
+                    continue
+            ready.append(Ready(receipt, content))
+        return ready
+
+    def _rendered(self, tenant_id: str, receipt: Receipt, found: Any) -> bytes | None:
+        task: Task | None
+        lease: Lease | None
+        task, lease = found[:2] if found else (None, None)
+        content: bytes | None = self.push.sink.render(tenant_id, receipt, task, lease)
+        return content
+
+
+async def from_file(push: Push, tenant_id: str, batches: Iterable[list[Receipt]],
+                    after: str) -> AsyncIterator[list[Ready]]:
+    """Yield the receipts of an exported file, from behind one; it was verified before."""
+    for batch in batches:
+        yield [Ready(one, push.sink.render(tenant_id, one, None)) for one in batch if one.receipt_id > after]

@@ -1,0 +1,357 @@
+"""Reading in integrated mode: what an agent is told is the same as in standalone mode (spec 20.8).
+
+Which receipts this gate wrote, in which order and to whom, it knows by their skeletons; their bodies are in the outbox
+until the ledger has them, and then there.  Behind them come the receipts that others stated in the same ledger.  A
+ledger that cannot be read takes away bodies and what others stated, never the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import Raw, Struct, field
+from msgspec.structs import replace
+
+from asyncgate import (
+    TERMINATES,
+    AckReceipt,
+    Archived,
+    Bootstrap,
+    Caller,
+    Engine,
+    EntryFilter,
+    GetReceipt,
+    GetTaskHistory,
+    History,
+    LedgerMark,
+    ListOpenObligations,
+    ListReceipts,
+    Obligations,
+    Principal,
+    ReceiptNotFound,
+    ReceiptRecord,
+    Receipts,
+    Welcome,
+)
+from asyncgate.parts.receipts.marks import ADOPTED, STATED
+from asyncgate.parts.receipts.routing import Routes
+from asyncgate.parts.receipts.sinks import Filed, Garbled, Outage
+
+if TYPE_CHECKING:
+    from asyncgate.parts.receipts.outbox import Breaker
+    from asyncgate.parts.receipts.sinks import Sink
+
+T = TypeVar("T")
+PAGE, PAGES = 200, 5        # of the ledger that one call looks through for what others stated
+BODIES_BYTES = 8 * 2**20    # of bodies that are remembered
+SHELF_BYTES, SHELVES_BYTES = 2**20, 8 * 2**20       # of what others stated: in one inbox, and in all
+ANY_SIZE = 2**62
+ROW_BYTES = 1000            # of a receipt beside its body, about
+UNREADABLE = "the receipt ledger cannot be read: bodies that are there, and what others stated, are left out"
+MISSING = "the receipt ledger does not have {} of these receipts: `asyncgate reconcile` says which"
+
+
+class Shelf(Struct):
+    """What others have stated to somebody, or of a task, as far as the ledger was looked through."""
+
+    after: str | None = None
+    rows: dict[str, ReceiptRecord] = field(default_factory=dict)       # in the order of arrival
+    closed: set[str] = field(default_factory=set)      # obligations among them that are discharged
+    size: int = ROW_BYTES
+    most: int = SHELF_BYTES
+    cut: bool = False       # the oldest were let go: who wants those reads the ledger from where he stands
+
+    def add(self, one: ReceiptRecord) -> None:
+        """Put down what came behind all others; the oldest go when it is too much."""
+        self.rows[one.receipt_id] = one
+        self.size += weight(one)
+        while self.size > self.most and len(self.rows) > 1:
+            oldest = self.rows.pop(next(iter(self.rows)))
+            self.size, self.cut = self.size - weight(oldest), True
+            self.closed.discard(oldest.receipt_id)
+
+
+Where = tuple[str, Principal | None, str | None]       # tenant, inbox, task
+
+
+class Reading:
+    """What is carried out otherwise while a ledger holds the receipts."""
+
+    def __init__(self, engine: Engine, sink: Sink, breaker: Breaker) -> None:
+        self.engine, self.sink, self.breaker, self.routes = engine, sink, breaker, Routes(engine, sink)
+        self.bodies: OrderedDict[tuple[str, str], Raw] = OrderedDict()
+        self.bodies_size = 0
+        self.shelves: OrderedDict[Where, Shelf] = OrderedDict()
+        self.ours = {engine.instance}       # gates whose receipts have skeletons here
+
+    def operations(self) -> dict[str, Callable[..., Awaitable[Any]]]:
+        """Return what is carried out otherwise, by name."""
+        return {name: getattr(self, name) for name in ("list_receipts", "get_receipt", "get_task_history",
+                                                       "list_open_obligations", "bootstrap")}
+
+    # The operations.
+
+    async def list_receipts(self, engine: Engine, caller: Caller, ask: ListReceipts) -> Receipts:
+        """List what this gate wrote, then what others stated; a cursor holds the place in both."""
+        where = (caller.tenant_id, to := await engine.inbox(caller, ask), ask.task_id)
+        seal = ("ledger", to, ask.task_id, ask.receipt_type)
+        own, theirs = self._opened(caller, ask.since_receipt_id or ask.cursor, where, *seal)
+        reply = await Engine.list_receipts(engine, caller, replace(ask, cursor=own, since_receipt_id=None))
+        warnings = await self._fill(caller.tenant_id, reply.receipts)
+        own = reply.receipts[-1].receipt_id if reply.receipts else own
+        room = engine.limit(ask.limit) - len(reply.receipts)
+        more = reply.next_cursor is not None
+        if not more:
+            others = [one for one in await self._others(where, theirs, warnings)
+                      if ask.receipt_type in (None, one.receipt_type)]
+            reply.receipts += others[:room]
+            theirs, more = others[:room][-1].receipt_id if others[:room] else theirs, len(others) > room
+        if theirs or more:
+            reply.cursor = engine.cursor(caller, f"{own or ''} {theirs or ''}", *seal)
+            reply.next_cursor = reply.cursor if more else None
+        return said(reply, warnings)
+
+    async def get_receipt(self, engine: Engine, caller: Caller, ask: GetReceipt) -> ReceiptRecord:
+        """Return a receipt of this gate, or one that others stated."""
+        try:
+            record = await Engine.get_receipt(engine, caller, ask)
+        except ReceiptNotFound:
+            record = await self._foreign(caller, ask)
+            engine.party(caller, caller.principal, record, caller.sees_all)
+            return record
+        await self._fill(caller.tenant_id, [record])
+        return record
+
+    async def _foreign(self, caller: Caller, ask: GetReceipt | AckReceipt) -> ReceiptRecord:
+        try:
+            found = await self.asked(lambda: self.sink.fetch(caller.tenant_id, [ask.receipt_id]))
+        except Outage:
+            found = []
+        if not found:
+            raise ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are")
+        return found[0].shown()
+
+    async def get_task_history(self, engine: Engine, caller: Caller, ask: GetTaskHistory) -> History:
+        """Return what happened to a task here."""
+        reply = await Engine.get_task_history(engine, caller, ask)
+        await self._fill(caller.tenant_id, [event.receipt for event in reply.events if event.receipt is not None])
+        return reply
+
+    async def list_open_obligations(self, engine: Engine, caller: Caller, ask: ListOpenObligations) -> Obligations:
+        """List what is owed to a principal here, then what others in the ledger owe it."""
+        who = engine.whose(caller, ask)
+        where, seal = (caller.tenant_id, who, None), ("ledger", who)
+        own, theirs = self._opened(caller, ask.since_receipt_id, where, *seal)
+        reply = await Engine.list_open_obligations(engine, caller, replace(ask, since_receipt_id=own))
+        warnings = await self._fill(caller.tenant_id, reply.open_obligations)
+        room = engine.limit(ask.limit) - len(reply.open_obligations)
+        others = await self._owed(where, theirs, room, warnings) if room else []
+        if others or theirs:
+            last = others[-1].receipt_id if others else theirs
+            reply.cursor = engine.cursor(caller, f"{reply.cursor or ''} {last}", *seal)
+        reply.open_obligations += others
+        if warnings:
+            reply.beside = warnings     # type: ignore[attr-defined]  # no member: PH.6.2's readers forbid any other
+        return reply
+
+    async def bootstrap(self, engine: Engine, caller: Caller, ask: Bootstrap) -> Welcome:
+        """Begin a session, and say where receipts are and how far they lag (spec 20.5)."""
+        who = engine.whose(caller, ask)
+        where, seal = (caller.tenant_id, who, None), ("ledger", who)
+        own, theirs = self._opened(caller, ask.since_receipt_id, where, *seal)
+        reply = await Engine.bootstrap(engine, caller, replace(ask, since_receipt_id=own))
+        inbox, warnings = reply.attention.inbox_receipts, await self._fill(
+            caller.tenant_id, reply.attention.inbox_receipts)
+        wished = min(ask.max_items or ask.limit or engine.settings.default_bootstrap_max_items,
+                     engine.settings.max_bootstrap_max_items)
+        others = await self._others(where, theirs, warnings)
+        others = others[:wished - len(inbox)] if ask.since_receipt_id else others[-wished:]
+        inbox += others
+        if not ask.since_receipt_id:        # the most recent ones of both
+            inbox[:] = sorted(inbox, key=lambda one: one.created_at)[-wished:]
+        if others or theirs:
+            last = f"{reply.cursor.latest_receipt_id or ''} {others[-1].receipt_id if others else theirs}"
+            reply.cursor.latest_receipt_id = engine.cursor(caller, last, *seal)
+        await self.routes.tell(caller, who, reply)
+        reply.warnings = [*reply.warnings, *warnings]
+        return reply
+
+    # Bodies.
+
+    async def _fill(self, tenant_id: str, records: list[ReceiptRecord]) -> list[str]:
+        """Give skeletons their bodies back: from the outbox, or from the ledger; return what to warn of."""
+        bare = {one.receipt_id: one for one in records if bytes(one.body) == b"null"}
+        for row in await self.engine.backend.outgoing(tenant_id, list(bare)) if bare else ():
+            bare.pop(row.receipt_id).body = Raw(self.sink.body(row.content.encode()))
+        for receipt_id in [id for id in bare if (tenant_id, id) in self.bodies]:
+            bare.pop(receipt_id).body = self.bodies[tenant_id, receipt_id]
+        if not bare:
+            return []
+        try:
+            found = await self.asked(lambda: self.sink.fetch(tenant_id, list(bare)))
+        except Outage:
+            return [UNREADABLE]
+        for one in found:
+            if one.receipt_id in bare:
+                bare.pop(one.receipt_id).body = one.body
+            self._remember((tenant_id, one.receipt_id), one.body)
+        if bare:
+            await self._fill_stated(tenant_id, bare)
+        return [MISSING.format(len(bare))] if bare else []
+
+    async def _fill_stated(self, tenant_id: str, bare: dict[str, ReceiptRecord]) -> None:
+        """Give those their bodies that their authors have stored under ids of their own; take them out of `bare`."""
+        for receipt_id in list(bare):
+            stated = await self.engine.backend.record(tenant_id, LedgerMark, STATED + receipt_id)
+            if stated is None:
+                continue
+            with contextlib.suppress(Outage):
+                for one in await self.asked(lambda id=stated.receipt_id: self.sink.fetch(tenant_id, [id])):  # type: ignore[misc]
+                    bare.pop(receipt_id).body = one.body
+                    self._remember((tenant_id, receipt_id), one.body)
+
+    def _remember(self, key: tuple[str, str], body: Raw) -> None:
+        """Keep a body, and forget those that came first when all are too large."""
+        self.bodies_size += len(bytes(body)) + ROW_BYTES - self._forget(key)
+        self.bodies[key] = body
+        while self.bodies_size > BODIES_BYTES:
+            self.bodies_size -= self._forget(next(iter(self.bodies)))
+
+    def _forget(self, key: tuple[str, str]) -> int:
+        body = self.bodies.pop(key, None)
+        return 0 if body is None else len(bytes(body)) + ROW_BYTES
+
+    async def asked(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the ledger, unless it is left in peace just now; nobody waits for a ledger that is away."""
+        if not self.breaker.admits():
+            raise Outage("the ledger is left in peace")
+        try:
+            answer = await ask()
+        except asyncio.CancelledError:
+            self.breaker.forgo()
+            raise
+        except Exception as error:      # only a ledger that is not there is left in peace, not one that says nonsense
+            away = isinstance(error, Outage) and not isinstance(error, Garbled)
+            self.breaker.failed() if away else self.breaker.passed()
+            raise error if isinstance(error, Outage) else Outage(str(error)) from error
+        self.breaker.passed()
+        return answer
+
+    # What others stated.
+
+    def _opened(self, caller: Caller, cursor: str | None, where: Where, *seal: Any) -> tuple[str | None, str | None]:
+        """Return the place in what this gate wrote, and the one in what others stated."""
+        if cursor is None:
+            return None, None
+        if cursor in self._shelf(where).rows:       # the id of a receipt of somebody else
+            return None, cursor
+        try:
+            own, _, theirs = (self.engine.position(caller, cursor, *seal) or "").partition(" ")
+        except Exception:       # the id of a receipt, or a cursor that has a place in one list only
+            return cursor, None
+        return own or None, theirs or None
+
+    def _shelf(self, where: Where) -> Shelf:
+        shelf = self.shelves.setdefault(where, Shelf())
+        self.shelves.move_to_end(where)
+        return shelf
+
+    def _let_go(self) -> None:
+        """Forget the inboxes that were asked for longest ago, when all are too large."""
+        size = sum(shelf.size for shelf in self.shelves.values())
+        while size > SHELVES_BYTES and len(self.shelves) > 1:
+            size -= self.shelves.popitem(last=False)[1].size
+
+    async def _others(self, where: Where, after: str | None, warnings: list[str]) -> list[ReceiptRecord]:
+        """Return what others stated, from behind one of their receipts."""
+        shelf = self._shelf(where)
+        try:
+            await self._look(where, shelf)
+        except Outage:
+            warnings += [UNREADABLE] if UNREADABLE not in warnings else []
+        finally:
+            self._let_go()
+        if shelf.cut and after not in shelf.rows:
+            return await self._unshelved(where, after, warnings)
+        rows = list(shelf.rows.values())
+        places = {one.receipt_id: at for at, one in enumerate(rows, 1)}
+        return rows[places.get(after or "", 0):]
+
+    async def _unshelved(self, where: Where, after: str | None, warnings: list[str]) -> list[ReceiptRecord]:
+        """Return what others stated from the ledger itself: it is more than is kept here."""
+        passing, before = Shelf(after, most=ANY_SIZE), ""
+        try:
+            while not passing.rows and passing.after != before:
+                before = passing.after or ""
+                await self._look(where, passing, pages=1)
+        except Outage:
+            warnings += [UNREADABLE] if UNREADABLE not in warnings else []
+        return list(passing.rows.values())
+
+    async def _look(self, where: Where, shelf: Shelf, pages: int = PAGES) -> None:
+        """Look through what the ledger got since the last time."""
+        tenant_id, to, task_id = where
+        for _ in range(pages):
+            of = EntryFilter(to, task_id, None, None, shelf.after, PAGE)
+            page = await self.asked(lambda of=of: self.sink.page(tenant_id, of))   # type: ignore[misc]
+            for one in page.receipts:
+                if not await self._is_ours(tenant_id, one):
+                    shelf.add(one.shown())
+            if page.cursor in (None, shelf.after):
+                return
+            shelf.after = page.cursor
+
+    async def _is_ours(self, tenant_id: str, one: Filed) -> bool:
+        """Whether there is a skeleton of it here; what one gate wrote is here, or nothing of it is."""
+        if one.receipt_key and one.asyncgate_instance in self.ours:
+            return True
+        backend = self.engine.backend
+        here = await backend.receipt(tenant_id, one.receipt_id) is not None or (
+            await backend.record(tenant_id, Archived, one.receipt_id) is not None)
+        if here and one.receipt_key:
+            self.ours.add(one.asyncgate_instance)
+        return here or await backend.record(tenant_id, LedgerMark, ADOPTED + one.receipt_id) is not None
+
+    async def _owed(self, where: Where, after: str | None, most: int, warnings: list[str]) -> list[ReceiptRecord]:
+        """Return what others opened and nobody has discharged, by the evidence of the ledger."""
+        shelf, owed = self._shelf(where), list[ReceiptRecord]()
+        for one in await self._others(where, after, warnings):
+            if one.receipt_type not in TERMINATES or one.receipt_id in shelf.closed:
+                continue
+            try:
+                closed = await self._closed(where[0], one)
+            except Outage:
+                return owed
+            if closed:
+                shelf.closed.add(one.receipt_id)
+            elif len(owed) < most:
+                owed.append(one)
+        return owed
+
+    async def _closed(self, tenant_id: str, opened: ReceiptRecord) -> bool:
+        """Whether a receipt in the ledger discharges one that opened an obligation (PH.1.3)."""
+        after, by = None, TERMINATES[opened.receipt_type]
+        while True:
+            of = EntryFilter(None, opened.task_id, None, None, after, PAGE)
+            page = await self.asked(lambda of=of: self.sink.page(tenant_id, of))   # type: ignore[misc]
+            if any(one.receipt_type in by and opened.receipt_id in one.parents for one in page.receipts):
+                return True
+            if page.cursor in (None, after) or not page.receipts:
+                return False
+            after = page.cursor
+
+
+def weight(one: ReceiptRecord) -> int:
+    """Return about how many bytes a receipt takes."""
+    return len(bytes(one.body)) + ROW_BYTES
+
+
+def said(reply: T, warnings: Iterable[str]) -> T:
+    """Add warnings to a reply, if there are any."""
+    if warnings := list(warnings):
+        reply.warnings = warnings       # type: ignore[attr-defined]
+    return reply

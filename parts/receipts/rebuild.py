@@ -1,0 +1,277 @@
+"""A gate made anew of its receipts after a disaster: what `asyncgate rebuild` does (spec 20.4).
+
+Receipts are no reconstruction source (H.12), and what comes out is marked as what it is.  The obligations that are open
+are those that were open; tasks have their statuses, and their results as far as receipts hold them.  What they do not
+hold is named in an event `task.rebuilt` of each task.  An open task is held: its payload is gone, its worker may still
+be at work, and only its owner can tell what is to become of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import Raw, Struct, field
+from msgspec.structs import replace
+
+from asyncgate import (
+    COMPLETED,
+    FAILED,
+    FENCES_SKIPPED,
+    RESULT_READY,
+    SCHEDULED,
+    TERMINATES,
+    Ask,
+    Caller,
+    Engine,
+    GateError,
+    Needs,
+    Receipt,
+    Schedule,
+    Work,
+    needs_of,
+    receipt_key,
+)
+from asyncgate.parts.receipts.collected import Collected, said_hash
+from asyncgate.parts.receipts.outbox import Ledger
+from asyncgate.parts.receipts.restated import (
+    Story,
+    body_of,
+    lease_of,
+    progress_of,
+    story_of,
+    task_of,
+    unknown_of,
+)
+
+if TYPE_CHECKING:
+    from asyncgate import Contract, Settings
+    from asyncgate.backends import Backend
+
+HELD = "rebuilt"
+TASKS, RECEIPTS = 100, 500          # that one transaction writes
+SHOWN = 10                          # damaged receipts that are named
+WITHIN = {"status", "completion_metadata", "schema_version"}    # of a body, not of what task.result_ready repeats
+T = TypeVar("T")
+
+
+class NotEmpty(Exception):
+    """The database has been used: what is rebuilt would mix with what is there."""
+
+
+class Damaged(Exception):
+    """Some receipts do not have the hash of what they say."""
+
+
+class SeveralGates(Exception):
+    """More than one gate wrote the receipts, and nobody said which of them are meant."""
+
+
+class RebuildFailed(Exception):
+    """The database did not take what was written."""
+
+
+class Tally(Struct):
+    """What a rebuild has made."""
+
+    tasks: int = 0
+    held: int = 0
+    receipts: int = 0
+    obligations: int = 0
+    schedules: int = 0
+    told: int = 0                       # ends whose task.result_ready was lost, and is written now
+    problems: list[str] = field(default_factory=list)
+
+
+class Announce(Ask, kw_only=True):
+    """The rebuild's own request: these tasks have ended, and nobody has told their owners."""
+
+    ends: list[tuple[str, Receipt]]     # task, and what ended it
+
+
+async def require_empty(backend: Backend) -> None:
+    """Refuse a database that has been used; raises NotEmpty."""
+    if tenants := await backend.tenants():
+        raise NotEmpty(f"the database is in use: tenant {tenants[0]} has something in it.  Take an empty one; what an "
+                       "interrupted rebuild has left is of no use, remove it")
+
+
+def choose(collected: Collected, instances: frozenset[str] | None) -> None:
+    """Leave only what the meant gates wrote, and what workers stated that these took up; raises SeveralGates."""
+    found = collected.instances()
+    if instances is None and len(found) > 1:
+        listed = ", ".join(f"{name or 'nameless'} ({count})" for name, count in found.items())
+        raise SeveralGates(f"several instances wrote these receipts: {listed}.  Name those of this gate with "
+                           "--instance, or take --all-instances")
+    collected.keep_only(instances if instances is not None else frozenset(found))
+    for statement in list(_keyless(collected)):
+        if (taken := taken_up(collected, statement)) is None:
+            collected.forget(statement.receipt_id)
+        else:
+            collected.replace(taken)
+
+
+def _keyless(collected: Collected) -> Iterator[Receipt]:
+    return (one for one in collected.all() if not one.receipt_key)
+
+
+def taken_up(collected: Collected, statement: Receipt) -> Receipt | None:
+    """Return what a worker stated as the gate keeps it that made a step of it; None where none did."""
+    contract: Contract | None = {COMPLETED.type: COMPLETED, FAILED.type: FAILED}.get(statement.receipt_type)
+    ready = collected.children(statement.receipt_id, RESULT_READY.type)
+    if contract is None or not ready:
+        return None
+    told = collected.get(ready)[ready[0]]
+    duties = [one for one in collected.of_task(statement.task_id) if one.receipt_type == "task.assigned"]
+    located = contract is FAILED or bool(body_of(told).keys() & {"artifacts", "delivery_proof"})
+    parents = (duties[0].receipt_id,) if duties and located else ()
+    mark = "located" if located and contract is COMPLETED else ""
+    key = receipt_key(contract, statement.task_id, statement.sender, statement.lease_id, parents, mark)
+    kept = replace(statement, receipt_key=key, parents=parents, asyncgate_instance=told.asyncgate_instance,
+                   to_kind=told.from_kind, to_id=told.from_id)
+    return replace(kept, hash=said_hash(kept))
+
+
+def undamaged(collected: Collected, skip: bool) -> list[str]:
+    """See that a file is as it was written, and each receipt has the hash of what it says; raises Damaged if not.
+
+    With `skip` such receipts are left out, and what is wrong is told.
+    """
+    damaged = [one.receipt_id for one in collected.unsound()]
+    if damaged and not skip:
+        more = f" and {len(damaged) - SHOWN} more" if len(damaged) > SHOWN else ""
+        raise Damaged(f"{len(damaged)} receipts do not have the hash of what they say: "
+                      f"{', '.join(damaged[:SHOWN])}{more}.  --skip-damaged leaves them out")
+    if collected.problems and not skip:
+        more = f" (and {len(collected.problems) - 1} more)" if collected.problems[1:] else ""
+        raise Damaged(f"the file is not as it was written: {collected.problems[0]}{more}; `asyncgate receipts verify` "
+                      "tells all.  --skip-damaged takes what is there")
+    for receipt_id in damaged:
+        collected.forget(receipt_id)
+    return [*collected.problems, *(f"receipt {receipt_id} was left out: it does not have the hash of what it says"
+                                   for receipt_id in damaged)]
+
+
+class Rebuild:
+    """Writes one tenant's state; `skeletons` leaves the bodies of receipts where they are, in the ledger."""
+
+    def __init__(self, backend: Backend, settings: Settings, tenant_id: str, collected: Collected, *, skeletons: bool,
+                 told: Callable[[int], None]) -> None:
+        self.backend, self.settings, self.tenant_id, self.collected = backend, settings, tenant_id, collected
+        self.skeletons, self.told, self.tally = skeletons, told, Tally()
+        self.engine = Engine(backend, settings)
+        self.engine.ledger = Ledger(self.engine) if skeletons else None
+
+    async def run(self) -> Tally:
+        """Write tasks, then receipts with what they open, and at last what owners were not told."""
+        late: list[tuple[str, Receipt]] = []
+        self.backend.ids.after(self.collected.last())       # or what comes could seem older, where clocks differ
+        for page in pages(self._stories(), TASKS):
+            await self._write(partial(self._put_tasks, page))
+            self.tally.tasks += len(page)
+            self.tally.held += sum(not story.ends for _, story in page)
+            late += [(task_id, end) for task_id, story in page for end in story.unready]
+            self.told(len(page))
+        for receipts in pages(self.collected.all(), RECEIPTS):
+            opened = [one for one in receipts if one.receipt_type in TERMINATES and not self.collected.answered(one)]
+            schedules = [scheduled(one) for one in opened if one.receipt_type == SCHEDULED.type]
+            await self._write(partial(self._put_receipts, receipts, opened, schedules))
+            self.tally.receipts += len(receipts)
+            self.tally.obligations += len(opened)
+            self.tally.schedules += len(schedules)
+            self.told(len(receipts))
+        for ends in pages(iter(late), TASKS):
+            await self._announce(ends)
+        if self.engine.ledger is not None:
+            await self.engine.ledger.sink.close()
+        return self.tally
+
+    def _stories(self) -> Iterator[tuple[str, Story]]:
+        """Yield the tasks that can be made anew; what else receipts are about is told as a problem."""
+        for task_id in self.collected.tasks():
+            story = story_of(self.collected.of_task(task_id))
+            if story.duty is None:
+                self.tally.problems.append(f"task {task_id} has receipts, but no task.assigned: it was not made anew")
+                continue
+            if story.contradicts:
+                self.tally.problems.append(f"task {task_id} has ended in more than one way; the first one stands")
+            yield task_id, story
+
+    async def _write(self, decide: Callable[[Work], None]) -> None:
+        try:
+            await self.backend.transact(self.tenant_id, Needs(), decide)
+        except Exception as error:      # whatever a database may raise
+            raise RebuildFailed(f"the database does not take this: {error}") from error
+
+    def _put_tasks(self, stories: list[tuple[str, Story]], work: Work) -> None:
+        for _, story in stories:
+            put_task(work, self.settings, story)
+
+    def _put_receipts(self, receipts: list[Receipt], opened: list[Receipt], schedules: list[Schedule],
+                      work: Work) -> None:
+        for receipt in receipts:
+            bare = {"body": ""} if self.skeletons else {}
+            work.written[receipt.receipt_id] = replace(receipt, delivered_at=None, **bare)
+        work.opened.update((receipt.receipt_id, receipt.to) for receipt in opened)
+        for schedule in schedules:
+            work.keep(schedule)
+
+    async def _announce(self, ends: list[tuple[str, Receipt]]) -> None:
+        """Write the task.result_ready that was lost with the old gate: an owner may be waiting for it."""
+        caller = self.engine.itself(self.tenant_id)
+        try:
+            await self.engine.write(announce, its_tasks, caller, Announce(ends=ends))
+        except GateError as error:
+            raise RebuildFailed(f"the database does not take this: {error}") from error
+        self.tally.told += len(ends)
+
+
+def put_task(work: Work, settings: Settings, story: Story) -> None:
+    """Put a task among what is to be saved, past all rules, with the events that say where it comes from."""
+    assert story.duty is not None
+    task, open_fences = task_of(story, settings, HELD), 0 if story.ends else FENCES_SKIPPED
+    work.add(replace(task, fence=task.fence + open_fences), needs_of(Raw(task.requirements.encode())))
+    if (lease := lease_of(story)) is not None:
+        work.hold(lease)
+    if (progress := progress_of(story)) is not None and not story.ends:
+        work.progress[task.task_id] = work.progressed[task.task_id] = progress
+    if earlier := story.fence - len(story.accepted):    # the old gate was moved or rebuilt before
+        work.tell(task.task_id, "task.moved", fences_skipped=earlier)
+    work.tell(task.task_id, "task.rebuilt", fences_skipped=open_fences, unknown=unknown_of(story))
+
+
+def scheduled(created: Receipt) -> Schedule:
+    """Return what is known of a schedule: that it was made, by whom and for whom; its scheduler reports the rest."""
+    return Schedule(created.schedule_id or "", created.to_kind, created.to_id, created.from_kind, created.from_id,
+                    created.receipt_id)
+
+
+def its_tasks(needs: Needs, caller: Caller, ask: Announce) -> None:
+    """Load the tasks that have ended."""
+    needs.tasks.update(task_id for task_id, _ in ask.ends)
+
+
+def announce(engine: Engine, work: Work, caller: Caller, ask: Announce) -> None:
+    """Tell owners that their tasks have come to their end."""
+    for task_id, end in ask.ends:
+        said = {name: value for name, value in body_of(end).items() if name not in WITHIN}
+        if end.receipt_type not in (COMPLETED.type, FAILED.type):
+            said = {}
+        if end.receipt_type == FAILED.type:
+            said = {name: said[name] for name in said if name.startswith("error") or name == "how_to_retrieve"}
+        engine._end(work, work.task(task_id), end, said)
+
+
+def pages(rows: Iterator[T], size: int) -> Iterator[list[T]]:
+    """Yield rows so many at a time."""
+    while page := list(islice(rows, size)):
+        yield page
+
+
+def summary(tallies: list[Tally]) -> dict[str, Any]:
+    """Add up what was made for several tenants."""
+    names = ("tasks", "held", "receipts", "obligations", "schedules", "told")
+    return {**{name: sum(getattr(tally, name) for tally in tallies) for name in names},
+            "problems": [problem for tally in tallies for problem in tally.problems]}

@@ -1,0 +1,116 @@
+"""What the gate holds against what a ReceiptGate holds, one task after another through `list_task_receipts`.
+
+ReceiptGate keeps its own view of our receipts: each has the hash of ours in its `metadata`.  Ours are here whole, so
+what it lacks can be sent again, and a lease that it has and this gate never granted can be undone there.  What it has
+of an end that this gate has not is told, and nobody's work is invented here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from asyncgate import TERMINAL, Outgoing, Receipt, Task, export_key
+from asyncgate.parts.receipts.collected import PAUSE_SECONDS, Told, attempt
+from asyncgate.parts.receipts.reconcile import Findings, receipts_of
+from asyncgate.parts.receipts.sinks.receiptgate_schema import gives_back, is_forwarded, written
+
+if TYPE_CHECKING:
+    from asyncgate.backends import Backend
+
+Theirs = dict[str, dict[str, Any]]
+
+
+class GateComparison:
+    """One tenant."""
+
+    def __init__(self, backend: Backend, sink: Any, tenant_id: str, findings: Findings, told: Told) -> None:
+        self.backend, self.sink, self.tenant_id = backend, sink, tenant_id
+        self.findings, self.told = findings, told
+
+    async def run(self) -> None:
+        """Ask after each task that is here."""
+        after = ""
+        while page := await self.backend.export(Task, self.tenant_id, after):
+            for task in page:
+                await self._task(task)
+                self.told(1)
+            after = export_key(page[-1])
+
+    async def _task(self, task: Task) -> None:
+        rows = await attempt(lambda: self.sink.of_task(self.tenant_id, task.task_id))
+        theirs = {one["receipt_id"]: one for one in rows if isinstance(one.get("receipt_id"), str)}
+        ours = await receipts_of(self.backend, self.tenant_id, task.task_id)
+        self.findings.receipts += len(ours)
+        ids = [*theirs, *(one.receipt_id for one in ours)]
+        outbox = {row.receipt_id: row for row in await self.backend.outgoing(self.tenant_id, ids)}
+        keeps_custody = any("obligation_id" in one for one in rows)
+        for receipt in ours:
+            if is_forwarded(receipt, task) and (keeps_custody or not gives_back(receipt, task)):
+                self._ours(receipt, outbox.get(receipt.receipt_id), theirs)
+        known = {one.receipt_id for one in ours} | outbox.keys()
+        for receipt_id, one in theirs.items():
+            if receipt_id not in known:
+                await self._theirs(task, one, theirs)
+
+    def _found(self, kind: str, detail: str, receipt_id: str, task_id: str) -> None:
+        self.findings.add(kind, self.tenant_id, detail, None, task_id, receipt_id)
+
+    def _ours(self, receipt: Receipt, row: Outgoing | None, theirs: Theirs) -> None:
+        """Judge a receipt that the ledger is to have."""
+        there, what = theirs.get(receipt.receipt_id), receipt.receipt_type
+        if there is not None:
+            if about(there).get("hash") != receipt.hash:
+                self.findings.add("tampered", self.tenant_id, f"the {what} at the ledger is not the one here", receipt)
+        elif row is not None and row.state == "waiting":
+            self.findings.waiting += 1
+        elif row is not None:
+            self.findings.add("parked", self.tenant_id, f"the ledger refuses the {what}: {row.reason}", receipt)
+        elif not self._stated_by_its_worker(receipt, theirs):
+            self.findings.add("missing_at_ledger", self.tenant_id, f"the ledger does not have the {what}", receipt)
+
+    def _stated_by_its_worker(self, receipt: Receipt, theirs: Theirs) -> bool:
+        """Whether the worker has stated an acceptance or an end there itself, so that ours was not sent."""
+        phase = "accepted" if receipt.receipt_type == "task.accepted" else "complete"
+        return any(one.get("phase") == phase and one.get("source_system") not in (None, self.sink.source)
+                   for one in theirs.values())
+
+    async def _theirs(self, task: Task, one: dict[str, Any], theirs: Theirs) -> None:
+        """Judge a receipt that the ledger has and this gate has not."""
+        id, ended = one["receipt_id"], one.get("phase") == "complete"
+        if one.get("source_system") != self.sink.source:
+            self.findings.foreign += 1
+            if ended and task.status not in TERMINAL:
+                self._found("stated_by_worker", f"{one.get('source_system')} states an end there, and the task is "
+                            f"{task.status}", id, task.task_id)
+        elif about(one).get("receipt_type") == "task.accepted":
+            if await self._is_open(task, one, theirs):
+                self._found("never_granted", f"the ledger has an acceptance by {one.get('for_principal')} that this "
+                            "gate never granted", id, task.task_id)
+        elif ended and task.status not in TERMINAL and about(one).get("receipt_type") != "lease.undone":
+            self._found("ended_there", f"the ledger has it that the task has ended ({one.get('status')}), and it is "
+                        f"{task.status}", id, task.task_id)
+
+    async def _is_open(self, task: Task, one: dict[str, Any], theirs: Theirs) -> bool:
+        """Whether somebody is held to an acceptance, and this gate has not just committed it."""
+        over = any(other.get("phase") == "complete" or other.get("dedupe_key") == f"undo {one['receipt_id']}"
+                   for other in theirs.values())
+        if over or task.status in TERMINAL:
+            return False
+        await asyncio.sleep(PAUSE_SECONDS)      # a strict gate commits when the ledger has a receipt, and not before
+        return await self.backend.receipt(self.tenant_id, one["receipt_id"]) is None
+
+
+def about(one: dict[str, Any]) -> dict[str, Any]:
+    """Return what of our receipt has no field of its own there."""
+    metadata = one.get("metadata")
+    return metadata if isinstance(metadata, dict) else {}
+
+
+async def acceptance(sink: Any, tenant_id: str, task: Task, receipt_id: str, at: float) -> Outgoing | None:
+    """Return an acceptance that the ledger has as a row of the outbox, to be undone."""
+    for one in await sink.of_task(tenant_id, task.task_id):
+        if one.get("receipt_id") == receipt_id and about(one).get("receipt_type") == "task.accepted":
+            content = written({**one, "obligation_id": task.duty})
+            return Outgoing(receipt_id, task.task_id, content.decode(), at)
+    return None

@@ -1,0 +1,210 @@
+"""What the receipts of a task say about it, read from its first to its last: no more than that can be known again.
+
+Receipts are proof and no log (H.12), so this serves two ends only: `asyncgate rebuild` after a disaster, and `asyncgate
+reconcile --repair` where the ledger knows more of a task than the gate.  Payloads are in receipts as hashes; settings
+of the task that no contract states, such as its priority, and leases as they stood are in none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Raw, Struct, field
+
+from asyncgate import (
+    ACCEPTED,
+    ASSIGNED,
+    CANCELED,
+    COMPLETED,
+    EXPIRED,
+    FAILED,
+    PROGRESSED,
+    RESULT_READY,
+    Lease,
+    Progress,
+    Receipt,
+    Task,
+    canonical,
+    lane_of,
+    needs_of,
+)
+from asyncgate.parts.model.content import any_json
+from asyncgate.parts.model.stored import KeptTerms
+from asyncgate.parts.model.views import terms_of
+
+if TYPE_CHECKING:
+    from asyncgate import Settings
+    from asyncgate.parts.model.wire import Status
+
+STATUSES: dict[str, Status] = {
+    COMPLETED.type: "succeeded", FAILED.type: "failed", CANCELED.type: "canceled"}
+UNSTATED = ("priority", "max_attempts", "retry_backoff_seconds", "max_expiries", "idempotency_key", "principal_ai")
+NO_PAYLOAD = hashlib.sha256(b"null").hexdigest()
+
+
+
+class Story(Struct):
+    """One task, as far as its receipts tell."""
+
+    duty: Receipt | None = None
+    status: Status = "queued"
+    owed: bool = True
+    attempt: int = 0
+    expiries: int = 0
+    lost_to: list[str] = field(default_factory=list)
+    accepted: list[Receipt] = field(default_factory=list)
+    fence: int = 0
+    ending: str = "superseded"                  # of the last lease, when nothing says otherwise
+    ended_at: float | None = None
+    outcome: str | None = None
+    artifacts: str | None = None
+    unknown: list[str] = field(default_factory=list)
+    progress: Receipt | None = None
+    updated_at: float = 0.0
+    contradicts: bool = False                   # it has ended in more than one way
+    ends: list[Receipt] = field(default_factory=list)
+    unready: list[Receipt] = field(default_factory=list)       # ends that no task.result_ready has told yet
+
+
+def story_of(receipts: Sequence[Receipt]) -> Story:
+    """Read the receipts of a task, which come oldest first and with their bodies."""
+    story, ready = Story(), set[str]()
+    for receipt in receipts:
+        story.updated_at = max(story.updated_at, receipt.created_at)
+        if receipt.receipt_type == RESULT_READY.type:
+            ready.update(receipt.parents)
+        elif (tell := TELLING.get(receipt.receipt_type)) is not None:
+            tell(story, receipt, body_of(receipt))
+    story.unready = [end for end in story.ends if end.receipt_id not in ready]
+    return story
+
+
+def body_of(receipt: Receipt) -> dict[str, Any]:
+    """Return the body of a receipt; one without is an empty object."""
+    body = any_json(receipt.body) if receipt.body else {}
+    return body if isinstance(body, dict) else {}
+
+
+def _assigned(story: Story, receipt: Receipt, body: dict[str, Any]) -> None:
+    story.duty = story.duty or receipt
+
+
+def _accepted(story: Story, receipt: Receipt, body: dict[str, Any]) -> None:
+    story.accepted.append(receipt)
+    story.ending = "superseded"
+    fence = body.get("fence")
+    story.fence = max(story.fence + 1, fence if isinstance(fence, int) else 0)
+
+
+def _progressed(story: Story, receipt: Receipt, body: dict[str, Any]) -> None:
+    story.progress = receipt
+
+
+def _expired(story: Story, receipt: Receipt, body: dict[str, Any]) -> None:
+    reason = "released" if body.get("reason") == "released" else "expired"
+    _end_lease(story, receipt, reason)
+    if reason == "expired":
+        story.expiries += 1
+        story.lost_to = [*story.lost_to, str(body.get("previous_worker_id", ""))][-10:]
+
+
+def _failed(story: Story, receipt: Receipt, body: dict[str, Any]) -> None:
+    _end_lease(story, receipt, "failed")
+    if _answers_duty(story, receipt):
+        _end(story, receipt, body, "error")
+    else:
+        story.attempt += 1
+
+
+def _completed(story: Story, receipt: Receipt, body: dict[str, Any]) -> None:
+    _end_lease(story, receipt, "completed")
+    _end(story, receipt, body, "result_payload")
+    if (where := body.get("artifacts")) is not None:
+        story.artifacts = canonical(where).decode()
+
+
+def _canceled(story: Story, receipt: Receipt, body: dict[str, Any]) -> None:
+    if story.ending == "superseded":
+        story.ending = "canceled"
+    _end(story, receipt, body, "")
+
+
+TELLING = {ASSIGNED.type: _assigned, ACCEPTED.type: _accepted, PROGRESSED.type: _progressed, EXPIRED.type: _expired,
+           FAILED.type: _failed, COMPLETED.type: _completed, CANCELED.type: _canceled}
+
+
+def _answers_duty(story: Story, receipt: Receipt) -> bool:
+    return story.duty is not None and story.duty.receipt_id in receipt.parents
+
+
+def _end_lease(story: Story, receipt: Receipt, ending: str) -> None:
+    if story.accepted and story.accepted[-1].lease_id == receipt.lease_id:
+        story.ending = ending
+
+
+def _end(story: Story, receipt: Receipt, body: dict[str, Any], name: str) -> None:
+    """Note an end; a success that was told where it is only later has two receipts, and the first has the result."""
+    status = STATUSES[receipt.receipt_type]
+    story.contradicts |= bool(story.ends) and status != story.status
+    story.owed = story.owed and not _answers_duty(story, receipt)
+    if not story.ends:
+        story.status, story.ended_at = status, receipt.created_at
+        digest = f"{name.removesuffix('_payload')}_sha256"
+        if name and digest in body:
+            story.unknown.append(name.removesuffix("_payload"))
+        elif name:
+            story.outcome = canonical(body.get(name)).decode()
+    story.ends.append(receipt)
+
+
+# From the story to what is stored.
+
+
+def task_of(story: Story, settings: Settings, held: str) -> Task:
+    """Make the task anew; what no receipt states is as for a new task, and an open one is held."""
+    assert story.duty is not None
+    duty, body, is_open = story.duty, body_of(story.duty), not story.ends
+    requirements = canonical(body.get("requirements")).decode()
+    terms = canonical({name: body[name] for name in KeptTerms.__struct_fields__ if name in body}).decode()
+    timeouts = terms_of(terms).timeouts
+    deadline = timeouts.deadline if timeouts and is_open else None
+    return Task(
+        task_id=duty.task_id, lane=lane_of(body["type"], needs_of(Raw(requirements.encode()))), type=body["type"],
+        payload="null", payload_pointer=body.get("payload_pointer"), requirements=requirements, terms=terms,
+        owner_kind=duty.to_kind, owner_id=duty.to_id, principal_ai=duty.to_id, priority=settings.default_priority,
+        max_attempts=max(settings.default_max_attempts, story.attempt + 1),
+        retry_backoff_seconds=settings.default_retry_backoff_seconds, max_expiries=settings.max_expiries,
+        created_at=duty.created_at, duty=duty.receipt_id, idempotency_key=None, fingerprint=None,
+        asyncgate_instance=duty.asyncgate_instance, updated_at=story.updated_at, status=story.status,
+        attempt=story.attempt, fence=story.fence, expiries=story.expiries, owed=story.owed,
+        held=held if is_open else None, lost_to=canonical(story.lost_to).decode(),
+        deadline_at=deadline.timestamp() if deadline else None, completed_at=story.ended_at, outcome=story.outcome,
+        artifacts=story.artifacts)
+
+
+def lease_of(story: Story) -> Lease | None:
+    """Make the last lease anew, as one that has ended: when it would have run out nobody knows."""
+    if not story.accepted:
+        return None
+    last = story.accepted[-1]
+    over = max([last.created_at, *([story.ended_at] if story.ended_at else [])])
+    return Lease(last.task_id, last.lease_id or "", last.from_kind, last.from_id, None, story.fence, last.created_at,
+                 over, 0, last.receipt_id, None, story.ending)
+
+
+def progress_of(story: Story) -> Progress | None:
+    """Make the last progress anew, where it had a receipt."""
+    if (told := story.progress) is None:
+        return None
+    body = body_of(told)
+    return Progress(told.task_id, canonical(body.get("progress")).decode(), int(body.get("sequence", 1)), story.fence,
+                    told.created_at)
+
+
+def unknown_of(story: Story) -> list[str]:
+    """Name what the receipts of a task do not tell."""
+    assert story.duty is not None
+    payload = [] if body_of(story.duty).get("payload_sha256") == NO_PAYLOAD else ["payload"]
+    return [*payload, *UNSTATED, *story.unknown]

@@ -1,0 +1,125 @@
+"""Sealing: upkeep covers the receipts of each tenant with a chain of seals.
+
+Nothing of it is in the way of a write.  A receipt is protected from the moment its seal is committed, a minute after
+its own commit by default; what is changed behind the gate's back before that is not found.  A seal covers only what no
+transaction still open can add to (DESIGN 6.7), so no receipt slips in under it.  An import, which writes receipts that
+may be older than that, changes the head that the sealer has read: it then reads again.  What others have filed in a
+ledger is sealed in the order of its arrival, in the same chain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from asyncgate import (
+    Ask,
+    Caller,
+    Engine,
+    Entry,
+    EntryFilter,
+    GateError,
+    InvalidRequest,
+    Needs,
+    ReceiptFilter,
+    SealHead,
+    Settings,
+    Work,
+)
+from asyncgate.parts.receipts.seals import START, digest, digest_filed, head_of, sealed
+from asyncgate.parts.receipts.sinks import profile_of
+
+log = logging.getLogger("asyncgate.ledger")
+COVERED = 1000      # receipts of one seal, at most
+
+
+def its_head(needs: Needs, caller: Caller, ask: Ask) -> None:
+    """Load where the seals end, and keep others from adding to them meanwhile."""
+    needs.records.add((SealHead, ()))
+
+
+def whole_here(settings: Settings) -> bool:
+    """Whether receipts stay here with their bodies: also beside a ReceiptGate, which cannot give them back."""
+    return profile_of(settings) != "memorygate"
+
+
+def kept_here(engine: Engine) -> None:
+    """Refuse to seal or archive what is only an index of receipts that lie elsewhere."""
+    if not whole_here(engine.settings):
+        raise InvalidRequest(f"receipt_mode is {engine.settings.receipt_mode}: the ledger keeps the receipts, so it "
+                             "seals and archives them")
+
+
+async def seal(engine: Engine, tenant_id: str) -> SealHead:
+    """Seal all receipts of a tenant that can be sealed; return where its seals end then.
+
+    Never one whose body is elsewhere: the body could not come home any more.
+    """
+    while True:
+        head = await engine.backend.record(tenant_id, SealHead) or START
+        digests = await unsealed(engine, tenant_id, head.last_id)
+        if not digests:
+            return head
+
+        def write(engine: Engine, work: Work, caller: Caller, ask: Ask, head: SealHead = head,
+                  digests: dict[str, bytes] = digests) -> None:
+            if (work.found(SealHead) or START) == head:      # else somebody was faster, or has imported something
+                made = sealed(head, list(digests.values()), max(digests), round(work.now, 3))
+                work.keep(made)
+                work.keep(head_of(made, head.imports))
+
+        caller = engine.itself(tenant_id)
+        await engine.write(write, its_head, caller, Ask())
+
+
+async def unsealed(engine: Engine, tenant_id: str, after: str) -> dict[str, bytes]:
+    """Return the digests of what comes next, oldest first: of receipts, and in a ledger of what was filed."""
+    receipts = await engine.backend.receipts(tenant_id, ReceiptFilter(None, None, None, after, COVERED))
+    entries = await engine.backend.entries(tenant_id, EntryFilter(None, None, None, None, after, COVERED))
+    elsewhere = next((row.receipt_id for row in receipts if not row.body), None)
+    if elsewhere is not None:
+        receipts = [row for row in receipts if row.receipt_id < elsewhere]
+        entries = [row for row in entries if row.arrival < elsewhere]
+        if not receipts and not entries:
+            log.error("receipts of tenant %s are not sealed: what %s says is in a ledger; bring it here with "
+                      "`asyncgate receipts home`", tenant_id, elsewhere)
+    found = await asyncio.to_thread(lambda: {**{row.receipt_id: digest(row) for row in receipts},
+                                             **{row.arrival: digest_filed(row) for row in entries}})
+    return {id: found[id] for id in sorted(found)[:COVERED]}
+
+
+class Sealer:
+    """Knows which tenants have receipts that this process wrote and that are not sealed yet."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.newest: dict[str, str] = {}        # by tenant, the youngest receipt
+        self.begun = False
+        engine.watchers.add(self.note)
+
+    def note(self, work: Work) -> None:
+        """Learn of a commit."""
+        arrived = [row.arrival for row in work.kept.values() if isinstance(row, Entry)]
+        if work.written or arrived:
+            self.newest[work.tenant_id] = max(*work.written, *arrived, self.newest.get(work.tenant_id, ""))
+
+    async def run(self) -> int:
+        """Seal what is new; the first time look at every tenant.  Return how many seals were made."""
+        if not self.begun:
+            self.begun = True
+            self.newest |= {tenant_id: self.newest.get(tenant_id, "")
+                            for tenant_id in await self.engine.backend.tenants()}
+        return sum([await self._seal(tenant_id) for tenant_id in list(self.newest)])
+
+    async def _seal(self, tenant_id: str) -> int:
+        before = await self.engine.backend.record(tenant_id, SealHead) or START
+        try:
+            head = await seal(self.engine, tenant_id)
+        except GateError:
+            log.exception("the receipts of tenant %s are not sealed yet", tenant_id)
+            return 0
+        if head.last_id >= self.newest[tenant_id]:      # else a transaction still open keeps some from being sealed
+            del self.newest[tenant_id]
+        if head.number > before.number:     # kept elsewhere, it shows later that nothing before it was rewritten
+            log.info("sealed tenant=%s seal=%d:%s", tenant_id, head.number, head.hash)
+        return head.number - before.number

@@ -1,0 +1,181 @@
+"""Seals: what receipts were at a moment, as a chain of hashes in each tenant.
+
+A seal covers the receipts between the youngest that the seal before covers and its own `last_id`; receipts that were
+imported behind that are covered by a seal that lists them.  `Chain` holds receipts against seals, wherever both come
+from: a database, an archive, an exported file.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Iterator
+from difflib import SequenceMatcher
+from itertools import chain
+
+import msgspec
+from msgspec.structs import astuple
+
+from asyncgate.parts.model.stored import Entry, Receipt, Seal, SealHead
+
+MARK = 8        # bytes of each digest that a seal keeps
+
+_encode = msgspec.json.Encoder().encode
+_ids = msgspec.json.Decoder(list[str]).decode
+START = SealHead()
+
+
+def digest(receipt: Receipt) -> bytes:
+    """Hash every byte of a receipt as it is stored; when it was delivered is no part of it."""
+    return hashlib.sha256(_encode(astuple(receipt)[:-1])).digest()
+
+
+def digest_filed(entry: Entry) -> bytes:
+    """Hash every byte of what a ledger has filed, and under what.
+
+    An entry of an older release does not say who stated it, and keeps the hash that it was sealed with.
+    """
+    row = astuple(entry)
+    return hashlib.sha256(_encode(row if entry.stated_kind else row[:-3])).digest()
+
+
+def sealed(head: SealHead, digests: list[bytes], last_id: str, at: float, late: Iterable[str] = ()) -> Seal:
+    """Make the next seal over receipts with these digests; the time is to be a whole number of milliseconds."""
+    named = list(late)
+    return linked(head, Seal(
+        f"{head.number + 1:012d}", head.number + 1, last_id, len(digests), over(digests),
+        base64.b64encode(b"".join([one[:MARK] for one in digests])).decode(),
+        _encode(named).decode() if named else "", at, ""))
+
+
+def over(digests: Iterable[bytes]) -> str:
+    """Hash the digests of several receipts."""
+    return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def linked(head: SealHead, seal: Seal) -> Seal:
+    """Return a seal with its hash, which covers the seal before it."""
+    return msgspec.structs.replace(
+        seal, hash=hashlib.sha256(_encode((head.hash, *astuple(seal)[:-1]))).hexdigest())
+
+
+def head_of(seal: Seal, imports: int = 0) -> SealHead:
+    """Return where the chain ends when this seal is the last."""
+    return SealHead(seal.number, seal.last_id, seal.hash, imports)
+
+
+class Chain:
+    """Receipts held against their seals: add the seals in order, see the receipts in order, then close."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.ranges: list[Seal] = []
+        self.head = START
+        self.late: dict[str, Seal] = {}             # the seal of each receipt that one lists
+        self.listed: dict[str, Seal] = {}           # those seals by id
+        self.found: dict[str, bytes] = {}           # digests of listed receipts
+        self.at = 0                                 # in `ranges`
+        self.held: list[tuple[str, bytes]] = []     # what was seen within that range
+        self.seen, self.unsealed, self.before = 0, 0, ""
+
+    def add(self, seal: Seal) -> None:
+        """Take in the next seal; behind one that is wrong it goes on, so that each one is named."""
+        if seal.number != self.head.number + 1:
+            self.problems.append(f"seal {self.head.number + 1} is missing: the next one is number {seal.number}")
+        elif linked(self.head, seal).hash != seal.hash:
+            self.problems.append(f"seal {seal.number} is not what was written")
+        self.head = head_of(seal)
+        if not seal.late:
+            self.ranges.append(seal)
+            return
+        self.listed[seal.seal_id] = seal
+        self.late.update(dict.fromkeys(self._listed(seal), seal))
+
+    def _listed(self, seal: Seal) -> list[str]:
+        try:
+            return _ids(seal.late)
+        except msgspec.DecodeError:
+            return []       # its hash does not fit either
+
+    def ends(self, head: SealHead | None) -> None:
+        """Compare the last seal with where the chain is said to end."""
+        head = head or START
+        if (head.number, head.hash) != (self.head.number, self.head.hash):
+            self.problems.append(f"the seals end with number {self.head.number}, {self.head.hash[:16]}, but number "
+                                 f"{head.number}, {head.hash[:16]}, was the last one written")
+
+    def see(self, receipt_id: str, digest: bytes) -> None:
+        """Take in the next receipt, in the order of their ids."""
+        self.seen += 1
+        if receipt_id <= self.before:
+            self.problems.append(f"receipt {receipt_id} stands behind {self.before}, which is out of order")
+            return
+        self.before = receipt_id
+        if receipt_id in self.late:
+            self.found[receipt_id] = digest
+            return
+        while self.at < len(self.ranges) and receipt_id > self.ranges[self.at].last_id:
+            self._finish()
+        if self.at < len(self.ranges):
+            self.held.append((receipt_id, digest))
+        else:
+            self.unsealed += 1
+
+    def close(self) -> list[str]:
+        """Compare what is left; return all problems."""
+        while self.at < len(self.ranges):
+            self._finish()
+        for seal in self.listed.values():
+            ids = self._listed(seal)
+            held = [(id, self.found[id]) for id in ids if id in self.found]
+            if over([one for _, one in held]) != seal.digest:
+                self.problems += differences(seal, held, ids)
+        return self.problems
+
+    def _finish(self) -> None:
+        """Compare a range with its seal, and go on to the next."""
+        seal, held = self.ranges[self.at], self.held
+        self.at, self.held = self.at + 1, []
+        if len(held) != seal.count or over([one for _, one in held]) != seal.digest:
+            self.problems += differences(seal, held)
+
+
+def differences(seal: Seal, held: list[tuple[str, bytes]], ids: list[str] | None = None) -> Iterator[str]:
+    """Name what is not as it was sealed: receipts that were changed, that are missing, that have come."""
+    try:
+        marks = base64.b64decode(seal.marks)
+    except ValueError:
+        marks = b""
+    sealed = [marks[at:at + MARK] for at in range(0, len(marks), MARK)]
+    if ids is not None:
+        return listed_differences(seal, dict(held), list(zip(ids, sealed, strict=False)))
+    found = [one[:MARK] for _, one in held]
+    steps = SequenceMatcher(None, sealed, found, autojunk=False).get_opcodes()
+    told = list(chain.from_iterable(
+        step(seal, held, was, now) for what, *at in steps if what != "equal"
+        for was, now in [((at[0], at[1]), (at[2], at[3]))]))
+    return iter(told or [f"the receipts of seal {seal.number} are not those that were sealed"])
+
+
+def listed_differences(seal: Seal, held: dict[str, bytes], sealed: list[tuple[str, bytes]]) -> Iterator[str]:
+    """Name what is wrong with receipts that a seal lists."""
+    for receipt_id, mark in sealed:
+        if receipt_id not in held:
+            yield f"receipt {receipt_id} is missing: seal {seal.number} lists it"
+        elif held[receipt_id][:MARK] != mark:
+            yield f"receipt {receipt_id} is not what was sealed (seal {seal.number})"
+
+
+def step(seal: Seal, held: list[tuple[str, bytes]], was: tuple[int, int], now: tuple[int, int]) -> Iterator[str]:
+    """Say what became of some neighbours: so many were there, and these are there now."""
+    there = [receipt_id for receipt_id, _ in held[now[0]:now[1]]]
+    gone = was[1] - was[0]
+    for receipt_id in there[:gone]:
+        yield f"receipt {receipt_id} is not what was sealed (seal {seal.number})"
+    for receipt_id in there[gone:]:
+        yield f"receipt {receipt_id} was not there when its time was sealed (seal {seal.number})"
+    if (missing := gone - len(there)) > 0:
+        before = held[now[1] - 1][0] if now[1] else "the beginning of the seal"
+        after = held[now[1]][0] if now[1] < len(held) else seal.last_id
+        yield (f"{missing} receipt{'s are' if missing > 1 else ' is'} missing between {before} and {after} "
+               f"(seal {seal.number})")

@@ -1,0 +1,169 @@
+"""Where receipts go: the one small protocol of every sink, and what a ledger may answer.
+
+A sink is a module `receipts_<profile>.py` with `open_sink(settings)`.  It renders a receipt once, when its batch is
+saved, and sends the same bytes as often as it takes.  It decides nothing and keeps nothing: the outbox does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from importlib import import_module
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
+
+from msgspec import Raw, Struct, field
+
+from asyncgate import NOTHING, EntryFilter, Principal, ReceiptRecord, StartupError
+
+if TYPE_CHECKING:
+    from asyncgate import Lease, Receipt, Settings, Task
+
+
+class Refusal(Exception):
+    """The ledger understood the receipt and will never take it: it is parked, and nobody asks again."""
+
+
+class Outage(Exception):
+    """There was no answer, or one that says nothing about the receipt: it is sent again, for as long as it takes."""
+
+    def __init__(self, reason: str, retry_after: float = 0.0, *, untaken: bool = False) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
+        self.untaken = untaken      # the ledger has not taken it; else that is not known
+
+
+class Unanswered(Outage):
+    """There was no answer in time: the ledger may have taken the receipt, or take it yet."""
+
+
+class Garbled(Outage):
+    """The ledger lives, and what it answered says nothing about the receipt: no reason to leave it in peace."""
+
+
+class Missing(Garbled):
+    """The ledger has no such receipt."""
+
+
+class Singly(Exception):
+    """This ledger takes one receipt a call."""
+
+
+class Filed(ReceiptRecord, kw_only=True):
+    """A receipt as a ledger gives it back; those that others wrote may lack what only a gate knows."""
+
+    tenant_id: str = ""
+    task_id: str | None = None
+    lease_id: str | None = None
+    schedule_id: str | None = None
+    parents: list[str] = field(default_factory=list)
+    asyncgate_instance: str = ""
+    body: Raw = NOTHING
+    hash: str = ""
+    receipt_key: str = ""       # only a gate gives it one
+    stated_by: Principal | None = None      # as the ledger says, never as the receipt does
+
+    def shown(self) -> ReceiptRecord:
+        """Return it as a gate shows a receipt."""
+        return ReceiptRecord(**{name: getattr(self, name) for name in ReceiptRecord.__struct_fields__})
+
+
+class LedgerPage(Struct):
+    """What a ledger lists, in the order of arrival, and where its next page begins."""
+
+    receipts: list[Filed]
+    cursor: str | None = None
+
+
+class Sink(Protocol):
+    """One kind of ledger."""
+
+    reads: bool     # what it took can be read back here, so the body of a receipt goes there and does not stay
+
+    @property
+    def binds(self) -> bool | None:
+        """Whether it says who has stated a receipt, so that one may count here; None while that is not known."""
+
+    def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
+        """Return the bytes that are sent for a receipt, valid UTF-8; None for one that the ledger is not to have.
+
+        A pure function: called once, inside the transaction that writes the receipt, perhaps on another thread.
+        `task` is as the operation leaves it, with its duty, attempt, outcome and artifacts, and `lease` its latest one.
+        """
+
+    def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None, by_worker: bool = False) -> str | None:
+        """Return what `Task.handed` becomes by a receipt, for a ledger that keeps custody; None leaves it as it is."""
+
+    def undone(self, content: bytes, receipt_id: str, at: float) -> bytes | None:
+        """Return the receipt that undoes an acceptance whose lease was never granted; None for all else.
+
+        For a ledger that holds somebody to what it was told.
+        """
+
+    def taken_back(self, receipt_id: str, task: Task, lease: Lease | None = None) -> str | None:
+        """Return what `Task.handed` becomes by such a receipt."""
+
+    def handover(self, content: bytes) -> bytes | None:
+        """Return what is left to send of an acceptance that its worker states there itself; None is nothing."""
+
+    def body(self, content: bytes) -> bytes:
+        """Return the body of the receipt that these bytes were rendered from."""
+
+    async def send(self, tenant_id: str, content: bytes) -> None:
+        """Let the ledger take what was rendered; to have taken it before is well, too.  Raises Refusal and Outage."""
+
+    async def holds(self, tenant_id: str, content: bytes) -> bool:
+        """Whether the ledger has just what was rendered; asked when `send` was Unanswered.  Raises Outage."""
+
+    async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
+        """Return those of some receipts that the ledger has; raises Outage.  Never called unless it `reads`."""
+
+    async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
+        """Return what the ledger has, in the order of arrival, from behind a cursor of its own; raises Outage."""
+
+    async def token(self, tenant_id: str, who: Principal, until: float) -> str | None:
+        """Have the ledger issue a key that is good for one principal of a tenant; None where it issues none.
+
+        Raises Refusal and Outage.
+        """
+
+    async def close(self) -> None:
+        """Let the connections go."""
+
+
+class Bulk(Protocol):
+    """What a sink may offer beside: many receipts in one call."""
+
+    async def send_many(self, tenant_id: str, contents: list[bytes]) -> list[Refusal | None]:
+        """Let the ledger take receipts in this order; return what it refuses.  Raises Outage, and Singly."""
+
+
+def profile_of(settings: Settings) -> str:
+    """Return which sink the settings ask for."""
+    if settings.receipt_mode == "standalone":
+        return "standalone"
+    return "receiptgate" if settings.receipt_mode == "receiptgate_integrated" else settings.ledger.profile
+
+
+def require_address(settings: Settings) -> None:
+    """See that the settings say where the ledger is."""
+    ours = settings.memorygate
+    if ours.auth_token_env and not (ours.auth_token or os.environ.get(ours.auth_token_env)):
+        raise StartupError(f"memorygate.auth_token_env names the variable {ours.auth_token_env}, which is not set: set "
+                           "it to the ledger's token, or unset the setting")
+    if not ours.url:
+        raise StartupError(f"receipt_mode {settings.receipt_mode} needs memorygate.url: where is the ledger?")
+    try:
+        at = urlsplit(ours.url)
+    except ValueError as wrong:
+        raise StartupError(f"memorygate.url: {wrong}") from None
+    if at.scheme not in ("http", "https") or not at.hostname:
+        raise StartupError("memorygate.url is no address of a ledger: it begins with http:// or https:// and a host")
+
+
+def open_sink(settings: Settings) -> Sink:
+    """Open the sink that the settings ask for; raises StartupError where it can lead nowhere."""
+    if settings.receipt_mode != "standalone":
+        require_address(settings)
+    sink: Sink = import_module(f"asyncgate.parts.receipts.sinks.{profile_of(settings)}").open_sink(settings)
+    return sink

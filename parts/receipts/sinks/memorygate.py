@@ -1,0 +1,234 @@
+"""The sink of the memorygate profile: receipts over REST, as `POST /v1/receipts` takes them (spec 20.12, H.6).
+
+What is sent is the receipt as this gate shows it, with its key beside it, so that a ledger gives back what came and a
+gate can take its receipts home again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from asyncgate import Principal, ReceiptRecord
+from asyncgate.parts.model.views import outside, shown
+from asyncgate.parts.model.wire import Problem
+from asyncgate.parts.receipts.calls import BESIDE_BODY, MOST_TOLD, Calls, problem
+from asyncgate.parts.receipts.sinks import Filed, Garbled, LedgerPage, Missing, Outage, Refusal, Singly
+from asyncgate.parts.receipts.sinks.standalone import NoCustody
+from asyncgate.parts.receipts.wires import LOOK_SECONDS, pace_of
+
+if TYPE_CHECKING:
+    from asyncgate import EntryFilter, Lease, Receipt, Settings, Task
+    from asyncgate.parts.receipts.sinks import Bulk, Sink
+
+NO_REFUSALS = {"forbidden", "tenant_mismatch"}      # what a ledger like ours says of the gate's credential
+AT_ONCE = 16            # receipts that are fetched beside one another
+# What ids look like that may stand in an address; of others no server is asked, for they could mean another one to it.
+ID = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._:@~-]{0,199}\Z")
+
+
+class Sent(ReceiptRecord, kw_only=True):
+    """A receipt as it is sent."""
+
+    receipt_key: str = ""
+
+
+class Rendered(Struct):
+    """What a rendered receipt holds that its skeleton does not."""
+
+    body: msgspec.Raw
+
+
+class Listed(Struct):
+    """A page as a ledger answers it; other ledgers may name the cursor otherwise or not at all."""
+
+    receipts: list[Filed]
+    next_cursor: str | None = None
+    stated_by: list[Principal | None] = []      # of each receipt, where the ledger knows it
+
+
+class Issued(Struct):
+    """A key that the ledger has issued."""
+
+    api_key: str
+
+
+class Answered(Struct):
+    """What became of one receipt of many."""
+
+    error: Problem | None = None
+
+
+class AllAnswered(Struct):
+    """What became of each."""
+
+    results: list[Answered]
+
+
+T = TypeVar("T")
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+encode = msgspec.json.encode
+issued = msgspec.json.Decoder(Issued).decode
+many = msgspec.json.Decoder(AllAnswered).decode
+listed = msgspec.json.Decoder(Listed).decode
+record = msgspec.json.Decoder(Filed).decode
+rendered = msgspec.json.Decoder(Rendered).decode
+
+
+class MemoryGate(NoCustody):
+    """A ledger that speaks REST."""
+
+    reads = True
+    binds: bool | None = True       # until it gives a list that does not say so
+
+    def __init__(self, settings: Settings) -> None:
+        ours = settings.memorygate
+        self.url = ours.url.rstrip("/").removesuffix("/v1/receipts") + "/v1/receipts"     # H.6 writes the whole path
+        self.home, self.filed_under = settings.default_tenant_id, ours.tenant_id
+        token = ours.auth_token or os.environ.get(ours.auth_token_env, "")
+        self.pace = pace_of(settings)
+        self.calls, self.fetching = Calls(token, self.pace.most + AT_ONCE), asyncio.Semaphore(AT_ONCE)
+        self.weight = settings.receipts.max_body_size_bytes + BESIDE_BODY       # of a receipt, at most
+
+    def tenant(self, tenant_id: str) -> str:
+        """Return under which tenant the ledger files a tenant of ours: memorygate.tenant_id is the default one's."""
+        return self.filed_under if self.filed_under and tenant_id == self.home else tenant_id
+
+    def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
+        """Return the receipt as it is shown, and its key."""
+        view = shown(self.tenant(tenant_id), receipt)
+        facts = {name: getattr(view, name) for name in ReceiptRecord.__struct_fields__ if name != "delivered_at"}
+        return encode(Sent(**facts, receipt_key=receipt.receipt_key))
+
+    def body(self, content: bytes) -> bytes:
+        """Return the body of a rendered receipt."""
+        return bytes(rendered(content).body)
+
+    async def send(self, tenant_id: str, content: bytes) -> None:
+        """Store one receipt."""
+        await self._ask("POST", "", content=content)
+
+    async def holds(self, tenant_id: str, content: bytes) -> bool:
+        """Whether the ledger has a receipt, by its hash."""
+        ours = record(content)
+        found = await self._fetch(tenant_id, ours.receipt_id, patience=LOOK_SECONDS)
+        return found is not None and found.hash == ours.hash
+
+    async def send_many(self, tenant_id: str, contents: list[bytes]) -> list[Refusal | None]:
+        """Store many receipts, where the ledger takes a list (20.9)."""
+        try:
+            results = many(await self._ask("POST", "", content=b"[" + b",".join(contents) + b"]")).results
+        except (Refusal, *UNREADABLE) as no:
+            raise Singly(str(no)) from None
+        if len(results) != len(contents):
+            raise Singly(f"{len(results)} answers to {len(contents)} receipts")
+        if away := [one.error.error for one in results if one.error and one.error.error in NO_REFUSALS]:
+            raise Outage(away[0])
+        return [Refusal(f"{one.error.error}: {one.error.message}"[:MOST_TOLD]) if one.error else None
+                for one in results]
+
+    async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
+        """Fetch receipts one by one, several at a time."""
+        found = await asyncio.gather(*(self._fetch(tenant_id, receipt_id) for receipt_id in receipt_ids))
+        return [one for one in found if one is not None]
+
+    async def _fetch(self, tenant_id: str, receipt_id: str, **more: Any) -> Filed | None:
+        if not ID.match(receipt_id):
+            return None
+        about = {"tenant": self.tenant(tenant_id)}
+        async with self.fetching:
+            try:
+                text = await self._ask("GET", f"/{quoted(receipt_id)}", params=about, most_bytes=self.weight, **more)
+            except Missing:
+                return None
+        found = read(record, text)
+        if found.receipt_id != receipt_id:
+            raise Garbled("the ledger answered with another receipt than it was asked for")
+        found.stated_by = None      # that is what the receipt says itself
+        return self._ours(tenant_id, found)
+
+    async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
+        """List receipts in the order of their arrival."""
+        given = {"tenant": self.tenant(tenant_id), "limit": str(of.limit), **principal(of.to), "task_id": of.task_id,
+                 "receipt_type": of.receipt_type, "asyncgate_instance": of.instance, "since_receipt_id": of.after}
+        found = attributed(read(listed, await self._ask(
+            "GET", "", params={name: value for name, value in given.items() if value is not None},
+            most_bytes=of.limit * self.weight)))
+        if found.receipts:
+            self.binds = len(found.stated_by) == len(found.receipts)
+        last = found.receipts[-1].receipt_id if found.receipts else None
+        ours = [self._ours(tenant_id, one) for one in found.receipts]
+        return LedgerPage([one for one in ours if one is not None], found.next_cursor or last)
+
+    def _ours(self, tenant_id: str, one: Filed) -> Filed | None:
+        """Show a receipt to its tenant and to nobody else, whatever the ledger answers with."""
+        if one.tenant_id not in (self.tenant(tenant_id), ""):
+            return None
+        one.tenant_id = tenant_id
+        return one
+
+    async def token(self, tenant_id: str, who: Principal, until: float) -> str | None:
+        """Have a key issued that states and reads receipts as one principal; a ledger of another make issues none."""
+        about = {"tenant": self.tenant(tenant_id), "name": f"{who.id} by way of its gate"[:200],
+                 "principal_kind": who.kind, "principal_id": who.id, "role": "worker",
+                 "scopes": ["receipts:ack", "receipts:read"], "expires_at": outside(until)}
+        keys = self.url.removesuffix("/receipts") + "/keys"
+        try:
+            return issued(await self._ask("POST", "", at=keys, content=encode(about))).api_key
+        except msgspec.DecodeError:
+            return None
+
+    async def _ask(self, verb: str, path: str, *, patience: float = 0.0, at: str = "", **more: Any) -> bytes:
+        """Make one call; return what a good answer says."""
+        seconds = max(self.pace.timeout_seconds, patience)
+        answer = await self.calls.ask(verb, (at or self.url) + path, seconds=seconds, **more)
+        if answer.status_code == 200 or (answer.status_code in (201, 202, 204) and verb == "POST"):
+            return answer.content
+        raise problem(verb, answer)
+
+    async def close(self) -> None:
+        """Let the connections go."""
+        await self.calls.close()
+
+
+def read(decode: Callable[[bytes], T], text: bytes) -> T:
+    """Decode what a ledger answered."""
+    try:
+        return decode(text)
+    except UNREADABLE as wrong:
+        raise Garbled(f"the ledger's answer cannot be read: {wrong}"[:MOST_TOLD]) from None
+
+
+def attributed(page: Listed) -> Listed:
+    """Say of each receipt who stated it, as the ledger does; what a receipt says of itself does not count."""
+    known = page.stated_by if len(page.stated_by) == len(page.receipts) else [None] * len(page.receipts)
+    for one, by in zip(page.receipts, known, strict=True):
+        one.stated_by = by
+    return page
+
+
+def principal(to: Principal | None) -> dict[str, str]:
+    """Return the query that asks for an inbox."""
+    return {"to_id": to.id, **({"to_kind": to.kind} if to.kind else {})} if to else {}
+
+
+def quoted(receipt_id: str) -> str:
+    """Return an id as a part of a path."""
+    from urllib.parse import quote
+    return quote(receipt_id, safe="")
+
+
+def open_sink(settings: Settings) -> MemoryGate:
+    """Open the ledger that the settings name."""
+    return MemoryGate(settings)
+
+
+if TYPE_CHECKING:
+    _: type[Sink] = MemoryGate
+    __: type[Bulk] = MemoryGate

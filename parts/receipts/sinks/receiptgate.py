@@ -1,0 +1,234 @@
+"""The sink of the receiptgate profile: receipts as JSON-RPC calls of `receiptgate.submit_receipt` at POST /mcp.
+
+The two dialects of its schema exclude each other and call themselves by one number, so a ledger is asked in the newer
+one first, and when it refuses the one field that makes the difference, in the older one from then on.  A receipt is
+rendered once, in the newer; the other is made of it on the way, so both are the same at every repetition.
+
+ReceiptGate keeps its own view of a receipt and cannot give ours back, so ours stay here whole.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from asyncgate.parts.receipts.calls import BESIDE_BODY, MOST_TOLD, SMALL, Calls, problem
+from asyncgate.parts.receipts.sinks import Filed, Garbled, LedgerPage, Outage, Refusal
+from asyncgate.parts.receipts.sinks.receiptgate_schema import (
+    Handed,
+    as_accepted,
+    handed,
+    ledger_receipt,
+    only_custody,
+    plain,
+    sent,
+    undone,
+    written,
+)
+from asyncgate.parts.receipts.wires import LOOK_SECONDS, pace_of, same
+
+if TYPE_CHECKING:
+    from asyncgate import EntryFilter, Lease, Principal, Receipt, Settings, Task
+    from asyncgate.parts.receipts.sinks import Sink
+
+NEWER, OLDER = "1.1", "1.0"
+LIST, MOST_OF_A_TASK = "receiptgate.list_task_receipts", 200
+SUBMIT, LOOK, DIFFERENCE = "receiptgate.submit_receipt", "receiptgate.get_receipt", "obligation_id"
+OF_THE_LEDGER = {"tenant_id", "stored_at"}      # what it says itself, whatever it was sent
+# Codes that say something about the ledger or the credential, and nothing about the receipt.
+AWAY = {"UNAUTHORIZED", "UNAUTHENTICATED", "RATE_LIMITED", "RATE_LIMIT_EXCEEDED", "SERVICE_UNAVAILABLE",
+        "DATABASE_UNAVAILABLE", "UNAVAILABLE", "TIMEOUT"}
+NOT_ABOUT_THE_RECEIPT = {"FORBIDDEN", "INTERNAL_ERROR", "UNKNOWN_TOOL"}
+INVALID_PARAMETERS, WITHOUT_ACCEPT = -32602, "ESCALATE_WITHOUT_ACCEPT"
+
+log = logging.getLogger("asyncgate")
+
+
+class Invalid(Refusal):
+    """The ledger refuses the receipt over the field that its dialects differ in."""
+
+
+class NobodyAccepted(Refusal):
+    """The ledger keeps custody, and nobody has it of this obligation."""
+
+
+class ReceiptGate:
+    """A ledger that speaks JSON-RPC."""
+
+    reads = False
+
+    def __init__(self, settings: Settings) -> None:
+        ours = settings.memorygate
+        self.url = ours.url.rstrip("/").removesuffix("/mcp") + "/mcp"
+        self.home, self.filed_under = settings.default_tenant_id, ours.tenant_id
+        self.source, self.detects = settings.ledger.source_system, settings.ledger.dialect == "auto"
+        self.digests = settings.ledger.contents == "digests"
+        self.dialect = NEWER if self.detects else settings.ledger.dialect
+        self.is_known = not self.detects
+        token = ours.auth_token or os.environ.get(ours.auth_token_env, "")
+        self.pace = pace_of(settings)
+        self.calls = Calls(token, 2 * self.pace.most)       # what is looked for beside what is sent
+
+    @property
+    def binds(self) -> bool | None:
+        """Whether it keeps custody, and so binds a receipt to whose credential it came with."""
+        return self.dialect == NEWER if self.is_known else None
+
+    def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
+        """Return the receipt in the newer dialect; None for the many that are no business of this ledger."""
+        filed_under = self.filed_under if self.filed_under and tenant_id == self.home else tenant_id
+        return ledger_receipt(filed_under, receipt, task, lease, self.source, self.digests)
+
+    def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None, by_worker: bool = False) -> str | None:
+        """Return what is to be remembered of a task when a receipt takes it away from its worker."""
+        return handed(receipt, task, lease, by_worker)
+
+    def undone(self, content: bytes, receipt_id: str, at: float) -> bytes | None:
+        """Return the receipt that gives an obligation back, or ends it in dialect 1.0, whose lease was not granted."""
+        return undone(content, receipt_id, at, self.source)
+
+    def taken_back(self, receipt_id: str, task: Task, lease: Lease | None = None) -> str | None:
+        """Return that the gate has custody again."""
+        return Handed(lease.fence if lease else task.fence, receipt_id, None).text
+
+    def handover(self, content: bytes) -> bytes | None:
+        """Leave the acceptance to the worker; custody that was given back only the gate can hand on."""
+        return only_custody(content)
+
+    def body(self, content: bytes) -> bytes:
+        """Return the body of a rendered receipt, as far as it was sent."""
+        return written(json.loads(content)["body"])
+
+    async def send(self, tenant_id: str, content: bytes) -> None:
+        """Submit one receipt, in the dialect that this ledger was found to speak."""
+        dialect = self.dialect
+        try:
+            await self._submit(content, dialect)
+            self.is_known |= plain(content) is not None     # which either dialect would have been sent
+            return
+        except Invalid:
+            if not self.detects:
+                raise
+        other = OLDER if dialect == NEWER else NEWER
+        try:
+            await self._submit(content, other)
+        except Invalid:
+            raise Refusal(f"the ledger takes neither dialect {dialect} nor {other} of this receipt") from None
+        except Refusal:     # it got past the difference, so this is the ledger's dialect, whatever else is wrong
+            self._learn(other)
+            raise
+        self._learn(other)
+
+    def _learn(self, dialect: str) -> None:
+        if self.dialect != dialect:
+            log.info("the ledger at %s speaks dialect %s", self.url, dialect)
+        self.dialect, self.is_known = dialect, True
+
+    async def of_task(self, tenant_id: str, task_id: str) -> list[dict[str, Any]]:
+        """Return the receipts of a task, oldest first; raises Outage."""
+        about = {"task_id": task_id, "sort": "asc", "include_payload": True, "limit": MOST_OF_A_TASK}
+        try:
+            told = await self._call(LIST, json.dumps(about).encode(), LOOK_SECONDS, MOST_OF_A_TASK * BESIDE_BODY)
+        except Refusal as no:
+            raise Garbled(str(no)) from None
+        rows = told.get("receipts") if isinstance(told, dict) else None
+        if not isinstance(rows, list):
+            raise Garbled("the ledger does not list the receipts of a task")
+        found = [row["payload"] for row in rows if isinstance(row, dict) and isinstance(row.get("payload"), dict)]
+        if any(DIFFERENCE in one for one in found):
+            self._learn(NEWER)
+        return found
+
+    async def _submit(self, content: bytes, dialect: str) -> None:
+        """Submit one receipt in one dialect.
+
+        Custody that nobody has there cannot be given back, so nothing is amiss; what would be handed on is accepted.
+        """
+        receipt = sent(content) if dialect == NEWER else plain(content)
+        if receipt is None:
+            return
+        try:
+            await self._store(receipt)
+        except NobodyAccepted:
+            if plain(content) is None:
+                return
+            if (accepted := as_accepted(content)) is None:
+                raise
+            await self._store(accepted)
+
+    async def _store(self, receipt: bytes) -> None:
+        result = await self._call(SUBMIT, b'{"receipt":%b}' % receipt)
+        if not isinstance(result, dict) or result.get("receipt_id") != json.loads(receipt)["receipt_id"]:
+            raise Garbled(f"the ledger did not say that it stored the receipt: {result}"[:MOST_TOLD])
+
+    async def holds(self, tenant_id: str, content: bytes) -> bool:
+        """Whether the ledger has a receipt, just as it was sent in one form or another."""
+        forms = [form for form in (sent(content), plain(content), as_accepted(content)) if form is not None]
+        about = json.dumps({"receipt_id": json.loads(content)["receipt_id"]}).encode()
+        try:
+            theirs = await self._call(LOOK, about, LOOK_SECONDS)
+        except Refusal:     # it has none of that id
+            return False
+        return any(same(form, theirs, OF_THE_LEDGER) for form in forms)
+
+    async def _call(self, tool: str, arguments: bytes, patience: float = 0.0, most_bytes: int = SMALL) -> Any:
+        """Call a tool, with arguments that go in as they are; return its result.  Raises Refusal and Outage."""
+        body = (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"%b","arguments":%b}}'
+                % (tool.encode(), arguments))
+        seconds = max(self.pace.timeout_seconds, patience)
+        answer = await self.calls.ask("POST", self.url, seconds=seconds, most_bytes=most_bytes, content=body)
+        if answer.status_code != 200:
+            raise problem("POST", answer)
+        try:
+            told = json.loads(answer.content)
+            error, result = told.get("error"), told.get("result")
+        except (ValueError, AttributeError, RecursionError):
+            raise Garbled("the ledger's answer is no JSON-RPC") from None
+        if error is not None:
+            raise refusal(error)
+        return result
+
+    async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
+        """Return nothing: what is there is not ours any more."""
+        return []
+
+    async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
+        """Return nothing."""
+        return LedgerPage([])
+
+    async def token(self, tenant_id: str, who: Principal, until: float) -> str | None:
+        """Return none: this ledger issues no keys."""
+        return None
+
+    async def close(self) -> None:
+        """Let the connections go."""
+        await self.calls.close()
+
+
+def refusal(error: Any) -> Exception:
+    """Tell a refusal of the receipt from trouble of the ledger, by what a JSON-RPC error says."""
+    error = error if isinstance(error, dict) else {"message": str(error)}
+    code, more = error.get("code"), error.get("details", error.get("data"))
+    said = f"{code}: {error.get('message')}"
+    if isinstance(code, int) and code != INVALID_PARAMETERS:
+        return Garbled(said[:MOST_TOLD])
+    if isinstance(code, str) and code.upper() in AWAY:
+        return Outage(said[:MOST_TOLD])
+    if isinstance(code, str) and code.upper() in NOT_ABOUT_THE_RECEIPT:
+        return Garbled(said[:MOST_TOLD])
+    if code == WITHOUT_ACCEPT:
+        return NobodyAccepted(said[:MOST_TOLD])
+    whole = said + (json.dumps(more) if more is not None else "")
+    return (Invalid if DIFFERENCE in whole.lower() else Refusal)(said[:MOST_TOLD])
+
+
+def open_sink(settings: Settings) -> ReceiptGate:
+    """Open the ledger that the settings name."""
+    return ReceiptGate(settings)
+
+
+if TYPE_CHECKING:
+    _: type[Sink] = ReceiptGate

@@ -1,0 +1,50 @@
+"""What upkeep does for the ledger, beside leases and schedules."""
+
+from __future__ import annotations
+
+import logging
+
+from asyncgate import Engine, StartupError
+from asyncgate.parts.process.duties import Duty
+from asyncgate.parts.receipts import archive
+from asyncgate.parts.receipts.sealing import Sealer, whole_here
+
+log = logging.getLogger("asyncgate.ledger")
+AT_ONCE = 5000      # receipts of one tenant, before the next tenant has its turn
+
+
+def duties(engine: Engine) -> dict[str, Duty]:
+    """Return the jobs by name; where another ledger keeps the receipts, it seals and archives them itself."""
+    settings = engine.settings
+    if not whole_here(settings):
+        return {}
+    found = {"seal": Duty(settings.receipts.seal_interval_seconds, Sealer(engine).run)}
+    if settings.archive.enabled:
+        if not settings.archive.directory:
+            raise StartupError("archive.enabled needs archive.directory: the folder that old receipts go to")
+        found["archive"] = Duty(settings.archive.interval_seconds, Archiver(engine).run)
+    return found
+
+
+class Archiver:
+    """Runs the archive for all tenants, turn by turn."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    async def run(self) -> int:
+        """Archive all that is old enough; return how many receipts moved and tasks went."""
+        if not await self.engine.backend.lead("archive"):
+            return 0        # another process does
+        waiting, done = await self.engine.backend.tenants(), 0
+        while waiting:
+            more = []
+            for tenant_id in waiting:
+                moved = await archive.run(self.engine, tenant_id, AT_ONCE)
+                done += moved.receipts + moved.pruned
+                more += [tenant_id] * moved.more
+                if moved.receipts or moved.pruned:
+                    log.info("archived tenant=%s receipts=%d segments=%d tasks_pruned=%d", tenant_id, moved.receipts,
+                             moved.segments, moved.pruned)
+            waiting = more
+        return done

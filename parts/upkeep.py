@@ -1,0 +1,166 @@
+"""Upkeep: the gate's own work, in loops over what is stored.
+
+It sweeps lost leases, says that this process lives, and writes down who was here.  The sweep runs when the next lease
+runs out; every `lease_sweep_interval_seconds` it runs all the same, in case nobody said when that is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+
+from asyncgate import Ask, Caller, Engine, Needs, News, Prolong, Seen, Sweep, Work, its_tasks
+from asyncgate.parts.identity.audit import Pruner
+from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.stored import Presence, Schedule
+from asyncgate.parts.process.duties import Duties, Duty
+from asyncgate.parts.receipts.upkeep import duties
+
+log = logging.getLogger("asyncgate")
+
+
+class Upkeep(Duties):
+    """The gate's own work: loops over stored state, never over workers (spec 15)."""
+
+    SLICE = 100             # leases that one transaction takes back
+    PAGE = 1000             # and that one read names
+    SHARED_SECONDS = 1.0    # between looks where others live: what they granted dies with them before they tell
+    LATER_SECONDS = 0.02    # than a lease's end, so that no clock says that it still lives
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        interval = engine.settings.lease_sweep_interval_seconds
+        super().__init__({"sweep": Duty(interval, self.sweep), "beat": Duty(interval, self.beat),
+                          "presence": Duty(60.0, self.remember), "audit": Duty(3600.0, Pruner(engine).run),
+                          "lanes": Duty(60.0, engine.backend.drop_lanes),
+                          **duties(engine)})
+
+    async def __aenter__(self) -> Upkeep:
+        self.engine.watchers.add(self.watch)
+        self.engine.listeners.add(self.hear)
+        await super().__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await super().__aexit__()
+        self.engine.watchers.discard(self.watch)
+        self.engine.listeners.discard(self.hear)
+        with contextlib.suppress(Exception):    # who was here in the last minute is not worth a failing stop
+            await self.remember()
+
+    async def begin(self, silent_since: float | None) -> None:
+        """Give leases back the time in which no gate served, before the first sweep and the first call.
+
+        All tasks are found before any is changed: a lease that has its time back would be found once more.
+        """
+        if silent_since is not None:
+            for tenant_id, tasks in (await self._leased_at(silent_since)).items():
+                for at in range(0, len(tasks), self.SLICE):
+                    await self._write(tenant_id, Prolong(tasks=tasks[at:at + self.SLICE], silent_since=silent_since))
+        await self.beat()
+
+    async def _leased_at(self, moment: float) -> dict[str, list[str]]:
+        """Return the tasks, by tenant, whose leases run out at a moment or later."""
+        found: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        since, limit = moment - self.engine.settings.lease_grace_seconds, self.PAGE
+        while page := await self.engine.backend.lapses(since, limit):
+            for _, tenant_id, task_id in page:
+                found[tenant_id][task_id] = None
+            if len(page) < limit:
+                break
+            limit = 2 * limit if page[-1][0] == since else self.PAGE    # more than that run out at one moment
+            since = page[-1][0]
+        return {tenant_id: list(tasks) for tenant_id, tasks in found.items()}
+
+    def watch(self, work: Work) -> None:
+        """Sweep when a lease that was just granted runs out; other processes may have to, so they are told."""
+        ends = min((lease.expires_at for lease in work.leased.values() if lease.ending == "live"), default=None)
+        if ends is not None and self._look_at(ends) and not self.engine.backend.alone:
+            self.engine.backend.tell(News(work.tenant_id, lapse=ends))
+
+    def hear(self, news: News) -> None:
+        """Sweep when a lease that another process has granted runs out."""
+        if news.lapse is not None:
+            self._look_at(news.lapse)
+
+    def _look_at(self, moment: float) -> bool:
+        """Sweep at a time of the database's clock; tell whether that is earlier than planned."""
+        wait = moment + self.engine.settings.lease_grace_seconds - self.engine.backend.now()
+        now = asyncio.get_running_loop().time()
+        return self.duties["sweep"].alarm.set(now + max(wait, 0.0) + self.LATER_SECONDS)
+
+    async def sweep(self) -> int:
+        """Take back what lost leases hold, and plan the next sweep for when the next lease runs out."""
+        done = await self._sweep_overdue()
+        now = self.engine.backend.now()
+        grace = self.engine.settings.lease_grace_seconds
+        for moment, _, _ in await self.engine.backend.lapses(now - grace, 1):
+            self._look_at(moment)
+        if not self.engine.backend.alone:
+            self._look_at(now - grace + self.SHARED_SECONDS)
+        return done
+
+    async def _sweep_overdue(self) -> int:
+        """Take back in small transactions, until nothing new is overdue."""
+        done, stuck, seen = 0, 0, set[tuple[str, str]]()
+        while True:
+            limit, now = self.SLICE + stuck, self.engine.backend.now()
+            found = await self.engine.backend.overdue(now, self.engine.settings.lease_grace_seconds, limit)
+            fresh = {(tenant, id) for tenant, tasks, schedules in found for id in (*tasks, *schedules)} - seen
+            for tenant, tasks, schedules in found:
+                done += await self._sweep(tenant, [id for id in tasks if (tenant, id) in fresh],
+                                          [id for id in schedules if (tenant, id) in fresh])
+            sizes = [len(ids) for _, *both in found for ids in both]
+            if not fresh and max(sizes, default=0) < limit:
+                return done
+            # What comes back again is an anomaly that stays, or a row that cannot be swept: look past it.
+            stuck, seen = sum(sizes) - len(fresh) if fresh else stuck + self.SLICE, seen | fresh
+
+    async def _sweep(self, tenant_id: str, tasks: list[str], schedules: list[str]) -> int:
+        """Sweep together; if that fails, one by one, so that one bad row never stops the others."""
+        size = len(tasks) + len(schedules)
+        try:
+            if size:
+                await self._write(tenant_id, Sweep(tasks=tasks, schedules=schedules))
+            return size
+        except GateError:
+            if size == 1:
+                log.exception("upkeep: cannot sweep %s", (tasks or schedules)[0])
+                return 0
+        alone = [await self._sweep(tenant_id, [task], []) for task in tasks]
+        return sum(alone) + sum([await self._sweep(tenant_id, [], [schedule]) for schedule in schedules])
+
+    async def beat(self) -> int:
+        """Say that this process lives, or others would take over its tasks."""
+        await self.engine.backend.beat()
+        return 1
+
+    async def remember(self) -> int:
+        """Write down who was here since the last time."""
+        seen = self.engine.sightings.take()
+        for tenant_id, sightings in seen.items():
+            await self._write(tenant_id, Seen(sightings=sightings))
+        self.engine.sightings.written()
+        return sum(map(len, seen.values()))
+
+    async def _write(self, tenant_id: str, ask: Sweep | Prolong | Seen) -> None:
+        run, loads = WRITES[type(ask)]
+        await self.engine.write(run, loads, self.engine.itself(tenant_id), ask)
+
+
+def overdue(needs: Needs, caller: Caller, ask: Sweep) -> None:
+    """Load what is to be swept."""
+    its_tasks(needs, caller, ask)
+    needs.records.update((Schedule, (schedule_id,)) for schedule_id in ask.schedules)
+
+
+def sighted(needs: Needs, caller: Caller, ask: Seen) -> None:
+    """Load what is known of those who were here."""
+    needs.records.update((Presence, (who.kind, who.id)) for who, _, _ in ask.sightings)
+
+
+WRITES: dict[type[Ask], tuple[Callable[..., None], Callable[..., None]]] = {
+    Sweep: (Engine.sweep, overdue), Prolong: (Engine.prolong, its_tasks), Seen: (Engine.seen, sighted)}
