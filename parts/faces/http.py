@@ -23,6 +23,7 @@ from asyncgate.parts.model.errors import (
     Unauthenticated,
     UnsupportedMediaType,
 )
+from asyncgate.parts.model.screening import LARGE, breathe
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Ask, Kind, Name
 
@@ -154,20 +155,21 @@ def shortcut(scope: Scope) -> Shortcut | None:
 
 async def read_body(scope: Scope, receive: Receive, settings: Settings) -> bytes:
     """Read a JSON body within its limits of size and time."""
+    most = settings.max_request_bytes
     for name, value in scope["headers"]:
         if name == b"content-encoding" and value.lower() != b"identity":
             raise UnsupportedMediaType("send the body without content-encoding")
         if name == b"content-type" and not JSON_LIKE.match(value):
             raise UnsupportedMediaType(AS_JSON)
-        if name == b"content-length" and int(value) > settings.max_request_bytes:
-            raise PayloadTooLarge(f"the request is {int(value)} bytes, {settings.max_request_bytes} is the most")
+        if name == b"content-length" and int(value) > most:
+            raise PayloadTooLarge(f"the request is {int(value)} bytes, {most} is the most")
     if (whole := shortcut(scope)) is not None and (body := whole.body()) is not None:
-        if len(body) > settings.max_request_bytes:
-            raise PayloadTooLarge(f"the request is larger than {settings.max_request_bytes} bytes")
+        if len(body) > most:
+            raise PayloadTooLarge(f"the request is larger than {most} bytes")
         return typed(scope, body)
     try:
         async with asyncio.timeout(settings.body_timeout_seconds):
-            return typed(scope, await _received(receive, settings.max_request_bytes))
+            return typed(scope, await _received(receive, most))
     except TimeoutError:
         raise RequestTimeout("the body did not come in time") from None
 
@@ -184,7 +186,7 @@ JSON_LIKE = re.compile(rb"\s*(application/([a-z0-9.+-]+\+)?json|\*/\*)\s*(;.*)?$
 
 
 async def _received(receive: Receive, most: int) -> bytes:
-    pieces, size, more = list[bytes](), 0, True
+    pieces, size, more, rest_at = list[bytes](), 0, True, LARGE
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -193,6 +195,9 @@ async def _received(receive: Receive, most: int) -> bytes:
         size, more = size + len(pieces[-1]), message.get("more_body", False)
         if size > most:
             raise PayloadTooLarge(f"the request is larger than {most} bytes")
+        if size > rest_at:
+            rest_at = size + LARGE
+            await breathe(size)
     return b"".join(pieces)
 
 

@@ -85,7 +85,7 @@ class Endpoint:
             else:
                 await screen(body, self.gate.settings.max_request_values)
                 body = without_nulls(body) if body else b"{}"
-                await breathe(body)
+                await breathe(len(body))
                 ask, unknown = op.reader.body(body, rule)
                 if query:
                     fill(ask, query)

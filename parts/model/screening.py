@@ -102,18 +102,18 @@ async def screen(body: bytes, most_values: int, most_depth: int = MAX_DEPTH) -> 
     judge = Screen(most_values, most_depth)
     for piece in slices(body):
         judge.look(piece)
-        await breathe(body)
+        await breathe(len(body))
     judge.end()
 
 
-async def breathe(body: bytes) -> None:
-    """Give others their turn before the next pass over a large body.
+async def breathe(size: int) -> None:
+    """Give others their turn before the next pass over a body of some size.
 
     A pause of nothing would let in other requests, but not the threads that write and read for them: an event loop
     without a rest takes the interpreter's lock back before they wake up.
     """
-    if len(body) > SLICE:
-        await asyncio.sleep(REST_SECONDS if len(body) > LARGE else 0)
+    if size > SLICE:
+        await asyncio.sleep(REST_SECONDS if size > LARGE else 0)
 
 
 async def refusal(body: bytes, most_values: int, most_depth: int) -> GateError | None:

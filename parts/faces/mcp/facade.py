@@ -277,7 +277,7 @@ class Facade:
             raise PayloadTooDeep("the message is nested too deep") from None
         except (msgspec.DecodeError, UnicodeDecodeError):
             message = None
-        await breathe(body)
+        await breathe(len(body))
         if wrong is not None and (message is None or self._called(message) is None):
             raise wrong
         if message is not None:
@@ -428,7 +428,7 @@ class Facade:
         caller = await self.gate.admit(scope, op, credentials(scope, message))
         if op is None:
             await self.gate.guard.meter(scope, caller, "")
-        await breathe(bytes(message.arguments))
+        await breathe(len(bytes(message.arguments)))
         if message.method == "tools/list":
             return {"tools": [one.plain for one in self._shown(scope["path"], caller, query_of(scope))]}
         if op is None:
