@@ -26,6 +26,23 @@ HASTY: dict[str, Any] = {
     "circuit_breaker": CircuitBreaker(timeout_seconds=0.1)}
 
 
+class Drain:
+    """Reads what a process says on stderr and keeps nothing of it: a full pipe would stop the process."""
+
+    def __init__(self, process: subprocess.Popen[Any]) -> None:
+        self.process = process
+        self.reading = threading.Thread(target=lambda: deque(process.stderr or (), maxlen=0))
+        self.reading.start()
+
+    def kill(self) -> None:
+        """End the process, and the reading with it."""
+        self.process.kill()
+        self.process.wait()
+        self.reading.join()
+        if self.process.stderr:
+            self.process.stderr.close()
+
+
 class LedgerServer:
     """The ledger and its operator's token."""
 
@@ -40,8 +57,7 @@ class LedgerServer:
         self.process = subprocess.Popen(command, env=surroundings, stderr=subprocess.PIPE, bufsize=0)
         self.url = self._address()
         self.port = int(self.url.rpartition(":")[2])
-        self.reading = threading.Thread(target=lambda: deque(self.process.stderr or (), maxlen=0))
-        self.reading.start()        # one ledger serves many tests, and a full pipe would stop it
+        self.drain = Drain(self.process)        # one ledger serves many tests
         return self
 
     def _address(self) -> str:
@@ -55,11 +71,7 @@ class LedgerServer:
         return found[1]
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.reading.join()
-        if self.process.stderr:
-            self.process.stderr.close()
+        self.drain.kill()
 
     def settings(self, **more: Any) -> MemoryGate:
         """Return what a gate must be told to send its receipts here."""

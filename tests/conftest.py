@@ -14,9 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
@@ -41,6 +39,7 @@ from asyncgate import (
     export_key,
 )
 from asyncgate.backends import open_backend
+from asyncgate.conformance.ledgers import Drain
 from asyncgate.conformance.plugin import SHARED
 from asyncgate.conformance.postgres_server import Server
 
@@ -290,15 +289,9 @@ def live() -> Iterator[Live]:
 def live_for_all() -> Iterator[Live]:
     """Return a gate in a process of its own that serves all tests of a module, and waits for nothing."""
     running = Live("max_wait_seconds=0.01")
-    log = running.process.stderr
-    assert log
-    reading = threading.Thread(target=lambda: deque(log, maxlen=0))     # a full pipe would stop the gate
-    reading.start()
+    drain = Drain(running.process)
     yield running
-    running.process.kill()
-    running.process.wait()
-    reading.join()
-    log.close()
+    drain.kill()
 
 
 class Node:

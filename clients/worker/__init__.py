@@ -24,7 +24,7 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,6 +40,7 @@ from asyncgate.clients.worker.state import Letter, Place, default_folder, take
 __all__ = ["Done", "Fail", "Job", "Lost", "Retry", "Worker"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 WAIT_SECONDS = 25.0         # that an empty claim stays open
 SOON_SECONDS = 1.0          # the same while an end waits to be told
 QUIET_SECONDS = 1.0         # that a gate may be away before it is worth a word
@@ -121,7 +122,7 @@ class Worker:
         self.running = True
         async with self.gate:
             try:
-                await self._unless_stopped(self._insist(self._be_named))
+                await self._unless(self.stopping, self._insist(self._be_named))
             finally:
                 self.running = bool(self.worker_id)
             if self.running:
@@ -150,17 +151,17 @@ class Worker:
         self.known = False
         self.heart.start()
         try:
-            await self._unless_stopped(self._insist(self._come_back))
+            await self._unless(self.stopping, self._insist(self._come_back))
             while not self.stopping.is_set():
-                await self._unless_stopped(self._turn())
+                await self._unless(self.stopping, self._turn())
             await self._drain()
         finally:
             self.running = False
             await self._leave()
 
-    async def _unless_stopped(self, doing: Awaitable[None]) -> None:
-        """Do something until it is done or this worker is told to stop."""
-        work, told = asyncio.ensure_future(doing), asyncio.ensure_future(self.stopping.wait())
+    async def _unless(self, event: asyncio.Event, doing: Awaitable[T]) -> T | None:
+        """Do something until it is done or an event is set; None if it was given up."""
+        work, told = asyncio.ensure_future(doing), asyncio.ensure_future(event.wait())
         try:
             await asyncio.wait([work, told], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -168,8 +169,7 @@ class Worker:
                 work.cancel()
             told.cancel()
             await asyncio.wait([work, told])
-        if not work.cancelled():
-            work.result()
+        return None if work.cancelled() else work.result()
 
     # Taking tasks.
 
@@ -206,13 +206,13 @@ class Worker:
 
     async def _claim(self) -> None:
         self.kept.clear()
-        if self.place.letters():
-            await self._replay(self.place)
+        left = await self._replay(self.place)
         asked = time.monotonic()
-        reply = await self._unless_kept(self.gate.call(
+        # A claim that waits is given up when an end could not be told: the lease of that may run out before.
+        reply = await self._unless(self.kept, self.gate.call(
             "lease_next", **self.me, accept_types=None if None in self.tasks else list(self.tasks),
             capabilities=self.capabilities, max_tasks=self.concurrency - len(self.jobs),
-            lease_ttl_seconds=self.ttl_seconds, wait_seconds=SOON_SECONDS if self.place.letters() else WAIT_SECONDS,
+            lease_ttl_seconds=self.ttl_seconds, wait_seconds=SOON_SECONDS if left else WAIT_SECONDS,
             claim_id=self.claim_id))
         if reply is None:
             return      # the next claim has the same id
@@ -222,17 +222,6 @@ class Worker:
             self._begin(offer)
         if not reply["tasks"] and time.monotonic() - asked < FIRST_PAUSE:
             await asyncio.sleep(FIRST_PAUSE)    # a gate that stops answers waiting claims at once
-
-    async def _unless_kept(self, claim: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any] | None:
-        """Give up a claim that waits when an end could not be told: that lease may run out before."""
-        asking, kept = asyncio.ensure_future(claim), asyncio.ensure_future(self.kept.wait())
-        try:
-            await asyncio.wait([asking, kept], return_when=asyncio.FIRST_COMPLETED)
-            return asking.result() if asking.done() else None
-        finally:
-            asking.cancel()
-            kept.cancel()
-            await asyncio.gather(asking, kept, return_exceptions=True)
 
     def _warn(self, texts: list[str]) -> None:
         """Say what the gate warns of, once for as long as it does."""
@@ -379,16 +368,17 @@ class Worker:
                         no.more.get("reason", no.code))
         return None, 0.0
 
-    async def _replay(self, place: Place) -> None:
-        """Send what earlier tries could not, each under the lease that it was done under."""
+    async def _replay(self, place: Place) -> bool:
+        """Send what earlier tries could not, each under the lease that it was done under; tell whether any is left."""
         while letters := place.letters():
             left, _ = await self._send(letters[0])
             if left and replace(left, why="") == replace(letters[0], why=""):
-                return      # later, then
+                return True     # later, then
             if left:
                 place.keep(left)
             if not place.forget(letters[0]):
-                return
+                return True
+        return False
 
     # Stopping.
 

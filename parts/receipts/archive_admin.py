@@ -48,12 +48,14 @@ async def list_archived_receipts(engine: Engine, caller: Caller, ask: ListArchiv
     mark = ("archive", ask.task_id, ask.receipt_id)
     after, limit = engine.position(caller, ask.cursor, *mark) or "", engine.limit(ask.limit)
     found = await pointers(engine, caller.tenant_id, ask, after)
+    places = [one.receipt_id for one in found]
     if caller.sees_all:
-        rows = await archive.load(engine, found[:limit + 1])
+        rows = await archive.load(engine, found[:limit])
     else:       # one task's at most, so all of them are read before a page is cut
         rows = [row for row in await archive.load(engine, found)
                 if row.to.same(caller.principal) or row.sender.same(caller.principal)]
-    ends = engine.onward(caller, [row.receipt_id for row in rows], limit, ask.cursor, *mark)
+        places = [row.receipt_id for row in rows]
+    ends = engine.onward(caller, places, limit, ask.cursor, *mark)
     return Receipts([shown(caller.tenant_id, row) for row in rows[:limit]], *ends)
 
 

@@ -428,7 +428,7 @@ class Facade:
         caller = await self.gate.admit(scope, op, credentials(scope, message))
         if op is None:
             await self.gate.guard.meter(scope, caller, "")
-        await breathe(len(bytes(message.arguments)))
+        await breathe(len(message.arguments))
         if message.method == "tools/list":
             return {"tools": [one.plain for one in self._shown(scope["path"], caller, query_of(scope))]}
         if op is None:
