@@ -69,21 +69,39 @@ from starlette.routing import Route
 if "__path__" not in globals():  # a bare checkout: its folders are this module's parts, as they are in the wheel
     __path__ = [os.path.dirname(os.path.abspath(__file__))]
 
-from asyncgate.parts.faces.http import *
+from asyncgate.parts.faces.http import (
+    Headers, Receive, Scope, Send, keep_slashes, loopback, named_in, own_page, presented, refusal_headers,
+    said_https, shortcut)
 from asyncgate.parts.faces.rest import Door, Endpoint
-from asyncgate.parts.identity.quotas import *
+from asyncgate.parts.identity.quotas import (
+    FULL_OF_LEASES, GIGABYTE, RECEIPTS, allowance, counts_receipts, room_for_receipt, room_for_task)
 from asyncgate.parts.identity.startup import guard_start as guard_start
-from asyncgate.parts.model.content import *
 from asyncgate.parts.model.content import any_json as _any
-from asyncgate.parts.model.errors import *
+from asyncgate.parts.model.content import (
+    canonical, encode, needs_of, ordered_types, parsed, pointers, proves, sha256, sized)
+from asyncgate.parts.model.errors import (
+    DatabaseUnavailable, Forbidden, GateError, IdempotencyConflict, InvalidCursor, InvalidRequest, InvalidToken,
+    InvalidTransition, LeaseInvalid, LeaseLifetimeLimit, LeaseRenewalLimit, Misdirected, NotFound, NotLocatable,
+    QuotaExceeded, ReceiptNotFound, ReceiptTooLarge, Refused, TaskNotFound, TenantMismatch, TooManyArtifacts,
+    TooManyParents, TooManyWaiting, Unauthenticated, fault, no_task, outcome_unknown)
 from asyncgate.parts.model.ids import Ids as Ids
 from asyncgate.parts.model.ids import mark_of
 from asyncgate.parts.model.members import Reader, Unreadable
-from asyncgate.parts.model.naming import *
-from asyncgate.parts.model.settings import *
-from asyncgate.parts.model.stored import *
-from asyncgate.parts.model.views import *
-from asyncgate.parts.model.wire import *
+from asyncgate.parts.model.naming import claimed, filtered, instance_of, silent
+from asyncgate.parts.model.settings import Configured, Settings, Tier
+from asyncgate.parts.model.settings import DatabaseSettings as DatabaseSettings
+from asyncgate.parts.model.stored import (
+    Account, Archived, Audit, Event, Key, Lease, Outgoing, Presence, Progress, Receipt, ReceiptFilter, Schedule,
+    Task, TaskFilter, Usage, key_of, wanted_is)
+from asyncgate.parts.model.views import holding, maybe, offer, outside, raw, record, shown, terms_of
+from asyncgate.parts.model.wire import (
+    AckReceipt, AsEither, Ask, AttachArtifacts, Attention, Bootstrap, CancelTask, CheckTerminator, Complete,
+    CompleteTasks, Created, CreatedBy, CreateTask, CreateTasks, EmitReceipt, Fail, GateConfig, GetConfig,
+    GetReceipt, GetTask, GetTaskHistory, Health, Healthy, Held, History, HistoryEvent, Item, Items, LatestReceipt,
+    LeaseNext, Leases, ListLeases, ListOpenObligations, ListReceipts, ListTasks, Obligations, Offer, Offers, Ok,
+    Principal, Problem, ReceiptRecord, Receipts, Relationship, Released, ReleaseHold, ReleaseLease, Renewed,
+    RenewLease, Reported, ReportProgress, ReportSchedule, Role, RunTask, ScheduleState, Server, StartTask, Status,
+    TaskAsk, TaskRecord, Tasks, Terminator, Terms, Welcome)
 from asyncgate.parts.process.configured import configured as configured
 from asyncgate.parts.process.duties import Duties
 from asyncgate.parts.process.outages import OFTEN

@@ -23,27 +23,25 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from asyncgate import (
+    from asyncgate import Needs, News, Work
+    from asyncgate.parts.model.ids import Ids
+    from asyncgate.parts.model.settings import DatabaseSettings
+    from asyncgate.parts.model.stored import (
         Archived,
-        DatabaseSettings,
         Entry,
         EntryFilter,
         Event,
-        Ids,
         Key,
         Lag,
         Lease,
-        Needs,
-        News,
         Outgoing,
-        Principal,
         Progress,
         Receipt,
         ReceiptFilter,
         Task,
         TaskFilter,
-        Work,
     )
+    from asyncgate.parts.model.wire import Principal
 
 R = TypeVar("R", bound=Struct)
 
@@ -210,7 +208,7 @@ async def migrate(url: str, settings: DatabaseSettings | None = None) -> list[st
 
 def migration_sql(url: str, after: int) -> str:
     """Return the SQL that `migrate` would run behind schema number `after`, for people who run it themselves."""
-    from asyncgate import StartupError
+    from asyncgate.parts.model.errors import StartupError
     if script := getattr(_module(url), "migration_sql", None):
         return str(script(after))
     raise StartupError("this backend migrates whenever it is opened; there is nothing to run by hand")
@@ -228,7 +226,7 @@ def is_shared(url: str) -> bool:
 
 def _module(url: str) -> Any:
     """Find the module of a backend: another package's under its entry point, or one of ours."""
-    from asyncgate import StartupError
+    from asyncgate.parts.model.errors import StartupError
     scheme = url.partition(":")[0].replace("postgresql", "postgres")
     if not re.fullmatch("[a-z][a-z0-9_]*", scheme):
         raise StartupError(f"database.url must begin with a scheme such as sqlite:///gate.db, not {scheme!r}")

@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from asyncgate import LeaseNext, matches
+from asyncgate import matches
+from asyncgate.parts.model.wire import LeaseNext
 
 MOST_PROFILES, MOST_HELD = 1024, 100_000        # kinds of claims that are remembered, and lanes in all of them
 

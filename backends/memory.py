@@ -16,38 +16,35 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncgate import (
+from asyncgate import TERMINAL, Needs, News, Work
+from asyncgate.backends.lanes import Lanes
+from asyncgate.parts.model.errors import Refused
+from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.settings import DatabaseSettings
+from asyncgate.parts.model.stored import (
     RECORDS,
-    TERMINAL,
     Account,
     Archived,
     Audit,
-    DatabaseSettings,
     Entry,
     EntryFilter,
     Event,
-    Ids,
     Key,
     Lag,
     Lease,
-    Needs,
-    News,
     Obligation,
     Outgoing,
-    Principal,
     Progress,
     Receipt,
     ReceiptFilter,
-    Refused,
     Schedule,
     Task,
     TaskFilter,
     Usage,
-    Work,
     export_key,
     wanted_is,
 )
-from asyncgate.backends.lanes import Lanes
+from asyncgate.parts.model.wire import Principal
 
 if TYPE_CHECKING:
     from asyncgate.backends import Backend

@@ -30,40 +30,34 @@ import aiosqlite
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from asyncgate import (
+from asyncgate import Needs, News, Work
+from asyncgate.backends.lanes import Lanes
+from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow, Refused, StartupError
+from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.settings import DatabaseSettings
+from asyncgate.parts.model.stored import (
     APPEND_ONLY,
     RECORDS,
     Archived,
     Audit,
-    DatabaseSettings,
-    DatabaseUnavailable,
     Entry,
     EntryFilter,
     Event,
-    Ids,
     Key,
     Lag,
     Lease,
-    LeaseNext,
-    Needs,
-    News,
-    NotNow,
     Obligation,
     Outgoing,
-    Principal,
     Progress,
     Receipt,
     ReceiptFilter,
-    Refused,
-    StartupError,
     Task,
     TaskFilter,
     Usage,
-    Work,
     export_order,
     page_of,
 )
-from asyncgate.backends.lanes import Lanes
+from asyncgate.parts.model.wire import LeaseNext, Principal
 from asyncgate.parts.process.outages import OFTEN
 
 if TYPE_CHECKING:

@@ -21,10 +21,11 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
-from asyncgate import DatabaseSettings, News, Settings
 from asyncgate import Gate as Server
+from asyncgate import News
 from asyncgate.clients.client import AsyncGate
 from asyncgate.clients.sync import Aside, SyncGate
+from asyncgate.parts.model.settings import DatabaseSettings, Settings
 
 HERE = "http://localhost"
 # What is left to chance or takes long in production has no place in a test; every setting may be given, too.

@@ -17,36 +17,31 @@ from typing import Any, Protocol
 from msgspec import Raw, Struct, field
 from msgspec.structs import astuple, fields, replace
 
-from asyncgate import (
-    FENCES_SKIPPED,
-    TERMINAL,
+from asyncgate import FENCES_SKIPPED, TERMINAL, Needs, Work, fences_skipped
+from asyncgate.parts.model.content import encode, needs_of
+from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.stored import (
     Account,
     Archived,
     Audit,
     AuditHead,
     Entry,
     Event,
-    Ids,
     Key,
     Lease,
     LedgerMark,
-    Needs,
     Obligation,
     Outgoing,
     Presence,
-    Principal,
     Progress,
     Receipt,
     Schedule,
     Seal,
     SealHead,
     Task,
-    Work,
-    encode,
     export_key,
-    fences_skipped,
-    needs_of,
 )
+from asyncgate.parts.model.wire import Principal
 
 # In this order, or a task would be there without what it was: see `Tenant.raised`.  Usage is counted anew.
 TABLES: dict[type[Struct], str] = {

@@ -13,12 +13,15 @@ from typing import Any
 import click
 from msgspec.structs import asdict, replace
 
-from asyncgate import Engine, GateError, Receipt, StartupError, configured
+from asyncgate import Engine
 from asyncgate.commands import calling, carry, cli, recovery, verdicts
 from asyncgate.commands.calling import BROKEN, CONFLICT, NO_GATE, as_json, ended
 from asyncgate.commands.receipts import receipts, said_of
 from asyncgate.commands.terminal import Bar, plain
+from asyncgate.parts.model.errors import GateError, StartupError
 from asyncgate.parts.model.settings import Configured, Settings, SettingsError, discreet
+from asyncgate.parts.model.stored import Receipt
+from asyncgate.parts.process.configured import configured
 
 
 def integrated(settings: Settings) -> Settings:

@@ -12,11 +12,13 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from asyncgate import FENCES_SKIPPED, Engine, GateError, StartupError, configured
+from asyncgate import FENCES_SKIPPED, Engine
 from asyncgate.commands import calling, cli, verdicts
 from asyncgate.commands.calling import BROKEN, CONFLICT, NO_GATE, as_json, ended
 from asyncgate.commands.terminal import Bar, plain
+from asyncgate.parts.model.errors import GateError, StartupError
 from asyncgate.parts.model.settings import Configured, Settings, SettingsError, discreet
+from asyncgate.parts.process.configured import configured
 
 READING_MS = 30_000     # nobody waits for what is read here
 

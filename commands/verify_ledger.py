@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from asyncgate import Receipt
 from asyncgate.commands import verdicts
 from asyncgate.commands.terminal import Bar, plain
 from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.stored import Receipt
 
 
 async def held(url: str, settings: Settings, anchors: tuple[str, ...]) -> Any:

@@ -12,9 +12,10 @@ from typing import Any
 
 import click
 
-from asyncgate import SCOPES, Caller, Engine, Principal
+from asyncgate import SCOPES, Caller, Engine
 from asyncgate.backends import open_backend
 from asyncgate.conformance.growth import do, done, said
+from asyncgate.parts.model.wire import Principal
 
 LONE, GREEDY = (Caller(f"00000000-0000-4000-8000-00000000000{n}", Principal("agent", "fair"), "admin", SCOPES,
                        bound=False) for n in (1, 2))

@@ -14,8 +14,9 @@ from typing import Any
 import click
 import msgspec
 
-from asyncgate import OPERATIONS, SCOPES, Caller, Engine, Principal
+from asyncgate import OPERATIONS, SCOPES, Caller, Engine
 from asyncgate.backends import open_backend
+from asyncgate.parts.model.wire import Principal
 
 CALLER = Caller("00000000-0000-0000-0000-000000000000", Principal("agent", "growth"), "admin", SCOPES, bound=False)
 PIECE = 500

@@ -17,34 +17,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncgate import (
-    OPERATIONS,
-    SCOPES,
+from asyncgate import OPERATIONS, SCOPES, Caller, Engine, Operation
+from asyncgate.parts.model.errors import GateError, InvalidRequest
+from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.stored import (
     Account,
-    Ask,
     Audit,
     AuditHead,
-    Caller,
-    Engine,
     Event,
-    GateError,
-    Ids,
-    InvalidRequest,
     Key,
     Lease,
     Obligation,
-    Offer,
-    Operation,
-    Principal,
     Progress,
     Receipt,
-    ReceiptRecord,
     Schedule,
-    Settings,
     Task,
-    TaskRecord,
     export_key,
 )
+from asyncgate.parts.model.wire import Ask, Offer, Principal, ReceiptRecord, TaskRecord
 from asyncgate.parts.upkeep import Upkeep
 
 PATIENCE = 10       # seconds after which what should have happened will not

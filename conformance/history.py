@@ -15,7 +15,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from asyncgate import Event, Lease, Obligation, Receipt, Task, export_key, fences_skipped
+from asyncgate import fences_skipped
+from asyncgate.parts.model.stored import Event, Lease, Obligation, Receipt, Task, export_key
 
 TERMINAL = {"succeeded": "task.completed", "failed": "task.failed", "canceled": "task.canceled"}
 UNDER_LEASE = ("renew_lease", "start_task", "report_progress", "complete", "fail", "release_lease")

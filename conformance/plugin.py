@@ -17,11 +17,12 @@ from typing import Any
 
 import pytest
 
-from asyncgate import Engine, Settings
+from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import Gate, OwnTenants
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.postgres_server import URL_GIVEN, Cluster, Programs, Server, empty, find_programs
+from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.receipts.outbox import Ledger
 
 POSTGRES = "postgres:"

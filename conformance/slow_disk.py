@@ -14,9 +14,10 @@ from typing import Any
 
 import click
 
-from asyncgate import Engine, Settings
+from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.conformance.growth import do, done
+from asyncgate.parts.model.settings import Settings
 
 
 class SlowToCommit:

@@ -11,13 +11,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from asyncgate import Archived, Ask, Caller, Engine, GateError, Needs, Receipt, Work, encode
+from asyncgate import Caller, Engine, Needs, Work
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.test_carry import exported
 from asyncgate.conformance.test_seals import Only
 from asyncgate.conformance.verify import verify
 from asyncgate.conformance.verify_ledger import verify_ledger
+from asyncgate.parts.model.content import encode
+from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.settings import ArchiveSettings
+from asyncgate.parts.model.stored import Archived, Receipt
+from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.receipts import archive
 
 pytestmark = pytest.mark.anyio

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from asyncgate import Caller, Created, CreateTask, Engine, GateError, Job, Work, decide
+from asyncgate import Caller, Engine, Job, Work, decide
 from asyncgate.conformance.harness import Gate, Numbered, refused, under
+from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.wire import Created, CreateTask
 
 pytestmark = pytest.mark.anyio
 

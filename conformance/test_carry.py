@@ -9,9 +9,10 @@ import msgspec
 import pytest
 from msgspec.structs import asdict, replace
 
-from asyncgate import Receipt, receipt_hash
+from asyncgate import receipt_hash
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.test_seals import checked
+from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.model.wire_receipts import Imported
 from asyncgate.parts.receipts.carry import carried
 from asyncgate.parts.receipts.seals import digest

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncgate import Offer
 from asyncgate.conformance.harness import Gate, body, refused, under
+from asyncgate.parts.model.wire import Offer
 
 pytestmark = pytest.mark.anyio
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from asyncgate import GateError, TooManyArtifacts
 from asyncgate.conformance.harness import Gate, body, refused, under
+from asyncgate.parts.model.errors import GateError, TooManyArtifacts
 
 pytestmark = pytest.mark.anyio
 

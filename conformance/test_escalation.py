@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from asyncgate import ReceiptRecord
 from asyncgate.conformance.harness import Gate, body, under
 from asyncgate.parts.model.settings import EscalationSettings, EscalationTarget
+from asyncgate.parts.model.wire import ReceiptRecord
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncgate import Offer
 from asyncgate.conformance.harness import Gate, body, under
+from asyncgate.parts.model.wire import Offer
 
 pytestmark = pytest.mark.anyio
 

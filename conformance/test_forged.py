@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from asyncgate import RECEIPT_TYPES, TERMINATES, Receipt
+from asyncgate import RECEIPT_TYPES, TERMINATES
 from asyncgate.conformance.harness import Gate, refused, under
+from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.receipts.may import MAY, discharges, why_not
 
 pytestmark = pytest.mark.anyio

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from asyncgate import Account, Audit, AuditHead, Key, Needs, Work, export_key
+from asyncgate import Needs, Work
 from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.identity.audit import broken, chained, head, prune, pruned
+from asyncgate.parts.model.stored import Account, Audit, AuditHead, Key, export_key
 
 pytestmark = pytest.mark.anyio
 

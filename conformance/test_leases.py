@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from asyncgate import Offer
 from asyncgate.conformance.harness import NEEDED, Gate, body, refused, under
+from asyncgate.parts.model.wire import Offer
 
 pytestmark = pytest.mark.anyio
 

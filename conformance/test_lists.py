@@ -10,8 +10,10 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from asyncgate import Event, Needs, Obligation, Presence, Principal, Work, export_key, export_order
+from asyncgate import Needs, Work
 from asyncgate.conformance.harness import PATIENCE, Gate, View, refused, under
+from asyncgate.parts.model.stored import Event, Obligation, Presence, export_key, export_order
+from asyncgate.parts.model.wire import Principal
 
 pytestmark = pytest.mark.anyio
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from asyncgate import Principal
 from asyncgate.conformance.harness import Gate, refused, under
+from asyncgate.parts.model.wire import Principal
 
 pytestmark = pytest.mark.anyio
 

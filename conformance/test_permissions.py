@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from asyncgate import OPERATIONS, SCOPES, Caller, GateError, Principal
+from asyncgate import OPERATIONS, SCOPES, Caller
 from asyncgate.conformance.harness import NEEDED, Gate, View, refused, under
+from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.wire import Principal
 
 pytestmark = pytest.mark.anyio
 

@@ -22,11 +22,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from asyncgate import OPERATIONS, Engine, GateError, ReceiptFilter, Settings
+from asyncgate import OPERATIONS, Engine
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import NEEDED, Gate, Numbered, OwnTenants, ask_of
 from asyncgate.conformance.model import ESCALATES_TO, PROSE, Model, Refusal, Rules
-from asyncgate.parts.model.settings import EscalationSettings, EscalationTarget
+from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.settings import EscalationSettings, EscalationTarget, Settings
+from asyncgate.parts.model.stored import ReceiptFilter
 from asyncgate.parts.model.wire import Principal
 
 EXAMPLES_PER_ROUND, STEPS = 15, 35

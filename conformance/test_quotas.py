@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
-from asyncgate import Account, Caller, Engine, GateError, Needs, Offer, Principal, Usage, Work
+from asyncgate import Caller, Engine, Needs, Work
 from asyncgate.conformance.harness import Gate, refused, under
+from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.settings import RateLimiting, RateLimits, SecuritySettings, Settings, Tier
+from asyncgate.parts.model.stored import Account, Usage
+from asyncgate.parts.model.wire import Offer, Principal
 
 pytestmark = pytest.mark.anyio
 FOREVER = 4e9

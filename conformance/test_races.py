@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from asyncgate import GateError
 from asyncgate.conformance.harness import Gate, under
+from asyncgate.parts.model.errors import GateError
 
 pytestmark = pytest.mark.anyio
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from asyncgate import Engine, ReceiptRecord
+from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import Gate, Numbered, body, refused, under
 from asyncgate.parts.model.settings import ReceiptSettings
+from asyncgate.parts.model.wire import ReceiptRecord
 
 pytestmark = pytest.mark.anyio
 

@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from asyncgate import GateError, Receipt, SealHead
 from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.verify_ledger import Sealed, pages, verify_ledger
+from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.stored import Receipt, SealHead
 from asyncgate.parts.receipts.sealing import seal
 
 pytestmark = pytest.mark.anyio

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from asyncgate import Relationship
 from asyncgate.conformance.harness import Gate
+from asyncgate.parts.model.wire import Relationship
 from asyncgate.parts.upkeep import Upkeep
 
 pytestmark = pytest.mark.anyio

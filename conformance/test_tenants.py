@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from asyncgate import GateError
 from asyncgate.conformance.harness import Gate, Numbered, refused, under
+from asyncgate.parts.model.errors import GateError
 
 pytestmark = pytest.mark.anyio
 

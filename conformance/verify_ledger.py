@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncgate import Archived, EntryFilter, Receipt, Seal, SealHead, export_key
+from asyncgate.parts.model.stored import Archived, EntryFilter, Receipt, Seal, SealHead, export_key
 from asyncgate.parts.receipts.files import Reading
 from asyncgate.parts.receipts.seals import Chain, digest, digest_filed
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from asyncgate import ESCALATED, Principal
+from asyncgate import ESCALATED
 from asyncgate.parts.model.content import any_json
 from asyncgate.parts.model.views import terms_of
+from asyncgate.parts.model.wire import Principal
 
 if TYPE_CHECKING:
-    from asyncgate import Engine, Lease, Settings, Task, Work
+    from asyncgate import Engine, Work
+    from asyncgate.parts.model.settings import Settings
+    from asyncgate.parts.model.stored import Lease, Task
 
 
 

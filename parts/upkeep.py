@@ -12,10 +12,11 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable
 
-from asyncgate import Ask, Caller, Engine, Needs, News, Prolong, Seen, Sweep, Work, its_tasks
+from asyncgate import Caller, Engine, Needs, News, Prolong, Seen, Sweep, Work, its_tasks
 from asyncgate.parts.identity.audit import Pruner
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.stored import Presence, Schedule
+from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.process.duties import Duties, Duty
 from asyncgate.parts.receipts.upkeep import duties
 

@@ -7,8 +7,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from asyncgate import DatabaseSettings, Key, Needs, Principal, Receipt, ReceiptFilter, Task, Work
+from asyncgate import Needs, Work
 from asyncgate.backends.memory import Memory, Row, Tenant
+from asyncgate.parts.model.settings import DatabaseSettings
+from asyncgate.parts.model.stored import Key, Receipt, ReceiptFilter, Task
+from asyncgate.parts.model.wire import Principal
 
 
 class DropsParents(Memory):

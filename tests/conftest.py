@@ -24,24 +24,24 @@ from urllib.parse import unquote
 import pytest
 from msgspec.structs import replace
 
-from asyncgate import (
+from asyncgate import Gate
+from asyncgate.backends import open_backend
+from asyncgate.conformance.ledgers import Drain
+from asyncgate.conformance.plugin import SHARED
+from asyncgate.conformance.postgres_server import Server
+from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.stored import (
     Account,
     Event,
-    Gate,
     Key,
     Lease,
     Obligation,
     Progress,
     Receipt,
     Schedule,
-    Settings,
     Task,
     export_key,
 )
-from asyncgate.backends import open_backend
-from asyncgate.conformance.ledgers import Drain
-from asyncgate.conformance.plugin import SHARED
-from asyncgate.conformance.postgres_server import Server
 
 TOKEN = "a-token-for-tests"
 PATIENCE_SECONDS = 30.0

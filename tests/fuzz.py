@@ -33,9 +33,11 @@ if __name__ == "__main__":
 import click  # noqa: E402
 import msgspec  # noqa: E402
 
-from asyncgate import Gate, GateError, Settings  # noqa: E402
+from asyncgate import Gate  # noqa: E402
 from asyncgate.backends import open_backend  # noqa: E402
 from asyncgate.parts.faces.openapi import EXAMPLES  # noqa: E402
+from asyncgate.parts.model.errors import GateError  # noqa: E402
+from asyncgate.parts.model.settings import Settings  # noqa: E402
 
 Target = tuple[list[bytes], Callable[[bytes], Any]]
 TOKEN = "a-token-for-the-fuzzer-alone"

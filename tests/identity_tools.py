@@ -10,10 +10,18 @@ from urllib.parse import urlencode
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncgate import OPERATIONS, Settings
+from asyncgate import OPERATIONS
 from asyncgate.clients.http import Exchange
 from asyncgate.parts.identity.limits.memory import MemoryLimits
-from asyncgate.parts.model.settings import ApiKeys, AuditLogging, RateLimiting, RateLimits, SecuritySettings, Tier
+from asyncgate.parts.model.settings import (
+    ApiKeys,
+    AuditLogging,
+    RateLimiting,
+    RateLimits,
+    SecuritySettings,
+    Settings,
+    Tier,
+)
 
 HOST = "http://localhost"
 HOME = "00000000-0000-0000-0000-000000000000"

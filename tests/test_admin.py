@@ -20,11 +20,11 @@ from joserfc import jwt
 from joserfc.jwk import RSAKey
 from msgspec.structs import replace
 
-from asyncgate import OPERATIONS, Gate, Settings, main
+from asyncgate import OPERATIONS, Gate, main
 from asyncgate.backends import open_backend
 from asyncgate.conformance.plugin import POSTGRES, database_of, urls
 from asyncgate.parts.identity import admin as identity_admin
-from asyncgate.parts.model.settings import DatabaseSettings, Jwt
+from asyncgate.parts.model.settings import DatabaseSettings, Jwt, Settings
 
 if TYPE_CHECKING:
     from conftest import Live, Served

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner, Result
 
-from asyncgate import Archived, Engine, Receipt, Settings, StartupError, main
+from asyncgate import Engine, main
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import Gate
-from asyncgate.parts.model.settings import ArchiveSettings
+from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model.settings import ArchiveSettings, Settings
+from asyncgate.parts.model.stored import Archived, Receipt
 from asyncgate.parts.upkeep import Upkeep
 
 if TYPE_CHECKING:

@@ -7,10 +7,11 @@ from functools import partial
 
 import pytest
 
-from asyncgate import Engine, Needs, Settings, Work
+from asyncgate import Engine, Needs, Work
 from asyncgate.backends.memory import Memory
 from asyncgate.conformance.harness import Gate, Numbered, refused
 from asyncgate.conformance.test_programs import InOrder, OnTwoBackends, Run, budget, run, run_programs
+from asyncgate.parts.model.settings import Settings
 
 __all__ = ["run"]   # a fixture
 

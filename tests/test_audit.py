@@ -15,7 +15,7 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 
-from asyncgate import OPERATIONS, Audit, AuditHead, DatabaseUnavailable, Gate, Ids, Needs, Settings, Work
+from asyncgate import OPERATIONS, Gate, Needs, Work
 from asyncgate.backends import open_backend
 from asyncgate.conformance.plugin import POSTGRES, database_of, urls
 from asyncgate.parts.identity.audit import (
@@ -31,8 +31,10 @@ from asyncgate.parts.identity.audit import (
 )
 from asyncgate.parts.identity.keys import HELD_SECONDS
 from asyncgate.parts.identity.keys_stored import generate
-from asyncgate.parts.model.ids import mark_of
-from asyncgate.parts.model.settings import ArchiveSettings
+from asyncgate.parts.model.errors import DatabaseUnavailable
+from asyncgate.parts.model.ids import Ids, mark_of
+from asyncgate.parts.model.settings import ArchiveSettings, Settings
+from asyncgate.parts.model.stored import Audit, AuditHead
 from asyncgate.parts.process.logs import JsonLines
 
 if TYPE_CHECKING:

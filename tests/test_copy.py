@@ -20,21 +20,7 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import astuple, replace
 
-from asyncgate import (
-    RECORDS,
-    Engine,
-    Entry,
-    LedgerMark,
-    Needs,
-    Principal,
-    Refused,
-    Settings,
-    Task,
-    Usage,
-    Work,
-    export_key,
-    main,
-)
+from asyncgate import Engine, Needs, Work, main
 from asyncgate.backends import open_backend
 from asyncgate.backends.memory import Memory, Tenant
 from asyncgate.commands import copy
@@ -42,7 +28,10 @@ from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.history import stored, violations
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.identity.guard import Guard
-from asyncgate.parts.model.settings import ArchiveSettings, MemoryGate
+from asyncgate.parts.model.errors import Refused
+from asyncgate.parts.model.settings import ArchiveSettings, MemoryGate, Settings
+from asyncgate.parts.model.stored import RECORDS, Entry, LedgerMark, Task, Usage, export_key
+from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts import archive
 from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.sealing import seal

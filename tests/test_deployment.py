@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 import asyncgate
 from asyncgate.parts.faces.http import said_https
+from asyncgate.parts.model.settings import Settings, leaves, load_settings
 
 ROOT = Path(__file__).parents[1]
 
@@ -51,7 +52,7 @@ def environment(image: dict[str, str]) -> dict[str, str]:
 
 
 def settings() -> set[str]:
-    return {leaf.environment for leaf in asyncgate.leaves(asyncgate.Settings)}
+    return {leaf.environment for leaf in leaves(Settings)}
 
 
 def gate_variables(environment: dict[str, str]) -> set[str]:
@@ -84,13 +85,13 @@ def test_fly_has_the_values_of_spec_19_8(fly: dict[str, Any]) -> None:
 
 def test_fly_enforces_limits(fly: dict[str, Any]) -> None:
     """Spec 21.4: a gate that the whole world can reach."""
-    limiting = asyncgate.load_settings(environ=fly["env"]).settings.security.rate_limiting
+    limiting = load_settings(environ=fly["env"]).settings.security.rate_limiting
 
     assert (limiting.enabled, limiting.default_tier) == (True, "paid")
 
 
 def test_the_gate_believes_the_proxy_that_ends_tls_and_not_its_neighbours(fly: dict[str, Any]) -> None:
-    settings = asyncgate.load_settings(environ={"ASYNCGATE_TRUSTED_PROXIES": fly["env"]["ASYNCGATE_TRUSTED_PROXIES"]})
+    settings = load_settings(environ={"ASYNCGATE_TRUSTED_PROXIES": fly["env"]["ASYNCGATE_TRUSTED_PROXIES"]})
     said = [(b"x-forwarded-proto", b"https")]
 
     def strict(peer: str) -> bool:

@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from asyncgate import DatabaseUnavailable, Engine, Settings
+from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, Load, Server, serving
 from asyncgate.conformance.verify import verify
+from asyncgate.parts.model.errors import DatabaseUnavailable
+from asyncgate.parts.model.settings import Settings
 
 pytestmark = pytest.mark.anyio
 PATIENCE = 60.0

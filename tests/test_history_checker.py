@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from asyncgate import Event, Lease, Receipt, Task
 from asyncgate.conformance.history import Call, Stored, violations
+from asyncgate.parts.model.stored import Event, Lease, Receipt, Task
 
 HERE, THERE = "tenant here", "tenant there"
 

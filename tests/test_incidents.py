@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncgate import Caller, Principal
+from asyncgate import Caller
 from asyncgate.parts.identity.incidents import AT_ONCE
 from asyncgate.parts.identity.keys import place_of
+from asyncgate.parts.model.wire import Principal
 
 if TYPE_CHECKING:
     from identity_tools import FACADES, HOME, OTHER, House, security

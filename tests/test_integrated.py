@@ -10,14 +10,14 @@ from urllib.error import HTTPError
 
 import pytest
 
-from asyncgate import ReceiptRecord, Settings
 from asyncgate.conformance.harness import Gate, body, refused, under
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.faces.lease_protocol import PollForTask, offer_task
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.members import beside
-from asyncgate.parts.model.settings import EscalationSettings, EscalationTarget
+from asyncgate.parts.model.settings import EscalationSettings, EscalationTarget, Settings
+from asyncgate.parts.model.wire import ReceiptRecord
 from asyncgate.parts.receipts.adoption import Adopter
 from asyncgate.parts.receipts.reading import UNREADABLE, Reading
 
@@ -367,7 +367,7 @@ async def test_what_is_about_a_task_of_another_gate_is_left_alone(gate: Gate, le
 
 
 def test_a_gate_without_a_ledgers_address_does_not_start(receipts: dict[str, Any]) -> None:
-    from asyncgate import StartupError
+    from asyncgate.parts.model.errors import StartupError
     from asyncgate.parts.receipts.sinks import open_sink
 
     with pytest.raises(StartupError, match=r"memorygate\.url"):
@@ -377,7 +377,7 @@ def test_a_gate_without_a_ledgers_address_does_not_start(receipts: dict[str, Any
 @pytest.mark.parametrize("url", ["ftp://ledger", "ledger:8090", "http://", "http://[x"])
 @pytest.mark.parametrize("mode", ["memorygate_integrated", "receiptgate_integrated"])
 def test_an_address_that_is_none_is_refused_at_the_start(receipts: Any, mode: Any, url: str) -> None:
-    from asyncgate import StartupError
+    from asyncgate.parts.model.errors import StartupError
     from asyncgate.parts.model.settings import MemoryGate
     from asyncgate.parts.receipts.sinks import open_sink
 
@@ -388,7 +388,7 @@ def test_an_address_that_is_none_is_refused_at_the_start(receipts: Any, mode: An
 @pytest.mark.parametrize("mode", ["memorygate_integrated", "receiptgate_integrated"])
 def test_a_named_variable_without_the_token_is_refused_at_the_start(
         receipts: Any, mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from asyncgate import StartupError
+    from asyncgate.parts.model.errors import StartupError
     from asyncgate.parts.model.settings import MemoryGate
     from asyncgate.parts.receipts.sinks import open_sink
 

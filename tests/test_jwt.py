@@ -30,20 +30,13 @@ from joserfc import jwt
 from joserfc.jwk import RSAKey
 from msgspec.structs import replace
 
-from asyncgate import (
-    SCOPES,
-    Caller,
-    Gate,
-    InvalidToken,
-    IssuerUnavailable,
-    Principal,
-    Settings,
-    StartupError,
-)
+from asyncgate import SCOPES, Caller, Gate
 from asyncgate.backends import open_backend
 from asyncgate.parts.identity import jwt as identity_jwt
 from asyncgate.parts.identity.jwt import FRESH_SECONDS, PAUSE_SECONDS, AccessTokens, Claims
-from asyncgate.parts.model.settings import Jwt, Outgoing, SecuritySettings
+from asyncgate.parts.model.errors import InvalidToken, IssuerUnavailable, StartupError
+from asyncgate.parts.model.settings import Jwt, Outgoing, SecuritySettings, Settings
+from asyncgate.parts.model.wire import Principal
 
 pytestmark = pytest.mark.anyio
 

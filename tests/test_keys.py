@@ -20,17 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncgate import (
-    SCOPES,
-    Caller,
-    DatabaseUnavailable,
-    GateError,
-    Key,
-    Overloaded,
-    Principal,
-    RateLimitExceeded,
-    Settings,
-)
+from asyncgate import SCOPES, Caller
 from asyncgate.parts.identity import keys as identity_keys
 from asyncgate.parts.identity.keys import Bounded, IssuedKeys, network
 from asyncgate.parts.identity.keys_stored import (
@@ -45,7 +35,10 @@ from asyncgate.parts.identity.keys_stored import (
     proves,
     retired,
 )
-from asyncgate.parts.model.settings import ApiKeys
+from asyncgate.parts.model.errors import DatabaseUnavailable, GateError, Overloaded, RateLimitExceeded
+from asyncgate.parts.model.settings import ApiKeys, Settings
+from asyncgate.parts.model.stored import Key
+from asyncgate.parts.model.wire import Principal
 
 pytestmark = pytest.mark.anyio
 T = TypeVar("T")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncgate import OPERATIONS, Principal
+from asyncgate import OPERATIONS
 from asyncgate.parts.model.settings import RateLimiting, RateLimits, SecuritySettings, Tier
+from asyncgate.parts.model.wire import Principal
 
 if TYPE_CHECKING:
     from conftest import TOKEN, Live, Served

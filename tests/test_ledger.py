@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from asyncgate import Entry, EntryFilter, Settings
 from asyncgate.backends import open_backend
 from asyncgate.conformance.verify_ledger import verify_ledger
+from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.stored import Entry, EntryFilter
 from asyncgate.parts.receipts.ledger import LedgerGate
 from asyncgate.parts.receipts.sealing import Sealer
 

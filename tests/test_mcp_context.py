@@ -11,8 +11,9 @@ import pytest
 from mcp.server.subscriptions import ResourceUpdated
 from mcp.shared.exceptions import MCPError
 
-from asyncgate import SCOPES, Caller, Principal
+from asyncgate import SCOPES, Caller
 from asyncgate.clients.http import AsyncHttp, Http
+from asyncgate.parts.model.wire import Principal
 
 pytestmark = pytest.mark.anyio
 

@@ -225,7 +225,8 @@ async def test_the_methods_of_the_older_experiment_do_not_exist(served: Any, met
 
 
 async def test_a_task_of_somebody_else_is_unknown(served: Any) -> None:
-    from asyncgate import SCOPES, Caller, Principal
+    from asyncgate import SCOPES, Caller
+    from asyncgate.parts.model.wire import Principal
 
     class Bob:
         """A way in for a credential of another agent."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from asyncgate import OPERATIONS, InvalidRequest
+from asyncgate import OPERATIONS
+from asyncgate.parts.model.errors import InvalidRequest
 from asyncgate.parts.model.members import Reader, warned
 from asyncgate.parts.model.wire import CreateTask
 

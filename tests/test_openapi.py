@@ -14,9 +14,11 @@ import msgspec
 import pytest
 
 import asyncgate
-from asyncgate import LEASE_PROTOCOL, GateError, Operation, __version__
+from asyncgate import LEASE_PROTOCOL, Operation, __version__
 from asyncgate.parts.faces import openapi
 from asyncgate.parts.model.clauses import plainly
+from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.wire import Name
 
 OPERATIONS = asyncgate.OPERATIONS | {op.name: op for op in LEASE_PROTOCOL}
 DOCUMENT = json.loads(openapi.document(OPERATIONS.values(), __version__))
@@ -191,7 +193,7 @@ NO_NAMES = [" a", "", "a" * 201, "a\n", "a\x00", "a\u202eb", "\u200b", "\ufeffa"
 @pytest.mark.parametrize("name", NAMES + NO_NAMES, ids=ascii)
 def test_the_schema_of_a_name_takes_what_the_gate_takes(name: str) -> None:
     try:
-        taken = msgspec.convert(name, asyncgate.Name) == name
+        taken = msgspec.convert(name, Name) == name
     except msgspec.ValidationError:
         taken = False
 

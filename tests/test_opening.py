@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import aiosqlite
 import pytest
 
-from asyncgate import Gate, Settings, StartupError
+from asyncgate import Gate
 from asyncgate.backends import open_backend
-from asyncgate.parts.model.settings import ArchiveSettings
+from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model.settings import ArchiveSettings, Settings
 
 if TYPE_CHECKING:
     from conftest import TOKEN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from asyncgate import DatabaseUnavailable
+from asyncgate.parts.model.errors import DatabaseUnavailable
 from asyncgate.parts.process.outages import EVERY_SECONDS, OFTEN, Sparse
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from asyncgate import Receipt, ReceiptFilter
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.parts.model.settings import MemoryGate
+from asyncgate.parts.model.stored import Receipt, ReceiptFilter
 from asyncgate.parts.receipts.outbox import Ledger
 
 pytestmark = pytest.mark.anyio

@@ -15,7 +15,7 @@ import httpx2
 import pytest
 import trustme
 
-from asyncgate import StartupError
+from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.process.outgoing import (
     Barred,
     Guard,

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from asyncgate import OPERATIONS, SCOPES, Caller, Key, Needs, Operation, Principal, Work
+from asyncgate import OPERATIONS, SCOPES, Caller, Needs, Operation, Work
 from asyncgate.parts.identity.keys_stored import generate, hashed, parse
+from asyncgate.parts.model.stored import Key
+from asyncgate.parts.model.wire import Principal
 
 if TYPE_CHECKING:
     from identity_tools import FACADES, HOME, OTHER, House, security

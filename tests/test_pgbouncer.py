@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from asyncgate import DatabaseSettings, Engine, Settings
+from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.backends.postgres.hosts import startup_error
 from asyncgate.conformance.harness import Gate, under
@@ -29,6 +29,7 @@ from asyncgate.conformance.load import KEY, SERVE, Client, serving
 from asyncgate.conformance.plugin import MISSING
 from asyncgate.conformance.postgres_server import APP, Cluster, connected, find_programs, free_port
 from asyncgate.conformance.verify import verify
+from asyncgate.parts.model.settings import DatabaseSettings, Settings
 
 if TYPE_CHECKING:
     from proxy import Proxy

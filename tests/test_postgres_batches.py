@@ -11,10 +11,12 @@ from typing import Any
 import asyncpg
 import pytest
 
-from asyncgate import Engine, LeaseNext, Needs, Settings
+from asyncgate import Engine, Needs
 from asyncgate.backends.postgres import Postgres, Queues, open_backend
 from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.plugin import POSTGRES, database_of, urls
+from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.wire import LeaseNext
 
 pytestmark = pytest.mark.anyio
 

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncgate import DatabaseSettings, DatabaseUnavailable, NotNow
 from asyncgate.backends import open_backend
 from asyncgate.backends.postgres.hosts import Hosts, address, one_by_one
 from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.load import Load, serving
 from asyncgate.conformance.plugin import MISSING
 from asyncgate.conformance.postgres_server import Cluster, Standby, connected, find_programs, free_port
+from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow
+from asyncgate.parts.model.settings import DatabaseSettings
 
 if TYPE_CHECKING:
     from proxy import Proxy

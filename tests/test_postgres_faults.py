@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from asyncgate import DatabaseSettings, DatabaseUnavailable, Engine, News, Settings
+from asyncgate import Engine, News
 from asyncgate.backends import open_backend
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.conformance.harness import Gate, under
@@ -29,6 +29,8 @@ from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, Load, Server,
 from asyncgate.conformance.plugin import MISSING
 from asyncgate.conformance.postgres_server import Cluster, connected, find_programs
 from asyncgate.conformance.verify import verify
+from asyncgate.parts.model.errors import DatabaseUnavailable
+from asyncgate.parts.model.settings import DatabaseSettings, Settings
 from asyncgate.parts.upkeep import Upkeep
 
 if TYPE_CHECKING:

@@ -17,18 +17,22 @@ from typing import Any
 import asyncpg
 import pytest
 
-from asyncgate import (
+from asyncgate import Engine
+from asyncgate.backends import open_backend
+from asyncgate.backends.postgres import PROBES_ONLY
+from asyncgate.backends.postgres import statements as sql
+from asyncgate.conformance.harness import Gate, under
+from asyncgate.conformance.postgres_server import Cluster, connected
+from asyncgate.parts.model.stored import (
     Account,
     Audit,
     AuditHead,
-    Engine,
     EntryFilter,
     Event,
     Key,
     Lease,
     Obligation,
     Presence,
-    Principal,
     Progress,
     Receipt,
     ReceiptFilter,
@@ -36,11 +40,7 @@ from asyncgate import (
     Task,
     TaskFilter,
 )
-from asyncgate.backends import open_backend
-from asyncgate.backends.postgres import PROBES_ONLY
-from asyncgate.backends.postgres import statements as sql
-from asyncgate.conformance.harness import Gate, under
-from asyncgate.conformance.postgres_server import Cluster, connected
+from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.upkeep import Upkeep
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncgate import StartupError
 from asyncgate.backends import open_backend
 from asyncgate.backends.postgres import migrate_database
 from asyncgate.backends.postgres.privileges import privileges
@@ -20,6 +19,7 @@ from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.plugin import MISSING
 from asyncgate.conformance.postgres_server import Cluster, connected, find_programs
 from asyncgate.conformance.verify import verify
+from asyncgate.parts.model.errors import StartupError
 
 if TYPE_CHECKING:
     from test_postgres_faults import opened

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from asyncgate import Engine, StartupError
+from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.backends.postgres import migrate_database, migration_sql
 from asyncgate.backends.postgres.migrations import FOLDER, SCHEMA_VERSION
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.postgres_server import Cluster, connected
+from asyncgate.parts.model.errors import StartupError
 
 pytestmark = pytest.mark.anyio
 

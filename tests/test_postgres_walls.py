@@ -26,42 +26,28 @@ import pytest
 from msgspec.structs import replace
 
 import asyncgate
-from asyncgate import (
-    OPERATIONS,
-    ArchiveUnavailable,
-    DatabaseSettings,
-    DatabaseUnavailable,
-    Engine,
-    Entry,
-    EntryFilter,
-    GateError,
-    Ids,
-    Key,
-    LedgerMark,
-    Needs,
-    Outgoing,
-    Principal,
-    ReceiptFilter,
-    Settings,
-    StartupError,
-    TaskFilter,
-    Work,
-    encode,
-)
+from asyncgate import OPERATIONS, Engine, Needs, Work
 from asyncgate.backends import open_backend
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.hosts import as_user
 from asyncgate.clients.http import Exchange
 from asyncgate.conformance.harness import Gate, Numbered, View, under
 from asyncgate.conformance.postgres_server import Cluster, connected
+from asyncgate.parts.model.content import encode
+from asyncgate.parts.model.errors import ArchiveUnavailable, DatabaseUnavailable, GateError, StartupError
+from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.settings import (
     ArchiveSettings,
+    DatabaseSettings,
     MemoryGate,
     RateLimiting,
     RateLimits,
     SecuritySettings,
+    Settings,
     Tier,
 )
+from asyncgate.parts.model.stored import Entry, EntryFilter, Key, LedgerMark, Outgoing, ReceiptFilter, TaskFilter
+from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts import archive
 from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.sealing import seal

@@ -14,26 +14,16 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from asyncgate import (
-    FENCES_SKIPPED,
-    Engine,
-    Event,
-    Ids,
-    Lease,
-    Obligation,
-    Principal,
-    Receipt,
-    Schedule,
-    Settings,
-    Task,
-    export_key,
-    main,
-    outside,
-)
+from asyncgate import FENCES_SKIPPED, Engine, main
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.verify import verify
+from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.stored import Event, Lease, Obligation, Receipt, Schedule, Task, export_key
+from asyncgate.parts.model.views import outside
+from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts.adoption import Adopter
 from asyncgate.parts.receipts.collected import Collected, from_ledger
 from asyncgate.parts.receipts.files import Header, packed

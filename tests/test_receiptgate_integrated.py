@@ -13,7 +13,7 @@ import httpx2
 import msgspec
 import pytest
 
-from asyncgate import Gate, Settings
+from asyncgate import Gate
 from asyncgate.backends import open_backend
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.model.settings import (
@@ -24,6 +24,7 @@ from asyncgate.parts.model.settings import (
     EscalationTarget,
     LedgerSettings,
     MemoryGate,
+    Settings,
 )
 from asyncgate.parts.receipts.mending import Mender
 from asyncgate.parts.receipts.noticing import Noticer

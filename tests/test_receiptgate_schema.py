@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncgate import Lease, Receipt, Task, canonical
+from asyncgate.parts.model.content import canonical
 from asyncgate.parts.model.settings import EscalationSettings, EscalationTarget
+from asyncgate.parts.model.stored import Lease, Receipt, Task
 from asyncgate.parts.receipts.sinks.receiptgate_schema import Handed, ledger_receipt, located, plain, sent
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from asyncgate import Settings, StartupError
-from asyncgate.parts.model.settings import LedgerSettings, MemoryGate
+from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model.settings import LedgerSettings, MemoryGate, Settings
 from asyncgate.parts.receipts import sinks as receipts_sinks
 from asyncgate.parts.receipts.sinks import Outage, Refusal
 from asyncgate.parts.receipts.sinks.receiptgate import ReceiptGate, open_sink

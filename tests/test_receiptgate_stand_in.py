@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from msgspec.structs import replace
 
-from asyncgate import canonical
+from asyncgate.parts.model.content import canonical
 from asyncgate.parts.receipts.sinks.receiptgate_schema import ledger_receipt, plain
 
 if TYPE_CHECKING:

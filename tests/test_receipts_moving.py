@@ -13,21 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from asyncgate import (
-    Archived,
-    Engine,
-    Needs,
-    Obligation,
-    Outgoing,
-    Receipt,
-    ReceiptRecord,
-    SealHead,
-    Settings,
-    Task,
-    Work,
-    export_key,
-    main,
-)
+from asyncgate import Engine, Needs, Work, main
 from asyncgate.backends import open_backend
 from asyncgate.clients.http import Http
 from asyncgate.commands import carry
@@ -37,7 +23,9 @@ from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.verify import verify
 from asyncgate.conformance.verify_ledger import verify_ledger
 from asyncgate.parts.model.ids import Ids
-from asyncgate.parts.model.settings import ArchiveSettings
+from asyncgate.parts.model.settings import ArchiveSettings, Settings
+from asyncgate.parts.model.stored import Archived, Obligation, Outgoing, Receipt, SealHead, Task, export_key
+from asyncgate.parts.model.wire import ReceiptRecord
 from asyncgate.parts.receipts import archive
 from asyncgate.parts.receipts.adoption import Adopter
 from asyncgate.parts.receipts.outbox import Ledger

@@ -13,28 +13,24 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from asyncgate import (
-    FENCES_SKIPPED,
-    Archived,
-    Engine,
-    Event,
-    Lease,
-    Needs,
-    Obligation,
-    Outgoing,
-    Principal,
-    Receipt,
-    SealHead,
-    Settings,
-    Task,
-    Work,
-    export_key,
-    main,
-)
+from asyncgate import FENCES_SKIPPED, Engine, Needs, Work, main
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.verify import verify
+from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.stored import (
+    Archived,
+    Event,
+    Lease,
+    Obligation,
+    Outgoing,
+    Receipt,
+    SealHead,
+    Task,
+    export_key,
+)
+from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts.collected import Unreadable
 from asyncgate.parts.receipts.mending import Mender
 from asyncgate.parts.receipts.outbox import Ledger

@@ -16,8 +16,9 @@ from urllib.parse import urlencode
 import msgspec
 import pytest
 
-from asyncgate import OPERATIONS, Complete, CreateTask, Operation, ScheduleState
+from asyncgate import OPERATIONS, Operation
 from asyncgate.parts.model.settings import ArchiveSettings
+from asyncgate.parts.model.wire import Complete, CreateTask, ScheduleState
 
 pytestmark = pytest.mark.anyio
 

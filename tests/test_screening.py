@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncgate import Audit, GateError
 from asyncgate.commands.bench.bodies import KEYS, SIZE, worst
+from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.screening import MAX_DEPTH, SLICE, Screen, screen, slices
+from asyncgate.parts.model.stored import Audit
 
 pytestmark = pytest.mark.anyio
 

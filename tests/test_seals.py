@@ -15,10 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncgate import Engine, Receipt, Seal, SealHead, Settings, main
+from asyncgate import Engine, main
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import Gate, refused
 from asyncgate.conformance.verify_ledger import Sealed, verify_ledger
+from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.stored import Receipt, Seal, SealHead
 from asyncgate.parts.receipts.sealing import seal
 from asyncgate.parts.receipts.seals import START, Chain, digest, head_of, sealed
 from asyncgate.parts.upkeep import Upkeep

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncgate import NOBODY, Health, Lag, Receipt, ReceiptFilter
+from asyncgate import NOBODY
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.ledgers import HASTY, LedgerServer
 from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, MemoryGate
+from asyncgate.parts.model.stored import Lag, Receipt, ReceiptFilter
+from asyncgate.parts.model.wire import Health
 from asyncgate.parts.receipts.outbox import Breaker, Ledger, resend
 
 if TYPE_CHECKING:

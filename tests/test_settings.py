@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from asyncgate import Configured, Settings, SettingsError, effective, leaves, load_settings
+from asyncgate.parts.model.settings import Configured, Settings, SettingsError, effective, leaves, load_settings
 
 Load = Callable[..., Configured]
 

@@ -9,11 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncgate import DatabaseSettings, Engine, Gate, Needs, News, Principal, Settings, StartupError, Task, Work
+from asyncgate import Engine, Gate, Needs, News, Work
 from asyncgate.backends.memory import Memory
 from asyncgate.conformance import harness
 from asyncgate.conformance.harness import PATIENCE, under
 from asyncgate.parts.faces.mcp.context import Feed
+from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model.settings import DatabaseSettings, Settings
+from asyncgate.parts.model.stored import Task
+from asyncgate.parts.model.wire import Principal
 
 pytestmark = pytest.mark.anyio
 TENANT = "t"

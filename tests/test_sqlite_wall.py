@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from asyncgate import Engine, Entry, LedgerMark, Needs, Outgoing, Work
+from asyncgate import Engine, Needs, Work
 from asyncgate.backends import sqlite as backend
 from asyncgate.backends.sqlite import open_backend
 from asyncgate.conformance.harness import Gate, under
+from asyncgate.parts.model.stored import Entry, LedgerMark, Outgoing
 
 pytestmark = pytest.mark.anyio
 OURS, THEIRS = "00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002"

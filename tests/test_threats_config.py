@@ -71,13 +71,24 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from asyncgate import OPERATIONS, DatabaseSettings, Settings, SettingsError, StartupError, guard_start, load_settings
+from asyncgate import OPERATIONS
 from asyncgate.backends.sqlite import connect
 from asyncgate.commands.carry import private
 from asyncgate.conformance.plugin import SHARED
 from asyncgate.conformance.postgres_server import connected
 from asyncgate.parts.faces import openapi
-from asyncgate.parts.model.settings import SecuritySettings, Tls, effective, leaves
+from asyncgate.parts.identity.startup import guard_start
+from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model.settings import (
+    DatabaseSettings,
+    SecuritySettings,
+    Settings,
+    SettingsError,
+    Tls,
+    effective,
+    leaves,
+    load_settings,
+)
 from asyncgate.parts.model.wire import Name
 
 pytestmark = pytest.mark.anyio

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from asyncgate import Engine, Settings
+from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.verify import Verdict, verify
+from asyncgate.parts.model.settings import Settings
 
 pytestmark = pytest.mark.anyio
 TENANT, OTHER = "00000000-0000-0000-0000-000000000000", "11111111-1111-4111-8111-111111111111"

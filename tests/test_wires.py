@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncgate import Settings
 from asyncgate.conformance.harness import Gate
-from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, LedgerSettings, MemoryGate
+from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, LedgerSettings, MemoryGate, Settings
 from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.sinks import Outage, Refusal, Unanswered
 from asyncgate.parts.receipts.wires import Pace, Wires, pace_of

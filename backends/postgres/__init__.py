@@ -23,34 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import asyncpg
 from msgspec import Struct
 
-from asyncgate import (
-    Archived,
-    ArchiveUnavailable,
-    DatabaseUnavailable,
-    Entry,
-    EntryFilter,
-    Event,
-    Ids,
-    Key,
-    Lag,
-    Lease,
-    LeaseNext,
-    Needs,
-    News,
-    Outgoing,
-    Principal,
-    Progress,
-    Receipt,
-    ReceiptFilter,
-    Refused,
-    StartupError,
-    Task,
-    TaskFilter,
-    Usage,
-    Work,
-    export_order,
-    page_of,
-)
+from asyncgate import Needs, News, Work
 from asyncgate.backends.lanes import Lanes
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.hosts import AWAY, CONNECT_SECONDS, Hosts, as_user, startup_error
@@ -58,8 +31,28 @@ from asyncgate.backends.postgres.instances import Membership, lock_of, name_of_t
 from asyncgate.backends.postgres.migrations import migrate_database as migrate_database
 from asyncgate.backends.postgres.migrations import migration_sql as migration_sql
 from asyncgate.backends.postgres.migrations import require_schema
-from asyncgate.parts.model.errors import outcome_unknown
+from asyncgate.parts.model.errors import ArchiveUnavailable, DatabaseUnavailable, Refused, StartupError, outcome_unknown
+from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.settings import DatabaseSettings
+from asyncgate.parts.model.stored import (
+    Archived,
+    Entry,
+    EntryFilter,
+    Event,
+    Key,
+    Lag,
+    Lease,
+    Outgoing,
+    Progress,
+    Receipt,
+    ReceiptFilter,
+    Task,
+    TaskFilter,
+    Usage,
+    export_order,
+    page_of,
+)
+from asyncgate.parts.model.wire import LeaseNext, Principal
 from asyncgate.parts.process.outages import OFTEN
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import asyncpg
 
-from asyncgate import NotNow, StartupError
+from asyncgate.parts.model.errors import NotNow, StartupError
 
 CONNECT_SECONDS = 5.0
 PORT = 5432

@@ -22,9 +22,10 @@ import asyncpg
 import msgspec
 from msgspec import Struct
 
-from asyncgate import News, NotNow, StartupError
+from asyncgate import News
 from asyncgate.backends.postgres.hosts import AWAY, Hosts, startup_error
 from asyncgate.backends.postgres.statements import LOCK, LOCKED
+from asyncgate.parts.model.errors import NotNow, StartupError
 from asyncgate.parts.model.settings import DatabaseSettings
 from asyncgate.parts.process.outages import OFTEN
 

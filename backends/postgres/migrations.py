@@ -16,9 +16,9 @@ from typing import Any
 import asyncpg
 from msgspec import Struct
 
-from asyncgate import StartupError
 from asyncgate.backends.postgres.hosts import AWAY, Hosts, startup_error
 from asyncgate.backends.postgres.privileges import last, make_roles, mend, remember
+from asyncgate.parts.model.errors import StartupError
 
 FOLDER = Path(__file__).parents[1] / "schema" / "postgres"
 LOCK = 0x6761_7465_6d69_6772        # held by the one that migrates

@@ -12,7 +12,7 @@ from typing import Any
 
 import asyncpg
 
-from asyncgate import StartupError
+from asyncgate.parts.model.errors import StartupError
 
 ROLES = ("asyncgate_owner", "asyncgate_app", "asyncgate_sweeper", "asyncgate_auth", "asyncgate_archivist")
 OURS = "(SELECT oid FROM pg_namespace WHERE nspname = 'asyncgate')"

@@ -18,24 +18,21 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from asyncgate import (
-    ACTIVE,
+from asyncgate import ACTIVE, TERMINAL, Needs, Work
+from asyncgate.parts.model.stored import (
     APPEND_ONLY,
     RECORDS,
-    TERMINAL,
     Archived,
     Audit,
     Entry,
     Event,
     Key,
     Lease,
-    Needs,
     Obligation,
     Outgoing,
     Progress,
     Receipt,
     Task,
-    Work,
     export_order,
 )
 

@@ -21,7 +21,7 @@ import msgspec
 from click.core import ParameterSource
 from starlette.routing import Route
 
-from asyncgate import configured, guard_start, serve_forever
+from asyncgate import serve_forever
 from asyncgate.clients.http import root_of
 from asyncgate.commands.bench.beside import BAD_BODY, BAD_KEY, RIVALRIES, allow_files, rival, waiting
 from asyncgate.commands.bench.fill import MEANING, STATES, fill
@@ -31,7 +31,9 @@ from asyncgate.commands.bench.servers import Rest, Server, at_rest, markdown, me
 from asyncgate.commands.bench.wire import Failed, Gate, NoGate, run
 from asyncgate.commands.calling import BROKEN, CREDENTIAL, NO_GATE, STATUSES, WRONG, Duration, ended
 from asyncgate.commands.terminal import plain
+from asyncgate.parts.identity.startup import guard_start
 from asyncgate.parts.model.settings import Configured
+from asyncgate.parts.process.configured import configured
 from asyncgate.parts.process.logs import start_logging
 
 MOST_WAITING = 20_000

@@ -13,9 +13,24 @@ from typing import Annotated, ClassVar
 
 from msgspec import Raw, Struct, field
 
-from asyncgate import Caller, Engine, LeaseNext, Offers, Operation, Renewed, RenewLease, its_lease
+from asyncgate import Caller, Engine, Operation, its_lease
 from asyncgate.parts.model.errors import InvalidWorkerId
-from asyncgate.parts.model.wire import NOTHING, AsWorker, Capabilities, Json, Name, Offer, Types, Whole, nothing, says
+from asyncgate.parts.model.wire import (
+    NOTHING,
+    AsWorker,
+    Capabilities,
+    Json,
+    LeaseNext,
+    Name,
+    Offer,
+    Offers,
+    Renewed,
+    RenewLease,
+    Types,
+    Whole,
+    nothing,
+    says,
+)
 
 LEASE_SECONDS = 900
 # {type}.{instance}: at least one dot, none at an end, and nothing that cannot be seen.

@@ -19,33 +19,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from asyncgate import (
-    SCOPES,
-    Account,
-    Ask,
-    Audit,
-    Caller,
-    Engine,
-    Forbidden,
-    InvalidRequest,
-    InvalidTransition,
-    Key,
-    KeyNotFound,
-    Needs,
-    Ok,
-    Operation,
-    Principal,
-    Settings,
-    TenantNotFound,
-    Usage,
-    Work,
-    allowance,
-    barred,
-    instant,
-    maybe,
-    outside,
-    tier_of,
-)
+from asyncgate import SCOPES, Caller, Engine, Needs, Operation, Work, barred, instant
 from asyncgate.parts.identity.audit import Severity, chained, head, spoken, visitor, who, worded
 from asyncgate.parts.identity.keys_stored import (
     default_role,
@@ -58,7 +32,12 @@ from asyncgate.parts.identity.keys_stored import (
 )
 from asyncgate.parts.identity.notices import admins, tell_admins
 from asyncgate.parts.identity.oversight import telling
-from asyncgate.parts.identity.quotas import stricter, throttled
+from asyncgate.parts.identity.quotas import allowance, stricter, throttled, tier_of
+from asyncgate.parts.model.errors import Forbidden, InvalidRequest, InvalidTransition, KeyNotFound, TenantNotFound
+from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.stored import Account, Audit, Key, Usage
+from asyncgate.parts.model.views import maybe, outside
+from asyncgate.parts.model.wire import Ask, Ok, Principal
 from asyncgate.parts.model.wire_admin import (
     AuditLine,
     AuditLines,

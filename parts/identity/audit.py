@@ -22,30 +22,23 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from msgspec import Raw, Struct
 
-from asyncgate import (
-    Audit,
-    AuditHead,
-    Caller,
-    Engine,
-    GateError,
-    Items,
-    RenewLease,
-    Settings,
-    Sweep,
-    Work,
-    canonical,
-    its_lease,
-)
+from asyncgate import Caller, Engine, Sweep, Work, its_lease
 from asyncgate.parts.identity.buckets import neighbourhood
 from asyncgate.parts.identity.notices import notify
+from asyncgate.parts.model.content import canonical
+from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.ids import mark_in, mark_of
+from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.stored import Audit, AuditHead
+from asyncgate.parts.model.wire import Items, RenewLease
 from asyncgate.parts.process.logs import Redaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from asyncgate import Ask, Needs, Operation
+    from asyncgate import Needs, Operation
     from asyncgate.parts.faces.http import Scope
+    from asyncgate.parts.model.wire import Ask
 
 log = logging.getLogger("asyncgate.audit")
 

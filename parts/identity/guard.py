@@ -9,24 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
-from asyncgate import (
-    Account,
-    Ask,
-    Caller,
-    Engine,
-    GateError,
-    InvalidToken,
-    Items,
-    Key,
-    Needs,
-    News,
-    StartupError,
-    Terminator,
-    Unauthenticated,
-    Work,
-    allowance,
-    encode,
-)
+from asyncgate import Caller, Engine, Needs, News, Work
 from asyncgate.parts.faces.http import Headers, Scope, presented
 from asyncgate.parts.identity.audit import Auditor, visit, who
 from asyncgate.parts.identity.buckets import Bucket, buckets_for, call_bucket, client_address, exceeded, task_bucket
@@ -34,8 +17,12 @@ from asyncgate.parts.identity.buckets import headers as limit_headers
 from asyncgate.parts.identity.keys import PLACES, IssuedKeys, places_of
 from asyncgate.parts.identity.keys_stored import PREFIX
 from asyncgate.parts.identity.oversight import oversee
-from asyncgate.parts.identity.quotas import STORAGE, exempt, stricter, throttled
+from asyncgate.parts.identity.quotas import STORAGE, allowance, exempt, stricter, throttled
+from asyncgate.parts.model.content import encode
+from asyncgate.parts.model.errors import GateError, InvalidToken, StartupError, Unauthenticated
 from asyncgate.parts.model.settings import Tier
+from asyncgate.parts.model.stored import Account, Key
+from asyncgate.parts.model.wire import Ask, Items, Terminator
 from asyncgate.parts.model.wire_admin import Limits as LimitsReply
 from asyncgate.parts.model.wire_admin import Used
 

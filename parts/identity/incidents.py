@@ -8,11 +8,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from asyncgate import Account, Ask, Caller, Engine, Key, Needs, Operation, Work, export_key, instant, outside
+from asyncgate import Caller, Engine, Needs, Operation, Work, instant
 from asyncgate.parts.identity.admin import described, issuer, made, no_more_than_own, told
 from asyncgate.parts.identity.audit import head
 from asyncgate.parts.identity.keys_stored import retired
 from asyncgate.parts.identity.notices import admins, tell_admins
+from asyncgate.parts.model.stored import Account, Key, export_key
+from asyncgate.parts.model.views import outside
+from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.model.wire_admin import IssuedKey, RotateCredentials, RotatedCredentials
 
 AT_ONCE = 50        # keys of one call: each costs an Argon2

@@ -26,18 +26,10 @@ from joserfc.jwk import KeySet, RSAKey
 from joserfc.util import urlsafe_b64decode
 from msgspec import Meta, Struct
 
-from asyncgate import (
-    SCOPES,
-    Caller,
-    InvalidToken,
-    IssuerUnavailable,
-    Principal,
-    Settings,
-    StartupError,
-    WayIn,
-)
-from asyncgate.parts.model.settings import Jwt, Uuid, discreet
-from asyncgate.parts.model.wire import Name
+from asyncgate import SCOPES, Caller, WayIn
+from asyncgate.parts.model.errors import InvalidToken, IssuerUnavailable, StartupError
+from asyncgate.parts.model.settings import Jwt, Settings, Uuid, discreet
+from asyncgate.parts.model.wire import Name, Principal
 
 if TYPE_CHECKING:
     import httpx2

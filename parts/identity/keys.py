@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from asyncgate import SCOPES, Caller, Key, Overloaded, Principal, RateLimitExceeded, WayIn
+from asyncgate import SCOPES, Caller, WayIn
 from asyncgate.parts.identity.keys_stored import (
     DAY,
     ID_END,
@@ -46,7 +46,10 @@ from asyncgate.parts.identity.keys_stored import (
     parse,
     proves,
 )
+from asyncgate.parts.model.errors import Overloaded, RateLimitExceeded
 from asyncgate.parts.model.settings import ApiKeys
+from asyncgate.parts.model.stored import Key
+from asyncgate.parts.model.wire import Principal
 
 log = logging.getLogger("asyncgate")
 

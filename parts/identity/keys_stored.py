@@ -17,8 +17,10 @@ from zlib import crc32
 import msgspec
 from msgspec.structs import replace
 
-from asyncgate import SCOPES, Key, Kind, Role
+from asyncgate import SCOPES
 from asyncgate.parts.model.settings import ApiKeys
+from asyncgate.parts.model.stored import Key
+from asyncgate.parts.model.wire import Kind, Role
 
 DAY = 86_400.0
 LONGEST_OVERLAP = 30 * DAY

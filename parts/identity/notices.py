@@ -8,11 +8,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from asyncgate import ANOMALY, Engine, Key, Principal, Work, export_key
+from asyncgate import ANOMALY, Engine, Work
 from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.stored import Key, export_key
+from asyncgate.parts.model.wire import Principal
 
 if TYPE_CHECKING:
-    from asyncgate import Ask, Caller
+    from asyncgate import Caller
+    from asyncgate.parts.model.wire import Ask
 
 log = logging.getLogger("asyncgate")
 
@@ -55,7 +58,7 @@ async def notify(engine: Engine, tenant_id: str, kind: str, **details: Any) -> N
     def write(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
         tell_admins(engine, work, whom, kind, **details)
     try:
-        from asyncgate import Ask
+        from asyncgate.parts.model.wire import Ask
         await engine.write(write, None, engine.itself(tenant_id), Ask())
     except GateError:
         log.exception("the admins of tenant %s are not told of %s", tenant_id, kind)

@@ -11,9 +11,11 @@ from typing import Any
 
 import msgspec
 
-from asyncgate import ANY_KIND, Caller, Engine, Operation, Principal, claimed, wanted_is
+from asyncgate import Caller, Engine, Operation
 from asyncgate.parts.identity.audit import Auditor, visit, who
-from asyncgate.parts.model.wire import Ask, ReceiptRecord, TaskRecord
+from asyncgate.parts.model.naming import claimed
+from asyncgate.parts.model.stored import ANY_KIND, wanted_is
+from asyncgate.parts.model.wire import Ask, Principal, ReceiptRecord, TaskRecord
 
 TOLD = "asyncgate.told"         # where the ASGI scope says that the operation has written its own line
 # What others may do too, with what is theirs.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hmac
 
-from asyncgate import SCOPES, Caller, Principal, Settings, WayIn
+from asyncgate import SCOPES, Caller, WayIn
+from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.wire import Principal
 
 
 def ways(settings: Settings) -> list[WayIn]:

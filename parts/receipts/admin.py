@@ -6,8 +6,10 @@ from functools import partial
 
 import msgspec
 
-from asyncgate import Caller, Engine, Operation, Seal, outside
+from asyncgate import Caller, Engine, Operation
 from asyncgate.parts.identity.admin import page
+from asyncgate.parts.model.stored import Seal
+from asyncgate.parts.model.views import outside
 from asyncgate.parts.model.wire_receipts import ListSeals, SealEnd, SealReceipts, SealRecord, Seals
 from asyncgate.parts.receipts.carry import export_receipts, import_receipts, its_receipts
 from asyncgate.parts.receipts.sealing import kept_here, seal

@@ -22,36 +22,19 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from asyncgate import (
-    ANOMALY,
-    COMPLETED,
-    FAILED,
-    Ask,
-    Caller,
-    Complete,
-    EntryFilter,
-    Fail,
-    GateError,
-    InvalidRequest,
-    LeaseInvalid,
-    LedgerMark,
-    Needs,
-    ParentsRequired,
-    Principal,
-    Receipt,
-    SealHead,
-    TaskNotFound,
-    canonical,
-    encode,
-    receipt_hash,
-)
+from asyncgate import ANOMALY, COMPLETED, FAILED, Caller, Needs, receipt_hash
+from asyncgate.parts.model.content import canonical, encode
+from asyncgate.parts.model.errors import GateError, InvalidRequest, LeaseInvalid, ParentsRequired, TaskNotFound
+from asyncgate.parts.model.stored import EntryFilter, LedgerMark, Receipt, SealHead
+from asyncgate.parts.model.wire import Ask, Complete, Fail, Principal
 from asyncgate.parts.receipts.marks import ADOPTED, STATED
 from asyncgate.parts.receipts.may import MAY
 from asyncgate.parts.receipts.sinks import Filed, Outage
 from asyncgate.parts.receipts.strict import Recorded
 
 if TYPE_CHECKING:
-    from asyncgate import Engine, Lease, Task, Work
+    from asyncgate import Engine, Work
+    from asyncgate.parts.model.stored import Lease, Task
     from asyncgate.parts.receipts.reading import Reading
 
 log = logging.getLogger("asyncgate.ledger")

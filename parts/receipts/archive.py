@@ -24,27 +24,13 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from asyncgate import (
-    TERMINAL,
-    TERMINATES,
-    Account,
-    Archived,
-    ArchiveUnavailable,
-    Ask,
-    Caller,
-    Engine,
-    Needs,
-    Receipt,
-    ReceiptFilter,
-    ReceiptNotFound,
-    Settings,
-    Task,
-    Usage,
-    Work,
-    allowance,
-    canonical,
-)
-from asyncgate.parts.identity.quotas import GIGABYTE
+from asyncgate import TERMINAL, TERMINATES, Caller, Engine, Needs, Work
+from asyncgate.parts.identity.quotas import GIGABYTE, allowance
+from asyncgate.parts.model.content import canonical
+from asyncgate.parts.model.errors import ArchiveUnavailable, ReceiptNotFound
+from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.stored import Account, Archived, Receipt, ReceiptFilter, Task, Usage
+from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.receipts.files import Header, Reading, fsync_folder, packed
 from asyncgate.parts.receipts.may import discharges
 from asyncgate.parts.receipts.sealing import seal

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from asyncgate import (
-    Archived,
-    Caller,
-    Engine,
-    InvalidRequest,
-    Operation,
-    Receipts,
-    barred,
-    shown,
-)
+from asyncgate import Caller, Engine, Operation, barred
 from asyncgate.parts.identity.admin import operates
+from asyncgate.parts.model.errors import InvalidRequest
+from asyncgate.parts.model.stored import Archived
+from asyncgate.parts.model.views import shown
+from asyncgate.parts.model.wire import Receipts
 from asyncgate.parts.model.wire_receipts import ArchiveRun, ListArchivedReceipts, RestoreArchive, Restored, RunArchive
 from asyncgate.parts.receipts import archive
 from asyncgate.parts.receipts.sealing import kept_here

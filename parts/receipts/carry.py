@@ -9,22 +9,11 @@ from __future__ import annotations
 
 from msgspec.structs import asdict, replace
 
-from asyncgate import (
-    RECEIPT_TYPES,
-    TERMINATES,
-    Archived,
-    Caller,
-    Engine,
-    GateError,
-    Needs,
-    Receipt,
-    ReceiptFilter,
-    SealHead,
-    Settings,
-    Work,
-    parsed,
-    receipt_hash,
-)
+from asyncgate import RECEIPT_TYPES, TERMINATES, Caller, Engine, Needs, Work, receipt_hash
+from asyncgate.parts.model.content import parsed
+from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.stored import Archived, Receipt, ReceiptFilter, SealHead
 from asyncgate.parts.model.wire_receipts import (
     Exported,
     ExportReceipts,

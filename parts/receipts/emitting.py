@@ -8,25 +8,10 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from asyncgate import (
-    ACCEPTED,
-    DISCHARGING,
-    RECEIPT_TYPES,
-    SCHEDULED,
-    UNSCHEDULED,
-    Caller,
-    EmitReceipt,
-    Engine,
-    Held,
-    InvalidRequest,
-    ParentNotFound,
-    ParentsRequired,
-    Principal,
-    Receipt,
-    Schedule,
-    Work,
-    barred,
-)
+from asyncgate import ACCEPTED, DISCHARGING, RECEIPT_TYPES, SCHEDULED, UNSCHEDULED, Caller, Engine, Work, barred
+from asyncgate.parts.model.errors import InvalidRequest, ParentNotFound, ParentsRequired
+from asyncgate.parts.model.stored import Receipt, Schedule
+from asyncgate.parts.model.wire import EmitReceipt, Held, Principal
 from asyncgate.parts.receipts.may import MAY, discharges, why_not
 
 if TYPE_CHECKING:

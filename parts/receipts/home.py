@@ -17,8 +17,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncgate import Receipt, canonical
-from asyncgate.parts.model.content import any_json
+from asyncgate.parts.model.content import any_json, canonical
+from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.receipts.collected import Collected, Told, from_ledger, said_hash
 from asyncgate.parts.receipts.marks import adopted
 from asyncgate.parts.receipts.reconcile import Comparison, Findings

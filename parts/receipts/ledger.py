@@ -18,39 +18,26 @@ from msgspec import Raw
 from msgspec.structs import replace
 from starlette.routing import Route
 
-from asyncgate import (
-    OPERATIONS,
-    Account,
-    Caller,
-    Engine,
-    Entry,
-    EntryFilter,
-    Gate,
-    GateError,
-    InvalidCursor,
-    InvalidRequest,
-    Needs,
-    Operation,
-    ReceiptIdCollision,
-    ReceiptNotFound,
-    ReceiptTooLarge,
-    Settings,
-    TenantMismatch,
-    TooManyParents,
-    Work,
-    __version__,
-    barred,
-    filtered,
-    outside,
-    serve_forever,
-    sha256,
-    wanted_is,
-)
+from asyncgate import OPERATIONS, Caller, Engine, Gate, Needs, Operation, Work, __version__, barred, serve_forever
 from asyncgate.parts.faces.http import Scope, claimed_tenants, read_body
 from asyncgate.parts.faces.rest import Door, Endpoint
 from asyncgate.parts.identity.admin import ID, operates, tenant_of
-from asyncgate.parts.model.content import any_json
+from asyncgate.parts.model.content import any_json, sha256
+from asyncgate.parts.model.errors import (
+    GateError,
+    InvalidCursor,
+    InvalidRequest,
+    ReceiptIdCollision,
+    ReceiptNotFound,
+    ReceiptTooLarge,
+    TenantMismatch,
+    TooManyParents,
+)
+from asyncgate.parts.model.naming import filtered
 from asyncgate.parts.model.screening import MAX_DEPTH, screen
+from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.stored import Account, Entry, EntryFilter, wanted_is
+from asyncgate.parts.model.views import outside
 from asyncgate.parts.model.wire import Ask, GateConfig, GetConfig, Problem
 from asyncgate.parts.model.wire_ledger import (
     Arriving,

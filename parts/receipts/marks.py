@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncgate import LedgerMark
-from asyncgate.parts.model.stored import export_key
+from asyncgate.parts.model.stored import LedgerMark, export_key
 
 ADOPTED, STATED = "adopted ", "stated "     # our id of a receipt by the author's, and the author's by ours
 

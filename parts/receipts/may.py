@@ -12,7 +12,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from asyncgate import COMPLETED, FAILED, RECEIPT_TYPES, SCHEDULED, TERMINATES, UNSCHEDULED, Receipt
+from asyncgate import COMPLETED, FAILED, RECEIPT_TYPES, SCHEDULED, TERMINATES, UNSCHEDULED
+from asyncgate.parts.model.stored import Receipt
 
 Way = Literal["emitted", "adopted", "imported", "rebuilt"]
 EVERY = frozenset(RECEIPT_TYPES)

@@ -28,15 +28,11 @@ from asyncgate import (
     TERMINAL,
     TERMINATES,
     UNSCHEDULED,
-    Ask,
     Caller,
-    Lease,
     Needs,
-    Outgoing,
-    Receipt,
-    Schedule,
-    Task,
 )
+from asyncgate.parts.model.stored import Lease, Outgoing, Receipt, Schedule, Task
+from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.receipts.reconcile import behind_of, verdict
 from asyncgate.parts.receipts.restated import Story, body_of, lease_of, story_of
 from asyncgate.parts.receipts.strict import undo

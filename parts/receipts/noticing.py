@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Raw
 
-from asyncgate import COMPLETED, FAILED, Lease, Task, TaskFilter, canonical
+from asyncgate import COMPLETED, FAILED
+from asyncgate.parts.model.content import canonical
+from asyncgate.parts.model.stored import Lease, Task, TaskFilter
 from asyncgate.parts.receipts.adoption import JOB, Adopter
 from asyncgate.parts.receipts.sinks import Filed
 

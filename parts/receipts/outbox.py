@@ -23,21 +23,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from asyncgate import (
-    ACCEPTED,
-    ANOMALY,
-    COMPLETED,
-    FAILED,
-    Ask,
-    Caller,
-    Lag,
-    LedgerLag,
-    Needs,
-    News,
-    Outgoing,
-    export_key,
-)
+from asyncgate import ACCEPTED, ANOMALY, COMPLETED, FAILED, Caller, Needs, News
 from asyncgate.parts.model.settings import CircuitBreaker
+from asyncgate.parts.model.stored import Lag, Outgoing, export_key
+from asyncgate.parts.model.wire import Ask, LedgerLag
 from asyncgate.parts.receipts.adoption import JOB, Adopter, anomaly
 from asyncgate.parts.receipts.noticing import Noticer
 from asyncgate.parts.receipts.reading import Reading

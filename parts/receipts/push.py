@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from asyncgate import Engine, Receipt
+from asyncgate import Engine
+from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.receipts.carry import exported, stored
 from asyncgate.parts.receipts.collected import as_stored
 from asyncgate.parts.receipts.reconcile import differing
@@ -25,7 +26,8 @@ from asyncgate.parts.receipts.sinks import Outage, Refusal, Singly
 from asyncgate.parts.receipts.wires import Wires, pace_of
 
 if TYPE_CHECKING:
-    from asyncgate import Lease, Settings, Task
+    from asyncgate.parts.model.settings import Settings
+    from asyncgate.parts.model.stored import Lease, Task
 
 log = logging.getLogger("asyncgate.ledger")
 

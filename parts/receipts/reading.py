@@ -16,23 +16,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
-from asyncgate import (
-    TERMINATES,
+from asyncgate import TERMINATES, Caller, Engine
+from asyncgate.parts.model.errors import ReceiptNotFound
+from asyncgate.parts.model.stored import Archived, EntryFilter, LedgerMark
+from asyncgate.parts.model.wire import (
     AckReceipt,
-    Archived,
     Bootstrap,
-    Caller,
-    Engine,
-    EntryFilter,
     GetReceipt,
     GetTaskHistory,
     History,
-    LedgerMark,
     ListOpenObligations,
     ListReceipts,
     Obligations,
     Principal,
-    ReceiptNotFound,
     ReceiptRecord,
     Receipts,
     Welcome,

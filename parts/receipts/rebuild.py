@@ -23,17 +23,16 @@ from asyncgate import (
     RESULT_READY,
     SCHEDULED,
     TERMINATES,
-    Ask,
     Caller,
     Engine,
-    GateError,
     Needs,
-    Receipt,
-    Schedule,
     Work,
-    needs_of,
     receipt_key,
 )
+from asyncgate.parts.model.content import needs_of
+from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.stored import Receipt, Schedule
+from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.receipts.collected import Collected, said_hash
 from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.restated import (
@@ -47,8 +46,9 @@ from asyncgate.parts.receipts.restated import (
 )
 
 if TYPE_CHECKING:
-    from asyncgate import Contract, Settings
+    from asyncgate import Contract
     from asyncgate.backends import Backend
+    from asyncgate.parts.model.settings import Settings
 
 HELD = "rebuilt"
 TASKS, RECEIPTS = 100, 500          # that one transaction writes

@@ -31,15 +31,9 @@ from asyncgate import (
     RESULT_READY,
     TERMINAL,
     TERMINATES,
-    Archived,
-    Lease,
-    Outgoing,
-    Receipt,
-    ReceiptFilter,
-    Task,
-    export_key,
-    outside,
 )
+from asyncgate.parts.model.stored import Archived, Lease, Outgoing, Receipt, ReceiptFilter, Task, export_key
+from asyncgate.parts.model.views import outside
 from asyncgate.parts.receipts.collected import Collected, Told, as_stored, attempt, from_ledger, is_sound, said_hash
 from asyncgate.parts.receipts.marks import adopted
 from asyncgate.parts.receipts.restated import story_of

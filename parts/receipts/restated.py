@@ -13,29 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Raw, Struct, field
 
-from asyncgate import (
-    ACCEPTED,
-    ASSIGNED,
-    CANCELED,
-    COMPLETED,
-    EXPIRED,
-    FAILED,
-    PROGRESSED,
-    RESULT_READY,
-    Lease,
-    Progress,
-    Receipt,
-    Task,
-    canonical,
-    lane_of,
-    needs_of,
-)
-from asyncgate.parts.model.content import any_json
-from asyncgate.parts.model.stored import KeptTerms
+from asyncgate import ACCEPTED, ASSIGNED, CANCELED, COMPLETED, EXPIRED, FAILED, PROGRESSED, RESULT_READY, lane_of
+from asyncgate.parts.model.content import any_json, canonical, needs_of
+from asyncgate.parts.model.stored import KeptTerms, Lease, Progress, Receipt, Task
 from asyncgate.parts.model.views import terms_of
 
 if TYPE_CHECKING:
-    from asyncgate import Settings
+    from asyncgate.parts.model.settings import Settings
     from asyncgate.parts.model.wire import Status
 
 STATUSES: dict[str, Status] = {

@@ -10,8 +10,8 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from asyncgate import Caller, Engine, Principal
-from asyncgate.parts.model.wire import Bootstrap, Routing, Welcome
+from asyncgate import Caller, Engine
+from asyncgate.parts.model.wire import Bootstrap, Principal, Routing, Welcome
 from asyncgate.parts.receipts.sinks import Outage, Refusal, profile_of
 
 if TYPE_CHECKING:

@@ -12,20 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from asyncgate import (
-    Ask,
-    Caller,
-    Engine,
-    Entry,
-    EntryFilter,
-    GateError,
-    InvalidRequest,
-    Needs,
-    ReceiptFilter,
-    SealHead,
-    Settings,
-    Work,
-)
+from asyncgate import Caller, Engine, Needs, Work
+from asyncgate.parts.model.errors import GateError, InvalidRequest
+from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.stored import Entry, EntryFilter, ReceiptFilter, SealHead
+from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.receipts.seals import START, digest, digest_filed, head_of, sealed
 from asyncgate.parts.receipts.sinks import profile_of
 

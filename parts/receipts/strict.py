@@ -21,17 +21,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from asyncgate import (
-    ACKNOWLEDGED,
-    ANOMALY,
-    PROGRESSED,
-    DatabaseUnavailable,
-    Ids,
-    LedgerUnavailable,
-    Needs,
-    Outgoing,
-    Refused,
-)
+from asyncgate import ACKNOWLEDGED, ANOMALY, PROGRESSED, Needs
+from asyncgate.parts.model.errors import DatabaseUnavailable, LedgerUnavailable, Refused
+from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.stored import Outgoing
 from asyncgate.parts.receipts.sinks import Garbled, Outage, Refusal, Unanswered
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from asyncgate import Engine, StartupError
+from asyncgate import Engine
+from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.process.duties import Duty
 from asyncgate.parts.receipts import archive
 from asyncgate.parts.receipts.sealing import Sealer, whole_here

@@ -19,7 +19,7 @@ from msgspec import Struct
 from asyncgate.parts.receipts.sinks import Outage, Refusal, Unanswered, profile_of
 
 if TYPE_CHECKING:
-    from asyncgate import Settings
+    from asyncgate.parts.model.settings import Settings
     from asyncgate.parts.receipts.sinks import Sink
 
 LOOK_SECONDS = 10.0     # that a look may take: what a slow ledger was sent before comes first there

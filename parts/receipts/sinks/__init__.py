@@ -14,10 +14,13 @@ from urllib.parse import urlsplit
 
 from msgspec import Raw, Struct, field
 
-from asyncgate import NOTHING, EntryFilter, Principal, ReceiptRecord, StartupError
+from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model.stored import EntryFilter
+from asyncgate.parts.model.wire import NOTHING, Principal, ReceiptRecord
 
 if TYPE_CHECKING:
-    from asyncgate import Lease, Receipt, Settings, Task
+    from asyncgate.parts.model.settings import Settings
+    from asyncgate.parts.model.stored import Lease, Receipt, Task
 
 
 class Refusal(Exception):

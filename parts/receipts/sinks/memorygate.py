@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from asyncgate import Principal, ReceiptRecord
 from asyncgate.parts.model.views import outside, shown
-from asyncgate.parts.model.wire import Problem
+from asyncgate.parts.model.wire import Principal, Problem, ReceiptRecord
 from asyncgate.parts.receipts.calls import BESIDE_BODY, MOST_TOLD, Calls, problem
 from asyncgate.parts.receipts.sinks import Filed, Garbled, LedgerPage, Missing, Outage, Refusal, Singly
 from asyncgate.parts.receipts.sinks.standalone import NoCustody
 from asyncgate.parts.receipts.wires import LOOK_SECONDS, pace_of
 
 if TYPE_CHECKING:
-    from asyncgate import EntryFilter, Lease, Receipt, Settings, Task
+    from asyncgate.parts.model.settings import Settings
+    from asyncgate.parts.model.stored import EntryFilter, Lease, Receipt, Task
     from asyncgate.parts.receipts.sinks import Bulk, Sink
 
 NO_REFUSALS = {"forbidden", "tenant_mismatch"}      # what a ledger like ours says of the gate's credential
