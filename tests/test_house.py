@@ -284,3 +284,10 @@ def test_the_migrations_of_a_database_are_numbered_one_by_one(database: str) -> 
     names = sorted(file.name for file in (ROOT / "backends" / "schema" / database).glob("*.sql"))
 
     assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1)), names
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """Documents may name a test by its file alone."""
+    names = [path.name for path in modules("tests") if path.name.startswith("test_")]
+
+    assert sorted(set(names)) == sorted(names)
