@@ -117,7 +117,8 @@ def test_the_help_shows_the_commands_in_sections() -> None:
     lines = CliRunner().invoke(main, ["--help"]).output.splitlines()
 
     titles = [line.partition(" (")[0].rstrip(":") for line in lines if line[:1].strip() and line.endswith(":")]
-    assert titles == ["Options", "Try it", "Run a gate", "Use one", "Work for one", "Look after it", "Operations"]
+    assert titles == [
+        "Options", "Try it", "Learn it", "Run a gate", "Use one", "Work for one", "Look after it", "Operations"]
     listed = {line.split()[0] for line in lines if line.startswith("  ") and line.strip()}
     assert {name.replace("_", "-") for name in OPERATIONS} | {"dev", "demo", "verify", "backup"} <= listed
 
