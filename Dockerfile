@@ -14,6 +14,7 @@ COPY commands commands
 COPY conformance conformance
 COPY docs docs
 COPY parts parts
+COPY skills skills
 RUN python -m venv --without-pip /opt/asyncgate \
  && pip --python /opt/asyncgate/bin/python install --no-cache-dir --no-index --find-links /wheels .
 

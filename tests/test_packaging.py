@@ -20,7 +20,7 @@ import asyncgate
 from asyncgate.commands.site import built
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("backends", "clients", "commands", "conformance", "docs", "parts")
+PARTS = ("backends", "clients", "commands", "conformance", "docs", "parts", "skills")
 PAGES = ("CHANGELOG.md", "README.md", "SECURITY.md")        # of the documentation, though they lie beside docs/
 FACTS = f"asyncgate-{asyncgate.__version__}.dist-info"
 
@@ -196,9 +196,12 @@ def test_the_demo_runs_to_its_end_from_the_wheel(installed: Path, tmp_path: Path
     assert "0 open obligations" in told
 
 
-def test_the_installed_gate_brings_its_documentation(installed: Path, tmp_path: Path) -> None:
+def test_the_installed_gate_brings_its_documentation_and_its_skill(installed: Path, tmp_path: Path) -> None:
     assert run(installed / "asyncgate", "docs", "readme", cwd=tmp_path) == (ROOT / "README.md").read_text()
     assert run(installed / "asyncgate", "docs", "design", cwd=tmp_path) == (ROOT / "docs" / "design.md").read_text()
+
+    skill = ROOT / "skills" / "asyncgate" / "SKILL.md"
+    assert run(installed / "asyncgate", "skill", cwd=tmp_path) == skill.read_text()
 
 
 def test_the_site_of_the_installed_gate_is_that_of_the_checkout(installed: Path, tmp_path: Path) -> None:

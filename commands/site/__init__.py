@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from asyncgate.commands.skill import SKILL
+
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.token import Token
@@ -124,7 +126,8 @@ def llms_txt(known: Mapping[str, Page]) -> str:
     """Write the table of contents that language models read (llmstxt.org): a title, a summary, links in sections."""
     start = known["readme"]
     lines = [f"# {start.title}", "", f"> {start.about}", "",
-             "Each page is also there as HTML: the same address with .html instead of .md."]
+             "Each page is also there as HTML: the same address with .html instead of .md.", "",
+             "## Skill", "", "- [SKILL.md](SKILL.md): Teaches an agent to use the gate; start here to call it."]
     for section in dict.fromkeys(page.section for page in known.values()):
         lines += ["", f"## {section}", ""]
         lines += [f"- [{page.title}]({page.stem}.md): {page.about}" for page in known.values()
@@ -139,7 +142,7 @@ def built() -> dict[str, str]:
     """Make the site; return the texts of its files by name."""
     known, entries = pages(), list[dict[str, str]]()
     files = {name: (HERE / name).read_text(encoding="utf-8") for name in ("style.css", "search.js")}
-    files |= {"code.css": code_colours(), "llms.txt": llms_txt(known)}
+    files |= {"code.css": code_colours(), "llms.txt": llms_txt(known), "SKILL.md": SKILL.read_text(encoding="utf-8")}
     for page in known.values():
         files[f"{page.stem}.md"] = text = relinked(page, known)
         tokens = anchored([token for token in markdown().parse(text) if not is_comment(token)])

@@ -383,8 +383,9 @@ def test_an_id_is_taken_as_short_as_a_table_has_shown_it(
     assert answer(run("get-task", remembered.short(task_id), "--json"))["task_id"] == task_id
 
 
-# What goes on until it is stopped, or is another program's: pytest, MCP, a document that is JSON already.
-NO_ANSWER = {"bench-server", "conformance", "demo", "dev", "ledger", "mcp", "openapi", "scheduler", "serve", "worker"}
+# What goes on until it is stopped, or is another program's: pytest, MCP, a document that is JSON or Markdown already.
+NO_ANSWER = {"bench-server", "conformance", "demo", "dev", "ledger", "mcp", "openapi", "scheduler", "serve", "skill",
+             "worker"}
 
 
 def test_every_command_that_answers_can_answer_in_json() -> None:

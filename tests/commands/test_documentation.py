@@ -137,7 +137,7 @@ def test_every_page_is_there_as_html_and_as_markdown(site: dict[str, str]) -> No
     stems = [page.stem for page in pages().values()]
 
     assert {name for name in site if name.endswith(".html")} == {f"{stem}.html" for stem in stems}
-    assert {name for name in site if name.endswith(".md")} == {f"{stem}.md" for stem in stems}
+    assert {name for name in site if name.endswith(".md")} == {f"{stem}.md" for stem in stems} | {"SKILL.md"}
     assert [stem for stem in stems if f'href="{stem}.md"' not in site[f"{stem}.html"]] == []
 
 
@@ -154,7 +154,7 @@ def test_every_link_leads_to_a_page_and_a_heading_that_are_there(found: dict[str
 
 
 def test_every_link_in_the_markdown_leads_to_markdown(site: dict[str, str]) -> None:
-    links = [(name, link) for name, text in site.items() if name.endswith((".md", ".txt"))
+    links = [(name, link) for name, text in site.items() if name.endswith((".md", ".txt")) and name != "SKILL.md"
              for part in re.split(r"```.*?```", text, flags=re.S)[::1] for _, link in LINK.findall(part)]
 
     assert links
@@ -201,7 +201,7 @@ def test_the_table_of_contents_for_language_models_has_the_form_of_llmstxt_org(s
     assert summary.startswith("> ")
     assert all(re.fullmatch(r"## [A-Z][a-z ]+\n\n(- \[[^]]+\]\([^)]+\): \S.*\n?)+", section) for section in sections)
     listed = re.findall(r"\]\(([^)]+)\): ", site["llms.txt"])
-    assert listed == [f"{page.stem}.md" for page in pages().values()]
+    assert listed == ["SKILL.md", *(f"{page.stem}.md" for page in pages().values())]
 
 
 def test_the_search_knows_every_heading_of_every_page(site: dict[str, str], found: dict[str, Found]) -> None:
