@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 
 from asyncgate import main
 from asyncgate.commands import docs
-from asyncgate.commands.site import LINK, SECTIONS, Page, built, contents, markdown, pages, relinked
+from asyncgate.commands.site import LINK, Page, built, contents, markdown, pages, relinked
 
 ROOT = Path(__file__).parents[2]
 OUTSIDE = re.compile(r"[a-z][a-z0-9+.-]*:")
@@ -70,12 +70,6 @@ def test_every_page_of_the_repository_is_there_with_a_title_and_a_first_sentence
     assert [page.path for page in known.values() if page.title == page.name or len(page.about) < 15] == []
     assert next(iter(known)) == "readme"
     assert len({page.stem.lower() for page in known.values()}) == len(known)
-
-
-def test_a_page_has_one_place_in_one_section() -> None:
-    named = [name for names in SECTIONS.values() for name in names]
-
-    assert len(named) == len(set(named))
 
 
 @pytest.mark.parametrize("said", ["workers", "workers.md", "docs/workers.md", "WORKERS"])
