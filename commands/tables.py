@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from asyncgate.parts.model.clauses import plainly
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.settings import Settings, leaves, shown
 
@@ -30,7 +31,7 @@ def operations_table(operations: Iterable[Operation]) -> str:
     """Write one row per operation: its name, where REST has it, who may call it, and what it does."""
     return table(["operation", "REST", "roles", "scopes", "what it does"], (
         [f"`{op.name}`", "<br>".join(f"`{verb} {path}`" for verb, path in op.rest), ", ".join(op.roles) or "anybody",
-         ", ".join(sorted(op.scope.split())) or "–", op.summary]
+         ", ".join(sorted(op.scope.split())) or "–", plainly(op.summary)]
         for op in sorted(operations, key=lambda op: op.name)))
 
 

@@ -26,6 +26,7 @@ BESIDE = (
     ".ci/run",
     ".dockerignore",
     ".gitignore",
+    "AGENTS.md",
     "CHANGELOG.md",
     "Dockerfile",
     "LICENSE",
