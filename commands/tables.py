@@ -46,7 +46,7 @@ def refreshed(text: str, tables: dict[str, str]) -> str:
 
 def tables() -> dict[str, str]:
     """Make every table."""
-    from asyncgate import OPERATIONS
+    from asyncgate.parts.operations import OPERATIONS
     return {"operations": operations_table(OPERATIONS.values()), "settings": settings_table()}
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncgate import OPERATIONS
 from asyncgate.parts.model.settings import RateLimiting, RateLimits, SecuritySettings, Tier
 from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.operations import OPERATIONS
 
 if TYPE_CHECKING:
     from conftest import TOKEN, Live, Served

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import aiosqlite
 import pytest
 
-from asyncgate import Gate
 from asyncgate.backends import open_backend
+from asyncgate.parts.app import Gate
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import ArchiveSettings, Settings
 

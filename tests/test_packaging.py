@@ -212,11 +212,11 @@ def test_an_editable_install_imports_the_checkout(checkout: Path, tmp_path: Path
 def test_a_gate_run_as_a_script_has_one_copy_of_every_class(checkout: Path) -> None:
     script = WHOSE_MAIN + "runpy.run_path('asyncgate.py', run_name='__main__')"
 
-    assert run(sys.executable, "-c", script, cwd=checkout).split() == ["asyncgate"]
+    assert run(sys.executable, "-c", script, cwd=checkout).split() == ["asyncgate.commands.main"]
 
 
 def test_a_gate_run_as_a_module_has_one_copy_of_every_class(installed: Path, checkout: Path, tmp_path: Path) -> None:
     script = WHOSE_MAIN + "runpy.run_module('asyncgate', run_name='__main__', alter_sys=True)"
 
-    assert run(sys.executable, "-c", script, cwd=checkout).split() == ["asyncgate"]
-    assert run(installed / "python", "-c", script, cwd=tmp_path).split() == ["asyncgate"]
+    assert run(sys.executable, "-c", script, cwd=checkout).split() == ["asyncgate.commands.main"]
+    assert run(installed / "python", "-c", script, cwd=tmp_path).split() == ["asyncgate.commands.main"]

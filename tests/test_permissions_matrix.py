@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from asyncgate import OPERATIONS, SCOPES, Caller, Needs, Operation, Work
+from asyncgate import SCOPES, Caller, Needs, Operation, Work
 from asyncgate.parts.identity.keys_stored import generate, hashed, parse
 from asyncgate.parts.model.stored import Key
 from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.operations import OPERATIONS
 
 if TYPE_CHECKING:
     from identity_tools import FACADES, HOME, OTHER, House, security

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from asyncgate import main
 from asyncgate.clients.http import Http
 from asyncgate.clients.scheduler.plan import read_plan
 from asyncgate.clients.scheduler.store import Store
+from asyncgate.commands.main import main
 
 if TYPE_CHECKING:
     from conftest import TOKEN, Live
