@@ -36,7 +36,7 @@ class Running:
 
     def __init__(self, settings: Settings, port: int | None) -> None:
         self.settings, self.port = settings, port
-        from asyncgate.parts.app import Gate        # with all that a server is made of
+        from asyncgate.parts.app import Gate  # with all that a server is made of
         self.server, self.url = Gate(settings), HERE
 
     async def __aenter__(self) -> Running:

@@ -5,7 +5,7 @@
 
 Each target runs in a process of its own that writes down each input before it is tried: if the process dies of it, the
 input is there.  What a target may raise, it says itself; everything else is a finding, printed so that it can be tried
-again.  Exit status 1: something was found.  `tests/test_fuzz.py` runs a few rounds of each.
+again.  Exit status 1: something was found.  `tests/faces/test_fuzz.py` runs a few rounds of each.
 """
 
 from __future__ import annotations

@@ -18,10 +18,6 @@ ROOT = Path(__file__).parents[1]
 GATE = ROOT / "asyncgate.py"
 SWAPPABLE = ("backends", "clients", "commands", "conformance")
 PARTS = (*SWAPPABLE, "parts")
-# What the gate itself is made of: the gate imports it, so it cannot import the gate.
-BELOW = ("parts/model", "parts/process", "parts/faces/mcp")
-BELOW_TOO = ("faces/http", "faces/openapi", "faces/rest", "identity/buckets", "identity/quotas",
-             "identity/startup", "receipts/files", "receipts/seals")
 BESIDE = (
     ".ci/run",
     ".dockerignore",
@@ -147,7 +143,7 @@ def undocumented(path: Path, overridden: set[str]) -> list[str]:
 
 def house() -> list[Path]:
     """All text of the house."""
-    parts = (path for part in (*PARTS, "tests") for path in (ROOT / part).rglob("*"))
+    parts = (path for part in (*PARTS, "docs", "skills", "tests") for path in (ROOT / part).rglob("*"))
     return [GATE, *(ROOT / name for name in BESIDE), *sorted(path for path in parts if path.suffix in TEXT)]
 
 
@@ -187,57 +183,6 @@ def test_an_older_python_reads_the_gate_as_far_as_it_says_which_one_it_needs() -
     assert isinstance(future, ast.ImportFrom)
     assert isinstance(system, ast.Import)
     assert ast.unparse(check).startswith("if sys.version_info < (3, 11):\n    sys.exit(f'AsyncGate needs Python 3.11")
-
-
-def test_the_gate_names_no_backend_in_an_import() -> None:
-    backends = {module_of(path) for path in modules("backends")} - {"asyncgate.backends"}
-
-    names = imported(ast.walk(tree(GATE)))
-
-    assert under(names, *backends, *SWAPPABLE) == set()
-
-
-def test_the_gate_imports_its_parts_only_at_the_point_of_use() -> None:
-    names = imported(at_import(tree(GATE)))
-
-    assert under(names, *(f"asyncgate.{part}" for part in SWAPPABLE)) == set()
-
-
-def test_a_part_imports_nothing_that_can_be_swapped() -> None:
-    found = {name_of(path): imported(at_import(tree(path))) for path in modules("parts")}
-
-    wrong = {path: under(names, *(f"asyncgate.{part}" for part in SWAPPABLE)) for path, names in found.items()}
-    assert {path: names for path, names in wrong.items() if names} == {}
-
-
-def test_what_the_gate_is_made_of_imports_no_rule() -> None:
-    paths = [*modules(*BELOW), *(ROOT / "parts" / f"{name}.py" for name in BELOW_TOO)]
-
-    assert [name_of(path) for path in paths if "asyncgate" in imported(at_import(tree(path)))] == []
-
-
-@pytest.mark.parametrize(("room", "knows"), [("model", ["model"]), ("process", ["model", "process"])])
-def test_the_words_and_the_process_know_no_room_above_them(room: str, knows: list[str]) -> None:
-    names = {name: imported(ast.walk(tree(path))) for path in modules(f"parts/{room}") for name in [name_of(path)]}
-
-    wrong = {path: under(found, "asyncgate") - under(found, *(f"asyncgate.parts.{one}" for one in knows))
-             for path, found in names.items()}
-    assert {path: found for path, found in wrong.items() if found} == {}
-
-
-def test_a_backend_imports_nothing_of_clients_commands_or_conformance() -> None:
-    found = {name_of(path): imported(ast.walk(tree(path))) for path in modules("backends")}
-
-    above = [f"asyncgate.{part}" for part in SWAPPABLE if part != "backends"]
-    wrong = {path: under(names, *above) for path, names in found.items()}
-    assert {path: names for path, names in wrong.items() if names} == {}
-
-
-def test_a_client_reaches_the_gate_over_the_wire_and_never_a_backend() -> None:
-    found = {name_of(path): imported(ast.walk(tree(path))) for path in modules("clients", "commands")}
-
-    wrong = {path: under(names, "asyncgate.backends", "asyncgate.conformance") for path, names in found.items()}
-    assert {path: names for path, names in wrong.items() if names} == {}
 
 
 def test_there_is_no_sql_in_the_gate() -> None:
@@ -281,3 +226,10 @@ def test_the_migrations_of_a_database_are_numbered_one_by_one(database: str) -> 
     names = sorted(file.name for file in (ROOT / "backends" / "schema" / database).glob("*.sql"))
 
     assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1)), names
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """Documents may name a test by its file alone."""
+    names = [path.name for path in modules("tests") if path.name.startswith("test_")]
+
+    assert sorted(set(names)) == sorted(names)

@@ -17,9 +17,11 @@ from pathlib import Path
 import pytest
 
 import asyncgate
+from asyncgate.commands.site import built
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("backends", "clients", "commands", "conformance", "parts")
+PARTS = ("backends", "clients", "commands", "conformance", "docs", "parts", "skills")
+PAGES = ("CHANGELOG.md", "README.md", "SECURITY.md")        # of the documentation, though they lie beside docs/
 FACTS = f"asyncgate-{asyncgate.__version__}.dist-info"
 
 # Prints where the gate and its backends were found.
@@ -28,7 +30,8 @@ WHERE = "import asyncgate, asyncgate.backends as b; print(asyncgate.__file__, b.
 # Makes a click group tell which module it belongs to: `__main__` would mean that every class exists twice.
 WHOSE_MAIN = """
 import runpy, click
-click.Group.main = lambda self, *args, **kwargs: print(self.callback.__module__)
+import asyncgate.parts.app as app
+click.Group.main = lambda self, *args, **kwargs: print(app.Engine.__module__)
 """
 
 Shared = Callable[[str, Callable[[Path], None]], Path]
@@ -128,7 +131,8 @@ def test_the_wheel_holds_the_gate_its_parts_and_nothing_else(wheel: Path) -> Non
     package = {name for name in files_of_wheel(wheel) if not name.startswith(f"{FACTS}/")}
 
     gate = {"asyncgate/__init__.py", "asyncgate/__main__.py", "asyncgate/py.typed"}
-    assert package == gate | {f"asyncgate/{name}" for name in files_of_parts()}
+    pages = {f"asyncgate/docs/{name}" for name in PAGES}
+    assert package == gate | pages | {f"asyncgate/{name}" for name in files_of_parts()}
 
 
 def test_the_wheel_brings_the_schema_and_the_conformance_suite(wheel: Path) -> None:
@@ -193,6 +197,20 @@ def test_the_demo_runs_to_its_end_from_the_wheel(installed: Path, tmp_path: Path
     assert "0 open obligations" in told
 
 
+def test_the_installed_gate_brings_its_documentation_and_its_skill(installed: Path, tmp_path: Path) -> None:
+    assert run(installed / "asyncgate", "docs", "readme", cwd=tmp_path) == (ROOT / "README.md").read_text()
+    assert run(installed / "asyncgate", "docs", "design", cwd=tmp_path) == (ROOT / "docs" / "design.md").read_text()
+
+    skill = ROOT / "skills" / "asyncgate" / "SKILL.md"
+    assert run(installed / "asyncgate", "skill", cwd=tmp_path) == skill.read_text()
+
+
+def test_the_site_of_the_installed_gate_is_that_of_the_checkout(installed: Path, tmp_path: Path) -> None:
+    run(installed / "asyncgate", "docs", "--build", "site", cwd=tmp_path)
+
+    assert {file.name: file.read_text() for file in (tmp_path / "site").iterdir()} == built()
+
+
 def test_a_bare_checkout_runs_and_finds_its_parts(checkout: Path) -> None:
     assert asyncgate.__version__ in run(sys.executable, "asyncgate.py", "--version", cwd=checkout)
     assert run(sys.executable, "-c", WHERE, cwd=checkout).split() == places(checkout)
@@ -212,11 +230,11 @@ def test_an_editable_install_imports_the_checkout(checkout: Path, tmp_path: Path
 def test_a_gate_run_as_a_script_has_one_copy_of_every_class(checkout: Path) -> None:
     script = WHOSE_MAIN + "runpy.run_path('asyncgate.py', run_name='__main__')"
 
-    assert run(sys.executable, "-c", script, cwd=checkout).split() == ["asyncgate.commands.main"]
+    assert run(sys.executable, "-c", script, cwd=checkout).split() == ["asyncgate"]
 
 
 def test_a_gate_run_as_a_module_has_one_copy_of_every_class(installed: Path, checkout: Path, tmp_path: Path) -> None:
     script = WHOSE_MAIN + "runpy.run_module('asyncgate', run_name='__main__', alter_sys=True)"
 
-    assert run(sys.executable, "-c", script, cwd=checkout).split() == ["asyncgate.commands.main"]
-    assert run(installed / "python", "-c", script, cwd=tmp_path).split() == ["asyncgate.commands.main"]
+    assert run(sys.executable, "-c", script, cwd=checkout).split() == ["asyncgate"]
+    assert run(installed / "python", "-c", script, cwd=tmp_path).split() == ["asyncgate"]

@@ -46,7 +46,7 @@ def test_every_json_example_is_json() -> None:
 def test_the_backend_of_the_readme_is_the_one_that_the_suite_runs_against() -> None:
     shown = re.search(r"<!-- third-party -->\n```python\n(.*?)```", README, re.S)
     assert shown
-    assert shown[1] == (ROOT / "tests" / "third_party_backend.py").read_text()
+    assert shown[1] == (ROOT / "tests" / "support" / "third_party_backend.py").read_text()
 
 
 def examples(kind: str) -> list[str]:

@@ -20,15 +20,19 @@ def rows(name: str) -> dict[str, list[tuple[str, str]]]:
     """Return the tests that a table names, by number; a line without a number belongs to the one above."""
     found: dict[str, list[tuple[str, str]]] = {}
     number = ""
-    for given, file, test in ROW.findall(ast.get_docstring(ast.parse((TESTS / name).read_text()), clean=False) or ""):
+    for given, file, test in ROW.findall(ast.get_docstring(ast.parse(path_of(name).read_text()), clean=False) or ""):
         number = given or number
         found.setdefault(number, []).append((file, test))
     return found
 
 
+def path_of(file: str) -> Path:
+    """Return where a test file is; a name alone is that of one below tests/."""
+    return TESTS.parent / file if "/" in file else next(TESTS.rglob(file), TESTS / file)
+
+
 def functions_of(file: str) -> set[str]:
-    path = TESTS.parent / file if "/" in file else TESTS / file
-    return {node.name for node in ast.walk(ast.parse(path.read_text()))
+    return {node.name for node in ast.walk(ast.parse(path_of(file).read_text()))
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
@@ -43,7 +47,7 @@ def test_every_number_has_a_test_and_every_named_test_is_there(name: str) -> Non
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_no_line_of_a_table_is_overlooked(name: str) -> None:
-    text = (TESTS / name).read_text().partition('"""\n')[0]
+    text = path_of(name).read_text().partition('"""\n')[0]
 
     assert text.count("::") == sum(len(named) for named in rows(name).values())
 

@@ -1,0 +1,786 @@
+"""What can go wrong with Postgres is a 503, nothing acknowledged is lost, nothing is done twice, and it heals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, Literal
+
+import pytest
+
+from asyncgate import Engine, News
+from asyncgate.backends import open_backend
+from asyncgate.backends.postgres import statements as sql
+from asyncgate.conformance.harness import Gate, under
+from asyncgate.conformance.history import Call, stored, violations
+from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, Load, Server, serving
+from asyncgate.conformance.plugin import MISSING
+from asyncgate.conformance.postgres_server import Cluster, connected, find_programs
+from asyncgate.conformance.verify import verify
+from asyncgate.parts.model.errors import DatabaseUnavailable
+from asyncgate.parts.model.settings import DatabaseSettings, Settings
+from asyncgate.parts.upkeep import Upkeep
+from tests.support.proxy import Proxy
+
+pytestmark = pytest.mark.anyio
+PATIENCE = 60.0
+POLL_SECONDS = 0.02
+ARTIFACTS = [{"uri": "file:///out"}]
+HASTY: dict[str, Any] = {"lease_sweep_interval_seconds": 0.2, "expiry_jitter_seconds": 0.1}
+QUICK: dict[str, Any] = {"database.timeout_seconds": 1}
+FEW: dict[str, Any] = {"database.pool_size": 3}
+OURS = "datname = $1 AND application_name = 'asyncgate'"
+OPEN = f"SELECT count(*) FROM pg_stat_activity WHERE {OURS} AND (state LIKE 'idle in%' OR backend_xid IS NOT NULL)"
+BLOCKED = f"SELECT count(*) FROM pg_stat_activity WHERE {OURS} AND wait_event_type = 'Lock'"
+TERMINATE = f"SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE {OURS}"
+# Who holds the lock of an instance: batches take theirs for a moment only.
+HOLDERS = """
+SELECT array_agg(pid) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted
+AND database = (SELECT oid FROM pg_database WHERE datname = $1)"""
+
+END = "SELECT count(pg_terminate_backend(pid)) FROM unnest($1::int[]) AS h (pid)"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A server that may be stopped: no other test uses it."""
+    if find_programs() is None:
+        pytest.skip(MISSING)
+    with Cluster() as running:
+        asyncio.run(running.migrated_database("template"))
+        yield running
+
+
+@pytest.fixture
+async def database(cluster: Cluster) -> str:
+    """The name of an empty database."""
+    name = f"gate_{uuid.uuid4().hex[:8]}"
+    await cluster.create_database(name, "template")
+    return name
+
+
+@pytest.fixture
+async def proxy(cluster: Cluster) -> AsyncIterator[Proxy]:
+    async with Proxy(cluster.port) as running:
+        yield running
+
+
+@pytest.fixture
+def direct(cluster: Cluster, database: str) -> str:
+    """The URL of the database, past the proxy."""
+    return cluster.url(database)
+
+
+@pytest.fixture
+def url(proxy: Proxy, direct: str) -> str:
+    return proxy.url(direct)
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str, **database: Any) -> AsyncIterator[Gate]:
+    """A gate over a database, in this process."""
+    settings = DatabaseSettings(**database)
+    backend = await open_backend(url, settings=settings)
+    engine = Engine(backend, Settings(database=settings))
+    try:
+        yield Gate(engine, TENANT)
+    finally:
+        engine.drain()
+        await engine.batches.landed()
+        await backend.close()
+
+
+@pytest.fixture
+async def gate(url: str) -> AsyncIterator[Gate]:
+    async with opened(url) as gate:
+        yield gate
+
+
+@contextlib.asynccontextmanager
+async def client_of(server: Server, by: str = "ada") -> AsyncIterator[Client]:
+    async with aclosing(Client(server, by)) as client:
+        yield client
+
+
+class Outside:
+    """What a superuser sees of a database and does to it."""
+
+    def __init__(self, cluster: Cluster, database: str) -> None:
+        self.cluster, self.database = cluster, database
+
+    async def value(self, question: str, *given: Any) -> Any:
+        """Ask one question of the database."""
+        async with connected(self.cluster.admin_url(self.database)) as db:
+            return await db.fetchval(question, *given)
+
+    async def make(self, setting: str) -> None:
+        """Change what new sessions begin with."""
+        async with connected(self.cluster.admin_url()) as db:
+            await db.execute(f"ALTER DATABASE {self.database} {setting}")
+
+    async def end_sessions(self) -> None:
+        """End all that the gate has."""
+        await self.value(TERMINATE, self.database)
+
+    async def is_at_rest(self) -> bool:
+        """Whether no session of the gate is in a transaction."""
+        return not await self.value(OPEN, self.database)
+
+    async def is_blocked(self) -> bool:
+        """Whether a session of the gate waits for a lock."""
+        return bool(await self.value(BLOCKED, self.database))
+
+
+@pytest.fixture
+def outside(cluster: Cluster, database: str) -> Outside:
+    return Outside(cluster, database)
+
+
+async def until(holds: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    """Wait until something holds."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            if await holds():
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+
+async def acknowledged(client: Client, operation: str = "create_task", **ask: Any) -> dict[str, Any]:
+    """Ask until there is a good answer; until then there are only 503s that say when to come again."""
+    ask = ask or {"type": "demo", "payload": None}
+    async with asyncio.timeout(PATIENCE):
+        while (call := await client.ask(operation, **ask)).reply is None:
+            assert call.error == "database_unavailable"
+            assert "retry-after:" in client.head
+            await asyncio.sleep(POLL_SECONDS)
+    return call.reply
+
+
+async def stored_tasks(url: str) -> set[str]:
+    """The ids of all stored tasks; the database must verify."""
+    async with opened(url) as gate:
+        assert (await verify(gate.backend)).problems == []
+        return {task.task_id for task in (await gate.everything())["Task"]}
+
+
+async def wrong_with(url: str, load: Load) -> list[str]:
+    """What the history checker and verify have to say when all is over."""
+    async with opened(url) as gate:
+        return violations(load.calls, await stored(gate.backend)) + (await verify(gate.backend)).problems
+
+
+def codes(calls: list[Call]) -> set[str | None]:
+    """The errors of the calls of which nobody knows what became."""
+    return {call.error for call in calls if call.unknown}
+
+
+def refused_start(url: str, **settings: Any) -> str:
+    """Try to serve; return the one line that says why not."""
+    flags = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    said = subprocess.run([sys.executable, "-c", SERVE, "serve", "--port", "0", "--database", url, *flags], text=True,
+                          check=False, capture_output=True, timeout=PATIENCE,
+                          env={**os.environ, "ASYNCGATE_API_KEY": KEY})
+    lines = [line for line in said.stderr.splitlines() if " INFO " not in line]
+    assert said.returncode > 0
+    assert len(lines) == 1, said.stderr
+    return lines[0]
+
+
+# Nobody knows whether the COMMIT went through.
+
+
+@pytest.fixture(params=["lose_reply", "cut_before"])
+def trap(request: pytest.FixtureRequest, proxy: Proxy) -> Callable[..., Any]:
+    """Return what makes one of the next COMMITs go wrong: after it was carried out, or before."""
+    return {"lose_reply": proxy.lose_reply, "cut_before": proxy.cut_before}[request.param]
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_a_create_whose_commit_is_lost_is_answered_and_makes_one_task(
+        gate: Gate, trap: Callable[..., Any], key: str | None) -> None:
+    first = await gate.create()
+
+    sprung = trap()
+    made = await gate.create(idempotency_key=key)
+
+    assert sprung.caught == 1
+    assert {task.task_id for task in (await gate.everything())["Task"]} == {first, made}
+    assert len(await gate.receipts()) == 2
+    assert (await verify(gate.backend)).problems == []
+
+
+async def test_twenty_creates_whose_commit_is_lost_are_twenty_tasks(gate: Gate, trap: Callable[..., Any]) -> None:
+    sprung = trap()
+    made = await asyncio.gather(*(gate.create(idempotency_key=f"k{n}" if n % 2 else None) for n in range(20)))
+
+    assert sprung.caught == 1
+    assert {task.task_id for task in (await gate.everything())["Task"]} == set(made)
+    assert len(set(made)) == len(await gate.receipts()) == 20
+
+
+async def test_a_claim_whose_commit_is_lost_is_one_lease(gate: Gate, trap: Callable[..., Any]) -> None:
+    task_id = await gate.create()
+
+    sprung = trap()
+    offer = await gate.claim()
+
+    assert sprung.caught == 1
+    assert offer is not None
+    assert (offer.task_id, offer.fence) == (task_id, 1)
+    assert len(await gate.receipts(task_id, "task.accepted")) == 1
+
+
+async def test_a_completion_whose_commit_is_lost_is_one_completion(gate: Gate, trap: Callable[..., Any]) -> None:
+    offer = await gate.leased()
+
+    sprung = trap()
+    await gate.as_worker().complete(**under(offer), result={"n": 1}, artifacts=ARTIFACTS)
+
+    assert sprung.caught == 1
+    assert (await gate.task(offer.task_id)).status == "succeeded"
+    assert len(await gate.receipts(offer.task_id, "task.completed")) == 1
+    assert await gate.owed() == []
+
+
+async def test_a_renewal_whose_commit_is_lost_is_one_renewal(gate: Gate, trap: Callable[..., Any]) -> None:
+    """It changes a row that others may change too, and writes none of its own."""
+    offer = await gate.leased()
+
+    sprung = trap()
+    kept = await gate.as_worker().renew_lease(task_id=offer.task_id, lease_id=offer.lease_id, extend_by_seconds=900)
+
+    assert sprung.caught == 1
+    assert kept.expires_at > offer.expires_at
+    assert [lease.renewals for lease in (await gate.everything())["Lease"]] == [1]
+
+
+async def test_every_proof_of_a_commit_can_be_looked_for(gate: Gate) -> None:
+    backend: Any = gate.backend
+    for table in sql.PROOFS:
+        nothing = [[None]] * len(sql.SAVES[table][0])
+
+        found = await backend._read(TENANT, sql.looking_for(table), *nothing)
+
+        assert [tuple(row) for row in found] == [(False,)], table
+
+
+async def test_a_read_whose_commit_is_lost_is_answered(gate: Gate, trap: Callable[..., Any]) -> None:
+    task_id = await gate.create()
+
+    sprung = trap()
+    page = await gate.as_agent().list_tasks()
+
+    assert sprung.caught == 1
+    assert [task.task_id for task in page.tasks] == [task_id]
+
+
+async def test_a_create_of_which_nobody_knows_is_a_503_and_its_key_makes_no_second_task(
+        url: str, direct: str, proxy: Proxy) -> None:
+    async with serving(url) as server, client_of(server) as ada:
+        first = await acknowledged(ada)
+
+        sprung = proxy.lose_reply(gone=True)
+        refused = await ada.ask("create_task", type="demo", payload=None, idempotency_key="k")
+        head, said = ada.head, ada.answer
+        kept = await stored_tasks(direct)
+        await proxy.restore()
+        again = await acknowledged(ada, type="demo", payload=None, idempotency_key="k")
+
+    assert sprung.caught == 1
+    assert refused.error == "database_unavailable"
+    assert (said["outcome"], "idempotency_key" in said["message"]) == ("unknown", True)
+    assert "retry-after: 1" in head
+    assert kept == await stored_tasks(direct) == {first["task_id"], again["task_id"]}
+
+
+async def test_a_completion_of_which_nobody_knows_is_a_503_and_can_be_repeated(
+        url: str, direct: str, proxy: Proxy) -> None:
+    async with serving(url) as server, client_of(server) as ada, client_of(server, "w1") as worker:
+        await acknowledged(ada)
+        offer = (await acknowledged(worker, "lease_next", max_tasks=1))["tasks"][0]
+        asks = {"task_id": offer["task_id"], "lease_id": offer["lease_id"], "result": {"n": 1}, "artifacts": ARTIFACTS}
+
+        sprung = proxy.lose_reply(gone=True)
+        refused = await worker.ask("complete", **asks)
+        await proxy.restore()
+        await acknowledged(worker, "complete", **asks)
+
+    async with opened(direct) as gate:
+        types = [receipt.receipt_type for receipt in await gate.receipts(offer["task_id"])]
+    assert sprung.caught == 1
+    assert refused.error == "database_unavailable"
+    assert types == ["task.assigned", "task.accepted", "task.completed", "task.result_ready"]
+
+
+async def test_under_load_no_lost_commit_loses_or_repeats_anything(
+        url: str, direct: str, proxy: Proxy, trap: Callable[..., Any]) -> None:
+    seed = random.randrange(2**32)
+    async with serving(url, **HASTY) as server, aclosing(Load(server, seed)) as load:
+        sprung = trap(9, again=True)
+        async with load.running():
+            await load.grown(400)
+        await proxy.restore()
+        status = await server.stop(signal.SIGTERM)
+
+    assert await wrong_with(direct, load) == [], f"seed {seed}"
+    assert codes(load.calls) <= {"database_unavailable"}
+    assert sprung.caught > 0
+    assert status == 0
+
+
+# Postgres comes to its end, and comes back.
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+async def test_a_restart_of_postgres_under_load_is_a_few_503s_and_loses_nothing(
+        cluster: Cluster, direct: str, mode: Literal["fast", "immediate"], record_property: Any) -> None:
+    seed = random.randrange(2**32)
+    async with serving(direct, **HASTY) as server, aclosing(Load(server, seed)) as load:
+        async with load.running():
+            await load.grown(200)
+            await asyncio.to_thread(cluster.restart, mode)
+            back = time.time()
+            took = await first_success(load, back) - back
+            await load.grown(200)
+        assert server.process.returncode is None
+        status = await server.stop(signal.SIGTERM)
+
+    numbers = f"{mode}: first success {took:.3f} s after Postgres was back, {len(load.made)} tasks"
+    record_property("recovery", numbers)
+    print(numbers)
+    assert await wrong_with(direct, load) == [], f"seed {seed}"
+    assert codes(load.calls) == {"database_unavailable"}
+    assert status == 0
+    assert took < 10
+
+
+async def first_success(load: Load, since: float) -> float:
+    """Wait for the first write that is acknowledged after a moment; return when that was."""
+    while True:
+        for call in load.calls:
+            if call.ended >= since and call.reply is not None and call.operation == "create_task":
+                return call.ended
+        await load.grown(10)
+
+
+async def test_after_a_crash_of_postgres_the_gate_has_its_lock_and_its_heartbeat_again(
+        cluster: Cluster, database: str, direct: str, outside: Outside) -> None:
+    async with serving(direct, **HASTY) as server:
+        await asyncio.to_thread(cluster.restart, "immediate")
+        back = await outside.value("SELECT now()")
+
+        await until(lambda: outside.value(HOLDERS, database))
+        await until(lambda: outside.value("SELECT count(*) FROM asyncgate.instances WHERE beat_at > $1", back))
+        assert server.process.returncode is None
+
+
+# The database cannot be reached, or hardly.
+
+
+async def test_a_database_that_refuses_connections_at_the_start_is_one_line(url: str, proxy: Proxy) -> None:
+    proxy.close_door()
+
+    line = await asyncio.to_thread(refused_start, url)
+
+    assert f"cannot reach the database: 127.0.0.1:{proxy.port}: Connection refused" in line
+
+
+async def test_a_database_that_says_nothing_at_the_start_is_one_line(url: str, proxy: Proxy) -> None:
+    proxy.swallow()
+
+    line = await asyncio.to_thread(refused_start, url, **QUICK)
+
+    assert f"cannot reach the database: 127.0.0.1:{proxy.port}: no answer in time" in line
+
+
+async def test_a_database_that_is_not_there_is_one_line_with_the_command_that_makes_it(cluster: Cluster) -> None:
+    line = await asyncio.to_thread(refused_start, cluster.url("nowhere"))
+
+    assert f"no database 'nowhere' at 127.0.0.1:{cluster.port}: make it with `createdb -h 127.0.0.1 -p" in line
+
+
+async def test_a_role_that_is_not_there_is_one_line(cluster: Cluster, direct: str) -> None:
+    line = await asyncio.to_thread(refused_start, direct.replace("asyncgate_app", "nobody_here"))
+
+    assert f"Postgres at 127.0.0.1:{cluster.port} does not let in nobody_here" in line
+
+
+@pytest.mark.parametrize("how", ["close_door", "swallow", "cut"])
+async def test_while_the_database_is_away_everything_is_a_503_and_afterwards_all_works_without_a_restart(
+        url: str, direct: str, proxy: Proxy, how: str) -> None:
+    async with serving(url, **QUICK, **HASTY) as server:
+        async with contextlib.AsyncExitStack() as stack:
+            ada, bob, doctor = [await stack.enter_async_context(client_of(server)) for _ in range(3)]
+            before = await acknowledged(ada)
+            getattr(proxy, how)()
+            if how != "cut":
+                await everything_is_unavailable(ada, bob, doctor, before["task_id"])
+            await proxy.restore()
+            after = await acknowledged(ada)
+            await until(lambda: is_well(doctor))
+            assert (await bob.ask("get_task", task_id=before["task_id"])).reply is not None
+            assert {before["task_id"], after["task_id"]} <= await stored_tasks(direct)
+        assert await server.stop(signal.SIGTERM) == 0
+
+
+async def test_an_outage_is_a_few_lines_in_the_log_and_no_traceback(url: str, proxy: Proxy) -> None:
+    """A gate that many ask would fill its disk with what is known after the first line."""
+    async with serving(url, **QUICK, **HASTY) as server, client_of(server) as ada:
+        await acknowledged(ada)
+        before = len(server.lines)
+        proxy.close_door()
+        for _ in range(100):
+            write = await ada.ask("create_task", type="demo", payload=None)
+            assert (write.error, "outcome" in ada.answer) == ("database_unavailable", False)
+            await ada.ask("get_task", task_id="t")
+            await ada.http("GET", "/v1/health", {})
+        await server.stop(signal.SIGKILL)
+
+    said = server.lines[before:]
+    assert any("the database does not answer" in line for line in said)
+    assert [line for line in said if "Traceback" in line or line.startswith(" ")] == [], "\n".join(said)
+    assert len(said) < 60
+
+
+async def everything_is_unavailable(ada: Client, bob: Client, doctor: Client, task_id: str) -> None:
+    """See that writes, reads and the health say so, and when to come again, in a few seconds."""
+    async with asyncio.timeout(15):
+        write, read, health = await asyncio.gather(
+            ada.ask("create_task", type="demo", payload=None), bob.ask("get_task", task_id=task_id),
+            doctor.http("GET", "/v1/health", {}))
+    assert write.error == read.error == "database_unavailable"
+    assert (health[0], health[1]["status"], health[1]["database"]) == (503, "unhealthy", "unavailable")
+    assert all("retry-after: 1" in client.head for client in (ada, bob, doctor))
+
+
+async def is_well(client: Client) -> bool:
+    return (await client.http("GET", "/v1/health", {}))[0] == 200
+
+
+async def test_a_slow_database_changes_no_answer(gate: Gate, proxy: Proxy) -> None:
+    proxy.delay_seconds = 0.1
+    made = await asyncio.gather(*(gate.create(idempotency_key=f"k{n % 5}") for n in range(10)))
+    claims = await asyncio.gather(*(gate.claim(f"w{n}") for n in range(5)))
+    assert claims[0] is not None
+    await gate.as_worker("w0").complete(**under(claims[0]), result={"n": 1}, artifacts=ARTIFACTS)
+    await proxy.restore()
+
+    assert len(set(made)) == 5
+    assert {offer.task_id for offer in claims if offer} == set(made)
+    assert (await gate.task(claims[0].task_id)).status == "succeeded"
+    assert (await verify(gate.backend)).problems == []
+
+
+async def test_a_database_slower_than_the_timeout_is_a_503_and_leaves_no_transaction_open(
+        url: str, proxy: Proxy, outside: Outside) -> None:
+    async with opened(url, timeout_seconds=0.5) as gate:
+        task_id = await gate.create()
+        proxy.delay_seconds = 0.3
+        answers = await asyncio.gather(gate.create(), gate.as_agent().list_tasks(), gate.as_agent().get_task(
+            task_id=task_id), gate.owed(), return_exceptions=True)
+        await proxy.restore()
+
+        assert {type(answer) for answer in answers} == {DatabaseUnavailable}
+        await until(outside.is_at_rest)
+        assert await gate.create() != task_id
+        assert (await verify(gate.backend)).problems == []
+
+
+# Clients that leave.
+
+
+async def test_a_cancelled_call_leaves_no_tenant_and_no_transaction_on_its_connection(
+        direct: str, outside: Outside) -> None:
+    draw = random.Random(4)
+    # Without a look whether the server offers TLS: asyncpg says so in the log when it is cancelled at that.
+    async with opened(f"{direct}?sslmode=disable", pool_size=5) as gate:
+        task_id = await gate.create()
+        for _ in range(150):
+            await abandoned(asyncio.create_task(some_call(gate, draw, task_id)), draw)
+        await gate.engine.batches.landed()
+
+        await until(outside.is_at_rest)
+        assert await settings_of(gate.backend, 5) == [("", None)] * 5
+        assert (await verify(gate.backend)).problems == []
+
+
+async def some_call(gate: Gate, draw: random.Random, task_id: str) -> Any:
+    """Read or write something, straight at the backend or not."""
+    ada = gate.as_agent()
+    calls: list[Callable[[], Coroutine[Any, Any, Any]]] = [
+        gate.create, gate.claim, gate.owed, ada.list_tasks, ada.list_receipts, partial(ada.get_task, task_id=task_id),
+        partial(ada.get_task_history, task_id=task_id)]
+    return await draw.choice(calls)()
+
+
+async def abandoned(call: asyncio.Task[Any], draw: random.Random) -> None:
+    """Wait a moment for a call, and no longer."""
+    await asyncio.wait([call], timeout=draw.uniform(0, 0.006))
+    call.cancel()
+    await asyncio.wait([call])
+    if not call.cancelled():
+        call.result()
+
+
+async def settings_of(backend: Any, size: int) -> list[tuple[str, str | None]]:
+    """Take all connections of a backend at once; return the tenant and the transaction of each."""
+    async with contextlib.AsyncExitStack() as stack, asyncio.timeout(PATIENCE):
+        taken = [await stack.enter_async_context(backend.pool.acquire()) for _ in range(size)]
+        rows = [await db.fetchrow("SELECT current_setting('app.tenant_id', true), "
+                                  "pg_current_xact_id_if_assigned()::text") for db in taken]
+    return [(row[0] or "", row[1]) for row in rows]
+
+
+async def test_clients_that_hang_up_in_mid_call_take_no_connection_with_them(
+        direct: str, outside: Outside) -> None:
+    draw = random.Random(5)
+    async with serving(direct, **FEW) as server:
+        for _ in range(60):
+            async with client_of(server) as rude:
+                call = asyncio.create_task(rude.ask(draw.choice(["create_task", "list_receipts"]), type="demo"))
+                await asyncio.wait([call], timeout=draw.uniform(0, 0.01))
+                call.cancel()
+                await asyncio.wait([call])
+        async with contextlib.AsyncExitStack() as stack:
+            polite = [await stack.enter_async_context(client_of(server, f"a{n}")) for n in range(20)]
+            calls = await asyncio.gather(*(client.ask("create_task", type="demo", payload=None) for client in polite))
+
+        assert [call.error for call in calls if call.reply is None] == []
+        await until(outside.is_at_rest)
+    assert len(await stored_tasks(direct)) >= 20
+
+
+# Losing a race.
+
+
+async def test_a_deadlock_with_somebody_else_is_never_heard_of(
+        cluster: Cluster, database: str, gate: Gate, outside: Outside) -> None:
+    low, high = sorted([await gate.create(), await gate.create()])
+    lock = "SELECT FROM asyncgate.states WHERE task_id = $1 FOR UPDATE"
+    async with connected(cluster.admin_url(database)) as other:
+        await other.execute("SET deadlock_timeout = '60s'; SET lock_timeout = '60s'")     # the gate is to give way
+        async with other.transaction():
+            await other.fetch(lock, high)
+            calls = asyncio.gather(*(gate.as_agent().cancel_task(task_id=id) for id in (low, high)))
+            await until(outside.is_blocked)
+            await other.fetch(lock, low)        # now each has what the other wants
+        answers = await asyncio.wait_for(calls, PATIENCE)
+
+    assert [answer.status for answer in answers] == ["canceled"] * 2
+    assert "deadlock detected" in cluster.log.read_text()
+    assert (await verify(gate.backend)).problems == []
+
+
+async def test_a_serialization_failure_is_never_heard_of(
+        cluster: Cluster, database: str, direct: str, outside: Outside) -> None:
+    await outside.make("SET default_transaction_isolation = 'serializable'")
+    async with opened(direct) as gate, connected(cluster.admin_url(database)) as other:
+        task_id = await gate.create()
+        async with other.transaction():
+            await other.execute("UPDATE asyncgate.states SET updated_at = updated_at WHERE task_id = $1", task_id)
+            call = asyncio.create_task(gate.as_agent().cancel_task(task_id=task_id))
+            await until(outside.is_blocked)
+        answer = await asyncio.wait_for(call, PATIENCE)
+
+        assert answer.status == "canceled"
+        assert "could not serialize access" in cluster.log.read_text()
+        assert (await verify(gate.backend)).problems == []
+
+
+# A database that may only be read, as after a failover to a standby.
+
+
+async def test_a_database_that_may_only_be_read_is_a_503_for_writers_until_it_may_be_written_again(
+        direct: str, outside: Outside) -> None:
+    async with serving(direct, **HASTY) as server, client_of(server) as ada, client_of(server) as bob:
+        before = await acknowledged(ada)
+        await outside.make("SET default_transaction_read_only = on")
+        await outside.end_sessions()
+        refused = await ada.ask("create_task", type="demo", payload=None)
+        head = ada.head
+        read = await bob.ask("get_task", task_id=before["task_id"])
+        await outside.make("RESET default_transaction_read_only")
+        since = await outside.value("SELECT now()")
+        await acknowledged(ada)
+
+        assert refused.error == "database_unavailable"
+        assert "retry-after: 1" in head
+        assert read.reply is not None
+        await until(lambda: outside.value("SELECT count(*) FROM asyncgate.instances WHERE beat_at > $1", since))
+        assert await server.stop(signal.SIGTERM) == 0
+    assert len(await stored_tasks(direct)) == 2
+
+
+# The connection of an instance.
+
+
+@contextlib.asynccontextmanager
+async def joined(url: str, name: str, **database: Any) -> AsyncIterator[Gate]:
+    """A gate among others, that only news can wake."""
+    async with opened(url, poll_seconds=600, **database) as gate:
+        await gate.backend.join(name, 10.0, gate.engine.hear)
+        await gate.backend.beat()       # as upkeep does when it begins; until then the next one waits
+        yield gate
+
+
+async def test_a_lost_instance_connection_comes_back_with_its_lock_and_its_news(
+        database: str, direct: str, outside: Outside) -> None:
+    async with joined(direct, "gate-1") as gate, joined(direct, "gate-2") as other:
+        before = await outside.value(HOLDERS, database)
+        await outside.value(END, before)
+        await until(lambda: outside.value(f"SELECT cardinality(h) = 2 AND NOT h && $2 FROM ({HOLDERS}) AS h (h)",
+                                          database, before))
+        claim = asyncio.create_task(gate.claim(wait_seconds=30))
+        await until(waiting_at(gate))
+        task_id = await other.create()
+
+        offer = await asyncio.wait_for(claim, PATIENCE)
+        assert offer is not None
+        assert offer.task_id == task_id
+
+
+def waiting_at(gate: Gate) -> Callable[[], Coroutine[Any, Any, bool]]:
+    async def is_waiting() -> bool:
+        return bool(gate.engine.waiting.places.get(TENANT))
+    return is_waiting
+
+
+async def test_a_name_that_a_living_process_has_is_refused_and_that_of_a_killed_one_is_free(direct: str) -> None:
+    async with serving(direct, instance_id="gate-1") as server, client_of(server) as ada:
+        line = await asyncio.to_thread(refused_start, direct, instance_id="gate-1")
+
+        assert "another process runs as gate-1" in line
+        await acknowledged(ada)
+        await server.stop(signal.SIGKILL)
+        await server.start()
+        ada.close()
+        await acknowledged(ada)
+        assert await server.stop(signal.SIGTERM) == 0
+
+
+async def test_connections_that_died_in_silence_are_given_up_together(url: str, proxy: Proxy) -> None:
+    async with opened(url, timeout_seconds=0.5) as gate:
+        await asyncio.gather(*(gate.as_agent().list_tasks() for _ in range(8)))
+        proxy.forget()
+
+        with pytest.raises(DatabaseUnavailable):
+            await gate.create()
+        task_id = await gate.create()
+
+        assert [task.task_id for task in (await gate.as_agent().list_tasks()).tasks] == [task_id]
+
+
+async def test_an_instance_whose_connection_died_in_silence_is_back_when_the_database_has_noticed(
+        database: str, url: str, proxy: Proxy, outside: Outside) -> None:
+    async with joined(url, "gate-1", timeout_seconds=0.5) as gate:
+        before = await outside.value(HOLDERS, database)
+        backend: Any = gate.backend
+        assert await backend.member.db.fetchval("SHOW tcp_keepalives_idle") == "10"
+        proxy.forget()
+        await outside.value(END, before)    # as the probes would, after half a minute
+
+        await until(lambda: beats(gate))
+        assert before != await outside.value(HOLDERS, database)
+
+
+async def beats(gate: Gate) -> bool:
+    """Try to give a sign of life."""
+    with contextlib.suppress(DatabaseUnavailable):
+        await gate.backend.beat()
+        return True
+    return False
+
+
+# The leases of an instance that has died.
+
+
+async def lost_to_a_ghost(direct: str, outside: Outside) -> str:
+    """Let a lease of an instance run out that gave a sign of life just now, and let another task be past its deadline.
+
+    Return the first task.
+    """
+    settings = DatabaseSettings()
+    ghost = Gate(Engine(await open_backend(direct), Settings(database=settings, instance_id="ghost")), TENANT)
+    offer = await ghost.leased()
+    await ghost.create(timeouts={"deadline": datetime.now(UTC) + timedelta(seconds=60)})
+    await ghost.backend.close()
+    await outside.value("INSERT INTO asyncgate.instances (instance_id, beat_seconds) VALUES ('ghost', 10)")
+    return offer.task_id
+
+
+async def tasks_due(gate: Gate) -> list[str]:
+    """What upkeep would look at when all leases and deadlines have passed."""
+    return [task for _, tasks, _ in await gate.backend.overdue(gate.now() + 301, 0.0, 100) for task in tasks]
+
+
+async def test_a_lost_lease_of_a_dead_instance_is_taken_back_at_once(direct: str, outside: Outside) -> None:
+    """Its lock is free, though its last beat is fresh; what is no lost lease waits for three missed beats."""
+    task_id = await lost_to_a_ghost(direct, outside)
+    async with joined(direct, "gate-2") as gate:
+        assert await tasks_due(gate) == [task_id]
+
+        await outside.value("UPDATE asyncgate.instances SET beat_at = now() - interval '31 s' "
+                            "WHERE instance_id = 'ghost'")
+        await gate.backend.beat()
+        assert len(await tasks_due(gate)) == 2
+
+
+async def test_a_lost_lease_of_an_instance_that_holds_its_lock_is_left_to_it_and_looked_at_again_soon(
+        cluster: Cluster, database: str, direct: str, outside: Outside) -> None:
+    await lost_to_a_ghost(direct, outside)
+    heard: list[News] = []
+    async with opened(direct) as gate, connected(cluster.admin_url(database)) as ghost:
+        await ghost.execute("SELECT pg_advisory_lock(hashtextextended('ghost', 25959))")
+        await gate.backend.join("gate-2", 10.0, heard.append)
+        heard.clear()       # whoever joins looks at once
+
+        assert await tasks_due(gate) == []
+        assert [news.lapse and round(news.lapse - gate.now()) for news in heard] == [302]
+
+        await ghost.execute("SELECT pg_advisory_unlock_all()")
+        assert len(await tasks_due(gate)) == 1
+
+
+async def test_who_is_not_alone_looks_for_lost_leases_every_second(direct: str) -> None:
+    """A process may die before it has told when a lease that it has granted runs out."""
+    async with joined(direct, "gate-1") as gate:
+        alone = Upkeep(gate.engine)
+        await alone.sweep()
+        async with joined(direct, "gate-2") as other:
+            beside = Upkeep(other.engine)
+            await beside.sweep()
+
+        now = asyncio.get_running_loop().time()
+        assert alone.duties["sweep"].alarm.rings_at == math.inf
+        assert beside.duties["sweep"].alarm.rings_at <= now + 1.1
+
+
+async def test_a_task_of_a_dead_instance_is_adopted_by_the_sweep_that_takes_it_back(
+        direct: str, outside: Outside) -> None:
+    """Adoption and expiry are one transaction (Clarification C)."""
+    task_id = await lost_to_a_ghost(direct, outside)
+    async with joined(direct, "gate-2") as gate:
+        backend: Any = gate.backend
+        backend.skew = 301.0
+        gate.engine.instance = "gate-2"
+        await Upkeep(gate.engine).sweep()
+
+        task = await gate.task(task_id)
+        assert (task.status, task.asyncgate_instance) == ("queued", "gate-2")

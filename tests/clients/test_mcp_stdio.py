@@ -1,0 +1,159 @@
+"""`asyncgate mcp`: the official SDK's client starts it as a host does, in both eras."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncgate.clients.mcp_stdio import in_header
+
+pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "a-token-for-tests"
+RUN = ["-c", "import sys; from asyncgate import main; sys.exit(main())", "mcp"]
+eras = pytest.mark.parametrize("mode", ["legacy", "auto"])
+
+
+def surroundings(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ASYNCGATE_")}
+    return {**kept, "PYTHONPATH": str(ROOT), **more}
+
+
+@contextlib.asynccontextmanager
+async def host(mode: str, *options: str, **more: str) -> AsyncIterator[Any]:
+    """A client that has started the program with these options."""
+    from mcp import Client, StdioServerParameters
+
+    started = StdioServerParameters(command=sys.executable, args=[*RUN, *options], env=surroundings(**more))
+    async with Client(started, mode=mode) as client:
+        yield client
+
+
+def said_to(lines: list[Any], *options: str, **more: str) -> list[Any]:
+    """Write lines to the program, close its input, and return what it wrote."""
+    text = "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines)
+    ran = subprocess.run([sys.executable, *RUN, *options], input=text, env=surroundings(**more), capture_output=True,
+                         text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
+async def story(client: Any) -> dict[str, Any]:
+    """Create, lease and complete a task, and return its record."""
+    made = await client.call_tool("asyncgate.create_task", {"type": "demo", "payload": {"word": "zwölf"}})
+    offers = await client.call_tool("asyncgate.lease_next", {"worker_id": "w1"})
+    (offer,) = offers.structured_content["tasks"]
+    held = {"task_id": offer["task_id"], "lease_id": offer["lease_id"], "worker_id": "w1"}
+    await client.call_tool("asyncgate.complete", {**held, "artifacts": [{"uri": "file:///x"}]})
+    task = await client.call_tool("asyncgate.get_task", {"task_id": made.structured_content["task_id"]})
+    found: dict[str, Any] = task.structured_content
+    return found
+
+
+@eras
+async def test_a_host_works_with_a_running_gate(live: Any, mode: str) -> None:
+    async with host(mode, "--url", live.url, "--agent", "ada", ASYNCGATE_API_KEY=TOKEN) as client:
+        task = await story(client)
+
+    assert (task["status"], task["created_by"]["kind"], task["created_by"]["id"]) == ("succeeded", "agent", "ada")
+    assert task["payload"] == {"word": "zwölf"}
+
+
+@eras
+async def test_a_host_works_with_a_gate_of_its_own_and_finds_everything_again(tmp_path: Path, mode: str) -> None:
+    options = ("--database", f"sqlite:///{tmp_path}/gate.db", "--agent", "ada")
+
+    async with host(mode, *options) as client:
+        task = await story(client)
+    async with host(mode, *options) as client:
+        again = await client.call_tool("asyncgate.get_task", {"task_id": task["task_id"]})
+
+    assert task["status"] == "succeeded"
+    assert again.structured_content == task
+
+
+async def test_names_with_underscores_are_listed_on_demand() -> None:
+    async with host("auto", "--database", "memory://", "--underscores") as client:
+        assert {tool.name[:10] for tool in (await client.list_tools()).tools} == {"asyncgate_"}
+
+
+@eras
+async def test_refusals_reach_the_host_as_they_are(mode: str) -> None:
+    async with host(mode, "--database", "memory://") as client:
+        result = await client.call_tool("asyncgate.get_task", {"task_id": "nobody"})
+
+    assert result.is_error
+    assert result.meta["asyncgate/error"]["code"] == "task_not_found"
+
+
+async def test_a_host_may_subscribe_through_a_running_gate(live: Any) -> None:
+    options, watched = ("--url", live.url, "--agent", "ada"), ["asyncgate://obligations"]
+    async with (asyncio.timeout(60), host("auto", *options, ASYNCGATE_API_KEY=TOKEN) as client,
+                client.listen(resource_subscriptions=watched) as heard):
+        await client.call_tool("asyncgate.create_task", {"type": "demo", "payload": None})
+        assert (await anext(heard)).uri == "asyncgate://obligations"
+
+
+def test_a_gate_of_its_own_offers_no_subscriptions() -> None:
+    (answer,) = said_to([{"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen"}], "--database", "memory://")
+
+    assert answer["error"]["code"] == -32601
+
+
+CALL = {"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": {"name": "asyncgate.get_config", "arguments": {}}}
+
+
+def test_a_wrong_credential_is_an_error_that_says_so(live: Any) -> None:
+    (answer,) = said_to([CALL], "--url", live.url, "--token", "wrong")
+
+    assert answer["id"] == 3
+    assert (answer["error"]["code"], answer["error"]["data"]["error"]) == (-32001, "unauthenticated")
+
+
+def test_a_good_call_leaves_nothing_in_the_log_of_the_host() -> None:
+    ran = subprocess.run([sys.executable, *RUN, "--database", "memory://"], input=json.dumps(CALL) + "\n",
+                         env=surroundings(), capture_output=True, text=True, timeout=60)
+
+    assert json.loads(ran.stdout)["id"] == 3
+    assert "INFO" not in ran.stderr
+
+
+def test_no_gate_is_an_error_that_says_what_to_do() -> None:
+    (answer,) = said_to([CALL], "--url", "http://127.0.0.1:9")
+
+    assert (answer["id"], answer["error"]["code"]) == (3, -32603)
+    assert "asyncgate dev" in answer["error"]["message"]
+
+
+def test_what_is_no_message_is_refused_and_notifications_are_not_answered() -> None:
+    lines = ["nonsense\n", "[]\n", "\n", {"jsonrpc": "2.0", "method": "notifications/initialized"},
+             {"jsonrpc": "2.0", "id": 1, "result": {}}]
+
+    answers = said_to(lines, "--database", "memory://")
+
+    assert [(answer["id"], answer["error"]["code"]) for answer in answers] == [(None, -32700), (None, -32700)]
+
+
+def test_two_ways_at_once_are_a_mistake() -> None:
+    ran = subprocess.run([sys.executable, *RUN, "--url", "http://x", "--database", "memory://"], env=surroundings(),
+                         capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+    assert ran.returncode == 2
+    assert "not both" in ran.stderr
+
+
+@pytest.mark.parametrize(("text", "header"), [
+    ("asyncgate.create_task", "asyncgate.create_task"), ("ü", "=?base64?w7w=?="), (" x", "=?base64?IHg=?="),
+    ("a\nb", "=?base64?YQpi?=")])
+def test_names_fit_into_headers(text: str, header: str) -> None:
+    assert in_header(text) == header

@@ -1,0 +1,578 @@
+"""The command line as its users meet it: one command per operation, against a real server process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from asyncgate.commands import remembered
+from asyncgate.commands.main import main
+from asyncgate.commands.terminal import plain
+from asyncgate.parts.operations import OPERATIONS
+
+KEY = "a-key-for-the-tests"
+PATIENCE_SECONDS = 30.0
+GATE = [sys.executable, "-c", "import sys; from asyncgate import main; sys.exit(main())"]
+ROOT = Path(__file__).parents[2]
+
+Run = Callable[..., Result]
+
+
+def clean(**more: str) -> dict[str, str]:
+    """The environment without settings of its own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ASYNCGATE_")}
+    return {**kept, "PYTHONPATH": str(ROOT), **more}
+
+
+def served(log: Path, server: subprocess.Popen[bytes]) -> str:
+    """Wait until the log names the address."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while " serves " not in (text := log.read_text()) or "\n" not in text.split(" serves ")[1]:
+        assert server.poll() is None, text
+        assert time.monotonic() < deadline, text
+    return text.split(" serves ")[1].split()[0]
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('gate') / 'gate.db'}"
+
+
+@pytest.fixture(scope="module")
+def url(database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("log") / "server.log"
+    command = [*GATE, "serve", "--port", "0", "--database", database]
+    with log.open("wb") as file, subprocess.Popen(command, stderr=file, env=clean(ASYNCGATE_API_KEY=KEY)) as server:
+        try:
+            yield served(log, server)
+        finally:
+            server.terminate()
+            assert server.wait(PATIENCE_SECONDS) == 0
+
+
+@pytest.fixture
+def run(url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command in this process, with the gate and its credential in the environment."""
+    monkeypatch.setenv("ASYNCGATE_URL", url)
+    monkeypatch.setenv("ASYNCGATE_API_KEY", KEY)
+
+    def invoke(*arguments: str, stdin: str = "") -> Result:
+        return CliRunner().invoke(main, arguments, input=stdin, prog_name="asyncgate")
+
+    return invoke
+
+
+@pytest.fixture
+def kind(request: pytest.FixtureRequest) -> str:
+    """A type of task that belongs to one test alone."""
+    return str(request.node.name)
+
+
+def answer(result: Result) -> Any:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def created(run: Run, kind: str, *more: str) -> str:
+    return str(answer(run("create-task", "--type", kind, "--payload", "null", "--json", *more))["task_id"])
+
+
+def leased(run: Run, kind: str) -> tuple[str, str]:
+    [offer] = answer(run("lease-next", "--worker-id", "w1", "--accept-types", kind, "--json"))["tasks"]
+    return offer["task_id"], offer["lease_id"]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_operation_has_a_command_whose_help_tells_all_its_fields(name: str) -> None:
+    op = OPERATIONS[name]
+
+    told = CliRunner().invoke(main, [name.replace("_", "-"), "--help"])
+
+    assert told.exit_code == 0
+    assert " ".join(op.summary.split()) in " ".join(told.output.split())
+    argument, options = op.takes.needed[:1], set(op.takes.__struct_fields__) - set(op.takes.needed[:1])
+    assert [field for field in argument if field.upper() not in told.output] == []
+    assert [field for field in options if "--" + field.replace("_", "-") not in told.output] == []
+
+
+def test_an_operation_answers_to_its_name_with_underscores(run: Run, kind: str) -> None:
+    assert answer(run("create_task", "--type", kind, "--payload", "1", "--json"))["status"] == "queued"
+
+
+def test_the_help_shows_the_commands_in_sections() -> None:
+    lines = CliRunner().invoke(main, ["--help"]).output.splitlines()
+
+    titles = [line.partition(" (")[0].rstrip(":") for line in lines if line[:1].strip() and line.endswith(":")]
+    assert titles == [
+        "Options", "Try it", "Learn it", "Run a gate", "Use one", "Work for one", "Look after it", "Operations"]
+    listed = {line.split()[0] for line in lines if line.startswith("  ") and line.strip()}
+    assert {name.replace("_", "-") for name in OPERATIONS} | {"dev", "demo", "verify", "backup"} <= listed
+
+
+def test_a_task_goes_from_creation_to_its_result(run: Run, kind: str) -> None:
+    task_id = created(run, kind, "--payload", '{"n": 1}', "--priority", "7", "--result-delivery", "inline")
+    offered = leased(run, kind)
+
+    ended = run("complete", task_id, "--lease-id", offered[1], "--worker-id", "w1", "--result", '{"m": 2}')
+    task = answer(run("get-task", task_id, "--json"))
+
+    assert offered[0] == task_id
+    assert ended.exit_code == 0, ended.output
+    assert (task["status"], task["payload"], task["priority"]) == ("succeeded", {"n": 1}, 7)
+    assert task["result"]["result"] == {"m": 2}
+
+
+def test_json_goes_to_the_gate_as_it_was_written(run: Run, kind: str) -> None:
+    written = '{"b": 1.50, "a": 123456789012345678901234567890}'
+
+    task_id = created(run, kind, "--payload", written)
+
+    assert f'"payload":{written}' in run("get-task", task_id, "--json").stdout
+
+
+def test_json_comes_from_a_file_or_from_standard_input(run: Run, kind: str, tmp_path: Path) -> None:
+    (tmp_path / "payload.json").write_text('{"from": "file"}')
+
+    of_file = created(run, kind, "--payload", f"@{tmp_path / 'payload.json'}")
+    piped = run("create-task", "--type", kind, "--payload", "-", "--json", stdin='{"from": "pipe"}')
+
+    assert answer(run("get-task", of_file, "--json"))["payload"] == {"from": "file"}
+    assert answer(run("get-task", answer(piped)["task_id"], "--json"))["payload"] == {"from": "pipe"}
+
+
+def test_options_win_over_the_members_of_data(run: Run, kind: str) -> None:
+    whole = json.dumps({"type": kind, "priority": 1, "payload": [1], "task_summary": "kept"})
+
+    task_id = answer(run("create-task", "--data", "-", "--priority", "2", "--json", stdin=whole))["task_id"]
+
+    task = answer(run("get-task", task_id, "--json"))
+    assert (task["type"], task["priority"], task["payload"], task["task_summary"]) == (kind, 2, [1], "kept")
+
+
+def test_data_also_fills_a_query_and_a_path(run: Run, kind: str) -> None:
+    task_id = created(run, kind)
+
+    listed = answer(run("list-tasks", "--data", json.dumps({"type": kind, "limit": 1}), "--json"))
+    read = answer(run("get-task", "--data", json.dumps({"task_id": task_id}), "--json"))
+
+    assert [task["task_id"] for task in listed["tasks"]] == [task_id]
+    assert read["task_id"] == task_id
+
+
+def test_a_list_is_given_by_repeating_its_option(run: Run, kind: str) -> None:
+    task_id = created(run, kind, "--requirements", '{"capabilities": ["gpu", "ocr"]}')
+    claim = ["lease-next", "--worker-id", "w1", "--accept-types", kind, "--json"]
+
+    too_little = answer(run(*claim, "--capabilities", "gpu"))
+    enough = answer(run(*claim, "--capabilities", "gpu", "--capabilities", "ocr"))
+
+    assert too_little["tasks"] == []
+    assert [offer["task_id"] for offer in enough["tasks"]] == [task_id]
+
+
+def test_a_bool_has_an_option_for_each_answer(run: Run, kind: str) -> None:
+    again, never = created(run, kind, "--priority", "1"), created(run, kind)
+
+    states = []
+    for task_id, answer_ in ((again, "--retryable"), (never, "--no-retryable")):
+        held, lease_id = leased(run, kind)
+        assert held == task_id
+        asked = ["--lease-id", lease_id, "--worker-id", "w1", "--error", '"no"', answer_, "--json"]
+        failing = run("fail", task_id, *asked)
+        states.append(answer(failing)["status"])
+
+    assert states == ["queued", "failed"]
+
+
+def test_a_list_is_a_table_with_whole_ids_and_a_hint_for_the_next_page(run: Run, kind: str) -> None:
+    older, newer = created(run, kind), created(run, kind)
+
+    page = run("list-tasks", "--type", kind, "--limit", "1")
+    cursor = page.stderr.split("--cursor ")[1].strip()
+    rest = run("list-tasks", "--type", kind, "--limit", "1", "--cursor", cursor)
+
+    head, row = page.stdout.splitlines()
+    assert head.split()[:4] == ["TASK_ID", "TYPE", "STATUS", "PRIORITY"]
+    assert row.split()[:3] == [newer, kind, "queued"]
+    assert rest.stdout.splitlines()[1].split()[0] == older
+    assert rest.stderr == ""
+
+
+def test_a_list_says_what_to_go_on_from_after_its_last_page(run: Run, kind: str) -> None:
+    task_id = created(run, kind)
+    history = run("get-task-history", task_id)
+
+    cursor = history.stderr.split("from here on: --cursor ")[1].strip()
+    leased(run, kind)
+
+    assert [line.split()[1] for line in run("get-task-history", task_id, "--cursor", cursor).stdout.splitlines()] == [
+        "EVENT_TYPE", "task.accepted"]
+
+
+def test_capabilities_are_named_with_commas_or_by_repeating_the_option(run: Run, kind: str) -> None:
+    task_id = created(run, kind, "--requirements", '{"capabilities": ["ocr", "gpu"]}')
+
+    for given in (["--capabilities", "ocr, gpu"], ["--capabilities", "ocr", "--capabilities", "gpu"]):
+        offers = answer(run("lease-next", "--worker-id", "w1", "--accept-types", kind, *given, "--json"))["tasks"]
+        assert [offer["task_id"] for offer in offers] == [task_id]
+        run("release-lease", task_id, "--lease-id", offers[0]["lease_id"], "--worker-id", "w1")
+
+
+def test_a_tenant_stands_as_an_argument_or_behind_its_option(run: Run, kind: str) -> None:
+    made = answer(run("create-tenant", "--name", kind, "--json"))["tenant"]
+
+    for place in ([kind], ["--tenant", kind], [made], ["--tenant", made]):
+        assert answer(run("set-limits", *place, "--tier", "paid", "--json"))["tenant"] == made
+        assert answer(run("get-limits", *place, "--json"))["tier"] == "paid"
+
+
+def test_an_empty_list_says_so(run: Run, kind: str) -> None:
+    assert run("list-tasks", "--type", kind).stdout == "nothing\n"
+
+
+def test_a_history_is_a_table_of_events_and_receipts(run: Run, kind: str) -> None:
+    task_id = created(run, kind)
+    leased(run, kind)
+
+    lines = run("get-task-history", task_id).stdout.splitlines()
+
+    assert [line.split()[1] for line in lines] == ["EVENT_TYPE", "task.assigned", "task.accepted"]
+    assert "worker w1" in lines[2]
+
+
+def test_a_single_thing_is_names_and_values_and_a_pipe_gets_all_of_them(run: Run, kind: str) -> None:
+    task_id = created(run, kind, "--payload", json.dumps({"x": "x" * 1000}))
+
+    told = dict(line.split(maxsplit=1) for line in run("get-task", task_id).stdout.splitlines())
+
+    assert told["task_id"] == task_id
+    assert json.loads(told["payload"]) == {"x": "x" * 1000}
+    assert "result" not in told     # null
+
+
+def test_what_others_wrote_cannot_move_the_cursor_or_turn_text(run: Run, kind: str) -> None:
+    evil = "a\x1b[2Jb\u202ec\x9bd\ne"
+    task_id = created(run, kind, "--task-summary", evil)
+
+    told = run("get-task", task_id).stdout
+
+    assert "a\\x1b[2Jb\\u202ec\\x9bd\\ne" in told
+    assert plain(evil) in told
+
+
+@pytest.mark.parametrize(("arguments", "status", "word"), [
+    (["get-task", "nope"], 4, "task_not_found (404)"),
+    (["get-task"], 2, "get_task needs TASK_ID"),
+    (["create-task"], 2, "create_task needs --type"),
+    (["complete", "t"], 2, "complete needs --lease-id"),
+    (["create-task", "--type", "t", "--max-attempts", "0"], 2, "invalid_request (400)"),
+    (["create-task", "--type", "t", "--priority", "high"], 2, "'--priority': 'high' is not a valid integer"),
+    (["create-task", "--type", "t", "--payload", "{no"], 2, "'--payload': this is not JSON"),
+    (["create-task", "--type", "t", "--payload", "hello"], 2, "a text needs its quotes"),
+    (["create-task", "--type", "t", "--payload", "@no-such-file"], 2, "'no-such-file' cannot be read: No such file"),
+    (["create-task", "--type", "t", "--payload", "-"], 2, "'--payload': this is not JSON"),
+    (["create-task", "--data", "[1]"], 2, "'--data': it must be a JSON object"),
+    (["create-task", "--data", '{"typo": 1}'], 2, "create_task has no field 'typo'"),
+    (["list-tasks", "--status", "done"], 2, "'--status': 'done' is not one of"),
+    (["list-tasks", "--cursor", "made-up"], 2, "invalid_cursor (400)"),
+    (["list-tasks", "--tenant-id", "other"], 3, "tenant_mismatch (403)"),
+    (["list-tasks", "--token", "wrong"], 3, "unauthenticated (401)"),
+    (["list-tasks", "--url", "gate:8080"], 2, "a gate's URL is like http://127.0.0.1:8080"),
+    (["no-such-command"], 2, "No such command 'no-such-command'"),
+])
+def test_a_refusal_says_why_and_its_class_is_the_exit_status(
+    run: Run, arguments: list[str], status: int, word: str
+) -> None:
+    result = run(*arguments)
+
+    assert (result.exit_code, result.stdout) == (status, "")
+    assert word in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(("said", "near"), [
+    (["list-task"], "Did you mean list-tasks"), (["receipts", "exprt"], "Did you mean export?"),
+    (["lease_nxt"], "Did you mean lease-next"), (["archive", "restor"], "Did you mean restore?")])
+def test_a_misspelt_command_is_told_the_near_ones(run: Run, said: list[str], near: str) -> None:
+    result = run(*said)
+
+    assert (result.exit_code, near in result.stderr) == (2, True), result.stderr
+
+
+@pytest.mark.parametrize("ending", ["/", "/v1", "/v1/", "/mcp", "/mcp/u", "/docs"])
+def test_an_address_that_was_copied_with_a_path_of_the_gate_will_do(run: Run, url: str, ending: str) -> None:
+    assert run("list-tasks", "--url", url + ending).exit_code == 0
+
+
+def test_an_https_address_of_a_gate_without_tls_is_told_apart_from_no_gate(run: Run, url: str) -> None:
+    result = run("list-tasks", "--url", url.replace("http", "https"))
+
+    assert result.exit_code == 7
+    assert result.stderr == f"Error: {url.replace('http', 'https')} does not speak TLS; is its address {url}?\n"
+
+
+def test_a_moment_and_a_duration_are_written_as_people_write_them(run: Run, kind: str) -> None:
+    asked = ["issue-key", "--name", kind, "--principal-id", kind, "--json"]
+    key = answer(run(*asked, "--expires-at", "2099-12-31"))["key"]
+    late = answer(run("create-task", "--type", kind, "--payload", "1", "--delay-seconds", "90m", "--json"))
+    wrong = run(*asked, "--expires-at", "soon")
+
+    assert key["expires_at"] == "2099-12-31T00:00:00Z"
+    assert answer(run("rotate-key", key["key_id"], "--overlap-seconds", "1h", "--json"))["key"]["name"] == kind
+    assert answer(run("get-task", late["task_id"], "--json"))["next_eligible_at"] is not None
+    assert (wrong.exit_code, "give a day as in 2026-12-31" in wrong.stderr) == (2, True)
+
+
+def test_run_task_says_the_id_at_once_and_ends_as_the_task_does(run: Run, kind: str) -> None:
+    waits = run("run-task", "--type", kind, "--payload", "1", "--wait-seconds", "0", "--json", "--result-delivery",
+                "inline")
+    task_id, lease_id = leased(run, kind)
+    first = waits.stderr.splitlines()[0]
+
+    assert (waits.exit_code, first, json.loads(waits.stdout)["task_id"]) == (10, f"task {task_id}", task_id)
+    assert "no worker has taken it yet" in waits.stderr
+    assert f"asyncgate wait {task_id}" in waits.stderr
+    assert run("wait", task_id, "--for", "0s").exit_code == 10
+    run("complete", task_id, "--lease-id", lease_id, "--worker-id", "w1", "--result", "7")
+    done = run("wait", task_id, "--json")
+    assert (done.exit_code, json.loads(done.stdout)["result"]["result"]) == (0, 7)
+
+
+def test_a_task_that_failed_and_one_that_was_canceled_are_told_apart(run: Run, kind: str) -> None:
+    failed, canceled = created(run, kind), created(run, f"{kind}-2")
+    _, lease_id = leased(run, kind)
+    run("fail", failed, "--lease-id", lease_id, "--worker-id", "w1", "--error", '"no"', "--no-retryable")
+    run("cancel-task", canceled)
+
+    assert (run("wait", failed).exit_code, run("wait", canceled).exit_code) == (8, 9)
+    assert run("wait", "nope").exit_code == 4
+
+
+def test_ctrl_c_leaves_the_id_and_how_to_go_on(url: str, kind: str) -> None:
+    asked = [*GATE, "run-task", "--type", kind, "--payload", "1", "--wait-seconds", "1h", "--url", url]
+
+    with subprocess.Popen(asked, env=clean(ASYNCGATE_API_KEY=KEY), stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        task_id = running.stderr.readline().split()[1]
+        running.send_signal(signal.SIGINT)
+        rest = running.stderr.read()
+
+    assert (running.returncode, f"asyncgate wait {task_id}" in rest) == (130, True), rest
+
+
+def test_an_id_is_taken_as_short_as_a_table_has_shown_it(
+    run: Run, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    task_id = created(run, kind)
+    remembered.remember([task_id])
+
+    assert answer(run("get-task", remembered.short(task_id), "--json"))["task_id"] == task_id
+
+
+# What goes on until it is stopped, or is another program's: pytest, MCP, a document that is JSON or Markdown already.
+NO_ANSWER = {"bench-server", "conformance", "demo", "dev", "ledger", "mcp", "openapi", "scheduler", "serve", "skill",
+             "worker"}
+
+
+def test_every_command_that_answers_can_answer_in_json() -> None:
+    found = {" ".join(path): command for path, command in every_command(main, ())}
+
+    without = {name for name, command in found.items()
+               if not any("--json" in param.opts for param in command.params)}
+    assert without == NO_ANSWER
+
+
+def every_command(group: click.Group, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from every_command(command, (*above, name))
+        else:
+            yield (*above, name), command
+
+
+def test_the_tools_answer_in_json(run: Run, kind: str, database: str, tmp_path: Path) -> None:
+    created(run, kind)
+    file, other = str(tmp_path / "gate.jsonl"), f"sqlite:///{tmp_path / 'copy.db'}"
+
+    verdict = answer(run("verify", "--ledger", "--json", "--database", database))
+    copy = answer(run("backup", "--json", "--database", database, str(tmp_path / "copy.db")))
+    exported = answer(run("receipts", "export", "--json", file))
+    told = answer(run("receipts", "verify", "--json", file))
+    rebuilt = answer(run("rebuild", "--json", "--file", file, "--database", f"sqlite:///{tmp_path / 'new.db'}"))
+    moved = answer(run("copy", "--json", other, f"sqlite:///{tmp_path / 'moved.db'}"))
+
+    assert (verdict["sound"], verdict["ledger"]["sound"], copy["sound"], told["sound"]) == (True,) * 4
+    assert exported["receipts"] == told["receipts"] > 0
+    assert rebuilt["rebuilt"]["tasks"] == rebuilt["tasks"] > 0
+    assert {row["table"]: row["source"] for row in moved["tables"]}["tasks"] == moved["tasks"]
+    assert answer(run("migrate", "--json", "--database", other)) == {"applied": []}
+
+
+@pytest.mark.parametrize("seal", ["1:abc123", "1:", "abc", "1:" + "Z" * 64])
+def test_a_seal_whose_hash_was_shortened_is_not_compared(run: Run, database: str, seal: str) -> None:
+    result = run("verify", "--ledger", "--seal", seal, "--database", database)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "give " in result.stderr
+
+
+def test_the_file_of_a_first_key_is_its_owners_alone(run: Run, tmp_path: Path) -> None:
+    asked = ["keys", "issue", "--database", f"sqlite:///{tmp_path / 'gate.db'}", "--name", "first", "--principal-id",
+             "me", "--role", "admin", "--out", str(tmp_path / "admin.key")]
+
+    made, again = run(*asked), run(*asked)
+
+    assert (made.exit_code, made.stdout) == (0, "")
+    file = tmp_path / "admin.key"
+    assert (file.stat().st_mode & 0o777, file.read_text().startswith("aga_")) == (0o600, True)
+    assert (again.exit_code, "overwrites nothing" in again.stderr) == (5, True)
+
+
+@pytest.mark.parametrize("said", [
+    ["serve", "--set", "bogus=1"], ["serve", "--set", "port=x"], ["serve", "--config", "nowhere.yaml"],
+    ["serve", "--database", "nonsense:x"], ["config", "--set", "bogus=1"], ["verify", "--database", "nonsense"],
+    ["copy", "nonsense:x", "memory:"], ["receipts", "push", "--database", "sqlite:///none.db"],
+    ["reconcile", "--database", "sqlite:///none.db"], ["rebuild", "--database", "nonsense:x"]])
+def test_bad_configuration_is_2(run: Run, said: list[str]) -> None:
+    result = run(*said)
+
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    assert "Traceback" not in result.stderr
+
+
+def test_a_second_gate_on_a_file_is_told_who_has_it(url: str, database: str) -> None:
+    asked = [*GATE, "serve", "--port", "0", "--database", database]
+
+    done = subprocess.run(asked, env=clean(ASYNCGATE_API_KEY=KEY), capture_output=True, text=True)
+
+    assert done.returncode == 1
+    assert re.search(rf"another asyncgate is serving \S+: process \d+ at {re.escape(url)}; one process", done.stderr)
+
+
+@pytest.mark.parametrize("made", ["CREATE TABLE books (title)", "CREATE TABLE meta (name, value)"])
+def test_a_file_of_another_program_is_left_as_it_is(run: Run, tmp_path: Path, made: str) -> None:
+    file = tmp_path / "other.db"
+    with closing(sqlite3.connect(file)) as other:
+        other.execute(made)
+    before = file.read_bytes()
+
+    for asked in (["verify"], ["migrate"], ["keys", "issue", "--name", "n", "--principal-id", "p"]):
+        result = run(*asked, "--database", f"sqlite:///{file}")
+        assert (result.exit_code, "is a database of something else" in result.stderr) == (2, True), result.output
+    assert file.read_bytes() == before
+
+
+def test_a_program_that_cannot_be_run_is_told_apart_from_one_that_is_not_there(run: Run, tmp_path: Path) -> None:
+    program = tmp_path / "count.sh"
+    program.write_text("#!/bin/sh\n")
+
+    closed, missing = (run("worker", "--forget", "--type", "t", "--", str(path)) for path in (program, tmp_path / "no"))
+
+    assert (closed.exit_code, f"chmod +x {program}" in closed.stderr) == (2, True), closed.output
+    assert (missing.exit_code, "there is no program" in missing.stderr) == (2, True), missing.output
+
+
+def test_a_conflict_is_5(run: Run, kind: str) -> None:
+    task_id = created(run, kind)
+
+    result = run("complete", task_id, "--lease-id", "not-mine", "--worker-id", "w1")
+
+    assert result.exit_code == 5
+    assert "lease_invalid_or_expired (409)" in result.stderr
+
+
+def test_no_gate_is_7_and_the_line_says_how_to_start_one(run: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        nobody = f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+    result = run("list-tasks", "--url", nobody)
+
+    assert result.exit_code == 7
+    assert result.stderr == f"Error: no gate answers at {nobody}; start one with `asyncgate dev`\n"
+
+
+def test_the_program_itself_ends_with_that_status(url: str) -> None:
+    asked = [*GATE, "get-task", "nope", "--url", url, "--token", KEY]
+
+    done = subprocess.run(asked, env=clean(), capture_output=True, text=True)
+
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr.startswith("Error: task_not_found (404): ")
+
+
+def test_verify_checks_the_database_of_a_running_gate(run: Run, kind: str, database: str) -> None:
+    created(run, kind)
+
+    result = run("verify", "--database", database)
+
+    assert result.exit_code == 0, result.output
+    assert "obligations: " in result.stdout
+    assert result.stdout.endswith(": sound\n")
+
+
+def test_verify_makes_no_database_where_there_is_none(run: Run, tmp_path: Path) -> None:
+    result = run("verify", "--database", f"sqlite:///{tmp_path / 'none.db'}")
+
+    assert result.exit_code == 2
+    assert "there is no database at" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_backup_copies_a_running_gate_and_the_copy_is_whole(
+    run: Run, kind: str, database: str, tmp_path: Path
+) -> None:
+    task_id, target = created(run, kind), tmp_path / "copy.db"
+
+    result = run("backup", "--database", database, str(target))
+
+    assert result.exit_code == 0, result.output
+    assert f"{target} ({target.stat().st_size:,} bytes): sound" in result.stdout
+    assert task_id.encode() in target.read_bytes()
+    assert (list(tmp_path.iterdir()), target.stat().st_mode & 0o777) == ([target], 0o600)
+    assert run("verify", "--database", f"sqlite:///{target}").exit_code == 0
+
+
+def test_backup_overwrites_nothing_and_leaves_nothing_behind(run: Run, database: str, tmp_path: Path) -> None:
+    (target := tmp_path / "copy.db").write_text("precious")
+
+    taken = run("backup", "--database", database, str(target))
+    nowhere = run("backup", "--database", database, str(tmp_path / "no" / "folder.db"))
+
+    assert (taken.exit_code, nowhere.exit_code) == (1, 1)
+    assert "is there already" in taken.stderr
+    assert "cannot write" in nowhere.stderr
+    assert target.read_text() == "precious"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_backend_that_makes_no_copies_says_so(run: Run, tmp_path: Path) -> None:
+    result = run("backup", "--database", "memory://", str(tmp_path / "copy.db"))
+
+    assert result.exit_code == 1
+    assert "makes no copies" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_conformance_hands_what_stands_behind_the_dashes_to_pytest() -> None:
+    done = subprocess.run([*GATE, "conformance", "--", "--version"], env=clean(), capture_output=True, text=True)
+
+    assert done.returncode == 0
+    assert done.stdout.startswith("pytest ")

@@ -1,0 +1,258 @@
+"""The OpenAPI document says what the gate does: every way, every field, every refusal, and examples that hold."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import msgspec
+import pytest
+
+import asyncgate
+from asyncgate import Operation, __version__
+from asyncgate.parts.faces import openapi
+from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
+from asyncgate.parts.model.clauses import plainly
+from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.wire import Name
+
+OPERATIONS = asyncgate.OPERATIONS | {op.name: op for op in LEASE_PROTOCOL}
+DOCUMENT = json.loads(openapi.document(OPERATIONS.values(), __version__))
+WAYS = [(op, verb, path) for op in OPERATIONS.values() for verb, path in op.rest]
+KINDS: list[type[GateError]] = [GateError, *GateError.__subclasses__()]
+REFUSALS = {kind.code: kind.status for kind in KINDS}
+
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def said(verb: str, path: str) -> dict[str, Any]:
+    found: dict[str, Any] = DOCUMENT["paths"][path][verb.lower()]
+    return found
+
+
+def whole(schema: dict[str, Any]) -> jsonschema_rs.Draft202012Validator:
+    """A validator of a schema that points into the document."""
+    return jsonschema_rs.Draft202012Validator({**schema, "components": DOCUMENT["components"]}, validate_formats=True)
+
+
+def every(node: Any, key: str) -> list[Any]:
+    """Everything that stands under a key, anywhere."""
+    if isinstance(node, list):
+        return [found for part in node for found in every(part, key)]
+    if not isinstance(node, dict):
+        return []
+    return [found for name, part in node.items() for found in ([part] if name == key else every(part, key))]
+
+
+def test_every_way_is_described_and_nothing_else() -> None:
+    described = {(verb.upper(), path) for path, item in DOCUMENT["paths"].items() for verb in item}
+
+    assert described == {(verb, path) for _, verb, path in WAYS}
+
+
+def test_no_text_has_a_clause_number_of_the_specification() -> None:
+    texts = [text for key in ("description", "summary") for text in every(DOCUMENT, key)]
+
+    assert [text for text in texts if re.search(r"\b(PH|H)\.\d|[Ss]pec \d|\(\d[\d.]*[,)]", text)] == []
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("It ends (PH.6.2).", "It ends."), ("One (14.1) and two (spec 3, 19.6).", "One and two."),
+    ("Gone.  Spec 6.1, 14.1, PH.6.", "Gone."), ("RFC 9110 15.6 says", "RFC 9110 15.6 says"),
+    ("up to 30 (seconds)", "up to 30 (seconds)"), ("Version 2.0 of it", "Version 2.0 of it"), ("Old (13).", "Old.")])
+def test_a_text_without_clauses_says_the_rest(text: str, expected: str) -> None:
+    assert plainly(text) == expected
+
+
+def test_every_way_has_its_own_name_and_the_first_has_the_operation_s() -> None:
+    names = [said(verb, path)["operationId"] for _, verb, path in WAYS]
+
+    assert len(set(names)) == len(WAYS)
+    assert [said(*op.rest[0])["operationId"] for op in OPERATIONS.values()] == list(OPERATIONS)
+
+
+@pytest.mark.parametrize(("op", "verb", "path"), WAYS, ids=lambda part: getattr(part, "name", part))
+def test_every_way_tells_what_a_reader_needs(op: Operation, verb: str, path: str) -> None:
+    told = said(verb, path)
+
+    assert told["summary"] == plainly(op.summary)
+    assert told["description"] == (plainly(op.text.strip()) or plainly(op.summary))
+    assert told["x-roles"] == list(op.roles)
+    assert set(told["x-scopes"]) <= op.scopes
+    assert (told["x-scopes"] == []) == (not op.scopes)
+    # Those of an admin are good for everything, so they are named where nothing else will do.
+    own = {scope for scope in op.scopes if not scope.startswith("admin:")}
+    assert set(told["x-scopes"]) == (own or {f"admin:{'read' if verb == 'GET' else 'write'}"} & op.scopes)
+    assert told["tags"][0] in {tag["name"] for tag in DOCUMENT["tags"]}
+    assert (told.get("security") == []) == op.open
+    assert {one["name"] for one in told["parameters"] if one["in"] == "path"} == set(re.findall(r"{(\w+)}", path))
+    assert all(one["required"] for one in told["parameters"] if one["in"] == "path")
+
+
+@pytest.mark.parametrize(("op", "verb", "path"), WAYS, ids=lambda part: getattr(part, "name", part))
+def test_every_field_of_a_request_is_in_the_path_the_query_or_the_body(op: Operation, verb: str, path: str) -> None:
+    told = said(verb, path)
+    inside = {one["name"] for one in told["parameters"]}
+
+    if verb != "GET":
+        (pointer,) = every(told["requestBody"], "$ref")
+        schema = DOCUMENT["components"]["schemas"][pointer.rpartition("/")[2]]
+        assert not inside & set(schema["properties"])
+        assert {*op.takes.needed} - inside <= set(schema["required"])
+        assert told["requestBody"]["required"] == bool(schema["required"])
+        inside |= set(schema["properties"])
+
+    assert inside == set(op.takes.__struct_fields__)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_examples_are_requests_and_replies(name: str) -> None:
+    op, (asked, answered) = OPERATIONS[name], openapi.EXAMPLES[name]
+
+    ask = op.reader.body(msgspec.json.encode(asked))[0]
+    reply = msgspec.json.decode(msgspec.json.encode(answered), type=op.gives)
+
+    asyncgate.checked(ask)
+    assert set(asked) <= set(op.takes.__struct_fields__)
+    known = {field.encode_name for field in msgspec.structs.fields(type(reply))}
+    assert set(answered) <= known
+
+
+def test_there_is_no_example_of_anything_else() -> None:
+    assert set(openapi.EXAMPLES) == set(OPERATIONS)
+    assert set(openapi.REFUSALS) <= set(OPERATIONS)
+
+
+@pytest.mark.parametrize(("op", "verb", "path"), WAYS, ids=lambda part: getattr(part, "name", part))
+def test_the_examples_in_the_document_fit_their_schemas(op: Operation, verb: str, path: str) -> None:
+    told = said(verb, path)
+    media = [told["responses"]["200"]["content"]["application/json"]]
+    media += [told["requestBody"]["content"]["application/json"]] if verb != "GET" else []
+
+    for one in media:
+        whole(one["schema"]).validate(one["example"])
+    for one in told["parameters"]:
+        if "example" in one:
+            whole(one["schema"]).validate(one["example"])
+    assert all("example" in one for one in told["parameters"] if one["required"])
+
+
+@pytest.mark.parametrize(("op", "verb", "path"), WAYS, ids=lambda part: getattr(part, "name", part))
+def test_the_refusals_named_are_refusals_of_the_gate_under_their_status(op: Operation, verb: str, path: str) -> None:
+    for status, response in said(verb, path)["responses"].items():
+        for code in every(response, "enum")[0] if status not in ("200", "204") else ():
+            assert REFUSALS[code] == int(status) or (status, code) == ("431", "invalid_request")    # the server's own
+
+
+def test_every_refusal_of_the_gate_is_named_somewhere() -> None:
+    named = {code for _, verb, path in WAYS for names in every(said(verb, path)["responses"], "enum") for code in names}
+
+    # No operation answers the first, only a ledger the second.
+    assert set(REFUSALS) - named == {"method_not_allowed", "receipt_id_collision"}
+
+
+def test_a_get_names_no_refusal_that_only_a_body_can_earn() -> None:
+    bodily = {"408", "413", "415"}
+
+    found = {verb: bodily & set(said(verb, path)["responses"]) for _, verb, path in WAYS}
+
+    assert found == {"GET": set(), "POST": bodily}
+
+
+def test_every_pointer_leads_somewhere_and_every_schema_is_reached() -> None:
+    pointers = {pointer.removeprefix("#/components/schemas/") for pointer in every(DOCUMENT, "$ref")}
+
+    assert pointers == set(DOCUMENT["components"]["schemas"])
+
+
+def test_every_schema_is_a_json_schema() -> None:
+    for schema in DOCUMENT["components"]["schemas"].values():
+        jsonschema_rs.meta.validate({"$schema": DIALECT, **schema})
+
+
+def test_generators_of_clients_find_nothing_to_stumble_over() -> None:
+    assert None not in every(DOCUMENT["components"]["schemas"], "default")
+    assert [kind for kind in every(DOCUMENT, "type") if isinstance(kind, list) and len({*kind} - {"null"}) > 1] == []
+    for op in OPERATIONS.values():      # a default makes TypeScript require the field
+        request = DOCUMENT["components"]["schemas"].get(op.takes.__name__, {}).get("properties", {})
+        assert [name for name, schema in request.items() if "default" in schema] == []
+    # A model of the generator's own stands beside these.
+    taken = {"Configuration", "Client", "AuthenticatedClient", "ApiClient", "ApiResponse", "Error", "Errors", "Unset"}
+    assert not taken & {*DOCUMENT["components"]["schemas"]}
+
+
+NAMES = ["a", "a b", "é", "名前", "a" * 200]
+NO_NAMES = [" a", "", "a" * 201, "a\n", "a\x00", "a\u202eb", "\u200b", "\ufeffa", "a\x85", "a\nb"]
+
+
+@pytest.mark.parametrize("name", NAMES + NO_NAMES, ids=ascii)
+def test_the_schema_of_a_name_takes_what_the_gate_takes(name: str) -> None:
+    try:
+        taken = msgspec.convert(name, Name) == name
+    except msgspec.ValidationError:
+        taken = False
+
+    assert taken == (name in NAMES)
+    assert whole({"$ref": "#/components/schemas/Name"}).is_valid(name) == taken
+
+
+def test_the_pattern_of_a_name_means_the_same_in_ecmascript() -> None:
+    pattern = DOCUMENT["components"]["schemas"]["Name"]["pattern"]
+
+    # What Python writes and ECMAScript does not know, or reads otherwise.
+    assert not re.search(r"\\[AZzGQELU]|\(\?[P#aiLmsux<(]|\\N|[*+?}]\+", pattern)
+
+
+@pytest.mark.anyio
+async def test_the_document_is_served_to_everybody_and_is_the_one_that_the_command_prints(served: Any) -> None:
+    answer = await served.call("GET", "/openapi.json", token=None)
+
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+    assert answer.content == openapi.document(OPERATIONS.values(), __version__)
+    assert answer.headers["content-security-policy"] == "default-src 'none'; frame-ancestors 'none'"
+
+
+@pytest.mark.anyio
+async def test_the_page_is_served_under_a_policy_that_allows_its_own_script_and_style_only(served: Any) -> None:
+    answer = await served.call("GET", "/docs", token=None)
+
+    page, policy = answer.content.decode(), answer.headers["content-security-policy"]
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    for tag, rule in (("style", "style-src"), ("script", "script-src")):
+        (inside,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        assert rules[rule] == f"'sha256-{base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'"
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert rules["default-src"] == rules["base-uri"] == rules["frame-ancestors"] == "'none'"
+    assert rules["connect-src"] == "'self'"
+    assert [name for name, _ in answer.pairs].count("content-security-policy") == 1
+    # Nothing that such a policy would silently stop.
+    assert not re.search(r"<script[^>]|<style[^>]|\sstyle=|\son\w+=|javascript:|https?://", page)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("path", ["/openapi.json", "/docs"])
+async def test_head_has_the_headers_of_get_and_other_methods_are_refused(served: Any, path: str) -> None:
+    got, headed = await served.call("GET", path), await served.call("HEAD", path)
+    refused = await served.call("POST", path)
+
+    assert headed.content == b""
+    assert headed.pairs == got.pairs
+    assert (refused.status, refused.headers["allow"]) == (405, "GET, HEAD")
+    assert refused.json()["error"] == "method_not_allowed"
+    assert refused.json()["message"] == refused.json()["detail"]
+
+
+def test_the_page_sends_calls_and_says_what_is_required_first(node_for_openapi: Any, live: Any) -> None:
+    script = Path(__file__).parents[1].joinpath("support", "docs_page.mjs").read_text(encoding="utf-8")
+
+    ran = node_for_openapi.run("node", "--input-type=module", "-", live.url, "a-token-for-tests", input=script)
+
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == {"nobody": 401, "made": 200, "payload": {"n": 1}, "first": "type",
+                                      "parameter": "task_id", "clauses": False}

@@ -1,0 +1,293 @@
+"""What waits in the outbox reaches the ledger: in order per task, byte by byte, once, whatever happens (20.10, H.7)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from asyncgate import NOBODY
+from asyncgate.conformance.harness import Gate, under
+from asyncgate.conformance.ledgers import HASTY, LedgerServer
+from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, MemoryGate
+from asyncgate.parts.model.stored import Lag, Receipt, ReceiptFilter
+from asyncgate.parts.model.wire import Health
+from asyncgate.parts.receipts.outbox import Breaker, Ledger, resend
+from tests.support.stub_ledger import CUT, StubLedger
+
+pytestmark = pytest.mark.anyio
+PATIENCE = 20.0
+ALL = ReceiptFilter(None, None, None, None, 1000)
+Integrated = Callable[..., Any]
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[StubLedger]:
+    async with StubLedger() as running:
+        yield running
+
+
+@pytest.fixture
+def integrated(make_gate: Callable[..., Gate]) -> Integrated:
+    """What makes a gate that sends its receipts to a URL, for the time of a block."""
+    @contextlib.asynccontextmanager
+    async def make(url: str, tenant_id: str = "", **more: Any) -> AsyncIterator[Gate]:
+        ledger = MemoryGate(**{"url": url, **HASTY, **more})
+        gate = make_gate(receipt_mode="memorygate_integrated", memorygate=ledger)
+        if tenant_id:
+            gate = Gate(gate.engine, tenant_id)
+        gate.engine.ledger = Ledger(gate.engine)
+        async with gate.engine.ledger:
+            yield gate
+    return make
+
+
+async def emptied(gate: Gate) -> None:
+    """Wait until nothing waits for the ledger."""
+    async with asyncio.timeout(PATIENCE):
+        while (await gate.backend.lag(gate.tenant_id)).waiting:  # noqa: ASYNC110  # whoever empties it tells nobody
+            await asyncio.sleep(0.01)
+
+
+def types(receipts: list[dict[str, Any]]) -> list[str]:
+    return [one["receipt_type"] for one in receipts]
+
+
+async def test_the_ledger_has_every_receipt_as_the_gate_would_show_it(
+        integrated: Integrated, make_gate: Callable[..., Gate], ledger: LedgerServer) -> None:
+    async with integrated(ledger.url, auth_token=ledger.token) as gate:
+        offer = await gate.finished()
+        await emptied(gate)
+
+        there = ledger.receipts(gate.tenant_id)
+
+    assert types(there) == ["task.assigned", "task.accepted", "task.completed", "task.result_ready"]
+    alone = make_gate()
+    await alone.finished()
+    here = [json.loads(row.body) for row in await alone.backend.export(Receipt, alone.tenant_id, "")]
+    assert [one["body"] for one in there] == here
+    assert {one["task_id"] for one in there} == {offer.task_id}
+    assert {one["tenant_id"] for one in there} == {gate.tenant_id}
+
+
+async def test_many_receipts_share_a_call_and_the_refused_ones_are_parked(
+        integrated: Integrated, ledger: LedgerServer) -> None:
+    async with integrated(ledger.url, auth_token="not yet good") as gate:
+        for _ in range(30):
+            await gate.finished()
+        [first, *_] = await gate.backend.outbox(gate.tenant_id, "", 1)
+        ledger.call("POST", "/v1/receipts", {**json.loads(first.content), "body": {"another": True}})
+    async with integrated(ledger.url, gate.tenant_id, auth_token=ledger.token) as gate:
+        await emptied(gate)
+
+        assert (await gate.backend.lag(gate.tenant_id)).parked == 1
+        assert gate.engine.ledger.sender.singly_until == 0
+    there = ledger.receipts(gate.tenant_id)
+    assert len(there) == 121        # one of them the other's, one the anomaly that tells of it
+    tasks: dict[str, list[str]] = {one["task_id"]: [] for one in there}
+    for one in there:
+        tasks[one["task_id"]] += [one["receipt_type"]] * (one["receipt_type"] != "system.anomaly")
+    assert set(map(tuple, tasks.values())) == {
+        ("task.assigned", "task.accepted", "task.completed", "task.result_ready")}
+
+
+async def test_receipts_of_a_task_arrive_in_their_order(integrated: Integrated, stub: StubLedger) -> None:
+    cut = itertools.cycle([CUT, (200, {}, "{}"), (503, {}, "busy"), (200, {}, "{}"), (429, {}, "slowly")])
+    stub.answer = lambda receipt: next(cut)
+    breaker = CircuitBreaker(failure_threshold=1000)
+    async with integrated(stub.url, circuit_breaker=breaker) as gate:
+        offers = [await gate.finished() for _ in range(5)]
+        await emptied(gate)
+
+    arrived = [receipt["receipt_id"] for receipt in stub.taken]
+    for offer in offers:
+        mine = [receipt for receipt in stub.taken if receipt["task_id"] == offer.task_id]
+        assert types(mine) == ["task.assigned", "task.accepted", "task.completed", "task.result_ready"]
+    assert len(arrived) == len(set(arrived)) == 20
+    assert {json.loads(body)["receipt_id"] for body in stub.sent} == set(arrived)
+    assert len(set(stub.sent)) == 20 < len(stub.sent)       # tried again with the same bytes
+
+
+async def test_a_refused_receipt_is_parked_and_told_and_does_not_open_the_circuit(
+        integrated: Integrated, stub: StubLedger) -> None:
+    stub.answer = lambda receipt: (422, {}, "no") if receipt["receipt_type"] == "task.accepted" else (200, {}, "{}")
+    async with integrated(stub.url, circuit_breaker=CircuitBreaker(failure_threshold=2)) as gate:
+        for _ in range(4):
+            await gate.finished()
+        await emptied(gate)
+        lag = await gate.engine.ledger.lag(gate.tenant_id)
+        assert (await gate.engine.health(NOBODY, Health())).receipt_ledger_lag.parked == 4
+        rows = await gate.backend.receipts(gate.tenant_id, ALL)
+
+    assert (lag.waiting, lag.parked, lag.circuit) == (0, 4, "closed")
+    told = [receipt["body"] for receipt in stub.taken if receipt["receipt_type"] == "system.anomaly"]
+    assert [one["kind"] for one in told] == ["receipt_refused"] * 4
+    assert {one["details"]["reason"] for one in told} == {"422 no"}
+    assert {one["details"]["receipt_id"] for one in told} == {
+        row.receipt_id for row in rows if row.receipt_type == "task.accepted"}
+
+
+async def test_a_ledger_that_refuses_everything_is_not_told_about_that_for_ever(
+        integrated: Integrated, stub: StubLedger) -> None:
+    stub.answer = lambda receipt: (400, {}, "nothing of yours")
+    async with integrated(stub.url) as gate:
+        await gate.create()
+        await emptied(gate)
+
+        assert await gate.backend.lag(gate.tenant_id) == lag_of(parked=2)
+    assert len(stub.sent) == 2
+
+
+async def test_what_was_refused_is_sent_again_when_somebody_asks_for_it(
+        integrated: Integrated, stub: StubLedger) -> None:
+    stub.answer = lambda receipt: (422, {}, "no") if receipt["receipt_type"] == "task.assigned" else (200, {}, "{}")
+    async with integrated(stub.url) as gate:
+        await gate.create()
+        await emptied(gate)
+        stub.answer = lambda receipt: (200, {}, "{}")
+
+        assert await resend(gate.engine, gate.tenant_id) == 1
+        await emptied(gate)
+        assert await gate.backend.lag(gate.tenant_id) == Lag()
+    assert types(stub.taken) == ["system.anomaly", "task.assigned"]
+
+
+async def test_a_receipt_whose_answer_was_lost_is_sent_again_and_is_there_once(
+        integrated: Integrated, ledger: LedgerServer, stub: StubLedger) -> None:
+    lost = set[str]()
+
+    def answer(receipt: dict[str, Any]) -> Any:
+        stored = ledger.call("POST", "/v1/receipts", receipt)
+        if receipt["receipt_id"] in lost:
+            assert stored["replay"] is True
+            return 200, {}, "{}"
+        lost.add(receipt["receipt_id"])
+        return CUT
+    stub.answer = answer
+    async with integrated(stub.url, circuit_breaker=CircuitBreaker(enabled=False)) as gate:
+        await gate.finished()
+        await emptied(gate)
+
+    assert types(ledger.receipts(gate.tenant_id)) == [
+        "task.assigned", "task.accepted", "task.completed", "task.result_ready"]
+    assert len(stub.sent) == 8
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 500, 503])
+async def test_what_says_nothing_about_the_receipt_parks_none(
+        integrated: Integrated, stub: StubLedger, status: int) -> None:
+    stub.answer = lambda receipt: (status, {}, "no")
+    async with integrated(stub.url) as gate:
+        await gate.create()
+        await stub.until(lambda: len(stub.sent) >= 3)
+        stub.answer = lambda receipt: (200, {}, "{}")
+        await emptied(gate)
+
+    assert len(stub.taken) == 1
+    assert len(set(stub.sent)) == 1
+
+
+async def test_an_open_circuit_leaves_the_ledger_in_peace_and_closes_again(
+        integrated: Integrated, stub: StubLedger) -> None:
+    stub.answer = lambda receipt: (503, {}, "down")
+    breaker = CircuitBreaker(failure_threshold=2, timeout_seconds=3600)
+    async with integrated(stub.url, circuit_breaker=breaker, parallel=1) as gate:
+        for _ in range(10):
+            await gate.create()
+        async with asyncio.timeout(PATIENCE):
+            while gate.engine.ledger.sender.breaker.state != "open":  # noqa: ASYNC110  # the gate tells nobody
+                await asyncio.sleep(0.01)
+        lag = await gate.engine.ledger.lag(gate.tenant_id)
+        asked = len(stub.sent)
+        assert (lag.waiting, lag.circuit, asked) == (10, "open", 2)
+        assert lag.oldest_seconds >= 0
+
+        stub.answer = lambda receipt: (200, {}, "{}")
+        gate.engine.ledger.sender.breaker.opened_at -= 3601
+        gate.engine.ledger.sender.call(gate.tenant_id)
+        await emptied(gate)
+        assert gate.engine.ledger.sender.breaker.state == "closed"
+    assert len(stub.taken) == 10
+
+
+async def test_what_a_stopped_gate_left_is_sent_by_the_next_one(integrated: Integrated, stub: StubLedger) -> None:
+    stub.answer = lambda receipt: CUT
+    async with integrated(stub.url) as first:
+        offer = await first.leased()
+        await stub.until(lambda: len(stub.sent) > 1)
+    stub.answer = lambda receipt: (200, {}, "{}")
+
+    async with integrated(stub.url, first.tenant_id) as second:
+        await second.as_worker().complete(**under(offer), artifacts=[{"uri": "x"}])
+        await emptied(second)
+
+    assert types(stub.taken) == ["task.assigned", "task.accepted", "task.completed", "task.result_ready"]
+
+
+async def test_a_backlog_beyond_the_buffer_is_told_once_and_nothing_is_dropped(
+        integrated: Integrated, stub: StubLedger, caplog: pytest.LogCaptureFixture) -> None:
+    stub.answer = lambda receipt: (503, {}, "down")
+    retry = EmissionRetry(buffer_size=5, retry_interval_seconds=0.02, max_retries=0)
+    breaker = CircuitBreaker(enabled=False)
+    async with integrated(stub.url, emission_retry=retry, circuit_breaker=breaker) as gate:
+        for _ in range(8):
+            await gate.create()
+        await stub.until(lambda: any(json.loads(one)["receipt_type"] == "system.anomaly" for one in stub.sent))
+        seen = len(stub.sent)
+        await stub.until(lambda: len(stub.sent) > seen + 30)
+        stub.answer = lambda receipt: (200, {}, "{}")
+        await emptied(gate)
+
+    told = [one for one in stub.taken if one["receipt_type"] == "system.anomaly"]
+    assert [one["body"]["kind"] for one in told] == ["receipt_backlog"]
+    assert told[0]["body"]["details"]["buffer_size"] == 5
+    assert len(stub.taken) == 9
+    assert [record.levelno for record in caplog.records if "wait for the ledger" in record.message] == [
+        logging.CRITICAL]
+
+
+def test_the_breaker_opens_probes_and_closes() -> None:
+    now = [0.0]
+    breaker = Breaker(CircuitBreaker(failure_threshold=2, timeout_seconds=10, half_open_max_calls=2,
+                                     success_threshold=2), lambda: now[0])
+    breaker.failed()
+    assert seen(breaker) == ("closed", True)
+    breaker.passed()
+    breaker.failed()
+    assert seen(breaker) == ("closed", True)
+    breaker.failed()
+    assert seen(breaker) == ("open", False)
+    assert breaker.wait() == 10.0
+    now[0] = 10.0
+    assert [breaker.admits() for _ in range(3)] == [True, True, False]
+    assert seen(breaker) == ("half_open", False)
+    breaker.failed()
+    assert seen(breaker) == ("open", False)
+    now[0] = 20.0
+    assert breaker.admits()
+    assert not breaker.passed()
+    assert breaker.admits()
+    assert breaker.passed()
+    assert seen(breaker) == ("closed", True)
+
+
+def seen(breaker: Breaker) -> tuple[str, bool]:
+    """What it is, and whether it lets one more through."""
+    return breaker.state, breaker.admits()
+
+
+def test_a_breaker_that_is_switched_off_never_opens() -> None:
+    breaker = Breaker(CircuitBreaker(enabled=False, failure_threshold=1))
+    for _ in range(5):
+        breaker.failed()
+    assert seen(breaker) == ("closed", True)
+
+
+def lag_of(**said: Any) -> Any:
+    return Lag(**said)
