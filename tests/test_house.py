@@ -22,6 +22,7 @@ BESIDE = (
     ".ci/run",
     ".dockerignore",
     ".gitignore",
+    "AGENTS.md",
     "CHANGELOG.md",
     "Dockerfile",
     "LICENSE",

@@ -131,7 +131,7 @@ def test_the_wheel_holds_the_gate_its_parts_and_nothing_else(wheel: Path) -> Non
     package = {name for name in files_of_wheel(wheel) if not name.startswith(f"{FACTS}/")}
 
     gate = {"asyncgate/__init__.py", "asyncgate/__main__.py", "asyncgate/py.typed"}
-    pages = {f"asyncgate/docs/{name}" for name in PAGES}
+    pages = {f"asyncgate/{name}" for name in PAGES}
     assert package == gate | pages | {f"asyncgate/{name}" for name in files_of_parts()}
 
 
