@@ -106,6 +106,12 @@ def test_every_operation_of_agents_and_workers_that_matters_is_told() -> None:
             "list_leases", "whoami"} <= told
 
 
+def test_an_agent_or_a_worker_may_call_what_it_tells_them_to_call() -> None:
+    told = [OPERATIONS[name] for name in quoted() & OPERATIONS.keys()]
+
+    assert {op.name for op in told if not {"agent", "worker"} & {*op.roles}} == {"get_limits"}  # of admins, it says
+
+
 def test_every_command_line_in_it_is_understood() -> None:
     lines = list(command_lines())
 
