@@ -16,8 +16,8 @@ from urllib.request import urlopen
 import pytest
 from click.testing import CliRunner, Result
 
-from asyncgate import main
 from asyncgate.commands import docs
+from asyncgate.commands.main import main
 from asyncgate.commands.site import LINK, OTHERS, Page, built, contents, markdown, pages, relinked
 from tests.conftest import Node
 

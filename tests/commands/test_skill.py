@@ -18,10 +18,11 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from asyncgate import OPERATIONS, main
+from asyncgate.commands.main import main
 from asyncgate.parts.faces.mcp.tools import both_names
 from asyncgate.parts.model import errors
 from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.operations import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "skills" / "asyncgate" / "SKILL.md"
