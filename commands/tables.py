@@ -98,7 +98,8 @@ def refreshed(text: str, tables: dict[str, str]) -> str:
 
 def tables() -> dict[str, str]:
     """Make every table."""
-    from asyncgate import OPERATIONS, main
+    from asyncgate.commands.main import main
+    from asyncgate.parts.operations import OPERATIONS
     return {"operations": operations_table(OPERATIONS.values()), "errors": errors_table(),
             "commands": commands_table(main, OPERATIONS), "settings": settings_table()}
 

@@ -18,8 +18,8 @@ from typing import Any
 import click
 import pytest
 
-from asyncgate import main
 from asyncgate.clients.http import Http
+from asyncgate.commands.main import main
 from asyncgate.commands.tables import refreshed, tables
 from asyncgate.parts.model.settings import Settings, leaves, load_settings
 from tests.support.pages import (

@@ -30,7 +30,8 @@ WHERE = "import asyncgate, asyncgate.backends as b; print(asyncgate.__file__, b.
 # Makes a click group tell which module it belongs to: `__main__` would mean that every class exists twice.
 WHOSE_MAIN = """
 import runpy, click
-click.Group.main = lambda self, *args, **kwargs: print(self.callback.__module__)
+import asyncgate.parts.app as app
+click.Group.main = lambda self, *args, **kwargs: print(app.Engine.__module__)
 """
 
 Shared = Callable[[str, Callable[[Path], None]], Path]

@@ -135,8 +135,8 @@ def relinked(page: Page, known: Mapping[str, Page]) -> str:
 
 def llms_txt(known: Mapping[str, Page]) -> str:
     """Write the table of contents that language models read (llmstxt.org): a title, a summary, links in sections."""
-    start = known["readme"]
-    lines = [f"# {start.title}", "", f"> {start.about}", "",
+    summary = next(words(markdown().parse(known["readme"].text), "paragraph_open"))
+    lines = [f"# {NAME}", "", f"> {summary}", "",
              "Each page is also there as HTML: the same address with .html instead of .md.", "",
              "## Skill", "", "- [SKILL.md](SKILL.md): Teaches an agent to use the gate; start here to call it."]
     for section in dict.fromkeys(page.section for page in known.values()):

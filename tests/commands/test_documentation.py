@@ -16,9 +16,10 @@ from urllib.request import urlopen
 import pytest
 from click.testing import CliRunner, Result
 
-from asyncgate import main
 from asyncgate.commands import docs
+from asyncgate.commands.main import main
 from asyncgate.commands.site import LINK, OTHERS, Page, built, contents, markdown, pages, relinked
+from tests.conftest import Node
 
 ROOT = Path(__file__).parents[2]
 OUTSIDE = re.compile(r"[a-z][a-z0-9+.-]*:")
@@ -178,7 +179,7 @@ def test_the_table_of_contents_for_language_models_has_the_form_of_llmstxt_org(s
     title, summary, _, *sections = re.split(r"\n\n(?!- )", site["llms.txt"])
 
     assert title == "# AsyncGate"
-    assert summary.startswith("> ")
+    assert summary.startswith(f"> {pages()['readme'].about} ")
     assert all(re.fullmatch(r"## [A-Z][a-z ]+\n\n(- \[[^]]+\]\([^)]+\): \S.*\n?)+", section) for section in sections)
     listed = re.findall(r"\]\(([^)]+)\): ", site["llms.txt"])
     assert listed == ["SKILL.md", *(f"{page.stem}.md" for page in pages().values())]
@@ -190,6 +191,27 @@ def test_the_search_knows_every_heading_of_every_page(site: dict[str, str], foun
     places = {section["at"] for section in sections}
     assert places == {f"{name}#{anchor}" for name, page in found.items() for anchor in page.ids if anchor != "pages"}
     assert [section for section in sections if not (section["page"] and section["heading"])] == []
+
+
+def test_the_search_finds_sections_by_their_words_headings_first(
+    node_for_openapi: Node, site: dict[str, str], tmp_path: Path
+) -> None:
+    for name, text in site.items():
+        (tmp_path / name).write_text(text)
+    page = str(tmp_path / "tutorial.html")
+    script = ROOT.joinpath("tests", "support", "site_search.mjs").read_text()
+    searches = ["Start a GATE", "renew_every_seconds lease", "<b>", "xyzzy-is-nowhere"]
+
+    ran = node_for_openapi.run("node", "--input-type=module", "-", page, *searches, input=script)
+
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    by_heading, by_words, _, nothing = told["results"]
+    assert not told["hidden"]
+    assert ["tutorial.html#start-a-gate", "Tutorial: Start a gate"] in by_heading
+    assert any(at.startswith("workers.html#") for at, _ in by_words)
+    assert len(by_words) <= 12
+    assert (nothing, told["after"]) == ([], [])
 
 
 def made(text: str, path: str = "docs/a.md") -> Page:
