@@ -7,12 +7,14 @@ WORKDIR /src
 # What is not in .ci/image.txt, or has another hash there, does not get into the image.
 COPY .ci/image.txt ./
 RUN pip download --no-cache-dir --require-hashes --no-deps --only-binary :all: --dest /wheels -r image.txt
-COPY pyproject.toml hatch_build.py README.md LICENSE asyncgate.py ./
+COPY pyproject.toml hatch_build.py CHANGELOG.md README.md SECURITY.md LICENSE asyncgate.py ./
 COPY backends backends
 COPY clients clients
 COPY commands commands
 COPY conformance conformance
+COPY docs docs
 COPY parts parts
+COPY skills skills
 RUN python -m venv --without-pip /opt/asyncgate \
  && pip --python /opt/asyncgate/bin/python install --no-cache-dir --no-index --find-links /wheels .
 

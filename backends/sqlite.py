@@ -32,6 +32,7 @@ from msgspec.structs import astuple
 
 from asyncgate import Needs, News, Work
 from asyncgate.backends.lanes import Lanes
+from asyncgate.backends.lineage import FIRST, digest, require_lineage
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow, Refused, StartupError
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.settings import DatabaseSettings
@@ -72,7 +73,8 @@ PRAGMAS = """
     PRAGMA mmap_size = 1073741824; PRAGMA temp_store = MEMORY; PRAGMA foreign_keys = OFF;
     PRAGMA recursive_triggers = ON;
 """     # the last one, or REPLACE would delete rows past the triggers that keep them
-OLD_NAME = "asyncgate-1"      # of the gate of a file that says none
+CARRIED = 11        # the last schema before the first release: its tables are those that today's first file makes
+AGAIN = "run `asyncgate migrate --database URL`"
 SHARE = 64          # batches that may share one commit
 PROMOTED = 1000     # delayed tasks whose time has come that one batch takes in
 
@@ -280,8 +282,9 @@ class Sqlite:
     parallel, parallel_per_tenant = SHARE, 2        # while one batch of a tenant is committed, the next one gathers
     alone = True                                        # one process serves a file
 
-    def __init__(self, path: str, lock: Serving | None = None) -> None:
+    def __init__(self, path: str, lock: Serving | None = None, carries: bool = False) -> None:
         self.path, self.serving, self.lock = path, lock is not None, lock
+        self.carries, self.carried = carries, False         # a schema of the old numbering is carried over; it was
         self.skew, self.ids = 0.0, Ids()
         self.tenant_id: str | None = None                   # of the running transaction, for the triggers
         self.lanes: defaultdict[str, Lanes] = defaultdict(Lanes)
@@ -308,6 +311,7 @@ class Sqlite:
         self.db = self.opened.enter_context(contextlib.closing(connect(self.path)))
         require_ours(self.db, self.path)
         self.db.executescript(PRAGMAS)
+        self.carried = self.carries and carry_over(self.db)
         migrate_file(self.db)
         self._learn()
         self.files = inodes(self.path)
@@ -789,27 +793,52 @@ def require_ours(db: sqlite3.Connection, path: str) -> None:
                            "is made if it is not there")
 
 
-def migrate_file(db: sqlite3.Connection) -> list[str]:
-    """Apply the numbered files that the database has not seen, each in one transaction; return their names."""
-    files = sorted(SCHEMA.glob("[0-9]*.sql"))
-    applied = []
+def migrations(folder: Path = SCHEMA) -> list[Path]:
+    """Return the numbered files in their order."""
+    return sorted(folder.glob("[0-9]*.sql"))
+
+
+def migrate_file(db: sqlite3.Connection, folder: Path = SCHEMA) -> None:
+    """Apply the numbered files that the database has not seen, all in one transaction."""
+    files = migrations(folder)
     with transaction(db):
-        has = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()
-        row = db.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone() if has else None
-        version = int(row[0]) if row else 0
+        version, kept = beginning(db)
+        if version:
+            require_lineage(kept, digest(files[0].read_text()), version, CARRIED, AGAIN)
         if version > len(files):
             raise StartupError(f"this database has schema {version}, which is newer than this release knows "
                                f"({len(files)}); run the newer release")
-        for number, file in enumerate(files[version:], version + 1):
+        for file in files[version:]:
             for statement in statements(file.read_text()):
                 db.execute(statement)
-            db.execute("INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", (str(number),))
-            applied.append(file.name)
+        if version < len(files):
+            write_down(db, len(files))
         db.execute("INSERT OR IGNORE INTO meta VALUES ('cursor_key', ?)", (secrets.token_hex(32),))
-        # Two gates on one ledger must not have one name; a file that is older has had this one for ever.
-        name = OLD_NAME if version else f"asyncgate-{secrets.token_hex(4)}"
-        db.execute("INSERT OR IGNORE INTO meta VALUES ('instance_id', ?)", (name,))
-    return applied
+        # Two gates on one ledger must not have one name.
+        db.execute("INSERT OR IGNORE INTO meta VALUES ('instance_id', ?)", (f"asyncgate-{secrets.token_hex(4)}",))
+
+
+def beginning(db: sqlite3.Connection) -> tuple[int, str | None]:
+    """Return the number of a file's schema (0: it has none) and the digest of its first migration, if it keeps one."""
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+        return 0, None
+    said = dict(db.execute("SELECT name, value FROM meta WHERE name IN ('schema_version', ?)", (FIRST,)).fetchall())
+    return int(said.get("schema_version", 0)), said.get(FIRST)
+
+
+def write_down(db: sqlite3.Connection, version: int) -> None:
+    """Keep which schema a file has now, and which first migration it began with."""
+    db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", [
+        ("schema_version", str(version)), (FIRST, digest(migrations()[0].read_text()))])
+
+
+def carry_over(db: sqlite3.Connection) -> bool:
+    """Number a schema anew that the files before the first release have made; return whether this is one."""
+    with transaction(db):
+        if beginning(db) != (CARRIED, None):
+            return False
+        write_down(db, 1)
+        return True
 
 
 @contextlib.contextmanager
@@ -896,11 +925,22 @@ def path_of(url: str) -> str:
 async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSettings | None = None) -> Sqlite:
     """Open the database that a URL names; `serving` makes sure that nobody else serves it."""
     path = path_of(url)
-    lock = Serving(path) if serving and path != ":memory:" else None
+    return await opened(Sqlite(path, Serving(path) if serving and path != ":memory:" else None))
+
+
+async def opened(backend: Sqlite) -> Sqlite:
+    """Open a backend; a file that cannot be opened is told in one line."""
     try:
-        return await Sqlite(path, lock).open()
+        return await backend.open()
     except OSError as error:
-        raise StartupError(f"cannot open {path}: {error.strerror or error}") from error
+        raise StartupError(f"cannot open {backend.path}: {error.strerror or error}") from error
+
+
+async def migrate_database(url: str) -> list[str]:
+    """Bring a file up to date, one of the numbering before the first release too; return whether it was one."""
+    backend = await opened(Sqlite(path_of(url), carries=True))
+    await backend.close()
+    return [f"schema {CARRIED} as {migrations()[0].name}"] if backend.carried else []
 
 
 if TYPE_CHECKING:

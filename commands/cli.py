@@ -48,6 +48,7 @@ from asyncgate.parts.process.configured import configured
 
 SECTIONS = {
     "Try it": ("demo", "dev"),
+    "Learn it": ("docs", "skill"),
     "Run a gate": ("serve", "ledger", "mcp", "keys", "migrate", "config", "openapi"),
     "Use one": ("login", "logout", "profiles", "wait"),
     "Work for one": ("worker", "scheduler"),
@@ -60,7 +61,7 @@ SECTIONS = {
 BESIDE = {"archive": "commands.archive", "keys": "commands.keys", "receipts": "commands.receipts",
           "scheduler": "clients.scheduler", "rebuild": "commands.recovery", "reconcile": "commands.recovery",
           "login": "commands.login", "logout": "commands.login", "profiles": "commands.login",
-          "wait": "commands.follow"}
+          "wait": "commands.follow", "docs": "commands.docs", "skill": "commands.skill"}
 
 class Clients(calling.Group):
     """A group that also knows its commands by the names of the operations, with underscores."""

@@ -1,13 +1,19 @@
-"""The README's tables, made from what declares them: `python -m asyncgate.commands.tables README.md` writes them."""
+"""The tables of docs/reference.md, made from what declares them.
+
+`python -m asyncgate.commands.tables docs/reference.md` writes them.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
+from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.settings import Settings, leaves, shown
 
 if TYPE_CHECKING:
@@ -35,6 +41,51 @@ def settings_table() -> str:
     return table(["setting", "default", "what it does"], rows)
 
 
+def refusals(kind: type[GateError] = GateError) -> Iterator[type[GateError]]:
+    """Walk the tree of errors below one."""
+    for below in kind.__subclasses__():
+        yield below
+        yield from refusals(below)
+
+
+def errors_table() -> str:
+    """Write one row per code: its status, and what the classes that have it say of it."""
+    meanings: dict[tuple[int, str], list[str]] = {
+        (GateError.status, GateError.code): ["Something failed inside the gate; the log says why."]}
+    for kind in refusals():
+        if kind.__doc__:
+            meanings.setdefault((kind.status, kind.code), []).append(kind.__doc__.partition("\n")[0])
+    return table(["status", "code", "what it means"], (
+        [str(status), f"`{code}`", "<br>".join(says)] for (status, code), says in sorted(meanings.items())))
+
+
+def commands_of(group: click.Group, path: str = "asyncgate") -> Iterator[tuple[str, click.Command]]:
+    """Walk the commands of a group, those of its groups among them."""
+    context = click.Context(group)
+    for name in sorted(group.list_commands(context)):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands_of(command, f"{path} {name}")
+        else:
+            yield f"{path} {name}", command
+
+
+def command_row(path: str, command: click.Command) -> list[str]:
+    """Write a command's arguments, its options and the first sentence of its help."""
+    arguments = [one.make_metavar(click.Context(command)) for one in command.params if isinstance(one, click.Argument)]
+    options = [f"`{one.opts[0]}`" for one in command.params if isinstance(one, click.Option) and not one.hidden]
+    says = " ".join((command.help or "").split("\n\n")[0].split())
+    return [f"`{' '.join([path, *arguments])}`", says, ", ".join(options) or "–"]
+
+
+def commands_table(group: click.Group, operations: Iterable[str]) -> str:
+    """Write one row per command that is not an operation."""
+    apart = {f"asyncgate {name.replace('_', '-')}" for name in operations}
+    return table(["command", "what it does", "options"], (
+        command_row(path, command) for path, command in commands_of(group) if path not in apart))
+
+
 def refreshed(text: str, tables: dict[str, str]) -> str:
     """Put the tables between their markers."""
     for name, made in tables.items():
@@ -46,8 +97,9 @@ def refreshed(text: str, tables: dict[str, str]) -> str:
 
 def tables() -> dict[str, str]:
     """Make every table."""
-    from asyncgate import OPERATIONS
-    return {"operations": operations_table(OPERATIONS.values()), "settings": settings_table()}
+    from asyncgate import OPERATIONS, main
+    return {"operations": operations_table(OPERATIONS.values()), "errors": errors_table(),
+            "commands": commands_table(main, OPERATIONS), "settings": settings_table()}
 
 
 def main(arguments: Any = None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -14,16 +13,14 @@ from typing import Any
 import pytest
 
 from asyncgate.clients.http import Http
+from tests.support.pages import blocks
 
-ROOT = Path(__file__).parent.parent
 TOKEN = "a-token-for-tests"
-DOCS, README = (ROOT / "docs" / "workers.md").read_text(), (ROOT / "README.md").read_text()
-# How a loop is run, where it stands, its type and name, and what it makes of a payload.
+# How a loop is run, its mark in the documentation, its type and name, and what it makes of a payload.
 LOOPS = {
-    "python": ([sys.executable], r"### A worker in any language\n.*?```python\n(.*?)```", README,
-               "image.resize", "resizer-1", {"ok": True}),
-    "shell": (["sh"], r"<!-- worker:shell -->\n```sh\n(.*?)```", DOCS, "words.count", "words-1", {"words": 6}),
-    "node": (["node"], r"<!-- worker:node -->\n```js\n(.*?)```", DOCS, "words.count", "words-1", {"words": 6}),
+    "python": ([sys.executable], "worker:loop", "image.resize", "resizer-1", {"ok": True}),
+    "shell": (["sh"], "worker:shell", "words.count", "words-1", {"words": 6}),
+    "node": (["node"], "worker:node", "words.count", "words-1", {"words": 6}),
 }
 NEEDS = {"python": (), "shell": ("sh", "curl", "jq"), "node": ("node",)}
 
@@ -44,12 +41,11 @@ def gate(request: pytest.FixtureRequest, live_for_all: Any) -> tuple[str, Callab
 @pytest.fixture(params=LOOPS)
 def working(request: pytest.FixtureRequest, gate: Any, tmp_path: Path) -> Iterator[tuple[str, Any]]:
     """Run a loop; return the type that it takes and what it makes of a payload."""
-    program, pattern, text, kind, name, result = LOOPS[request.param]
+    program, mark, kind, name, result = LOOPS[request.param]
     if missing := [tool for tool in NEEDS[request.param] if not shutil.which(tool)]:
         pytest.skip(f"{', '.join(missing)} is not installed: the loop in {request.param} does not run")
-    found = re.search(pattern, text, re.S)
-    assert found
-    (tmp_path / "loop.mjs").write_text(found[1])
+    [shown] = blocks("python", "sh", "js", mark=mark)
+    (tmp_path / "loop.mjs").write_text(shown.text)
     url, credential = gate
     surroundings = {**os.environ, "ASYNCGATE_URL": url, "ASYNCGATE_API_KEY": credential(name), "TMPDIR": str(tmp_path)}
     loop = subprocess.Popen([*program, str(tmp_path / "loop.mjs")], env=surroundings, start_new_session=True,

@@ -17,9 +17,11 @@ from pathlib import Path
 import pytest
 
 import asyncgate
+from asyncgate.commands.site import built
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("backends", "clients", "commands", "conformance", "parts")
+PARTS = ("backends", "clients", "commands", "conformance", "docs", "parts", "skills")
+PAGES = ("CHANGELOG.md", "README.md", "SECURITY.md")        # of the documentation, though they lie beside docs/
 FACTS = f"asyncgate-{asyncgate.__version__}.dist-info"
 
 # Prints where the gate and its backends were found.
@@ -128,7 +130,8 @@ def test_the_wheel_holds_the_gate_its_parts_and_nothing_else(wheel: Path) -> Non
     package = {name for name in files_of_wheel(wheel) if not name.startswith(f"{FACTS}/")}
 
     gate = {"asyncgate/__init__.py", "asyncgate/__main__.py", "asyncgate/py.typed"}
-    assert package == gate | {f"asyncgate/{name}" for name in files_of_parts()}
+    pages = {f"asyncgate/docs/{name}" for name in PAGES}
+    assert package == gate | pages | {f"asyncgate/{name}" for name in files_of_parts()}
 
 
 def test_the_wheel_brings_the_schema_and_the_conformance_suite(wheel: Path) -> None:
@@ -191,6 +194,20 @@ def test_the_demo_runs_to_its_end_from_the_wheel(installed: Path, tmp_path: Path
     told = run(installed / "asyncgate", "demo", cwd=tmp_path)
 
     assert "0 open obligations" in told
+
+
+def test_the_installed_gate_brings_its_documentation_and_its_skill(installed: Path, tmp_path: Path) -> None:
+    assert run(installed / "asyncgate", "docs", "readme", cwd=tmp_path) == (ROOT / "README.md").read_text()
+    assert run(installed / "asyncgate", "docs", "design", cwd=tmp_path) == (ROOT / "docs" / "design.md").read_text()
+
+    skill = ROOT / "skills" / "asyncgate" / "SKILL.md"
+    assert run(installed / "asyncgate", "skill", cwd=tmp_path) == skill.read_text()
+
+
+def test_the_site_of_the_installed_gate_is_that_of_the_checkout(installed: Path, tmp_path: Path) -> None:
+    run(installed / "asyncgate", "docs", "--build", "site", cwd=tmp_path)
+
+    assert {file.name: file.read_text() for file in (tmp_path / "site").iterdir()} == built()
 
 
 def test_a_bare_checkout_runs_and_finds_its_parts(checkout: Path) -> None:

@@ -2,7 +2,8 @@
 
 Expand and contract: a new release only adds to the schema, so the servers of the release before go on working on it
 until the last of them is gone; what nobody uses any more is taken away by a later file, which says in its `-- code: N`
-line which servers it leaves behind.  A server refuses a schema that is too old for it, or that has left it behind.
+line which servers it leaves behind.  A server refuses a schema that is too old for it, or that has left it behind, or
+that began with another first file.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import asyncpg
 from msgspec import Struct
 
+from asyncgate.backends.lineage import FIRST, digest, require_lineage
 from asyncgate.backends.postgres.hosts import AWAY, Hosts, startup_error
 from asyncgate.backends.postgres.privileges import last, make_roles, mend, remember
 from asyncgate.parts.model.errors import StartupError
@@ -23,6 +25,16 @@ from asyncgate.parts.model.errors import StartupError
 FOLDER = Path(__file__).parents[1] / "schema" / "postgres"
 LOCK = 0x6761_7465_6d69_6772        # held by the one that migrates
 LOCK_TIMEOUT = "5s"                 # who waits for a table keeps everybody waiting who comes after
+AGAIN = "run `asyncgate migrate --database URL` as its owner"
+
+# Before the first release there were fourteen files.  Their schema differs from that of the first file only in this.
+CARRIED = 14
+CARRY_OVER = """
+DROP FUNCTION asyncgate.overdue(float8, float8, text[], int);
+ALTER FUNCTION asyncgate.overdue_but(float8, float8, text[], text[], int) RENAME TO overdue;
+DELETE FROM asyncgate.migrations WHERE number > 1;
+UPDATE asyncgate.migrations SET privileges = NULL;
+"""
 
 
 class Migration(Struct, frozen=True):
@@ -38,8 +50,15 @@ class Migration(Struct, frozen=True):
         """Return all that applies it, for `psql` or for us; it must be one transaction."""
         role = "" if self.number == 1 else "SET LOCAL ROLE asyncgate_owner;\n"
         record = f"({self.number}, '{self.name}', {self.code})"
+        begin = self.lineage if self.number == 1 else ""
         return (f"BEGIN;\nSET LOCAL lock_timeout = '{LOCK_TIMEOUT}';\nSELECT pg_advisory_xact_lock({LOCK});\n{role}"
-                f"{self.sql}\nINSERT INTO asyncgate.migrations (number, name, code) VALUES {record};\nCOMMIT;\n")
+                f"{self.sql}\n{begin}"
+                f"INSERT INTO asyncgate.migrations (number, name, code) VALUES {record};\nCOMMIT;\n")
+
+    @property
+    def lineage(self) -> str:
+        """Return the statement that says that a database began with this file."""
+        return f"INSERT INTO asyncgate.meta VALUES ('{FIRST}', '{digest(self.sql)}');\n"
 
 
 def migrations(folder: Path = FOLDER) -> list[Migration]:
@@ -72,12 +91,39 @@ async def connected(url: str) -> AsyncIterator[asyncpg.Connection]:
         await db.close()
 
 
+async def is_migrated(db: Any) -> bool:
+    """Whether a database has a schema of the gate."""
+    there: bool = await db.fetchval("SELECT to_regclass('asyncgate.migrations') IS NOT NULL")
+    return there
+
+
 async def missing(db: Any, folder: Path = FOLDER) -> list[Migration]:
     """Return the migrations that a database has not seen."""
     seen = 0
-    if await db.fetchval("SELECT to_regclass('asyncgate.migrations') IS NOT NULL"):
+    if await is_migrated(db):
         seen = await db.fetchval("SELECT coalesce(max(number), 0) FROM asyncgate.migrations")
     return [migration for migration in migrations(folder) if migration.number > seen]
+
+
+async def beginning(db: Any) -> tuple[int, str | None]:
+    """Return the number of a database's schema and the digest of the file that it began with, if it keeps one."""
+    number, kept = await db.fetchrow("SELECT (SELECT max(number) FROM asyncgate.migrations), "
+                                     "(SELECT value FROM asyncgate.meta WHERE name = $1)", FIRST)
+    return number, kept
+
+
+async def carry_over(db: Any) -> list[str]:
+    """Number the schema anew that the files before the first release have made; return what was done."""
+    first = migrations()[0]
+    try:
+        async with db.transaction():
+            await db.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'; SELECT pg_advisory_xact_lock({LOCK})")
+            if await beginning(db) != (CARRIED, None):
+                return []
+            await db.execute(CARRY_OVER + first.lineage)
+    except asyncpg.PostgresError as error:
+        raise StartupError(f"schema {CARRIED} cannot be carried over, nothing was changed: {error}") from None
+    return [f"schema {CARRIED} as {first.name}"]
 
 
 async def migrate_database(url: str, folder: Path = FOLDER) -> list[str]:
@@ -87,9 +133,11 @@ async def migrate_database(url: str, folder: Path = FOLDER) -> list[str]:
     """
     async with connected(url) as db:
         applied = []
-        if await db.fetchval("SELECT to_regclass('asyncgate.migrations') IS NOT NULL"):
+        if await is_migrated(db):
+            if await beginning(db) != (CARRIED, None):
+                await require_beginning(db)
             await make_roles(db, roles())
-            applied = await mend(db)
+            applied = [*await mend(db), *await carry_over(db)]
         while todo := await missing(db, folder):
             try:
                 await db.execute(todo[0].script)
@@ -114,14 +162,20 @@ def migration_sql(after: int) -> str:
     return "\n".join(migration.script for migration in migrations() if migration.number > after)
 
 
+async def require_beginning(db: Any) -> None:
+    """Refuse a database that began with another first file than this release has."""
+    number, kept = await beginning(db)
+    require_lineage(kept, digest(migrations()[0].sql), number, CARRIED, AGAIN)
+
+
 async def require_schema(db: Any) -> None:
     """Refuse a database whose schema this server does not know how to use."""
-    again = "run `asyncgate migrate --database URL` as its owner"
-    if not await db.fetchval("SELECT to_regclass('asyncgate.migrations') IS NOT NULL"):
-        raise StartupError(f"this database has no schema of the gate yet: {again}")
+    if not await is_migrated(db):
+        raise StartupError(f"this database has no schema of the gate yet: {AGAIN}")
+    await require_beginning(db)
     number, code = await db.fetchrow("SELECT max(number), max(code) FROM asyncgate.migrations")
     if number < SCHEMA_VERSION:
-        raise StartupError(f"this database has schema {number}, this release needs {SCHEMA_VERSION}: {again}")
+        raise StartupError(f"this database has schema {number}, this release needs {SCHEMA_VERSION}: {AGAIN}")
     if code > SCHEMA_VERSION:
         raise StartupError(f"this database has schema {number}, which has left this release behind "
                            f"({SCHEMA_VERSION}); run a newer one")

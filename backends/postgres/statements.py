@@ -520,7 +520,7 @@ NEXT_DUE = """
 SELECT min(next_eligible_at) FROM asyncgate.states
 WHERE tenant_id = $1 AND status = 'queued' AND NOT ready AND held IS NULL AND next_eligible_at > $2"""
 OVERDUE = f"""
-SELECT tenant_id::text, kind, id FROM asyncgate.overdue_but($1, $2, $3, ARRAY(
+SELECT tenant_id::text, kind, id FROM asyncgate.overdue($1, $2, $3, ARRAY(
     SELECT instance_id::text FROM asyncgate.instances AS i WHERE instance_id <> $4::text AND {LOCKED}), $5)"""
 LAPSES = "SELECT look_at, tenant_id::text, task_id FROM asyncgate.lapses($1, $2)"
 COUNT = """

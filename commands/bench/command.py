@@ -2,7 +2,7 @@
 
     asyncgate bench-server --database sqlite:///bench.db        # a gate, with a bare echo beside it
     asyncgate bench --echo --mode cycle --clients 1,8,32        # in turns, so that a ratio can be quoted
-    asyncgate bench --self                                      # both, and the table of the README
+    asyncgate bench --self                                      # both, and the table of docs/numbers.md
 
 Each client sends its next request when the last one is answered.  A step is what a mode does again and again: one cycle
 is create, claim and complete, three requests and four receipts.  Read ratios of one run, not times of one machine.
@@ -139,7 +139,7 @@ def bench(ctx: click.Context, /, **options: Any) -> None:
     `asyncgate bench-server`; all rates are then shown as a part of the echo's.  tasks/s of complete are cycles/s.
 
     \b
-    asyncgate bench --self                             the table of the README
+    asyncgate bench --self                             the table of docs/numbers.md
     asyncgate bench --fill 1000000 --mode claim-empty  is a full gate as fast as an empty one?
     asyncgate bench --mode create --clients 1 --rival 100000
     asyncgate bench --token SHARED --token aga_...     what does an issued key cost beside the shared token?

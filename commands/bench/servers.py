@@ -1,4 +1,4 @@
-"""`asyncgate bench --self`: start servers, measure them in turns, and write the README's table."""
+"""`asyncgate bench --self`: start servers, measure them in turns, and write the table of docs/numbers.md."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def resident_kib(pid: int) -> float | None:
     return None
 
 
-# The README's table.
+# The table of docs/numbers.md.
 
 
 def method(plan: Plan, rows: list[Row]) -> dict[str, Any]:

@@ -374,7 +374,7 @@ class Configured(Struct, frozen=True):
 
 
 class Setting(Struct, frozen=True):
-    """One setting, as `asyncgate config` and the README show it; `form` is its type.
+    """One setting, as `asyncgate config` and docs/reference.md show it; `form` is its type.
 
     The value of one that is `in_file` may be kept in a file, which the environment names as `<environment>_FILE`.
     """

@@ -297,14 +297,6 @@ async def test_each_file_has_a_name_of_its_own_and_keeps_it(tmp_path: Path) -> N
     assert first.startswith("asyncgate-")
 
 
-async def test_a_file_of_an_older_release_stays_asyncgate_1(tmp_path: Path) -> None:
-    await named(tmp_path / "a.db")
-    with contextlib.closing(sqlite3.connect(tmp_path / "a.db")) as db, db:
-        db.execute("DELETE FROM meta WHERE name = 'instance_id'")
-
-    assert await named(tmp_path / "a.db") == "asyncgate-1"
-
-
 async def named(path: Path) -> str:
     backend = await open_backend(f"sqlite:///{path}")
     await backend.close()

@@ -283,7 +283,7 @@ def numbered(statement: str, names: Iterable[str]) -> str:
 UNTIL_THE_END = {"lanes"}       # a tenant has few, and all of them are wanted
 # What looks across tenants asks by these.
 LED_BY = {"states_check": "check_at", "schedules_late": "late_at", "api_keys_id": "key_id"}
-ACROSS = {"overdue": "asyncgate_sweeper", "overdue_but": "asyncgate_sweeper", "find_key": "asyncgate_auth",
+ACROSS = {"overdue": "asyncgate_sweeper", "find_key": "asyncgate_auth",
           **dict.fromkeys(("archive_receipts", "forget_pointers", "prune_tasks", "prune_audit"), "asyncgate_owner")}
 # What these find under their first two columns is few, so it may be sorted: a worker's leases, a task's receipts.
 FEW = {"states_holder", "receipts_key"}
@@ -433,7 +433,7 @@ async def test_no_function_reads_more_than_it_must(databases: dict[str, str], cl
     async with connected(cluster.admin_url(database)) as root:
         judge, asked = await Judge.of(root), await functions(root)
     assert {name: len(parts) for name, parts in asked.items()} == {
-        "one_task": 1, "open_obligations": 1, "overdue": 4, "overdue_but": 5, "find_key": 1,
+        "one_task": 1, "open_obligations": 1, "overdue": 5, "find_key": 1,
         "archive_receipts": 4, "forget_pointers": 1, "prune_tasks": 4, "prune_audit": 1}
 
     for name, parts in asked.items():

@@ -16,8 +16,9 @@ import pytest
 
 from asyncgate import Engine
 from asyncgate.backends import open_backend
+from asyncgate.backends.lineage import FIRST
 from asyncgate.backends.postgres import migrate_database, migration_sql
-from asyncgate.backends.postgres.migrations import FOLDER, SCHEMA_VERSION
+from asyncgate.backends.postgres.migrations import CARRIED, FOLDER, SCHEMA_VERSION
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.postgres_server import Cluster, connected
 from asyncgate.parts.model.errors import StartupError
@@ -314,6 +315,58 @@ async def test_a_server_does_not_start_on_an_older_schema(migrated: str, admin: 
         await open_backend(migrated)
     assert str(refused.value) == (f"this database has schema {SCHEMA_VERSION - 1}, this release needs "
                                   f"{SCHEMA_VERSION}: run `asyncgate migrate --database URL` as its owner")
+
+
+# Databases of the numbering before the first release.
+
+BEFORE = f"""
+ALTER FUNCTION asyncgate.overdue(float8, float8, text[], text[], int) RENAME TO overdue_but;
+CREATE FUNCTION asyncgate.overdue(float8, float8, text[], int) RETURNS void LANGUAGE sql AS '';
+DELETE FROM asyncgate.meta WHERE name = '{FIRST}';
+"""
+
+
+async def as_before(admin: str, number: int) -> None:
+    """Make a database look like one of the numbering before the first release."""
+    async with connected(admin) as db:
+        await db.execute(BEFORE)
+        await db.execute("INSERT INTO asyncgate.migrations (number, name, code) "
+                         "SELECT n, 'older', 1 FROM generate_series(2, $1::int) AS n", number)
+
+
+async def test_the_last_schema_before_the_first_release_is_carried_over_by_migrate(migrated: str, admin: str) -> None:
+    fresh = await shape(admin)
+    async with backend_of(migrated) as backend:
+        await work_on(backend)
+    await as_before(admin, CARRIED)
+
+    with pytest.raises(StartupError, match=f"schema {CARRIED} of the numbering before .*run `asyncgate migrate"):
+        await open_backend(migrated)
+    assert sorted(await asyncio.gather(*(migrate_database(admin) for _ in range(2)))) == [
+        [], [f"schema {CARRIED} as {FILES[0]}"]]
+
+    assert await shape(admin) == fresh
+    assert await migrate_database(admin) == []
+    async with backend_of(migrated) as backend:
+        await work_on(backend)
+
+
+@pytest.mark.parametrize("number", [1, CARRIED - 1])
+async def test_an_older_one_is_refused_with_the_way_there(migrated: str, admin: str, number: int) -> None:
+    await as_before(admin, number)
+
+    for opening in (open_backend(migrated), migrate_database(admin)):
+        with pytest.raises(StartupError, match=f"schema {number} of .*: bring it to schema {CARRIED} with the last"):
+            await opening
+
+
+async def test_a_database_that_began_with_another_first_file_is_refused(migrated: str, admin: str) -> None:
+    async with connected(admin) as db:
+        await db.execute("UPDATE asyncgate.meta SET value = 'another' WHERE name = $1", FIRST)
+
+    for opening in (open_backend(migrated), migrate_database(admin)):
+        with pytest.raises(StartupError, match=r"another first migration.*`asyncgate receipts export` there"):
+            await opening
 
 
 # What the files say.

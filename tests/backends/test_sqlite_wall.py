@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from asyncgate import Engine, Needs, Work
-from asyncgate.backends import sqlite as backend
 from asyncgate.backends.sqlite import open_backend
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.parts.model.stored import Entry, LedgerMark, Outgoing
@@ -125,28 +124,6 @@ async def test_each_batch_says_whose_it_is_before_it_writes(path: Path) -> None:
         await Gate(Engine(opened), tenant).create()
         assert opened.db.execute("SELECT tenant_id FROM wall").fetchall() == [(tenant,)]
     await opened.close()
-
-
-async def test_a_file_of_the_release_before_is_brought_up_to_date_with_all_that_is_in_it(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "gate.db", isolation_level=None)) as db:
-        db.create_function("current_tenant", 0, lambda: OURS)       # what that release asked
-        db.executescript((backend.SCHEMA / "0001_initial.sql").read_text())
-        db.execute("INSERT INTO meta VALUES ('schema_version', '1')")
-        db.execute("INSERT INTO lanes VALUES (?, 1, 'demo', '[]')", (OURS,))
-        old = [(OURS, f"0190-{age}", f"key-{age}", "task.assigned", float(age), "agent", "a", "agent", "a", f"t-{age}",
-                None, None, "here", "hash", "{}", None) for age in (3, 1, 2)]
-        db.executemany(f"INSERT INTO receipts VALUES ({', '.join('?' * 16)})", old)
-
-    opened: Any = await open_backend(f"sqlite:///{tmp_path / 'gate.db'}")
-    await Gate(Engine(opened), OURS).finished()
-    lanes = opened.db.execute("SELECT count(*) FROM lanes").fetchone()[0]
-    kept = opened.db.execute("SELECT * FROM receipts WHERE receipt_id LIKE '0190-_'").fetchall()
-    with pytest.raises(sqlite3.IntegrityError, match="append-only"):
-        opened.db.execute("DELETE FROM receipts")
-    await opened.close()
-
-    assert lanes == 2
-    assert kept == sorted(old)
 
 
 async def test_the_wall_takes_back_the_whole_transaction(path: Path) -> None:

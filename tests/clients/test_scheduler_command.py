@@ -1,10 +1,9 @@
-"""`asyncgate scheduler` as people start it, and the README's chapter about it."""
+"""`asyncgate scheduler` as people start it, and the examples of docs/schedules.md."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -22,10 +21,10 @@ from asyncgate.clients.http import Http
 from asyncgate.clients.scheduler.plan import read_plan
 from asyncgate.clients.scheduler.store import Store
 from tests.conftest import TOKEN, Live
+from tests.support.pages import blocks
 
 PATIENCE_SECONDS = 60.0
 ROOT = Path(__file__).parents[2]
-CHAPTER = (ROOT / "README.md").read_text().partition("\n## A schedule\n")[2].partition("\n## ")[0]
 SECONDLY = {"name": "beat", "mode": "interval", "interval_seconds": 1, "misfire_policy": "catch_up_all",
             "task_template": {"type": "tick", "payload_template": {"at": "{{run_at}}"}}}
 
@@ -123,18 +122,18 @@ def test_a_shell_with_the_schedulers_keys_can_start_a_gate_too(monkeypatch: pyte
     assert told.exit_code == 0
 
 
-def test_the_example_of_the_readme_runs(gate: Http, begin: Callable[..., subprocess.Popen[str]]) -> None:
-    [example] = re.findall(r"```sh\n(asyncgate scheduler &.*?)```", CHAPTER, re.S)
-    program = f'asyncgate() {{ "{sys.executable}" -m asyncgate "$@"; }}\n{example}\nwait'
+def test_the_example_of_the_documentation_runs(gate: Http, begin: Callable[..., subprocess.Popen[str]]) -> None:
+    [example] = blocks("sh", mark="schedule:run")
+    program = f'asyncgate() {{ "{sys.executable}" -m asyncgate "$@"; }}\n{example.text}\nwait'
 
     begin("bash", "-c", program, ASYNCGATE_API_KEY=TOKEN)
 
     assert waited(lambda: ticks(gate, "echo"))
 
 
-def test_the_plans_of_the_readme_are_plans() -> None:
-    plans = re.findall(r"```json\n(.*?)```", CHAPTER, re.S)
+def test_the_plans_of_the_documentation_are_plans() -> None:
+    plans = blocks("json", mark="schedule:plan")
 
     assert plans
     for plan in plans:
-        assert read_plan(json.loads(plan), time.time()).name
+        assert read_plan(json.loads(plan.text), time.time()).name

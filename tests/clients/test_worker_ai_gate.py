@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -18,6 +17,7 @@ import pytest
 
 from asyncgate.clients.http import Http, Unreachable
 from tests.support.ai_tools import KEY, PATIENCE_SECONDS, ModelProgram, notes, profile_with, stdio, until
+from tests.support.pages import blocks
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "a-token-for-tests"
@@ -290,13 +290,12 @@ def test_the_gate_itself_is_an_mcp_server_so_a_model_can_hand_over_work(busy: Ho
 
 
 def shown(name: str) -> str:
-    """Return the commands of the README that stand below a mark."""
-    found = re.search(rf"<!-- {name} -->\n```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert found
-    return found[1]
+    """Return the commands of the documentation that stand below a mark."""
+    [block] = blocks("sh", mark=name)
+    return block.text
 
 
-def test_the_example_of_the_readme_does_what_it_says(house: House) -> None:
+def test_the_example_of_the_documentation_does_what_it_says(house: House) -> None:
     prices = [{"name": "price", "arguments": {"product": product}} for product in ("pen", "ink")]
     finish = {"summary": "10 pens at 1.20 and 2 of ink at 4.50", "result": {"total": 21.0}}
     model = ModelProgram([{"call": prices}, {"finish": finish}])

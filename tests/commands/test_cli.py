@@ -117,7 +117,8 @@ def test_the_help_shows_the_commands_in_sections() -> None:
     lines = CliRunner().invoke(main, ["--help"]).output.splitlines()
 
     titles = [line.partition(" (")[0].rstrip(":") for line in lines if line[:1].strip() and line.endswith(":")]
-    assert titles == ["Options", "Try it", "Run a gate", "Use one", "Work for one", "Look after it", "Operations"]
+    assert titles == [
+        "Options", "Try it", "Learn it", "Run a gate", "Use one", "Work for one", "Look after it", "Operations"]
     listed = {line.split()[0] for line in lines if line.startswith("  ") and line.strip()}
     assert {name.replace("_", "-") for name in OPERATIONS} | {"dev", "demo", "verify", "backup"} <= listed
 
@@ -382,8 +383,9 @@ def test_an_id_is_taken_as_short_as_a_table_has_shown_it(
     assert answer(run("get-task", remembered.short(task_id), "--json"))["task_id"] == task_id
 
 
-# What goes on until it is stopped, or is another program's: pytest, MCP, a document that is JSON already.
-NO_ANSWER = {"bench-server", "conformance", "demo", "dev", "ledger", "mcp", "openapi", "scheduler", "serve", "worker"}
+# What goes on until it is stopped, or is another program's: pytest, MCP, a document that is JSON or Markdown already.
+NO_ANSWER = {"bench-server", "conformance", "demo", "dev", "ledger", "mcp", "openapi", "scheduler", "serve", "skill",
+             "worker"}
 
 
 def test_every_command_that_answers_can_answer_in_json() -> None:

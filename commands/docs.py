@@ -1,0 +1,132 @@
+"""Read the documentation without a network: `asyncgate docs` lists, shows, opens and builds it."""
+
+from __future__ import annotations
+
+import sys
+import webbrowser
+from collections.abc import Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path, PurePosixPath
+from threading import Thread
+
+import click
+import msgspec
+
+from asyncgate.commands.calling import NOT_THERE, as_json, ended, nearest
+from asyncgate.commands.site import Page, built, pages
+from asyncgate.commands.terminal import console, is_terminal, plain, show_table
+
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".md": "text/plain", ".txt": "text/plain"}
+
+
+@click.command(epilog="Example: asyncgate docs workers | less")
+@click.argument("page", required=False)
+@click.option("--open", "opens", is_flag=True, help="Show the site in a browser, from this machine; Ctrl-C ends it.")
+@click.option("--build", "folder", metavar="DIRECTORY", type=click.Path(file_okay=False, path_type=Path),
+              help="Write the site, with llms.txt and each page as HTML and as Markdown.")
+@as_json
+def docs(page: str | None, opens: bool, folder: Path | None, as_json: bool) -> None:
+    """Read the documentation, without a network.
+
+    Without PAGE this lists the pages.  PAGE is shown in the terminal, or as its Markdown in a pipe.  All pages together
+    are a site: --open shows it, at PAGE if one is named; --build writes it for any web server, below any path.
+    """
+    known = pages()
+    if folder and (page or opens):
+        raise click.UsageError("--build writes all pages: give neither a page nor --open with it")
+    if as_json and (folder or opens):
+        raise click.UsageError("--json prints pages: give neither --build nor --open with it")
+    if folder:
+        return write_site(folder)
+    found = find_page(page, known) if page else None
+    if opens:
+        return serve_site(built(), f"{found.stem}.html" if found else "")
+    if as_json:
+        return click.echo(msgspec.json.encode(found or [listed(one) for one in known.values()]))
+    show_page(found) if found else list_pages(known)
+
+
+def find_page(said: str, known: Mapping[str, Page]) -> Page:
+    """Find a page by its name, however it is spelled, or end the program with the name that is near."""
+    name = said.lower().removesuffix(".md").rpartition("/")[2].replace("_", "-")
+    if name not in known:
+        near = nearest(name, [*known])
+        raise ended(f"there is no page {plain(said)!r}.{near} `asyncgate docs` lists the pages.", NOT_THERE)
+    return known[name]
+
+
+def listed(page: Page) -> dict[str, str]:
+    """Return what the list says of a page: all but its text."""
+    return {"name": page.name, "path": page.path, "section": page.section, "title": page.title, "about": page.about}
+
+
+def list_pages(known: Mapping[str, Page]) -> None:
+    """Print the names of the pages and what each is about."""
+    show_table(["page", "about"], [{"page": name, "about": page.about} for name, page in known.items()])
+    click.echo("asyncgate docs PAGE shows one; --open shows all of them in a browser", err=True)
+
+
+def show_page(page: Page) -> None:
+    """Show a page: its Markdown where a program reads it, else laid out, a screen at a time."""
+    if not is_terminal(sys.stdout):
+        return click.echo(page.text, nl=False)
+    from rich.markdown import Markdown
+
+    on = console()
+    with on.capture() as drawn:
+        on.print(Markdown(page.text, hyperlinks=False))
+    click.echo_via_pager(drawn.get())
+
+
+# The site.
+
+
+def write_site(folder: Path) -> None:
+    """Write the site into a folder that is new, empty, or holds an earlier one."""
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "llms.txt").exists():
+        raise click.UsageError(f"{folder} holds other files (there is no llms.txt of an earlier site): "
+                               "give a new or an empty directory")
+    files = built()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"cannot write {error.filename}: {error.strerror}") from None
+    click.echo(f"{folder / 'index.html'}: {len(files)} files")
+
+
+def serve_site(files: Mapping[str, str], first: str) -> None:
+    """Serve the site on loopback and ask a browser to show it, until Ctrl-C."""
+    class Reader(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            send_file(self, files)
+
+        def log_message(self, *_: object) -> None:
+            pass        # whoever reads wants no line for each file
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Reader) as server:
+        url = f"http://127.0.0.1:{server.server_port}/{first}"
+        serving = Thread(target=server.serve_forever, daemon=True)
+        serving.start()
+        click.echo(f"{url} (Ctrl-C ends it)")
+        try:
+            if not webbrowser.open(url):
+                click.echo("no browser was found here: open the address in one on this machine", err=True)
+            serving.join()
+        except KeyboardInterrupt:
+            server.shutdown()
+
+
+def send_file(request: BaseHTTPRequestHandler, files: Mapping[str, str]) -> None:
+    """Send one file of the site."""
+    name = request.path.partition("?")[0].strip("/") or "index.html"
+    if name not in files:
+        return request.send_error(HTTPStatus.NOT_FOUND)
+    body = files[name].encode()
+    request.send_response(HTTPStatus.OK)
+    request.send_header("content-type", f"{KINDS[PurePosixPath(name).suffix]}; charset=utf-8")
+    request.send_header("content-length", str(len(body)))
+    request.end_headers()
+    request.wfile.write(body)

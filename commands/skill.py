@@ -1,0 +1,52 @@
+"""Teach an agent to use the gate: `asyncgate skill` prints the skill, or puts it where agents look for skills."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from asyncgate.commands.calling import CONFLICT, ended
+
+NAME = "asyncgate"
+SKILL = Path(__file__).parents[1] / "skills" / NAME / "SKILL.md"
+PLACE = Path(".claude") / "skills"      # below a project, or below the home directory
+
+
+@click.command(epilog="Example: asyncgate skill --install --dir .agents/skills")
+@click.option("--install", "installs", is_flag=True,
+              help="Write it to .claude/skills/asyncgate/SKILL.md of this project.")
+@click.option("--user", is_flag=True, help="With --install: write it for all projects, below the home directory.")
+@click.option("--dir", "folder", metavar="PATH", type=click.Path(file_okay=False, path_type=Path),
+              help="With --install: the folder of skills; the file is PATH/asyncgate/SKILL.md.")
+@click.option("--force", is_flag=True, help="With --install: overwrite a file that says something else.")
+def skill(installs: bool, user: bool, folder: Path | None, force: bool) -> None:
+    """Print the skill that teaches an agent to use the gate, or install it.
+
+    A skill is a file SKILL.md (agentskills.io) that agents read when a job calls for it.  Some agents look elsewhere:
+    --dir .agents/skills is the folder that several of them share.
+    """
+    if not installs and (user or folder or force):
+        raise click.UsageError("--user, --dir and --force go with --install")
+    if user and folder:
+        raise click.UsageError("--user and --dir name two places: give one")
+    text = SKILL.read_text(encoding="utf-8")
+    if not installs:
+        return click.echo(text, nl=False)
+    install((folder or (Path.home() / PLACE if user else PLACE)) / NAME / SKILL.name, text, force)
+
+
+def install(target: Path, text: str, force: bool) -> None:
+    """Write the skill, unless somebody has changed the one that is there."""
+    try:
+        there = target.read_text(encoding="utf-8") if target.exists() else None
+        if there == text:
+            return click.echo(f"{target} is up to date")
+        if there is not None and not force:
+            raise ended(f"{target} differs from the skill of this version, and is left as it is; --force overwrites it",
+                        CONFLICT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.ClickException(f"cannot write {target}: {getattr(error, 'strerror', None) or error}") from None
+    click.echo(f"wrote {target}")

@@ -1,0 +1,299 @@
+"""The documentation without a network: its pages on the command line, and the static site that is made of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import urldefrag
+from urllib.request import urlopen
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from asyncgate import main
+from asyncgate.commands import docs
+from asyncgate.commands.site import LINK, SECTIONS, Page, built, contents, markdown, pages, relinked
+
+ROOT = Path(__file__).parents[2]
+OUTSIDE = re.compile(r"[a-z][a-z0-9+.-]*:")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["docs", *arguments], prog_name="asyncgate")
+
+
+class Found(HTMLParser):
+    """What a page of HTML points to, what it loads, and where one can point to in it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.ids: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note links, loads and anchors."""
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            elif name in ("href", "src", "srcset", "action"):
+                (self.links if tag == "a" else self.loads).append(value or "")
+
+
+@pytest.fixture(scope="module")
+def site() -> dict[str, str]:
+    return built()
+
+
+@pytest.fixture(scope="module")
+def found(site: dict[str, str]) -> dict[str, Found]:
+    return {name: Found(text) for name, text in site.items() if name.endswith(".html")}
+
+
+# Pages.
+
+
+def test_every_page_of_the_repository_is_there_with_a_title_and_a_first_sentence() -> None:
+    known = pages()
+
+    assert {page.path for page in known.values()} == {
+        *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")), "README.md", "CHANGELOG.md", "SECURITY.md"}
+    assert [page.path for page in known.values() if page.title == page.name or len(page.about) < 15] == []
+    assert next(iter(known)) == "readme"
+    assert len({page.stem.lower() for page in known.values()}) == len(known)
+
+
+def test_a_page_has_one_place_in_one_section() -> None:
+    named = [name for names in SECTIONS.values() for name in names]
+
+    assert len(named) == len(set(named))
+
+
+@pytest.mark.parametrize("said", ["workers", "workers.md", "docs/workers.md", "WORKERS"])
+def test_a_page_is_printed_as_it_was_written_where_a_program_reads_it(said: str) -> None:
+    assert run(said).stdout == (ROOT / "docs" / "workers.md").read_text()
+
+
+def test_the_list_names_every_page_and_what_it_is_about() -> None:
+    lines = run().stdout.splitlines()
+
+    assert [line.split()[0] for line in lines[1:]] == list(pages())
+    assert "A durable task gate for agents that forget." in lines[1]
+
+
+def test_the_list_and_a_page_are_there_as_json() -> None:
+    listed, page = json.loads(run("--json").stdout), json.loads(run("workers", "--json").stdout)
+
+    assert [one["name"] for one in listed] == list(pages())
+    assert {**next(one for one in listed if one["name"] == "workers"), "text": pages()["workers"].text} == page
+
+
+def test_an_unknown_page_is_told_with_the_name_that_is_near() -> None:
+    told = run("worker")
+
+    assert (told.exit_code, told.stdout) == (4, "")
+    assert "there is no page 'worker'. Did you mean workers?" in told.stderr
+
+
+def test_a_page_is_laid_out_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(docs, "is_terminal", lambda _: True)
+    monkeypatch.setattr("click.echo_via_pager", shown.append)
+
+    docs.show_page(pages()["workers"])
+
+    assert "<!--" not in shown[0]
+    assert pages()["workers"].title in shown[0]
+    assert f"# {pages()['workers'].title}" not in shown[0]
+
+
+def test_every_command_of_the_page_on_documentation_is_understood() -> None:
+    lines = [line for example in re.findall(r"```sh\n(.*?)```", pages()["documentation"].text, re.S)
+             for line in example.splitlines()]
+
+    assert len(lines) >= 4
+    for line in lines:
+        program, name, *arguments = shlex.split(line, comments=True)
+        with click.Context(main) as group:
+            command = main.get_command(group, name)
+            assert (program, bool(command)) == ("asyncgate", True)
+            assert command
+            command.make_context(name, arguments, parent=group)
+
+
+# The site.
+
+
+def test_every_page_is_there_as_html_and_as_markdown(site: dict[str, str]) -> None:
+    stems = [page.stem for page in pages().values()]
+
+    assert {name for name in site if name.endswith(".html")} == {f"{stem}.html" for stem in stems}
+    assert {name for name in site if name.endswith(".md")} == {f"{stem}.md" for stem in stems} | {"SKILL.md"}
+    assert [stem for stem in stems if f'href="{stem}.md"' not in site[f"{stem}.html"]] == []
+
+
+def test_every_link_leads_to_a_page_and_a_heading_that_are_there(found: dict[str, Found], site: dict[str, str]) -> None:
+    broken = []
+    for name, page in found.items():
+        for link in (link for link in page.links if not OUTSIDE.match(link)):
+            there, anchor = urldefrag(link)
+            there = there or name
+            if there not in site or (anchor and anchor not in found[there].ids):
+                broken.append(f"{name}: {link}")
+
+    assert broken == []
+
+
+def test_every_link_in_the_markdown_leads_to_markdown(site: dict[str, str]) -> None:
+    links = [(name, link) for name, text in site.items() if name.endswith((".md", ".txt")) and name != "SKILL.md"
+             for part in re.split(r"```.*?```", text, flags=re.S)[::1] for _, link in LINK.findall(part)]
+
+    assert links
+    assert [(name, link) for name, link in links
+            if not OUTSIDE.match(link) and not link.startswith("#") and urldefrag(link)[0] not in site] == []
+
+
+def test_no_page_loads_anything_from_elsewhere_and_all_work_below_a_path(
+    found: dict[str, Found], site: dict[str, str]
+) -> None:
+    loads = {load for page in found.values() for load in page.loads} - {"data:,"}
+
+    assert {load for load in loads if not load.endswith(".md")} == {
+        "style.css", "code.css", "search.js", "search-index.js"}
+    assert loads <= site.keys()
+    assert [link for page in found.values() for link in page.links if link.startswith("/")] == []
+    assert [name for name in ("style.css", "code.css", "search.js") if re.search(r"@import|url\(|https?:", site[name])
+            ] == []
+
+
+def test_no_anchor_stands_twice_on_a_page(found: dict[str, Found]) -> None:
+    assert {name: page.ids for name, page in found.items() if len(set(page.ids)) < len(page.ids)} == {}
+
+
+def test_the_pages_are_for_light_and_dark_and_for_narrow_windows(site: dict[str, str]) -> None:
+    assert [name for name, text in site.items() if name.endswith(".html")
+            and '<meta name="viewport" content="width=device-width, initial-scale=1">' not in text] == []
+    assert [name for name in ("style.css", "code.css") if "@media (prefers-color-scheme: dark)" not in site[name]] == []
+    # What is wider than the window scrolls by itself: code and tables.
+    assert re.search(r"^pre \{.*overflow-x: auto", site["style.css"], re.M)
+    assert re.search(r"^table \{.*display: block.*overflow-x: auto", site["style.css"], re.M)
+
+
+def test_code_is_coloured_and_the_marks_of_the_tests_are_left_out(site: dict[str, str]) -> None:
+    assert '<span class="k' in site["workers.html"]
+    assert "<!-- " not in site["workers.html"]
+    assert "<!-- " in site["workers.md"]
+
+
+def test_the_table_of_contents_for_language_models_has_the_form_of_llmstxt_org(site: dict[str, str]) -> None:
+    title, summary, _, *sections = re.split(r"\n\n(?!- )", site["llms.txt"])
+
+    assert title == "# AsyncGate"
+    assert summary.startswith("> ")
+    assert all(re.fullmatch(r"## [A-Z][a-z ]+\n\n(- \[[^]]+\]\([^)]+\): \S.*\n?)+", section) for section in sections)
+    listed = re.findall(r"\]\(([^)]+)\): ", site["llms.txt"])
+    assert listed == ["SKILL.md", *(f"{page.stem}.md" for page in pages().values())]
+
+
+def test_the_search_knows_every_heading_of_every_page(site: dict[str, str], found: dict[str, Found]) -> None:
+    sections = json.loads(site["search-index.js"].removeprefix("window.sections = ").rstrip(";\n"))
+
+    places = {section["at"] for section in sections}
+    assert places == {f"{name}#{anchor}" for name, page in found.items() for anchor in page.ids if anchor != "pages"}
+    assert [section for section in sections if not (section["page"] and section["heading"])] == []
+
+
+def made(text: str, path: str = "docs/a.md") -> Page:
+    return Page("a", path, "Use it", text, "A", "About.")
+
+
+@pytest.mark.parametrize(("written", "meant"), [
+    ("[w](b.md#x)", "[w](b.md#x)"),
+    ("[w](../README.md)", "[w](index.md)"),
+    ("[w](#here)", "[w](#here)"),
+    ("[w](https://example.com/b.md)", "[w](https://example.com/b.md)"),
+    ("[`gate`](../asyncgate.py)", "`gate`"),
+    ("```\n[w](../README.md)\n```", "```\n[w](../README.md)\n```"),
+])
+def test_a_link_holds_in_the_site_or_is_only_its_words(written: str, meant: str) -> None:
+    known = {"a": made(written), "b": Page("b", "docs/b.md", "", "", "B", ""),
+             "readme": Page("readme", "README.md", "", "", "R", "")}
+
+    assert relinked(known["a"], known) == meant
+
+
+def test_a_page_of_one_chapter_lists_no_chapters() -> None:
+    assert contents(markdown().parse("# A\n\n## One\n")) == ""
+
+
+# Building and opening it.
+
+
+def test_the_site_is_built_into_a_new_folder_and_again_over_itself(tmp_path: Path, site: dict[str, str]) -> None:
+    for _ in range(2):
+        told = run("--build", str(tmp_path / "public" / "docs"))
+
+        assert told.exit_code == 0, told.output
+        assert {file.name: file.read_text() for file in (tmp_path / "public" / "docs").iterdir()} == site
+
+
+def test_the_site_is_not_built_among_the_files_of_somebody(tmp_path: Path) -> None:
+    (tmp_path / "thesis.md").write_text("mine")
+
+    told = run("--build", str(tmp_path))
+
+    assert told.exit_code == 2
+    assert "give a new or an empty directory" in told.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.md"]
+
+
+@pytest.mark.parametrize(("also", "rule"), [
+    ("workers", "give neither a page nor --open"), ("--open", "give neither a page nor --open"),
+    ("--json", "give neither --build nor --open")])
+def test_a_build_is_of_all_pages_and_prints_none(tmp_path: Path, also: str, rule: str) -> None:
+    told = run("--build", str(tmp_path / "site"), also)
+
+    assert told.exit_code == 2
+    assert rule in told.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Open the documentation in a browser that only says where it was sent to."""
+    sent, browser, running = tmp_path / "sent", tmp_path / "browser", []
+    os.mkfifo(sent)
+    browser.write_text(f"#!/bin/sh\nprintf '%s' \"$1\" > '{sent}'\n")
+    browser.chmod(0o755)
+
+    def open_it(*arguments: str) -> str:
+        running.append(subprocess.Popen([sys.executable, "-m", "asyncgate", "docs", "--open", *arguments],
+                                        env={**os.environ, "BROWSER": str(browser)}, stdout=subprocess.DEVNULL))
+        return sent.read_text()
+
+    yield open_it
+    for one in running:
+        one.terminate()
+        one.wait()
+
+
+@pytest.mark.parametrize(("page", "file"), [((), ""), (("workers",), "workers.html")])
+def test_the_site_is_opened_in_a_browser(
+    opened: Callable[..., str], site: dict[str, str], page: tuple[str, ...], file: str
+) -> None:
+    url = opened(*page)
+
+    assert re.fullmatch(rf"http://127\.0\.0\.1:\d+/{file}", url)
+    for name in (file or "index.html", "style.css", "workers.md"):
+        with urlopen(f"{url.removesuffix(file)}{name}") as answer:
+            assert answer.read().decode() == site[name]
+            assert answer.headers.get_content_charset() == "utf-8"

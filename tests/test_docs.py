@@ -1,0 +1,293 @@
+"""The documentation says what the code says: a page of README.md and docs/ is covered as soon as it is there."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import dropwhile
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from asyncgate import main
+from asyncgate.clients.http import Http
+from asyncgate.commands.tables import refreshed, tables
+from asyncgate.parts.model.settings import Settings, leaves, load_settings
+from tests.support.pages import (
+    PAGES,
+    ROOT,
+    Block,
+    anchors_of,
+    blocks,
+    blocks_of,
+    code_of,
+    commands_in,
+    links_of,
+    prose_of,
+)
+
+# What a mark above a block promises, and where it is kept: here, or in the test that is named.
+MARKS = {
+    "client:run": "here", "client:pytest": "here", "mcp:run": "here", "prints": "here",
+    "worker:run": "here", "worker:sh": "here", "third-party": "here",
+    "setup:run": ".ci/run", "setup:test": ".ci/run",
+    "ai-worker:start": "test_worker_ai_gate.py", "ai-worker:ask": "test_worker_ai_gate.py",
+    "schedule:run": "test_scheduler_command.py", "schedule:plan": "test_scheduler_command.py",
+    "worker:loop": "test_docs_workers.py", "worker:shell": "test_docs_workers.py",
+    "worker:node": "test_docs_workers.py",
+}
+# MCP tools of the ledger, whose names look like settings.
+TOOLS = {"memorygate.store_receipt", "memorygate.list_receipts", "memorygate.get_receipt_chain"}
+each_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+
+
+def each_block(*languages: str, mark: str | None = None) -> pytest.MarkDecorator:
+    """Run a test for each block of some languages, or for those under a mark."""
+    found = blocks(*languages, mark=mark)
+    assert found
+    return pytest.mark.parametrize("block", found, ids=[block.place for block in found])
+
+
+# Pages.
+
+
+@each_page
+def test_a_page_is_short_and_has_one_title(page: Path) -> None:
+    lines = page.read_text().splitlines()
+
+    assert lines[0].startswith("# ")
+    assert len([line for line in prose_of(page).splitlines() if line.startswith("# ")]) == 1
+    assert len(lines) <= (220 if page == ROOT / "README.md" else 450)
+
+
+@pytest.mark.parametrize("page", PAGES[2:], ids=[page.name for page in PAGES[2:]])
+def test_a_page_begins_by_saying_for_whom_it_is(page: Path) -> None:
+    assert page.read_text().splitlines()[2].startswith("For ")
+
+
+@each_page
+def test_what_a_page_links_to_is_there(page: Path) -> None:
+    for link in links_of(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+
+        assert target.exists(), link
+        assert not anchor or anchor in anchors_of(target), link
+
+
+def test_the_index_lists_every_page() -> None:
+    index = ROOT / "docs" / "README.md"
+    listed = {(index.parent / link.partition("#")[0]).resolve() for link in links_of(index)}
+
+    assert set(PAGES) - listed - {index} == set()
+
+
+def test_the_tables_of_the_reference_are_those_of_the_code() -> None:
+    text = (ROOT / "docs" / "reference.md").read_text()
+
+    assert refreshed(text, tables()) == text, "run: python -m asyncgate.commands.tables docs/reference.md"
+
+
+@each_page
+def test_a_setting_that_a_page_names_exists(page: Path) -> None:
+    names = [one.name for one in leaves(Settings)]
+    sections = {name.partition(".")[0] for name in names if "." in name}
+    named = {code.partition("=")[0].partition(":")[0] for code in code_of(page)}
+    dotted = {name for name in named if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", name)} - TOOLS
+
+    assert [name for name in dotted if name.partition(".")[0] in sections
+            and not any(one == name or one.startswith(f"{name}.") for one in names)] == []
+
+
+# Blocks.
+
+
+def test_every_mark_is_one_that_a_test_keeps() -> None:
+    used = {block.mark for page in PAGES for block in blocks_of(page) if block.mark}
+
+    assert used == set(MARKS)
+
+
+@each_block("yaml")
+def test_every_yaml_example_loads(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(block.text)
+
+    load_settings(str(tmp_path / "config.yaml"), environ={"ASYNCGATE_API_KEY": "secret"})
+
+
+@each_block("json")
+def test_every_json_example_is_json(block: Block) -> None:
+    json.loads(block.text)
+
+
+@each_block("python")
+def test_a_python_example_imports_what_exists(block: Block) -> None:
+    imports = [node for node in ast.walk(ast.parse(block.text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+    for node in imports:
+        exec(compile(ast.Module([node], []), block.place, "exec"), {})
+
+
+def wrong(words: list[str]) -> str:
+    """Return the word of a command line of ours that does not exist; empty if all is well."""
+    command: click.Command = main
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        name, *words = words
+        if name.isupper() or name == "…":
+            return ""
+        if (found := command.get_command(click.Context(command), name)) is None:
+            return name
+        command = found
+    known = {option for one in command.params for option in (*one.opts, *one.secondary_opts)} | {"-h", "--help"}
+    given = [word.partition("=")[0] for word in words[:words.index("--") if "--" in words else None]]
+    return next((word for word in given if re.match(r"--?[a-z]", word) and word not in known), "")
+
+
+def ours(words: list[str]) -> list[str] | None:
+    """Return what follows `asyncgate` in a command, if that is what it runs."""
+    program, *line = [*dropwhile(lambda word: re.match(r"\w+=", word), words), ""]
+    return line[:-1] if program.rpartition("/")[2] == "asyncgate" else None
+
+
+@pytest.mark.parametrize(("script", "says"), [
+    ("asyncgate serve --port 1", [""]), ("A=1 .venv/bin/asyncgate serv && true", ["serv"]),
+    ("export K=$(asyncgate issue-key --nam x | jq -r .api_key)", ["--nam"]), ("asyncgate archive rum TASK", ["rum"]),
+    ("asyncgate serve \\\n  --prot 1 # --port\nasyncgate worker -- sh --any", ["--prot", ""]),
+    ("docker run asyncgate", [])])
+def test_a_command_line_that_does_not_exist_is_found(script: str, says: list[str]) -> None:
+    assert [wrong(line) for words in commands_in(script) if (line := ours(words)) is not None] == says
+
+
+@each_block("sh", "console")
+def test_a_shell_example_calls_commands_and_options_that_exist(block: Block) -> None:
+    script = block.text if block.language == "sh" else "\n".join(re.findall(r"^\$ (.*)$", block.text, re.M))
+
+    for words in commands_in(script):
+        if (line := ours(words)) is not None:
+            assert wrong(line) == "", " ".join(words)
+
+
+@each_page
+def test_a_command_that_a_page_names_exists(page: Path) -> None:
+    known = main.list_commands(click.Context(main))
+    for code in code_of(page):
+        first = code.partition(" ")[0]
+        with contextlib.suppress(ValueError):       # what is no shell, such as a quotation
+            for words in commands_in(code) if first == "asyncgate" or first in known else ():
+                line = words if first in known else ours(words)
+                assert not line or wrong(line) == "", code
+
+
+@each_page
+def test_a_module_that_a_page_runs_exists(page: Path) -> None:
+    for module in re.findall(r"python3? -m (asyncgate[\w.]*)", page.read_text()):
+        assert importlib.util.find_spec(module), module
+
+
+# Examples that run.
+
+
+@pytest.fixture
+def echoing(start: Callable[..., Any]) -> Iterator[dict[str, str]]:
+    """Return the surroundings of a program that finds a gate, with the worker of `asyncgate dev`."""
+    surroundings = {**os.environ, "ASYNCGATE_URL": start().url, "ASYNCGATE_API_KEY": "a-token-for-tests"}
+    worker = subprocess.Popen([sys.executable, "-m", "asyncgate", "worker", "echo", "--forget"], env=surroundings)
+    yield surroundings
+    worker.terminate()
+    worker.wait()
+
+
+def printed_by(block: Block) -> str:
+    """Return what a page says that its example prints: the next block, under the mark `prints`."""
+    following = next(one for one in blocks_of(block.page) if one.line > block.line)
+    assert following.mark == "prints"
+    return following.text
+
+
+@each_block("python", mark="client:run")
+def test_an_example_of_the_client_prints_what_its_page_says(echoing: dict[str, str], block: Block) -> None:
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", block.text], env=echoing, capture_output=True, text=True,
+                         timeout=60)
+
+    assert (ran.stdout, ran.stderr) == (printed_by(block), "")
+
+
+@each_block("python", mark="mcp:run")
+def test_an_example_of_mcp_creates_a_task(echoing: dict[str, str], block: Block) -> None:
+    program = block.text.replace("http://127.0.0.1:8080", echoing["ASYNCGATE_URL"])
+    program = program.replace("YOUR-TOKEN", echoing["ASYNCGATE_API_KEY"])
+
+    ran = subprocess.run([sys.executable, "-c", program], env=echoing, capture_output=True, text=True, timeout=60)
+
+    assert ran.returncode == 0, ran.stderr
+    assert "task_id" in ran.stdout
+
+
+@each_block("python", mark="client:pytest")
+def test_an_example_of_the_testing_kit_passes(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "test_example.py").write_text(block.text)
+
+    ran = subprocess.run([sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", tmp_path],
+                         cwd=tmp_path, capture_output=True, text=True, timeout=120)
+
+    assert "1 passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+@pytest.fixture
+def working(start: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[..., Http]]:
+    """Start a worker with a gate of its own; return a client of it."""
+    with contextlib.ExitStack() as stack:
+        def work(*command: str) -> Http:
+            gate = stack.enter_context(Http(start().url, "a-token-for-tests"))
+            around = {**os.environ, "ASYNCGATE_URL": gate.url, "ASYNCGATE_API_KEY": gate.token,
+                      "XDG_STATE_HOME": str(tmp_path)}
+            worker = stack.enter_context(subprocess.Popen([sys.executable, *command], env=around))
+            stack.callback(worker.kill)
+            return gate
+        yield work
+
+
+@each_block("python", mark="worker:run")
+def test_a_worker_does_what_its_mark_says(working: Callable[..., Http], block: Block) -> None:
+    says = json.loads(block.more)
+    gate = working("-W", "error", "-c", block.text)
+
+    done = gate.call("run_task", **says["task"])
+
+    assert (done["status"], done["result"]["result"]) == ("succeeded", says["result"])
+
+
+@each_block("sh", mark="worker:sh")
+def test_the_program_of_the_workers_page_counts_words(
+        working: Callable[..., Http], block: Block, tmp_path: Path) -> None:
+    (tmp_path / "count.sh").write_text(block.text)
+    (tmp_path / "count.sh").chmod(0o755)
+    gate = working("-m", "asyncgate", "worker", "--type", "words.count", "--", str(tmp_path / "count.sh"))
+
+    done = gate.call("run_task", type="words.count", payload="to be or not to be")
+
+    assert (done["status"], done["result"]["result"]) == ("succeeded", 6)
+    assert done["progress"] in (None, {"doing": "counting"})
+
+
+def test_the_worker_of_the_readme_has_ten_lines() -> None:
+    [worker] = [block for block in blocks("python", mark="worker:run") if block.page.name == "README.md"
+                and block.page.parent == ROOT]
+
+    assert len([line for line in worker.text.splitlines() if line]) <= 10
+
+
+def test_the_backend_of_the_documentation_is_the_one_that_the_suite_runs_against() -> None:
+    [shown] = blocks("python", mark="third-party")
+    [kept] = (ROOT / "tests").rglob("third_party_backend.py")
+
+    assert shown.text == kept.read_text()
