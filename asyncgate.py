@@ -52,47 +52,35 @@ import logging
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_type_hints
 
-import click
 import msgspec
 from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.routing import Route
 
 if "__path__" not in globals():  # a bare checkout: its folders are this module's parts, as they are in the wheel
     __path__ = [os.path.dirname(os.path.abspath(__file__))]
 
-from asyncgate.parts.faces.http import (
-    Headers, Receive, Scope, Send, keep_slashes, loopback, named_in, own_page, presented, refusal_headers,
-    said_https, shortcut)
-from asyncgate.parts.faces.rest import Door, Endpoint
-from asyncgate.parts.identity.quotas import (
-    FULL_OF_LEASES, GIGABYTE, RECEIPTS, allowance, counts_receipts, room_for_receipt, room_for_task)
-from asyncgate.parts.identity.startup import guard_start as guard_start
 from asyncgate.parts.model.content import any_json as _any
-from asyncgate.parts.model.content import (
-    canonical, encode, needs_of, ordered_types, parsed, pointers, proves, sha256, sized)
+from asyncgate.parts.model.content import canonical, needs_of, ordered_types, parsed, pointers, proves, sha256, sized
 from asyncgate.parts.model.errors import (
-    DatabaseUnavailable, Forbidden, GateError, IdempotencyConflict, InvalidCursor, InvalidRequest, InvalidToken,
-    InvalidTransition, LeaseInvalid, LeaseLifetimeLimit, LeaseRenewalLimit, Misdirected, NotFound, NotLocatable,
+    DatabaseUnavailable, NotNow, StartupError, Forbidden, GateError, IdempotencyConflict, InvalidCursor,
+    InvalidRequest, InvalidTransition, LeaseInvalid, LeaseLifetimeLimit, LeaseRenewalLimit, NotLocatable,
     QuotaExceeded, ReceiptNotFound, ReceiptTooLarge, Refused, TaskNotFound, TenantMismatch, TooManyArtifacts,
-    TooManyParents, TooManyWaiting, Unauthenticated, fault, no_task, outcome_unknown)
-from asyncgate.parts.model.ids import Ids as Ids
-from asyncgate.parts.model.ids import mark_of
+    TooManyParents, TooManyWaiting, fault, no_task, outcome_unknown)
+from asyncgate.parts.model.ids import Ids, mark_of
 from asyncgate.parts.model.members import Reader, Unreadable
 from asyncgate.parts.model.naming import claimed, filtered, instance_of, silent
-from asyncgate.parts.model.settings import Configured, Settings, Tier
-from asyncgate.parts.model.settings import DatabaseSettings as DatabaseSettings
+from asyncgate.parts.model.quotas import (
+    FULL_OF_LEASES, GIGABYTE, RECEIPTS, allowance, counts_receipts, room_for_receipt, room_for_task)
+from asyncgate.parts.model.settings import DatabaseSettings, Settings, Tier, load_settings
 from asyncgate.parts.model.stored import (
-    Account, Archived, Audit, Event, Key, Lease, Outgoing, Presence, Progress, Receipt, ReceiptFilter, Schedule,
-    Task, TaskFilter, Usage, key_of, wanted_is)
+    Account, Archived, Audit, Entry, EntryFilter, Event, Key, Lag, Lease, Outgoing, Presence, Progress, Receipt,
+    ReceiptFilter, Schedule, Task, TaskFilter, Usage, key_of, wanted_is)
 from asyncgate.parts.model.views import holding, maybe, offer, outside, raw, record, shown, terms_of
 from asyncgate.parts.model.wire import (
     AckReceipt, AsEither, Ask, AttachArtifacts, Attention, Bootstrap, CancelTask, CheckTerminator, Complete,
@@ -102,7 +90,6 @@ from asyncgate.parts.model.wire import (
     Principal, Problem, ReceiptRecord, Receipts, Relationship, Released, ReleaseHold, ReleaseLease, Renewed,
     RenewLease, Reported, ReportProgress, ReportSchedule, Role, RunTask, ScheduleState, Server, StartTask, Status,
     TaskAsk, TaskRecord, Tasks, Terminator, Terms, Welcome)
-from asyncgate.parts.process.configured import configured as configured
 from asyncgate.parts.process.duties import Duties
 from asyncgate.parts.process.outages import OFTEN
 from asyncgate.parts.process.polls import Polls
@@ -110,8 +97,34 @@ from asyncgate.parts.process.presence import Sightings, visited
 
 if TYPE_CHECKING:
     from asyncgate.backends import Backend
+    from asyncgate.clients import AsyncGate, Handle, Refusal, SyncGate, TaskCanceled, TaskFailed, Unreachable, Worker
+    from asyncgate.commands.main import main
+    from asyncgate.parts.app import Gate, serve_forever
+    from asyncgate.parts.operations import OPERATIONS
 
 __version__ = "0.1.0"
+
+# What is promised to users; everything else may change with any release.
+__all__ = [
+    "AsyncGate", "Handle", "Refusal", "SyncGate", "TaskCanceled", "TaskFailed", "Unreachable", "Worker",    # clients
+    "Gate", "OPERATIONS", "Settings", "load_settings", "main", "serve_forever",                             # a gate
+    "Account", "Archived", "Audit", "Backend", "Caller", "DatabaseSettings", "Engine", "Entry", "EntryFilter", "Event",
+    "Key", "Lag", "Lease", "Needs", "News", "Operation", "Outgoing", "Principal", "Progress", "Receipt",
+    "ReceiptFilter", "Schedule", "Task", "TaskFilter", "Usage", "Work",                                     # a backend
+    "DatabaseUnavailable", "GateError", "NotNow", "Refused", "StartupError", "__version__"]
+
+if not TYPE_CHECKING:
+    ELSEWHERE = {
+        **dict.fromkeys(("AsyncGate", "Handle", "Refusal", "SyncGate", "TaskCanceled", "TaskFailed", "Unreachable",
+                         "Worker"), "clients"),
+        "Backend": "backends", "Gate": "parts.app", "OPERATIONS": "parts.operations", "main": "commands.main",
+        "serve_forever": "parts.app"}
+
+    def __getattr__(name: str) -> Any:
+        """Import what lies above the heart when somebody asks for it; the heart itself never does."""
+        if name not in ELSEWHERE:
+            raise AttributeError(f"module 'asyncgate' has no attribute {name!r}")
+        return getattr(import_module(f"asyncgate.{ELSEWHERE[name]}"), name)
 
 log = logging.getLogger("asyncgate")
 
@@ -141,6 +154,9 @@ class Caller(Struct, frozen=True):
     def sees_all(self) -> bool:
         """Whether it may read what belongs to others: tasks:read is for one's own, in an admin's hands too (21.8.3)."""
         return self.unlimited or (self.role == "admin" and "admin:read" in self.scopes)
+
+
+NOBODY = Caller("", Principal("system", "nobody"), "agent", frozenset(), bound=False)      # may ask for health
 
 
 class Needs(Struct):
@@ -2205,7 +2221,7 @@ class Operation:
 
 
 EVERYONE = "a w A"
-OPERATIONS = {op.name: op for op in (
+CORE_OPERATIONS = {op.name: op for op in (
     Operation(Engine.lease_next, "POST /v1/leases/claim", "w A", "tasks:lease", "W", its_claim),
     Operation(Engine.create_task, "POST /v1/tasks", "a A s", "tasks:write", "W", its_key),
     Operation(Engine.complete, "POST /v1/tasks/{task_id}/complete", "w A", "tasks:lease", "W", its_task),
@@ -2238,289 +2254,9 @@ OPERATIONS = {op.name: op for op in (
     Operation(Engine.get_config, "GET /v1/config", EVERYONE, "", "B"),
     Operation(Engine.health, "GET /v1/health, GET /health", "", "", "B"),
 )}
-# What belongs to a part that can be swapped is declared there.
-for _part in ("identity.admin", "identity.incidents", "identity.whoami", "receipts.admin", "receipts.archive_admin"):
-    OPERATIONS |= {op.name: op for op in import_module(f"asyncgate.parts.{_part}").OPERATIONS}
-LEASE_PROTOCOL: tuple[Operation, ...] = import_module("asyncgate.parts.faces.lease_protocol").OPERATIONS
-
-
-# IDENTITY #############################################################################################################
-
-NOBODY = Caller("", Principal("system", "nobody"), "agent", frozenset(), bound=False)      # may ask for health
-
-
-class WayIn(Protocol):
-    """One kind of credential; issued keys and OAuth tokens are further ones."""
-
-    async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
-        """Return who shows this token, from where, or None if it is not of this kind or not good.
-
-        Raises InvalidToken for what can be of no other kind.
-        """
-
-
-class Identity:
-    """Turns credentials into callers, the same way for every façade."""
-
-    def __init__(self, settings: Settings) -> None:
-        parts = [*(["jwt"] if settings.security.jwt.has_keys else []), "shared_token"]
-        self.ways: list[WayIn] = [
-            way for part in parts for way in import_module(f"asyncgate.parts.identity.{part}").ways(settings)]
-
-    async def caller(self, headers: Headers, address: str | None = None) -> Caller:
-        """Return who a request comes from."""
-        token = presented(headers)
-        for way in self.ways:
-            if (caller := await way.caller(token, address)) is not None:
-                return caller
-        if token:
-            raise InvalidToken("this credential is not known here")
-        raise Unauthenticated("a credential is needed: Authorization: Bearer <token>, or X-API-Key: <token>")
-
-
-# REST #################################################################################################################
-
-JSON_TYPE = (b"content-type", b"application/json")
-SAFETY = [(b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"default-src 'none'; "
-          b"frame-ancestors 'none'"), (b"referrer-policy", b"no-referrer"), (b"cache-control", b"no-store")]
-STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000; includeSubDomains")
-STRICT_LINE = b"%b: %b\r\n" % STRICT_TRANSPORT
-
-
-class Gate:
-    """The server over one backend: the engine, who may come in, and the application that speaks REST."""
-
-    operations = OPERATIONS
-
-    def __init__(self, settings: Settings, backend: Backend | None = None) -> None:
-        self.settings, self.backend, self.identity = settings, backend, Identity(settings)
-        self.headers = [*SAFETY, *([(b"x-asyncgate-insecure", b"true")] if settings.allow_insecure_dev else [])]
-        self.lines = b"".join([b"%b: %b\r\n" % header for header in (JSON_TYPE, *self.headers)])
-        self.mcp = Door(self, OPERATIONS, __version__)
-        self.guard: Any = None                  # until it opens
-        self.endpoints = self._endpoints()      # by path, with {} for the one part that a caller names
-        self.app = Starlette(routes=self._routes(), lifespan=self._life, exception_handlers={
-            HTTPException: self._lost, Exception: self._broken})  # type: ignore[dict-item]
-        self.app.router.redirect_slashes = False
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Guard the door against other sites' pages (DNS rebinding, CSRF), then let the application answer."""
-        if scope["type"] == "http":
-            if self.settings.trusted_proxies and said_https(scope, self.settings.trusted_proxies):
-                scope["scheme"] = "https"
-            keep_slashes(scope)
-            if no := self._foreign(scope["headers"]):
-                if self.guard is not None:
-                    self.guard.refused(scope, no)
-                return await self.send(send, scope, no.status, encode(no.body()))
-            if endpoint := self._endpoint(scope):
-                return await endpoint(scope, receive, send)
-        await self.app(scope, receive, send)
-
-    def _endpoint(self, scope: Scope) -> Endpoint | None:
-        """Find an operation by its path; the way through Starlette costs as much as reading the request."""
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        scope["path_params"] = {}
-        if endpoint := self.endpoints.get(path):
-            return endpoint
-        parts = path.split("/", 4)
-        if len(parts) < 4 or not parts[3]:      # in every path that names a thing, the third part is its name
-            return None
-        named, parts[3] = parts[3], "{}"
-        if endpoint := self.endpoints.get("/".join(parts)):
-            scope["path_params"][endpoint.names] = named
-        return endpoint
-
-    @contextlib.asynccontextmanager
-    async def _life(self, app: Starlette) -> AsyncIterator[None]:
-        opener, database = import_module("asyncgate.backends").open_backend, self.settings.database
-        async with contextlib.AsyncExitStack() as opened:   # whatever fails from here on closes what is open by then
-            backend = self.backend or await opener(database.url, serving=True, settings=database)
-            opened.push_async_callback(backend.close)
-            upkeep = self._furnish(Engine(backend, self.settings))
-            opened.push_async_callback(self.engine.batches.landed)
-            opened.push_async_callback(self.mcp.close)
-            beats = self.settings.lease_sweep_interval_seconds
-            await upkeep.begin(await backend.join(self.engine.instance, beats, self.engine.hear))
-            async with self.guard, upkeep, self.engine.ledger or contextlib.nullcontext():
-                yield
-
-    def _furnish(self, engine: Engine) -> Any:
-        """Give the engine what works beside it; raises StartupError for settings that contradict one another."""
-        upkeep = import_module("asyncgate.parts.upkeep").Upkeep(engine)
-        part = import_module("asyncgate.parts.identity.guard")
-        if self.settings.receipt_mode != "standalone":
-            engine.ledger = import_module("asyncgate.parts.receipts.outbox").Ledger(engine)
-        engine.upkeep, self.engine, self.guard = upkeep, engine, part.Guard(engine)
-        self.identity.ways.insert(0, part.Keys(self.guard.keys))
-        return upkeep
-
-    def drain(self) -> None:
-        """Answer the waiting calls; the server is about to stop."""
-        if hasattr(self, "engine"):
-            self.engine.drain()
-            self.mcp.drain()
-
-    def _endpoints(self) -> dict[str, Endpoint]:
-        paths: dict[str, dict[str, Operation]] = {}
-        for op in self.operations.values():
-            for verb, path in op.rest:
-                paths.setdefault(path, {})[verb] = op
-        endpoints = {path: Endpoint(self, operations, path) for path, operations in paths.items()}
-        return {path.replace(f"{{{endpoint.names}}}", "{}"): endpoint for path, endpoint in endpoints.items()}
-
-    def _routes(self) -> list[Route]:
-        every = (*OPERATIONS.values(), *LEASE_PROTOCOL)
-        described = import_module("asyncgate.parts.faces.openapi").routes(every, __version__, self.send)
-        polled = [Route(path, Endpoint(self, {verb: op}, path)) for op in LEASE_PROTOCOL for verb, path in op.rest]
-        return [*(Route(path, self.mcp) for path in ("/mcp", "/mcp/u")), *polled, *described]
-
-    async def admit(self, scope: Scope, op: Operation | None = None, headers: Headers | None = None) -> Caller:
-        """Return who a request comes from, and count the call; some operations need no credential."""
-        if op is not None and op.open:
-            scope["asyncgate.limits"] = ()      # how the gate is may be asked at any time
-            return NOBODY
-        caller: Caller = await self.guard.admit(scope, self.identity, scope["headers"] if headers is None else headers)
-        if op is not None:
-            await self.guard.meter(scope, caller, op.name)
-        return caller
-
-    async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
-        """Carry out one operation for a façade; that the gate is not well is no good answer."""
-        if isinstance(ask, CreateTask | CreateTasks):
-            self.engine.admit(op, caller, ask)      # who may not create cannot use up what others may
-            reply = await self.guard.creating(caller, len(getattr(ask, "tasks", "1")),
-                                              partial(self.engine.perform, op, caller, ask))
-        else:
-            reply = await self.engine.perform(op, caller, ask)
-        await self.guard.performed(op, caller, ask, reply)
-        if op.name == "health" and reply.status != "healthy":
-            raise DatabaseUnavailable("the database does not answer", retry_after=1, **msgspec.to_builtins(reply))
-        return reply
-
-    @cached_property
-    def _doors(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-        """The Host and Origin names that are served, and the gate's own, which on loopback are all unless set."""
-        own = {"localhost", "127.0.0.1", "::1", self.settings.host} if loopback(self.settings.host) else set()
-        return frozenset(self.settings.allowed_hosts or own), frozenset(self.settings.allowed_origins), frozenset(own)
-
-    def _foreign(self, headers: Headers) -> GateError | None:
-        hosts, origins, own = self._doors
-        host = next((value for name, value in headers if name == b"host"), None)
-        if hosts and host is not None and not named_in(host, hosts):
-            return Misdirected("this gate does not answer for that Host; see the setting allowed_hosts")
-        for name, value in headers if origins or own else ():
-            if name == b"origin" and not (named_in(value, origins) or own_page(value, host or b"", own)):
-                return Forbidden("pages of that Origin may not call this gate; see the setting allowed_origins")
-        return None
-
-    async def send(self, send: Send, scope: Scope, status: int, body: bytes, more: Iterable[tuple[bytes, bytes]] = (),
-                   type: tuple[bytes, bytes] = JSON_TYPE) -> None:
-        """Send one complete answer with the headers that every answer carries; `more` replaces what it names."""
-        if self.guard is not None and (no := await self.guard.passing(scope)):
-            status, body, more, type = no.status, encode(no.body()), refusal_headers(no), JSON_TYPE
-        limits = scope.get("asyncgate.limits", ())
-        if not more and type is JSON_TYPE and status != 204 and (whole := shortcut(scope)) is not None:
-            lines = self.lines + STRICT_LINE if scope["scheme"] == "https" else self.lines
-            lines += b"".join([b"%b: %b\r\n" % header for header in limits]) if limits else b""
-            if whole.answer(status, lines, body):
-                return
-        safety = self.safety(scope, {name for name, _ in more})
-        about = [type, (b"content-length", b"%d" % len(body))] if status != 204 else []     # which has no body at all
-        headers = [*about, *safety, *more]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
-
-    def safety(self, scope: Scope, own: Set[bytes]) -> Headers:
-        """Return the headers that every answer carries, but for those that it brings itself."""
-        headers = [header for header in self.headers if header[0] not in own] if own else self.headers
-        headers = [*headers, *scope.get("asyncgate.limits", ())]
-        return [*headers, STRICT_TRANSPORT] if scope.get("scheme") == "https" else headers
-
-    async def _lost(self, request: Any, error: HTTPException) -> Any:
-        if (request.method, request.scope["path"]) == ("GET", "/") and "text/html" in request.headers.get("accept", ""):
-            return self._to_docs
-        return self._plain(NotFound("there is nothing here; /openapi.json lists what there is"))
-
-    async def _to_docs(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lead a browser to the page; the address is a relative one, as a proxy may keep the gate below a path."""
-        await self.send(send, scope, 302, b"", [(b"location", b"docs")])
-
-    async def _broken(self, request: Any, error: Exception) -> Any:
-        return self._plain(fault(request.url.path, error))
-
-    def _plain(self, no: GateError) -> Any:
-        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            await self.send(send, scope, no.status, encode(no.body()))
-        return answer
-
-
-# COMMAND LINE #########################################################################################################
-
-
-class Commands(click.Group):
-    """The commands of this page, and those of the clients, which are loaded when somebody asks for them."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Name every command."""
-        return sorted({*super().list_commands(ctx), *self._clients().list_commands(ctx)})
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """Find a command by its name."""
-        return super().get_command(ctx, name) or self._clients().get_command(ctx, name)
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Find the command of the first argument, or say which one is near."""
-        return self._clients().resolve_command(ctx, args) if args[0] not in self.commands else (
-            super().resolve_command(ctx, args))
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Show the commands in sections."""
-        import_module("asyncgate.commands.cli").sections(self, ctx, formatter)
-
-    def _clients(self) -> click.Group:
-        group: click.Group = import_module("asyncgate.commands.cli").commands
-        return group
-
-
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="asyncgate")
-def main() -> None:
-    """A durable task gate for agents that forget.
-
-    Begin with `asyncgate demo` (watch it work) or `asyncgate dev` (a gate to try things on).
-    """
-
-
-@main.command()
-@click.option("--host", metavar="ADDRESS", help="Address to listen on; default 127.0.0.1.")
-@click.option("--port", type=int, metavar="NUMBER", help="Port to listen on; default 8080, 0 takes any free one.")
-@configured
-def serve(configured: Configured) -> None:
-    """Serve the gate until it is told to stop (SIGTERM): what runs is committed, waiting polls are answered."""
-    import_module("asyncgate.parts.process.logs").start_logging(configured.settings)
-    guard_start(configured.settings)
-    sys.exit(serve_forever(configured.settings))
-
-
-def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None, beside: Iterable[Route] = (),
-                  kind: type[Gate] = Gate) -> int:
-    """Serve until a signal comes, with further routes beside the gate's own; return the exit status."""
-    gate = kind(settings)
-    gate.app.router.routes.extend(beside)
-    said = ready or (lambda url: log.info("asyncgate %s serves %s", __version__, url))
-
-    def listens(url: str) -> None:
-        if announce := getattr(gate.engine.backend, "announce", None):
-            announce(url)
-        said(url)
-
-    server = import_module("asyncgate.parts.faces.server")
-    status: int = server.run(gate, settings, drain=gate.drain, ready=listens)
-    return status
 
 
 if __name__ == "__main__":
-    from asyncgate import main as only  # one copy of every class: the parts import `asyncgate`, not `__main__`
+    from asyncgate.commands.main import main as only    # one copy of every class: the parts import `asyncgate`
 
     sys.exit(only())

@@ -14,7 +14,7 @@ GENERATED = {
     "import sys\n\nfrom asyncgate import main\n\nsys.exit(main())\n",
     "py.typed": "",
 }
-# Pages that lie beside docs/ in a checkout, as the custom of repositories is.
+# Pages of the documentation that lie beside docs/.
 PAGES = ("CHANGELOG.md", "README.md", "SECURITY.md")
 
 
@@ -28,7 +28,7 @@ class PackageHook(BuildHookInterface[Any]):
         self.scratch = TemporaryDirectory()
         included = build_data["force_include"]
         included[str(Path(self.root, "asyncgate.py"))] = "asyncgate/__init__.py"
-        included |= {str(Path(self.root, name)): f"asyncgate/docs/{name}" for name in PAGES}
+        included |= {str(Path(self.root, name)): f"asyncgate/{name}" for name in PAGES}
         for name, text in GENERATED.items():
             path = Path(self.scratch.name, name)
             path.write_text(text)

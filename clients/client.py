@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, Unpack
 
 import msgspec
 
-from asyncgate import OPERATIONS
 from asyncgate.clients.http import FIRST_PAUSE, AsyncHttp, Refusal, Unreachable, WrongAddress, pause_after
 from asyncgate.clients.operations import AsyncOperations, Names, TaskRecord, TaskTerms
 from asyncgate.parts.faces.mcp.tools import IDEMPOTENT
 from asyncgate.parts.model.wire import AsPrincipal, Status
+from asyncgate.parts.operations import OPERATIONS
 
 if TYPE_CHECKING:
     import httpx2

@@ -20,8 +20,8 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 
-from asyncgate import OPERATIONS
-from asyncgate.parts.faces.http import loopback
+from asyncgate.parts.model.connection import loopback
+from asyncgate.parts.operations import OPERATIONS
 
 if TYPE_CHECKING:
     import httpx2

@@ -17,8 +17,8 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from asyncgate import Gate
 from asyncgate.clients.http import PATIENCE_SECONDS, Exchange
+from asyncgate.parts.app import Gate
 from asyncgate.parts.faces.mcp.tools import BROKEN, CODES, PARSE_ERROR, UNKNOWN_METHOD
 from asyncgate.parts.model.settings import Settings
 

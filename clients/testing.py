@@ -21,7 +21,6 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
-from asyncgate import Gate as Server
 from asyncgate import News
 from asyncgate.clients.client import AsyncGate
 from asyncgate.clients.sync import Aside, SyncGate
@@ -37,7 +36,8 @@ class Running:
 
     def __init__(self, settings: Settings, port: int | None) -> None:
         self.settings, self.port = settings, port
-        self.server, self.url = Server(settings), HERE
+        from asyncgate.parts.app import Gate  # with all that a server is made of
+        self.server, self.url = Gate(settings), HERE
 
     async def __aenter__(self) -> Running:
         async with contextlib.AsyncExitStack() as stack:

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import NODEFAULT, inspect
 from msgspec.structs import replace
 
-from asyncgate import FENCES_SKIPPED, LEASE_PROTOCOL, OPERATIONS, Operation, __version__
+from asyncgate import FENCES_SKIPPED, Operation, __version__
 from asyncgate.clients.http import DEFAULT_URL
 from asyncgate.commands import calling, verdicts
 from asyncgate.commands.bench.command import bench, bench_server
@@ -40,10 +40,12 @@ from asyncgate.commands.calling import (
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import Bar, plain, show_block, show_table
 from asyncgate.commands.verdicts import put
+from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.identity.startup import guard_start
 from asyncgate.parts.model.errors import GateError, NotNow, StartupError
 from asyncgate.parts.model.settings import Configured, SettingsError, discreet, effective, load_settings
 from asyncgate.parts.model.wire import AsEither, Ask
+from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.configured import configured
 
 SECTIONS = {

@@ -17,9 +17,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from msgspec import NODEFAULT, Meta, Raw, Struct, UnsetType
 from msgspec.structs import FieldInfo, fields
 
-from asyncgate import OPERATIONS, Operation
+from asyncgate import Operation
 from asyncgate.parts.model import wire, wire_admin, wire_receipts
 from asyncgate.parts.model.wire import AsEither, CreateTask
+from asyncgate.parts.operations import OPERATIONS
 
 MODULES = (wire, wire_admin, wire_receipts)
 FILE = Path(__file__).parents[1] / "clients" / "operations.py"

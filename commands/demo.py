@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from asyncgate import TERMINATES
 from asyncgate.clients.http import Http, Refusal, Unreachable
 from asyncgate.clients.worker import Job, Worker
 from asyncgate.commands.dev import lifeline, start, stop
+from asyncgate.commands.main import main
 from asyncgate.commands.verdicts import checked, counts
 
 TASKS = 20
@@ -340,7 +340,7 @@ def part(role: str, *arguments: str) -> None:
     """Play one part, in a process that does not outlive the demo."""
     lifeline()
     if role == "serve":
-        import_module("asyncgate").main([*SERVE, "--database", arguments[0]])
+        main([*SERVE, "--database", arguments[0]])
     elif role == "agent":
         hand_over()
     else:

@@ -15,6 +15,8 @@ from msgspec.structs import replace
 
 import asyncgate
 from asyncgate.clients.http import DEFAULT_URL
+from asyncgate.parts.app import serve_forever
+from asyncgate.parts.identity.startup import guard_start
 from asyncgate.parts.model.settings import UNPREFIXED, Configured, Settings
 from asyncgate.parts.process.logs import start_logging
 
@@ -47,7 +49,7 @@ def run(configured: Configured, *, worker: bool) -> int:
     """Serve until a signal comes, with an echo worker beside; return the exit status."""
     settings = settings_for(configured)
     start_logging(settings)
-    asyncgate.guard_start(settings)
+    guard_start(settings)
     children: list[subprocess.Popen[Any]] = []
 
     def ready(url: str) -> None:
@@ -57,7 +59,7 @@ def run(configured: Configured, *, worker: bool) -> int:
                                   token=settings.api_key))
 
     try:
-        return asyncgate.serve_forever(settings, ready)
+        return serve_forever(settings, ready)
     finally:
         stop(*children)
 

@@ -14,11 +14,12 @@ from typing import Any
 import click
 import msgspec
 
-from asyncgate import OPERATIONS, Engine
+from asyncgate import Engine
 from asyncgate.commands import cli
 from asyncgate.commands.calling import BROKEN, CONFLICT, STATUSES, WRONG, Group, as_json, ended
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.settings import Configured, Settings
+from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.configured import configured
 
 ISSUE = OPERATIONS["issue_key"]

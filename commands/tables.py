@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from asyncgate.parts.model.clauses import plainly
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.settings import Settings, leaves, shown
 
@@ -30,7 +31,7 @@ def operations_table(operations: Iterable[Operation]) -> str:
     """Write one row per operation: its name, where REST has it, who may call it, and what it does."""
     return table(["operation", "REST", "roles", "scopes", "what it does"], (
         [f"`{op.name}`", "<br>".join(f"`{verb} {path}`" for verb, path in op.rest), ", ".join(op.roles) or "anybody",
-         ", ".join(sorted(op.scope.split())) or "–", op.summary]
+         ", ".join(sorted(op.scope.split())) or "–", plainly(op.summary)]
         for op in sorted(operations, key=lambda op: op.name)))
 
 
@@ -97,7 +98,8 @@ def refreshed(text: str, tables: dict[str, str]) -> str:
 
 def tables() -> dict[str, str]:
     """Make every table."""
-    from asyncgate import OPERATIONS, main
+    from asyncgate.commands.main import main
+    from asyncgate.parts.operations import OPERATIONS
     return {"operations": operations_table(OPERATIONS.values()), "errors": errors_table(),
             "commands": commands_table(main, OPERATIONS), "settings": settings_table()}
 

@@ -14,9 +14,10 @@ from typing import Any
 import click
 import msgspec
 
-from asyncgate import OPERATIONS, SCOPES, Caller, Engine
+from asyncgate import SCOPES, Caller, Engine
 from asyncgate.backends import open_backend
 from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.operations import OPERATIONS
 
 CALLER = Caller("00000000-0000-0000-0000-000000000000", Principal("agent", "growth"), "admin", SCOPES, bound=False)
 PIECE = 500

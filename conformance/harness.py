@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncgate import OPERATIONS, SCOPES, Caller, Engine, Operation
+from asyncgate import SCOPES, Caller, Engine, Operation
 from asyncgate.parts.model.errors import GateError, InvalidRequest
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.settings import Settings
@@ -36,6 +36,7 @@ from asyncgate.parts.model.stored import (
     export_key,
 )
 from asyncgate.parts.model.wire import Ask, Offer, Principal, ReceiptRecord, TaskRecord
+from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.upkeep import Upkeep
 
 PATIENCE = 10       # seconds after which what should have happened will not

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from asyncgate import OPERATIONS
 from asyncgate.conformance.harness import NEEDED, Gate, under
 from asyncgate.parts.model.wire import Obligations
+from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from asyncgate import OPERATIONS, SCOPES, Caller
+from asyncgate import SCOPES, Caller
 from asyncgate.conformance.harness import NEEDED, Gate, View, refused, under
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
 

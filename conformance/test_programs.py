@@ -22,7 +22,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from asyncgate import OPERATIONS, Engine
+from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import NEEDED, Gate, Numbered, OwnTenants, ask_of
 from asyncgate.conformance.model import ESCALATES_TO, PROSE, Model, Refusal, Rules
@@ -30,6 +30,7 @@ from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.settings import EscalationSettings, EscalationTarget, Settings
 from asyncgate.parts.model.stored import ReceiptFilter
 from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.operations import OPERATIONS
 
 EXAMPLES_PER_ROUND, STEPS = 15, 35
 MINUTE, TICK = 60, 30

@@ -24,11 +24,11 @@ from urllib.parse import unquote
 import pytest
 from msgspec.structs import replace
 
-from asyncgate import Gate
 from asyncgate.backends import open_backend
 from asyncgate.conformance.ledgers import Drain
 from asyncgate.conformance.plugin import SHARED
 from asyncgate.conformance.postgres_server import Server
+from asyncgate.parts.app import Gate
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import (
     Account,

@@ -33,8 +33,8 @@ if __name__ == "__main__":
 import click  # noqa: E402
 import msgspec  # noqa: E402
 
-from asyncgate import Gate  # noqa: E402
 from asyncgate.backends import open_backend  # noqa: E402
+from asyncgate.parts.app import Gate  # noqa: E402
 from asyncgate.parts.faces.openapi import EXAMPLES  # noqa: E402
 from asyncgate.parts.model.errors import GateError  # noqa: E402
 from asyncgate.parts.model.settings import Settings  # noqa: E402
@@ -179,7 +179,8 @@ def durations() -> Target:
 
 def commands() -> Target:
     """The arguments of commands, as far as they are read: nothing is carried out."""
-    from asyncgate import OPERATIONS, main
+    from asyncgate.commands.main import main
+    from asyncgate.parts.operations import OPERATIONS
     names = [name.replace("_", "-") for name in OPERATIONS] + ["config", "keys", "verify", "worker", "scheduler"]
     context = click.Context(main)
 
@@ -273,7 +274,7 @@ class Wire(asyncio.Transport):
 
 def spoken() -> Iterator[bytes]:
     """Yield good requests of every operation, over REST and MCP."""
-    from asyncgate import OPERATIONS
+    from asyncgate.parts.operations import OPERATIONS
     head = f"Host: localhost\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
     for number, (name, op) in enumerate(OPERATIONS.items()):
         asked = EXAMPLES[name][0] if name in EXAMPLES else {}

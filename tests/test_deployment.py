@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import asyncgate
-from asyncgate.parts.faces.http import said_https
+from asyncgate.parts.model.connection import said_https
 from asyncgate.parts.model.settings import Settings, leaves, load_settings
 
 ROOT = Path(__file__).parents[1]

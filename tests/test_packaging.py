@@ -30,7 +30,8 @@ WHERE = "import asyncgate, asyncgate.backends as b; print(asyncgate.__file__, b.
 # Makes a click group tell which module it belongs to: `__main__` would mean that every class exists twice.
 WHOSE_MAIN = """
 import runpy, click
-click.Group.main = lambda self, *args, **kwargs: print(self.callback.__module__)
+import asyncgate.parts.app as app
+click.Group.main = lambda self, *args, **kwargs: print(app.Engine.__module__)
 """
 
 Shared = Callable[[str, Callable[[Path], None]], Path]
@@ -130,7 +131,7 @@ def test_the_wheel_holds_the_gate_its_parts_and_nothing_else(wheel: Path) -> Non
     package = {name for name in files_of_wheel(wheel) if not name.startswith(f"{FACTS}/")}
 
     gate = {"asyncgate/__init__.py", "asyncgate/__main__.py", "asyncgate/py.typed"}
-    pages = {f"asyncgate/docs/{name}" for name in PAGES}
+    pages = {f"asyncgate/{name}" for name in PAGES}
     assert package == gate | pages | {f"asyncgate/{name}" for name in files_of_parts()}
 
 

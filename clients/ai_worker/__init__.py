@@ -42,7 +42,7 @@ from asyncgate.clients.ai_worker.talk import (
 )
 from asyncgate.clients.ai_worker.tools import McpServer, Told, Tool, Toolbox, function_of
 from asyncgate.clients.worker.job import Done, Lost
-from asyncgate.parts.faces.http import loopback
+from asyncgate.parts.model.connection import loopback
 
 log = logging.getLogger("asyncgate.worker.ai")
 Report = Callable[[dict[str, Any]], Awaitable[None]]

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from asyncgate.parts.faces.http import loopback
+from asyncgate.parts.model.connection import loopback
 from asyncgate.parts.model.settings import SettingsError, read_text, read_yaml
 
 T = TypeVar("T")

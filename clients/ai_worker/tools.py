@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from asyncgate.clients.ai_worker.model import JobFailed
 from asyncgate.clients.ai_worker.profile import Limits, Profile, Secrets, Server
-from asyncgate.parts.faces.http import loopback
+from asyncgate.parts.model.connection import loopback
 
 if TYPE_CHECKING:
     from mcp import Client

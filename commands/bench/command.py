@@ -21,7 +21,6 @@ import msgspec
 from click.core import ParameterSource
 from starlette.routing import Route
 
-from asyncgate import serve_forever
 from asyncgate.clients.http import root_of
 from asyncgate.commands.bench.beside import BAD_BODY, BAD_KEY, RIVALRIES, allow_files, rival, waiting
 from asyncgate.commands.bench.fill import MEANING, STATES, fill
@@ -31,6 +30,7 @@ from asyncgate.commands.bench.servers import Rest, Server, at_rest, markdown, me
 from asyncgate.commands.bench.wire import Failed, Gate, NoGate, run
 from asyncgate.commands.calling import BROKEN, CREDENTIAL, NO_GATE, STATUSES, WRONG, Duration, ended
 from asyncgate.commands.terminal import plain
+from asyncgate.parts.app import serve_forever
 from asyncgate.parts.identity.startup import guard_start
 from asyncgate.parts.model.settings import Configured
 from asyncgate.parts.process.configured import configured

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from asyncgate.commands.bench.load import COMPLETIONS, EVERY_MODE, LONG_POLL, Tu
 from asyncgate.commands.bench.rounds import Plan, Row, so_many
 from asyncgate.commands.bench.wire import Failed, Gate
 from asyncgate.commands.dev import lifeline, start, stop
+from asyncgate.commands.main import main
 from asyncgate.parts.model.settings import discreet
 
 TOKEN = "bench-self"      # noqa: S105  # of servers that live as long as the benchmark, on loopback
@@ -207,4 +207,4 @@ def at_rest_told(rest: Rest) -> str:
 
 if __name__ == "__main__":
     lifeline()
-    import_module("asyncgate").main(["bench-server", *sys.argv[1:]])
+    main(["bench-server", *sys.argv[1:]])

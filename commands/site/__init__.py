@@ -27,20 +27,15 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 HOME = HERE.parents[1]          # the checkout, or the installed package
-# What lies beside docs/ in the repository, and inside it in the wheel.
-BESIDE = {"README.md": "readme", "SECURITY.md": "security-policy", "CHANGELOG.md": "changelog"}
-# The order of the pages; a page that is not named here stands at the end, under OTHERS.
-SECTIONS = {
-    "Use it": ("readme", "tutorial", "agents", "workers", "ai-worker", "schedules"),
-    "Run it": ("operating", "failover", "ledger", "security", "numbers"),
-    "Look it up": ("reference", "glossary", "backend", "own-backend", "documentation"),
-    "Work on it": ("design", "contributing", "threat-model", "asvs", "security-policy", "changelog"),
-}
-OTHERS = "More"
+# The pages whose names are not those of their files.
+NAMES = {"README.md": "readme", "docs/README.md": "contents", "SECURITY.md": "security-policy",
+         "CHANGELOG.md": "changelog"}
+CONTENTS = "docs/README.md"     # says which page belongs to which section, and in which order
+FIRST, OTHERS = "Start here", "More"
 NAME = "AsyncGate"
 FENCED = re.compile(r"(^ *```.*?^ *```$)", re.S | re.M)
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s]+)\)")
-SENTENCE = re.compile(r".+?[.!?:](?=\s|$)", re.S)
+SENTENCE = re.compile(r".+?[.!?](?=\s|$)", re.S)
 
 
 class Page(Struct, frozen=True):
@@ -64,23 +59,39 @@ class Page(Struct, frozen=True):
 
 def pages() -> dict[str, Page]:
     """Read every page, in the order in which they are to be read."""
-    found = {path.stem: f"docs/{path.name}" for path in (HOME / "docs").glob("*.md") if path.name not in BESIDE}
-    found |= {name: path for path, name in BESIDE.items()}
-    sections = {name: section for section, names in SECTIONS.items() for name in names}
-    order = [*sections, *sorted(found.keys() - sections.keys())]
-    return {name: read_page(name, found[name], sections.get(name, OTHERS)) for name in order if name in found}
+    there = [*(f"docs/{path.name}" for path in sorted((HOME / "docs").glob("*.md"))), *NAMES]
+    known = {path: section for path, section in sections().items() if path in there}
+    order = [*known, *(path for path in there if path not in known)]
+    return {page.name: page for page in (read_page(path, known.get(path, OTHERS)) for path in dict.fromkeys(order))}
 
 
-def read_page(name: str, path: str, section: str) -> Page:
-    """Read one page; README.md and its like lie inside docs/ where the gate is installed."""
-    file = HOME / "docs" / posixpath.basename(path)
-    text = (file if file.exists() else HOME / path).read_text(encoding="utf-8")
+def sections() -> dict[str, str]:
+    """Read the table of contents: the section of every file that it links to, in its order."""
+    found, section = {"README.md": FIRST}, OTHERS
+    for opened, inline in pairwise(markdown().parse((HOME / CONTENTS).read_text(encoding="utf-8"))):
+        if opened.type == "heading_open" and opened.tag == "h2":
+            section = plain_words(inline)
+        for part in inline.children or ():
+            if part.type == "link_open":
+                found.setdefault(resolved(str(part.attrGet("href")), CONTENTS), section)
+    return found
+
+
+def resolved(link: str, here: str) -> str:
+    """Return the file of the repository that a link on a page leads to."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(here), link.partition("#")[0]))
+
+
+def read_page(path: str, section: str) -> Page:
+    """Read one page."""
+    text = (HOME / path).read_text(encoding="utf-8")
     tokens = markdown().parse(text)
-    title = next(words(tokens, "heading_open"), name)
+    name = NAMES.get(path, posixpath.basename(path).removesuffix(".md"))
     first = next(words(tokens, "paragraph_open"), "")
     sentence = SENTENCE.match(first)
-    about = sentence[0].removesuffix(":") if sentence else first
-    return Page(name, path, section, text, title, about if about.endswith((".", "!", "?")) else f"{about}.")
+    about = (sentence[0] if sentence else first).removesuffix(":")
+    return Page(name, path, section, text, next(words(tokens, "heading_open"), name),
+                about if about.endswith((".", "!", "?")) else f"{about}.")
 
 
 def markdown() -> MarkdownIt:
@@ -114,7 +125,7 @@ def relinked(page: Page, known: Mapping[str, Page]) -> str:
         path, mark, anchor = found[2].partition("#")
         if not path or "://" in path or path.startswith("mailto:"):
             return found[0]
-        there = by_path.get(posixpath.normpath(posixpath.join(posixpath.dirname(page.path), path)))
+        there = by_path.get(resolved(path, page.path))
         return f"[{found[1]}]({there.stem}.md{mark}{anchor})" if there else found[1]
 
     parts = FENCED.split(page.text)         # what stands between fences is shown as it is
@@ -124,8 +135,8 @@ def relinked(page: Page, known: Mapping[str, Page]) -> str:
 
 def llms_txt(known: Mapping[str, Page]) -> str:
     """Write the table of contents that language models read (llmstxt.org): a title, a summary, links in sections."""
-    start = known["readme"]
-    lines = [f"# {start.title}", "", f"> {start.about}", "",
+    summary = next(words(markdown().parse(known["readme"].text), "paragraph_open"))
+    lines = [f"# {NAME}", "", f"> {summary}", "",
              "Each page is also there as HTML: the same address with .html instead of .md.", "",
              "## Skill", "", "- [SKILL.md](SKILL.md): Teaches an agent to use the gate; start here to call it."]
     for section in dict.fromkeys(page.section for page in known.values()):

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable
 from functools import lru_cache
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from asyncgate.parts.identity.buckets import from_proxy
+from asyncgate.parts.model.connection import Headers, Receive, Scope
 from asyncgate.parts.model.errors import (
     GateError,
     InvalidRequest,
     PayloadTooLarge,
     RequestTimeout,
-    TwoCredentials,
     Unauthenticated,
     UnsupportedMediaType,
 )
@@ -27,13 +25,6 @@ from asyncgate.parts.model.screening import LARGE, breathe
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Ask, Kind, Name
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
-
-BLANKS = " \t"      # what is no part of a header's value; of other white space a token would have several spellings
 ITEMS = {"tasks", "schedules"}      # members of a batch that hold requests of their own
 VALUES = {"payload"}                # members whose null is a value
 MOST_ITEMS, MOST_MEMBERS = 500, 1000
@@ -104,31 +95,6 @@ def fill(ask: Ask, query: dict[str, str]) -> None:
     for name in ("principal_kind", "principal_id", "principal_instance_id"):
         if name in query and getattr(ask, name, "") is None:
             setattr(ask, name, msgspec.convert(query[name], Kind if name == "principal_kind" else Name))
-
-
-def presented(headers: Headers) -> str | None:
-    """Return the one token that a request shows; two different ones are nobody's."""
-    bearers = [value.decode("latin-1").partition(" ") for name, value in headers if name == b"authorization"]
-    tokens = {token.strip(BLANKS) if scheme.lower() == "bearer" else None for scheme, _, token in bearers}
-    tokens |= {value.decode("latin-1").strip(BLANKS) for name, value in headers if name == b"x-api-key"}
-    if len(tokens) > 1 or len(bearers) > 1:
-        raise TwoCredentials("two different credentials in one request; show one: Authorization: Bearer <token>, or "
-                             "X-API-Key: <token>")
-    if None in tokens:
-        raise TwoCredentials("show one credential: Authorization: Bearer <token>, or X-API-Key: <token>")
-    return (tokens.pop() if tokens else None) or None       # an empty one is none: a variable that was not set
-
-
-def address_of(scope: Scope) -> str | None:
-    """Return the address that a request comes from; over a Unix socket there is none."""
-    client = scope.get("client")
-    return client[0] if client else None
-
-
-def said_https(scope: Scope, trusted_proxies: tuple[str, ...]) -> bool:
-    """Whether a trusted proxy says that its client came by HTTPS; of several proxies the first one knows."""
-    said = (value for name, value in scope["headers"] if name == b"x-forwarded-proto")
-    return next(said, b"").partition(b",")[0].strip().lower() == b"https" and from_proxy(scope, trusted_proxies)
 
 
 def claimed_tenants(query: dict[str, str], headers: Headers) -> list[str]:
@@ -231,10 +197,3 @@ def refusal_headers(no: GateError) -> list[tuple[bytes, bytes]]:
         more.append((b"retry-after", b"%d" % no.more["retry_after"]))
     return more
 
-
-def loopback(host: str) -> bool:
-    """Whether an address to listen on is reached from this machine only."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

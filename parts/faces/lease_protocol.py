@@ -145,7 +145,7 @@ async def extend_lease(engine: Engine, caller: Caller, ask: Heartbeat) -> LeaseE
 
 
 # Beside the table: they are ways to operations that are in it, so they are no tools and no commands.
-OPERATIONS = (
+LEASE_PROTOCOL: tuple[Operation, ...] = (
     Operation(offer_task, "POST /lease", "w A", "tasks:lease", "W"),
     Operation(extend_lease, "POST /lease/{lease_id}/heartbeat", "w A", "tasks:lease", "W"))
-OPERATIONS[0].gives = TaskOffer     # or nothing, which is a 204
+LEASE_PROTOCOL[0].gives = TaskOffer     # or nothing, which is a 204

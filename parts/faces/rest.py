@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from importlib import import_module
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from asyncgate.parts.faces.http import (
-    Receive,
-    Scope,
-    Send,
     asked,
     claimed_tenants,
     fill,
@@ -20,6 +17,7 @@ from asyncgate.parts.faces.http import (
     while_connected,
     without_nulls,
 )
+from asyncgate.parts.model.connection import Receive, Scope, Send
 from asyncgate.parts.model.content import encode
 from asyncgate.parts.model.errors import GateError, InvalidRequest, MethodNotAllowed, fault
 from asyncgate.parts.model.members import beside, header, problem, warned
@@ -27,7 +25,9 @@ from asyncgate.parts.model.screening import breathe, screen
 from asyncgate.parts.model.wire import Ask
 
 if TYPE_CHECKING:
-    from asyncgate import Caller, Gate, Operation
+    from asyncgate import Caller, Operation
+    from asyncgate.parts.faces.mcp.facade import Facade
+    from asyncgate.parts.faces.serving import Serving
 
 DEPRECATED = [(b"deprecation", b"true"), (b"x-asyncgate-deprecated", b"true"),
               (b"link", b"</v1/obligations/open>; rel=\"successor-version\"")]
@@ -36,7 +36,7 @@ DEPRECATED = [(b"deprecation", b"true"), (b"x-asyncgate-deprecated", b"true"),
 class Endpoint:
     """All operations of one path, as an ASGI application: a route that names one pays for nothing else."""
 
-    def __init__(self, gate: Gate, operations: dict[str, Operation], path: str) -> None:
+    def __init__(self, gate: Serving, operations: dict[str, Operation], path: str) -> None:
         self.gate, self.operations = gate, operations
         self.names = path.partition("{")[2].partition("}")[0]       # what the path says a request is about
 
@@ -50,7 +50,7 @@ class Endpoint:
         except GateError as no:
             status, body = no.status, encode(no.body())
             more += refusal_headers(no)
-            self.gate.guard.refused(scope, no, scope.get("asyncgate.ask"))
+            self.gate.refused(scope, no, scope.get("asyncgate.ask"))
         except asyncio.CancelledError:
             return      # the client has gone
         except Exception as bug:
@@ -101,26 +101,33 @@ class Endpoint:
         return ask
 
 
+def mcp_facade() -> type[Facade]:
+    """Import the MCP façade."""
+    from asyncgate.parts.faces.mcp.facade import Facade
+    return Facade
+
+
 class Door:
     """The way to the MCP façade, which is imported when somebody first comes: it takes 0.4 s and 55 MB."""
 
-    def __init__(self, gate: Gate, operations: dict[str, Operation], version: str) -> None:
-        self.gate, self.operations, self.version = gate, operations, version
+    def __init__(self, gate: Serving, operations: dict[str, Operation], version: str,
+                 kind: Callable[[], type[Facade]] = mcp_facade) -> None:
+        self.gate, self.operations, self.version, self.kind = gate, operations, version, kind
         self.opening = asyncio.Lock()
-        self.facade: Any = None
+        self.facade: Facade | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if self.facade is None:
-            await self._open()
-        await self.facade(scope, receive, send)
+        facade = self.facade or await self._open()
+        await facade(scope, receive, send)
 
-    async def _open(self) -> None:
+    async def _open(self) -> Facade:
         async with self.opening:
             if self.facade is None:     # else another request opened it while this one waited
-                part = await asyncio.to_thread(import_module, "asyncgate.parts.faces.mcp.facade")
-                await asyncio.to_thread(part.catalog, tuple(self.operations.values()), part.PREFIX)    # 0.3 s
-                self.facade = await part.Facade(self.gate, self.operations, self.version).open()
+                kind = await asyncio.to_thread(self.kind)
+                await asyncio.to_thread(kind.prepare, tuple(self.operations.values()))      # 0.3 s
+                self.facade = await kind(self.gate, self.operations, self.version).open()
+            return self.facade
 
     def drain(self) -> None:
         """End the subscriptions."""

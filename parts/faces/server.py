@@ -30,7 +30,7 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from asyncgate.parts.faces.http import said_https
+from asyncgate.parts.model.connection import said_https
 
 MAX_HEAD_BYTES = 32 * 1024
 # A client that polls comes back within 30 seconds, and common proxies keep a connection for 60. Whoever closes first

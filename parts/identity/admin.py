@@ -32,8 +32,8 @@ from asyncgate.parts.identity.keys_stored import (
 )
 from asyncgate.parts.identity.notices import admins, tell_admins
 from asyncgate.parts.identity.oversight import telling
-from asyncgate.parts.identity.quotas import allowance, stricter, throttled, tier_of
 from asyncgate.parts.model.errors import Forbidden, InvalidRequest, InvalidTransition, KeyNotFound, TenantNotFound
+from asyncgate.parts.model.quotas import allowance, stricter, throttled, tier_of
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Account, Audit, Key, Usage
 from asyncgate.parts.model.views import maybe, outside

@@ -23,8 +23,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from asyncgate import Caller, Engine, Sweep, Work, its_lease
-from asyncgate.parts.identity.buckets import neighbourhood
 from asyncgate.parts.identity.notices import notify
+from asyncgate.parts.model.connection import neighbourhood
 from asyncgate.parts.model.content import canonical
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.ids import mark_in, mark_of
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from asyncgate import Needs, Operation
-    from asyncgate.parts.faces.http import Scope
+    from asyncgate.parts.model.connection import Scope
     from asyncgate.parts.model.wire import Ask
 
 log = logging.getLogger("asyncgate.audit")

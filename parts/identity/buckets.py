@@ -9,26 +9,20 @@ How a bucket fills and empties is said in `asyncgate.parts.identity.limits`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import lru_cache
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Any
 from urllib.parse import quote
 
 from msgspec import Struct
 
+from asyncgate.parts.model.connection import neighbourhood
 from asyncgate.parts.model.errors import RateLimitExceeded
 from asyncgate.parts.model.settings import Settings, Tier
 from asyncgate.parts.model.wire import Principal
 
 HOUR, MINUTE = 3600, 60
 MOST = 2**51 // 1000        # calls times seconds: Lua counts in floats, which are exact to 2**53
-LONGEST = 80                # of an address with port and zone; longer texts would fill the cache
 WHO = {"server": "Server", "ip": "Address", "tenant": "Tenant", "principal": "Principal"}
 WHAT = {"api_calls": "API call", "heartbeats": "heartbeat", "anonymous": "anonymous call", "tasks": "task"}
 UNITS = [("d", "day", 86_400), ("h", "hour", HOUR), ("m", "minute", MINUTE), ("s", "second", 1)]
-
-Address = IPv4Address | IPv6Address
 
 
 class Bucket(Struct, frozen=True):
@@ -123,63 +117,3 @@ def exceeded(verdict: Verdict) -> RateLimitExceeded:
     return RateLimitExceeded(f"{who} {what} limit exceeded ({verdict.limit}/{per})", retry_after=verdict.retry_after,
                              limit=verdict.limit, window=f"{count}{short}")
 
-
-def client_address(scope: Any, headers: Iterable[tuple[bytes, bytes]], trusted_proxies: tuple[str, ...]) -> str:
-    """Return whom a request comes from: its peer, or what trusted proxies say of theirs.
-
-    Each proxy appends its own peer to X-Forwarded-For.  So the list is read from its end, and the first address that is
-    no trusted proxy's counts: what stands before it the client may have made up.
-    """
-    peer = (scope.get("client") or ("",))[0]
-    address, trusted = _read(peer), _networks(trusted_proxies)
-    if not trusted or address is None or not _within(address, trusted):
-        return str(address or peer)
-    said = b",".join(value for name, value in headers if name == b"x-forwarded-for").decode("latin-1")
-    for hop in reversed(said.split(",")):
-        if (before := _read(hop.strip())) is None:
-            break       # what a proxy could not name is the proxy's own
-        address = before
-        if not _within(address, trusted):
-            break
-    return str(address)
-
-
-def from_proxy(scope: Any, trusted_proxies: tuple[str, ...]) -> bool:
-    """Whether a request comes straight from a trusted proxy, so that what it says of its client is believed."""
-    address = _read((scope.get("client") or ("",))[0])
-    return address is not None and _within(address, _networks(trusted_proxies))
-
-
-def neighbourhood(address: str) -> str:
-    """Return what is counted as one address: of IPv6 the /64, for that is what a single host is given."""
-    found = _read(address)
-    if isinstance(found, IPv6Address):
-        return f"{IPv6Address(int(found) >> 64 << 64)}/64"
-    return str(found) if found else quote(address, safe="") or "unknown"
-
-
-def _read(text: str) -> Address | None:
-    """Read an address, with or without a port and a zone; an IPv4 address within IPv6 is the IPv4 one."""
-    return _read_short(text) if len(text) <= LONGEST else None
-
-
-@lru_cache(4096)
-def _read_short(text: str) -> Address | None:
-    if text.startswith("["):
-        text = text[1:].partition("]")[0]
-    elif text.count(":") == 1:
-        text = text.partition(":")[0]
-    try:
-        found = ip_address(text.partition("%")[0])
-    except ValueError:
-        return None
-    return (found.ipv4_mapped if isinstance(found, IPv6Address) else None) or found
-
-
-@lru_cache(8)
-def _networks(names: tuple[str, ...]) -> tuple[IPv4Network | IPv6Network, ...]:
-    return tuple(ip_network(name) for name in names)
-
-
-def _within(address: Address, networks: tuple[IPv4Network | IPv6Network, ...]) -> bool:
-    return any(address in network for network in networks)

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Needs, News, Work
-from asyncgate.parts.faces.http import Headers, Scope, presented
 from asyncgate.parts.identity.audit import Auditor, visit, who
-from asyncgate.parts.identity.buckets import Bucket, buckets_for, call_bucket, client_address, exceeded, task_bucket
+from asyncgate.parts.identity.buckets import Bucket, buckets_for, call_bucket, exceeded, task_bucket
 from asyncgate.parts.identity.buckets import headers as limit_headers
 from asyncgate.parts.identity.keys import PLACES, IssuedKeys, places_of
 from asyncgate.parts.identity.keys_stored import PREFIX
 from asyncgate.parts.identity.oversight import oversee
-from asyncgate.parts.identity.quotas import STORAGE, allowance, exempt, stricter, throttled
+from asyncgate.parts.model.connection import Headers, Scope, client_address, presented
 from asyncgate.parts.model.content import encode
 from asyncgate.parts.model.errors import GateError, InvalidToken, StartupError, Unauthenticated
+from asyncgate.parts.model.quotas import STORAGE, allowance, exempt, stricter, throttled
 from asyncgate.parts.model.settings import Tier
 from asyncgate.parts.model.stored import Account, Key
 from asyncgate.parts.model.wire import Ask, Items, Terminator
@@ -29,8 +29,9 @@ from asyncgate.parts.model.wire_admin import Used
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from asyncgate import Identity, Operation
+    from asyncgate import Operation
     from asyncgate.parts.identity.limits import Limits
+    from asyncgate.parts.identity.ways import Identity
 
 A = TypeVar("A")
 

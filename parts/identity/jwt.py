@@ -26,7 +26,8 @@ from joserfc.jwk import KeySet, RSAKey
 from joserfc.util import urlsafe_b64decode
 from msgspec import Meta, Struct
 
-from asyncgate import SCOPES, Caller, WayIn
+from asyncgate import SCOPES, Caller
+from asyncgate.parts.identity import WayIn
 from asyncgate.parts.model.errors import InvalidToken, IssuerUnavailable, StartupError
 from asyncgate.parts.model.settings import Jwt, Settings, Uuid, discreet
 from asyncgate.parts.model.wire import Name, Principal

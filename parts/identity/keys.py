@@ -35,7 +35,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from asyncgate import SCOPES, Caller, WayIn
+from asyncgate import SCOPES, Caller
+from asyncgate.parts.identity import WayIn
 from asyncgate.parts.identity.keys_stored import (
     DAY,
     ID_END,

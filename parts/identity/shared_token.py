@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hmac
 
-from asyncgate import SCOPES, Caller, WayIn
+from asyncgate import SCOPES, Caller
+from asyncgate.parts.identity import WayIn
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Principal
 

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 
-from asyncgate.parts.faces.http import loopback
+from asyncgate.parts.model.connection import loopback
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import Settings, Tls, discreet
 

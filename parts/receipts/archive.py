@@ -25,9 +25,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from asyncgate import TERMINAL, TERMINATES, Caller, Engine, Needs, Work
-from asyncgate.parts.identity.quotas import GIGABYTE, allowance
 from asyncgate.parts.model.content import canonical
 from asyncgate.parts.model.errors import ArchiveUnavailable, ReceiptNotFound
+from asyncgate.parts.model.quotas import GIGABYTE, allowance
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Account, Archived, Receipt, ReceiptFilter, Task, Usage
 from asyncgate.parts.model.wire import Ask

@@ -7,20 +7,15 @@ a ledger files what is stated, and every receipt stays for ever.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
-from starlette.routing import Route
 
-from asyncgate import OPERATIONS, Caller, Engine, Gate, Needs, Operation, Work, __version__, barred, serve_forever
-from asyncgate.parts.faces.http import Scope, claimed_tenants, read_body
-from asyncgate.parts.faces.rest import Door, Endpoint
+from asyncgate import Caller, Engine, Needs, Operation, Work, __version__, barred
 from asyncgate.parts.identity.admin import ID, operates, tenant_of
 from asyncgate.parts.model.content import any_json, sha256
 from asyncgate.parts.model.errors import (
@@ -34,8 +29,7 @@ from asyncgate.parts.model.errors import (
     TooManyParents,
 )
 from asyncgate.parts.model.naming import filtered
-from asyncgate.parts.model.screening import MAX_DEPTH, screen
-from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.screening import MAX_DEPTH
 from asyncgate.parts.model.stored import Account, Entry, EntryFilter, wanted_is
 from asyncgate.parts.model.views import outside
 from asyncgate.parts.model.wire import Ask, GateConfig, GetConfig, Problem
@@ -54,7 +48,7 @@ from asyncgate.parts.model.wire_ledger import (
 )
 
 if TYPE_CHECKING:
-    from asyncgate.parts.faces.http import Receive
+    pass
 
 MOST_AT_ONCE = 500          # receipts of one call
 LONGEST_CHAIN = 2048        # receipts of one chain
@@ -280,57 +274,3 @@ TOOLS = {op.name: op for op in (operation(store_receipt_of_tool, "POST /mcp", "r
                                 *SURFACE[1:2], *SURFACE[3:4])}
 TOOLS["store_receipt"] = TOOLS.pop("store_receipt_of_tool")
 TOOLS["store_receipt"].name = "store_receipt"
-ADMINISTRATION = ("health", "whoami", "create_tenant", "list_tenants", "suspend_tenant", "get_limits",
-                  "set_limits", "issue_key", "list_keys", "rotate_key", "rotate_credentials", "revoke_key",
-                  "list_audit", "seal_receipts", "list_seals")
-
-
-class Shelf(Endpoint):
-    """`/v1/receipts` of a ledger: what is stored is taken as it comes, byte by byte."""
-
-    async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> Ask:
-        if op is not STORE:
-            return await super()._ask(op, caller, scope, receive)
-        body = (await read_body(scope, receive, self.gate.settings)).strip()
-        try:
-            await screen(body, self.gate.settings.max_request_values, STORED_DEPTH)
-            if body[:1] == b"[":
-                return StoreReceipts(receipts=list_of(body))
-            if (many := msgspec.json.decode(body, type=dict[str, Raw])).keys() == {"receipts"}:
-                return StoreReceipts(receipts=list_of(many["receipts"]))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
-            raise InvalidRequest(f"store_receipt: {wrong}") from None
-        for named in claimed_tenants({}, scope["headers"]):
-            self.gate.engine.at_home(caller, named)
-        return StoreReceipts(receipts=[Raw(body)], alone=True)
-
-
-class LedgerDoor(Door):
-    """The way to the tools of a ledger, `memorygate.store_receipt` and its like (spec 20.5, 20.13)."""
-
-    async def _open(self) -> None:
-        async with self.opening:
-            if self.facade is None:
-                part = await asyncio.to_thread(import_module, "asyncgate.parts.receipts.ledger_mcp")
-                self.facade = await part.LedgerFacade(self.gate, self.operations, self.version).open()
-
-
-class LedgerGate(Gate):
-    """A gate that serves the surface of a ledger, and what is needed to look after it."""
-
-    operations = {op.name: op for op in (*SURFACE, *(OPERATIONS[name] for name in ADMINISTRATION))}
-
-    def _endpoints(self) -> dict[str, Endpoint]:
-        endpoints = super()._endpoints()
-        shelf = endpoints["/v1/receipts"]
-        endpoints["/v1/receipts"] = Shelf(self, shelf.operations, "/v1/receipts")
-        return endpoints
-
-    def _routes(self) -> list[Any]:
-        self.mcp = LedgerDoor(self, TOOLS, __version__)
-        return [Route(path, self.mcp) for path in ("/mcp", "/mcp/u")]
-
-
-def serve(settings: Settings) -> int:
-    """Serve a ledger until a signal comes; return the exit status."""
-    return serve_forever(replace(settings, receipt_mode="standalone"), kind=LedgerGate)

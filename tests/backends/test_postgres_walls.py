@@ -26,7 +26,7 @@ import pytest
 from msgspec.structs import replace
 
 import asyncgate
-from asyncgate import OPERATIONS, Engine, Needs, Work
+from asyncgate import Engine, Needs, Work
 from asyncgate.backends import open_backend
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.hosts import as_user
@@ -48,6 +48,7 @@ from asyncgate.parts.model.settings import (
 )
 from asyncgate.parts.model.stored import Entry, EntryFilter, Key, LedgerMark, Outgoing, ReceiptFilter, TaskFilter
 from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.receipts import archive
 from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.sealing import seal

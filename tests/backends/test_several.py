@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncgate import Engine, Gate, Needs, News, Work
+from asyncgate import Engine, Needs, News, Work
 from asyncgate.backends.memory import Memory
 from asyncgate.conformance import harness
 from asyncgate.conformance.harness import PATIENCE, under
+from asyncgate.parts.app import Gate
 from asyncgate.parts.faces.mcp.context import Feed
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import DatabaseSettings, Settings

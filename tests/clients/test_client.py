@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncgate import OPERATIONS
 from asyncgate.clients import AsyncGate, Refusal, SyncGate, Unreachable
 from asyncgate.clients import operations as made
 from asyncgate.clients.client import Tries
@@ -20,6 +19,7 @@ from asyncgate.clients.http import FIRST_PAUSE, LONGEST_PAUSE, SHORT_PAUSES, lon
 from asyncgate.clients.operations import AsyncOperations, SyncOperations
 from asyncgate.commands.declare import FILE, holds_json, source
 from asyncgate.parts.faces.openapi import EXAMPLES
+from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
 both = pytest.mark.parametrize("kind", [AsyncOperations, SyncOperations])

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from asyncgate import main
 from asyncgate.clients.http import Http
 from asyncgate.clients.scheduler.plan import read_plan
 from asyncgate.clients.scheduler.store import Store
+from asyncgate.commands.main import main
 from tests.conftest import TOKEN, Live
 from tests.support.pages import blocks
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from asyncgate import Engine, main
+from asyncgate import Engine
 from asyncgate.backends import open_backend
+from asyncgate.commands.main import main
 from asyncgate.conformance.harness import Gate
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import ArchiveSettings, Settings

@@ -20,9 +20,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from asyncgate import OPERATIONS, main
 from asyncgate.commands import remembered
+from asyncgate.commands.main import main
 from asyncgate.commands.terminal import plain
+from asyncgate.parts.operations import OPERATIONS
 
 KEY = "a-key-for-the-tests"
 PATIENCE_SECONDS = 30.0

@@ -20,10 +20,11 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import astuple, replace
 
-from asyncgate import Engine, Needs, Work, main
+from asyncgate import Engine, Needs, Work
 from asyncgate.backends import open_backend
 from asyncgate.backends.memory import Memory, Tenant
 from asyncgate.commands import copy
+from asyncgate.commands.main import main
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.history import stored, violations
 from asyncgate.conformance.verify import verify

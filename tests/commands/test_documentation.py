@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,13 +13,13 @@ from pathlib import Path
 from urllib.parse import urldefrag
 from urllib.request import urlopen
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 
-from asyncgate import main
 from asyncgate.commands import docs
-from asyncgate.commands.site import LINK, SECTIONS, Page, built, contents, markdown, pages, relinked
+from asyncgate.commands.main import main
+from asyncgate.commands.site import LINK, OTHERS, Page, built, contents, markdown, pages, relinked
+from tests.conftest import Node
 
 ROOT = Path(__file__).parents[2]
 OUTSIDE = re.compile(r"[a-z][a-z0-9+.-]*:")
@@ -69,13 +68,9 @@ def test_every_page_of_the_repository_is_there_with_a_title_and_a_first_sentence
         *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")), "README.md", "CHANGELOG.md", "SECURITY.md"}
     assert [page.path for page in known.values() if page.title == page.name or len(page.about) < 15] == []
     assert next(iter(known)) == "readme"
+    assert {name for name, page in known.items() if page.section == OTHERS} == {"contents", "changelog"}
+    assert len({page.title for page in known.values()}) == len(known)
     assert len({page.stem.lower() for page in known.values()}) == len(known)
-
-
-def test_a_page_has_one_place_in_one_section() -> None:
-    named = [name for names in SECTIONS.values() for name in names]
-
-    assert len(named) == len(set(named))
 
 
 @pytest.mark.parametrize("said", ["workers", "workers.md", "docs/workers.md", "WORKERS"])
@@ -98,10 +93,10 @@ def test_the_list_and_a_page_are_there_as_json() -> None:
 
 
 def test_an_unknown_page_is_told_with_the_name_that_is_near() -> None:
-    told = run("worker")
+    told = run("tutorials")
 
     assert (told.exit_code, told.stdout) == (4, "")
-    assert "there is no page 'worker'. Did you mean workers?" in told.stderr
+    assert "there is no page 'tutorials'. Did you mean tutorial?" in told.stderr
 
 
 def test_a_page_is_laid_out_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,20 +109,6 @@ def test_a_page_is_laid_out_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> No
     assert "<!--" not in shown[0]
     assert pages()["workers"].title in shown[0]
     assert f"# {pages()['workers'].title}" not in shown[0]
-
-
-def test_every_command_of_the_page_on_documentation_is_understood() -> None:
-    lines = [line for example in re.findall(r"```sh\n(.*?)```", pages()["documentation"].text, re.S)
-             for line in example.splitlines()]
-
-    assert len(lines) >= 4
-    for line in lines:
-        program, name, *arguments = shlex.split(line, comments=True)
-        with click.Context(main) as group:
-            command = main.get_command(group, name)
-            assert (program, bool(command)) == ("asyncgate", True)
-            assert command
-            command.make_context(name, arguments, parent=group)
 
 
 # The site.
@@ -188,6 +169,31 @@ def test_the_pages_are_for_light_and_dark_and_for_narrow_windows(site: dict[str,
     assert re.search(r"^table \{.*display: block.*overflow-x: auto", site["style.css"], re.M)
 
 
+def brightness(colour: str) -> float:
+    """The relative luminance of a colour (WCAG 2)."""
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = (int(digits[at:at + 2], 16) / 255 for at in (0, 2, 4))
+    return sum(weight * (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4)
+               for weight, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
+
+
+def contrast(one: str, other: str) -> float:
+    dark, bright = sorted((brightness(one), brightness(other)))
+    return (bright + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["light", "dark"])
+def test_every_text_stands_out_from_what_is_behind_it(site: dict[str, str], at: int) -> None:
+    palette = dict(re.findall(r"--(\w+): (#\w+);", re.findall(r":root \{.*?\}", site["style.css"], re.S)[at]))
+    code = re.findall(r"pre code (\.\w+) \{[^}]*?(?<![-\w])color: (#\w+)", site["code.css"].split("@media")[at])
+    texts = {**{name: palette[name] for name in ("ink", "faint", "link")}, **dict(code)}
+    del texts[".w"]         # white space has no text
+
+    assert len(texts) > 20
+    assert {name for name, colour in texts.items() if contrast(colour, palette["shade"]) < 4.5} == set()
+    assert {name for name in ("ink", "faint", "link") if contrast(palette[name], palette["paper"]) < 4.5} == set()
+
+
 def test_code_is_coloured_and_the_marks_of_the_tests_are_left_out(site: dict[str, str]) -> None:
     assert '<span class="k' in site["workers.html"]
     assert "<!-- " not in site["workers.html"]
@@ -198,7 +204,7 @@ def test_the_table_of_contents_for_language_models_has_the_form_of_llmstxt_org(s
     title, summary, _, *sections = re.split(r"\n\n(?!- )", site["llms.txt"])
 
     assert title == "# AsyncGate"
-    assert summary.startswith("> ")
+    assert summary.startswith(f"> {pages()['readme'].about} ")
     assert all(re.fullmatch(r"## [A-Z][a-z ]+\n\n(- \[[^]]+\]\([^)]+\): \S.*\n?)+", section) for section in sections)
     listed = re.findall(r"\]\(([^)]+)\): ", site["llms.txt"])
     assert listed == ["SKILL.md", *(f"{page.stem}.md" for page in pages().values())]
@@ -210,6 +216,27 @@ def test_the_search_knows_every_heading_of_every_page(site: dict[str, str], foun
     places = {section["at"] for section in sections}
     assert places == {f"{name}#{anchor}" for name, page in found.items() for anchor in page.ids if anchor != "pages"}
     assert [section for section in sections if not (section["page"] and section["heading"])] == []
+
+
+def test_the_search_finds_sections_by_their_words_headings_first(
+    node_for_openapi: Node, site: dict[str, str], tmp_path: Path
+) -> None:
+    for name, text in site.items():
+        (tmp_path / name).write_text(text)
+    page = str(tmp_path / "tutorial.html")
+    script = ROOT.joinpath("tests", "support", "site_search.mjs").read_text()
+    searches = ["Start a GATE", "renew_every_seconds lease", "<b>", "xyzzy-is-nowhere"]
+
+    ran = node_for_openapi.run("node", "--input-type=module", "-", page, *searches, input=script)
+
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    by_heading, by_words, _, nothing = told["results"]
+    assert not told["hidden"]
+    assert ["tutorial.html#start-a-gate", "Tutorial: Start a gate"] in by_heading
+    assert any(at.startswith("workers.html#") for at, _ in by_words)
+    assert len(by_words) <= 12
+    assert (nothing, told["after"]) == ([], [])
 
 
 def made(text: str, path: str = "docs/a.md") -> Page:

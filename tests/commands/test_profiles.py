@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from asyncgate import main
 from asyncgate.clients.testing import Gate
+from asyncgate.commands.main import main
 
 KEY = "a-credential-for-the-tests"
 

@@ -18,10 +18,11 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from asyncgate import OPERATIONS, main
+from asyncgate.commands.main import main
 from asyncgate.parts.faces.mcp.tools import both_names
 from asyncgate.parts.model import errors
 from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.operations import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "skills" / "asyncgate" / "SKILL.md"
@@ -103,6 +104,12 @@ def test_every_operation_of_agents_and_workers_that_matters_is_told() -> None:
     assert {"list_open_obligations", "create_task", "create_tasks", "run_task", "get_task", "attach_artifacts",
             "cancel_task", "lease_next", "renew_lease", "report_progress", "complete", "fail", "release_lease",
             "list_leases", "whoami"} <= told
+
+
+def test_an_agent_or_a_worker_may_call_what_it_tells_them_to_call() -> None:
+    told = [OPERATIONS[name] for name in quoted() & OPERATIONS.keys()]
+
+    assert {op.name for op in told if not {"agent", "worker"} & {*op.roles}} == {"get_limits"}  # of admins, it says
 
 
 def test_every_command_line_in_it_is_understood() -> None:

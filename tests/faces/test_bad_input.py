@@ -14,7 +14,8 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from asyncgate import OPERATIONS, Operation
+from asyncgate import Operation
+from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.logs import JsonLines, Lines
 
 pytestmark = pytest.mark.anyio

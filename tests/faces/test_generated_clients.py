@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 
-from asyncgate import LEASE_PROTOCOL, OPERATIONS, __version__
+from asyncgate import __version__
 from asyncgate.parts.faces import openapi
+from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
+from asyncgate.parts.operations import OPERATIONS
 
 TOKEN = "a-token-for-tests"
 CYCLES = Path(__file__).parents[1].joinpath("support", "generated")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from asyncgate import OPERATIONS
 from asyncgate.parts.model.settings import RateLimiting, RateLimits, SecuritySettings, Tier
 from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.operations import OPERATIONS
 from tests.conftest import TOKEN, Live, Served
 
 pytestmark = pytest.mark.anyio

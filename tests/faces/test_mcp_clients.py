@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from asyncgate import OPERATIONS
 from asyncgate.clients.http import Http
+from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
 

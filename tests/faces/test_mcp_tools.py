@@ -10,9 +10,9 @@ import jsonschema  # type: ignore[import-untyped]
 import msgspec
 import pytest
 
-from asyncgate import OPERATIONS
 from asyncgate.parts.faces.mcp.tools import SETS, brief, tools
 from asyncgate.parts.faces.openapi import EXAMPLES
+from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from asyncgate import OPERATIONS
 from asyncgate.parts.model.errors import InvalidRequest
 from asyncgate.parts.model.members import Reader, warned
 from asyncgate.parts.model.wire import CreateTask
+from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
 

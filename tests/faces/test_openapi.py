@@ -14,8 +14,9 @@ import msgspec
 import pytest
 
 import asyncgate
-from asyncgate import LEASE_PROTOCOL, Operation, __version__
+from asyncgate import Operation, __version__
 from asyncgate.parts.faces import openapi
+from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.model.clauses import plainly
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.wire import Name

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from asyncgate import OPERATIONS
+from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
 

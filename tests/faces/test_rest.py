@@ -16,9 +16,10 @@ from urllib.parse import urlencode
 import msgspec
 import pytest
 
-from asyncgate import OPERATIONS, Operation
+from asyncgate import Operation
 from asyncgate.parts.model.settings import ArchiveSettings
 from asyncgate.parts.model.wire import Complete, CreateTask, ScheduleState
+from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
 

@@ -14,8 +14,10 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 from schemathesis.core.failures import FailureGroup
 
-from asyncgate import LEASE_PROTOCOL, OPERATIONS, __version__
+from asyncgate import __version__
 from asyncgate.parts.faces import openapi
+from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
+from asyncgate.parts.operations import OPERATIONS
 
 TOKEN = "a-token-for-tests"
 ALWAYS = ["not_a_server_error", "status_code_conformance", "content_type_conformance", "response_headers_conformance",

@@ -18,16 +18,18 @@ import msgspec
 import pytest
 from hypothesis import settings
 
-from asyncgate import OPERATIONS, SCOPES, Caller, Gate
+from asyncgate import SCOPES, Caller
 from asyncgate.backends import open_backend
 from asyncgate.clients.http import Exchange
 from asyncgate.conformance.harness import Numbered, OwnTenants
 from asyncgate.conformance.model import Rules
 from asyncgate.conformance.test_programs import OnSides, Run, Side, Who, facts, run_programs, written_out
+from asyncgate.parts.app import Gate
 from asyncgate.parts.faces.openapi import EXAMPLES
 from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
 

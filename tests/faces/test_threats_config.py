@@ -71,7 +71,6 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from asyncgate import OPERATIONS
 from asyncgate.backends.sqlite import connect
 from asyncgate.commands.carry import private
 from asyncgate.conformance.plugin import SHARED
@@ -90,6 +89,7 @@ from asyncgate.parts.model.settings import (
     load_settings,
 )
 from asyncgate.parts.model.wire import Name
+from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
 

@@ -69,7 +69,8 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from asyncgate import OPERATIONS, Operation
+from asyncgate import Operation
+from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.logs import JsonLines, Lines, Redaction
 
 pytestmark = pytest.mark.anyio

@@ -77,11 +77,11 @@ import pytest
 import trustme
 
 import asyncgate
-from asyncgate import OPERATIONS
 from asyncgate.parts.faces.server import Crowd
 from asyncgate.parts.model.errors import TooManyWaiting
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.polls import Polls
 
 pytestmark = pytest.mark.anyio

@@ -12,8 +12,8 @@ from pathlib import Path
 import aiosqlite
 import pytest
 
-from asyncgate import Gate
 from asyncgate.backends import open_backend
+from asyncgate.parts.app import Gate
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import ArchiveSettings, Settings
 from tests.conftest import TOKEN

@@ -20,11 +20,13 @@ from joserfc import jwt
 from joserfc.jwk import RSAKey
 from msgspec.structs import replace
 
-from asyncgate import OPERATIONS, Gate, main
 from asyncgate.backends import open_backend
+from asyncgate.commands.main import main
 from asyncgate.conformance.plugin import POSTGRES, database_of, urls
+from asyncgate.parts.app import Gate
 from asyncgate.parts.identity import admin as identity_admin
 from asyncgate.parts.model.settings import DatabaseSettings, Jwt, Settings
+from asyncgate.parts.operations import OPERATIONS
 from tests.conftest import Live, Served
 from tests.support.identity_tools import FACADES, HOME, OTHER, THIRD, House, security
 

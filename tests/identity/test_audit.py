@@ -15,9 +15,10 @@ import asyncpg
 import pytest
 from msgspec.structs import replace
 
-from asyncgate import OPERATIONS, Gate, Needs, Work
+from asyncgate import Needs, Work
 from asyncgate.backends import open_backend
 from asyncgate.conformance.plugin import POSTGRES, database_of, urls
+from asyncgate.parts.app import Gate
 from asyncgate.parts.identity.audit import (
     COUNTED_SECONDS,
     FLUSH_SECONDS,
@@ -35,6 +36,7 @@ from asyncgate.parts.model.errors import DatabaseUnavailable
 from asyncgate.parts.model.ids import Ids, mark_of
 from asyncgate.parts.model.settings import ArchiveSettings, Settings
 from asyncgate.parts.model.stored import Audit, AuditHead
+from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.logs import JsonLines
 from tests.conftest import Live, Served
 from tests.support.identity_tools import FACADES, HOME, OTHER, THIRD, House, mcp_call, security, tiers

@@ -30,8 +30,9 @@ from joserfc import jwt
 from joserfc.jwk import RSAKey
 from msgspec.structs import replace
 
-from asyncgate import SCOPES, Caller, Gate
+from asyncgate import SCOPES, Caller
 from asyncgate.backends import open_backend
+from asyncgate.parts.app import Gate
 from asyncgate.parts.identity import jwt as identity_jwt
 from asyncgate.parts.identity.jwt import FRESH_SECONDS, PAUSE_SECONDS, AccessTokens, Claims
 from asyncgate.parts.model.errors import InvalidToken, IssuerUnavailable, StartupError

@@ -15,13 +15,13 @@ from asyncgate.parts.identity.buckets import (
     Verdict,
     bucket,
     buckets_for,
-    client_address,
     exceeded,
     headers,
     task_bucket,
 )
 from asyncgate.parts.identity.limits import open_limits
 from asyncgate.parts.identity.limits.memory import MemoryLimits, steady
+from asyncgate.parts.model.connection import client_address
 from asyncgate.parts.model.settings import Settings, SettingsError, load_settings
 from asyncgate.parts.model.wire import Principal
 

@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncgate import OPERATIONS, SCOPES, Caller, Needs, Operation, Work
+from asyncgate import SCOPES, Caller, Needs, Operation, Work
 from asyncgate.conformance.harness import NEEDED
 from asyncgate.parts.identity.keys_stored import generate, hashed, parse
 from asyncgate.parts.model.stored import Key
 from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.operations import OPERATIONS
 from tests.support.identity_tools import FACADES, HOME, OTHER, House, security
 
 pytestmark = pytest.mark.anyio

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from asyncgate import Gate
 from asyncgate.backends import open_backend
-from asyncgate.parts.identity import quotas
+from asyncgate.parts.app import Gate
 from asyncgate.parts.identity.limits import open_limits
 from asyncgate.parts.identity.limits.memory import MemoryLimits
+from asyncgate.parts.model import quotas
 from asyncgate.parts.model.settings import ArchiveSettings, RateLimits, Settings, Tier
 from asyncgate.parts.receipts import archive
 from tests.conftest import Served

@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 import asyncgate
-from asyncgate import OPERATIONS, Caller, Engine
+from asyncgate import Caller, Engine
 from asyncgate.parts.identity import admin as identity_admin
 from asyncgate.parts.identity import audit as identity_audit
 from asyncgate.parts.identity import keys as identity_keys
@@ -29,6 +29,7 @@ from asyncgate.parts.model.content import canonical
 from asyncgate.parts.model.naming import claimed
 from asyncgate.parts.model.stored import Audit, AuditHead
 from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.operations import OPERATIONS
 from tests.support.identity_tools import FACADES, HOME, JSON, OTHER, THIRD, House, security, tiers
 
 pytestmark = pytest.mark.anyio

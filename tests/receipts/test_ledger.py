@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from asyncgate.backends import open_backend
 from asyncgate.conformance.verify_ledger import verify_ledger
+from asyncgate.parts.ledger_app import LedgerGate
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Entry, EntryFilter
-from asyncgate.parts.receipts.ledger import LedgerGate
 from asyncgate.parts.receipts.sealing import Sealer
 from tests.conftest import TOKEN, Served
 

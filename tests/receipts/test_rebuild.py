@@ -14,8 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from asyncgate import FENCES_SKIPPED, Engine, main
+from asyncgate import FENCES_SKIPPED, Engine
 from asyncgate.backends import open_backend
+from asyncgate.commands.main import main
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.verify import verify

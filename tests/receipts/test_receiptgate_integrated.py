@@ -13,9 +13,9 @@ import httpx2
 import msgspec
 import pytest
 
-from asyncgate import Gate
 from asyncgate.backends import open_backend
 from asyncgate.conformance.verify import verify
+from asyncgate.parts.app import Gate
 from asyncgate.parts.model.settings import (
     ArchiveSettings,
     CircuitBreaker,

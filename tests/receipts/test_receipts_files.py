@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from asyncgate import main
 from asyncgate.clients.http import Http
 from asyncgate.commands import carry
+from asyncgate.commands.main import main
 from asyncgate.parts.receipts.files import (
     FREELY,
     MOST_LINE,

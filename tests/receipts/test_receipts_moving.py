@@ -13,11 +13,12 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from asyncgate import Engine, Needs, Work, main
+from asyncgate import Engine, Needs, Work
 from asyncgate.backends import open_backend
 from asyncgate.clients.http import Http
 from asyncgate.commands import carry
 from asyncgate.commands.cli import is_there
+from asyncgate.commands.main import main
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.verify import verify

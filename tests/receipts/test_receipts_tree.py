@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from asyncgate import main
 from asyncgate.clients.http import Http
+from asyncgate.commands.main import main
 from asyncgate.commands.receipts import BOXES, speaks
 from tests.conftest import TOKEN, Live
 

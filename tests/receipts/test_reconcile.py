@@ -13,8 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from asyncgate import FENCES_SKIPPED, Engine, Needs, Work, main
+from asyncgate import FENCES_SKIPPED, Engine, Needs, Work
 from asyncgate.backends import open_backend
+from asyncgate.commands.main import main
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.verify import verify

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncgate import Engine, main
+from asyncgate import Engine
 from asyncgate.backends import open_backend
+from asyncgate.commands.main import main
 from asyncgate.conformance.harness import Gate, refused
 from asyncgate.conformance.verify_ledger import Sealed, verify_ledger
 from asyncgate.parts.model.settings import Settings

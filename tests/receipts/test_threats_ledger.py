@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncgate import Gate as Server
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import Gate, refused
 from asyncgate.conformance.ledgers import HASTY, LedgerServer
+from asyncgate.parts.app import Gate as Server
+from asyncgate.parts.ledger_app import LedgerGate
 from asyncgate.parts.model.settings import CircuitBreaker, MemoryGate, Settings
 from asyncgate.parts.model.wire import ReceiptRecord
-from asyncgate.parts.receipts.ledger import LedgerGate
 from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.reading import (
     BODIES_BYTES,

@@ -10,7 +10,6 @@ from urllib.parse import urlencode
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncgate import OPERATIONS
 from asyncgate.clients.http import Exchange
 from asyncgate.parts.identity.limits.memory import MemoryLimits
 from asyncgate.parts.model.settings import (
@@ -22,6 +21,7 @@ from asyncgate.parts.model.settings import (
     Settings,
     Tier,
 )
+from asyncgate.parts.operations import OPERATIONS
 
 HOST = "http://localhost"
 HOME = "00000000-0000-0000-0000-000000000000"

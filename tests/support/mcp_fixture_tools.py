@@ -18,11 +18,12 @@ import msgspec
 from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 
-from asyncgate import OPERATIONS, main
+from asyncgate.commands.main import main
 from asyncgate.parts.faces.mcp import facade as mcp_facade
 from asyncgate.parts.faces.mcp.tasks import EXTENSION, Context, Json, TaskParams, Tasks, UpdateParams, handle, wanted
 from asyncgate.parts.faces.mcp.tools import found
 from asyncgate.parts.model.errors import LeaseInvalid
+from asyncgate.parts.operations import OPERATIONS
 
 STRING, NUMBER = {"type": "string"}, {"type": "number"}
 TOOLS: dict[str, Json] = {
@@ -129,7 +130,7 @@ class Fixtures(mcp_facade.Facade):
     async def _say(self, operation: str, **fields: Any) -> Json:
         op = OPERATIONS[operation]
         asks = op.reader.body(msgspec.json.encode({"worker_id": WORKER, **fields}))[0]
-        return _json(msgspec.json.encode(await self.gate.perform(op, await self.gate.identity.caller([]), asks)))
+        return _json(msgspec.json.encode(await self.gate.perform(op, await self.gate.known([]), asks)))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         job = asyncio.create_task(work)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "asyncgate.py").is_file())
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ROOTS = [ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "AGENTS.md"]
+PAGES = [*ROOTS, *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^ *```$", re.M | re.S)
 MARK = re.compile(r"<!-- (?P<name>[\w:-]+) ?(?P<more>.*?) ?-->\n\Z")
 

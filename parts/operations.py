@@ -1,12 +1,14 @@
-"""Who somebody is to this gate: what a worker or an agent asks that was given a credential and nothing else."""
+"""The table of operations: those of the heart, and those that each part declares; every face is made of it."""
 
 from __future__ import annotations
 
 from msgspec.structs import astuple
 
-from asyncgate import OPERATIONS as EVERY
-from asyncgate import Caller, Engine, Operation
+from asyncgate import CORE_OPERATIONS, Caller, Engine, Operation
+from asyncgate.parts.identity import admin, incidents
 from asyncgate.parts.model.wire import WhoAmI, You
+from asyncgate.parts.receipts import admin as receipts_admin
+from asyncgate.parts.receipts import archive_admin
 
 
 async def whoami(engine: Engine, caller: Caller, ask: WhoAmI) -> You:
@@ -17,7 +19,7 @@ async def whoami(engine: Engine, caller: Caller, ask: WhoAmI) -> You:
     kind, id, instance_id = astuple(caller.principal) if caller.bound else (None, None, None)
     return You(
         caller.tenant_id, caller.bound, caller.role, sorted(caller.scopes),
-        sorted(op.name for op in EVERY.values() if op.fits(caller)), kind, id, instance_id, caller.key_id,
+        sorted(op.name for op in OPERATIONS.values() if op.fits(caller)), kind, id, instance_id, caller.key_id,
         names(caller.capabilities), names(caller.task_types))
 
 
@@ -26,4 +28,6 @@ def names(limited: frozenset[str] | None) -> list[str] | None:
     return None if limited is None else sorted(limited)
 
 
-OPERATIONS = [Operation(whoami, "GET /v1/whoami", "a w A", "", "B")]
+OPERATIONS: dict[str, Operation] = CORE_OPERATIONS | {op.name: op for op in (
+    *admin.OPERATIONS, *incidents.OPERATIONS, Operation(whoami, "GET /v1/whoami", "a w A", "", "B"),
+    *receipts_admin.OPERATIONS, *archive_admin.OPERATIONS)}

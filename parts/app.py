@@ -1,0 +1,237 @@
+"""The app: it joins the engine, the guard, the upkeep and the faces into one server over one backend."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Set
+from functools import cached_property, partial
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from asyncgate import NOBODY, Caller, Engine, Operation, __version__
+from asyncgate.backends import Backend, open_backend
+from asyncgate.parts.faces import openapi, server
+from asyncgate.parts.faces.http import keep_slashes, named_in, own_page, refusal_headers, shortcut
+from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
+from asyncgate.parts.faces.rest import Door, Endpoint
+from asyncgate.parts.identity.guard import Guard, Keys
+from asyncgate.parts.identity.ways import Identity
+from asyncgate.parts.model.connection import Headers, Receive, Scope, Send, loopback, said_https
+from asyncgate.parts.model.content import encode
+from asyncgate.parts.model.errors import DatabaseUnavailable, Forbidden, GateError, Misdirected, NotFound, fault
+from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.wire import Ask, CreateTask, CreateTasks
+from asyncgate.parts.operations import OPERATIONS
+from asyncgate.parts.upkeep import Upkeep
+
+log = logging.getLogger("asyncgate")
+
+JSON_TYPE = (b"content-type", b"application/json")
+SAFETY = [(b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"default-src 'none'; "
+          b"frame-ancestors 'none'"), (b"referrer-policy", b"no-referrer"), (b"cache-control", b"no-store")]
+STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000; includeSubDomains")
+STRICT_LINE = b"%b: %b\r\n" % STRICT_TRANSPORT
+
+
+class Gate:
+    """The server over one backend: the engine, who may come in, and the application that speaks REST."""
+
+    operations = OPERATIONS
+
+    def __init__(self, settings: Settings, backend: Backend | None = None) -> None:
+        self.settings, self.backend, self.identity = settings, backend, Identity(settings)
+        self.headers = [*SAFETY, *([(b"x-asyncgate-insecure", b"true")] if settings.allow_insecure_dev else [])]
+        self.lines = b"".join([b"%b: %b\r\n" % header for header in (JSON_TYPE, *self.headers)])
+        self.mcp = Door(self, OPERATIONS, __version__)
+        self.guard: Any = None                  # until it opens
+        self.endpoints = self._endpoints()      # by path, with {} for the one part that a caller names
+        self.app = Starlette(routes=self._routes(), lifespan=self._life, exception_handlers={
+            HTTPException: self._lost, Exception: self._broken})  # type: ignore[dict-item]
+        self.app.router.redirect_slashes = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Guard the door against other sites' pages (DNS rebinding, CSRF), then let the application answer."""
+        if scope["type"] == "http":
+            if self.settings.trusted_proxies and said_https(scope, self.settings.trusted_proxies):
+                scope["scheme"] = "https"
+            keep_slashes(scope)
+            if no := self._foreign(scope["headers"]):
+                if self.guard is not None:
+                    self.guard.refused(scope, no)
+                return await self.send(send, scope, no.status, encode(no.body()))
+            if endpoint := self._endpoint(scope):
+                return await endpoint(scope, receive, send)
+        await self.app(scope, receive, send)
+
+    def _endpoint(self, scope: Scope) -> Endpoint | None:
+        """Find an operation by its path; the way through Starlette costs as much as reading the request."""
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        scope["path_params"] = {}
+        if endpoint := self.endpoints.get(path):
+            return endpoint
+        parts = path.split("/", 4)
+        if len(parts) < 4 or not parts[3]:      # in every path that names a thing, the third part is its name
+            return None
+        named, parts[3] = parts[3], "{}"
+        if endpoint := self.endpoints.get("/".join(parts)):
+            scope["path_params"][endpoint.names] = named
+        return endpoint
+
+    @contextlib.asynccontextmanager
+    async def _life(self, app: Starlette) -> AsyncIterator[None]:
+        database = self.settings.database
+        async with contextlib.AsyncExitStack() as opened:   # whatever fails from here on closes what is open by then
+            backend = self.backend or await open_backend(database.url, serving=True, settings=database)
+            opened.push_async_callback(backend.close)
+            upkeep = self._furnish(Engine(backend, self.settings))
+            opened.push_async_callback(self.engine.batches.landed)
+            opened.push_async_callback(self.mcp.close)
+            beats = self.settings.lease_sweep_interval_seconds
+            await upkeep.begin(await backend.join(self.engine.instance, beats, self.engine.hear))
+            async with self.guard, upkeep, self.engine.ledger or contextlib.nullcontext():
+                yield
+
+    def _furnish(self, engine: Engine) -> Upkeep:
+        """Give the engine what works beside it; raises StartupError for settings that contradict one another."""
+        upkeep = Upkeep(engine)
+        if self.settings.receipt_mode != "standalone":
+            from asyncgate.parts.receipts.outbox import Ledger  # with the HTTP client, which is large
+            engine.ledger = Ledger(engine)
+        engine.upkeep, self.engine, self.guard = upkeep, engine, Guard(engine)
+        self.identity.ways.insert(0, Keys(self.guard.keys))
+        return upkeep
+
+    def drain(self) -> None:
+        """Answer the waiting calls; the server is about to stop."""
+        if hasattr(self, "engine"):
+            self.engine.drain()
+            self.mcp.drain()
+
+    def _endpoints(self) -> dict[str, Endpoint]:
+        paths: dict[str, dict[str, Operation]] = {}
+        for op in self.operations.values():
+            for verb, path in op.rest:
+                paths.setdefault(path, {})[verb] = op
+        endpoints = {path: Endpoint(self, operations, path) for path, operations in paths.items()}
+        return {path.replace(f"{{{endpoint.names}}}", "{}"): endpoint for path, endpoint in endpoints.items()}
+
+    def _routes(self) -> list[Route]:
+        every = (*OPERATIONS.values(), *LEASE_PROTOCOL)
+        described = openapi.routes(every, __version__, self.send)
+        polled = [Route(path, Endpoint(self, {verb: op}, path)) for op in LEASE_PROTOCOL for verb, path in op.rest]
+        return [*(Route(path, self.mcp) for path in ("/mcp", "/mcp/u")), *polled, *described]
+
+    async def admit(self, scope: Scope, op: Operation | None = None, headers: Headers | None = None) -> Caller:
+        """Return who a request comes from, and count the call; some operations need no credential."""
+        if op is not None and op.open:
+            scope["asyncgate.limits"] = ()      # how the gate is may be asked at any time
+            return NOBODY
+        caller: Caller = await self.guard.admit(scope, self.identity, scope["headers"] if headers is None else headers)
+        if op is not None:
+            await self.guard.meter(scope, caller, op.name)
+        return caller
+
+    async def known(self, headers: Headers) -> Caller:
+        """Return whom a credential stands for, and count nothing."""
+        return await self.identity.caller(headers)
+
+    async def meter(self, scope: Scope, caller: Caller, operation: str) -> None:
+        """Count a call; raises RateLimitExceeded."""
+        await self.guard.meter(scope, caller, operation)
+
+    def refused(self, scope: Scope, no: GateError, ask: Ask | None = None) -> None:
+        """Write down the refusal of a request, where that is a matter of security."""
+        self.guard.refused(scope, no, ask)
+
+    def refused_call(self, caller: Caller, no: GateError, operation: str, ask: Ask | None = None) -> None:
+        """Write down the refusal of one call of a request that holds several."""
+        self.guard.auditor.refused(caller, no, operation, ask)
+
+    async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
+        """Carry out one operation for a façade; that the gate is not well is no good answer."""
+        if isinstance(ask, CreateTask | CreateTasks):
+            self.engine.admit(op, caller, ask)      # who may not create cannot use up what others may
+            reply = await self.guard.creating(caller, len(getattr(ask, "tasks", "1")),
+                                              partial(self.engine.perform, op, caller, ask))
+        else:
+            reply = await self.engine.perform(op, caller, ask)
+        await self.guard.performed(op, caller, ask, reply)
+        if op.name == "health" and reply.status != "healthy":
+            raise DatabaseUnavailable("the database does not answer", retry_after=1, **msgspec.to_builtins(reply))
+        return reply
+
+    @cached_property
+    def _doors(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+        """The Host and Origin names that are served, and the gate's own, which on loopback are all unless set."""
+        own = {"localhost", "127.0.0.1", "::1", self.settings.host} if loopback(self.settings.host) else set()
+        return frozenset(self.settings.allowed_hosts or own), frozenset(self.settings.allowed_origins), frozenset(own)
+
+    def _foreign(self, headers: Headers) -> GateError | None:
+        hosts, origins, own = self._doors
+        host = next((value for name, value in headers if name == b"host"), None)
+        if hosts and host is not None and not named_in(host, hosts):
+            return Misdirected("this gate does not answer for that Host; see the setting allowed_hosts")
+        for name, value in headers if origins or own else ():
+            if name == b"origin" and not (named_in(value, origins) or own_page(value, host or b"", own)):
+                return Forbidden("pages of that Origin may not call this gate; see the setting allowed_origins")
+        return None
+
+    async def send(self, send: Send, scope: Scope, status: int, body: bytes, more: Iterable[tuple[bytes, bytes]] = (),
+                   type: tuple[bytes, bytes] = JSON_TYPE) -> None:
+        """Send one complete answer with the headers that every answer carries; `more` replaces what it names."""
+        if self.guard is not None and (no := await self.guard.passing(scope)):
+            status, body, more, type = no.status, encode(no.body()), refusal_headers(no), JSON_TYPE
+        limits = scope.get("asyncgate.limits", ())
+        if not more and type is JSON_TYPE and status != 204 and (whole := shortcut(scope)) is not None:
+            lines = self.lines + STRICT_LINE if scope["scheme"] == "https" else self.lines
+            lines += b"".join([b"%b: %b\r\n" % header for header in limits]) if limits else b""
+            if whole.answer(status, lines, body):
+                return
+        safety = self.safety(scope, {name for name, _ in more})
+        about = [type, (b"content-length", b"%d" % len(body))] if status != 204 else []     # which has no body at all
+        headers = [*about, *safety, *more]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    def safety(self, scope: Scope, own: Set[bytes]) -> Headers:
+        """Return the headers that every answer carries, but for those that it brings itself."""
+        headers = [header for header in self.headers if header[0] not in own] if own else self.headers
+        headers = [*headers, *scope.get("asyncgate.limits", ())]
+        return [*headers, STRICT_TRANSPORT] if scope.get("scheme") == "https" else headers
+
+    async def _lost(self, request: Any, error: HTTPException) -> Any:
+        if (request.method, request.scope["path"]) == ("GET", "/") and "text/html" in request.headers.get("accept", ""):
+            return self._to_docs
+        return self._plain(NotFound("there is nothing here; /openapi.json lists what there is"))
+
+    async def _to_docs(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lead a browser to the page; the address is a relative one, as a proxy may keep the gate below a path."""
+        await self.send(send, scope, 302, b"", [(b"location", b"docs")])
+
+    async def _broken(self, request: Any, error: Exception) -> Any:
+        return self._plain(fault(request.url.path, error))
+
+    def _plain(self, no: GateError) -> Any:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            await self.send(send, scope, no.status, encode(no.body()))
+        return answer
+
+
+def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None, beside: Iterable[Route] = (),
+                  kind: type[Gate] = Gate) -> int:
+    """Serve until a signal comes, with further routes beside the gate's own; return the exit status."""
+    gate = kind(settings)
+    gate.app.router.routes.extend(beside)
+    said = ready or (lambda url: log.info("asyncgate %s serves %s", __version__, url))
+
+    def listens(url: str) -> None:
+        if announce := getattr(gate.engine.backend, "announce", None):
+            announce(url)
+        said(url)
+
+    return server.run(gate, settings, drain=gate.drain, ready=listens)

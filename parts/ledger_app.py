@@ -1,0 +1,77 @@
+"""The app of `asyncgate ledger`: the gate in the role of a ledger, as `receipts/ledger.py` declares it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Raw
+from msgspec.structs import replace
+from starlette.routing import Route
+
+from asyncgate import Caller, Operation, __version__
+from asyncgate.parts.app import Gate, serve_forever
+from asyncgate.parts.faces.http import claimed_tenants, read_body
+from asyncgate.parts.faces.rest import Door, Endpoint
+from asyncgate.parts.model.connection import Receive, Scope
+from asyncgate.parts.model.errors import InvalidRequest
+from asyncgate.parts.model.screening import screen
+from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.wire import Ask
+from asyncgate.parts.model.wire_ledger import StoreReceipts
+from asyncgate.parts.operations import OPERATIONS
+from asyncgate.parts.receipts.ledger import STORE, STORED_DEPTH, SURFACE, TOOLS, list_of
+
+if TYPE_CHECKING:
+    from asyncgate.parts.faces.mcp.facade import Facade
+
+ADMINISTRATION = ("health", "whoami", "create_tenant", "list_tenants", "suspend_tenant", "get_limits",
+                  "set_limits", "issue_key", "list_keys", "rotate_key", "rotate_credentials", "revoke_key",
+                  "list_audit", "seal_receipts", "list_seals")
+
+
+class Shelf(Endpoint):
+    """`/v1/receipts` of a ledger: what is stored is taken as it comes, byte by byte."""
+
+    async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> Ask:
+        if op is not STORE:
+            return await super()._ask(op, caller, scope, receive)
+        body = (await read_body(scope, receive, self.gate.settings)).strip()
+        try:
+            await screen(body, self.gate.settings.max_request_values, STORED_DEPTH)
+            if body[:1] == b"[":
+                return StoreReceipts(receipts=list_of(body))
+            if (many := msgspec.json.decode(body, type=dict[str, Raw])).keys() == {"receipts"}:
+                return StoreReceipts(receipts=list_of(many["receipts"]))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
+            raise InvalidRequest(f"store_receipt: {wrong}") from None
+        for named in claimed_tenants({}, scope["headers"]):
+            self.gate.engine.at_home(caller, named)
+        return StoreReceipts(receipts=[Raw(body)], alone=True)
+
+
+def ledger_facade() -> type[Facade]:
+    """Import the façade of `memorygate.store_receipt` and its like (spec 20.5, 20.13)."""
+    from asyncgate.parts.ledger_mcp import LedgerFacade
+    return LedgerFacade
+
+
+class LedgerGate(Gate):
+    """A gate that serves the surface of a ledger, and what is needed to look after it."""
+
+    operations = {op.name: op for op in (*SURFACE, *(OPERATIONS[name] for name in ADMINISTRATION))}
+
+    def _endpoints(self) -> dict[str, Endpoint]:
+        endpoints = super()._endpoints()
+        shelf = endpoints["/v1/receipts"]
+        endpoints["/v1/receipts"] = Shelf(self, shelf.operations, "/v1/receipts")
+        return endpoints
+
+    def _routes(self) -> list[Any]:
+        self.mcp = Door(self, TOOLS, __version__, ledger_facade)
+        return [Route(path, self.mcp) for path in ("/mcp", "/mcp/u")]
+
+
+def serve(settings: Settings) -> int:
+    """Serve a ledger until a signal comes; return the exit status."""
+    return serve_forever(replace(settings, receipt_mode="standalone"), kind=LedgerGate)

@@ -1,0 +1,115 @@
+"""What a connection tells of its other end: types of ASGI, addresses, proxies, and the credential that it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Any
+from urllib.parse import quote
+
+from asyncgate.parts.model.errors import TwoCredentials
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+Address = IPv4Address | IPv6Address
+
+BLANKS = " \t"      # what is no part of a header's value; of other white space a token would have several spellings
+LONGEST = 80        # of an address with port and zone; longer texts would fill the cache
+
+
+def presented(headers: Headers) -> str | None:
+    """Return the one token that a request shows; two different ones are nobody's."""
+    bearers = [value.decode("latin-1").partition(" ") for name, value in headers if name == b"authorization"]
+    tokens = {token.strip(BLANKS) if scheme.lower() == "bearer" else None for scheme, _, token in bearers}
+    tokens |= {value.decode("latin-1").strip(BLANKS) for name, value in headers if name == b"x-api-key"}
+    if len(tokens) > 1 or len(bearers) > 1:
+        raise TwoCredentials("two different credentials in one request; show one: Authorization: Bearer <token>, or "
+                             "X-API-Key: <token>")
+    if None in tokens:
+        raise TwoCredentials("show one credential: Authorization: Bearer <token>, or X-API-Key: <token>")
+    return (tokens.pop() if tokens else None) or None       # an empty one is none: a variable that was not set
+
+
+def address_of(scope: Scope) -> str | None:
+    """Return the address that a request comes from; over a Unix socket there is none."""
+    client = scope.get("client")
+    return client[0] if client else None
+
+
+def loopback(host: str) -> bool:
+    """Whether an address to listen on is reached from this machine only."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def client_address(scope: Any, headers: Iterable[tuple[bytes, bytes]], trusted_proxies: tuple[str, ...]) -> str:
+    """Return whom a request comes from: its peer, or what trusted proxies say of theirs.
+
+    Each proxy appends its own peer to X-Forwarded-For.  So the list is read from its end, and the first address that is
+    no trusted proxy's counts: what stands before it the client may have made up.
+    """
+    peer = (scope.get("client") or ("",))[0]
+    address, trusted = _read(peer), _networks(trusted_proxies)
+    if not trusted or address is None or not _within(address, trusted):
+        return str(address or peer)
+    said = b",".join(value for name, value in headers if name == b"x-forwarded-for").decode("latin-1")
+    for hop in reversed(said.split(",")):
+        if (before := _read(hop.strip())) is None:
+            break       # what a proxy could not name is the proxy's own
+        address = before
+        if not _within(address, trusted):
+            break
+    return str(address)
+
+
+def from_proxy(scope: Any, trusted_proxies: tuple[str, ...]) -> bool:
+    """Whether a request comes straight from a trusted proxy, so that what it says of its client is believed."""
+    address = _read((scope.get("client") or ("",))[0])
+    return address is not None and _within(address, _networks(trusted_proxies))
+
+
+def neighbourhood(address: str) -> str:
+    """Return what is counted as one address: of IPv6 the /64, for that is what a single host is given."""
+    found = _read(address)
+    if isinstance(found, IPv6Address):
+        return f"{IPv6Address(int(found) >> 64 << 64)}/64"
+    return str(found) if found else quote(address, safe="") or "unknown"
+
+
+def _read(text: str) -> Address | None:
+    """Read an address, with or without a port and a zone; an IPv4 address within IPv6 is the IPv4 one."""
+    return _read_short(text) if len(text) <= LONGEST else None
+
+
+@lru_cache(4096)
+def _read_short(text: str) -> Address | None:
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        found = ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return (found.ipv4_mapped if isinstance(found, IPv6Address) else None) or found
+
+
+@lru_cache(8)
+def _networks(names: tuple[str, ...]) -> tuple[IPv4Network | IPv6Network, ...]:
+    return tuple(ip_network(name) for name in names)
+
+
+def _within(address: Address, networks: tuple[IPv4Network | IPv6Network, ...]) -> bool:
+    return any(address in network for network in networks)
+
+
+def said_https(scope: Scope, trusted_proxies: tuple[str, ...]) -> bool:
+    """Whether a trusted proxy says that its client came by HTTPS; of several proxies the first one knows."""
+    said = (value for name, value in scope["headers"] if name == b"x-forwarded-proto")
+    return next(said, b"").partition(b",")[0].strip().lower() == b"https" and from_proxy(scope, trusted_proxies)
