@@ -8,6 +8,8 @@ import importlib.util
 import json
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -39,7 +41,7 @@ from tests.support.pages import (
 # What a mark above a block promises, and where it is kept: here, or in the test that is named.
 MARKS = {
     "client:run": "here", "client:pytest": "here", "mcp:run": "here", "prints": "here",
-    "worker:run": "here", "worker:sh": "here", "third-party": "here",
+    "shell:run": "here", "worker:run": "here", "worker:sh": "here", "third-party": "here",
     "setup:run": ".ci/run", "setup:test": ".ci/run",
     "ai-worker:start": "test_worker_ai_gate.py", "ai-worker:ask": "test_worker_ai_gate.py",
     "schedule:run": "test_scheduler_command.py", "schedule:plan": "test_scheduler_command.py",
@@ -183,7 +185,7 @@ def test_a_command_line_that_does_not_exist_is_found(script: str, says: list[str
 
 @each_block("sh", "console")
 def test_a_shell_example_calls_commands_and_options_that_exist(block: Block) -> None:
-    script = block.text if block.language == "sh" else "\n".join(re.findall(r"^\$ (.*)$", block.text, re.M))
+    script = block.text if block.language == "sh" else typed(block.text)
 
     for words in commands_in(script):
         if (line := ours(words)) is not None:
@@ -291,6 +293,53 @@ def test_the_program_of_the_workers_page_counts_words(
 
     assert (done["status"], done["result"]["result"]) == ("succeeded", 6)
     assert done["progress"] in (None, {"doing": "counting"})
+
+
+# What stands for `asyncgate` while a page's commands run: a server is started behind them, and found where it says.
+SHELL = """
+asyncgate() {
+  case $1 in
+    serve | dev)
+      exec 9< <(exec "$PYTHON" -m asyncgate "$@" --port 0 2>&1)
+      while read -r line <&9; do
+        case $line in *http://*) ASYNCGATE_URL=http://${line##*http://} && export ASYNCGATE_URL && return ;; esac
+      done
+      return 1 ;;
+    *) "$PYTHON" -m asyncgate "$@" ;;
+  esac
+}
+"""
+SERVING = "export ASYNCGATE_API_KEY=a-token-for-tests; asyncgate serve --database sqlite:///gate.db\n"
+RUNS = [page for page in PAGES if any(block.mark == "shell:run" for block in blocks_of(page))]
+
+
+@pytest.mark.parametrize("page", RUNS, ids=[page.name for page in RUNS])
+def test_the_commands_of_a_page_run_one_after_another(page: Path, tmp_path: Path) -> None:
+    """Those under the mark `shell:run`, in one shell; of a console what is typed.
+
+    Where the first mark says `beside gate.db`, a gate serves that file.
+    """
+    if not shutil.which("jq"):
+        pytest.skip("jq is not installed: the commands of the documentation do not run")
+    marked = [block for block in blocks_of(page) if block.mark == "shell:run"]
+    lines = "\n".join(block.text if block.language == "sh" else typed(block.text) for block in marked)
+    around = {name: value for name, value in os.environ.items() if not name.startswith("ASYNCGATE_")}
+    around |= {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    begun = SERVING if marked[0].more == "beside gate.db" else ""
+    shell = subprocess.Popen(["bash", "-euo", "pipefail", "-c", SHELL + begun + lines], cwd=tmp_path, env=around,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    try:
+        said, _ = shell.communicate()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)
+
+    assert shell.returncode == 0, said
+
+
+def typed(console: str) -> str:
+    """Return what somebody types in a console."""
+    return "\n".join(re.findall(r"^\$ (.*)$", console, re.M))
 
 
 def test_the_worker_of_the_readme_has_ten_lines() -> None:

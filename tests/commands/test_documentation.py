@@ -169,6 +169,31 @@ def test_the_pages_are_for_light_and_dark_and_for_narrow_windows(site: dict[str,
     assert re.search(r"^table \{.*display: block.*overflow-x: auto", site["style.css"], re.M)
 
 
+def brightness(colour: str) -> float:
+    """The relative luminance of a colour (WCAG 2)."""
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = (int(digits[at:at + 2], 16) / 255 for at in (0, 2, 4))
+    return sum(weight * (part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4)
+               for weight, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
+
+
+def contrast(one: str, other: str) -> float:
+    dark, bright = sorted((brightness(one), brightness(other)))
+    return (bright + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["light", "dark"])
+def test_every_text_stands_out_from_what_is_behind_it(site: dict[str, str], at: int) -> None:
+    palette = dict(re.findall(r"--(\w+): (#\w+);", re.findall(r":root \{.*?\}", site["style.css"], re.S)[at]))
+    code = re.findall(r"pre code (\.\w+) \{[^}]*?(?<![-\w])color: (#\w+)", site["code.css"].split("@media")[at])
+    texts = {**{name: palette[name] for name in ("ink", "faint", "link")}, **dict(code)}
+    del texts[".w"]         # white space has no text
+
+    assert len(texts) > 20
+    assert {name for name, colour in texts.items() if contrast(colour, palette["shade"]) < 4.5} == set()
+    assert {name for name in ("ink", "faint", "link") if contrast(palette[name], palette["paper"]) < 4.5} == set()
+
+
 def test_code_is_coloured_and_the_marks_of_the_tests_are_left_out(site: dict[str, str]) -> None:
     assert '<span class="k' in site["workers.html"]
     assert "<!-- " not in site["workers.html"]
