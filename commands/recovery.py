@@ -178,7 +178,7 @@ def print_json(findings: Any, done: dict[str, int], left: int, url: str) -> None
 @configured
 def rebuild(configured: Configured, file: str | None, tenants: tuple[str, ...], instances: tuple[str, ...],
             all_instances: bool, skip_damaged: bool, as_json: bool) -> None:
-    """Make a gate anew after a disaster: from its receipts in the ledger, or in a FILE, into an empty database.
+    """Make a gate again after a disaster: from its receipts in the ledger, or in a FILE, into an empty database.
 
     The obligations that were open are open, tasks have their statuses, and results as far as receipts hold them.  Each
     task gets an event task.rebuilt that names what could not be known: payloads, priorities and other settings that no
