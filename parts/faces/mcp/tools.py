@@ -14,6 +14,7 @@ import msgspec
 from asyncgate.parts.model.clauses import plainly
 from asyncgate.parts.model.content import any_json
 from asyncgate.parts.model.errors import GateError, InvalidRequest
+from asyncgate.parts.model.jsonrpc import PREFIX
 from asyncgate.parts.model.wire import (
     ANY_JSON,
     LONGEST,
@@ -27,13 +28,6 @@ from asyncgate.parts.model.wire import (
 
 Json = dict[str, Any]
 encode = msgspec.json.encode
-PREFIX = "asyncgate"
-DOTTED, UNDERSCORED = ".", "_"
-# JSON-RPC wants integers; ours lie in the range that MCP leaves to servers.
-CODES = {400: -32602, 401: -32001, 403: -32003, 404: -32004, 405: -32601, 408: -32008, 409: -32009, 413: -32602,
-         415: -32602, 421: -32003, 429: -32010, 503: -32013}
-PARSE_ERROR, UNKNOWN_METHOD, BROKEN = -32700, -32601, -32603
-
 # What may follow each operation; the rest of a tool's text is the Engine's docstring.
 NEXT = {
     "create_tasks": "Look at each entry of results: it has a task_id or an error. Then get_task for each.",
@@ -80,11 +74,6 @@ ABOUT = """AsyncGate keeps tasks for agents that forget. As an agent: create_tas
 restart call list_open_obligations first, it says what is still owed to you. As a worker: lease_next, renew_lease every
 renew_every_seconds, then complete, fail or release_lease; a lease that ran out is lost. Every error has a code and
 names the next legal call. Name yourself with agent_id or worker_id where your credential does not."""
-
-
-def both_names(operation: str, prefix: str = PREFIX) -> tuple[str, str]:
-    """Return the two spellings of a tool's name, dotted first; both are always accepted."""
-    return f"{prefix}{DOTTED}{operation}", f"{prefix}{UNDERSCORED}{operation}"
 
 
 def tool(op: Any, name: str, form: Form = FULL) -> Json:
