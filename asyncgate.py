@@ -301,7 +301,7 @@ RAISING = frozenset({"task.moved", "task.rebuilt", "task.reconciled"})
 
 def receipt_key(contract: Contract, task_id: str, sender: Principal, lease_id: str | None, parents: tuple[str, ...],
                 mark: str) -> str:
-    """Identify a logical receipt, so that its repetition writes nothing (H.3; DESIGN 6.3 for the other types)."""
+    """Identify a logical receipt, so that its repetition writes nothing (H.3, but for types that it does not name)."""
     told_apart = (mark,) if contract.once else (parents, mark)
     return sha256(contract.type, task_id, sender.kind, sender.id, lease_id, told_apart)
 
@@ -1682,7 +1682,7 @@ class Engine:
         held = "lease_expiries" if most and losses >= most else self._overtold(work, task)
         pause = jitter(lease.lease_id, self.settings.expiry_jitter_seconds, crowd)
         work.hold(replace(lease, ending="expired"))
-        # Clarification C: only a task's own instance sweeps it, and here it is adopted first (DESIGN 5.10).
+        # Clarification C: only a task's own instance sweeps it, so this one takes it over first (docs/design.md).
         task = work.move(task, EXPIRE, expiries=losses, held=held, started_at=None, asyncgate_instance=self.instance,
                          next_eligible_at=work.now + pause if pause else None, lost_to=canonical(lost_to).decode())
         self._emit(work, EMISSION["expire"], task, self._expiry(task, lease, "expired"), lease=lease)

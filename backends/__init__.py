@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from msgspec import Struct
@@ -230,7 +231,7 @@ def _module(url: str) -> Any:
     scheme = url.partition(":")[0].replace("postgresql", "postgres")
     if not re.fullmatch("[a-z][a-z0-9_]*", scheme):
         raise StartupError(f"database.url must begin with a scheme such as sqlite:///gate.db, not {scheme!r}")
-    for point in entry_points(group="asyncgate.backends", name=scheme):
+    for point in _registered().select(name=scheme):
         return point.load()
     try:
         module = import_module(f"asyncgate.backends.{scheme}")
@@ -242,3 +243,9 @@ def _module(url: str) -> Any:
             return module
     raise StartupError(f"no backend for {scheme}:; sqlite:, postgresql: and memory: come with the gate, others "
                        "register under the entry-point group asyncgate.backends")
+
+
+@cache
+def _registered() -> EntryPoints:
+    """Return the backends of other packages: to look through what is installed takes milliseconds."""
+    return entry_points(group="asyncgate.backends")

@@ -5,8 +5,8 @@
 
 `--backend` may be repeated; `{tmp}` in a URL is a fresh folder for each test.  Every test has a tenant of its own, so
 one shared database will do, and `-n auto` is safe.  Nothing sleeps: the suite moves the backend's `skew`.  `--rounds N`
-crashes more often.  plugin.py holds the fixtures (`gate`, `make_gate`, `backend_url`), harness.py the gate that tests
-speak to.
+crashes more often than once and tries more programs.  plugin.py holds the fixtures (`gate`, `make_gate`,
+`backend_url`), harness.py the gate that tests speak to.
 
 What must hold at every moment, and where it is checked:
 

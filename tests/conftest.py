@@ -43,6 +43,9 @@ from asyncgate.parts.model.stored import (
     export_key,
 )
 
+# Hundreds of programs are started: each would compile the whole package anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 TOKEN = "a-token-for-tests"
 PATIENCE_SECONDS = 30.0
 # But for the audit log: that something was refused is written down there.

@@ -2,7 +2,7 @@
 
 A thin translation: an offer is a lease that `lease_next` grants, a heartbeat renews it, and who may, how often and what
 is refused is decided where it is for everybody.  One offer at a time, a lease of 900 seconds, 204 where there is none.
-An offer that is not taken up runs out; the protocol's pause of 30 seconds before the next one is not kept (DESIGN 13).
+An offer that is not taken up runs out; the protocol's pause of 30 seconds before the next one is not kept.
 """
 
 from __future__ import annotations

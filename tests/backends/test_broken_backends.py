@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from asyncgate import conformance
 
 SUPPORT = Path(__file__).parents[1] / "support"
-# The fault, the file that is run against it, and a test that must be among those that fail.
+# The fault, the file of the suite with its rule, and the test of it, which must fail.
 CAUGHT = {
     "drops_parents": ("receipts", "test_each_step_writes_exactly_its_receipts"),
     "offers_delayed_tasks": ("claim", "test_a_delayed_task_is_no_obstacle_for_those_behind_it"),
@@ -43,25 +42,21 @@ def installed(folder: Path, scheme: str, module: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def conform(folder: Path, environment: dict[str, str], url: str, *args: str) -> subprocess.CompletedProcess[str]:
-    """Run the suite, or the files that are named, as a user of the package would."""
-    command = [sys.executable, "-m", "pytest", "--pyargs", *args, "-p", "asyncgate.conformance.plugin", "--backend",
-               url, "-p", "no:cacheprovider", "-p", "no:xdist", "-c", os.devnull, "--rootdir", str(folder), "-q",
-               "--tb=no", "-rf", "--import-mode=importlib"]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+def test_each_backend_that_breaks_a_rule_is_caught_by_the_test_of_that_rule(tmp_path: Path) -> None:
+    suite = Path(conformance.__file__).parent
+    backends = [part for fault in CAUGHT for part in ("--backend", f"broken:{fault}")]
+    rules = sorted({f"{suite}/test_{file}.py::{expected}" for file, expected in CAUGHT.values()})
+    command = [sys.executable, "-m", "pytest", *rules, "-p", "asyncgate.conformance.plugin", *backends, "-c",
+               os.devnull, "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(tmp_path), "-q", "--tb=no",
+               "-rf", "--import-mode=importlib"]
 
+    run = subprocess.run(command, cwd=tmp_path, env=installed(tmp_path, "broken", "broken"), capture_output=True,
+                         text=True)
 
-@pytest.mark.parametrize("fault", CAUGHT)
-def test_a_backend_that_breaks_a_rule_is_caught(fault: str, tmp_path: Path) -> None:
-    file, expected = CAUGHT[fault]
-    environment = installed(tmp_path, "broken", "broken")
-    suite = Path(conformance.__file__).parent / f"test_{file}.py"
-
-    run = conform(tmp_path, environment, f"broken:{fault}", str(suite), "-k", expected)
-
-    failed = [line for line in run.stdout.splitlines() if line.startswith("FAILED")]
     assert run.returncode == 1, run.stdout + run.stderr
-    assert any(f"::{expected}" in line for line in failed), run.stdout
+    failed = re.findall(r"^FAILED .*::(\w+)\[broken(\d+)\b", run.stdout, re.M)
+    missed = [fault for at, (fault, (_, expected)) in enumerate(CAUGHT.items()) if (expected, str(at)) not in failed]
+    assert missed == []
 
 
 def test_every_broken_backend_is_expected_to_be_caught() -> None:

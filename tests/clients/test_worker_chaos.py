@@ -1,6 +1,6 @@
 """Five worker processes that are killed at random, and a gate that is restarted under them: all is done, nothing twice.
 
-By default a few hundred tasks; `--rounds 10` makes a thousand of them.
+By default a hundred tasks; `--rounds 10` makes a thousand of them.
 """
 
 from __future__ import annotations

@@ -411,7 +411,7 @@ class Facade:
             self.gate.refused_call(visit.caller, no, "subscriptions/listen")
             raise
 
-    # The dialect of peers: JSON-RPC without a handshake, whose result is the raw reply (DESIGN 8).
+    # The dialect of peers: JSON-RPC without a handshake, whose result is the raw reply.
 
     async def _bare(self, scope: Scope, receive: Receive, send: Send, message: Asked | None) -> None:
         if message is None:
