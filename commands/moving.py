@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
-from contextlib import AsyncExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,6 @@ from msgspec.structs import asdict, replace
 from asyncgate import Engine
 from asyncgate.commands import calling, carry, cli, recovery, verdicts
 from asyncgate.commands.calling import BROKEN, CONFLICT, NO_GATE, as_json, ended
-from asyncgate.commands.receipts import receipts, said_of
 from asyncgate.commands.terminal import Bar, plain
 from asyncgate.parts.model.errors import GateError, StartupError
 from asyncgate.parts.model.settings import Configured, Settings, SettingsError, discreet
@@ -32,7 +31,7 @@ def integrated(settings: Settings) -> Settings:
 # To the ledger.
 
 
-@receipts.command()
+@click.command()
 @click.option("--file", metavar="FILE", help="A file of `asyncgate receipts export`, instead of the database.")
 @click.option("--tenant", "tenants", metavar="ID", multiple=True,
               help="Only this tenant; may be given several times.  With --file: whose receipts they become there.")
@@ -72,6 +71,22 @@ def push(configured: Configured, file: str | None, tenants: tuple[str, ...], aft
         raise ended(plain(str(wrong)), BROKEN) from None
     report(tally, refusals, as_json)
     sys.exit(CONFLICT if tally.refused or tally.lost else 0)
+
+
+@contextmanager
+def said_of(path: str) -> Iterator[None]:
+    """Say in one line what a file has that cannot be used."""
+    from asyncgate.commands.carry import Interfered
+    from asyncgate.parts.receipts.files import Damaged
+
+    try:
+        yield
+    except (Damaged, Interfered) as wrong:
+        raise ended(plain(str(wrong)), BROKEN) from None
+    except OSError as error:
+        raise ended(f"{path}: {error.strerror or error}", BROKEN) from None
+    except KeyboardInterrupt:
+        raise ended("stopped before the end; the same command goes on from here", BROKEN) from None
 
 
 def verified_file(file: str) -> carry.Verdict:
@@ -134,7 +149,7 @@ def report(tally: Any, refusals: list[dict[str, str]], as_json: bool) -> None:
 # And back.
 
 
-@receipts.command()
+@click.command()
 @click.argument("target", metavar="TARGET")
 @click.option("--leave-lost", is_flag=True, help="Go on without what the ledger lost or changed; hashes of it stay.")
 @as_json

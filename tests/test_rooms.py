@@ -99,6 +99,8 @@ def arrows() -> set[tuple[str, str]]:
 
 def allowed(module: str, name: str) -> bool:
     here, there = room(module), room(name)
+    if (module, name) == ("asyncgate", "asyncgate.parts.receipts.emitting"):
+        return True
     return here == there or there in KNOWS[here] or module == OPENS_A_GATE or (
         module == "asyncgate" and there in PUBLIC)
 
