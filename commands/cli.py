@@ -217,7 +217,8 @@ def alike(op: Operation) -> list[click.Parameter]:
     """Let the tenant that an operation is about stand as an argument or behind --tenant, whichever somebody writes."""
     if op.takes.needed[:1] == ("tenant",):
         return [click.Option(["--tenant", "whose"], help="the same as TENANT")]
-    return [click.Argument(["whose"], required=False, metavar="TENANT")] if op.name == "get_limits" else []
+    alone = {*op.takes.__struct_fields__} - {*Ask.__struct_fields__} == {"tenant"}
+    return [click.Argument(["whose"], required=False, metavar="TENANT")] if alone else []
 
 
 def parted(values: Iterable[str]) -> list[str]:
@@ -305,30 +306,16 @@ def answer(op: Operation, at: Connection, body: Mapping[str, Any], as_json: bool
 # From a reply to what a person reads.
 
 SEAL_DIGITS = 64        # of SHA-256
-TABLES = {
-    "list_tasks": "task_id type status priority attempt created_by created_at held",
-    "lease_next": "task_id lease_id fence type attempt expires_at payload",
-    "list_leases": "task_id lease_id fence type worker expires_at renewals",
-    "list_archived_receipts": "receipt_id receipt_type from to task_id created_at",
-    "list_receipts": "receipt_id receipt_type from to task_id created_at",
-    "list_open_obligations": "receipt_id receipt_type task_id from created_at",
-    "get_task_history": "created_at event_type receipt.from receipt.to receipt.receipt_id payload",
-    "create_tasks": "task_id status payload_differs error",
-    "complete_tasks": "task_id status error",
-    "list_keys": "key_id name principal_kind principal_id role expires_at revoked_at rotated_to last_used_at",
-    "list_tenants": "tenant name tier suspended_at exempt_until",
-    "list_audit": "number timestamp severity event details",
-    "list_seals": "number last_receipt_id count sealed_at hash",
-}
+
 
 def show(op: Operation, reply: dict[str, Any]) -> None:
     """Print a reply: a list as a table, anything else as names and values; what it warns of on stderr."""
     for text in reply.pop("warnings", None) or ():
         click.echo(f"warning: {plain(text)}", err=True)
-    rows = next((value for value in reply.values() if isinstance(value, list)), None) if op.name in TABLES else None
+    rows = next((value for value in reply.values() if isinstance(value, list)), None) if op.columns else None
     if rows is None:
         return show_block(reply)
-    show_table(TABLES[op.name].split(), rows) if rows else click.echo("nothing")
+    show_table(op.columns, rows) if rows else click.echo("nothing")
     hint(op, reply)
 
 
@@ -336,7 +323,7 @@ def hint(op: Operation, reply: dict[str, Any]) -> None:
     """Say on stderr how to get the next page, and after the last one what comes later."""
     if more := reply.get("next_cursor"):
         click.echo(f"there is more: --cursor {more}", err=True)
-    elif (cursor := reply.get("cursor")) and op.name != "list_tasks":      # whose newest come first
+    elif (cursor := reply.get("cursor")) and not getattr(op.gives, "newest_first", False):
         since = "since-receipt-id" if "since_receipt_id" in op.fields else "cursor"
         click.echo(f"from here on: --{since} {cursor}", err=True)
 

@@ -18,7 +18,6 @@ from msgspec import NODEFAULT, Meta, Raw, Struct, UnsetType
 from msgspec.structs import FieldInfo, fields
 
 from asyncgate import Operation
-from asyncgate.parts.faces.mcp.tools import IDEMPOTENT
 from asyncgate.parts.model import wire, wire_admin, wire_receipts
 from asyncgate.parts.model.wire import AsEither, AsPrincipal, CreateTask
 from asyncgate.parts.operations import OPERATIONS
@@ -260,7 +259,7 @@ def keys_of(op: Operation) -> tuple[str, ...]:
 
 def is_repeatable(op: Operation) -> bool:
     """Whether a call may be repeated when nobody knows whether it was carried out."""
-    return op.kind != "W" or op.name in {*IDEMPOTENT, "create_tasks", "bootstrap"} or keys_of(op) != ()
+    return op.idempotent or op.name in ("create_tasks", "bootstrap") or keys_of(op) != ()
 
 
 def source() -> str:

@@ -40,7 +40,6 @@ STATUS_SECONDS = 5.0        # how old an account may be that a request is judged
 NO_WAY_IN = ("no way in: set ASYNCGATE_API_KEY to a secret of your choice, or issue a first key with "
              "`asyncgate keys issue --role admin --name first --principal-id me`, or run `asyncgate dev`")
 NOT_MADE = {400, 403, 409, 413, 429}        # refusals after which there is no task; of a 503 nobody knows
-HEARTBEATS = {"renew_lease", "report_progress", "extend_lease"}
 
 
 class Accounts:
@@ -223,14 +222,14 @@ class Guard:
         visit.set(scope)
         return address
 
-    async def meter(self, scope: Scope, caller: Caller, operation: str) -> None:
+    async def meter(self, scope: Scope, caller: Caller, op: Operation | None) -> None:
         """Count a call; raises RateLimitExceeded."""
-        scope["asyncgate.operation"] = operation
+        scope["asyncgate.operation"] = op.name if op else ""
         may = await self._may(caller)
         if self.enforced:
             principal = caller.principal if caller.bound else None
             await self._draw(scope, buckets_for(self.settings, may, caller.tenant_id, principal,
-                                                scope["asyncgate.address"], heartbeat=operation in HEARTBEATS))
+                                                scope["asyncgate.address"], heartbeat=op is not None and op.heartbeat))
         elif may is not None:
             await self._draw(scope, [call_bucket(may, caller.tenant_id)])
 

@@ -267,7 +267,7 @@ class Facade:
             return await self._bare(scope, receive, send, message)
         caller = caller or await self.gate.admit(scope)
         op = self._called(message) if message else None
-        await self.gate.meter(scope, caller, op.name if op else "")
+        await self.gate.meter(scope, caller, op)
         await self._sdk(scope, receive, send, body, message, caller)
 
     async def _read_apart(self, body: bytes) -> Asked | None:
@@ -431,7 +431,7 @@ class Facade:
         op = self._called(message)
         caller = await self.gate.admit(scope, op, credentials(scope, message))
         if op is None:
-            await self.gate.meter(scope, caller, "")
+            await self.gate.meter(scope, caller, None)
         await breathe(len(message.arguments))
         if message.method == "tools/list":
             return {"tools": [one.plain for one in self._shown(scope["path"], caller, query_of(scope))]}
