@@ -27,6 +27,7 @@ from asyncgate.parts.model.errors import DatabaseUnavailable, Forbidden, GateErr
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Ask, CreateTask, CreateTasks, Healthy
 from asyncgate.parts.operations import OPERATIONS
+from asyncgate.parts.receipts.archive import relieve
 from asyncgate.parts.upkeep import Upkeep
 
 log = logging.getLogger("asyncgate")
@@ -102,7 +103,7 @@ class Gate:
         if self.settings.receipt_mode != "standalone":
             from asyncgate.parts.receipts.outbox import Ledger  # with the HTTP client, which is large
             engine.ledger = Ledger(engine)
-        engine.upkeep, self.engine, self.guard = upkeep, engine, Guard(engine)
+        engine.upkeep, self.engine, self.guard = upkeep, engine, Guard(engine, relieve)
         self.identity.ways.insert(0, Keys(self.guard.keys))
         return upkeep
 
