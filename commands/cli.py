@@ -510,7 +510,7 @@ def ledger(configured: Configured) -> None:
     """Serve a receipt ledger for gates in integrated mode: MemoryGate's role, on a database of its own."""
     import_module("asyncgate.parts.process.logs").start_logging(configured.settings)
     guard_start(configured.settings)
-    sys.exit(import_module("asyncgate.parts.receipts.ledger").serve(configured.settings))
+    sys.exit(import_module("asyncgate.parts.ledger_app").serve(configured.settings))
 
 
 @commands.command()

@@ -9,6 +9,8 @@ from asyncgate.parts.identity import admin, incidents
 from asyncgate.parts.model.wire import WhoAmI, You
 from asyncgate.parts.receipts import admin as receipts_admin
 from asyncgate.parts.receipts import archive_admin
+from asyncgate.parts.receipts.emitting import EMIT_RECEIPT
+from asyncgate.parts.receipts.schedules import REPORT_SCHEDULE
 
 
 async def whoami(engine: Engine, caller: Caller, ask: WhoAmI) -> You:
@@ -28,6 +30,8 @@ def names(limited: frozenset[str] | None) -> list[str] | None:
     return None if limited is None else sorted(limited)
 
 
-OPERATIONS: dict[str, Operation] = CORE_OPERATIONS | {op.name: op for op in (
-    *admin.OPERATIONS, *incidents.OPERATIONS, Operation(whoami, "GET /v1/whoami", "a w A", "", "B"),
-    *receipts_admin.OPERATIONS, *archive_admin.OPERATIONS)}
+CORE = list(CORE_OPERATIONS.values())
+AT = [op.name for op in CORE].index("check_terminator")     # those of schedules stand among those of receipts
+OPERATIONS: dict[str, Operation] = {op.name: op for op in (
+    *CORE[:AT], EMIT_RECEIPT, REPORT_SCHEDULE, *CORE[AT:], *admin.OPERATIONS, *incidents.OPERATIONS,
+    Operation(whoami, "GET /v1/whoami", "a w A", "", "B"), *receipts_admin.OPERATIONS, *archive_admin.OPERATIONS)}
