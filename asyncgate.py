@@ -1,19 +1,22 @@
 """AsyncGate: a durable task gate for agents that forget.
 
-Hand over work, any worker leases it, nothing is lost when either side dies, and one call tells a principal what it is
-owed, with the proof.  This file is the gate; read it from top to bottom.  What can be swapped lives beside it:
+An agent hands work over, any worker leases it, a crash loses nothing, and one call tells a principal what it is owed,
+with the proof.  This file is the heart: the rules, and the engine that applies them.  Read it from top to bottom.
+It imports words (parts/model) and the tools of a process (parts/process); all the rest imports it:
 
-    parts/          what it is made of: model (words, which import nothing above), identity (from credential to
-                    caller), receipts (what becomes of them), faces (REST, MCP, server), process, upkeep
-    backends/       databases: found by name, never imported statically
-    clients/        programs that reach the gate over the wire
-    commands/       the command line: one file for each command or group
-    conformance/    the suite that every backend must pass
+    backends/        databases, found by the scheme of a URL
+    parts/identity   from a credential to a caller, and what that caller may use
+    parts/receipts   what happens to receipts: ledger, outbox, seals, archive
+    parts/faces      REST, MCP, OpenAPI, the lease protocol, the HTTP server
+    parts/           what joins these rooms: the app, the table of all operations, upkeep
+    clients/         programs that reach a gate over the wire; they know the words only
+    commands/        the program `asyncgate`: one file for each command or group
+    conformance/     the suite that every backend must pass
 
-A request walks down this page:
+A request walks through the rooms:
 
-    bytes           REST route or command line: one Operation, found by path or by name          REST, COMMAND LINE
-    caller          the credential says which tenant, principal, role and scopes                 IDENTITY
+    bytes           REST route, MCP tool or command: one Operation, found by path or name        parts/faces
+    caller          the credential says which tenant, principal, role and scopes                 parts/identity
     ask             msgspec decodes the body into the operation's request Struct                 parts/model/wire.py
     admit           role, scope, ownership                                                       ENGINE
     batch           a write joins the tenant's next batch, a read goes straight to the backend   BATCHES
