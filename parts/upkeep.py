@@ -12,16 +12,23 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable
 
-from asyncgate import Caller, Engine, Extension, Needs, News, Prolong, Seen, Sweep, Work, its_tasks
+from asyncgate import Caller, Engine, Extension, Needs, News, Prolong, Sweep, Work, its_tasks
 from asyncgate.parts.identity.audit import Pruner
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.stored import Presence
 from asyncgate.parts.model.wire import Ask, Healthy
 from asyncgate.parts.process.duties import Duties, Duty
+from asyncgate.parts.process.presence import Seen, visited
 from asyncgate.parts.receipts.schedules import its_overdue, sweep
 from asyncgate.parts.receipts.upkeep import duties
 
 log = logging.getLogger("asyncgate")
+
+
+class Sighted(Ask, kw_only=True):
+    """Upkeep's own request: these principals have been here."""
+
+    sightings: list[Seen] = []
 
 
 class Upkeep(Duties, Extension):
@@ -146,19 +153,25 @@ class Upkeep(Duties, Extension):
         """Write down who was here since the last time."""
         seen = self.engine.sightings.take()
         for tenant_id, sightings in seen.items():
-            await self._write(tenant_id, Seen(sightings=sightings))
+            await self._write(tenant_id, Sighted(sightings=sightings))
         self.engine.sightings.written()
         return sum(map(len, seen.values()))
 
-    async def _write(self, tenant_id: str, ask: Sweep | Prolong | Seen) -> None:
+    async def _write(self, tenant_id: str, ask: Sweep | Prolong | Sighted) -> None:
         run, loads = WRITES[type(ask)]
         await self.engine.write(run, loads, self.engine.itself(tenant_id), ask)
 
 
-def sighted(needs: Needs, caller: Caller, ask: Seen) -> None:
+def its_presences(needs: Needs, caller: Caller, ask: Sighted) -> None:
     """Load what is known of those who were here."""
     needs.records.update((Presence, (who.kind, who.id)) for who, _, _ in ask.sightings)
 
 
+def note_presences(engine: Engine, work: Work, caller: Caller, ask: Sighted) -> None:
+    """Write down who was here."""
+    for who, first, last in ask.sightings:
+        work.keep(visited(work.found(Presence, who.kind, who.id), who, first, last))
+
+
 WRITES: dict[type[Ask], tuple[Callable[..., None], Callable[..., None]]] = {
-    Sweep: (sweep, its_overdue), Prolong: (Engine.prolong, its_tasks), Seen: (Engine.seen, sighted)}
+    Sweep: (sweep, its_overdue), Prolong: (Engine.prolong, its_tasks), Sighted: (note_presences, its_presences)}

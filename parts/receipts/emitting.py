@@ -141,4 +141,5 @@ def its_own(work: Work, caller: Caller, by: Principal, task_id: str | None) -> b
         lease is not None and lease.worker.same(by)) or any(who.same(by) for who in accepted)
 
 
-EMIT_RECEIPT = Operation(emit_receipt, "POST /v1/receipts", EVERYONE, "receipts:ack tasks:lease", "W", its_schedule)
+EMIT_RECEIPT = Operation(emit_receipt, "POST /v1/receipts", EVERYONE, "receipts:ack tasks:lease", "W", its_schedule,
+                         idempotent=True)

@@ -70,4 +70,5 @@ def sweep(engine: Engine, work: Work, caller: Caller, ask: Sweep) -> None:
             tell_if_late(engine, work, schedule)
 
 
-REPORT_SCHEDULE = Operation(report_schedule, "POST /v1/schedules/report", "w A", "tasks:lease", "W", its_schedules)
+REPORT_SCHEDULE = Operation(report_schedule, "POST /v1/schedules/report", "w A", "tasks:lease", "W", its_schedules,
+                            idempotent=True)
