@@ -1,19 +1,22 @@
 """AsyncGate: a durable task gate for agents that forget.
 
-Hand over work, any worker leases it, nothing is lost when either side dies, and one call tells a principal what it is
-owed, with the proof.  This file is the gate; read it from top to bottom.  What can be swapped lives beside it:
+An agent hands work over, any worker leases it, a crash loses nothing, and one call tells a principal what it is owed,
+with the proof.  This file is the heart: the rules, and the engine that applies them.  Read it from top to bottom.
+It imports words (parts/model) and the tools of a process (parts/process); all the rest imports it:
 
-    parts/          what it is made of: model (words, which import nothing above), identity (from credential to
-                    caller), receipts (what becomes of them), faces (REST, MCP, server), process, upkeep
-    backends/       databases: found by name, never imported statically
-    clients/        programs that reach the gate over the wire
-    commands/       the command line: one file for each command or group
-    conformance/    the suite that every backend must pass
+    backends/        databases, found by the scheme of a URL
+    parts/identity   from a credential to a caller, and what that caller may use
+    parts/receipts   what happens to receipts: ledger, outbox, seals, archive
+    parts/faces      REST, MCP, OpenAPI, the lease protocol, the HTTP server
+    parts/           what joins these rooms: the app, the table of all operations, upkeep
+    clients/         programs that reach a gate over the wire; they know the words only
+    commands/        the program `asyncgate`: one file for each command or group
+    conformance/     the suite that every backend must pass
 
-A request walks down this page:
+A request walks through the rooms:
 
-    bytes           REST route or command line: one Operation, found by path or by name          REST, COMMAND LINE
-    caller          the credential says which tenant, principal, role and scopes                 IDENTITY
+    bytes           REST route, MCP tool or command: one Operation, found by path or name        parts/faces
+    caller          the credential says which tenant, principal, role and scopes                 parts/identity
     ask             msgspec decodes the body into the operation's request Struct                 parts/model/wire.py
     admit           role, scope, ownership                                                       ENGINE
     batch           a write joins the tenant's next batch, a read goes straight to the backend   BATCHES
@@ -56,7 +59,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import lru_cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import UNSET, Raw, Struct
@@ -301,7 +304,7 @@ RAISING = frozenset({"task.moved", "task.rebuilt", "task.reconciled"})
 
 def receipt_key(contract: Contract, task_id: str, sender: Principal, lease_id: str | None, parents: tuple[str, ...],
                 mark: str) -> str:
-    """Identify a logical receipt, so that its repetition writes nothing (H.3; DESIGN 6.3 for the other types)."""
+    """Identify a logical receipt, so that its repetition writes nothing (H.3, but for types that it does not name)."""
     told_apart = (mark,) if contract.once else (parents, mark)
     return sha256(contract.type, task_id, sender.kind, sender.id, lease_id, told_apart)
 
@@ -1682,7 +1685,7 @@ class Engine:
         held = "lease_expiries" if most and losses >= most else self._overtold(work, task)
         pause = jitter(lease.lease_id, self.settings.expiry_jitter_seconds, crowd)
         work.hold(replace(lease, ending="expired"))
-        # Clarification C: only a task's own instance sweeps it, and here it is adopted first (DESIGN 5.10).
+        # Clarification C: only a task's own instance sweeps it, so this one takes it over first (docs/design.md).
         task = work.move(task, EXPIRE, expiries=losses, held=held, started_at=None, asyncgate_instance=self.instance,
                          next_eligible_at=work.now + pause if pause else None, lost_to=canonical(lost_to).decode())
         self._emit(work, EMISSION["expire"], task, self._expiry(task, lease, "expired"), lease=lease)
@@ -2195,12 +2198,17 @@ ADMIN_SCOPES = {"W": ["admin:write"], "R": ["admin:read", "admin:write"], "B": [
 
 
 class Operation:
-    """One thing the gate can do: an Engine method, what it loads, and where the world finds it."""
+    """One thing the gate can do: an Engine method, what it loads, and where the world finds it.
+
+    The line in the table says who may do it and how it behaves.  The request Struct says what it takes, gives an
+    example and names its refusals; the reply Struct says how a table shows it.  Every face is made from these.
+    """
 
     ROLES: ClassVar[dict[str, Role]] = {"a": "agent", "w": "worker", "A": "admin", "s": "system"}
 
     def __init__(self, run: Callable[..., Any], rest: str, roles: str, scopes: str, kind: Literal["W", "R", "B"],
-                 loads: Loads | None = None) -> None:
+                 loads: Loads | None = None, *, idempotent: bool = False, destructive: bool = False,
+                 heartbeat: bool = False, successor: str = "", nothing: str = "") -> None:
         hints = get_type_hints(run)
         self.run, self.name, self.kind, self.loads = run, run.__name__, kind, loads
         self.rest = [(way.split()[0], way.split()[1]) for way in rest.split(", ")]
@@ -2208,8 +2216,15 @@ class Operation:
         self.scopes = frozenset(scopes.split() + (ADMIN_SCOPES[kind] if scopes else []))
         self.scope = scopes             # what the table says; an admin's scopes are good for all
         self.open = not roles           # no credential needed
+        self.idempotent = idempotent or kind != "W"     # asked again, it changes nothing more
+        self.destructive = destructive  # it takes away what somebody waits for
+        self.heartbeat = heartbeat      # it keeps a lease, and is counted apart from other calls
+        self.successor = successor      # the operation to use instead of this one, which is deprecated
+        self.nothing = nothing          # what no answer means (204), where there may be none
         self.takes: type[Ask] = hints["ask"]
-        self.gives: type[Struct] = hints["return"]
+        self.gives: type[Struct] = next(kind for kind in (*get_args(hints["return"]), hints["return"])
+                                        if kind is not type(None))
+        self.columns: list[str] = getattr(self.gives, "columns", "").split()
         self.direct = inspect.iscoroutinefunction(run)
         self.reader: Reader[Ask] = Reader(self.takes, self.takes.filters or self.roles == ("admin",))
         self.fields = get_type_hints(self.takes, include_extras=True)
@@ -2224,33 +2239,42 @@ EVERYONE = "a w A"
 CORE_OPERATIONS = {op.name: op for op in (
     Operation(Engine.lease_next, "POST /v1/leases/claim", "w A", "tasks:lease", "W", its_claim),
     Operation(Engine.create_task, "POST /v1/tasks", "a A s", "tasks:write", "W", its_key),
-    Operation(Engine.complete, "POST /v1/tasks/{task_id}/complete", "w A", "tasks:lease", "W", its_task),
+    Operation(Engine.complete, "POST /v1/tasks/{task_id}/complete", "w A", "tasks:lease", "W", its_task,
+              idempotent=True),
     Operation(Engine.get_task, "GET /v1/tasks/{task_id}", "a w A s", "tasks:read tasks:lease", "R"),
     Operation(Engine.renew_lease, "POST /v1/leases/renew, POST /v1/leases/{lease_id}/extend", "w A", "tasks:lease", "W",
-              its_lease),
-    Operation(Engine.report_progress, "POST /v1/tasks/{task_id}/progress", "w A", "tasks:lease", "W", its_task),
-    Operation(Engine.fail, "POST /v1/tasks/{task_id}/fail", "w A", "tasks:lease", "W", its_end),
+              its_lease, idempotent=True, heartbeat=True),
+    Operation(Engine.report_progress, "POST /v1/tasks/{task_id}/progress", "w A", "tasks:lease", "W", its_task,
+              heartbeat=True),
+    Operation(Engine.fail, "POST /v1/tasks/{task_id}/fail", "w A", "tasks:lease", "W", its_end, idempotent=True,
+              destructive=True),
     Operation(Engine.create_tasks, "POST /v1/tasks/batch", "a A", "tasks:write", "W", of_each(its_key, creations)),
     Operation(Engine.complete_tasks, "POST /v1/tasks/complete-batch", "w A", "tasks:lease", "W",
-              of_each(its_task, completions)),
+              of_each(its_task, completions), idempotent=True),
     Operation(Engine.run_task, "POST /v1/tasks/run", "a A", "tasks:write", "W", its_key),
     Operation(Engine.list_tasks, "GET /v1/tasks", "a A s", "tasks:read", "R"),
     Operation(Engine.get_task_history, "GET /v1/tasks/{task_id}/history", EVERYONE, "tasks:read tasks:lease", "R"),
-    Operation(Engine.cancel_task, "POST /v1/tasks/{task_id}/cancel", "a A s", "tasks:write", "W", its_task),
+    Operation(Engine.cancel_task, "POST /v1/tasks/{task_id}/cancel", "a A s", "tasks:write", "W", its_task,
+              idempotent=True, destructive=True),
     Operation(Engine.attach_artifacts, "POST /v1/tasks/{task_id}/artifacts", EVERYONE, "tasks:write tasks:lease", "W",
-              its_task),
+              its_task, idempotent=True),
     Operation(Engine.release_hold, "POST /v1/tasks/{task_id}/release", "a A", "tasks:write", "W", its_task),
-    Operation(Engine.start_task, "POST /v1/tasks/{task_id}/running", "w A", "tasks:lease", "W", its_task),
-    Operation(Engine.release_lease, "POST /v1/leases/release", "w A", "tasks:lease", "W", its_end),
+    Operation(Engine.start_task, "POST /v1/tasks/{task_id}/running", "w A", "tasks:lease", "W", its_task,
+              idempotent=True),
+    Operation(Engine.release_lease, "POST /v1/leases/release", "w A", "tasks:lease", "W", its_end, idempotent=True),
     Operation(Engine.list_leases, "GET /v1/leases", "w A", "tasks:lease", "R"),
     Operation(Engine.list_receipts, "GET /v1/receipts", "a w A s", "receipts:read", "R"),
     Operation(Engine.get_receipt, "GET /v1/receipts/{receipt_id}", EVERYONE, "receipts:read", "R"),
-    Operation(Engine.ack_receipt, "POST /v1/receipts/{receipt_id}/ack", EVERYONE, "receipts:ack", "W", its_receipt),
-    Operation(Engine.emit_receipt, "POST /v1/receipts", EVERYONE, "receipts:ack tasks:lease", "W", its_schedule),
-    Operation(Engine.report_schedule, "POST /v1/schedules/report", "w A", "tasks:lease", "W", its_schedules),
+    Operation(Engine.ack_receipt, "POST /v1/receipts/{receipt_id}/ack", EVERYONE, "receipts:ack", "W", its_receipt,
+              idempotent=True),
+    Operation(Engine.emit_receipt, "POST /v1/receipts", EVERYONE, "receipts:ack tasks:lease", "W", its_schedule,
+              idempotent=True),
+    Operation(Engine.report_schedule, "POST /v1/schedules/report", "w A", "tasks:lease", "W", its_schedules,
+              idempotent=True),
     Operation(Engine.check_terminator, "POST /v1/receipts/check-terminator", EVERYONE, "receipts:read", "R"),
     Operation(Engine.list_open_obligations, "GET /v1/obligations/open", EVERYONE, "receipts:read", "R"),
-    Operation(Engine.bootstrap, "GET /v1/bootstrap", EVERYONE, "receipts:read", "W"),
+    Operation(Engine.bootstrap, "GET /v1/bootstrap", EVERYONE, "receipts:read", "W", idempotent=True,
+              successor="list_open_obligations"),
     Operation(Engine.get_config, "GET /v1/config", EVERYONE, "", "B"),
     Operation(Engine.health, "GET /v1/health, GET /health", "", "", "B"),
 )}

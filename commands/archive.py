@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from asyncgate.commands import cli
 from asyncgate.commands.calling import ID, Group, as_json, at_gate, gate_at
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import show_table
 from asyncgate.commands.verdicts import put
+from asyncgate.parts.model.wire import Receipts
 
 
 @click.group(cls=Group)
@@ -54,7 +54,7 @@ def list_(at: Connection, task_id: str | None, as_json: bool) -> None:
                 break
     if as_json:
         return put(True, {"receipts": rows})
-    show_table(cli.TABLES["list_archived_receipts"].split(), rows) if rows else click.echo("nothing")
+    show_table(Receipts.columns.split(), rows) if rows else click.echo("nothing")
 
 
 @archive.command()

@@ -37,7 +37,7 @@ def operations_table(operations: Iterable[Operation]) -> str:
 
 def settings_table() -> str:
     """Write one row per setting: its name in the file, its default, and what it does."""
-    rows = ([f"`{one.name}`", f"`{shown(one, one.default) or ' '}`", f"{one.says} ({one.kind})."]
+    rows = ([f"`{one.name}`", f"`{shown(one, one.default) or ' '}`", f"{plainly(one.says)} ({one.kind})."]
             for one in leaves(Settings))
     return table(["setting", "default", "what it does"], rows)
 

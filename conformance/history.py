@@ -360,7 +360,7 @@ class History:
                 yield f"{reader} missed {len(missed)} receipts, or saw them out of order"
 
     def order_of_claims(self) -> Iterator[str]:
-        """§11: a claim gets its tasks by priority, then by age."""
+        """A claim gets its tasks by priority, then by age."""
         for call in self.done("lease_next"):
             known = [self.end.tasks[offer["task_id"]] for offer in said(call)["tasks"]
                      if offer["task_id"] in self.end.tasks]

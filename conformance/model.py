@@ -2,7 +2,8 @@
 
 One Model is one tenant.  Lists and dictionaries hold what is, `now` comes with each call as seconds since the program
 began, and ids come from outside, so that they can be those of the gate it is compared with.  Where a text decides, its
-clause is named (§ is DESIGN, H and PH are the spec's addenda).
+clause is named (H and PH are the spec's addenda); what the texts leave open is in docs/design.md, "What the gate
+decides".
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ class Rules:
 
     strict: bool = False                # PH.3 locatability
     progress_receipts: bool = False
-    refuse_mismatch: bool = False       # §5.12
+    refuse_mismatch: bool = False       # of a used idempotency key
     max_lease_renewals: int = 0
     max_lease_lifetime: int = 0
     escalation: bool = False
 
 
 class Refusal(Exception):
-    """The gate says no: the code of §7, and the reason of a lost lease."""
+    """The gate says no: the code, and the reason of a lost lease."""
 
     def __init__(self, code: str, reason: str | None = None) -> None:
         super().__init__(code, reason)
@@ -49,7 +50,7 @@ class Refusal(Exception):
 
 @dataclass
 class Receipt:
-    """A fact (§6)."""
+    """A fact that somebody states (spec 14)."""
 
     receipt_id: str
     type: str
@@ -61,7 +62,7 @@ class Receipt:
     body: dict[str, Any]
 
     def hash(self, body: dict[str, Any]) -> str:
-        """§6.4: everything it says, but no id of its own, no time, and not which gate it was."""
+        """Return everything it says, but no id of its own, no time, and not which gate it was."""
         ends = [[end.kind, None if end.kind == "asyncgate" else end.id] for end in (self.sender, self.to)]
         return sha256([self.type, *ends, self.task_id, self.lease_id, None, sorted(self.parents), body])
 
@@ -80,12 +81,12 @@ class Lease:
     length: int                         # in seconds, as it was granted
     renewals: int = 0
     ending: str = "live"
-    first_outcome: Reply = None         # §5.6: what the verb that ended it was answered
+    first_outcome: Reply = None         # what the verb that ended it was answered
 
 
 @dataclass
 class Task:
-    """One piece of work (§3)."""
+    """One piece of work (spec 3)."""
 
     task_id: str
     owner: Principal
@@ -141,7 +142,7 @@ class Model:
         self.tasks: dict[str, Task] = {}                # in the order of creation
         self.receipts: list[Receipt] = []
         self.acks: dict[tuple[str, str, str], str] = {}
-        self.told: set[tuple[str, str, str | None]] = set()     # anomalies, each once per cause (§6.10)
+        self.told: set[tuple[str, str, str | None]] = set()     # anomalies, each once per cause (H.7)
         self.admin = False
 
     def perform(self, name: str, by: Principal, ask: Ask, now: float, new_id: NewId, admin: bool = False) -> Reply:
@@ -153,7 +154,7 @@ class Model:
     # Creating and watching tasks.
 
     def create_task(self, by: Principal, ask: CreateTask) -> Reply:
-        """§5.12: one task per creator and key; the first one is returned, and says so if the body differs."""
+        """Make one task per creator and key; the first one is returned, and says so if the body differs."""
         first = [task for task in self.tasks.values()
                  if ask.idempotency_key and task.ask.idempotency_key == ask.idempotency_key and same(task.owner, by)]
         contract = contract_of(ask, by)
@@ -182,7 +183,7 @@ class Model:
         return {**task.state(), "result": result if ended else None}
 
     def cancel_task(self, by: Principal, ask: Any) -> Reply:
-        """§5.13: by owner or admin; a terminal task stays what it is."""
+        """Cancel for the owner or an admin; a terminal task stays what it is."""
         task = self.own(by, ask.task_id)
         if task.status in TERMINAL:
             return {"ok": False, "status": task.status}
@@ -194,7 +195,7 @@ class Model:
         return {"ok": True, "status": "canceled"}
 
     def release_hold(self, by: Principal, ask: Any) -> Reply:
-        """§5.8: owner or admin offers a held task again; the count of losses starts anew."""
+        """Offer a task on hold again, for its owner or an admin; the count of losses starts anew."""
         task = self.own(by, ask.task_id)
         if task.status in TERMINAL:
             return {"ok": False, "status": task.status}
@@ -203,7 +204,7 @@ class Model:
         return {"ok": True, "status": task.status}
 
     def attach_artifacts(self, by: Principal, ask: Any) -> Reply:
-        """§6.2b: owner, the worker that completed it, or an admin says where a result lies."""
+        """Say where a result lies, for the owner, the worker that completed it, or an admin."""
         task = self.task(ask.task_id)
         if not (self.admin or same(task.owner, by) or (task.lease and same(task.lease.worker, by))):
             raise Refusal("forbidden")
@@ -218,7 +219,7 @@ class Model:
     # Leasing tasks and working on them.
 
     def lease_next(self, by: Principal, ask: LeaseNext) -> Reply:
-        """§5.1 who gets what; §5.3 a repeated claim gets what it got while that lives."""
+        """Say who gets what; a repeated claim gets what it got, while that lives."""
         if ask.claim_id:
             again = [task for task in self.tasks.values() if task.lease and self.alive(task.lease)
                      and same(task.lease.worker, by) and task.lease.claim_id == ask.claim_id]
@@ -260,7 +261,7 @@ class Model:
                 "obligation_receipt_id": task.duty, "progress": task.progress, "created_by": owned(task.owner)}
 
     def renew_lease(self, by: Principal, ask: Any) -> Reply:
-        """§5.9: only a live lease, by its own length from now on; the eleventh renewal is an anomaly (H.7.3)."""
+        """Renew only a live lease, by its own length from now on; the eleventh renewal is an anomaly (H.7.3)."""
         if not ask.task_id:
             found = [task for task in self.tasks.values() for lease in task.leases
                      if lease.lease_id == ask.lease_id and lease.ending == "live"]
@@ -283,7 +284,7 @@ class Model:
         return {"ok": True, "expires_at": lease.expires_at}
 
     def release_lease(self, by: Principal, ask: Any) -> Reply:
-        """§5.8: an early expiry that the gate grants; neither attempt nor expiry is spent."""
+        """Grant an early expiry; neither attempt nor expiry is spent."""
         if again := self.repeated(by, ask, "released"):
             return again.first_outcome
         task, lease = self.holder(by, ask)
@@ -300,14 +301,14 @@ class Model:
                             "renewals": lease.renewals} for lease in sorted(held, key=lambda lease: lease.lease_id)]}
 
     def start_task(self, by: Principal, ask: Any) -> Reply:
-        """§5.4: leased becomes running, once."""
+        """Make a leased task running, once."""
         task, _ = self.holder(by, ask)
         if task.status == "leased":
             task.status, task.started_at = "running", self.now
         return {"ok": True, "status": "running", "started_at": task.started_at}
 
     def report_progress(self, by: Principal, ask: Any) -> Reply:
-        """§5.4: starts the task too; §5.1: the next worker is handed the last report."""
+        """Keep the last report for the next worker; the first one starts the task."""
         task, lease = self.holder(by, ask)
         self.start_task(by, ask)
         task.progress, task.sequence, task.progress_fence = parsed(ask.progress), task.sequence + 1, lease.fence
@@ -317,7 +318,7 @@ class Model:
         return {"ok": True, "status": "running"}
 
     def complete(self, by: Principal, ask: Any) -> Reply:
-        """§6.2: located success discharges the duty; lenient success without is told, strict refuses it."""
+        """End well: located success discharges the duty; lenient success without is told, strict refuses it."""
         where = located(ask)
         if again := self.repeated(by, ask, "completed"):
             if where and self.task(ask.task_id).owed:
@@ -344,7 +345,7 @@ class Model:
                                               "obligation": "discharged" if where else "open"})
 
     def fail(self, by: Principal, ask: Any) -> Reply:
-        """§5.7: retried while attempts remain and the worker thinks it may help, else over."""
+        """Retry while attempts remain and the worker thinks it may help, else over."""
         if again := self.repeated(by, ask, "failed"):
             if again is not self.tasks[ask.task_id].lease and again.first_outcome:
                 again.first_outcome.pop("next_eligible_at", None)   # leased again since, so that moment is past
@@ -391,7 +392,7 @@ class Model:
                      and not self.terminated(receipt.receipt_id))
         page = [receipt_id for receipt_id in ids if receipt_id > (ask.since_receipt_id or "")][:ask.limit]
         return {"open_obligations": [{"receipt_id": receipt_id} for receipt_id in page],
-                "cursor": page[-1] if page else ask.since_receipt_id}      # §17: the place reached
+                "cursor": page[-1] if page else ask.since_receipt_id}      # spec 17: the place reached
 
     def check_terminator(self, by: Principal, ask: Any) -> Reply:
         """PH.1.4: whether some receipt that may discharge this one names it as a parent."""
@@ -404,7 +405,7 @@ class Model:
     # The gate's own upkeep.
 
     def sweep(self, by: Principal, ask: Any) -> Reply:
-        """§5.8, PH.4: take back what lost leases hold; tell of passed deadlines."""
+        """Take back what lost leases hold; tell of passed deadlines (PH.4)."""
         for task in self.tasks.values():
             if task.status in ("leased", "running") and task.lease and not self.alive(task.lease):
                 self.expire(task, task.lease)
@@ -429,7 +430,7 @@ class Model:
                          held=task.held, last_progress=task.progress)
 
     def escalate(self, task: Task, lease: Lease, reason: str) -> None:
-        """§6: a word to whom the class names; the class of the payload, or else 1."""
+        """Tell whom the class names; the class of the payload, or else 1."""
         payload = parsed(task.ask.payload)
         wished = payload.get("escalation_class") if isinstance(payload, dict) else None
         chosen = wished if isinstance(wished, int) and not isinstance(wished, bool) else 1
@@ -445,7 +446,7 @@ class Model:
     # What the rules above share.
 
     def task(self, task_id: str) -> Task:
-        """A task of this tenant; another's is as unknown as none (§7)."""
+        """A task of this tenant; another's is as unknown as none."""
         if task_id not in self.tasks:
             raise Refusal("task_not_found")
         return self.tasks[task_id]
@@ -458,11 +459,11 @@ class Model:
         return task
 
     def alive(self, lease: Lease) -> bool:
-        """A lease ends at its time, whether or not the sweep has seen it (§5.5)."""
+        """A lease ends at its time, whether or not the sweep has seen it."""
         return lease.ending == "live" and lease.expires_at > self.now
 
     def holder(self, by: Principal, ask: Any) -> tuple[Task, Lease]:
-        """§5.5: lease, worker and the fence if it is sent must be those of the live lease."""
+        """Demand that lease, worker, and the fence if it is sent, are those of the live lease."""
         task = self.task(ask.task_id)
         if task.lease is None:
             raise Refusal("lease_invalid_or_expired", "unknown")
@@ -479,7 +480,7 @@ class Model:
         return task, lease
 
     def repeated(self, by: Principal, ask: Any, ending: str) -> Lease | None:
-        """§5.6: the lease that this verb of this worker ended before, however long ago."""
+        """Return the lease that this verb of this worker ended before, however long ago."""
         return next((lease for lease in self.task(ask.task_id).leases if lease.lease_id == ask.lease_id
                      and lease.ending == ending and same(lease.worker, by)), None)
 
@@ -489,14 +490,14 @@ class Model:
         return outcome
 
     def locate(self, task: Task, by: Principal, where: dict[str, Any]) -> None:
-        """§6.2: a new, linked completion; nothing of the task changes but its artifacts."""
+        """Write a new, linked completion; nothing of the task changes but its artifacts."""
         task.artifacts, task.owed = where.get("artifacts"), False
         lease_id = task.lease.lease_id if task.lease else None
         ended = self.emit("task.completed", by, GATE, task, where, [task.duty], lease_id)
         self.result_ready(task, ended, where)
 
     def result_ready(self, task: Task, ended: Receipt, news: dict[str, Any]) -> None:
-        """§6: after any terminal receipt the owner is told."""
+        """Tell the owner, after any terminal receipt."""
         self.emit("task.result_ready", GATE, task.owner, task, {"status": task.status, **news}, [ended.receipt_id])
 
     def anomaly(self, task: Task, kind: str, lease: Lease | None, **details: Any) -> None:
@@ -531,7 +532,7 @@ def named(who: Principal) -> dict[str, str]:
 
 
 def owned(who: Principal) -> dict[str, str]:
-    """A task's creator, in both spellings (§3, 19.6)."""
+    """A task's creator, in both spellings (spec 3, 19.6)."""
     return {**named(who), **{f"principal_{name}": value for name, value in named(who).items()}}
 
 
@@ -547,12 +548,12 @@ def parsed(raw: Any) -> Any:
 
 
 def ttl(wished: int | None) -> int:
-    """§5.1: 300 seconds by default, 1800 at most."""
+    """Return 300 seconds by default, 1800 at most (19.1)."""
     return min(wished or 300, 1800)
 
 
 def assignment(ask: CreateTask) -> dict[str, Any]:
-    """14.1 and §6.5: the contract, with the hash and size of the payload in its place."""
+    """Return the contract (14.1), with the hash and size of the payload in its place."""
     waits = ask.timeouts and {name: value for name, value in (
         ("lease_ttl_seconds", ask.timeouts.lease_ttl_seconds),
         ("deadline", ask.timeouts.deadline and ask.timeouts.deadline.strftime("%Y-%m-%dT%H:%M:%SZ"))) if value}
@@ -575,7 +576,7 @@ def failed(proof: Any) -> bool:
 
 
 def located(ask: Any) -> dict[str, Any]:
-    """§6.2: artifacts in any of the shapes of peers, or a proof; empty is none."""
+    """Read artifacts in any of the shapes of peers, or a proof; empty is none."""
     given = ask.artifacts
     if isinstance(given, dict):
         given = given.get("pointers", [given] if given else [])
@@ -585,14 +586,14 @@ def located(ask: Any) -> dict[str, Any]:
 
 
 def inline(task: Task, ask: Any) -> dict[str, Any]:
-    """§6.2c: a result in the task record is where the creator wants it."""
+    """Say whether a result in the task record is where the creator wants it."""
     if task.ask.result_delivery != "inline" or parsed(ask.result) in (None, "", [], {}):
         return {}
     return {"artifacts": [{"type": "asyncgate", "uri": f"asyncgate://{GATE.id}/tasks/{task.task_id}/result"}]}
 
 
 def enclosed(name: str, raw: Any, task_id: str) -> dict[str, Any]:
-    """§6.5: up to 16 KB go along; of more, the hash, the size and the way to it."""
+    """Return up to 16 KB; of more, the hash, the size and the way to it."""
     value, size = parsed(raw), len(bytes(raw))
     if value is None:
         return {}

@@ -1,4 +1,4 @@
-"""Batches: many items in one call, many callers in one transaction, and the one that fails alone (DESIGN 2, 4)."""
+"""Batches: many items in one call, many callers in one transaction, and the one that fails alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Canceling (spec 6.1; DESIGN 5.13)."""
+"""Canceling (spec 6.1)."""
 
 from __future__ import annotations
 

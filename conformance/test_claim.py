@@ -1,4 +1,4 @@
-"""Claiming: which task comes next, to whom, and what an offer carries (spec 6.2, 7, 18.8; DESIGN 5.1, 5.3)."""
+"""Claiming: which task comes next, to whom, and what an offer carries (spec 6.2, 7, 18.8)."""
 
 from __future__ import annotations
 

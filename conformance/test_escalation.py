@@ -1,4 +1,4 @@
-"""Escalation: a lost worker and spent attempts are told to whom the settings name; nothing else changes (DESIGN 6)."""
+"""Escalation: a lost worker and spent attempts are told to whom the settings name; nothing else changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losing a lease: the sweep, holds, adoption, and the anomalies of H.7 (spec 15, PH.4; DESIGN 5.8, 5.10)."""
+"""Losing a lease: the sweep, holds, adoption, and the anomalies of H.7 (spec 15, PH.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failing: retries, back-off, and the end (spec 6.2, PH.4; DESIGN 5.7)."""
+"""Failing: retries, back-off, and the end (spec 6.2, PH.4)."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ async def test_a_failure_repeated_when_another_worker_has_the_task_returns_its_f
     async with gate.unchanged():
         second = await gate.as_worker("w1").fail(**ask)
 
-    assert (second.ok, second.status, second.requeued) == (first.ok, first.status, first.requeued), "DESIGN 5.6"
+    assert (second.ok, second.status, second.requeued) == (first.ok, first.status, first.requeued), "a replay differs"
     assert (await gate.as_worker("w2").complete(**under(again))).ok
 
 

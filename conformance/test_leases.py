@@ -1,4 +1,4 @@
-"""Holding a lease: fences, renewal, release, and what a worker without one is told (spec 4.2, H.4; DESIGN 5.5, 5.9)."""
+"""Holding a lease: fences, renewal, release, and what a worker without one is told (spec 4.2, H.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits: what is too large or makes no sense is refused before anything is written (DESIGN 4, 5.14)."""
+"""Limits: what is too large or makes no sense is refused before anything is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists and cursors: pages, filters, and a reader that sees every receipt once (spec 17; DESIGN 4, 6.7)."""
+"""Lists and cursors: pages, filters, and a reader that sees every receipt once (spec 17)."""
 
 from __future__ import annotations
 

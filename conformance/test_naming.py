@@ -1,4 +1,4 @@
-"""Who is meant: half a name is nobody's, and a filter is applied or refused (3, 18.2, 18.5, 19.6; DESIGN 4)."""
+"""Who is meant: half a name is nobody's, and a filter is applied or refused (3, 18.2, 18.5, 19.6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may do what: roles, scopes, ownership, and in whose name (spec 21.5.2; DESIGN 3, 4)."""
+"""Who may do what: roles, scopes, ownership, and in whose name (spec 21.5.2)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
 
-# DESIGN 4, where spec 21.5.2 has the same rows: the roles and the scopes of each operation; one scope is enough.
+# The roles and the scopes of each operation, as spec 21.5.2 has them where it has the row; one scope is enough.
 MATRIX: dict[str, tuple[str, str]] = {
     "create_task": ("agent admin", "tasks:write"), "create_tasks": ("agent admin", "tasks:write"),
     "run_task": ("agent admin", "tasks:write"), "cancel_task": ("agent admin", "tasks:write"),

@@ -1,4 +1,4 @@
-"""Starting and reporting progress: queued, leased, running, and the checkpoint (spec 5; DESIGN 5.4)."""
+"""Starting and reporting progress: queued, leased, running, and the checkpoint (spec 5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receipts: which step writes which, between whom, and what their hash covers (spec 14, H.3, PH.5; DESIGN 6)."""
+"""Receipts: which step writes which, between whom, and what their hash covers (spec 14, H.3, PH.5)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asyncgate.parts.model.wire import ReceiptRecord
 pytestmark = pytest.mark.anyio
 
 ADA, W1, GATE = "agent ada", "worker w1", "asyncgate"
-# DESIGN 6: type, from, to, and the type of the parent, of every receipt of a life.
+# Type, from, to, and the type of the parent, of every receipt of a life.
 CLAIMED = [("task.assigned", ADA, ADA, None), ("task.accepted", W1, GATE, "task.assigned")]
 LIVES: dict[str, list[tuple[str, str, str, str | None]]] = {
     "created": CLAIMED[:1],

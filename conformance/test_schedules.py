@@ -1,4 +1,4 @@
-"""Schedules: a scheduler's receipts, and the silence that the gate notices (spec 8, H.7.4; DESIGN 4, 6)."""
+"""Schedules: a scheduler's receipts, and the silence that the gate notices (spec 8, H.7.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions: when a principal was first and last seen, and how often it began anew (DESIGN 4)."""
+"""Sessions: when a principal was first and last seen, and how often it began anew."""
 
 from __future__ import annotations
 

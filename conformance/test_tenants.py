@@ -1,4 +1,4 @@
-"""Tenants: nothing of one is seen, touched or guessed by another (spec 21; DESIGN 3, 7)."""
+"""Tenants: nothing of one is seen, touched or guessed by another (spec 21)."""
 
 from __future__ import annotations
 

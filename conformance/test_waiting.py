@@ -1,4 +1,4 @@
-"""Waiting: claims that stay open until work arrives, and readers that stay until a task has ended (DESIGN 5.2)."""
+"""Waiting: claims that stay open until work arrives, and readers that stay until a task has ended."""
 
 from __future__ import annotations
 

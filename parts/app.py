@@ -25,8 +25,9 @@ from asyncgate.parts.model.connection import Headers, Receive, Scope, Send, loop
 from asyncgate.parts.model.content import encode
 from asyncgate.parts.model.errors import DatabaseUnavailable, Forbidden, GateError, Misdirected, NotFound, fault
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.wire import Ask, CreateTask, CreateTasks
+from asyncgate.parts.model.wire import Ask, CreateTask, CreateTasks, Healthy
 from asyncgate.parts.operations import OPERATIONS
+from asyncgate.parts.receipts.archive import relieve
 from asyncgate.parts.upkeep import Upkeep
 
 log = logging.getLogger("asyncgate")
@@ -41,13 +42,13 @@ STRICT_LINE = b"%b: %b\r\n" % STRICT_TRANSPORT
 class Gate:
     """The server over one backend: the engine, who may come in, and the application that speaks REST."""
 
-    operations = OPERATIONS
-
-    def __init__(self, settings: Settings, backend: Backend | None = None) -> None:
+    def __init__(self, settings: Settings, backend: Backend | None = None,
+                 operations: dict[str, Operation] = OPERATIONS) -> None:
         self.settings, self.backend, self.identity = settings, backend, Identity(settings)
+        self.operations = operations
         self.headers = [*SAFETY, *([(b"x-asyncgate-insecure", b"true")] if settings.allow_insecure_dev else [])]
         self.lines = b"".join([b"%b: %b\r\n" % header for header in (JSON_TYPE, *self.headers)])
-        self.mcp = Door(self, OPERATIONS, __version__)
+        self.mcp = Door(self, operations, __version__)
         self.guard: Any = None                  # until it opens
         self.endpoints = self._endpoints()      # by path, with {} for the one part that a caller names
         self.app = Starlette(routes=self._routes(), lifespan=self._life, exception_handlers={
@@ -102,7 +103,7 @@ class Gate:
         if self.settings.receipt_mode != "standalone":
             from asyncgate.parts.receipts.outbox import Ledger  # with the HTTP client, which is large
             engine.ledger = Ledger(engine)
-        engine.upkeep, self.engine, self.guard = upkeep, engine, Guard(engine)
+        engine.upkeep, self.engine, self.guard = upkeep, engine, Guard(engine, relieve)
         self.identity.ways.insert(0, Keys(self.guard.keys))
         return upkeep
 
@@ -121,7 +122,7 @@ class Gate:
         return {path.replace(f"{{{endpoint.names}}}", "{}"): endpoint for path, endpoint in endpoints.items()}
 
     def _routes(self) -> list[Route]:
-        every = (*OPERATIONS.values(), *LEASE_PROTOCOL)
+        every = (*self.operations.values(), *LEASE_PROTOCOL)
         described = openapi.routes(every, __version__, self.send)
         polled = [Route(path, Endpoint(self, {verb: op}, path)) for op in LEASE_PROTOCOL for verb, path in op.rest]
         return [*(Route(path, self.mcp) for path in ("/mcp", "/mcp/u")), *polled, *described]
@@ -133,16 +134,16 @@ class Gate:
             return NOBODY
         caller: Caller = await self.guard.admit(scope, self.identity, scope["headers"] if headers is None else headers)
         if op is not None:
-            await self.guard.meter(scope, caller, op.name)
+            await self.guard.meter(scope, caller, op)
         return caller
 
     async def known(self, headers: Headers) -> Caller:
         """Return whom a credential stands for, and count nothing."""
         return await self.identity.caller(headers)
 
-    async def meter(self, scope: Scope, caller: Caller, operation: str) -> None:
-        """Count a call; raises RateLimitExceeded."""
-        await self.guard.meter(scope, caller, operation)
+    async def meter(self, scope: Scope, caller: Caller, op: Operation | None) -> None:
+        """Count a call, of an operation if it is one; raises RateLimitExceeded."""
+        await self.guard.meter(scope, caller, op)
 
     def refused(self, scope: Scope, no: GateError, ask: Ask | None = None) -> None:
         """Write down the refusal of a request, where that is a matter of security."""
@@ -161,7 +162,7 @@ class Gate:
         else:
             reply = await self.engine.perform(op, caller, ask)
         await self.guard.performed(op, caller, ask, reply)
-        if op.name == "health" and reply.status != "healthy":
+        if isinstance(reply, Healthy) and reply.status != "healthy":
             raise DatabaseUnavailable("the database does not answer", retry_after=1, **msgspec.to_builtins(reply))
         return reply
 

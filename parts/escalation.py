@@ -1,4 +1,4 @@
-"""Escalation: whom a task is proposed to when its worker is lost, or its last attempt has failed (DESIGN 6).
+"""Escalation: whom a task is proposed to when its worker is lost, or its last attempt has failed.
 
 Task.escalated answers the duty, and opens, closes and moves nothing.  Its cause is the end of one lease, told once.
 """

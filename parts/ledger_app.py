@@ -9,25 +9,26 @@ from msgspec import Raw
 from msgspec.structs import replace
 from starlette.routing import Route
 
-from asyncgate import Caller, Operation, __version__
+from asyncgate import CORE_OPERATIONS, Caller, Operation, __version__
+from asyncgate.backends import Backend
 from asyncgate.parts.app import Gate, serve_forever
 from asyncgate.parts.faces.http import claimed_tenants, read_body
 from asyncgate.parts.faces.rest import Door, Endpoint
+from asyncgate.parts.identity import admin, incidents
 from asyncgate.parts.model.connection import Receive, Scope
 from asyncgate.parts.model.errors import InvalidRequest
 from asyncgate.parts.model.screening import screen
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.model.wire_ledger import StoreReceipts
-from asyncgate.parts.operations import OPERATIONS
+from asyncgate.parts.operations import table_of
+from asyncgate.parts.receipts.admin import SEALING
 from asyncgate.parts.receipts.ledger import STORE, STORED_DEPTH, SURFACE, TOOLS, list_of
 
 if TYPE_CHECKING:
     from asyncgate.parts.faces.mcp.facade import Facade
 
-ADMINISTRATION = ("health", "whoami", "create_tenant", "list_tenants", "suspend_tenant", "get_limits",
-                  "set_limits", "issue_key", "list_keys", "rotate_key", "rotate_credentials", "revoke_key",
-                  "list_audit", "seal_receipts", "list_seals")
+LEDGER_OPERATIONS = table_of(*SURFACE, CORE_OPERATIONS["health"], *admin.OPERATIONS, *incidents.OPERATIONS, *SEALING)
 
 
 class Shelf(Endpoint):
@@ -59,7 +60,9 @@ def ledger_facade() -> type[Facade]:
 class LedgerGate(Gate):
     """A gate that serves the surface of a ledger, and what is needed to look after it."""
 
-    operations = {op.name: op for op in (*SURFACE, *(OPERATIONS[name] for name in ADMINISTRATION))}
+    def __init__(self, settings: Settings, backend: Backend | None = None,
+                 operations: dict[str, Operation] = LEDGER_OPERATIONS) -> None:
+        super().__init__(settings, backend, operations)
 
     def _endpoints(self) -> dict[str, Endpoint]:
         endpoints = super()._endpoints()

@@ -11,16 +11,21 @@ from asyncgate.parts.receipts import admin as receipts_admin
 from asyncgate.parts.receipts import archive_admin
 
 
-async def whoami(engine: Engine, caller: Caller, ask: WhoAmI) -> You:
-    """Tell who the credential stands for, and what it may do.
+def table_of(*operations: Operation) -> dict[str, Operation]:
+    """Join operations into the table of a gate, with `whoami`, which names those that a caller may use."""
+    async def whoami(engine: Engine, caller: Caller, ask: WhoAmI) -> You:
+        """Tell who the credential stands for, and what it may do.
 
-    With bound: false it stands for everybody: each request says who makes it (principal_id, worker_id).
-    """
-    kind, id, instance_id = astuple(caller.principal) if caller.bound else (None, None, None)
-    return You(
-        caller.tenant_id, caller.bound, caller.role, sorted(caller.scopes),
-        sorted(op.name for op in OPERATIONS.values() if op.fits(caller)), kind, id, instance_id, caller.key_id,
-        names(caller.capabilities), names(caller.task_types))
+        With bound: false it stands for everybody: each request says who makes it (principal_id, worker_id).
+        """
+        kind, id, instance_id = astuple(caller.principal) if caller.bound else (None, None, None)
+        return You(
+            caller.tenant_id, caller.bound, caller.role, sorted(caller.scopes),
+            sorted(op.name for op in table.values() if op.fits(caller)), kind, id, instance_id, caller.key_id,
+            names(caller.capabilities), names(caller.task_types))
+
+    table = {op.name: op for op in (*operations, Operation(whoami, "GET /v1/whoami", "a w A", "", "B"))}
+    return table
 
 
 def names(limited: frozenset[str] | None) -> list[str] | None:
@@ -28,6 +33,6 @@ def names(limited: frozenset[str] | None) -> list[str] | None:
     return None if limited is None else sorted(limited)
 
 
-OPERATIONS: dict[str, Operation] = CORE_OPERATIONS | {op.name: op for op in (
-    *admin.OPERATIONS, *incidents.OPERATIONS, Operation(whoami, "GET /v1/whoami", "a w A", "", "B"),
-    *receipts_admin.OPERATIONS, *archive_admin.OPERATIONS)}
+OPERATIONS: dict[str, Operation] = table_of(
+    *CORE_OPERATIONS.values(), *admin.OPERATIONS, *incidents.OPERATIONS, *receipts_admin.OPERATIONS,
+    *archive_admin.OPERATIONS)

@@ -35,9 +35,9 @@ import msgspec  # noqa: E402
 
 from asyncgate.backends import open_backend  # noqa: E402
 from asyncgate.parts.app import Gate  # noqa: E402
-from asyncgate.parts.faces.openapi import EXAMPLES  # noqa: E402
 from asyncgate.parts.model.errors import GateError  # noqa: E402
 from asyncgate.parts.model.settings import Settings  # noqa: E402
+from asyncgate.parts.model.wire import CreateTask  # noqa: E402
 
 Target = tuple[list[bytes], Callable[[bytes], Any]]
 TOKEN = "a-token-for-the-fuzzer-alone"
@@ -163,7 +163,7 @@ def bodies() -> Target:
         screen.end()
         text.decode()
         assert b"\\u0000" not in text.replace(b"\\\\", b"")
-    return [json.dumps(EXAMPLES["create_task"][0]).encode(), b'{"a": [[[]]], "b": "\\\\u0000 \\" [{"}'], may_raise(
+    return [json.dumps(CreateTask.example[0]).encode(), b'{"a": [[[]]], "b": "\\\\u0000 \\" [{"}'], may_raise(
         judge, GateError, UnicodeDecodeError)
 
 
@@ -277,7 +277,7 @@ def spoken() -> Iterator[bytes]:
     from asyncgate.parts.operations import OPERATIONS
     head = f"Host: localhost\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
     for number, (name, op) in enumerate(OPERATIONS.items()):
-        asked = EXAMPLES[name][0] if name in EXAMPLES else {}
+        asked = op.takes.example[0]
         verb, path = op.rest[0]
         for field, value in asked.items():
             path = path.replace(f"{{{field}}}", str(value))

@@ -18,7 +18,7 @@ from asyncgate.parts.model.settings import Settings, leaves, load_settings
 
 ROOT = Path(__file__).parents[1]
 
-# The time that a stop may take (DESIGN §5: exit 0 within 5 s of SIGTERM).
+# The time that a stop may take (exit 0 within 5 s of SIGTERM).
 SHUTDOWN_SECONDS = 5
 
 

@@ -80,3 +80,9 @@ def test_what_a_rule_is_kept_in_exists(chapter: str) -> None:
         assert files or named == ["inline_result_bytes"], row
         for name in set(named) - set(files):
             assert all(re.search(rf"\b{part}\b", text) for part in name.split(".")), row
+
+def test_nobody_cites_a_design_that_is_not_here() -> None:
+    number = re.compile(r"\bDESIGN[ ,]+(?:§ ?)?\d")        # docs/design.md has names, no numbers
+
+    assert [f"{path.relative_to(ROOT)}: {line.strip()}" for path in CODE for line in path.read_text().splitlines()
+            if number.search(line)] == []

@@ -1,4 +1,4 @@
-"""The rules of the house (DESIGN §1): sizes, order, directions of import, words that may not appear."""
+"""The rules of the house: sizes, order, directions of import, words that may not appear."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One package, however it arrives: wheel, sdist, editable install and bare checkout (DESIGN §1)."""
+"""One package, however it arrives: wheel, sdist, editable install and bare checkout."""
 
 from __future__ import annotations
 

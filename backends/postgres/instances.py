@@ -40,7 +40,7 @@ FORGOTTEN = "1 day"         # after which nobody remembers an instance that gave
 # The database gives up the lock of a machine that vanished without a word in half a minute, not in two hours.
 PROBED = "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3"
 
-# Alive: its lock is held, or it gave a sign within three beats (DESIGN 5.10).
+# Alive: its lock is held, or it gave a sign within three beats.
 LIVING = f"""
 SELECT instance_id::text FROM asyncgate.instances AS i
 WHERE beat_at > now() - make_interval(secs => 3 * beat_seconds) OR {LOCKED}"""

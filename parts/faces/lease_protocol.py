@@ -2,7 +2,7 @@
 
 A thin translation: an offer is a lease that `lease_next` grants, a heartbeat renews it, and who may, how often and what
 is refused is decided where it is for everybody.  One offer at a time, a lease of 900 seconds, 204 where there is none.
-An offer that is not taken up runs out; the protocol's pause of 30 seconds before the next one is not kept (DESIGN 13).
+An offer that is not taken up runs out; the protocol's pause of 30 seconds before the next one is not kept.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from msgspec import Raw, Struct, field
 
 from asyncgate import Caller, Engine, Operation, its_lease
 from asyncgate.parts.model.errors import InvalidWorkerId
+from asyncgate.parts.model.examples import DUTY, LATER, LEASE, TASK, WORK
 from asyncgate.parts.model.wire import (
     NOTHING,
     AsWorker,
@@ -52,6 +53,12 @@ class PollForTask(AsWorker, kw_only=True):
     """Ask for the next task, in the words of the lease protocol."""
 
     needed: ClassVar[tuple[str, ...]] = ("worker_id",)
+    example = ({"worker_id": "worker.reader-1", "capabilities": ["web.read"], "max_tasks": 1}, {
+        "lease_id": LEASE, "lease_expires_at": LATER, "task": {
+            "task_id": TASK, "principal_ai": "ada", "task_type": "page.summarize", "task_summary": "page.summarize",
+            "task_body": None, "payload_pointer": None, "inputs": WORK["payload"], "expected_outcome_kind": None,
+            "expected_artifact_mime": None, "attempt": 0, "fence": 1, "caused_by_receipt_id": DUTY}})
+    refusals = (InvalidWorkerId,)
     worker_id: WorkerId = ""
     capabilities: Capabilities | None = None
     preferred_kinds: Annotated[Types | None, says("types that come first; the rest still comes")] = None
@@ -65,6 +72,8 @@ class Heartbeat(AsWorker, kw_only=True):
     """Say that work on a lease goes on."""
 
     needed: ClassVar[tuple[str, ...]] = ("lease_id",)
+    example = ({"lease_id": LEASE, "worker_id": "worker.reader-1"}, {"lease_id": LEASE, "lease_expires_at": LATER})
+    refusals = (InvalidWorkerId, *RenewLease.refusals)
     lease_id: Name = ""
     worker_id: WorkerId | None = None
 
@@ -146,6 +155,5 @@ async def extend_lease(engine: Engine, caller: Caller, ask: Heartbeat) -> LeaseE
 
 # Beside the table: they are ways to operations that are in it, so they are no tools and no commands.
 LEASE_PROTOCOL: tuple[Operation, ...] = (
-    Operation(offer_task, "POST /lease", "w A", "tasks:lease", "W"),
-    Operation(extend_lease, "POST /lease/{lease_id}/heartbeat", "w A", "tasks:lease", "W"))
-LEASE_PROTOCOL[0].gives = TaskOffer     # or nothing, which is a 204
+    Operation(offer_task, "POST /lease", "w A", "tasks:lease", "W", nothing="There is no task for this worker now."),
+    Operation(extend_lease, "POST /lease/{lease_id}/heartbeat", "w A", "tasks:lease", "W", heartbeat=True))

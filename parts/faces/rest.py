@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from asyncgate.parts.faces.mcp.facade import Facade
     from asyncgate.parts.faces.serving import Serving
 
-DEPRECATED = [(b"deprecation", b"true"), (b"x-asyncgate-deprecated", b"true"),
-              (b"link", b"</v1/obligations/open>; rel=\"successor-version\"")]
+DEPRECATED = [(b"deprecation", b"true"), (b"x-asyncgate-deprecated", b"true")]
 
 
 class Endpoint:
@@ -68,8 +67,9 @@ class Endpoint:
         caller = await self.gate.admit(scope, op)
         self.gate.engine.permit(op, caller)
         scope["asyncgate.ask"] = ask = await self._ask(op, caller, scope, receive)
-        if op.name == "bootstrap" and self.gate.settings.bootstrap.deprecate_legacy_endpoint:
-            more += DEPRECATED
+        if op.successor and self.gate.settings.bootstrap.deprecate_legacy_endpoint:
+            _, path = self.gate.operations[op.successor].rest[0]
+            more += [*DEPRECATED, (b"link", b"<%b>; rel=\"successor-version\"" % path.encode())]
         work = self.gate.perform(op, caller, ask)
         return await (while_connected(work, receive) if getattr(ask, "wait_seconds", 0) > 0 else work)
 
@@ -79,8 +79,8 @@ class Endpoint:
         try:
             query = asked(scope["query_string"])
             reads = scope["method"] in ("GET", "HEAD")
-            body = b"" if reads and op.name != "bootstrap" else await read_body(scope, receive, self.gate.settings)
-            if reads and not body:      # 18.5: a bootstrap says who asks in its query or in its body
+            body = b"" if reads and op.kind != "W" else await read_body(scope, receive, self.gate.settings)
+            if reads and not body:      # 18.5: a bootstrap, a GET that writes, may say who asks in its body
                 ask, unknown = op.reader.query(query, rule)
             else:
                 await screen(body, self.gate.settings.max_request_values)

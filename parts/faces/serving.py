@@ -17,6 +17,7 @@ class Serving(Protocol):
 
     settings: Settings
     engine: Engine
+    operations: dict[str, Operation]
 
     async def admit(self, scope: Scope, op: Operation | None = None, headers: Headers | None = None) -> Caller:
         """Return who a request comes from, and count the call if the operation is known."""
@@ -24,8 +25,8 @@ class Serving(Protocol):
     async def known(self, headers: Headers) -> Caller:
         """Return whom a credential stands for, and count nothing."""
 
-    async def meter(self, scope: Scope, caller: Caller, operation: str) -> None:
-        """Count a call; raises RateLimitExceeded."""
+    async def meter(self, scope: Scope, caller: Caller, op: Operation | None) -> None:
+        """Count a call, of an operation if it is one; raises RateLimitExceeded."""
 
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation."""

@@ -61,7 +61,7 @@ EVENTS: dict[str, tuple[str, Severity]] = {
     "quota_exceeded": ("quota_exceeded", "warning"),
     "unauthenticated": ("auth_failure", "warning"),
 }
-# What may be another tenant's, which the refusal itself must not tell (DESIGN 13).
+# What may be another tenant's, which the refusal itself must not tell (docs/design.md, 21.9.3).
 FOREIGN = {"task_not_found": "task_id", "receipt_not_found": "receipt_id", "key_not_found": "key_id",
            "lease_invalid_or_expired": "lease_id"}
 # The request that the running task answers, for what the log says of where it came from.
@@ -480,7 +480,7 @@ class Auditor:
                 self.tell_strangers()
             self.count()
 
-    # An id of another tenant is a 404 like any unknown one; whether it was one is found out afterwards (DESIGN 13).
+    # An id of another tenant is a 404 like any unknown one; whether it was one is found out afterwards (21.9.3).
 
     def _suspect(self, caller: Caller, name: str, id: str) -> None:
         """Have it found out whose an id is, unless it bears no tenant's mark, or the caller's own."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
@@ -15,6 +14,7 @@ from asyncgate.parts.identity.buckets import Bucket, buckets_for, call_bucket, e
 from asyncgate.parts.identity.buckets import headers as limit_headers
 from asyncgate.parts.identity.keys import PLACES, IssuedKeys, places_of
 from asyncgate.parts.identity.keys_stored import PREFIX
+from asyncgate.parts.identity.limits import open_limits
 from asyncgate.parts.identity.oversight import oversee
 from asyncgate.parts.model.connection import Headers, Scope, client_address, presented
 from asyncgate.parts.model.content import encode
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from asyncgate import Operation
-    from asyncgate.parts.identity.limits import Limits
     from asyncgate.parts.identity.ways import Identity
 
 A = TypeVar("A")
@@ -41,7 +40,6 @@ STATUS_SECONDS = 5.0        # how old an account may be that a request is judged
 NO_WAY_IN = ("no way in: set ASYNCGATE_API_KEY to a secret of your choice, or issue a first key with "
              "`asyncgate keys issue --role admin --name first --principal-id me`, or run `asyncgate dev`")
 NOT_MADE = {400, 403, 409, 413, 429}        # refusals after which there is no task; of a 503 nobody knows
-HEARTBEATS = {"renew_lease", "report_progress", "extend_lease"}
 
 
 class Accounts:
@@ -139,17 +137,15 @@ class Keys:
 class Guard:
     """Stands at the door of a running gate: who is let in, how often, and what is written down about it."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine, self.settings = engine, engine.settings
+    def __init__(self, engine: Engine, relieve: Callable[[Engine, str], Awaitable[int]] | None = None) -> None:
+        self.engine, self.settings, self.relieve = engine, engine.settings, relieve
         security = engine.settings.security
         self.keys = IssuedKeys(Store(engine), security.api_keys, engine.backend.now, moved=self.moved)
         self.accounts = Accounts(engine)
         self.auditor = Auditor(engine, security.audit_logging.enabled)
         self.relieving: dict[str, asyncio.Task[None]] = {}
         self.enforced = security.rate_limiting.enabled      # else only for tenants with stricter limits for a time
-        place = "asyncgate.parts.identity.limits"
-        limits = import_module(place if self.enforced else f"{place}.memory")
-        self.limits: Limits = limits.open_limits(engine.settings)
+        self.limits = open_limits(engine.settings, shared=self.enforced)
 
     async def __aenter__(self) -> Guard:
         await self._require_a_way_in()
@@ -226,14 +222,14 @@ class Guard:
         visit.set(scope)
         return address
 
-    async def meter(self, scope: Scope, caller: Caller, operation: str) -> None:
+    async def meter(self, scope: Scope, caller: Caller, op: Operation | None) -> None:
         """Count a call; raises RateLimitExceeded."""
-        scope["asyncgate.operation"] = operation
+        scope["asyncgate.operation"] = op.name if op else ""
         may = await self._may(caller)
         if self.enforced:
             principal = caller.principal if caller.bound else None
             await self._draw(scope, buckets_for(self.settings, may, caller.tenant_id, principal,
-                                                scope["asyncgate.address"], heartbeat=operation in HEARTBEATS))
+                                                scope["asyncgate.address"], heartbeat=op is not None and op.heartbeat))
         elif may is not None:
             await self._draw(scope, [call_bucket(may, caller.tenant_id)])
 
@@ -264,12 +260,13 @@ class Guard:
 
     def _make_room(self, tenant_id: str, *quotas: str | None) -> None:
         """Have the oldest receipts archived of a tenant whose storage is full, where there is an archive (21.6.3)."""
-        if STORAGE in quotas and self.settings.archive.enabled and tenant_id not in self.relieving:
-            self.relieving[tenant_id] = asyncio.create_task(self._relieve(tenant_id))
+        if self.relieve and STORAGE in quotas and self.settings.archive.enabled and tenant_id not in self.relieving:
+            relief = self.relieve(self.engine, tenant_id)
+            self.relieving[tenant_id] = asyncio.create_task(self._relieve(relief, tenant_id))
 
-    async def _relieve(self, tenant_id: str) -> None:
+    async def _relieve(self, relief: Awaitable[int], tenant_id: str) -> None:
         try:
-            moved = await import_module("asyncgate.parts.receipts.archive").relieve(self.engine, tenant_id)
+            moved = await relief
             self.auditor.note(tenant_id, "storage_full", "warning", archived=moved)
         except GateError:
             log.exception("the archive made no room for tenant %s", tenant_id)

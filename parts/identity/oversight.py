@@ -18,11 +18,7 @@ from asyncgate.parts.model.stored import ANY_KIND, wanted_is
 from asyncgate.parts.model.wire import Ask, Principal, ReceiptRecord, TaskRecord
 
 TOLD = "asyncgate.told"         # where the ASGI scope says that the operation has written its own line
-# What others may do too, with what is theirs.
-TASK_READS, TASK_WRITES = {"get_task", "get_task_history"}, {"cancel_task", "release_hold", "attach_artifacts"}
-LISTS = {"list_tasks", "list_receipts", "list_archived_receipts", "list_open_obligations", "bootstrap"}
-ONES_OWN = {"list_open_obligations", "bootstrap"}      # unless somebody else is named
-PAGED = {"import_receipts"}     # writes that come in pages
+A_TASK = ("task_id",)           # what a request needs that is about a task itself; a holder's names its lease too
 
 
 def telling() -> None:
@@ -42,10 +38,10 @@ async def oversee(auditor: Auditor, op: Operation, caller: Caller, ask: Ask, rep
         auditor.tally(caller, "admin_operation", "info", operation=op.name, acts_as=str(me))
     if (owner := await whose(auditor.engine, op, caller.tenant_id, me, ask, reply)) is not None and not owner.same(me):
         said = {name: given for name in ("task_id", "receipt_id") if (given := getattr(ask, name, None))}
-        event = "admin_operation" if op.name in TASK_WRITES else "admin_read"
+        event = "admin_operation" if op.kind == "W" else "admin_read"
         auditor.tally(caller, event, "info", operation=op.name, belongs_to=str(owner), **said)
-    elif op.name in LISTS and caller.bound:
-        of = asked_for(ask) or (me if op.name in ONES_OWN else None)
+    elif ask.lists and caller.bound:
+        of = asked_for(ask) or (me if ask.lists == "own" else None)
         if of is None or not wanted_is(of, me):
             auditor.tally(caller, "admin_read", "info", operation=op.name, belongs_to=worded(of))
 
@@ -59,7 +55,7 @@ def worded(of: Principal | None) -> str:
 
 def administered(auditor: Auditor, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
     """Note an operation that only admins have."""
-    if op.kind == "R" or op.name in PAGED:
+    if op.kind == "R" or ask.paged:
         named = getattr(ask, "tenant", None)
         auditor.tally(caller, "admin_read" if op.kind == "R" else "admin_operation", "info", operation=op.name,
                       about_tenant=named)
@@ -86,7 +82,7 @@ async def whose(engine: Engine, op: Operation, tenant_id: str, me: Principal, as
         return None if reply.leased_to and reply.leased_to.same(me) else reply.created_by
     if isinstance(reply, ReceiptRecord):
         return None if me.same(reply.to) or me.same(reply.sender) else reply.to
-    if op.name in TASK_READS | TASK_WRITES and (found := await engine.backend.task(tenant_id, ask.task_id)):
+    if ask.needed == A_TASK and (found := await engine.backend.task(tenant_id, ask.task_id)):
         return None if found[1] and found[1].worker.same(me) else found[0].owner
     return None
 

@@ -185,7 +185,7 @@ class Obligation(Struct, frozen=True):
 
 
 class Outgoing(Struct, frozen=True):
-    """A receipt on its way to the ledger, as the text that is sent, however often (DESIGN 8)."""
+    """A receipt on its way to the ledger, as the text that is sent, however often."""
 
     receipt_id: str
     task_id: str                        # receipts of one task are sent in their order

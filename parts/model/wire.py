@@ -13,6 +13,45 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
+from asyncgate.parts.model.errors import (
+    GateError,
+    IdempotencyConflict,
+    InvalidTransition,
+    LeaseInvalid,
+    LeaseLifetimeLimit,
+    LeaseRenewalLimit,
+    NotLocatable,
+    ParentNotFound,
+    ParentsRequired,
+    QuotaExceeded,
+    ReceiptNotFound,
+    ReceiptTooLarge,
+    TaskNotFound,
+    TooManyArtifacts,
+    TooManyParents,
+)
+from asyncgate.parts.model.examples import (
+    ASKER,
+    ASSIGNED,
+    DONE,
+    DUTY,
+    HELD,
+    LATER,
+    LEASE,
+    NOW,
+    OFFER,
+    RECORD,
+    SEEN,
+    SELF,
+    SERVER,
+    SUMMARY,
+    TASK,
+    TENANT,
+    WORK,
+    WORKER,
+    Example,
+)
+
 Status = Literal["queued", "leased", "running", "succeeded", "failed", "canceled"]
 Kind = Literal["agent", "worker", "service", "system", "human", "asyncgate"]
 
@@ -84,12 +123,21 @@ Artifacts = Annotated[Any, says("pointers to the result: a list, one object, or 
                                 type=["array", "object", "null"])]
 
 
-class Ask(Struct, kw_only=True):
-    """A request."""
+Refusals = tuple[type[GateError], ...]
+OF_ARTIFACTS: Refusals = (ReceiptTooLarge, NotLocatable, TooManyArtifacts)
 
+
+class Ask(Struct, kw_only=True):
+    """A request; what else the table of operations says of its operation stands here too."""
+
+    example: ClassVar[Example] = {}, {}         # what it may say, and what is answered; what a path carries among it
+    refusals: ClassVar[Refusals] = ()           # that do not follow from its method and its path
+    next_step: ClassVar[str] = ""               # what a model may call after it
     needed: ClassVar[tuple[str, ...]] = ()      # fields that a REST path may carry, so the body need not
     acts: ClassVar[bool] = True                 # whether who it names is who does it, and not who is asked about
     filters: ClassVar[bool] = False             # whether its members narrow a list, so that a misspelt one shows others
+    lists: ClassVar[Literal["", "own", "all"]] = ""     # of several people's things: whose, where it names nobody
+    paged: ClassVar[bool] = False               # whether many of them do one thing; the audit log then counts them
     tenant_id: Annotated[str | None, says("tolerated when it is the credential's own tenant, else refused")] = None
 
 
@@ -172,6 +220,8 @@ class CreatedBy(Struct):
 class CreateTask(AsPrincipal, kw_only=True):
     """Create one task."""
 
+    example = ({**WORK, "agent_id": "ada", "idempotency_key": "page-a"}, {"task_id": TASK, "status": "queued"})
+    refusals = (ReceiptTooLarge, IdempotencyConflict, QuotaExceeded)
     type: Name
     payload: Annotated[Json, says("what the worker needs, up to 1 MB; this or payload_pointer is needed, null is one")
                        ] = field(default_factory=absent)
@@ -203,12 +253,17 @@ class CreateTask(AsPrincipal, kw_only=True):
 class CreateTasks(AsPrincipal, kw_only=True):
     """Create up to 500 tasks."""
 
+    example = ({"tasks": [{**WORK, "agent_id": "ada"}]}, {"results": [{"task_id": TASK, "status": "queued"}]})
+    next_step = "Look at each entry of results: it has a task_id or an error. Then get_task for each."
     tasks: Annotated[list[CreateTask], Batch]
 
 
 class RunTask(CreateTask, kw_only=True):
     """Create one task and wait for its end."""
 
+    example = ({**WORK, "agent_id": "ada", "wait_seconds": 30}, RECORD)
+    next_step = ("If the status is queued, leased or running, call get_task with wait_seconds; do not create it "
+                 "again.")
     wait_seconds: Wait = 30.0
 
 
@@ -216,12 +271,16 @@ class TaskAsk(AsEither, kw_only=True):
     """A request about one task."""
 
     needed: ClassVar[tuple[str, ...]] = ("task_id",)
+    refusals: ClassVar[Refusals] = (TaskNotFound,)
     task_id: Name = ""
 
 
 class GetTask(TaskAsk, kw_only=True):
     """Read one task."""
 
+    example = ({"task_id": TASK, "wait_seconds": 30}, RECORD)
+    next_step = ("When result is there and obligation_open is true, call attach_artifacts to say where the result "
+                 "lies.")
     wait_seconds: Annotated[Wait, says("wait until the task has ended, at most so long")] = 0.0
 
 
@@ -238,12 +297,19 @@ class GetTaskHistory(Page, kw_only=True):
     """Read what happened to one task."""
 
     needed: ClassVar[tuple[str, ...]] = ("task_id",)
+    example = ({"task_id": TASK, "limit": 50}, {"task_id": TASK, "events": [{
+        "event_id": DUTY, "event_type": "task.assigned", "created_at": NOW, "receipt": ASSIGNED}]})
+    refusals = (TaskNotFound,)
+    next_step = "Go on with next_cursor as cursor while it is not null."
     task_id: Name = ""
 
 
 class ListTasks(Page, kw_only=True):
     """List tasks."""
 
+    example = ({"status": "succeeded", "limit": 20}, {"tasks": [RECORD]})
+    next_step = "Go on with next_cursor as cursor while it is not null; get_task shows one task."
+    lists = "all"
     status: Status | None = None
     type: Name | None = None
     created_by: Annotated[Name | None, says("the id of the creator; an admin sees all when it is absent")] = None
@@ -253,16 +319,25 @@ class ListTasks(Page, kw_only=True):
 class CancelTask(TaskAsk, kw_only=True):
     """Cancel one task."""
 
+    example = ({"task_id": TASK, **ASKER, "reason": "no longer needed"}, {"ok": True, "status": "canceled"})
+    refusals = (*TaskAsk.refusals, ReceiptTooLarge)
+    next_step = "After ok: true the task is canceled for good and nothing is owed any more."
     reason: Text | None = None
 
 
 class ReleaseHold(TaskAsk, kw_only=True):
     """Offer a held task again."""
 
+    example = ({"task_id": TASK, **ASKER}, {"ok": True, "status": "queued"})
+    next_step = "get_task with wait_seconds waits for the outcome."
+
 
 class AttachArtifacts(TaskAsk, kw_only=True):
     """Say where the result of a finished task lies."""
 
+    example = ({"task_id": TASK, "artifacts": SUMMARY["artifacts"]}, {"ok": True, "status": "succeeded"})
+    refusals = (*TaskAsk.refusals, *OF_ARTIFACTS, InvalidTransition)
+    next_step = "check_terminator with the obligation_receipt_id tells that the obligation is discharged."
     artifacts: Artifacts = None
     delivery_proof: dict[str, Any] | None = None
 
@@ -270,6 +345,10 @@ class AttachArtifacts(TaskAsk, kw_only=True):
 class LeaseNext(AsWorker, kw_only=True):
     """Lease the next tasks."""
 
+    example = ({"worker_id": "reader-1", "capabilities": ["web.read"], "max_tasks": 1, "wait_seconds": 20},
+               {"tasks": [OFFER]})
+    next_step = ("For each task: do the work, call renew_lease in time, then exactly one of complete, fail, "
+                 "release_lease, always with its task_id and lease_id. Begin from progress if it is not null.")
     capabilities: Capabilities | None = None
     accept_types: Types | None = None
     preferred_kinds: Annotated[Types | None, says("types that come first; the rest still comes")] = None
@@ -283,6 +362,7 @@ class Held(AsWorker, kw_only=True):
     """A request that only the holder of a lease may make."""
 
     needed: ClassVar[tuple[str, ...]] = ("task_id", "lease_id")
+    refusals: ClassVar[Refusals] = (TaskNotFound, LeaseInvalid)
     task_id: Name = ""
     lease_id: Name = ""
     fence: Annotated[Integer | None, says("checked when it is sent")] = None
@@ -292,11 +372,18 @@ class RenewLease(Held, kw_only=True):
     """Keep a lease."""
 
     needed: ClassVar[tuple[str, ...]] = ("lease_id",)    # heartbeats of real workers name nothing else
+    example = ({**HELD, "extend_by_seconds": 300}, {"ok": True, "expires_at": LATER, "renew_every_seconds": 100})
+    refusals = (*Held.refusals, LeaseRenewalLimit, LeaseLifetimeLimit)
+    next_step = ("Renew again after renew_every_seconds. On lease_invalid_or_expired drop the work and call "
+                 "lease_next: somebody else may hold the task by now.")
     extend_by_seconds: Annotated[Seconds | None, says("default: as long as the lease was granted for")] = None
 
 
 class ReleaseLease(Held, kw_only=True):
     """Give a lease back."""
+
+    example = (HELD, {"ok": True, "status": "queued", "requeued": True})
+    next_step = "lease_next gives other work."
 
 
 class ListLeases(AsWorker, kw_only=True):
@@ -304,22 +391,35 @@ class ListLeases(AsWorker, kw_only=True):
 
     acts: ClassVar[bool] = False
     filters: ClassVar[bool] = True
+    example = ({"worker_id": "reader-1"}, {"leases": [{
+        "task_id": TASK, "lease_id": LEASE, "fence": 1, "type": "page.summarize", "worker": WORKER, "acquired_at": NOW,
+        "expires_at": LATER, "renewals": 0, "renew_every_seconds": 100.0}]})
+    next_step = "Go on with each: renew_lease in time, then complete, fail or release_lease."
     resume: Annotated[bool, says("false: only look; the history then notes no lease.resumed")] = True
 
 
 class StartTask(Held, kw_only=True):
     """Say that work has begun."""
 
+    example = (HELD, {"ok": True, "status": "running", "started_at": NOW})
+    next_step = "Then report_progress now and then, renew_lease in time, and complete or fail."
+
 
 class ReportProgress(Held, kw_only=True):
     """Report progress."""
 
+    example = ({**HELD, "progress": {"pages_done": 2}}, {"ok": True, "status": "running"})
+    refusals = (*Held.refusals, ReceiptTooLarge)
+    next_step = "It does not renew the lease: call renew_lease for that."
     progress: Annotated[Json, says("handed to the next worker if this one is lost; up to 64 KB")]
 
 
 class Complete(Held, kw_only=True):
     """End a task well."""
 
+    example = ({**HELD, **SUMMARY}, {"ok": True, "status": "succeeded"})
+    refusals = (*Held.refusals, *OF_ARTIFACTS)
+    next_step = "lease_next gives more work. On lease_invalid_or_expired drop the work, do not repeat it."
     result: Annotated[Json,
                       says("the outcome, up to 1 MB; without one the task has none")] = field(default_factory=nothing)
     result_summary: Summary | None = None
@@ -331,12 +431,19 @@ class Complete(Held, kw_only=True):
 class CompleteTasks(AsWorker, kw_only=True):
     """End up to 500 tasks well."""
 
+    example = ({"worker_id": "reader-1", "tasks": [{"task_id": TASK, "lease_id": LEASE, **SUMMARY}]},
+               {"results": [{"task_id": TASK, "status": "succeeded"}]})
+    next_step = "Look at each entry of results for an error; lease_next gives more work."
     tasks: Annotated[list[Complete], Batch]
 
 
 class Fail(Held, kw_only=True):
     """End an attempt badly."""
 
+    example = ({**HELD, "error": {"message": "the page does not answer"}, "retryable": True},
+               {"ok": True, "status": "queued", "requeued": True, "next_eligible_at": LATER})
+    refusals = (*Held.refusals, ReceiptTooLarge)
+    next_step = "lease_next gives more work; with requeued: true the task comes back to some worker."
     error: Annotated[Json, says("what went wrong, up to 1 MB")]
     retryable: Annotated[bool | None, says("whether another attempt may succeed; default false")] = None
     retry_after_seconds: Pause | None = None
@@ -345,6 +452,10 @@ class Fail(Held, kw_only=True):
 class ListReceipts(Page, kw_only=True):
     """List receipts."""
 
+    example = ({"to_id": "ada", "limit": 50}, {"receipts": [ASSIGNED]})
+    refusals = (TaskNotFound,)
+    next_step = "ack_receipt says that one was read; it discharges nothing."
+    lists = "all"
     to_kind: Annotated[Kind | None, says("narrows to_id; without it any kind")] = None
     to_id: Annotated[Name | None, says("the id of the recipient")] = None
     task_id: Name | None = None
@@ -356,20 +467,30 @@ class ReceiptAsk(AsEither, kw_only=True):
     """A request about one receipt."""
 
     needed: ClassVar[tuple[str, ...]] = ("receipt_id",)
+    refusals = (ReceiptNotFound,)
     receipt_id: Name = ""
 
 
 class GetReceipt(ReceiptAsk, kw_only=True):
     """Read one receipt."""
 
+    example = ({"receipt_id": DUTY}, ASSIGNED)
+    next_step = "check_terminator tells whether an obligation is discharged."
+
 
 class AckReceipt(ReceiptAsk, kw_only=True):
     """Acknowledge one receipt."""
+
+    example = ({"receipt_id": DUTY, **ASKER}, {"ok": True, "receipt_id": DONE})
 
 
 class EmitReceipt(AsWorker, kw_only=True):
     """Offer a receipt."""
 
+    example = ({"receipt_type": "schedule.created", "task_id": TASK, "lease_id": LEASE, "worker_id": "clock-1",
+                "schedule_id": "nightly", "body": {"cron": "0 3 * * *"}}, {"ok": True, "receipt_id": DONE})
+    refusals = (*Held.refusals, ReceiptTooLarge, TooManyParents, ParentsRequired, ParentNotFound)
+    next_step = "After schedule.created keep reporting with report_schedule."
     receipt_type: Annotated[Name, says("what a scheduler states; the steps of a task write all others",
                                        enum=["schedule.created", "schedule.deleted"])]
     task_id: Name | None = None
@@ -392,6 +513,9 @@ class ScheduleState(Struct):
 class ReportSchedule(AsWorker, kw_only=True):
     """Report the state of schedules."""
 
+    example = ({"worker_id": "clock-1", "schedules": [{
+        "schedule_id": "nightly", "next_run_at": LATER, "interval_seconds": 86400}]}, {"ok": True, "unknown": []})
+    next_step = "For a schedule in unknown, emit_receipt schedule.created first."
     schedules: Annotated[list[ScheduleState], Batch]
 
 
@@ -399,6 +523,8 @@ class CheckTerminator(Ask, kw_only=True):
     """Ask whether an obligation is discharged."""
 
     needed: ClassVar[tuple[str, ...]] = ("parent_receipt_id",)
+    example = ({"parent_receipt_id": DUTY}, {"parent_receipt_id": DUTY, "has_terminator": True})
+    next_step = "With has_terminator: false the obligation is still owed: get_task shows how far it is."
     parent_receipt_id: Name = ""
 
 
@@ -407,6 +533,9 @@ class ListOpenObligations(AsEither, kw_only=True):
 
     acts: ClassVar[bool] = False
     filters: ClassVar[bool] = True
+    example = (ASKER, {"server": SERVER, "relationship": SEEN, "open_obligations": [ASSIGNED], "cursor": DUTY})
+    next_step = "get_task for the task_id of each receipt says what it waits for."
+    lists = "own"
     since_receipt_id: Annotated[str | None, says("the cursor of the page before, or a receipt id")] = None
     limit: Annotated[Whole | None, says("default 50, clamped to 200")] = None
 
@@ -415,6 +544,10 @@ class Bootstrap(ListOpenObligations, kw_only=True):
     """Begin a session."""
 
     filters: ClassVar[bool] = False     # agents of before send more than is known here
+    example = ({**ASKER, "max_items": 10}, {
+        "server": SERVER, "relationship": SEEN, "attention": {"inbox_receipts": [ASSIGNED]},
+        "cursor": {"latest_receipt_id": DUTY}, "environment": "local"})
+    next_step = ""
     agent_version: Text | None = None
     client_capabilities: Any = None
     max_items: Annotated[Whole | None, says("default 50, clamped to 200")] = None
@@ -423,13 +556,22 @@ class Bootstrap(ListOpenObligations, kw_only=True):
 class GetConfig(Ask, kw_only=True):
     """Read the gate's configuration."""
 
+    example = ({}, {"receipt_mode": "standalone", "memorygate_url": None, "capabilities": ["leases"], **SELF})
+
 
 class WhoAmI(Ask, kw_only=True):
     """Ask who one is."""
 
+    example = ({}, {
+        "tenant_id": TENANT, "bound": True, "role": "worker", "scopes": ["tasks:lease"],
+        "operations": ["complete", "fail", "lease_next"], "principal_kind": "worker", "principal_id": "reader-1",
+        "principal_instance_id": None, "key_id": "EcTWh2MDGOXC", "capabilities": None, "task_types": None})
+
 
 class Health(Ask, kw_only=True):
     """Ask whether the gate works."""
+
+    example = ({}, {"status": "healthy", "service": "AsyncGate", "uptime": 47, "database": "ok", "upkeep": {}, **SELF})
 
 
 # What replies are made of.
@@ -477,6 +619,7 @@ class Item(Struct, omit_defaults=True):
 class Items(Struct):
     """What became of each item, in the order they were sent."""
 
+    columns = "task_id status payload_differs error"
     results: list[Item]
 
 
@@ -528,6 +671,8 @@ class TaskRecord(Terms, kw_only=True, omit_defaults=False):
 class Tasks(Struct):
     """A page of tasks, newest first."""
 
+    columns = "task_id type status priority attempt created_by created_at held"
+    newest_first = True
     tasks: list[TaskRecord]
     next_cursor: str | None = None
     cursor: str | None = None
@@ -558,6 +703,7 @@ class Offer(Terms, kw_only=True, omit_defaults=False):
 class Offers(Struct):
     """The tasks that this claim got; an empty list when there are none, and a warning where a limit is the reason."""
 
+    columns = "task_id lease_id fence type attempt expires_at payload"
     tasks: list[Offer]
     warnings: list[str] | UnsetType = UNSET
 
@@ -607,6 +753,7 @@ class LeaseRecord(Struct):
 class Leases(Struct):
     """The live leases of one worker."""
 
+    columns = "task_id lease_id fence type worker expires_at renewals"
     leases: list[LeaseRecord]
 
 
@@ -641,6 +788,7 @@ class LedgerLag(Struct):
 class Receipts(Struct):
     """A page of receipts, oldest first."""
 
+    columns = "receipt_id receipt_type from to task_id created_at"
     receipts: list[ReceiptRecord]
     next_cursor: str | None = None
     cursor: str | None = None
@@ -660,6 +808,7 @@ class HistoryEvent(Struct, omit_defaults=True):
 class History(Struct):
     """A page of what happened to a task, oldest first."""
 
+    columns = "created_at event_type receipt.from receipt.to receipt.receipt_id payload"
     task_id: str
     events: list[HistoryEvent]
     next_cursor: str | None = None
@@ -705,6 +854,7 @@ class Relationship(Struct):
 class Obligations(Struct, forbid_unknown_fields=True, dict=True):
     """What is still owed to a principal: the receipts, oldest first, and nothing else (PH.6.2)."""
 
+    columns = "receipt_id receipt_type task_id from created_at"
     server: Server
     relationship: Relationship
     open_obligations: list[ReceiptRecord]

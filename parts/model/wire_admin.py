@@ -7,6 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
+from asyncgate.parts.model.errors import KeyNotFound, TenantNotFound
+from asyncgate.parts.model.examples import ALLOWED, KEY, KEY_ID, LATER, NOW, OTHER, ROOM, TENANT
 from asyncgate.parts.model.wire import Ask, Capabilities, Json, Kind, Moment, Name, Page, Role, Text, Types, says
 
 Tier = Literal["free", "paid", "enterprise"]
@@ -24,6 +26,7 @@ Overlap = Annotated[float, Meta(ge=0, le=30 * 86_400), says("seconds for which t
 class CreateTenant(Ask, kw_only=True):
     """Make a tenant."""
 
+    example = ({"tenant": OTHER, "name": "Reading Room", "tier": "paid"}, ROOM)
     tenant: Annotated[Uuid | None, says("a UUID; one is made where none is given")] = None
     name: Annotated[Name, says("unique, and good wherever the id is")]
     tier: Annotated[Tier | None, says("default: what security.rate_limiting.default_tier says")] = None
@@ -32,17 +35,21 @@ class CreateTenant(Ask, kw_only=True):
 class ListTenants(Ask, kw_only=True):
     """List the tenants."""
 
+    example = ({}, {"tenants": [ROOM]})
+
 
 class TenantAsk(Ask, kw_only=True):
     """A request about one tenant."""
 
     needed: ClassVar[tuple[str, ...]] = ("tenant",)
+    refusals = (TenantNotFound,)
     tenant: Whose = None
 
 
 class SuspendTenant(TenantAsk, kw_only=True):
     """Suspend a tenant, or let it in again."""
 
+    example = ({"tenant": OTHER, "reason": "a key of theirs was published"}, {**ROOM, "suspended_at": LATER})
     suspended: bool = True
     reason: Text | None = None
 
@@ -50,12 +57,16 @@ class SuspendTenant(TenantAsk, kw_only=True):
 class GetLimits(Ask, kw_only=True):
     """Read what a tenant may use."""
 
+    example = ({"tenant": TENANT}, ALLOWED)
+    refusals = (TenantNotFound,)
     tenant: Whose = None
 
 
 class SetLimits(TenantAsk, kw_only=True):
     """Change what a tenant may use."""
 
+    example = ({"tenant": TENANT, "tier": "free", "exempt_until": LATER, "reason": "the move of all their tasks"},
+               {**ALLOWED, "exempt_until": LATER})
     tier: Tier | None = None
     exempt_until: Annotated[Moment | None, says("until then nothing is limited; a past time ends it")] = None
     stricter_calls_per_hour: Annotated[Amount | None, says("all calls that it may make until stricter_until")] = None
@@ -67,6 +78,9 @@ class SetLimits(TenantAsk, kw_only=True):
 class IssueKey(Ask, kw_only=True):
     """Issue a key."""
 
+    example = ({"name": "the reader", "principal_kind": "worker", "principal_id": "reader-1", "task_types": [
+        "page.summarize"], "expires_at": "2099-01-01T00:00:00Z"}, {"api_key": f"aga_{KEY_ID}…", "key": KEY})
+    refusals = (TenantNotFound,)
     tenant: Whose = None
     name: Annotated[Name, says("what people call it")]
     principal_kind: Kind = "agent"
@@ -83,6 +97,8 @@ class IssueKey(Ask, kw_only=True):
 class ListKeys(Page, kw_only=True):
     """List issued keys."""
 
+    example = ({"limit": 20}, {"keys": [KEY]})
+    refusals = (TenantNotFound,)
     tenant: Whose = None
 
 
@@ -90,6 +106,7 @@ class KeyAsk(Ask, kw_only=True):
     """A request about one key."""
 
     needed: ClassVar[tuple[str, ...]] = ("key_id",)
+    refusals = (TenantNotFound, KeyNotFound)
     key_id: Name = ""
     tenant: Whose = None
 
@@ -97,12 +114,18 @@ class KeyAsk(Ask, kw_only=True):
 class RotateKey(KeyAsk, kw_only=True):
     """Replace a key."""
 
+    example = ({"key_id": KEY_ID, "overlap_seconds": 3600}, {"api_key": "aga_7dRtQ0cLZx2u…", "key": {
+        **KEY, "key_id": "7dRtQ0cLZx2u"}})
     overlap_seconds: Overlap = 86_400.0
 
 
 class RotateCredentials(Ask, kw_only=True):
     """Replace all credentials of a tenant."""
 
+    example = ({"overlap_seconds": 0, "reason": "a laptop was stolen"}, {
+        "keys": [{"api_key": "aga_7dRtQ0cLZx2u…", "key": {**KEY, "key_id": "7dRtQ0cLZx2u"}}], "issued_before": NOW,
+        "more": False})
+    refusals = (TenantNotFound,)
     tenant: Whose = None
     overlap_seconds: Annotated[float, Meta(ge=0, le=30 * 86_400), says("for which the old keys stay good")] = 0.0
     issued_before: Annotated[Moment | None, says("only keys issued before then; default now")] = None
@@ -112,12 +135,19 @@ class RotateCredentials(Ask, kw_only=True):
 class RevokeKey(KeyAsk, kw_only=True):
     """Take a key back."""
 
+    example = ({"key_id": KEY_ID, "reason": "published by mistake"}, {"ok": True})
     reason: Text | None = None
 
 
 class ListAudit(Page, kw_only=True):
     """Read the audit log."""
 
+    example = ({"severity": "warning", "limit": 20}, {"lines": [{
+        "audit_id": "000000000007", "tenant_id": TENANT, "number": 7, "timestamp": NOW,
+        "event": "key_revoked", "severity": "warning", "principal_id": "ada", "ip": "192.0.2.7",
+        "user_agent": "asyncgate-client/0.1.0", "reason": None,
+        "details": {"principal_kind": "human", "principal_id": "ada", "revoked": KEY_ID}, "hash": "5d0c1e72" * 8}]})
+    refusals = (TenantNotFound,)
     tenant: Whose = None
     event: Name | None = None
     severity: Severity | None = None
@@ -139,6 +169,7 @@ class TenantRecord(Struct, omit_defaults=True):
 class Tenants(Struct):
     """All tenants."""
 
+    columns = "tenant name tier suspended_at exempt_until"
     tenants: list[TenantRecord]
 
 
@@ -212,6 +243,7 @@ class RotatedCredentials(Struct):
 class Keys(Struct):
     """A page of keys."""
 
+    columns = "key_id name principal_kind principal_id role expires_at revoked_at rotated_to last_used_at"
     keys: list[KeyRecord]
     next_cursor: str | None = None
     cursor: str | None = None
@@ -237,6 +269,7 @@ class AuditLine(Struct):
 class AuditLines(Struct):
     """A page of the audit log, oldest first."""
 
+    columns = "number timestamp severity event details"
     lines: list[AuditLine]
     next_cursor: str | None = None
     cursor: str | None = None

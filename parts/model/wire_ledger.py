@@ -56,6 +56,7 @@ class ListFiled(Ask, kw_only=True):
 
     acts: ClassVar[bool] = False
     filters: ClassVar[bool] = True
+    lists = "all"
     tenant: Whose = None
     to_kind: Kind | None = None
     to_id: Name | None = None

@@ -7,6 +7,8 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
 
+from asyncgate.parts.model.errors import ArchiveUnavailable, ReceiptNotFound
+from asyncgate.parts.model.examples import ASSIGNED, CARRIED, DONE, DUTY, NOW, TASK, TENANT
 from asyncgate.parts.model.wire import Ask, Kind, Name, Page, Whole, says
 from asyncgate.parts.model.wire_admin import Uuid
 
@@ -19,16 +21,23 @@ Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$(?!\\n)")]
 class SealReceipts(Ask, kw_only=True):
     """Seal what is new now."""
 
+    example = ({}, {"tenant_id": TENANT, "number": 12, "last_receipt_id": DONE, "hash": "9b1f04ce" * 8})
+
 
 class ListSeals(Page, kw_only=True):
     """Read the seals."""
 
+    example = ({"limit": 20}, {"seals": [{
+        "number": 12, "last_receipt_id": DONE, "count": 2, "digest": "c0ffee11" * 8, "marks": "3q2+78r+uq8=",
+        "sealed_at": NOW, "hash": "9b1f04ce" * 8}]})
     after: Annotated[Count, says("a number: seals up to this one are left out")] = 0
 
 
 class ExportReceipts(Ask, kw_only=True):
     """Read receipts as they are stored."""
 
+    example = ({"limit": 1000}, {"receipts": [CARRIED]})
+    refusals = (ArchiveUnavailable,)
     after: Annotated[Name | None, says("the last receipt_id of the page before")] = None
     limit: Annotated[Whole | None, says("receipts a page, 1000 at most")] = None
 
@@ -57,12 +66,17 @@ class StoredReceipt(Struct, omit_defaults=True):
 class ImportReceipts(Ask, kw_only=True):
     """Write receipts of another gate, as they are."""
 
+    example = ({"receipts": [CARRIED]}, {"imported": 0, "present": 0, "refused": [{
+        "receipt_id": DUTY, "reason": "differs", "message": "another receipt has this id here"}]})
+    paged = True
     receipts: Annotated[list[StoredReceipt], Meta(max_length=MOST)]
 
 
 class RunArchive(Ask, kw_only=True):
     """Archive what is old enough."""
 
+    example = ({"most": 5000}, {"receipts": 4711, "segments": 3, "tasks_pruned": 815, "more": False})
+    refusals = (ArchiveUnavailable,)
     most: Annotated[Whole, says("receipts that one call moves, about; the answer says whether there are more")] = 5000
     vacuum: Annotated[bool, says("on SQLite: give free pages back to the system then; writes wait meanwhile")] = False
 
@@ -70,6 +84,9 @@ class RunArchive(Ask, kw_only=True):
 class ListArchivedReceipts(Page, kw_only=True):
     """Read receipts in the archive."""
 
+    example = ({"task_id": TASK}, {"receipts": [ASSIGNED], "next_cursor": None, "cursor": None})
+    refusals = (ArchiveUnavailable,)
+    lists = "all"
     task_id: Annotated[Name | None, says("only those of this task")] = None
     receipt_id: Annotated[Name | None, says("only this one")] = None
 
@@ -78,6 +95,8 @@ class RestoreArchive(Ask, kw_only=True):
     """Bring the receipts of a task back."""
 
     needed: ClassVar[tuple[str, ...]] = ("task_id",)
+    example = ({"task_id": TASK}, {"task_ids": [TASK], "receipts": 4})
+    refusals = (ReceiptNotFound, ArchiveUnavailable)
     task_id: Name = ""
 
 
@@ -144,6 +163,7 @@ class SealRecord(Struct, omit_defaults=True):
 class Seals(Struct):
     """A page of seals, oldest first."""
 
+    columns = "number last_receipt_id count sealed_at hash"
     seals: list[SealRecord]
     next_cursor: str | None = None
     cursor: str | None = None

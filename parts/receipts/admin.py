@@ -38,9 +38,12 @@ async def list_seals(engine: Engine, caller: Caller, ask: ListSeals) -> Seals:
                              row.hash, named(row.late) if row.late else None) for row in rows], *ends)
 
 
-OPERATIONS = [
+SEALING = [
     Operation(seal_receipts, "POST /v1/seals", "A", "admin:write", "W"),
     Operation(list_seals, "GET /v1/seals", "A", "admin:read", "R"),
+]
+OPERATIONS = [
+    *SEALING,
     Operation(export_receipts, "GET /v1/export/receipts", "A", "admin:read", "R"),
     Operation(import_receipts, "POST /v1/import/receipts", "A", "admin:write", "W", its_receipts),
 ]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from functools import partial
-from importlib import import_module
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +96,8 @@ class Mender:
 
     async def _undo(self, one: Difference) -> bool:
         """Let the outbox have what undoes a lease that was never granted."""
-        part, sink = import_module("asyncgate.parts.receipts.reconcile_receiptgate"), self.ledger.sink
+        from asyncgate.parts.receipts import reconcile_receiptgate as part
+        sink = self.ledger.sink
         if (found := await self.engine.backend.task(one.tenant_id, one.task_id)) is None:
             return False
         now = self.engine.backend.now()

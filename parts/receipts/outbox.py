@@ -133,7 +133,7 @@ class Ledger:
 
 
 class Breaker:
-    """Leaves a ledger in peace that does not answer, and finds out with few receipts whether it does again."""
+    """Circuit breaker: pause an unresponsive ledger, then probe it with a few receipts."""
 
     def __init__(self, settings: CircuitBreaker, clock: Callable[[], float] = time.monotonic) -> None:
         self.settings, self.clock = settings, clock

@@ -222,15 +222,15 @@ class Reading:
         return 0 if body is None else len(bytes(body)) + ROW_BYTES
 
     async def asked(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask the ledger, unless it is left in peace just now; nobody waits for a ledger that is away."""
+        """Ask the ledger, unless the circuit breaker is open; nobody waits for a ledger that is away."""
         if not self.breaker.admits():
-            raise Outage("the ledger is left in peace")
+            raise Outage("the circuit breaker of the ledger is open")
         try:
             answer = await ask()
         except asyncio.CancelledError:
             self.breaker.forgo()
             raise
-        except Exception as error:      # only a ledger that is not there is left in peace, not one that says nonsense
+        except Exception as error:      # only a ledger that is away opens the circuit, not one that says nonsense
             away = isinstance(error, Outage) and not isinstance(error, Garbled)
             self.breaker.failed() if away else self.breaker.passed()
             raise error if isinstance(error, Outage) else Outage(str(error)) from error

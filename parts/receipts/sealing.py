@@ -2,7 +2,7 @@
 
 Nothing of it is in the way of a write.  A receipt is protected from the moment its seal is committed, a minute after
 its own commit by default; what is changed behind the gate's back before that is not found.  A seal covers only what no
-transaction still open can add to (DESIGN 6.7), so no receipt slips in under it.  An import, which writes receipts that
+transaction still open can add to, so no receipt slips in under it.  An import, which writes receipts that
 may be older than that, changes the head that the sealer has read: it then reads again.  What others have filed in a
 ledger is sealed in the order of its arrival, in the same chain.
 """

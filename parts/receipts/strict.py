@@ -172,7 +172,7 @@ class Strict:
     async def _offer(self, tenant_id: str, row: Outgoing, draft: Draft) -> Exception | None:
         """Offer one receipt; it may be at the ledger from then on, unless that has plainly not taken it."""
         if not self.breaker.admits():
-            return Outage("it is left in peace for a while", self.breaker.wait())
+            return Outage("the circuit breaker is open", self.breaker.wait())
         before = row.receipt_id in draft.offered
         draft.offered[row.receipt_id] = row
         try:

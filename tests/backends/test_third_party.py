@@ -28,7 +28,7 @@ def installed(folder: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def test_the_example_is_as_short_as_the_readme_promises() -> None:
+def test_the_example_is_as_short_as_the_documentation_promises() -> None:
     assert len(SOURCE.read_text().splitlines()) <= 40
 
 

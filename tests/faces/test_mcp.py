@@ -12,8 +12,8 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from asyncgate.parts.faces.mcp.tools import both_names, input_schema, output_schema, tools
-from asyncgate.parts.faces.openapi import EXAMPLES
+from asyncgate.parts.faces.mcp.tools import input_schema, output_schema, tools
+from asyncgate.parts.model.jsonrpc import both_names
 from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
@@ -101,7 +101,7 @@ async def test_the_setting_chooses_the_names_that_are_listed(serve: Any) -> None
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_the_schemas_of_a_tool_take_the_example_of_its_operation_and_nothing_unknown(name: str) -> None:
     takes, gives = input_schema(OPERATIONS[name]), output_schema(OPERATIONS[name])
-    asked, answered = EXAMPLES[name]
+    asked, answered = OPERATIONS[name].takes.example
 
     for schema in (takes, gives):
         jsonschema.Draft202012Validator.check_schema(schema)
@@ -117,7 +117,7 @@ def test_every_argument_may_be_null_unless_the_call_is_nothing_without_it(name: 
     schema = input_schema(OPERATIONS[name])
 
     for field in schema["properties"].keys() - set(schema["required"]):
-        jsonschema.validate({**EXAMPLES[name][0], field: None}, schema)
+        jsonschema.validate({**OPERATIONS[name].takes.example[0], field: None}, schema)
 
 
 def test_no_argument_and_no_reply_has_an_empty_schema() -> None:

@@ -25,7 +25,6 @@ from asyncgate.conformance.harness import Numbered, OwnTenants
 from asyncgate.conformance.model import Rules
 from asyncgate.conformance.test_programs import OnSides, Run, Side, Who, facts, run_programs, written_out
 from asyncgate.parts.app import Gate
-from asyncgate.parts.faces.openapi import EXAMPLES
 from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Principal
@@ -370,7 +369,7 @@ async def test_every_operation_is_there_on_both_sides_and_answers_alike(name: st
     async def story(do: Do) -> None:
         patience = {"wait_seconds": 0} if "wait_seconds" in OPERATIONS[name].takes.__struct_fields__ else {}
         for who in (ROOT, ADA, W1):
-            await do(who, name, **{**EXAMPLES[name][0], **patience})
+            await do(who, name, **{**OPERATIONS[name].takes.example[0], **patience})
 
     answers, left = await told_raw(story, TONGUES[tongue])
     assert [answers, left] == await told_raw(story, rest)

@@ -14,7 +14,7 @@ from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.stored import Lease, Task
 from asyncgate.parts.model.wire import LeaseNext, Principal
 
-# Spec 5, PH.4 and DESIGN 5.4, written out: which status may become which.
+# Spec 5 and PH.4, written out: which status may become which.
 ALLOWED = {
     ("queued", "leased"), ("leased", "running"), ("leased", "succeeded"),
     ("running", "succeeded"), ("leased", "failed"), ("running", "failed"), ("leased", "queued"), ("running", "queued"),

@@ -1,4 +1,4 @@
-"""Settings: which there are, where they come from, who wins, and what a wrong one is told (spec 19, DESIGN §3)."""
+"""Settings: which there are, where they come from, who wins, and what a wrong one is told (spec 19)."""
 
 from __future__ import annotations
 

@@ -331,7 +331,7 @@ async def test_what_the_ledger_does_not_ascribe_to_the_worker_ends_nothing(gate:
 
 
 async def test_an_acceptance_by_the_lease_protocol_is_the_workers_to_state(gate: Gate, ledger: LedgerServer) -> None:
-    """Lease protocol, Worker Acceptance: the gate keeps a receipt of its own (DESIGN 6) and sends none."""
+    """Lease protocol, Worker Acceptance: the gate keeps a receipt of its own and sends none."""
     await gate.create()
     caller = gate.as_worker("worker.one").caller
     offer = await offer_task(gate.engine, caller, PollForTask(worker_id="worker.one"))

@@ -55,6 +55,14 @@ async def test_a_receipt_comes_back_byte_by_byte(shelf: Served) -> None:
     assert text in (await shelf.call("GET", "/v1/receipts")).content
 
 
+async def test_a_ledger_names_its_own_operations_and_no_others(shelf: Served) -> None:
+    you = await shelf.get("/v1/whoami")
+
+    assert you["operations"] == sorted(shelf.gate.operations)
+    assert "store_receipt" in you["operations"]
+    assert "create_task" not in you["operations"]
+
+
 async def test_storing_again_writes_nothing_and_other_content_is_refused(shelf: Served) -> None:
     await shelf.post("/v1/receipts", receipt())
     rows = await shelf.backend.export(Entry, shelf.tenant_id, "")

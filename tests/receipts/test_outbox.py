@@ -1,4 +1,4 @@
-"""Integrated mode keeps each receipt for the ledger in the transaction that writes it (spec 20.12, DESIGN 8)."""
+"""Integrated mode keeps each receipt for the ledger in the transaction that writes it (spec 20.12)."""
 
 from __future__ import annotations
 

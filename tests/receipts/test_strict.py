@@ -1,4 +1,4 @@
-"""Strict mode: a change counts only when the ledger has its receipts (spec 20.10, option B; DESIGN 8)."""
+"""Strict mode: a change counts only when the ledger has its receipts (spec 20.10, option B)."""
 
 from __future__ import annotations
 

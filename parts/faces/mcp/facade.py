@@ -38,17 +38,9 @@ from asyncgate.parts.faces.mcp.tasks import Tasks, handle, wanted
 from asyncgate.parts.faces.mcp.tools import (
     ABOUT,
     BRIEF,
-    BROKEN,
-    CODES,
-    DOTTED,
     FULL,
     NAMED,
-    PARSE_ERROR,
-    PREFIX,
-    UNDERSCORED,
-    UNKNOWN_METHOD,
     Form,
-    both_names,
     found,
     input_schema,
     is_in,
@@ -66,6 +58,16 @@ from asyncgate.parts.model.errors import (
     PayloadTooLarge,
     Unauthenticated,
     fault,
+)
+from asyncgate.parts.model.jsonrpc import (
+    BROKEN,
+    CODES,
+    DOTTED,
+    PARSE_ERROR,
+    PREFIX,
+    UNDERSCORED,
+    UNKNOWN_METHOD,
+    both_names,
 )
 from asyncgate.parts.model.members import Rule, beside, header, problem, warned
 from asyncgate.parts.model.naming import silent
@@ -265,7 +267,7 @@ class Facade:
             return await self._bare(scope, receive, send, message)
         caller = caller or await self.gate.admit(scope)
         op = self._called(message) if message else None
-        await self.gate.meter(scope, caller, op.name if op else "")
+        await self.gate.meter(scope, caller, op)
         await self._sdk(scope, receive, send, body, message, caller)
 
     async def _read_apart(self, body: bytes) -> Asked | None:
@@ -409,7 +411,7 @@ class Facade:
             self.gate.refused_call(visit.caller, no, "subscriptions/listen")
             raise
 
-    # The dialect of peers: JSON-RPC without a handshake, whose result is the raw reply (DESIGN 8).
+    # The dialect of peers: JSON-RPC without a handshake, whose result is the raw reply.
 
     async def _bare(self, scope: Scope, receive: Receive, send: Send, message: Asked | None) -> None:
         if message is None:
@@ -429,7 +431,7 @@ class Facade:
         op = self._called(message)
         caller = await self.gate.admit(scope, op, credentials(scope, message))
         if op is None:
-            await self.gate.meter(scope, caller, "")
+            await self.gate.meter(scope, caller, None)
         await breathe(len(message.arguments))
         if message.method == "tools/list":
             return {"tools": [one.plain for one in self._shown(scope["path"], caller, query_of(scope))]}

@@ -14,6 +14,7 @@ import msgspec
 from asyncgate.parts.model.clauses import plainly
 from asyncgate.parts.model.content import any_json
 from asyncgate.parts.model.errors import GateError, InvalidRequest
+from asyncgate.parts.model.jsonrpc import PREFIX
 from asyncgate.parts.model.wire import (
     ANY_JSON,
     LONGEST,
@@ -27,41 +28,6 @@ from asyncgate.parts.model.wire import (
 
 Json = dict[str, Any]
 encode = msgspec.json.encode
-PREFIX = "asyncgate"
-DOTTED, UNDERSCORED = ".", "_"
-# JSON-RPC wants integers; ours lie in the range that MCP leaves to servers.
-CODES = {400: -32602, 401: -32001, 403: -32003, 404: -32004, 405: -32601, 408: -32008, 409: -32009, 413: -32602,
-         415: -32602, 421: -32003, 429: -32010, 503: -32013}
-PARSE_ERROR, UNKNOWN_METHOD, BROKEN = -32700, -32601, -32603
-
-# What may follow each operation; the rest of a tool's text is the Engine's docstring.
-NEXT = {
-    "create_tasks": "Look at each entry of results: it has a task_id or an error. Then get_task for each.",
-    "run_task": "If the status is queued, leased or running, call get_task with wait_seconds; do not create it again.",
-    "get_task": "When result is there and obligation_open is true, call attach_artifacts to say where the result lies.",
-    "get_task_history": "Go on with next_cursor as cursor while it is not null.",
-    "list_tasks": "Go on with next_cursor as cursor while it is not null; get_task shows one task.",
-    "cancel_task": "After ok: true the task is canceled for good and nothing is owed any more.",
-    "attach_artifacts": "check_terminator with the obligation_receipt_id tells that the obligation is discharged.",
-    "release_hold": "get_task with wait_seconds waits for the outcome.",
-    "lease_next": "For each task: do the work, call renew_lease in time, then exactly one of complete, fail, "
-                  "release_lease, always with its task_id and lease_id. Begin from progress if it is not null.",
-    "renew_lease": "Renew again after renew_every_seconds. On lease_invalid_or_expired drop the work and call "
-                   "lease_next: somebody else may hold the task by now.",
-    "release_lease": "lease_next gives other work.",
-    "list_leases": "Go on with each: renew_lease in time, then complete, fail or release_lease.",
-    "start_task": "Then report_progress now and then, renew_lease in time, and complete or fail.",
-    "report_progress": "It does not renew the lease: call renew_lease for that.",
-    "complete": "lease_next gives more work. On lease_invalid_or_expired drop the work, do not repeat it.",
-    "complete_tasks": "Look at each entry of results for an error; lease_next gives more work.",
-    "fail": "lease_next gives more work; with requeued: true the task comes back to some worker.",
-    "list_receipts": "ack_receipt says that one was read; it discharges nothing.",
-    "get_receipt": "check_terminator tells whether an obligation is discharged.",
-    "emit_receipt": "After schedule.created keep reporting with report_schedule.",
-    "report_schedule": "For a schedule in unknown, emit_receipt schedule.created first.",
-    "check_terminator": "With has_terminator: false the obligation is still owed: get_task shows how far it is.",
-    "list_open_obligations": "get_task for the task_id of each receipt says what it waits for.",
-}
 # What a host may pick with /mcp?tools=…: what agents do, what workers do, and what neither may.
 SETS = {"delegate": "agent", "work": "worker", "admin": ""}
 # How a tool is listed: with all there is to say of it, or briefly, with who asks among its arguments or without.
@@ -73,30 +39,21 @@ NAMED: Form = "named"
 WHO = {"agent_id": "who you are", "worker_id": "the worker you are; the same after a restart"}
 ASKING = (AsPrincipal, AsWorker, AsEither)
 ASKERS = frozenset(name for kind in ASKING for name in kind.__struct_fields__)
-IDEMPOTENT = {"cancel_task", "complete", "complete_tasks", "fail", "release_lease", "ack_receipt", "attach_artifacts",
-              "start_task", "report_schedule", "emit_receipt", "renew_lease"}
-DESTRUCTIVE = {"cancel_task", "fail"}
 ABOUT = """AsyncGate keeps tasks for agents that forget. As an agent: create_task or run_task, then get_task; after a
 restart call list_open_obligations first, it says what is still owed to you. As a worker: lease_next, renew_lease every
 renew_every_seconds, then complete, fail or release_lease; a lease that ran out is lost. Every error has a code and
 names the next legal call. Name yourself with agent_id or worker_id where your credential does not."""
 
 
-def both_names(operation: str, prefix: str = PREFIX) -> tuple[str, str]:
-    """Return the two spellings of a tool's name, dotted first; both are always accepted."""
-    return f"{prefix}{DOTTED}{operation}", f"{prefix}{UNDERSCORED}{operation}"
-
-
 def tool(op: Any, name: str, form: Form = FULL) -> Json:
     """Describe the tool of an operation; a model reads every word of it, so briefly if it may be."""
-    reads = op.kind != "W"
     takes = {"inputSchema": input_schema(op), "outputSchema": output_schema(op)} if form == FULL else {
         "inputSchema": brief(op, named=form == NAMED)}
     return {
         "name": name, "title": op.name.replace("_", " ").capitalize(),
         "description": description(op, name.startswith(PREFIX)), **takes,
-        "annotations": {"readOnlyHint": reads, "destructiveHint": op.name in DESTRUCTIVE,
-                        "idempotentHint": reads or op.name in IDEMPOTENT, "openWorldHint": False}}
+        "annotations": {"readOnlyHint": op.kind != "W", "destructiveHint": op.destructive,
+                        "idempotentHint": op.idempotent, "openWorldHint": False}}
 
 
 def tools(operations: Iterable[Any], separator: str, form: Form = FULL, prefix: str = PREFIX) -> list[Json]:
@@ -121,7 +78,7 @@ def is_in(op: Any, sets: frozenset[str]) -> bool:
 def description(op: Any, of_a_gate: bool = True) -> str:
     """Say what a tool does and, where it is one of a gate, what may follow it."""
     text = plainly(" ".join(f"{op.summary} {op.text.strip()}".split())).removesuffix(" One transaction.")
-    return f"{text} Next: {NEXT[op.name]}" if of_a_gate and op.name in NEXT else text
+    return f"{text} Next: {op.takes.next_step}" if of_a_gate and op.takes.next_step else text
 
 
 def input_schema(op: Any) -> Json:
