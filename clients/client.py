@@ -21,16 +21,14 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, Unpack
 
 import msgspec
 
+from asyncgate.clients.call import Call
 from asyncgate.clients.http import FIRST_PAUSE, AsyncHttp, Refusal, Unreachable, WrongAddress, pause_after
-from asyncgate.clients.operations import AsyncOperations, Names, TaskRecord, TaskTerms
-from asyncgate.parts.faces.mcp.tools import IDEMPOTENT
-from asyncgate.parts.model.wire import AsPrincipal, Status
-from asyncgate.parts.operations import OPERATIONS
+from asyncgate.clients.operations import CALLS, AsyncOperations, Names, TaskRecord, TaskTerms
+from asyncgate.parts.model.wire import Status
 
 if TYPE_CHECKING:
     import httpx2
 
-    from asyncgate import Operation
 
 R = TypeVar("R")
 PATIENCE_SECONDS = 30.0     # for a call with all its repetitions, beyond what it asks the gate to wait
@@ -41,7 +39,6 @@ OVER = ("succeeded", "failed", "canceled")
 NOT_DONE = {408, 429, 503}
 OUTCOME_UNKNOWN = {"database_unavailable", "unexpected_answer"}
 AWAY = {*NOT_DONE, 502, 504}
-MADE_UP = ("idempotency_key", "claim_id")       # what makes a repetition of a request the same request
 
 
 class TaskFailed(Exception):
@@ -148,7 +145,7 @@ class AsyncGate(AsyncOperations):
         """Call an operation, again and again while that is safe and there is time; return the reply as JSON."""
         if not self.opened:
             raise RuntimeError("a gate is used inside `async with AsyncGate(...) as gate`")
-        op = OPERATIONS[operation]
+        op = CALLS[operation]
         tries = Tries(op, self._complete(op, fields), self.patience_seconds)
         try:
             async with asyncio.timeout(tries.seconds) as clock:
@@ -162,16 +159,16 @@ class AsyncGate(AsyncOperations):
                 raise
             raise tries.too_late() from None
 
-    def _complete(self, op: Operation, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def _complete(self, op: Call, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Say who asks, where nobody is named, and give the request what makes a repetition harmless."""
         told = {name: value for name, value in fields.items() if value is not None or name == "payload"}
-        return repeatable(op.takes, {**self._who(op, told), **told})
+        return repeatable(op, {**self._who(op, told), **told})
 
-    def _who(self, op: Operation, told: Mapping[str, Any]) -> dict[str, str]:
+    def _who(self, op: Call, told: Mapping[str, Any]) -> dict[str, str]:
         named = {name for name in told if name in WHO}
-        if self.agent_id and not named and issubclass(op.takes, AsPrincipal):
+        if self.agent_id and not named and op.caller == "principal":
             return {"principal_kind": "agent", "principal_id": self.agent_id}
-        if self.worker_id and not named and "worker_id" in op.takes.__struct_fields__:
+        if self.worker_id and not named and op.caller == "worker":
             return {"worker_id": self.worker_id}
         return {}
 
@@ -203,10 +200,10 @@ def decode(text: bytes, reply: type[R]) -> R:
 # Trying again.
 
 
-def repeatable(takes: type[msgspec.Struct], fields: dict[str, Any]) -> dict[str, Any]:
+def repeatable(op: Call, fields: dict[str, Any]) -> dict[str, Any]:
     """Give a request, and each task of a batch, the key by which the gate knows that it has seen it before."""
-    made = {name: uuid.uuid4().hex for name in MADE_UP if name in takes.__struct_fields__}
-    if takes is OPERATIONS["create_tasks"].takes:
+    made = {name: uuid.uuid4().hex for name in op.keys}
+    if op.name == "create_tasks":
         key = uuid.uuid4().hex
         fields["tasks"] = [{"idempotency_key": f"{key}-{number}", **present(task)}
                            for number, task in enumerate(fields.get("tasks", ()))]
@@ -225,14 +222,13 @@ class Tries:
     certainly not carried out.
     """
 
-    def __init__(self, op: Operation, fields: dict[str, Any], patience_seconds: float) -> None:
+    def __init__(self, op: Call, fields: dict[str, Any], patience_seconds: float) -> None:
         self.op, self.said, self.began, self.count = op, fields, time.monotonic(), 0
         self.waits = float(fields.get("wait_seconds", 30.0 if op.name == "run_task" else 0.0))
         self.seconds = patience_seconds + self.waits
         self.last: Exception | None = None
         self.told = False
-        self.harmless = op.kind != "W" or op.name in IDEMPOTENT or any(
-            name in op.takes.__struct_fields__ for name in MADE_UP) or op.name in ("create_tasks", "bootstrap")
+        self.harmless = op.repeatable
 
     def fields(self) -> dict[str, Any]:
         """Return the request; one that is repeated asks the gate to wait only for the time that is left."""

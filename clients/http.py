@@ -20,8 +20,8 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 
+from asyncgate.clients.operations import CALLS
 from asyncgate.parts.model.connection import loopback
-from asyncgate.parts.operations import OPERATIONS
 
 if TYPE_CHECKING:
     import httpx2
@@ -80,7 +80,7 @@ class Exchange:
 
     def request(self, operation: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the request that calls an operation: path from the ids, the rest as query or as JSON body."""
-        verb, path = OPERATIONS[operation].rest[0]
+        verb, path = CALLS[operation].verb, CALLS[operation].path
         said = {name: value for name, value in fields.items() if value is not None or name == "payload"}
         for name in [name for name in said if f"{{{name}}}" in path]:
             path = path.replace(f"{{{name}}}", quote(str(said.pop(name)), safe=""))

@@ -17,8 +17,8 @@ from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
 from asyncgate.clients.http import PATIENCE_SECONDS, Exchange, Refusal, Unreachable, pause_asked
-from asyncgate.parts.faces.mcp.tools import BROKEN, both_names
 from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.jsonrpc import BROKEN, both_names
 
 REVISION = "2026-07-28"         # needs no handshake, so that a restarted gate is no matter
 LONGEST_WAIT = 60.0             # that a gate can be set to keep a call open

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import NODEFAULT, inspect
 from msgspec.structs import replace
 
-from asyncgate import FENCES_SKIPPED, Operation, __version__
+from asyncgate import FENCES_SKIPPED, Operation, __version__, backends
 from asyncgate.clients.http import DEFAULT_URL
 from asyncgate.commands import calling, verdicts
 from asyncgate.commands.bench.command import bench, bench_server
@@ -47,6 +47,7 @@ from asyncgate.parts.model.settings import Configured, SettingsError, discreet, 
 from asyncgate.parts.model.wire import AsEither, Ask
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.configured import configured
+from asyncgate.parts.process.logs import start_logging
 
 SECTIONS = {
     "Try it": ("demo", "dev"),
@@ -61,7 +62,7 @@ SECTIONS = {
 
 # In modules of their own; some are made of this one, so they cannot be there before it.
 BESIDE = {"archive": "commands.archive", "keys": "commands.keys", "receipts": "commands.receipts",
-          "scheduler": "clients.scheduler", "rebuild": "commands.recovery", "reconcile": "commands.recovery",
+          "scheduler": "commands.scheduler", "rebuild": "commands.recovery", "reconcile": "commands.recovery",
           "login": "commands.login", "logout": "commands.login", "profiles": "commands.login",
           "wait": "commands.follow", "docs": "commands.docs", "skill": "commands.skill"}
 
@@ -295,7 +296,8 @@ def members(op: Operation, fields: Mapping[str, inspect.Field], data: msgspec.Ra
 def answer(op: Operation, at: Connection, body: Mapping[str, Any], as_json: bool) -> None:
     """Call the gate and print what it says."""
     if op.name == "run_task":
-        sys.exit(import_module("asyncgate.commands.follow").run_task(at, body, as_json))
+        from asyncgate.commands.follow import run_task
+        sys.exit(run_task(at, body, as_json))
     with calling.gate_at(at) as gate:
         reply = gate.send(op.name, body)
     click.echo(reply) if as_json else show(op, msgspec.json.decode(reply))
@@ -342,7 +344,8 @@ def dev(configured: Configured, no_worker: bool) -> None:
 
     It keeps everything in ./asyncgate-dev.db unless --database says otherwise.  Ctrl-C stops it.
     """
-    sys.exit(import_module("asyncgate.commands.dev").run(configured, worker=not no_worker))
+    from asyncgate.commands.dev import run
+    sys.exit(run(configured, worker=not no_worker))
 
 
 @commands.command()
@@ -359,10 +362,11 @@ def mcp(configured: Configured, url: str | None, token: str | None, profile: str
 
     With --url it speaks for a running gate; with --database it is a gate itself, for one host alone.
     """
-    stdio, own = import_module("asyncgate.clients.mcp_stdio"), configured.origins["database.url"].startswith("flag")
+    from asyncgate.commands import mcp_stdio as stdio
+    own = configured.origins["database.url"].startswith("flag")
     if own and (url or token or profile):
         raise click.UsageError("give --url for a running gate, or --database for one of its own, not both")
-    import_module("asyncgate.parts.process.logs").start_logging(configured.settings)
+    start_logging(configured.settings)
     path = stdio.path_of(agent, underscores, tools)
     try:
         at = Connection(None, None) if own else calling.connection(profile, url, token)
@@ -377,7 +381,8 @@ def mcp(configured: Configured, url: str | None, token: str | None, profile: str
 @click.option("--keep", is_flag=True, help="Keep the database and the server's log, and say where they are.")
 def demo(keep: bool) -> None:
     """Watch the work of an agent survive a killed worker: real processes, a real database, about ten seconds."""
-    sys.exit(import_module("asyncgate.commands.demo").run(keep=keep))
+    from asyncgate.commands.demo import run
+    sys.exit(run(keep=keep))
 
 
 class Passing(click.Command):
@@ -423,7 +428,8 @@ def worker(ctx: click.Context, /, at: Connection, what: str | None, profile_file
     Exit status 0 completes the task, 75 or a signal costs an attempt, any other fails it with the end of standard
     error.  When the lease is lost, its process group gets SIGTERM, five seconds later SIGKILL.
     """
-    part, command = import_module("asyncgate.clients.worker.program"), ctx.meta["passed"]
+    from asyncgate.clients.worker import program as part
+    command = ctx.meta["passed"]
     if what not in (None, *part.TASKS):
         raise click.UsageError(f"{what!r} is none of {', '.join(part.TASKS)}; a program stands behind --")
     about |= {"url": at.url, "token": at.token}
@@ -431,7 +437,8 @@ def worker(ctx: click.Context, /, at: Connection, what: str | None, profile_file
         raise click.UsageError("say which tasks: echo, sleep_then_return, http_get, --ai FILE, "
                                "or --type TYPE -- PROGRAM")
     if quiet:
-        import_module("asyncgate.commands.dev").lifeline()
+        from asyncgate.commands.dev import lifeline
+        lifeline()
     if forget or about["state"]:
         about["state"] = None if forget else about["state"]
     else:
@@ -441,7 +448,8 @@ def worker(ctx: click.Context, /, at: Connection, what: str | None, profile_file
             if profile_file:
                 for of_http_get in ("allow", "plain_http", "timeout_seconds"):
                     del about[of_http_get]
-                import_module("asyncgate.clients.ai_worker.command").run(profile_file, quiet=quiet, **about)
+                from asyncgate.clients.ai_worker.command import run
+                run(profile_file, quiet=quiet, **about)
             else:
                 part.run(what, command, quiet=quiet, **about)
     except OSError as wrong:
@@ -453,7 +461,8 @@ def worker(ctx: click.Context, /, at: Connection, what: str | None, profile_file
 @click.pass_context
 def conformance(ctx: click.Context, urls: tuple[str, ...]) -> None:
     """Run the suite that every backend must pass, on the backends that the URLs name."""
-    sys.exit(import_module("asyncgate.conformance.run").run(urls, ctx.meta["passed"]))
+    from asyncgate.conformance.run import run
+    sys.exit(run(urls, ctx.meta["passed"]))
 
 
 @commands.command()
@@ -467,7 +476,7 @@ def migrate(configured: Configured, print_sql: bool, after: int, as_json: bool) 
     On SQLite `serve` does it too.  On Postgres run it as a superuser, or as the database's owner with CREATEROLE,
     before new servers start; those of the release before go on meanwhile.
     """
-    database, backends = configured.settings.database, import_module("asyncgate.backends")
+    database = configured.settings.database
     if print_sql:
         return click.echo(backends.migration_sql(database.url, after), nl=False)
     done = asyncio.run(backends.migrate(database.url, database))
@@ -495,15 +504,17 @@ def config(configured: Configured, as_json: bool) -> None:
 @configured
 def ledger(configured: Configured) -> None:
     """Serve a receipt ledger for gates in integrated mode: MemoryGate's role, on a database of its own."""
-    import_module("asyncgate.parts.process.logs").start_logging(configured.settings)
+    start_logging(configured.settings)
     guard_start(configured.settings)
-    sys.exit(import_module("asyncgate.parts.ledger_app").serve(configured.settings))
+    from asyncgate.parts.ledger_app import serve
+    sys.exit(serve(configured.settings))
 
 
 @commands.command()
 def openapi() -> None:
     """Print the OpenAPI document of the REST interface."""
-    click.echo(import_module("asyncgate.parts.faces.openapi").document(
+    from asyncgate.parts.faces.openapi import document
+    click.echo(document(
         (*OPERATIONS.values(), *LEASE_PROTOCOL), __version__))
 
 
@@ -539,7 +550,7 @@ def verify(configured: Configured, ledger: bool, anchors: tuple[str, ...], as_js
         sys.exit(verdicts.told(verdict, discreet(url), as_json))
     if not as_json:
         verdicts.told(verdict, discreet(url))
-    part = import_module("asyncgate.commands.verify_ledger")
+    from asyncgate.commands import verify_ledger as part
     found = asyncio.run(part.held(url, configured.settings, anchors))
     if as_json:
         verdicts.told(verdict, discreet(url), as_json, ledger=part.report(found))
@@ -597,7 +608,7 @@ def copied(url: str, target: str, partial: str) -> Any:
 
 async def copy(url: str, target: str) -> None:
     """Let the backend copy itself, if it can."""
-    backend = await import_module("asyncgate.backends").open_backend(url)
+    backend = await backends.open_backend(url)
     try:
         if not hasattr(backend, "backup"):
             raise click.ClickException(f"the backend of {url.partition(':')[0]}: makes no copies; use its own tools")
@@ -629,7 +640,7 @@ def copy_gate(source: str, target: str, dry_run: bool, as_json: bool) -> None:
 
     The source is only read.  Exit status 5: the target is in use, and nothing was written over.
     """
-    part = import_module("asyncgate.commands.copy")
+    from asyncgate.commands import copy as part
     try:
         status = asyncio.run(moved(part, source, target, dry_run, as_json))
     except part.TargetUsed as used:
@@ -685,7 +696,7 @@ async def alone(part: Any, opened: AsyncExitStack, side: str, url: str) -> Any:
     """Open one side of a copy, so that nobody else serves it."""
     settings = replace(load_settings().settings.database, direct_url="", pgbouncer=False)   # these are of one database
     try:
-        backend = await import_module("asyncgate.backends").open_backend(url, serving=True, settings=settings)
+        backend = await backends.open_backend(url, serving=True, settings=settings)
         opened.push_async_callback(backend.close)
         await part.join(backend)
     except (StartupError, part.Served) as wrong:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import NoneType, UnionType
@@ -19,12 +19,13 @@ from msgspec.structs import FieldInfo, fields
 
 from asyncgate import Operation
 from asyncgate.parts.model import wire, wire_admin, wire_receipts
-from asyncgate.parts.model.wire import AsEither, CreateTask
+from asyncgate.parts.model.wire import AsEither, AsPrincipal, CreateTask
 from asyncgate.parts.operations import OPERATIONS
 
 MODULES = (wire, wire_admin, wire_receipts)
 FILE = Path(__file__).parents[1] / "clients" / "operations.py"
 WIDE = 120
+KEYS = ("idempotency_key", "claim_id")
 WHO = frozenset(AsEither.__struct_fields__)     # who asks: after what is asked
 SUBMITTED = ("type", "payload", "requirements", "idempotency_key")     # which `submit` has better names for
 CHOICES = {get_args(choice): name for module in MODULES for name, choice in vars(module).items()
@@ -45,6 +46,7 @@ from typing import Any, Required, TypedDict, TypeVar
 
 from msgspec import Struct, field
 
+from asyncgate.clients.call import Call
 '''
 SHARED = '''
 R = TypeVar("R")
@@ -236,13 +238,37 @@ def is_own(module: Any, name: str) -> bool:
     return choice or (is_struct(found) and found.__module__ == module.__name__)
 
 
+def calls(ops: Sequence[Operation]) -> str:
+    """Write how each operation is called over REST, and whether its repetition does no harm."""
+    lines = [f'    "{op.name}": Call("{op.name}", "{op.rest[0][0]}", "{op.rest[0][1]}", {is_repeatable(op)}, '
+             f'"{caller_of(op)}", {keys_of(op)}),'.replace("'", '"') for op in ops]
+    return "\n".join(["CALLS = {", *lines, "}"])
+
+
+def caller_of(op: Operation) -> str:
+    """Say as what a caller may name itself in a request."""
+    if issubclass(op.takes, AsPrincipal):
+        return "principal"
+    return "worker" if "worker_id" in op.takes.__struct_fields__ else ""
+
+
+def keys_of(op: Operation) -> tuple[str, ...]:
+    """Return the members by which the gate knows a request again."""
+    return tuple(name for name in KEYS if name in op.takes.__struct_fields__)
+
+
+def is_repeatable(op: Operation) -> bool:
+    """Whether a call may be repeated when nobody knows whether it was carried out."""
+    return op.idempotent or op.name in ("create_tasks", "bootstrap") or keys_of(op) != ()
+
+
 def source() -> str:
     """Write the whole file."""
     ops = sorted(OPERATIONS.values(), key=lambda op: op.name)
     replies = [reply(kind) for kind in reached(op.gives for op in ops) if holds_json(kind)]
     within = reached(part for op in ops for part in parts_of(op.takes) if is_struct(part) and holds_json(part))
     parts = [text for kind in within if holds_json(kind) for text in shapes(kind)]
-    body = "\n\n\n".join([*parts, *replies, *(methods(name) for name in ABOUT)]) + "\n"
+    body = "\n\n\n".join([*parts, *replies, calls(ops), *(methods(name) for name in ABOUT)]) + "\n"
     return HEAD + imports(body) + "\n" + SHARED + "\n\n" + body
 
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from importlib import import_module
 from typing import Any
 
 import click
 import msgspec
 
 from asyncgate import Engine
+from asyncgate.backends import open_backend
 from asyncgate.commands import cli
 from asyncgate.commands.calling import BROKEN, CONFLICT, STATUSES, WRONG, Group, as_json, ended
+from asyncgate.parts.identity.admin import first_key
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.settings import Configured, Settings
+from asyncgate.parts.model.wire_admin import IssueKey
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.configured import configured
 
@@ -32,10 +34,9 @@ def keys() -> None:
 
 async def issued(settings: Settings, said: dict[str, Any]) -> Any:
     """Write a new key into the database of the settings."""
-    backends, part = (import_module(f"asyncgate.{name}") for name in ("backends", "parts.identity.admin"))
-    backend = await backends.open_backend(settings.database.url, serving=True, settings=settings.database)
+    backend = await open_backend(settings.database.url, serving=True, settings=settings.database)
     try:
-        return await part.first_key(Engine(backend, settings), msgspec.convert(said, ISSUE.takes, strict=False))
+        return await first_key(Engine(backend, settings), msgspec.convert(said, IssueKey, strict=False))
     finally:
         await backend.close()
 

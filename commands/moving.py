@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
-from contextlib import AsyncExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, closing, contextmanager
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import click
@@ -16,7 +15,6 @@ from msgspec.structs import asdict, replace
 from asyncgate import Engine
 from asyncgate.commands import calling, carry, cli, recovery, verdicts
 from asyncgate.commands.calling import BROKEN, CONFLICT, NO_GATE, as_json, ended
-from asyncgate.commands.receipts import receipts, said_of
 from asyncgate.commands.terminal import Bar, plain
 from asyncgate.parts.model.errors import GateError, StartupError
 from asyncgate.parts.model.settings import Configured, Settings, SettingsError, discreet
@@ -33,7 +31,7 @@ def integrated(settings: Settings) -> Settings:
 # To the ledger.
 
 
-@receipts.command()
+@click.command()
 @click.option("--file", metavar="FILE", help="A file of `asyncgate receipts export`, instead of the database.")
 @click.option("--tenant", "tenants", metavar="ID", multiple=True,
               help="Only this tenant; may be given several times.  With --file: whose receipts they become there.")
@@ -52,7 +50,8 @@ def push(configured: Configured, file: str | None, tenants: tuple[str, ...], aft
 
     Exit status 0: the ledger has them all.  5: some it has not.  7: it does not answer.
     """
-    settings, part = integrated(configured.settings), import_module("asyncgate.parts.receipts.push")
+    from asyncgate.parts.receipts import push as part
+    settings = integrated(configured.settings)
     tally, refusals = part.Tally(), list[dict[str, str]]()
     try:
         with said_of(file or "the database"):
@@ -74,6 +73,22 @@ def push(configured: Configured, file: str | None, tenants: tuple[str, ...], aft
     sys.exit(CONFLICT if tally.refused or tally.lost else 0)
 
 
+@contextmanager
+def said_of(path: str) -> Iterator[None]:
+    """Say in one line what a file has that cannot be used."""
+    from asyncgate.commands.carry import Interfered
+    from asyncgate.parts.receipts.files import Damaged
+
+    try:
+        yield
+    except (Damaged, Interfered) as wrong:
+        raise ended(plain(str(wrong)), BROKEN) from None
+    except OSError as error:
+        raise ended(f"{path}: {error.strerror or error}", BROKEN) from None
+    except KeyboardInterrupt:
+        raise ended("stopped before the end; the same command goes on from here", BROKEN) from None
+
+
 def verified_file(file: str) -> carry.Verdict:
     """See that a file is as it was written; return what it has."""
     with closing(Bar("checking", "receipts")) as bar:
@@ -88,8 +103,9 @@ def owner_of(verified: carry.Verdict | None) -> str | None:
 async def pushed(settings: Settings, file: str | None, of_file: str | None, tenants: tuple[str, ...], after: str,
                  tally: Any, bar: Bar, refused: Callable[[str, str], None]) -> None:
     """Send what was asked for."""
-    part = import_module("asyncgate.parts.receipts.push")
-    sink = import_module("asyncgate.parts.receipts.sinks").open_sink(settings)
+    from asyncgate.parts.receipts import push as part
+    from asyncgate.parts.receipts import sinks
+    sink = sinks.open_sink(settings)
     async with AsyncExitStack() as opened:
         opened.push_async_callback(sink.close)
         push = part.Push(sink, settings, tally, bar.add, refused)
@@ -97,7 +113,7 @@ async def pushed(settings: Settings, file: str | None, of_file: str | None, tena
         if file is not None:
             if not sink.reads:
                 raise StartupError("this ledger wants to know of tasks, too: push from the database")
-            (tenant_id,) = tenants if len(tenants) == 1 else (of_file,)
+            (tenant_id,) = tenants if len(tenants) == 1 else (of_file or "",)      # a file says whose it is
             await push.send(tenant_id, part.from_file(push, tenant_id, carry.batches(file), behind))
             return
         backend = await recovery.beside(opened, cli.existing(settings.database.url), settings)
@@ -133,7 +149,7 @@ def report(tally: Any, refusals: list[dict[str, str]], as_json: bool) -> None:
 # And back.
 
 
-@receipts.command()
+@click.command()
 @click.argument("target", metavar="TARGET")
 @click.option("--leave-lost", is_flag=True, help="Go on without what the ledger lost or changed; hashes of it stay.")
 @as_json
@@ -151,10 +167,12 @@ def home(configured: Configured, target: str, leave_lost: bool, as_json: bool) -
 
     Exit status 5: gate and ledger differ, or TARGET is in use; 7: the ledger cannot be read.  Nothing was written then.
     """
-    copying, part = import_module("asyncgate.commands.copy"), import_module("asyncgate.parts.receipts.home")
+    from asyncgate.commands import copy as copying
+    from asyncgate.parts.receipts import collected
+    from asyncgate.parts.receipts import home as part
     try:
         status = asyncio.run(brought(recovery.patient(configured.settings), target, leave_lost, as_json))
-    except import_module("asyncgate.parts.receipts.collected").Unreadable as away:
+    except collected.Unreadable as away:
         raise ended(f"{plain(str(away))}; nothing was written", NO_GATE) from None
     except (copying.TargetUsed, part.InTheWay, part.NoBody) as no:
         raise ended(plain(str(no)), CONFLICT) from None
@@ -169,10 +187,11 @@ def home(configured: Configured, target: str, leave_lost: bool, as_json: bool) -
 
 async def brought(settings: Settings, target: str, leave_lost: bool, as_json: bool) -> int:
     """Compare, then copy with bodies, and say what came; return the exit status."""
-    source, copying = settings.database.url, import_module("asyncgate.commands.copy")
+    from asyncgate.commands import copy as copying
+    source = settings.database.url
     if cli.place(source) == cli.place(target):
         raise StartupError("TARGET is the database of the gate itself; name a fresh one")
-    part = import_module("asyncgate.parts.receipts.home")
+    from asyncgate.parts.receipts import home as part
     async with AsyncExitStack() as opened:
         sink = recovery.sink_of(settings)
         opened.push_async_callback(sink.close)

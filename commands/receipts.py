@@ -6,7 +6,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from msgspec import Struct, field
 from asyncgate import TERMINATES
 from asyncgate.clients.http import Http, Refusal
 from asyncgate.commands.calling import BROKEN, CONFLICT, ID, Group, as_json, at_gate, ended, gate_at
+from asyncgate.commands.moving import home, push, said_of
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import STYLES, Bar, plain
 from asyncgate.commands.verdicts import put
@@ -194,22 +195,6 @@ def when(receipt: dict[str, Any], since: datetime | None) -> str:
 # Files.
 
 
-@contextmanager
-def said_of(path: str) -> Iterator[None]:
-    """Say in one line what a file has that cannot be used."""
-    from asyncgate.commands.carry import Interfered
-    from asyncgate.parts.receipts.files import Damaged
-
-    try:
-        yield
-    except (Damaged, Interfered) as wrong:
-        raise ended(plain(str(wrong)), BROKEN) from None
-    except OSError as error:
-        raise ended(f"{path}: {error.strerror or error}", BROKEN) from None
-    except KeyboardInterrupt:
-        raise ended("stopped before the end; the same command goes on from here", BROKEN) from None
-
-
 @receipts.command("export")
 @click.argument("file", type=click.Path(dir_okay=False))
 @as_json
@@ -278,4 +263,5 @@ def verify_file(file: str, as_json: bool) -> None:
     sys.exit(BROKEN if wrong else 0)
 
 
-from asyncgate.commands import moving as moving  # noqa: E402  its commands are of this group
+receipts.add_command(push)
+receipts.add_command(home)

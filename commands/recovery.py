@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import AsyncExitStack, closing
-from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import click
 import msgspec
 from msgspec.structs import replace
 
-from asyncgate import FENCES_SKIPPED, Engine
+from asyncgate import FENCES_SKIPPED
+from asyncgate.backends import open_backend
 from asyncgate.commands import calling, cli, verdicts
 from asyncgate.commands.calling import BROKEN, CONFLICT, NO_GATE, as_json, ended
 from asyncgate.commands.terminal import Bar, plain
+from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model.errors import GateError, StartupError
 from asyncgate.parts.model.settings import Configured, Settings, SettingsError, discreet
 from asyncgate.parts.process.configured import configured
@@ -31,7 +33,7 @@ def patient(settings: Settings) -> Settings:
 
 def sink_of(settings: Settings, *, whole: bool = True) -> Any:
     """Open the ledger; `whole` is for what needs one that gives our receipts back."""
-    sinks = import_module("asyncgate.parts.receipts.sinks")
+    from asyncgate.parts.receipts import sinks
     if settings.receipt_mode == "standalone":
         raise StartupError("receipt_mode is standalone: there is no ledger; `asyncgate verify` checks what is stored")
     sink = sinks.open_sink(settings)
@@ -41,10 +43,10 @@ def sink_of(settings: Settings, *, whole: bool = True) -> Any:
     return sink
 
 
-def parts() -> tuple[Any, Any, Any]:
+def parts() -> tuple[ModuleType, ModuleType, ModuleType]:
     """Import what does the work."""
-    return tuple(import_module(f"asyncgate.parts.receipts.{name}")    # type: ignore[return-value]
-                 for name in ("collected", "reconcile", "mending"))
+    from asyncgate.parts.receipts import collected, mending, reconcile
+    return collected, reconcile, mending
 
 
 # Reconcile.
@@ -88,10 +90,11 @@ async def reconciled(settings: Settings, repair: bool, as_json: bool, tenants: t
         sink = sink_of(settings, whole=False)
         opened.push_async_callback(sink.close)
         backend = await (alone(opened, url) if repair else beside(opened, url, settings))
-        engine, done, left = Engine(backend, settings), {}, 0
+        engine, done, left = engine_over(backend, settings), {}, 0
         names = {engine.instance, backend.instance}
         if repair:
-            ledger = import_module("asyncgate.parts.receipts.outbox").Ledger(engine)
+            from asyncgate.parts.receipts.outbox import Ledger
+            ledger = Ledger(engine)
             opened.push_async_callback(ledger.sink.close)
             mender = mending.Mender(engine, ledger)
             (await compared(comparing, backend, sink, names, tenants, mender)).close()
@@ -120,14 +123,15 @@ async def add_state(backend: Any, findings: Any) -> None:
 
 async def beside(opened: AsyncExitStack, url: str, settings: Settings) -> Any:
     """Open the database beside whoever serves it."""
-    backend = await import_module("asyncgate.backends").open_backend(url, settings=settings.database)
+    backend = await open_backend(url, settings=settings.database)
     opened.push_async_callback(backend.close)
     return backend
 
 
 async def alone(opened: AsyncExitStack, url: str) -> Any:
     """Open the database so that nobody serves it."""
-    return await cli.alone(import_module("asyncgate.commands.copy"), opened, "database", url)
+    from asyncgate.commands import copy
+    return await cli.alone(copy, opened, "database", url)
 
 
 def print_text(findings: Any, done: dict[str, int], left: int, url: str) -> None:
@@ -178,7 +182,7 @@ def print_json(findings: Any, done: dict[str, int], left: int, url: str) -> None
 @configured
 def rebuild(configured: Configured, file: str | None, tenants: tuple[str, ...], instances: tuple[str, ...],
             all_instances: bool, skip_damaged: bool, as_json: bool) -> None:
-    """Make a gate anew after a disaster: from its receipts in the ledger, or in a FILE, into an empty database.
+    """Make a gate again after a disaster: from its receipts in the ledger, or in a FILE, into an empty database.
 
     The obligations that were open are open, tasks have their statuses, and results as far as receipts hold them.  Each
     task gets an event task.rebuilt that names what could not be known: payloads, priorities and other settings that no
@@ -194,12 +198,13 @@ def rebuild(configured: Configured, file: str | None, tenants: tuple[str, ...], 
     status 5: the database is not empty, or what is there is unclear; 7: the ledger cannot be read.  Nothing was
     written then.
     """
-    part = import_module("asyncgate.parts.receipts.rebuild")
+    from asyncgate.parts.receipts import rebuild as part
     chosen = frozenset(instances) if instances else None
+    from asyncgate.parts.receipts import collected
     try:
         status = asyncio.run(rebuilt(patient(configured.settings), file, tenants, chosen, all_instances, skip_damaged,
                                      as_json))
-    except import_module("asyncgate.parts.receipts.collected").Unreadable as away:
+    except collected.Unreadable as away:
         raise ended(f"{plain(str(away))}; nothing was written", NO_GATE) from None
     except (part.NotEmpty, part.Damaged, part.SeveralGates) as no:
         raise ended(plain(str(no)), CONFLICT) from None
@@ -215,7 +220,7 @@ def rebuild(configured: Configured, file: str | None, tenants: tuple[str, ...], 
 async def rebuilt(settings: Settings, file: str | None, tenants: tuple[str, ...], instances: frozenset[str] | None,
                   all_instances: bool, skip_damaged: bool, as_json: bool = False) -> int:
     """Read everything, then write it; return the exit status."""
-    part = import_module("asyncgate.parts.receipts.rebuild")
+    from asyncgate.parts.receipts import rebuild as part
     async with AsyncExitStack() as opened:
         backend = await alone(opened, settings.database.url)
         await part.require_empty(backend)

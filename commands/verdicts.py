@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing, suppress
-from importlib import import_module
 from typing import Any
 
 import click
 import msgspec
 
+from asyncgate.backends import open_backend
 from asyncgate.commands.calling import BROKEN
 from asyncgate.commands.terminal import Bar, plain
 
 
 async def checked(url: str, database: Any = None) -> Any:
     """Verify what is stored at a URL; return the verdict."""
-    backend = await import_module("asyncgate.backends").open_backend(url, settings=database)
+    backend = await open_backend(url, settings=database)
     try:
         return await verdict_on(backend)
     finally:
@@ -25,7 +25,7 @@ async def checked(url: str, database: Any = None) -> Any:
 
 async def verdict_on(backend: Any) -> Any:
     """Verify what a backend has, with a bar that tells how far that is."""
-    part = import_module("asyncgate.conformance.verify")
+    from asyncgate.conformance import verify as part
     with closing(Bar("checking", total=await rows_of(backend, part.READ))) as bar:
         return await part.verify(backend, progress=bar.show)
 

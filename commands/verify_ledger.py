@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from contextlib import closing
-from importlib import import_module
 from typing import Any
 
 import click
 
+from asyncgate.backends import open_backend
 from asyncgate.commands import verdicts
 from asyncgate.commands.terminal import Bar, plain
 from asyncgate.parts.model.settings import Settings
@@ -16,8 +16,8 @@ from asyncgate.parts.model.stored import Receipt
 
 async def held(url: str, settings: Settings, anchors: tuple[str, ...]) -> Any:
     """Verify the seals of what is stored at a URL; return what was found."""
-    backend = await import_module("asyncgate.backends").open_backend(url, settings=settings.database)
-    part = import_module("asyncgate.conformance.verify_ledger")
+    backend = await open_backend(url, settings=settings.database)
+    from asyncgate.conformance import verify_ledger as part
     with closing(Bar("unsealing", "receipts", await verdicts.rows_of(backend, [Receipt]))) as bar:
         try:
             return await part.verify_ledger(backend, anchors=anchors, directory=settings.archive.directory,

@@ -13,12 +13,12 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
-from importlib import import_module
 from itertools import cycle
 from typing import IO, cast
 
 import click
 
+from asyncgate.commands.bench.bodies import worst
 from asyncgate.commands.bench.load import LARGEST, TASK, WAIT_SECONDS, Client, claim, create, encoded
 from asyncgate.commands.bench.wire import Failed, Gate, Wire, run
 from asyncgate.commands.dev import lifeline, start, stop
@@ -144,20 +144,21 @@ async def keep_trying(gate: Gate, kind: str, number: int) -> None:
 
 def bad_keys(gate: Gate) -> Callable[[int], bytes]:
     """Return what makes a request with a bad key for each connection."""
-    bad = import_module("asyncgate.commands.bench.bad").bad
+    from asyncgate.commands.bench.bad import bad  # which is made of this module
     return lambda place: Gate(gate.url, bad(gate.token, place)).get(b"/v1/config")
 
 
 def bad_bodies(gate: Gate) -> Callable[[int], bytes]:
     """Return what makes one request after another out of the worst bodies."""
-    bodies = cycle(import_module("asyncgate.commands.bench.bodies").worst())
+    bodies = cycle(worst())
     return lambda place: gate.post(*next(bodies))
 
 
 async def keep_busy(gate: Gate, kind: str, number: int) -> None:
     """Keep so many creations or claims under way until this process is stopped."""
     if kind == HOSTILE:
-        await import_module("asyncgate.commands.bench.hostile").keep_hostile(gate, number)
+        from asyncgate.commands.bench.hostile import keep_hostile  # which is made of this module
+        await keep_hostile(gate, number)
         return
     if kind in REFUSALS:
         return await keep_trying(gate, kind, number)

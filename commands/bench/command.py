@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from functools import partial
-from importlib import import_module
 from typing import Any, NoReturn
 
 import click
@@ -127,7 +126,7 @@ FILL_STATES = "; ".join(f"{name}: {says}" for name, says in MEANING.items())
 @click.option("--bad-keys", default=0, type=click.IntRange(0, 2000), metavar="N",
               help="Start a server; measure its health without and beside so many that try bad keys, and its memory.")
 @click.option("--bad-bodies", default=0, type=click.IntRange(0, 100), metavar="N",
-              help="The same beside so many that send the worst bodies of 16 MiB.")
+              help="The same beside so many that send the worst bodies that a gate accepts.")
 @click.option("--hostile", is_flag=True,
               help="Start a server with limits; measure a tenant without and beside another one at its worst.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -205,7 +204,7 @@ def of_another(asked: Asked) -> None:
 
 def under_a_flood(asked: Asked) -> None:
     """Start a server and send it bad requests."""
-    part = import_module("asyncgate.commands.bench.bad")
+    from asyncgate.commands.bench import bad as part
     with serving((), 0) as [server]:
         kind, number = (BAD_KEY, asked.bad_keys) if asked.bad_keys else (BAD_BODY, asked.bad_bodies)
         flood = run(part.flooded(server, asked.plan(), kind, number))
@@ -214,7 +213,7 @@ def under_a_flood(asked: Asked) -> None:
 
 def beside_the_worst(asked: Asked) -> None:
     """Start a server with its limits on, and let one tenant do its worst beside another."""
-    part = import_module("asyncgate.commands.bench.hostile")
+    from asyncgate.commands.bench import hostile as part
     with serving((), 0, part.LIMITED) as [server]:
         rows = run(part.harmed(server, asked.plan()))
     click.echo(msgspec.json.encode(rows) if asked.as_json else f"{table(rows)}\n{part.verdict(rows)}")

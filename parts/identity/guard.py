@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
-from asyncgate import Caller, Engine, Needs, News, Work
+from asyncgate import Caller, Engine, Extension, Needs, News, Work
 from asyncgate.parts.identity.audit import Auditor, visit, who
 from asyncgate.parts.identity.buckets import Bucket, buckets_for, call_bucket, exceeded, task_bucket
 from asyncgate.parts.identity.buckets import headers as limit_headers
 from asyncgate.parts.identity.keys import PLACES, IssuedKeys, places_of
 from asyncgate.parts.identity.keys_stored import PREFIX
+from asyncgate.parts.identity.limits import open_limits
 from asyncgate.parts.identity.oversight import oversee
 from asyncgate.parts.model.connection import Headers, Scope, client_address, presented
 from asyncgate.parts.model.content import encode
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from asyncgate import Operation
-    from asyncgate.parts.identity.limits import Limits
     from asyncgate.parts.identity.ways import Identity
 
 A = TypeVar("A")
@@ -135,26 +134,22 @@ class Keys:
         return caller
 
 
-class Guard:
+class Guard(Extension):
     """Stands at the door of a running gate: who is let in, how often, and what is written down about it."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine, self.settings = engine, engine.settings
+    def __init__(self, engine: Engine, relieve: Callable[[Engine, str], Awaitable[int]] | None = None) -> None:
+        self.engine, self.settings, self.relieve = engine, engine.settings, relieve
         security = engine.settings.security
         self.keys = IssuedKeys(Store(engine), security.api_keys, engine.backend.now, moved=self.moved)
         self.accounts = Accounts(engine)
         self.auditor = Auditor(engine, security.audit_logging.enabled)
         self.relieving: dict[str, asyncio.Task[None]] = {}
         self.enforced = security.rate_limiting.enabled      # else only for tenants with stricter limits for a time
-        place = "asyncgate.parts.identity.limits"
-        limits = import_module(place if self.enforced else f"{place}.memory")
-        self.limits: Limits = limits.open_limits(engine.settings)
+        self.limits = open_limits(engine.settings, shared=self.enforced)
 
     async def __aenter__(self) -> Guard:
         await self._require_a_way_in()
-        self.engine.watchers.add(self.changed)
-        self.engine.listeners.add(self.heard)
-        self.engine.still_good = self.still_good
+        self.engine.extend(self)
         self.auditor.open()
         return self
 
@@ -175,7 +170,7 @@ class Guard:
                 return
         raise StartupError(NO_WAY_IN)
 
-    def changed(self, work: Work) -> None:
+    def committed(self, work: Work) -> None:
         """Learn from a commit of this process."""
         self.auditor.tenants.add(work.tenant_id)
         for kind, key in work.kept:
@@ -263,12 +258,13 @@ class Guard:
 
     def _make_room(self, tenant_id: str, *quotas: str | None) -> None:
         """Have the oldest receipts archived of a tenant whose storage is full, where there is an archive (21.6.3)."""
-        if STORAGE in quotas and self.settings.archive.enabled and tenant_id not in self.relieving:
-            self.relieving[tenant_id] = asyncio.create_task(self._relieve(tenant_id))
+        if self.relieve and STORAGE in quotas and self.settings.archive.enabled and tenant_id not in self.relieving:
+            relief = self.relieve(self.engine, tenant_id)
+            self.relieving[tenant_id] = asyncio.create_task(self._relieve(relief, tenant_id))
 
-    async def _relieve(self, tenant_id: str) -> None:
+    async def _relieve(self, relief: Awaitable[int], tenant_id: str) -> None:
         try:
-            moved = await import_module("asyncgate.parts.receipts.archive").relieve(self.engine, tenant_id)
+            moved = await relief
             self.auditor.note(tenant_id, "storage_full", "warning", archived=moved)
         except GateError:
             log.exception("the archive made no room for tenant %s", tenant_id)

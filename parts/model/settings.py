@@ -93,13 +93,13 @@ class EmissionRetry(Group, frozen=True):
     max_retries: Annotated[Count, says("Quick attempts before a waiting receipt moves to the slow lane")] = 10
 
 class CircuitBreaker(Group, frozen=True):
-    """When a ledger that does not answer is left in peace."""
+    """When sending to an unresponsive ledger is paused, and how the ledger is probed."""
 
-    enabled: Annotated[bool, says("Whether a ledger that does not answer is left in peace for a while")] = True
-    failure_threshold: Annotated[Positive, says("Failures in a row after which the ledger is left in peace")] = 5
-    timeout_seconds: Annotated[Timer, says("Seconds before the ledger is tried again")] = 10.0
-    half_open_max_calls: Annotated[Positive, says("Receipts that are sent at once to find out")] = 3
-    success_threshold: Annotated[Positive, says("Receipts it must take in a row before all are sent again")] = 2
+    enabled: Annotated[bool, says("Whether a circuit breaker pauses sending to an unresponsive ledger")] = True
+    failure_threshold: Annotated[Positive, says("Failures in a row that open the circuit breaker")] = 5
+    timeout_seconds: Annotated[Timer, says("Seconds before an open circuit breaker probes the ledger")] = 10.0
+    half_open_max_calls: Annotated[Positive, says("Receipts that probe the ledger at once")] = 3
+    success_threshold: Annotated[Positive, says("Probes in a row that close the circuit breaker")] = 2
 
 class MemoryGate(Group, frozen=True):
     """The receipt ledger of integrated mode."""
@@ -332,7 +332,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_bootstrap_max_items: Annotated[PageSize, says("Most items in a bootstrap")] = 200
     receipt_retention_days: Annotated[Days, says("Days a receipt is active before it may be archived (H.11)")] = 30
     task_retention_days: Annotated[Days, says("Days a finished task is kept before it may be pruned")] = 30
-    max_request_bytes: Annotated[Size, says("Largest request body, in bytes")] = 16 * 2**20
+    max_request_bytes: Annotated[Size, says("Largest request body, in bytes")] = 4 * 2**20
     max_request_values: Annotated[Size, says("Most values in the lists and objects of a request body")] = 100_000
     max_payload_bytes: Annotated[Size, says("Largest task payload, in bytes of JSON")] = 2**20
     max_result_bytes: Annotated[Size, says("Largest result, in bytes of JSON")] = 2**20

@@ -13,7 +13,6 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -151,7 +150,7 @@ async def compare(backend: Backend, sink: Sink, instances: Iterable[str], told: 
     try:
         for tenant_id in list(tenants) or await backend.tenants():
             if not sink.reads:      # it gives back the receipts of a task, and not all of them
-                part = import_module("asyncgate.parts.receipts.reconcile_receiptgate")
+                from asyncgate.parts.receipts import reconcile_receiptgate as part
                 await part.GateComparison(backend, sink, tenant_id, findings, told).run()
                 if mend is not None:
                     await mend(tenant_id, None, findings)

@@ -16,7 +16,7 @@ from asyncgate.clients import AsyncGate, Refusal, SyncGate, Unreachable
 from asyncgate.clients import operations as made
 from asyncgate.clients.client import Tries
 from asyncgate.clients.http import FIRST_PAUSE, LONGEST_PAUSE, SHORT_PAUSES, longest_after, pause_asked
-from asyncgate.clients.operations import AsyncOperations, SyncOperations
+from asyncgate.clients.operations import CALLS, AsyncOperations, SyncOperations
 from asyncgate.commands.declare import FILE, holds_json, source
 from asyncgate.parts.operations import OPERATIONS
 
@@ -72,7 +72,7 @@ def refused(status: int, code: str, retry_after: float | None = None) -> Refusal
 def again(name: str, error: Refusal | Unreachable) -> bool:
     """Whether a call that failed so is tried again."""
     try:
-        return Tries(OPERATIONS[name], {}, 1000.0).pause(error) >= 0
+        return Tries(CALLS[name], {}, 1000.0).pause(error) >= 0
     except (Refusal, Unreachable):
         return False
 
@@ -101,7 +101,7 @@ def test_a_no_is_a_no(name: str) -> None:
 def test_a_pause_is_drawn_from_the_whole_of_what_doubles_up_to_a_limit_and_comes_after_what_was_asked(
     count: int, after: float | None,
 ) -> None:
-    tries = Tries(OPERATIONS["get_task"], {}, 1000.0)
+    tries = Tries(CALLS["get_task"], {}, 1000.0)
     tries.count = count
 
     pause = tries.pause(refused(503, "overloaded", after)) - (after or 0.0)
@@ -121,7 +121,7 @@ def test_who_is_only_being_restarted_is_asked_often_for_ten_seconds() -> None:
 
 
 def test_a_waiting_call_that_was_cut_off_is_asked_again_at_once_and_once_only() -> None:
-    tries = Tries(OPERATIONS["lease_next"], {"wait_seconds": 25}, 1000.0)
+    tries = Tries(CALLS["lease_next"], {"wait_seconds": 25}, 1000.0)
     tries.began -= 5
 
     assert tries.pause(LOST) == 0.0
@@ -129,11 +129,11 @@ def test_a_waiting_call_that_was_cut_off_is_asked_again_at_once_and_once_only() 
 
 
 def test_a_call_that_could_not_be_made_is_not_repeated_without_a_pause() -> None:
-    assert Tries(OPERATIONS["get_config"], {}, 1000.0).pause(LOST) > 0
+    assert Tries(CALLS["get_config"], {}, 1000.0).pause(LOST) > 0
 
 
 def test_pauses_differ_from_call_to_call() -> None:
-    drawn = {Tries(OPERATIONS["get_task"], {}, 1000.0).pause(LOST) for _ in range(100)}
+    drawn = {Tries(CALLS["get_task"], {}, 1000.0).pause(LOST) for _ in range(100)}
 
     assert len(drawn) > 90
     assert min(drawn) < FIRST_PAUSE / 4 < FIRST_PAUSE * 3 / 4 < max(drawn)
@@ -143,13 +143,13 @@ def test_there_is_no_time_for_a_pause_that_is_longer_than_what_is_left() -> None
     error = refused(429, "rate_limit_exceeded", 31)
 
     with pytest.raises(Refusal) as raised:
-        Tries(OPERATIONS["get_task"], {}, 30.0).pause(error)
+        Tries(CALLS["get_task"], {}, 30.0).pause(error)
 
     assert raised.value is error
 
 
 def test_a_repeated_poll_waits_only_for_what_is_left() -> None:
-    tries = Tries(OPERATIONS["get_task"], {"task_id": "t", "wait_seconds": 20.0}, 30.0)
+    tries = Tries(CALLS["get_task"], {"task_id": "t", "wait_seconds": 20.0}, 30.0)
     assert tries.fields()["wait_seconds"] == 20.0
     tries.pause(LOST)
     tries.began -= 15

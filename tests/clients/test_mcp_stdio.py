@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from asyncgate.clients.mcp_stdio import in_header
+from asyncgate.commands.mcp_stdio import in_header
 
 pytestmark = pytest.mark.anyio
 

@@ -19,9 +19,9 @@ import yaml
 from click.testing import CliRunner, Result
 
 from asyncgate.commands.main import main
-from asyncgate.parts.faces.mcp.tools import both_names
 from asyncgate.parts.model import errors
 from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.jsonrpc import both_names
 from asyncgate.parts.operations import OPERATIONS
 
 ROOT = Path(__file__).parents[2]

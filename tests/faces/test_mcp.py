@@ -12,7 +12,8 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from asyncgate.parts.faces.mcp.tools import both_names, input_schema, output_schema, tools
+from asyncgate.parts.faces.mcp.tools import input_schema, output_schema, tools
+from asyncgate.parts.model.jsonrpc import both_names
 from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio

@@ -38,17 +38,9 @@ from asyncgate.parts.faces.mcp.tasks import Tasks, handle, wanted
 from asyncgate.parts.faces.mcp.tools import (
     ABOUT,
     BRIEF,
-    BROKEN,
-    CODES,
-    DOTTED,
     FULL,
     NAMED,
-    PARSE_ERROR,
-    PREFIX,
-    UNDERSCORED,
-    UNKNOWN_METHOD,
     Form,
-    both_names,
     found,
     input_schema,
     is_in,
@@ -66,6 +58,16 @@ from asyncgate.parts.model.errors import (
     PayloadTooLarge,
     Unauthenticated,
     fault,
+)
+from asyncgate.parts.model.jsonrpc import (
+    BROKEN,
+    CODES,
+    DOTTED,
+    PARSE_ERROR,
+    PREFIX,
+    UNDERSCORED,
+    UNKNOWN_METHOD,
+    both_names,
 )
 from asyncgate.parts.model.members import Rule, beside, header, problem, warned
 from asyncgate.parts.model.naming import silent

@@ -14,6 +14,7 @@ import msgspec
 from asyncgate.parts.model.clauses import plainly
 from asyncgate.parts.model.content import any_json
 from asyncgate.parts.model.errors import GateError, InvalidRequest
+from asyncgate.parts.model.jsonrpc import PREFIX
 from asyncgate.parts.model.wire import (
     ANY_JSON,
     LONGEST,
@@ -24,17 +25,9 @@ from asyncgate.parts.model.wire import (
     AsWorker,
     CreateTask,
 )
-from asyncgate.parts.operations import OPERATIONS
 
 Json = dict[str, Any]
 encode = msgspec.json.encode
-PREFIX = "asyncgate"
-DOTTED, UNDERSCORED = ".", "_"
-# JSON-RPC wants integers; ours lie in the range that MCP leaves to servers.
-CODES = {400: -32602, 401: -32001, 403: -32003, 404: -32004, 405: -32601, 408: -32008, 409: -32009, 413: -32602,
-         415: -32602, 421: -32003, 429: -32010, 503: -32013}
-PARSE_ERROR, UNKNOWN_METHOD, BROKEN = -32700, -32601, -32603
-
 # What a host may pick with /mcp?tools=…: what agents do, what workers do, and what neither may.
 SETS = {"delegate": "agent", "work": "worker", "admin": ""}
 # How a tool is listed: with all there is to say of it, or briefly, with who asks among its arguments or without.
@@ -46,16 +39,10 @@ NAMED: Form = "named"
 WHO = {"agent_id": "who you are", "worker_id": "the worker you are; the same after a restart"}
 ASKING = (AsPrincipal, AsWorker, AsEither)
 ASKERS = frozenset(name for kind in ASKING for name in kind.__struct_fields__)
-IDEMPOTENT = {op.name for op in OPERATIONS.values() if op.kind == "W" and op.idempotent}    # for the client
 ABOUT = """AsyncGate keeps tasks for agents that forget. As an agent: create_task or run_task, then get_task; after a
 restart call list_open_obligations first, it says what is still owed to you. As a worker: lease_next, renew_lease every
 renew_every_seconds, then complete, fail or release_lease; a lease that ran out is lost. Every error has a code and
 names the next legal call. Name yourself with agent_id or worker_id where your credential does not."""
-
-
-def both_names(operation: str, prefix: str = PREFIX) -> tuple[str, str]:
-    """Return the two spellings of a tool's name, dotted first; both are always accepted."""
-    return f"{prefix}{DOTTED}{operation}", f"{prefix}{UNDERSCORED}{operation}"
 
 
 def tool(op: Any, name: str, form: Form = FULL) -> Json:

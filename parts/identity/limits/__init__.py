@@ -16,7 +16,6 @@ wait it is told is one window.  A clock that is set back stands still until it i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Protocol
 
 from asyncgate.parts.identity.buckets import UNLIMITED, Bucket, Verdict
@@ -45,11 +44,13 @@ class Limits(Protocol):
         """Let go of the store."""
 
 
-def open_limits(settings: Settings) -> Limits:
+def open_limits(settings: Settings, *, shared: bool = True) -> Limits:
     """Make the limits that the settings ask for; a shared store is reached for when the first call comes."""
-    module = import_module(f"asyncgate.parts.identity.limits.{settings.security.rate_limiting.storage}")
-    limits: Limits = module.open_limits(settings)
-    return limits
+    if shared and settings.security.rate_limiting.storage == "redis":
+        from asyncgate.parts.identity.limits import redis  # whose library is an extra
+        return redis.open_limits(settings)
+    from asyncgate.parts.identity.limits import memory  # which is made of this module
+    return memory.open_limits(settings)
 
 
 def judged(of: Bucket, now: int, wait: int, remaining: int, full_in: int) -> Verdict:

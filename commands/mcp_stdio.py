@@ -19,7 +19,7 @@ import msgspec
 
 from asyncgate.clients.http import PATIENCE_SECONDS, Exchange
 from asyncgate.parts.app import Gate
-from asyncgate.parts.faces.mcp.tools import BROKEN, CODES, PARSE_ERROR, UNKNOWN_METHOD
+from asyncgate.parts.model.jsonrpc import BROKEN, CODES, PARSE_ERROR, UNKNOWN_METHOD
 from asyncgate.parts.model.settings import Settings
 
 if TYPE_CHECKING:
