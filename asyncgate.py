@@ -2233,11 +2233,9 @@ class Operation:
         self.scopes = frozenset(scopes.split() + (ADMIN_SCOPES[kind] if scopes else []))
         self.scope = scopes             # what the table says; an admin's scopes are good for all
         self.open = not roles           # no credential needed
-        self.idempotent = idempotent or kind != "W"     # asked again, it changes nothing more
-        self.destructive = destructive  # it takes away what somebody waits for
+        self.idempotent, self.destructive = idempotent or kind != "W", destructive      # what MCP is told of it
         self.heartbeat = heartbeat      # it keeps a lease, and is counted apart from other calls
-        self.successor = successor      # the operation to use instead of this one, which is deprecated
-        self.nothing = nothing          # what no answer means (204), where there may be none
+        self.successor, self.nothing = successor, nothing   # what to call instead; what no answer means (204)
         self.takes: type[Ask] = hints["ask"]
         self.gives: type[Struct] = next(kind for kind in (*get_args(hints["return"]), hints["return"])
                                         if kind is not type(None))
