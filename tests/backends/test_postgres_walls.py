@@ -33,7 +33,7 @@ from asyncgate.backends.postgres.hosts import as_user
 from asyncgate.clients.http import Exchange
 from asyncgate.conformance.harness import Gate, Numbered, View, under
 from asyncgate.conformance.postgres_server import Cluster, connected
-from asyncgate.parts.model.content import encode
+from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import ArchiveUnavailable, DatabaseUnavailable, GateError, StartupError
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.settings import (
@@ -326,7 +326,7 @@ async def keep_books(gate: Gate, mark: str) -> None:
     gate.engine.ledger = None
 
     def store(work: Work) -> None:
-        work.keep(Outgoing("sent", "", encode(mark).decode(), work.now))
+        work.keep(Outgoing("sent", "", encode_json(mark).decode(), work.now))
         work.keep(Entry("stated", work.new_id(), "plan.made", "", "agent", "ada", "agent", "ada", "", mark, "{}"))
         work.keep(LedgerMark("task.completed", "stated"))
 
