@@ -25,7 +25,7 @@ from msgspec import Raw, Struct
 from asyncgate import Caller, Engine, Sweep, Work, its_lease
 from asyncgate.parts.identity.notices import notify
 from asyncgate.parts.model.connection import group_address
-from asyncgate.parts.model.content import encode_canonical
+from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.ids import mark_in, mark_of
 from asyncgate.parts.model.settings import Settings
@@ -79,7 +79,7 @@ def visitor() -> dict[str, str | None]:
 def worded(settings: Settings, said: dict[str, Any]) -> bytes:
     """Write what there is to say; a secret that somebody put where it does not belong is left out."""
     redaction = redacting(tuple(settings.security.audit_logging.sensitive_fields))
-    return encode_canonical(redaction.tree({name: value for name, value in said.items() if value is not None}))
+    return to_canonical(redaction.tree({name: value for name, value in said.items() if value is not None}))
 
 
 @lru_cache(8)
@@ -121,7 +121,7 @@ def chained(work: Work, event: str, severity: Severity, said: bytes, at: float |
 
 def link(head: AuditHead, line: Audit) -> Audit:
     """Return a line with its hash, which covers the line before it."""
-    told = encode_canonical((head.hash, line.audit_id, line.number, line.at, line.event, line.severity,
+    told = to_canonical((head.hash, line.audit_id, line.number, line.at, line.event, line.severity,
                       Raw(line.body.encode())))
     return Audit(line.audit_id, line.number, line.at, line.event, line.severity, line.body,
                  hashlib.sha256(told).hexdigest())
@@ -163,7 +163,7 @@ async def prune(engine: Engine, tenant_id: str) -> int:
         for line in old:
             work.drop(Audit, line.audit_id)
         told = {"up_to": old[-1].number, "hash": old[-1].hash, "lines": len(old)}
-        chained(work, PRUNED, "info", encode_canonical(told))
+        chained(work, PRUNED, "info", to_canonical(told))
     await engine.write(drop, head, engine.itself(tenant_id), Sweep())
     return len(old)
 
@@ -302,7 +302,7 @@ class Auditor:
 
     def _worded(self, said: dict[str, Any]) -> bytes:
         """Write what there is to say; in a flood most of it was said within this second."""
-        raw = encode_canonical(said)
+        raw = to_canonical(said)
         if (text := self.words.get(raw)) is None:
             text = worded(self.engine.settings, said)
             if len(self.words) < MOST_NOTED:
@@ -432,11 +432,11 @@ class Auditor:
         lines = []
         for (event, severity, body), (since, times) in noted.items():
             if times > 1:
-                body = encode_canonical({**msgspec.json.decode(body), "times": times})
+                body = to_canonical({**msgspec.json.decode(body), "times": times})
                 spoken(severity, event, tenant_id, body)
             lines.append((since, (event, severity, body)))
         if missed:
-            body = encode_canonical({"times": missed})
+            body = to_canonical({"times": missed})
             spoken("critical", "audit_overflow", tenant_id, body)
             lines.append((self.engine.backend.now(), ("audit_overflow", "critical", body)))
         return lines

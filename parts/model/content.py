@@ -15,7 +15,7 @@ from asyncgate.parts.model.wire import Requirements
 JsonObject = dict[str, Any]
 
 UNDELIVERED = {"failed", "failure", "fail", "error", "rejected", "undelivered", "canceled", "cancelled"}
-encode_canonical = msgspec.json.Encoder(order="sorted").encode
+to_canonical = msgspec.json.Encoder(order="sorted").encode
 encode_json = msgspec.json.Encoder().encode
 decode_json = msgspec.json.Decoder().decode
 decode_requirements = msgspec.json.Decoder(Requirements | None).decode
@@ -23,7 +23,7 @@ decode_requirements = msgspec.json.Decoder(Requirements | None).decode
 
 def sha256(*parts: Any) -> str:
     """Hash the canonical JSON of `parts`."""
-    return hashlib.sha256(encode_canonical(parts)).hexdigest()
+    return hashlib.sha256(to_canonical(parts)).hexdigest()
 
 
 def read_artifacts(artifacts: Any) -> list[Any]:
@@ -38,7 +38,7 @@ def read_artifacts(artifacts: Any) -> list[Any]:
     return artifacts
 
 
-def proves_delivery(proof: Mapping[str, Any] | None) -> bool:
+def is_proof(proof: Mapping[str, Any] | None) -> bool:
     """Whether a delivery proof proves a delivery: one whose status says that it failed is proof of the opposite."""
     return bool(proof) and str((proof or {}).get("status", "")).strip().lower() not in UNDELIVERED
 

@@ -45,7 +45,7 @@ def read_instance_id(ask: Ask) -> str | None:
     return next(filter(None, named), None)
 
 
-def make_principal_filter(part: str, kind: str | None, name: str, id: str | None) -> Principal | None:
+def make_filter(part: str, kind: str | None, name: str, id: str | None) -> Principal | None:
     """Return whom a filter lets through; an id alone is whoever has it, a kind alone is refused."""
     if kind and not id:
         raise make_half_name_error(part, name)

@@ -25,7 +25,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from asyncgate import TERMINAL, TERMINATES, Caller, Engine, Needs, Work
-from asyncgate.parts.model.content import encode_canonical
+from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.errors import ArchiveUnavailable, ReceiptNotFound
 from asyncgate.parts.model.quotas import GIGABYTE, find_allowance
 from asyncgate.parts.model.settings import Settings
@@ -306,7 +306,7 @@ def is_over(task: Task | None, ended: float) -> bool:
 
 def drop(work: Work, chain: Chain, segment: str, lines: dict[str, int]) -> int:
     """Put the pointers of a chain in the place of its receipts."""
-    first, tasks = chain.first, encode_canonical(sorted(chain.tasks)).decode()
+    first, tasks = chain.first, to_canonical(sorted(chain.tasks)).decode()
     for receipt_id, one in chain.receipts.items():
         work.keep(Archived(receipt_id, one.task_id, one.receipt_type, segment, lines[receipt_id], digest(one).hex(),
                            first, tasks))

@@ -28,7 +28,7 @@ from asyncgate.parts.model.errors import (
     TenantMismatch,
     TooManyParents,
 )
-from asyncgate.parts.model.naming import make_principal_filter
+from asyncgate.parts.model.naming import make_filter
 from asyncgate.parts.model.screening import MAX_DEPTH
 from asyncgate.parts.model.stored import Account, Entry, EntryFilter, wanted_is
 from asyncgate.parts.model.views import to_utc
@@ -175,7 +175,7 @@ async def list_receipts(engine: Engine, caller: Caller, ask: ListFiled) -> Filed
     own inbox, and with task_id the whole story of a task that they take part in.  Spec 20.13.
     """
     tenant_id = await room(engine, caller, ask.tenant)
-    to = make_principal_filter("to_kind", ask.to_kind, "to_id", ask.to_id)
+    to = make_filter("to_kind", ask.to_kind, "to_id", ask.to_id)
     if not caller.sees_all:
         if not wanted_is(to, caller.principal):
             raise barred(caller, f"this credential sees what is addressed to {caller.principal} only")

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw
 
 from asyncgate import COMPLETED, FAILED
-from asyncgate.parts.model.content import encode_canonical
+from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.stored import Lease, Task, TaskFilter
 from asyncgate.parts.receipts.adoption import JOB, Adopter
 from asyncgate.parts.receipts.sinks import Filed
@@ -83,7 +83,7 @@ def ending_of(one: dict[str, Any], task: Task, lease: Lease, source: str) -> Fil
             "from": {"kind": worker, "id": one.get("from_principal")}, "to": {"kind": "asyncgate", "id": source},
             "task_id": task.task_id, "lease_id": lease_id or lease.lease_id, "tenant_id": "",
             "parents": [task.duty] if one.get("obligation_id") == task.duty else [],
-            "body": Raw(encode_canonical(body_of(one, receipt_type))),
+            "body": Raw(to_canonical(body_of(one, receipt_type))),
             "stated_by": {"kind": worker, "id": by}}, type=Filed)
     except msgspec.ValidationError:
         return None

@@ -25,7 +25,7 @@ from asyncgate.parts.identity.audit import Auditor, broken
 from asyncgate.parts.identity.guard import Accounts, Guard
 from asyncgate.parts.identity.keys import Failures, Proven
 from asyncgate.parts.identity.keys_stored import checksum, generate, parse
-from asyncgate.parts.model.content import encode_canonical
+from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.naming import read_principal
 from asyncgate.parts.model.stored import Audit, AuditHead
 from asyncgate.parts.model.wire import Principal
@@ -521,7 +521,7 @@ GUARDS: dict[str, tuple[Check, Any, str, Any]] = {
     "audit of foreign ids": (the_audit_of_foreign_ids, Auditor, "_suspect", ignore),
     "audit of administration": (the_audit_of_administration, identity_admin, "told", ignore),
     "chain": (the_chain, identity_audit, "link", lambda head, line: replace(LINK(head, line), hash="")),
-    "redaction": (the_redaction, identity_audit, "worded", lambda settings, said: encode_canonical(said)),
+    "redaction": (the_redaction, identity_audit, "worded", lambda settings, said: to_canonical(said)),
 }
 
 

@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from asyncgate.parts.model.content import decode_json, encode_canonical
+from asyncgate.parts.model.content import decode_json, to_canonical
 from asyncgate.parts.model.stored import Lease, Receipt, Task
 from asyncgate.parts.model.views import decode_terms, read_cause
 from asyncgate.parts.model.wire import WIDEST, Terms
@@ -98,7 +98,7 @@ class Handed(Struct, frozen=True, array_like=True):
     @property
     def text(self) -> str:
         """Return it as it is stored."""
-        return encode_canonical(self).decode()
+        return to_canonical(self).decode()
 
 
 handed_of = msgspec.json.Decoder(Handed).decode
@@ -233,7 +233,7 @@ def only_custody(receipt: bytes) -> bytes | None:
 def written(receipt: Json) -> bytes:
     """Write a receipt in the one way that it is always written."""
     try:
-        return encode_canonical(receipt)
+        return to_canonical(receipt)
     except OverflowError:       # an integer of more than 64 bits
         return _plainly(receipt).encode()
 
