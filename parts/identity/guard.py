@@ -19,6 +19,7 @@ from asyncgate.parts.identity.oversight import oversee
 from asyncgate.parts.model.connection import Headers, Scope, client_address, presented
 from asyncgate.parts.model.content import encode
 from asyncgate.parts.model.errors import GateError, InvalidToken, StartupError, Unauthenticated
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.quotas import STORAGE, allowance, exempt, stricter, throttled
 from asyncgate.parts.model.settings import Tier
 from asyncgate.parts.model.stored import Account, Key
@@ -168,7 +169,7 @@ class Guard:
         if settings.api_key or settings.allow_insecure_dev or settings.security.jwt.has_keys:
             return
         for tenant_id in await backend.tenants():
-            if await backend.export(Key, tenant_id, ""):
+            if await backend.page(tenant_id, Rows(Key)):
                 return
         raise StartupError(NO_WAY_IN)
 

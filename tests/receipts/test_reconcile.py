@@ -19,6 +19,8 @@ from asyncgate.commands.main import main
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.verify import verify
+from asyncgate.parts.model.database import LastingBackend
+from asyncgate.parts.model.queries import OutboxFilter, Rows
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import (
     Archived,
@@ -53,7 +55,7 @@ async def emptied(gate: Gate) -> None:
 
 async def rows(gate: Gate, table: Any) -> list[Any]:
     found: list[Any] = []
-    while page := await gate.backend.export(table, gate.tenant_id, export_key(found[-1]) if found else ""):
+    while page := await gate.backend.page(gate.tenant_id, Rows(table, export_key(found[-1]) if found else "")):
         found += page
     return found
 
@@ -243,7 +245,7 @@ async def test_a_refused_receipt_is_offered_once_more(gate: Gate, ledger: Ledger
     gate.engine.ledger.sender.closed = True
     await silent.create()
     await silent.engine.ledger.sink.close()
-    [row] = await gate.backend.outbox(gate.tenant_id, "", 10)
+    [row] = await gate.backend.page(gate.tenant_id, OutboxFilter("", 10))
     await decided(gate, lambda work: work.keep(replace(row, state="parked", reason="422 no")))
     [parked] = await found(gate)
     assert (parked.kind, parked.detail) == ("parked", "the ledger refuses the task.assigned: 422 no")
@@ -584,6 +586,7 @@ async def test_a_repair_beside_a_serving_gate_is_refused_and_says_why(url: str, 
                                                                       receipts: Any) -> None:
     await standalone(url)
     serving = await open_backend(url, serving=True)
+    assert isinstance(serving, LastingBackend)
     await serving.join("asyncgate-1", 1.0, lambda news: None)
     await serving.beat()        # until then it only begins, and others that begin wait for it
 
