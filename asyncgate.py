@@ -55,11 +55,12 @@ import logging
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import lru_cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, TypeVarTuple, get_args, get_type_hints
 
 import msgspec
 from msgspec import UNSET, Raw, Struct
@@ -82,25 +83,22 @@ from asyncgate.parts.model.naming import claimed, filtered, instance_of, silent
 from asyncgate.parts.model.news import News
 from asyncgate.parts.model.queries import (
     EntryFilter, EventFilter, LeaseFilter, ObligationFilter, ReceiptFilter, TaskFilter, wanted_is)
-from asyncgate.parts.model.quotas import (
-    FULL_OF_LEASES, GIGABYTE, RECEIPTS, allowance, counts_receipts, room_for_receipt, room_for_task)
-from asyncgate.parts.model.settings import DatabaseSettings, Settings, Tier, load_settings
+from asyncgate.parts.model.settings import DatabaseSettings, Settings, load_settings
 from asyncgate.parts.model.stored import (
     Account, Archived, Audit, Entry, Event, Key, Lag, Lease, Outgoing, Presence, Progress, Receipt, Schedule, Task,
     Usage, key_of)
 from asyncgate.parts.model.views import holding, maybe, offer, outside, raw, record, shown, terms_of
 from asyncgate.parts.model.wire import (
     AckReceipt, AsEither, Ask, AttachArtifacts, Attention, Bootstrap, CancelTask, CheckTerminator, Complete,
-    CompleteTasks, Created, CreatedBy, CreateTask, CreateTasks, EmitReceipt, Fail, GateConfig, GetConfig,
+    CompleteTasks, Created, CreatedBy, CreateTask, CreateTasks, Fail, GateConfig, GetConfig,
     GetReceipt, GetTask, GetTaskHistory, Health, Healthy, Held, History, HistoryEvent, Item, Items, LatestReceipt,
     LeaseNext, Leases, ListLeases, ListOpenObligations, ListReceipts, ListTasks, Obligations, Offer, Offers, Ok,
     Principal, Problem, ReceiptRecord, Receipts, Relationship, Released, ReleaseHold, ReleaseLease, Renewed,
-    RenewLease, Reported, ReportProgress, ReportSchedule, Role, RunTask, ScheduleState, Server, StartTask, Status,
+    RenewLease, ReportProgress, Role, RunTask, Server, StartTask, Status,
     TaskAsk, TaskRecord, Tasks, Terminator, Terms, Welcome)
-from asyncgate.parts.process.duties import Duties
 from asyncgate.parts.process.outages import OFTEN
 from asyncgate.parts.process.polls import Polls
-from asyncgate.parts.process.presence import Sightings, visited
+from asyncgate.parts.process.presence import Sightings
 
 if TYPE_CHECKING:
     from asyncgate.backends import Backend
@@ -116,7 +114,7 @@ __all__ = [
     "AsyncGate", "Handle", "Refusal", "SyncGate", "TaskCanceled", "TaskFailed", "Unreachable", "Worker",    # clients
     "Gate", "OPERATIONS", "Settings", "load_settings", "main", "serve_forever",                             # a gate
     "Account", "Archived", "Audit", "Backend", "Caller", "DatabaseSettings", "Engine", "Entry", "EntryFilter", "Event",
-    "Key", "Lag", "Lease", "Needs", "News", "Operation", "Outgoing", "Principal", "Progress", "Receipt",
+    "Extension", "Key", "Lag", "Lease", "Needs", "News", "Operation", "Outgoing", "Principal", "Progress", "Receipt",
     "ReceiptFilter", "Schedule", "Task", "TaskFilter", "Usage", "Work",                                     # a backend
     "DatabaseUnavailable", "GateError", "NotNow", "Refused", "StartupError", "__version__"]
 
@@ -194,12 +192,6 @@ class Prolong(Ask, kw_only=True):
 
     tasks: list[str] = []
     silent_since: float = 0.0
-
-
-class Seen(Ask, kw_only=True):
-    """Upkeep's own request: these principals have been here."""
-
-    sightings: list[tuple[Principal, float, float]] = []
 
 
 class Resumed(Ask, kw_only=True):
@@ -363,17 +355,6 @@ def prolonged(lease: Lease, silent_since: float, now: float, grace: float) -> fl
 def alive(lease: Lease | None, now: float, grace: float) -> bool:
     """Whether a lease still protects its task; it ends at its time, whether or not the sweep has seen it."""
     return lease is not None and lease.ending == "live" and lease.expires_at + grace > now
-
-
-def counted(loads: Loads | None, recount: bool, tally: bool) -> Loads:
-    """Load also what quotas are decided by; who counts takes turns with the tenant's other writers."""
-    def load(needs: Needs, caller: Caller, ask: Any) -> None:
-        needs.records |= {(Account, ()), (Usage, ())}
-        needs.recount |= recount
-        needs.tally |= tally
-        if loads is not None:
-            loads(needs, caller, ask)
-    return load
 
 
 ENDINGS = {"completed": "completed", "failed": "failed", "canceled": "canceled"}
@@ -723,12 +704,113 @@ class Work:
 T = TypeVar("T", bound=Ask)
 Wanted = tuple[str, frozenset[str]]     # the type of a task, and the capabilities that it needs
 MOST_QUEUED, MOST_ENDED = 50, 100       # tasks that one News lists: it must fit into what a database passes on
+E = TypeVar("E", bound="Extension")
+A = TypeVarTuple("A")
+Transact = Callable[[str, Needs, Callable[[Work], None]], Coroutine[Any, Any, None]]
+Instead = Callable[..., Awaitable[Any]]
+
+
+class Extension:
+    """What works beside the rules: an engine calls the methods that a subclass overrides, the others cost nothing.
+
+    What happens inside a batch never awaits, as the rules do not; what happens after its commit must not fail.
+    """
+
+    # Inside a batch.
+
+    def load(self, needs: Needs, caller: Caller, ask: Ask) -> None:
+        """Name what a write needs loaded besides what its operation names."""
+
+    def decided(self, work: Work, ask: Ask, receipts: tuple[Receipt, ...]) -> None:
+        """Add to what an operation has changed, or raise to refuse it; `receipts` are those that it wrote."""
+
+    def task_added(self, work: Work) -> None:
+        """Raise to refuse the task that was just added."""
+
+    def optional_receipt_added(self, work: Work, task_id: str) -> None:
+        """Raise to refuse the receipt that was just written about a task, which can end without it."""
+
+    def why_no_lease(self, work: Work) -> str | None:
+        """Say why the tenant gets no further lease now; None if it may have one."""
+
+    def why_hold(self, work: Work, task: Task) -> str | None:
+        """Say why a task is put on hold when its lease ends; None if it is offered again."""
+
+    def given_up(self, work: Work, task: Task, lease: Lease, reason: str) -> None:
+        """Act on a task whose lease has run out (`lease_expired`), or whose last attempt has failed."""
+
+    # Around a batch.
+
+    def transact(self, transact: Transact) -> Transact:
+        """Return what carries out a batch instead of `transact`, by means of it."""
+        return transact
+
+    # After a commit.
+
+    def committed(self, work: Work) -> None:
+        """Act on a batch of this process that has been committed."""
+
+    def heard(self, news: News) -> None:
+        """Act on a batch that another process has committed."""
+
+    # Around a call.
+
+    def instead(self) -> Mapping[str, Instead]:
+        """Return what carries out operations instead of the engine's own methods, by their names."""
+        return {}
+
+    async def warn(self, caller: Caller) -> list[str]:
+        """Return what a caller should know at the beginning of its session."""
+        return []
+
+    async def still_good(self, caller: Caller) -> None:
+        """Refuse to go on with a call that waited, when its caller would not be admitted any more."""
+
+    async def describe(self, health: Healthy) -> None:
+        """Add to what `health` answers."""
+
+
+class Hooks:
+    """The hooks that the extensions of an engine have, by name."""
+
+    def __init__(self, extensions: tuple[Extension, ...]) -> None:
+        def having(name: str) -> list[Extension]:
+            return [one for one in extensions if getattr(type(one), name) is not getattr(Extension, name)]
+        self.load = tuple(one.load for one in having("load"))
+        self.decided = tuple(one.decided for one in having("decided"))
+        self.task_added = tuple(one.task_added for one in having("task_added"))
+        self.optional_receipt_added = tuple(one.optional_receipt_added for one in having("optional_receipt_added"))
+        self.why_no_lease = tuple(one.why_no_lease for one in having("why_no_lease"))
+        self.why_hold = tuple(one.why_hold for one in having("why_hold"))
+        self.given_up = tuple(one.given_up for one in having("given_up"))
+        self.transact = tuple(one.transact for one in having("transact"))
+        self.committed = tuple(one.committed for one in having("committed"))
+        self.heard = tuple(one.heard for one in having("heard"))
+        self.still_good = tuple(one.still_good for one in having("still_good"))
+        self.warn = tuple(one.warn for one in having("warn"))
+        self.describe = tuple(one.describe for one in having("describe"))
+        self.instead = {name: other for one in having("instead") for name, other in one.instead().items()}
+
+    def around(self, transact: Transact) -> Transact:
+        """Return what carries out a batch; what was added last is outermost."""
+        for wrapped in self.transact:
+            transact = wrapped(transact)
+        return transact
+
+
+def first_answer(hooks: Iterable[Callable[[*A], str | None]], *asked: *A) -> str | None:
+    """Return the first answer that is one."""
+    for hook in hooks:
+        if (answer := hook(*asked)) is not None:
+            return answer
+    return None
 
 
 class Engine:
     """The operations: a write is a plain function over Work, a read is a coroutine over the backend."""
 
-    def __init__(self, backend: Backend, settings: Settings | None = None) -> None:
+    def __init__(self, backend: Backend, settings: Settings | None = None,
+                 extensions: Iterable[Extension] = ()) -> None:
         self.backend, self.settings = backend, settings or Settings()
         self.lasting = backend if isinstance(backend, LastingBackend) else None
         self.shared = backend if isinstance(backend, SharedBackend) else None
@@ -740,15 +822,24 @@ class Engine:
         self.polls = Polls(self.settings)
         self.outcomes: defaultdict[tuple[str, str], set[asyncio.Future[None]]] = defaultdict(set)
         self.sightings = Sightings()
-        self.upkeep: Duties | None = None
-        self.watchers: set[Callable[[Work], None]] = set()      # who is told of every commit
-        self.listeners: set[Callable[[News], None]] = set()     # and of those of other processes
-        self.limited = self.settings.security.rate_limiting.enabled
-        self.tallies = self.limited and counts_receipts(self.settings.rate_limits)
-        self.counted: set[str] = set()                          # tenants whose usage is known to be exact
-        self.still_good: Callable[[Caller], Awaitable[None]] = any_caller   # asked when a call that waited goes on
-        self.ledger: Any = None                                 # in integrated mode, where receipts go
-        self.instead: dict[str, Callable[..., Awaitable[Any]]] = {}     # and what is carried out otherwise there
+        self.extensions: tuple[Extension, ...] = ()
+        self.extend(*extensions)
+
+    def extend(self, *more: Extension) -> None:
+        """Add extensions; their hooks are called behind those of the extensions that are there already."""
+        self._work_with((*self.extensions, *(one for one in more if one not in self.extensions)))
+
+    def withdraw(self, *these: Extension) -> None:
+        """Remove extensions, if they are there."""
+        self._work_with(tuple(one for one in self.extensions if one not in these))
+
+    def _work_with(self, extensions: tuple[Extension, ...]) -> None:
+        self.extensions, self.on = extensions, Hooks(extensions)
+        self.batches.transact = self.on.around(self.backend.transact)
+
+    def extension(self, kind: type[E]) -> E | None:
+        """Return the extension of this kind, if there is one."""
+        return next((one for one in self.extensions if isinstance(one, kind)), None)
 
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation: the one way in, for every façade and every test (H.9)."""
@@ -758,7 +849,7 @@ class Engine:
         if getattr(ask, "wait_seconds", 0) > 0:
             with self.polls.place(caller.tenant_id, speaker(caller, ask)):
                 return await op.run(self, caller, ask)
-        if (other := self.instead.get(op.name)) is not None:
+        if (other := self.on.instead.get(op.name)) is not None:
             return await other(self, caller, ask)
         if op.direct:
             return await op.run(self, caller, ask)
@@ -770,11 +861,23 @@ class Engine:
 
     async def write(self, run: Callable[..., Any], loads: Loads | None, caller: Caller, ask: Ask) -> Any:
         """Let a write method join the tenant's next batch; return its reply once it is durable."""
-        if self.limited:
-            loads = counted(loads, caller.tenant_id not in self.counted, self.tallies)
-        if self.ledger is not None:
-            run = self.ledger.posting(run)
-        return await self.batches.join(caller.tenant_id, Job(partial(run, self), loads, caller, ask))
+        decide = partial(self._decide, run) if self.on.decided else partial(run, self)
+        loads = partial(self._load, loads) if self.on.load else loads
+        return await self.batches.join(caller.tenant_id, Job(decide, loads, caller, ask))
+
+    def _load(self, loads: Loads | None, needs: Needs, caller: Caller, ask: Ask) -> None:
+        for load in self.on.load:       # first: what the operation itself needs may be refused
+            load(needs, caller, ask)
+        if loads is not None:
+            loads(needs, caller, ask)
+
+    def _decide(self, run: Callable[..., Any], work: Work, caller: Caller, ask: Ask) -> Any:
+        before = len(work.written)
+        reply = run(self, work, caller, ask)
+        receipts = tuple(islice(work.written.values(), before, None))
+        for decided in self.on.decided:
+            decided(work, ask, receipts)
+        return reply
 
     def admit(self, op: Operation, caller: Caller, ask: Ask) -> None:
         """Refuse who may not ask this, by tenant, role and scope; whose a task is only the batch can tell."""
@@ -816,42 +919,28 @@ class Engine:
         key = (task.owner_kind, task.owner_id, ask.idempotency_key or "")
         if ask.idempotency_key is not None and (first := work.keys.get(key)):
             return self._first(work.tasks[first], task)
-        duty = self._emit(work, EMISSION["create"], task, contract)
+        duty = self.write_receipt(work, EMISSION["create"], task, contract)
         work.add(replace(task, duty=duty.receipt_id), needed)
-        self._keep_quotas(work)
+        self._limit_kinds(work)
+        for task_added in self.on.task_added:
+            task_added(work)
         return Created(task.task_id, "queued")
 
-    def _keep_quotas(self, work: Work) -> None:
-        """Refuse a new task for which there is no room; what is there can be finished."""
+    def _limit_kinds(self, work: Work) -> None:
+        """Refuse a new task of one kind too many; what is there can be finished."""
         if work.lanes and 0 < self.settings.max_lanes < len(work.known) + len(work.lanes):
             raise QuotaExceeded(f"tasks of {self.settings.max_lanes} kinds wait already, which is all there may be: a "
                                 "kind is a type and the capabilities it requires", quota="kinds",
                                 limit=self.settings.max_lanes, retry_after=60)
-        if (usage := work.found(Usage)) is not None:
-            room_for_task(may := self._allowance(work), usage)
-            room_for_receipt(may, "", 0)
-
-    def _allowance(self, work: Work) -> Tier:
-        return allowance(self.settings, work.found(Account), work.now)
 
     @contextlib.contextmanager
-    def _short(self, work: Work, task_id: str) -> Iterator[None]:
-        """Refuse what is written inside about a task that has all the receipts it may have (21.6.3)."""
-        before = work.tallies.get(task_id)
+    def optional_receipt(self, work: Work, task_id: str) -> Iterator[None]:
+        """Let extensions refuse the receipts that are written inside: their task can end without them (21.6.3)."""
+        before = len(work.written)
         yield
-        if before is not None and work.tallies[task_id] > before:
-            room_for_receipt(self._allowance(work), task_id, before)
-
-    def _overtold(self, work: Work, task: Task) -> str | None:
-        """Say why a task is held when its lease ends: another one would be a receipt too many (21.6.3)."""
-        most = self._allowance(work).receipts_per_task if task.task_id in work.tallies else -1
-        return RECEIPTS if 0 <= most <= work.tallies[task.task_id] + 1 else None
-
-    def _may_lease(self, work: Work) -> bool:
-        """Whether the tenant may hold another lease: at its limit a claim comes back empty (spec 21.6.2)."""
-        usage = work.found(Usage)
-        most = self._allowance(work).concurrent_leases if usage else -1
-        return usage is None or most < 0 or usage.leases < most
+        if len(work.written) > before:
+            for optional_receipt_added in self.on.optional_receipt_added:
+                optional_receipt_added(work, task_id)
 
     def _first(self, task: Task, again: Task) -> Created:
         differs = task.fingerprint != again.fingerprint
@@ -960,6 +1049,11 @@ class Engine:
         """Whether this process is the one, of all that share the database, that does a job."""
         return self.shared is None or await self.shared.lead(job)
 
+    async def still_good(self, caller: Caller) -> None:
+        """Refuse a caller that would not be admitted any more; asked when a call that waited goes on."""
+        for still_good in self.on.still_good:
+            await still_good(caller)
+
     async def called(self, call: asyncio.Future[None], until: float) -> bool:
         """Wait to be called until a time of the loop's clock; tell whether to look again before that time is over.
 
@@ -1029,7 +1123,7 @@ class Engine:
             work.hold(replace(lease, ending="canceled"))
         body = {"canceled_by": {"kind": by.kind, "id": by.id}, "reason": ask.reason}
         task = self._discharge(work, work.move(task, CANCEL, completed_at=work.now, held=None))
-        self._end(work, task, self._emit(work, EMISSION["cancel"], task, body, by=by), body)
+        self.announce_end(work, task, self.write_receipt(work, EMISSION["cancel"], task, body, by=by), body)
         return Ok(True, "canceled")
 
     def _own(self, work: Work, caller: Caller, ask: TaskAsk) -> Task:
@@ -1096,10 +1190,11 @@ class Engine:
             raise InvalidRequest("lease_next needs worker_id: a name for the worker that stays across its restarts")
         if ask.claim_id is not None and (again := self._again(work, worker, ask)):
             return Offers(again)
-        offers: list[Offer] = []
-        while len(offers) < (ask.max_tasks or 1) and self._may_lease(work) and (task := work.best(ask)):
+        offers, full = list[Offer](), first_answer(self.on.why_no_lease, work)
+        while len(offers) < (ask.max_tasks or 1) and full is None and (task := work.best(ask)):
             offers.append(self._lease(work, worker, ask, task))
-        return Offers(offers, UNSET if len(offers) == ask.max_tasks or self._may_lease(work) else [FULL_OF_LEASES])
+            full = first_answer(self.on.why_no_lease, work)
+        return Offers(offers, UNSET if full is None or len(offers) == ask.max_tasks else [full])
 
     def _again(self, work: Work, worker: Principal, ask: LeaseNext) -> list[Offer]:
         """Return the offers of an earlier claim whose reply was lost on the wire, as far as they live."""
@@ -1113,7 +1208,7 @@ class Engine:
         wished = ask.lease_ttl_seconds or (timeouts.lease_ttl_seconds if timeouts else None)
         task, lease_id = work.move(task, CLAIM, fence=task.fence + 1), work.new_lease_id()
         body = {"worker_capabilities": sorted(ask.capabilities or ()), "attempt": task.attempt, "fence": task.fence}
-        accepted = self._emit(work, EMISSION["claim"], task, body, by=worker, lease_id=lease_id)
+        accepted = self.write_receipt(work, EMISSION["claim"], task, body, by=worker, lease_id=lease_id)
         ttl = min(wished or self.settings.default_lease_ttl_seconds, self.settings.max_lease_ttl_seconds)
         lease = Lease(task.task_id, lease_id, worker.kind, worker.id, worker.instance_id, task.fence, work.now,
                       self._until_when(work.now, work.now, ttl), 0, accepted.receipt_id, ask.claim_id, ttl_seconds=ttl)
@@ -1131,7 +1226,8 @@ class Engine:
         """
         if not (task_id := ask.task_id or work.holders.get(ask.lease_id, "")):
             raise LeaseInvalid(f"no live lease {ask.lease_id}; drop the work, lease_next gives more", reason="unknown")
-        task, lease = self._held(work, caller, replace(ask, task_id=task_id))   # the ask may be decided once more
+        ask = replace(ask, task_id=task_id)     # a copy: the ask may be decided once more
+        task, lease = self.require_lease(work, caller, ask)
         self._may_renew(work, lease)
         until = self._until_when(lease.acquired_at, work.now, ask.extend_by_seconds or lease.ttl_seconds)
         until = max(until, lease.expires_at)
@@ -1155,10 +1251,12 @@ class Engine:
         """Give a task back unfinished: it is offered again at once and costs neither attempt nor expiry."""
         if self._repeated(work, caller, ask, "released") or self._told(work, caller, ask, EXPIRED):
             return Released(True, "queued", True)
-        task, lease = self._held(work, caller, ask)
+        task, lease = self.require_lease(work, caller, ask)
         work.hold(replace(lease, ending="released"))
-        task = work.move(task, EXPIRE, next_eligible_at=None, started_at=None, held=self._overtold(work, task))
-        self._emit(work, EMISSION["expire"], task, self._expiry(task, lease, "released"), lease=lease, mark="released")
+        task = work.move(task, EXPIRE, next_eligible_at=None, started_at=None,
+                         held=first_answer(self.on.why_hold, work, task))
+        body = self._expiry(task, lease, "released")
+        self.write_receipt(work, EMISSION["expire"], task, body, lease=lease, mark="released")
         self._tell_held(work, task, lease)
         return Released(True, "queued", True)
 
@@ -1197,7 +1295,7 @@ class Engine:
 
     def start_task(self, work: Work, caller: Caller, ask: StartTask) -> Ok:
         """Say that work on a leased task has begun; optional."""
-        task, _ = self._held(work, caller, ask)
+        task, _ = self.require_lease(work, caller, ask)
         task = self._start(work, task)
         return Ok(True, "running", maybe(task.started_at))
 
@@ -1211,13 +1309,13 @@ class Engine:
         """Report progress; if this worker is lost, the next one is handed it as a checkpoint."""
         sized(bytes(ask.progress), self.settings.max_progress_bytes, "progress")
         told = parsed(bytes(ask.progress), "progress")
-        task, lease = self._held(work, caller, ask)
+        task, lease = self.require_lease(work, caller, ask)
         self._start(work, task)
         noted = work.note(task, bytes(ask.progress).decode())
         if self.settings.progress_receipts:
-            with self._short(work, task.task_id):
-                self._emit(work, PROGRESSED, task, {"progress": told, "sequence": noted.sequence}, by=lease.worker,
-                           lease=lease, mark=str(noted.sequence))
+            with self.optional_receipt(work, task.task_id):
+                self.write_receipt(work, PROGRESSED, task, {"progress": told, "sequence": noted.sequence},
+                                   by=lease.worker, lease=lease, mark=str(noted.sequence))
         return Ok(True, "running")
 
     def complete(self, work: Work, caller: Caller, ask: Complete) -> Ok:
@@ -1231,7 +1329,7 @@ class Engine:
             if located and (task := work.task(ask.task_id)).owed:
                 self._locate(work, task, lease, lease.worker, located)
             return ended_well(work.task(ask.task_id))
-        task, lease = self._held(work, caller, ask)
+        task, lease = self.require_lease(work, caller, ask)
         located = located or self._inline(task, ask)
         if not located and self.settings.locatability == "strict":
             raise NotLocatable(f"task {task.task_id} needs artifacts, or a delivery_proof that does not say failed, to "
@@ -1241,9 +1339,9 @@ class Engine:
         task = work.move(task, SUCCEED, completed_at=work.now, outcome=bytes(ask.result).decode(), held=None,
                          artifacts=canonical(where).decode() if where else None)
         task = self._discharge(work, task) if located else task
-        ended = self._emit(work, EMISSION["succeed"], task, {**body, **located}, by=lease.worker, lease=lease,
-                           parents=(task.duty,) if located else (), mark="located" if located else "")
-        self._end(work, task, ended, {"result": body, **located})
+        ended = self.write_receipt(work, EMISSION["succeed"], task, {**body, **located}, by=lease.worker, lease=lease,
+                                   parents=(task.duty,) if located else (), mark="located" if located else "")
+        self.announce_end(work, task, ended, {"result": body, **located})
         if not located:     # PH.3.3: the success stands, but it discharges nothing
             self._anomaly(work, task, "success_without_locatability", lease=lease, recommended_action=LOCATE,
                           worker_id=lease.worker_id, receipt_id=ended.receipt_id, obligation_receipt_id=task.duty,
@@ -1264,10 +1362,11 @@ class Engine:
 
     def _where(self, artifacts: Any, proof: dict[str, Any] | None) -> dict[str, Any]:
         """Return what locates a result (PH.3); that its delivery failed does not."""
-        located = {"artifacts": self._artifacts(artifacts), "delivery_proof": proof if proves(proof) else None}
+        located = {"artifacts": self.artifacts_of(artifacts), "delivery_proof": proof if proves(proof) else None}
         return {name: said for name, said in located.items() if said}
 
-    def _artifacts(self, artifacts: Any) -> list[Any]:
+    def artifacts_of(self, artifacts: Any) -> list[Any]:
+        """Return the artifacts that a request names; raises TooManyArtifacts."""
         found, most = pointers(artifacts), self.settings.receipts.max_artifacts
         if len(found) > most:
             raise TooManyArtifacts(f"{len(found)} artifacts; a receipt carries {most} at most (PH.5)")
@@ -1292,8 +1391,8 @@ class Engine:
         """Discharge the duty of a task that succeeded without telling where (PH.3 ways out a and b)."""
         where = located.get("artifacts")
         task = self._discharge(work, work.change(task, artifacts=canonical(where).decode() if where else None))
-        ended = self._emit(work, COMPLETED, task, located, by=by, lease=lease, mark="located")
-        self._end(work, task, ended, located)
+        ended = self.write_receipt(work, COMPLETED, task, located, by=by, lease=lease, mark="located")
+        self.announce_end(work, task, ended, located)
 
     def complete_tasks(self, work: Work, caller: Caller, ask: CompleteTasks) -> Items:
         """End up to 500 tasks well; each is completed or refused by itself, and the answer says which."""
@@ -1317,7 +1416,7 @@ class Engine:
             return Released(True, "queued", True, maybe(task.next_eligible_at))
         if self._told(work, caller, ask, FAILED):   # and leased again since, so it was requeued
             return Released(True, "queued", True)
-        task, lease = self._held(work, caller, ask)
+        task, lease = self.require_lease(work, caller, ask)
         again = bool(ask.retryable) and task.attempt + 1 < task.max_attempts
         body = {**self._enclosed("error", value, error, task.task_id), "attempt": task.attempt, "requeued": again,
                 "retry_recommended": bool(ask.retryable), "retry_after_seconds": ask.retry_after_seconds}
@@ -1326,23 +1425,24 @@ class Engine:
             return self._retry(work, task, lease, ask.retry_after_seconds, body)
         task = work.move(task, FAIL, completed_at=work.now, outcome=error.decode())
         if ask.retryable:       # before the end: a ledger that keeps custody hands nothing on that is closed
-            self._escalate(work, task, lease, "max_retries_exceeded")
-        ended = self._emit(work, EMISSION["fail"], self._discharge(work, task), body, by=lease.worker, lease=lease)
-        self._end(work, work.tasks[task.task_id], ended, self._enclosed("error", value, error, task.task_id))
+            self._give_up(work, task, lease, "max_retries_exceeded")
+        task = self._discharge(work, task)
+        ended = self.write_receipt(work, EMISSION["fail"], task, body, by=lease.worker, lease=lease)
+        self.announce_end(work, task, ended, self._enclosed("error", value, error, task.task_id))
         return Released(True, "failed", False)
 
     def _retry(self, work: Work, task: Task, lease: Lease, wished: float | None, body: dict[str, Any]) -> Released:
         attempt, most = task.attempt + 1, self.settings.max_retry_backoff_seconds
         pause = backoff(task.retry_backoff_seconds, attempt, most) if wished is None else min(wished, float(most))
         task = work.move(task, RETRY, attempt=attempt, next_eligible_at=work.now + pause, started_at=None,
-                         held=self._overtold(work, task))
-        self._emit(work, EMISSION["retry"], task, body, by=lease.worker, lease=lease)
+                         held=first_answer(self.on.why_hold, work, task))
+        self.write_receipt(work, EMISSION["retry"], task, body, by=lease.worker, lease=lease)
         self._tell_held(work, task, lease)
         return Released(True, "queued", True, outside(work.now + pause))
 
     # Who holds a lease, and how its end is told.
 
-    def _held(self, work: Work, caller: Caller, ask: Held) -> tuple[Task, Lease]:
+    def require_lease(self, work: Work, caller: Caller, ask: Held) -> tuple[Task, Lease]:
         """Return the task and its lease if the caller holds it, inside the transaction (spec 4.2)."""
         task, lease = work.task(ask.task_id), work.leases.get(ask.task_id)
         holder = self._holder(caller, ask, lease)
@@ -1402,25 +1502,24 @@ class Engine:
         work.close(task.duty, task.owner)
         return work.change(task, owed=False)
 
-    def _end(self, work: Work, task: Task, ended: Receipt, news: dict[str, Any]) -> None:
+    def announce_end(self, work: Work, task: Task, ended: Receipt, news: dict[str, Any]) -> None:
         """Tell the owner that the task has come to its end."""
         result = news.pop("result", {})
         body = {"status": task.status, **{name: said for name, said in result.items() if name != "completion_metadata"},
                 **news}
-        self._emit(work, RESULT_READY, task, body, parents=(ended.receipt_id,))
+        self.write_receipt(work, RESULT_READY, task, body, parents=(ended.receipt_id,))
 
     def _anomaly(self, work: Work, task: Task, kind: str, *, lease: Lease | None = None, mark: str = "",
                  recommended_action: str, **details: Any) -> None:
         """H.7: tell the owner that something looks wrong; changes nothing, and each cause is told once."""
         body = {"kind": kind, "details": details, "recommended_action": recommended_action}
-        self._emit(work, ANOMALY, task, body, lease=lease, mark=f"{kind} {mark}")
+        self.write_receipt(work, ANOMALY, task, body, lease=lease, mark=f"{kind} {mark}")
 
-    def _escalate(self, work: Work, task: Task, lease: Lease, reason: str) -> None:
-        """Propose a task to somebody, where that is enabled: a word, not a transfer."""
-        if self.settings.escalation.enabled:
-            import_module("asyncgate.parts.escalation").escalate(self, work, task, lease, reason)
+    def _give_up(self, work: Work, task: Task, lease: Lease, reason: str) -> None:
+        for given_up in self.on.given_up:
+            given_up(work, task, lease, reason)
 
-    def _emit(self, work: Work, contract: Contract, task: Task | None, body: Mapping[str, Any], *,
+    def write_receipt(self, work: Work, contract: Contract, task: Task | None, body: Mapping[str, Any], *,
               by: Principal | None = None, to: Principal | None = None, lease: Lease | None = None,
               lease_id: str | None = None, schedule_id: str | None = None, task_id: str = "",
               parents: tuple[str, ...] | None = None, mark: str = "") -> Receipt:
@@ -1453,9 +1552,10 @@ class Engine:
         if len(body) > limits.max_body_size_bytes:
             raise ReceiptTooLarge(f"the receipt's body would be {len(body)} bytes, {limits.max_body_size_bytes} is the "
                                   "most.  Receipt bodies are contracts, not chat messages.")
-        self._few(parents)
+        self.limit_parents(parents)
 
-    def _few(self, parents: tuple[str, ...]) -> None:
+    def limit_parents(self, parents: tuple[str, ...]) -> None:
+        """Refuse more parents than a receipt may have."""
         if len(parents) > (most := self.settings.receipts.max_parents):
             raise TooManyParents(f"{len(parents)} parents; a receipt has {most} at most (PH.5)")
 
@@ -1467,7 +1567,8 @@ class Engine:
         Without a recipient it is the caller's own inbox; an admin who names nobody sees the whole tenant's.  Follow
         next_cursor, or since_receipt_id later on: every receipt comes exactly once.
         """
-        if self.ledger is None and ask.receipt_type not in (None, *RECEIPT_TYPES):     # there others state theirs
+        alone = self.settings.receipt_mode == "standalone"      # in a ledger there are types of others
+        if alone and ask.receipt_type not in (None, *RECEIPT_TYPES):
             raise InvalidRequest(f"no receipt has the type {ask.receipt_type}: there are {', '.join(RECEIPT_TYPES)}")
         to = await self.inbox(caller, ask)
         mark = ("receipts", to, ask.task_id, ask.receipt_type)
@@ -1516,47 +1617,10 @@ class Engine:
         by = speaker(caller, ask)
         if not caller.unlimited and not receipt.to.same(by):
             raise barred(caller, f"receipt {receipt.receipt_id} is addressed to another principal")
-        with self._short(work, receipt.task_id):
-            acked = self._emit(work, ACKNOWLEDGED, None, {"receipt_id": receipt.receipt_id}, by=by,
-                               parents=(receipt.receipt_id,), task_id=receipt.task_id)
+        with self.optional_receipt(work, receipt.task_id):
+            acked = self.write_receipt(work, ACKNOWLEDGED, None, {"receipt_id": receipt.receipt_id}, by=by,
+                                       parents=(receipt.receipt_id,), task_id=receipt.task_id)
         return Ok(True, receipt_id=acked.receipt_id)
-
-    def emit_receipt(self, work: Work, caller: Caller, ask: EmitReceipt) -> Ok:
-        """Offer a receipt of one's own: a scheduler's schedule.created or schedule.deleted.
-
-        schedule.created needs the live lease of a schedule.create task and goes to that task's creator;
-        schedule.deleted names the schedule.created among its parents and discharges it.  Spec 8, PH.1.3, PH.2.
-        """
-        part = import_module("asyncgate.parts.receipts.emitting")
-        return Ok(True, receipt_id=part.emit(self, work, caller, ask, speaker(caller, ask)))
-
-    def report_schedule(self, work: Work, caller: Caller, ask: ReportSchedule) -> Reported:
-        """Report when schedules run next, so that the gate notices when they do not (H.7.4)."""
-        by, unknown, refused = speaker(caller, ask), [], []
-        for state in ask.schedules:
-            if isinstance(state, Unreadable):
-                refused.append(Problem(state.problem.code, str(state.problem)))
-                continue
-            known = work.found(Schedule, state.schedule_id)
-            if known is None or not known.scheduler.same(by):
-                unknown.append(state.schedule_id)
-                continue
-            known = told_again(known, state)
-            work.keep(known)
-            self._late(work, known)
-        return Reported(True, unknown, refused)
-
-    def _late(self, work: Work, schedule: Schedule) -> None:
-        """H.7.4: a schedule that has missed two of its times is told to its owner, once for each time."""
-        if schedule.late_at is None or schedule.late_at > work.now:
-            return
-        due = outside(schedule.next_run_at or 0).isoformat()
-        body = {"kind": "schedule_late", "recommended_action": "look whether the scheduler runs",
-                "details": {"schedule_id": schedule.schedule_id, "next_run_at": due,
-                            "interval_seconds": schedule.interval_seconds}}
-        self._emit(work, ANOMALY, None, body, to=Principal(schedule.owner_kind, schedule.owner_id),
-                   schedule_id=schedule.schedule_id, parents=(schedule.created,), mark=f"schedule_late {due}")
-        work.keep(replace(schedule, late_at=None))
 
     async def check_terminator(self, caller: Caller, ask: CheckTerminator) -> Terminator:
         """Tell whether an obligation is discharged: by the evidence of the receipts, not by any state."""
@@ -1606,17 +1670,7 @@ class Engine:
         return Welcome(self._server(), await self._relationship(caller, who),
                        Attention([shown(caller.tenant_id, row) for row in rows]),
                        LatestReceipt(rows[-1].receipt_id if rows else ask.since_receipt_id), self.settings.environment,
-                       warnings=await self._warnings(caller))
-
-    async def _warnings(self, caller: Caller) -> list[str]:
-        """Say in time that the room for receipts comes to its end (spec 21.6.3)."""
-        if not self.limited or (usage := await self.backend.record(caller.tenant_id, Usage)) is None:
-            return []
-        account = await self.backend.record(caller.tenant_id, Account)
-        most = allowance(self.settings, account, self.backend.now()).receipt_storage_gb
-        used = usage.receipt_bytes / GIGABYTE
-        return [f"receipts take up {used:.1f} of {most} GB; beyond that no task can be created"] * (
-            most >= 0 and used >= 0.8 * most)
+                       warnings=[warning for warn in self.on.warn for warning in await warn(caller)])
 
     def _deliver(self, work: Work, caller: Caller, ask: Delivered) -> None:
         for receipt_id in ask.receipts:
@@ -1641,7 +1695,7 @@ class Engine:
         url = self.settings.memorygate.url if self.settings.receipt_mode != "standalone" else None
         return GateConfig(self.settings.receipt_mode, url, self.instance,
                              ["lease_based_execution", "receipt_emission", "open_obligations", "batch_operations"],
-                             __version__, "gate_or_ledger" if self.ledger and self.ledger.adopts else "gate")
+                             __version__)
 
     async def health(self, caller: Caller, ask: Health) -> Healthy:
         """Tell whether the gate works: its database answers, and its upkeep jobs run."""
@@ -1651,20 +1705,19 @@ class Engine:
         except Exception:
             log.exception("the database does not answer")
             database = "unavailable"
-        return Healthy("healthy" if database == "ok" else "unhealthy", "AsyncGate", __version__, self.instance,
-                       self._uptime(), database, self.upkeep.report() if self.upkeep else {},
-                       await self.ledger.lag() if self.ledger and database == "ok" else UNSET)
+        reply = Healthy("healthy" if database == "ok" else "unhealthy", "AsyncGate", __version__, self.instance,
+                        self._uptime(), database, {})
+        for describe in self.on.describe:
+            await describe(reply)
+        return reply
 
     # Upkeep's own writes.
 
     def sweep(self, work: Work, caller: Caller, ask: Sweep) -> None:
-        """Take back tasks whose lease ran out; report deadlines, spent attempts and late schedules (H.7)."""
+        """Take back tasks whose lease ran out; report deadlines and spent attempts (H.7)."""
         for task_id in ask.tasks:
             with contextlib.suppress(TaskNotFound), work.part():
                 self._look_after(work, work.task(task_id), len(ask.tasks))
-        for schedule_id in ask.schedules:
-            if schedule := work.found(Schedule, schedule_id):
-                self._late(work, schedule)
 
     def _look_after(self, work: Work, task: Task, crowd: int) -> None:
         lease = work.leases.get(task.task_id)
@@ -1682,14 +1735,14 @@ class Engine:
         """PH.4: a lost lease is not a failure.  But a task that keeps killing its workers is held at last."""
         lost_to = [*_any(task.lost_to), lease.worker_id][-10:]
         losses, most = task.expiries + 1, task.max_expiries
-        held = "lease_expiries" if most and losses >= most else self._overtold(work, task)
+        held = "lease_expiries" if most and losses >= most else first_answer(self.on.why_hold, work, task)
         pause = jitter(lease.lease_id, self.settings.expiry_jitter_seconds, crowd)
         work.hold(replace(lease, ending="expired"))
         # Clarification C: only a task's own instance sweeps it, so this one takes it over first (docs/design.md).
         task = work.move(task, EXPIRE, expiries=losses, held=held, started_at=None, asyncgate_instance=self.instance,
                          next_eligible_at=work.now + pause if pause else None, lost_to=canonical(lost_to).decode())
-        self._emit(work, EMISSION["expire"], task, self._expiry(task, lease, "expired"), lease=lease)
-        self._escalate(work, task, lease, "lease_expired")
+        self.write_receipt(work, EMISSION["expire"], task, self._expiry(task, lease, "expired"), lease=lease)
+        self._give_up(work, task, lease, "lease_expired")
         if losses == STUCK_EXPIRIES + 1:
             self._anomaly(work, task, "lease_expired_often", expiries=losses,
                           recommended_action="look at the workers of this type")
@@ -1722,19 +1775,12 @@ class Engine:
             work.tell(task_id, "lease.prolonged", lease_id=lease.lease_id, worker_id=lease.worker_id,
                       expires_at=outside(until).isoformat(), silent_since=outside(ask.silent_since).isoformat())
 
-    def seen(self, work: Work, caller: Caller, ask: Seen) -> None:
-        """Write down who was here."""
-        for who, first, last in ask.sightings:
-            work.keep(visited(work.found(Presence, who.kind, who.id), who, first, last))
-
     # What happens after a commit, and small things.
 
     def _after_commit(self, work: Work) -> None:
         """Wake who waits for what this batch has changed; only now may anybody learn of it."""
-        if work.found(Usage) is not None:
-            self.counted.add(work.tenant_id)
-        for watcher in tuple(self.watchers):
-            watcher(work)
+        for committed in self.on.committed:
+            committed(work)
         for task in (*work.added.values(), *work.moved.values()):
             if task.status == "queued":
                 self.waiting.offered(work.tenant_id, task, work.now)
@@ -1749,8 +1795,8 @@ class Engine:
 
     def hear(self, news: News) -> None:
         """Wake who waits for what another process has changed."""
-        for listener in tuple(self.listeners):
-            listener(news)
+        for heard in self.on.heard:
+            heard(news)
         self.waiting.heard(news)
         ended = [key for key in self.outcomes if key[0] == news.tenant_id] if news.many else [
             (news.tenant_id, task_id) for task_id in news.ended]
@@ -1803,10 +1849,6 @@ class Engine:
             raise
 
 
-async def any_caller(caller: Caller) -> None:
-    """Take every caller for as good as it was."""
-
-
 def news_of(work: Work) -> News | None:
     """Return what other processes should hear of a batch, if anything."""
     changed = (*work.added.values(), *work.moved.values())
@@ -1821,15 +1863,6 @@ def news_of(work: Work) -> News | None:
     kinds = tuple((task.type, tuple(sorted(needs_of(raw(task.requirements))))) for task in now[:MOST_QUEUED])
     return News(work.tenant_id, kinds, tuple(ended[:MOST_ENDED]), min(later, default=None),
                 len(now) > MOST_QUEUED or len(ended) > MOST_ENDED, keys, account, bool(work.posted))
-
-
-def told_again(known: Schedule, state: ScheduleState) -> Schedule:
-    """Return a schedule with what its scheduler says of it now; what that does not say stays as it was."""
-    due = known.next_run_at if state.next_run_at is None else instant(state.next_run_at)
-    every = known.interval_seconds if state.interval_seconds is None else state.interval_seconds
-    enabled = state.enabled if state.enabled is not None else known.enabled or known.next_run_at is None
-    late_at = due + 2 * every if enabled and due is not None and every is not None else None
-    return replace(known, enabled=enabled, next_run_at=due, interval_seconds=every, late_at=late_at)
 
 
 def resolve(future: asyncio.Future[None]) -> None:
@@ -1891,7 +1924,7 @@ class Batches:
 
     def __init__(self, backend: Backend, size: int, after_commit: Callable[[Work], None]) -> None:
         self.backend, self.size, self.after_commit = backend, size, after_commit
-        self.transact = backend.transact                # or what asks the ledger before it commits
+        self.transact: Transact = backend.transact      # or what an extension puts around it
         self.waiting: dict[str, list[Job]] = {}         # in the order of the tenants' turns
         self.under_way: defaultdict[str, list[int]] = defaultdict(list)     # sizes
         self.flights: set[asyncio.Task[None]] = set()
@@ -2168,22 +2201,6 @@ def its_receipt(needs: Needs, caller: Caller, ask: AckReceipt) -> None:
     needs.receipts.add(ask.receipt_id)
 
 
-MOST_PARENTS = 1000         # that any setting allows; no more are looked up
-
-
-def its_schedule(needs: Needs, caller: Caller, ask: EmitReceipt) -> None:
-    """Load the parents, the task and the schedule of an offered receipt."""
-    needs.receipts.update(tuple(dict.fromkeys(ask.parents or ()))[:MOST_PARENTS])
-    needs.tasks.update({ask.task_id} if ask.task_id else ())
-    needs.records.update({(Schedule, (ask.schedule_id,))} if ask.schedule_id else ())
-
-
-def its_schedules(needs: Needs, caller: Caller, ask: ReportSchedule) -> None:
-    """Load the schedules that are reported."""
-    needs.records.update((Schedule, (state.schedule_id,)) for state in ask.schedules
-                         if not isinstance(state, Unreadable))
-
-
 def of_each(loads: Loads, items: Callable[[Any], Iterable[Any]]) -> Loads:
     """Load what every item of a batch needs."""
     def load(needs: Needs, caller: Caller, ask: Any) -> None:
@@ -2266,10 +2283,6 @@ CORE_OPERATIONS = {op.name: op for op in (
     Operation(Engine.list_receipts, "GET /v1/receipts", "a w A s", "receipts:read", "R"),
     Operation(Engine.get_receipt, "GET /v1/receipts/{receipt_id}", EVERYONE, "receipts:read", "R"),
     Operation(Engine.ack_receipt, "POST /v1/receipts/{receipt_id}/ack", EVERYONE, "receipts:ack", "W", its_receipt,
-              idempotent=True),
-    Operation(Engine.emit_receipt, "POST /v1/receipts", EVERYONE, "receipts:ack tasks:lease", "W", its_schedule,
-              idempotent=True),
-    Operation(Engine.report_schedule, "POST /v1/schedules/report", "w A", "tasks:lease", "W", its_schedules,
               idempotent=True),
     Operation(Engine.check_terminator, "POST /v1/receipts/check-terminator", EVERYONE, "receipts:read", "R"),
     Operation(Engine.list_open_obligations, "GET /v1/obligations/open", EVERYONE, "receipts:read", "R"),

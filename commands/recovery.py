@@ -12,11 +12,12 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from asyncgate import FENCES_SKIPPED, Engine
+from asyncgate import FENCES_SKIPPED
 from asyncgate.backends import open_backend
 from asyncgate.commands import calling, cli, verdicts
 from asyncgate.commands.calling import BROKEN, CONFLICT, NO_GATE, as_json, ended
 from asyncgate.commands.terminal import Bar, plain
+from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model.errors import GateError, StartupError
 from asyncgate.parts.model.settings import Configured, Settings, SettingsError, discreet
 from asyncgate.parts.process.configured import configured
@@ -89,7 +90,7 @@ async def reconciled(settings: Settings, repair: bool, as_json: bool, tenants: t
         sink = sink_of(settings, whole=False)
         opened.push_async_callback(sink.close)
         backend = await (alone(opened, url) if repair else beside(opened, url, settings))
-        engine, done, left = Engine(backend, settings), {}, 0
+        engine, done, left = engine_over(backend, settings), {}, 0
         names = {engine.instance, backend.instance}
         if repair:
             from asyncgate.parts.receipts.outbox import Ledger

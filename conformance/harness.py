@@ -12,12 +12,13 @@ import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from asyncgate import SCOPES, Caller, Engine, Operation
+from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model.database import Around
 from asyncgate.parts.model.errors import GateError, InvalidRequest
 from asyncgate.parts.model.ids import Ids
@@ -40,6 +41,9 @@ from asyncgate.parts.model.stored import (
 from asyncgate.parts.model.wire import Ask, Offer, Principal, ReceiptRecord, TaskRecord
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from asyncgate.parts.receipts.outbox import Ledger
 
 PATIENCE = 10       # seconds after which what should have happened will not
 STORED = (Task, Lease, Progress, Receipt, Event, Schedule, Obligation, Account, Key, Audit, AuditHead)
@@ -169,7 +173,15 @@ class Gate(View):
 
     def beside(self, **settings: Any) -> Gate:
         """Return this tenant's gate through another engine, as another process or after a restart."""
-        return Gate(Engine(self.backend, Settings(**settings)), self.tenant_id)
+        return Gate(engine_over(self.backend, Settings(**settings)), self.tenant_id)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Return the ledger that this gate's receipts go to; only a gate in integrated mode has one."""
+        from asyncgate.parts.receipts.outbox import Ledger  # with the HTTP client, which is large
+        ledger = self.engine.extension(Ledger)
+        assert ledger is not None
+        return ledger
 
     # The clock.
 

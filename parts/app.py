@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Set
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from asyncgate import NOBODY, Caller, Engine, Operation, __version__
 from asyncgate.backends import Backend, open_backend
+from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.faces import openapi, server
 from asyncgate.parts.faces.http import keep_slashes, named_in, own_page, refusal_headers, shortcut
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
@@ -30,6 +31,9 @@ from asyncgate.parts.model.wire import Ask, CreateTask, CreateTasks, Healthy
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.receipts.archive import relieve
 from asyncgate.parts.upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from asyncgate.parts.receipts.outbox import Ledger
 
 log = logging.getLogger("asyncgate")
 
@@ -51,6 +55,7 @@ class Gate:
         self.lines = b"".join([b"%b: %b\r\n" % header for header in (JSON_TYPE, *self.headers)])
         self.mcp = Door(self, operations, __version__)
         self.guard: Any = None                  # until it opens
+        self.ledger: Ledger | None = None       # in integrated mode
         self.endpoints = self._endpoints()      # by path, with {} for the one part that a caller names
         self.app = Starlette(routes=self._routes(), lifespan=self._life, exception_handlers={
             HTTPException: self._lost, Exception: self._broken})  # type: ignore[dict-item]
@@ -90,24 +95,24 @@ class Gate:
         async with contextlib.AsyncExitStack() as opened:   # whatever fails from here on closes what is open by then
             backend = self.backend or await open_backend(database.url, serving=True, settings=database)
             opened.push_async_callback(backend.close)
-            upkeep = self._furnish(Engine(backend, self.settings))
+            self._furnish(engine_over(backend, self.settings))
             opened.push_async_callback(self.engine.batches.landed)
             opened.push_async_callback(self.mcp.close)
             beats, lasting = self.settings.lease_sweep_interval_seconds, self.engine.lasting
             sign = await lasting.join(self.engine.instance, beats, self.engine.hear) if lasting else None
-            await upkeep.begin(sign)
-            async with self.guard, upkeep, self.engine.ledger or contextlib.nullcontext():
+            await self.upkeep.begin(sign)
+            async with self.guard, self.upkeep, self.ledger or contextlib.nullcontext():
                 yield
 
-    def _furnish(self, engine: Engine) -> Upkeep:
+    def _furnish(self, engine: Engine) -> None:
         """Give the engine what works beside it; raises StartupError for settings that contradict one another."""
-        upkeep = Upkeep(engine)
+        self.upkeep = Upkeep(engine)
         if self.settings.receipt_mode != "standalone":
             from asyncgate.parts.receipts.outbox import Ledger  # with the HTTP client, which is large
-            engine.ledger = Ledger(engine)
-        engine.upkeep, self.engine, self.guard = upkeep, engine, Guard(engine, relieve)
+            self.ledger = Ledger(engine)
+            engine.extend(self.ledger)
+        self.engine, self.guard = engine, Guard(engine, relieve)
         self.identity.ways.insert(0, Keys(self.guard.keys))
-        return upkeep
 
     def drain(self) -> None:
         """Answer the waiting calls; the server is about to stop."""

@@ -11,6 +11,7 @@ import platform
 import re
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,9 @@ from asyncgate.parts.model.stored import (
 
 # Hundreds of programs are started: each would compile the whole package anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# A shell without job control has its background processes ignore SIGINT, and so would all that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TOKEN = "a-token-for-tests"
 PATIENCE_SECONDS = 30.0

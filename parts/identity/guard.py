@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
-from asyncgate import Caller, Engine, Needs, News, Work
+from asyncgate import Caller, Engine, Extension, Needs, News, Work
 from asyncgate.parts.identity.audit import Auditor, visit, who
 from asyncgate.parts.identity.buckets import Bucket, buckets_for, call_bucket, exceeded, task_bucket
 from asyncgate.parts.identity.buckets import headers as limit_headers
@@ -135,7 +135,7 @@ class Keys:
         return caller
 
 
-class Guard:
+class Guard(Extension):
     """Stands at the door of a running gate: who is let in, how often, and what is written down about it."""
 
     def __init__(self, engine: Engine, relieve: Callable[[Engine, str], Awaitable[int]] | None = None) -> None:
@@ -150,9 +150,7 @@ class Guard:
 
     async def __aenter__(self) -> Guard:
         await self._require_a_way_in()
-        self.engine.watchers.add(self.changed)
-        self.engine.listeners.add(self.heard)
-        self.engine.still_good = self.still_good
+        self.engine.extend(self)
         self.auditor.open()
         return self
 
@@ -173,7 +171,7 @@ class Guard:
                 return
         raise StartupError(NO_WAY_IN)
 
-    def changed(self, work: Work) -> None:
+    def committed(self, work: Work) -> None:
         """Learn from a commit of this process."""
         self.auditor.tenants.add(work.tenant_id)
         for kind, key in work.kept:

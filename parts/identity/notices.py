@@ -48,7 +48,7 @@ def tell_admins(engine: Engine, work: Work, whom: list[Principal], kind: str, **
     body = {"kind": kind, "details": said, "recommended_action": ADVICE[kind]}
     mark = f"{kind} {work.new_id()}"
     for admin in whom:
-        engine._emit(work, ANOMALY, None, body, to=admin, mark=mark)
+        engine.write_receipt(work, ANOMALY, None, body, to=admin, mark=mark)
 
 
 async def notify(engine: Engine, tenant_id: str, kind: str, **details: Any) -> None:

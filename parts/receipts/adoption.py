@@ -240,7 +240,7 @@ def report(engine: Engine, work: Work, caller: Caller, ask: Report) -> None:
         body = {"kind": "ledger_receipt_rejected", "recommended_action": "see what that worker does",
                 "details": {"receipt_id": ask.found.receipt_id, "receipt_type": ask.found.receipt_type,
                             "reason": ask.reason, "status": task.status}}
-        engine._emit(work, ANOMALY, task, body, mark=f"ledger_receipt_rejected {ask.found.receipt_id}")
+        engine.write_receipt(work, ANOMALY, task, body, mark=f"ledger_receipt_rejected {ask.found.receipt_id}")
 
 
 def anomaly(engine: Engine, work: Work, receipt: Receipt | None, kind: str, mark: str, advice: str,
@@ -249,4 +249,4 @@ def anomaly(engine: Engine, work: Work, receipt: Receipt | None, kind: str, mark
     task = work.tasks.get(receipt.task_id) if receipt else None
     nobody = Principal(engine.settings.default_fallback_owner_kind, engine.settings.default_fallback_owner_id)
     body = {"kind": kind, "details": details, "recommended_action": advice}
-    engine._emit(work, ANOMALY, task, body, to=receipt.to if receipt else nobody, mark=f"{kind} {mark}")
+    engine.write_receipt(work, ANOMALY, task, body, to=receipt.to if receipt else nobody, mark=f"{kind} {mark}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from asyncgate import Caller, Engine, Needs, Work
+from asyncgate import Caller, Engine, Extension, Needs, Work
 from asyncgate.parts.model.errors import GateError, InvalidRequest
 from asyncgate.parts.model.queries import EntryFilter, ReceiptFilter
 from asyncgate.parts.model.settings import Settings
@@ -80,16 +80,16 @@ async def unsealed(engine: Engine, tenant_id: str, after: str) -> dict[str, byte
     return {id: found[id] for id in sorted(found)[:COVERED]}
 
 
-class Sealer:
+class Sealer(Extension):
     """Knows which tenants have receipts that this process wrote and that are not sealed yet."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.newest: dict[str, str] = {}        # by tenant, the youngest receipt
         self.begun = False
-        engine.watchers.add(self.note)
+        engine.extend(self)
 
-    def note(self, work: Work) -> None:
+    def committed(self, work: Work) -> None:
         """Learn of a commit."""
         arrived = [row.arrival for row in work.kept.values() if isinstance(row, Entry)]
         if work.written or arrived:

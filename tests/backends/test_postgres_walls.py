@@ -321,10 +321,10 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
 
 async def keep_books(gate: Gate, mark: str) -> None:
     """Let a tenant have receipts on their way to a ledger, and some that others stored here."""
-    gate.engine.ledger = Ledger(Engine(gate.backend, Settings(
-        receipt_mode="memorygate_integrated", memorygate=MemoryGate(url="http://127.0.0.1:9"))))
+    gate.engine.extend(Ledger(Engine(gate.backend, Settings(
+        receipt_mode="memorygate_integrated", memorygate=MemoryGate(url="http://127.0.0.1:9")))))
     await gate.create(payload=mark, type="told elsewhere")
-    gate.engine.ledger = None
+    gate.engine.withdraw(gate.ledger)
 
     def store(work: Work) -> None:
         work.keep(Outgoing("sent", "", encode(mark).decode(), work.now))

@@ -327,7 +327,7 @@ async def test_a_subscriber_learns_that_a_task_ended_in_another_process() -> Non
     end()
 
     assert [event.uri for event in heard] == [f"asyncgate://tasks/{task_id}"]
-    assert not here.engine.listeners
+    assert not here.engine.extensions
 
 
 # Taking part.
@@ -341,7 +341,7 @@ async def test_a_gate_takes_part_before_its_upkeep_begins_and_leaves_last() -> N
         async with asyncio.timeout(PATIENCE):
             while process.steps.count("beat") < 2:  # noqa: ASYNC110  # nothing tells it
                 await asyncio.sleep(0)
-        report = gate.engine.upkeep.report() if gate.engine.upkeep else {}
+        report = gate.upkeep.report()
 
     assert process.steps == ["join as asyncgate-7, 3600.0 s", "beat", "beat", "close"]     # the first before upkeep
     assert (report["beat"]["runs"], report["beat"]["failures"]) == (1, 0)

@@ -105,10 +105,10 @@ async def fill(backend: Any) -> None:
 
 async def keep_books(gate: Gate) -> None:
     """Leave a receipt that waits for a ledger, one that somebody has stored here, and the place of a reader."""
-    gate.engine.ledger = Ledger(Engine(gate.backend, Settings(
-        receipt_mode="memorygate_integrated", memorygate=MemoryGate(url="http://127.0.0.1:9"))))
+    gate.engine.extend(Ledger(Engine(gate.backend, Settings(
+        receipt_mode="memorygate_integrated", memorygate=MemoryGate(url="http://127.0.0.1:9")))))
     await gate.as_agent().cancel_task(task_id=await gate.create(type="told elsewhere"))
-    gate.engine.ledger = None
+    gate.engine.withdraw(gate.ledger)
 
     def store(work: Work) -> None:
         work.keep(Entry("r-1", work.new_id(), "plan.made", "", "agent", "ada", "agent", "bob", "", "d", "{}"))

@@ -82,6 +82,11 @@ def the(lines: list[dict[str, Any]], event: str) -> dict[str, Any]:
     return line
 
 
+def times(lines: list[dict[str, Any]]) -> int:
+    """Count what is written down; what is equal within a second is one line, and a busy machine takes several."""
+    return sum(line["details"].get("times", 1) for line in lines)
+
+
 def has(line: dict[str, Any], severity: str, **details: Any) -> None:
     """Insist on the fields of spec 21.7.4, and on these values."""
     assert line.keys() == FIELDS
@@ -146,8 +151,10 @@ async def test_who_asks_too_often_is_written_down(limited: House, facade: str) -
     told = [await limited.ask("list_tasks", token=root, facade=facade, headers=[AGENT]) for _ in range(7)]
 
     assert [answer.code for answer in told] == [""] * 5 + ["rate_limit_exceeded"] * 2
-    line = the(await limited.audit(OTHER), "rate_limit_exceeded")
-    has(line, "warning", reason="rate_limit_exceeded", principal_id="root", operation="list_tasks", times=2)
+    lines = of(await limited.audit(OTHER), "rate_limit_exceeded")
+    assert times(lines) == 2
+    for line in lines:
+        has(line, "warning", reason="rate_limit_exceeded", principal_id="root", operation="list_tasks")
 
 
 @pytest.mark.parametrize("facade", FACADES)
@@ -169,8 +176,11 @@ async def test_who_shows_too_many_wrong_keys_is_written_down(house: House, facad
     await asyncio.gather(*[house.ask("list_tasks", token=generate(), facade=facade) for _ in range(2)])
 
     lines = await house.audit()
-    assert the(lines, "auth_failure")["details"]["times"] == 10
-    has(the(lines, "rate_limit_exceeded"), "warning", times=2)
+    assert times(of(lines, "auth_failure")) == 10
+    refused = of(lines, "rate_limit_exceeded")
+    assert times(refused) == 2
+    for line in refused:
+        has(line, "warning")
 
 
 @pytest.mark.parametrize("facade", FACADES)
@@ -243,7 +253,7 @@ async def test_an_id_of_another_tenant_is_a_404_and_a_critical_event(house: Hous
         "receipt_not_found", "key_not_found", "parent_not_found"]
     assert batch["results"][0]["error"]["error"] == "task_not_found"
     lines = of(await house.audit(OTHER), "cross_tenant_attempt")
-    assert sum(line["details"].get("times", 1) for line in lines) == 7
+    assert times(lines) == 7
     for line in lines:
         has(line, "critical", principal_id="root", user_agent="tests/1.0")
     named = [next(value for name, value in line["details"].items() if name.startswith("foreign_")) for line in lines]
@@ -467,7 +477,7 @@ async def test_equal_refusals_are_one_line_with_a_count(house: House) -> None:
 
     assert len(house.guard.auditor.noted[HOME]) <= MOST_NOTED
     lines = of(await house.audit(), "authorization_failure")
-    assert sum(line["details"].get("times", 1) for line in lines) == 500
+    assert times(lines) == 500
     assert len(lines) < 20
 
 
@@ -485,7 +495,7 @@ async def test_a_flood_of_different_refusals_is_counted_and_fills_no_memory(hous
     assert {tenant: len(lines) for tenant, lines in auditor.noted.items()} == {HOME: MOST_NOTED, OTHER: 2}
 
     lines = await house.audit()
-    written = sum(line["details"].get("times", 1) for line in of(lines, "authorization_failure"))
+    written = times(of(lines, "authorization_failure"))
     missed = sum(line["details"]["times"]["authorization_failure"] for line in of(lines, "audit_overflow"))
     assert written + missed == 3 * MOST_NOTED
     assert the(lines, "audit_overflow")["severity"] == "critical"
@@ -518,7 +528,7 @@ async def test_strangers_fill_no_disk(house: House) -> None:
     told = of(lines, "auth_failure")
     assert len(told) <= 2 * LINES_OF_PLACE, "a minute may have begun meanwhile"
     untold = sum(line["details"]["times"]["auth_failure"] for line in of(lines, "strangers_refused"))
-    assert sum(line["details"].get("times", 1) for line in told) + untold == 3 * LINES_OF_PLACE
+    assert times(told) + untold == 3 * LINES_OF_PLACE
 
 
 @pytest.mark.parametrize("facade", FACADES)
@@ -819,7 +829,7 @@ async def test_a_gate_that_stops_writes_down_all_that_it_has_noted(serve: Any, u
         await house.ask("get_task", {"task_id": task}, token=root)
 
     again = House(await serve(security=security()))
-    assert the(await again.audit(), "auth_failure")["details"]["times"] == 20
+    assert times(of(await again.audit(), "auth_failure")) == 20
     assert the(await again.audit(OTHER), "cross_tenant_attempt")["severity"] == "critical"
 
 
@@ -904,4 +914,7 @@ async def test_a_call_over_mcp_that_is_refused_before_it_is_read_is_written_down
     answers = [await limited.served.call(method, target, body, headers=headers, token=root) for _ in range(7)]
 
     assert [answer.status for answer in answers].count(429) == 2
-    has(the(await limited.audit(OTHER), "rate_limit_exceeded"), "warning", times=2)
+    lines = of(await limited.audit(OTHER), "rate_limit_exceeded")
+    assert times(lines) == 2
+    for line in lines:
+        has(line, "warning")

@@ -58,7 +58,7 @@ async def state(gate: Gate, ledger: LedgerServer, receipt: dict[str, Any], worke
 
 async def adopt(gate: Gate) -> None:
     """Look through the ledger once."""
-    ledger = gate.engine.ledger
+    ledger = gate.ledger
     await Adopter(gate.engine, Reading(gate.engine, ledger.sink, ledger.sender.breaker)).look()
 
 

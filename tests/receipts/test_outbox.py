@@ -22,7 +22,7 @@ LEDGER = MemoryGate(url="http://127.0.0.1:9")
 def gate(make_gate: Callable[..., Gate]) -> Gate:
     """A gate whose receipts go to a ledger, and nobody sends them yet."""
     gate = make_gate(receipt_mode="memorygate_integrated", memorygate=LEDGER)
-    gate.engine.ledger = Ledger(gate.engine)
+    gate.engine.extend(Ledger(gate.engine))
     return gate
 
 

@@ -240,7 +240,7 @@ async def test_what_a_worker_stated_itself_comes_back_as_the_step_that_it_was(ga
     ledger.call("POST", "/v1/receipts", stated, token=ledger.key_of(gate.tenant_id))
     ledger.call("POST", "/v1/receipts", {**stated, "receipt_id": Ids().new(gate.now()), "receipt_type": "plan.made"})
     await emptied(gate)
-    bound = gate.engine.ledger
+    bound = gate.ledger
     await Adopter(gate.engine, Reading(gate.engine, bound.sink, bound.sender.breaker)).look()
     await emptied(gate)
     keys = {row.receipt_id: row.receipt_key for row in await rows(gate.backend, Receipt, gate.tenant_id)}
@@ -354,7 +354,7 @@ async def test_receipts_of_several_gates_are_not_mixed(gate: Gate, ledger: Ledge
     await gate.create()
     other = gate.beside(**{"receipt_mode": "memorygate_integrated", "instance_id": "asyncgate-2",
                            "memorygate": gate.engine.settings.memorygate})
-    other.engine.ledger = type(gate.engine.ledger)(other.engine)
+    other.engine.extend(type(gate.ledger)(other.engine))
     await other.create()
     await emptied(gate)
 
@@ -362,7 +362,7 @@ async def test_receipts_of_several_gates_are_not_mixed(gate: Gate, ledger: Ledge
     one = await rebuilt(gate, first := await fresh("sqlite"), instance="asyncgate-2")
     both = await rebuilt(gate, second := await fresh("sqlite"), all_instances=True)
 
-    await other.engine.ledger.sink.close()
+    await other.ledger.sink.close()
     assert (unclear.exit_code, one.exit_code, both.exit_code) == (5, 0, 0)
     assert "asyncgate-1 (1), asyncgate-2 (1)" in unclear.stderr
     for url, many in ((first, 1), (second, 2)):

@@ -142,7 +142,7 @@ async def test_a_lost_worker_is_told_as_an_escalation_of_what_it_had_accepted(se
     served = await serve(escalation=EscalationSettings(enabled=True, targets=(target,)), expiry_jitter_seconds=0.0)
     await served.leased()
     served.backend.skew += 301
-    await served.engine.upkeep.once("sweep")
+    await served.gate.upkeep.once("sweep")
 
     rows = await chain(served)
 

@@ -13,6 +13,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mcp_types as types
@@ -23,6 +24,7 @@ from mcp.server.subscriptions import ListenHandler, ResourceUpdated, ServerEvent
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from asyncgate import Extension
 from asyncgate.parts.faces.mcp.tools import told_refusal
 from asyncgate.parts.model.errors import GateError, TooManyWaiting
 from asyncgate.parts.model.stored import Account, Key
@@ -151,10 +153,8 @@ class Library:
         """End a subscription when the credential that it was made with is not good any more."""
         engine, caller, changed = self.engine(), self.caller(ctx), asyncio.Event()
 
-        def told(work: Work) -> None:
-            if any(kind in (Key, Account) for kind, _ in work.kept):
-                changed.set()
-        engine.watchers.add(told)
+        credentials = Credentials(changed)
+        engine.extend(credentials)
         try:
             while True:
                 await engine.still_good(caller)
@@ -164,7 +164,7 @@ class Library:
         except GateError:
             handler.close()
         finally:
-            engine.watchers.discard(told)
+            engine.withdraw(credentials)
 
     # Prompts.
 
@@ -219,6 +219,18 @@ class Library:
                 "or release_lease" for lease in found[:SHOWN]]
 
 
+class Credentials(Extension):
+    """Tells a subscription that some key, or what is agreed with some tenant, has changed."""
+
+    def __init__(self, changed: asyncio.Event) -> None:
+        self.changed = changed
+
+    def committed(self, work: Work) -> None:
+        """Look whether a batch has changed a key or an account."""
+        if any(kind in (Key, Account) for kind, _ in work.kept):
+            self.changed.set()
+
+
 class Feed:
     """The news of one caller, as the SDK's subscriptions read it."""
 
@@ -230,28 +242,31 @@ class Feed:
         raise NotImplementedError
 
     def subscribe(self, listener: Callable[[ServerEvent], None]) -> Callable[[], None]:
-        """Tell the listener of every commit that concerns the caller, until the returned function is called.
+        """Tell the listener of every commit that concerns the caller, until the returned function is called."""
+        subscription = Subscription(self.tenant_id, self.who, listener)
+        self.engine.extend(subscription)
+        return partial(self.engine.withdraw, subscription)
 
-        Of what other processes commit it learns the ends of tasks.
-        """
-        def told(work: Work) -> None:
-            if work.tenant_id != self.tenant_id:
-                return
-            for task_id in {*work.added, *work.moved, *work.progressed}:
-                listener(ResourceUpdated(uri=TASK + task_id))
-            if any(owner.same(self.who) for owner in (*work.opened.values(), *work.closed.values())):
-                listener(ResourceUpdated(uri=OBLIGATIONS))
 
-        def heard(news: News) -> None:
-            for task_id in news.ended if news.tenant_id == self.tenant_id else ():
-                listener(ResourceUpdated(uri=TASK + task_id))
+class Subscription(Extension):
+    """Tells one listener what concerns its principal; of what other processes commit it learns the ends of tasks."""
 
-        def end() -> None:
-            self.engine.watchers.discard(told)
-            self.engine.listeners.discard(heard)
-        self.engine.watchers.add(told)
-        self.engine.listeners.add(heard)
-        return end
+    def __init__(self, tenant_id: str, who: Principal, listener: Callable[[ServerEvent], None]) -> None:
+        self.tenant_id, self.who, self.listener = tenant_id, who, listener
+
+    def committed(self, work: Work) -> None:
+        """Tell of the tasks that a batch has changed, and of the principal's obligations."""
+        if work.tenant_id != self.tenant_id:
+            return
+        for task_id in {*work.added, *work.moved, *work.progressed}:
+            self.listener(ResourceUpdated(uri=TASK + task_id))
+        if any(owner.same(self.who) for owner in (*work.opened.values(), *work.closed.values())):
+            self.listener(ResourceUpdated(uri=OBLIGATIONS))
+
+    def heard(self, news: News) -> None:
+        """Tell of the tasks that have ended in another process."""
+        for task_id in news.ended if news.tenant_id == self.tenant_id else ():
+            self.listener(ResourceUpdated(uri=TASK + task_id))
 
 
 def waiting(task: Json) -> str:
