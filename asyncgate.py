@@ -71,6 +71,7 @@ if "__path__" not in globals():  # a bare checkout: its folders are this module'
 
 from asyncgate.parts.model.content import (
     check_size, decode_json, find_ordered_types, is_proof, needs_of, parse_json, read_artifacts, sha256, to_canonical)
+from asyncgate.parts.model.database import LastingBackend, SharedBackend
 from asyncgate.parts.model.errors import (
     DatabaseUnavailable, Forbidden, GateError, IdempotencyConflict, InvalidCursor, InvalidRequest, InvalidTransition,
     LeaseInvalid, LeaseLifetimeLimit, LeaseRenewalLimit, log_fault, no_task, NotLocatable, NotNow, outcome_unknown,
@@ -79,10 +80,13 @@ from asyncgate.parts.model.errors import (
 from asyncgate.parts.model.ids import Ids, mark_of
 from asyncgate.parts.model.members import Reader, Unreadable
 from asyncgate.parts.model.naming import read_principal, make_filter, read_instance_id, names_nobody
+from asyncgate.parts.model.news import News
+from asyncgate.parts.model.queries import (
+    EntryFilter, EventFilter, LeaseFilter, ObligationFilter, ReceiptFilter, TaskFilter, wanted_is)
 from asyncgate.parts.model.settings import DatabaseSettings, Settings, load_settings
 from asyncgate.parts.model.stored import (
-    Account, Archived, Audit, Entry, EntryFilter, Event, Key, key_of, Lag, Lease, Outgoing, Presence, Progress, Receipt,
-    ReceiptFilter, Schedule, Task, TaskFilter, Usage, wanted_is)
+    Account, Archived, Audit, Entry, Event, Key, key_of, Lag, Lease, Outgoing, Presence, Progress, Receipt, Schedule,
+    Task, Usage)
 from asyncgate.parts.model.views import (
     decode_terms, show_lease, show_offer, show_receipt, show_task, to_raw, to_utc, to_utc_or_none)
 from asyncgate.parts.model.wire import (
@@ -201,20 +205,6 @@ class Delivered(Ask, kw_only=True):
     """The gate's own request: these receipts have been handed over."""
 
     receipts: list[str] = []
-
-
-class News(Struct, frozen=True):
-    """What the processes that share a database tell each other of a batch that one of them has committed."""
-
-    tenant_id: str
-    queued: tuple[tuple[str, tuple[str, ...]], ...] = ()    # type and needed capabilities of each task, claimable now
-    ended: tuple[str, ...] = ()                             # tasks
-    due: float | None = None                                # when the first of the delayed tasks may be leased
-    many: bool = False                                      # more than is listed: look for whatever there may be
-    keys: tuple[str, ...] = ()                              # issued keys that have changed
-    account: bool = False                                   # whether what is agreed with the tenant has changed
-    posted: bool = False                                    # whether receipts wait for the ledger
-    lapse: float | None = None                              # when a lease runs out, earlier than was known before
 
 
 # LAW ##################################################################################################################
@@ -822,6 +812,8 @@ class Engine:
     def __init__(self, backend: Backend, settings: Settings | None = None,
                  extensions: Iterable[Extension] = ()) -> None:
         self.backend, self.settings = backend, settings or Settings()
+        self.lasting = backend if isinstance(backend, LastingBackend) else None
+        self.shared = backend if isinstance(backend, SharedBackend) else None
         self.instance = self.settings.instance_id or backend.instance
         self.gate = Principal("asyncgate", self.instance)
         self.born = time.monotonic()
@@ -1049,6 +1041,14 @@ class Engine:
             if not self.outcomes[key]:
                 del self.outcomes[key]
 
+    def is_alone(self) -> bool:
+        """Whether no other process is known to use the database."""
+        return self.shared is None or self.shared.is_alone()
+
+    async def leads(self, job: str) -> bool:
+        """Whether this process is the one, of all that share the database, that does a job."""
+        return self.shared is None or await self.shared.lead(job)
+
     async def still_good(self, caller: Caller) -> None:
         """Refuse a caller that would not be admitted any more; asked when a call that waited goes on."""
         for still_good in self.on.still_good:
@@ -1060,7 +1060,7 @@ class Engine:
         News of other processes may be lost, so beside others everybody looks now and then without being called.
         """
         poll = asyncio.get_running_loop().time() + self.settings.database.poll_seconds
-        if self.backend.alone or until <= poll:
+        if self.is_alone() or until <= poll:
             return await waited(call, until)
         await waited(call, poll)
         return True
@@ -1085,7 +1085,7 @@ class Engine:
             owner = self._self_only(caller, owner)
         limit, mark = self.limit(ask.limit), ("tasks", owner, ask.status, ask.type)
         before = self.position(caller, ask.cursor, *mark)
-        rows = await self.backend.tasks(caller.tenant_id, TaskFilter(owner, ask.status, ask.type, before, limit + 1))
+        rows = await self.backend.page(caller.tenant_id, TaskFilter(owner, ask.status, ask.type, before, limit + 1))
         ends = self.onward(caller, [task.task_id for task, *_ in rows], limit, ask.cursor, *mark)
         return Tasks([show_task(caller.tenant_id, *row) for row in rows[:limit]], *ends)
 
@@ -1100,11 +1100,11 @@ class Engine:
         tenant, limit, mark = caller.tenant_id, self.limit(ask.limit), ("history", ask.task_id)
         place = self.position(caller, ask.cursor, *mark) or ""
         told, _, noted = place.partition(" ")       # a place in each: a receipt may become visible after an event
-        receipts = await self.backend.receipts(tenant, ReceiptFilter(None, ask.task_id, None, told, limit + 1))
+        receipts = await self.backend.page(tenant, ReceiptFilter(None, ask.task_id, None, told, limit + 1))
         events = [HistoryEvent(r.receipt_id, r.receipt_type, to_utc(r.created_at), receipt=show_receipt(tenant, r))
                   for r in receipts]
         events += [HistoryEvent(e.event_id, e.event_type, to_utc(e.created_at), to_raw(e.payload))
-                   for e in await self.backend.events(tenant, ask.task_id, noted or told, limit + 1)]
+                   for e in await self.backend.page(tenant, EventFilter(ask.task_id, noted or told, limit + 1))]
         events.sort(key=lambda event: event.event_id)
         for event in events[:limit]:
             told, noted = (event.event_id, noted or told) if event.receipt else (told, event.event_id)
@@ -1267,7 +1267,7 @@ class Engine:
         """
         worker, grace = self.about(caller, ask, "worker_id"), self.settings.lease_grace_seconds
         now = self.backend.now()
-        rows = await self.backend.leases(caller.tenant_id, worker)
+        rows = await self.backend.page(caller.tenant_id, LeaseFilter(worker))
         mine = ask.resume and (not caller.bound or worker.same(caller.principal))
         told = worker.instance_id or ""
         # In the order of their tasks: leases of one moment come in any order, and the history shall not depend on it.
@@ -1574,7 +1574,7 @@ class Engine:
         mark = ("receipts", to, ask.task_id, ask.receipt_type)
         after = await self._since(caller, ask.since_receipt_id or ask.cursor, *mark)
         limit = self.limit(ask.limit)
-        rows = await self.backend.receipts(caller.tenant_id,
+        rows = await self.backend.page(caller.tenant_id,
                                            ReceiptFilter(to, ask.task_id, ask.receipt_type, after, limit + 1))
         ends = self.onward(caller, [row.receipt_id for row in rows], limit, ask.since_receipt_id or ask.cursor, *mark)
         return Receipts([show_receipt(caller.tenant_id, row) for row in rows[:limit]], *ends)
@@ -1593,7 +1593,7 @@ class Engine:
         try:
             await self._readable(caller, task_id)
         except TaskNotFound:
-            if not caller.sees_all or not await self.backend.receipts(
+            if not caller.sees_all or not await self.backend.page(
                     caller.tenant_id, ReceiptFilter(None, task_id, None, None, 1)):
                 raise
 
@@ -1638,7 +1638,7 @@ class Engine:
         """
         who = self.whose(caller, ask)
         after = await self._since(caller, ask.since_receipt_id, "obligations", who)
-        rows = await self.backend.obligations(caller.tenant_id, who, after, self.limit(ask.limit))
+        rows = await self.backend.page(caller.tenant_id, ObligationFilter(who, after, self.limit(ask.limit)))
         return Obligations(self._server(), await self._relationship(caller, who),
                            [show_receipt(caller.tenant_id, row) for row in rows],
                            rows[-1].receipt_id if rows else ask.since_receipt_id)
@@ -1662,7 +1662,7 @@ class Engine:
         who, most = self.whose(caller, ask), self.settings.max_bootstrap_max_items
         wished = ask.max_items or ask.limit or self.settings.default_bootstrap_max_items
         after = await self._since(caller, ask.since_receipt_id, "bootstrap", who)
-        rows = await self.backend.receipts(caller.tenant_id, ReceiptFilter(who, None, None, after, min(wished, most),
+        rows = await self.backend.page(caller.tenant_id, ReceiptFilter(who, None, None, after, min(wished, most),
                                                                            newest=after is None))
         log.warning("deprecated: bootstrap was called by %s; list_open_obligations supersedes it", who)
         if fresh := [row.receipt_id for row in rows if row.delivered_at is None]:
@@ -1786,8 +1786,8 @@ class Engine:
                 self.waiting.offered(work.tenant_id, task, work.now)
             elif task.status in TERMINAL:
                 self._ended((work.tenant_id, task.task_id))
-        if not self.backend.alone and (news := news_of(work)):
-            self.backend.tell(news)
+        if self.shared and not self.shared.is_alone() and (news := news_of(work)):
+            self.shared.tell(news)
 
     def _ended(self, key: tuple[str, str]) -> None:
         for ended in self.outcomes.get(key, ()):

@@ -42,6 +42,7 @@ from asyncgate.commands.terminal import Bar, plain, show_block, show_table
 from asyncgate.commands.verdicts import put
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.identity.startup import guard_start
+from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.errors import GateError, NotNow, StartupError
 from asyncgate.parts.model.settings import Configured, SettingsError, list_values, load_settings, mask_credentials
 from asyncgate.parts.model.wire import AsEither, Ask
@@ -610,10 +611,11 @@ async def copy(url: str, target: str) -> None:
     """Let the backend copy itself, if it can."""
     backend = await backends.open_backend(url)
     try:
-        if not hasattr(backend, "backup"):
+        source = backend
+        if not isinstance(source, FileBackend):
             raise click.ClickException(f"the backend of {url.partition(':')[0]}: makes no copies; use its own tools")
         with closing(Bar("copying", "pages")) as bar:
-            await backend.backup(target, bar.reach)
+            await source.backup(target, bar.reach)
     finally:
         await backend.close()
 

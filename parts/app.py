@@ -24,6 +24,7 @@ from asyncgate.parts.identity.guard import Guard, Keys
 from asyncgate.parts.identity.ways import Identity
 from asyncgate.parts.model.connection import Headers, Receive, Scope, Send, is_https_by_proxy, is_loopback
 from asyncgate.parts.model.content import encode_json
+from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.errors import DatabaseUnavailable, Forbidden, GateError, Misdirected, NotFound, log_fault
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Ask, CreateTask, CreateTasks, Healthy
@@ -97,8 +98,9 @@ class Gate:
             self._furnish(engine_over(backend, self.settings))
             opened.push_async_callback(self.engine.batches.landed)
             opened.push_async_callback(self.mcp.close)
-            beats = self.settings.lease_sweep_interval_seconds
-            await self.upkeep.begin(await backend.join(self.engine.instance, beats, self.engine.hear))
+            beats, lasting = self.settings.lease_sweep_interval_seconds, self.engine.lasting
+            sign = await lasting.join(self.engine.instance, beats, self.engine.hear) if lasting else None
+            await self.upkeep.begin(sign)
             async with self.guard, self.upkeep, self.ledger or contextlib.nullcontext():
                 yield
 
@@ -236,8 +238,8 @@ def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None
     said = ready or (lambda url: log.info("asyncgate %s serves %s", __version__, url))
 
     def listens(url: str) -> None:
-        if announce := getattr(gate.engine.backend, "announce", None):
-            announce(url)
+        if isinstance(backend := gate.engine.backend, FileBackend):
+            backend.announce(url)
         said(url)
 
     return server.run_server(gate, settings, drain=gate.drain, ready=listens)

@@ -12,7 +12,6 @@ import re
 import uuid
 from collections.abc import Callable
 from contextvars import copy_context
-from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,6 +32,7 @@ from asyncgate.parts.identity.keys_stored import (
 from asyncgate.parts.identity.notices import admins, tell_admins
 from asyncgate.parts.identity.oversight import telling
 from asyncgate.parts.model.errors import Forbidden, InvalidRequest, InvalidTransition, KeyNotFound, TenantNotFound
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.quotas import apply_stricter_limits, find_allowance, is_throttled, tier_of
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Account, Audit, Key, Usage
@@ -356,7 +356,8 @@ async def made(settings: Settings) -> tuple[str, str, str]:
 async def list_keys(engine: Engine, caller: Caller, ask: ListKeys) -> Keys:
     """List the tenant's keys, revoked ones too; none of them can be read out of it."""
     tenant_id = await home(engine, caller, ask.tenant)
-    rows, *ends = await page(engine, caller, ask, ("keys", tenant_id), partial(engine.backend.export, Key, tenant_id),
+    rows, *ends = await page(engine, caller, ask, ("keys", tenant_id),
+                             lambda after: engine.backend.page(tenant_id, Rows(Key, after)),
                              lambda key: key.key_id, lambda key: True)
     return Keys([described(tenant_id, key) for key in rows], *ends)
 
@@ -437,7 +438,8 @@ async def list_audit(engine: Engine, caller: Caller, ask: ListAudit) -> AuditLin
         return (ask.event in (None, line.event) and ask.severity in (None, line.severity)
                 and (ask.key_id is None or concerns(line, ask.key_id)))
     rows, *ends = await page(engine, caller, ask, ("audit", tenant_id, ask.event, ask.severity, ask.key_id),
-                             partial(engine.backend.export, Audit, tenant_id), lambda line: line.audit_id, wanted)
+                             lambda after: engine.backend.page(tenant_id, Rows(Audit, after)),
+                             lambda line: line.audit_id, wanted)
     return AuditLines([audited(tenant_id, line) for line in rows], *ends)
 
 

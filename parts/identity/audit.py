@@ -28,6 +28,7 @@ from asyncgate.parts.model.connection import group_address
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.ids import mark_in, mark_of
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Audit, AuditHead
 from asyncgate.parts.model.wire import Items, RenewLease
@@ -153,7 +154,7 @@ async def prune(engine: Engine, tenant_id: str) -> int:
     line that names that one.
     """
     now = engine.backend.now()
-    page = await engine.backend.export(Audit, tenant_id, "")
+    page = await engine.backend.page(tenant_id, Rows(Audit))
     oldest = now - DAY * engine.settings.security.audit_logging.retention_days
     old: list[Audit] = list(takewhile(lambda line: line.at < oldest, page))
     if not old or old[0].at > oldest - DAY:     # what goes, goes once a day
@@ -184,7 +185,7 @@ class Pruner:
 
     async def run(self) -> int:
         """Let go what is too old; return how many lines that were."""
-        if not await self.engine.backend.lead("audit"):
+        if not await self.engine.leads("audit"):
             return 0        # another process does
         gone = 0
         for tenant_id in await self.engine.backend.tenants():

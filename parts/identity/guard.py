@@ -19,6 +19,7 @@ from asyncgate.parts.identity.oversight import oversee
 from asyncgate.parts.model.connection import Headers, Scope, find_client_address, read_token
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import GateError, InvalidToken, StartupError, Unauthenticated
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.quotas import STORAGE_QUOTA, apply_stricter_limits, find_allowance, is_exempt, is_throttled
 from asyncgate.parts.model.settings import Tier
 from asyncgate.parts.model.stored import Account, Key
@@ -166,7 +167,7 @@ class Guard(Extension):
         if settings.api_key or settings.allow_insecure_dev or settings.security.jwt.has_keys:
             return
         for tenant_id in await backend.tenants():
-            if await backend.export(Key, tenant_id, ""):
+            if await backend.page(tenant_id, Rows(Key)):
                 return
         raise StartupError(NO_WAY_IN)
 

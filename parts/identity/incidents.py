@@ -13,6 +13,7 @@ from asyncgate.parts.identity.admin import described, issuer, made, no_more_than
 from asyncgate.parts.identity.audit import head
 from asyncgate.parts.identity.keys_stored import retired
 from asyncgate.parts.identity.notices import admins, tell_admins
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Account, Key, export_key
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Ask
@@ -73,7 +74,7 @@ async def good_keys(engine: Engine, tenant_id: str, before: float, now: float) -
     """Return the keys of a tenant that were issued before a time and have no successor yet, one more than fit."""
     found: list[Key] = []
     after = ""
-    while len(found) <= AT_ONCE and (page := await engine.backend.export(Key, tenant_id, after)):
+    while len(found) <= AT_ONCE and (page := await engine.backend.page(tenant_id, Rows(Key, after))):
         found += [key for key in page if key.created_at <= before and key.revoked_at is None and key.rotated_to is None
                   and (key.expires_at is None or key.expires_at > now)]
         after = export_key(page[-1])

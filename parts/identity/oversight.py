@@ -14,7 +14,7 @@ import msgspec
 from asyncgate import Caller, Engine, Operation
 from asyncgate.parts.identity.audit import Auditor, visit, who
 from asyncgate.parts.model.naming import read_principal
-from asyncgate.parts.model.stored import ANY_KIND, wanted_is
+from asyncgate.parts.model.queries import ANY_KIND, wanted_is
 from asyncgate.parts.model.wire import Ask, Principal, ReceiptRecord, TaskRecord
 
 TOLD = "asyncgate.told"         # where the ASGI scope says that the operation has written its own line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncgate.parts.model.errors import InvalidRequest
-from asyncgate.parts.model.stored import ANY_KIND
+from asyncgate.parts.model.queries import ANY_KIND
 from asyncgate.parts.model.wire import Ask, AsPrincipal, AsWorker, CreatedBy, Principal
 
 

@@ -25,7 +25,8 @@ from msgspec.structs import replace
 from asyncgate import ANOMALY, COMPLETED, FAILED, Caller, Needs, receipt_hash
 from asyncgate.parts.model.content import encode_json, to_canonical
 from asyncgate.parts.model.errors import GateError, InvalidRequest, LeaseInvalid, ParentsRequired, TaskNotFound
-from asyncgate.parts.model.stored import EntryFilter, LedgerMark, Receipt, SealHead
+from asyncgate.parts.model.queries import EntryFilter
+from asyncgate.parts.model.stored import LedgerMark, Receipt, SealHead
 from asyncgate.parts.model.wire import Ask, Complete, Fail, Principal
 from asyncgate.parts.receipts.marks import ADOPTED, STATED
 from asyncgate.parts.receipts.may import MAY
@@ -85,7 +86,7 @@ class Adopter:
 
     async def look(self) -> None:
         """Look through all that is new, of every tenant; one of several processes does."""
-        if await self.engine.backend.lead(JOB):
+        if await self.engine.leads(JOB):
             for tenant_id in await self.engine.backend.tenants():
                 for contract in (COMPLETED, FAILED):
                     await self._look(tenant_id, contract.type)

@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from asyncgate import TERMINATES, receipt_hash
 from asyncgate.parts.model.content import decode_json, to_canonical
-from asyncgate.parts.model.stored import EntryFilter, Receipt
+from asyncgate.parts.model.queries import EntryFilter
+from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.receipts.files import Held
 from asyncgate.parts.receipts.may import why_not
 from asyncgate.parts.receipts.sinks import Filed, Outage, Refusal

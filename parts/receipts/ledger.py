@@ -29,8 +29,9 @@ from asyncgate.parts.model.errors import (
     TooManyParents,
 )
 from asyncgate.parts.model.naming import make_filter
+from asyncgate.parts.model.queries import EntryFilter, wanted_is
 from asyncgate.parts.model.screening import MAX_DEPTH
-from asyncgate.parts.model.stored import Account, Entry, EntryFilter, wanted_is
+from asyncgate.parts.model.stored import Account, Entry
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Ask, GateConfig, GetConfig, Problem
 from asyncgate.parts.model.wire_ledger import (
@@ -183,7 +184,7 @@ async def list_receipts(engine: Engine, caller: Caller, ask: ListFiled) -> Filed
             to = caller.principal
     after = await arrival(engine, tenant_id, ask.since_receipt_id) if ask.since_receipt_id else None
     limit = engine.limit(ask.limit)
-    rows = await engine.backend.entries(tenant_id, EntryFilter(
+    rows = await engine.backend.page(tenant_id, EntryFilter(
         to, ask.task_id, ask.receipt_type, ask.asyncgate_instance, after, limit + 1))
     last = rows[:limit][-1].receipt_id if rows else ask.since_receipt_id
     return Filed([Raw(row.content.encode()) for row in rows[:limit]], last if len(rows) > limit else None, last,
@@ -197,7 +198,7 @@ async def takes_part(engine: Engine, tenant_id: str, caller: Caller, task_id: st
     """
     after = None
     for _ in range(LOOKS):
-        rows = await engine.backend.entries(tenant_id, EntryFilter(None, task_id, None, None, after, PAGE))
+        rows = await engine.backend.page(tenant_id, EntryFilter(None, task_id, None, None, after, PAGE))
         if any(row.stated_role in OF_GATES and caller.principal.same(end)
                for row in rows for end in (row.sender, row.to)):
             return True

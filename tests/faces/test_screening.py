@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from asyncgate.commands.bench.bodies import KEYS, SIZE, worst
 from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.screening import MAX_DEPTH, SLICE, BodyScreen, cut_slices, screen_body
 from asyncgate.parts.model.stored import Audit
 
@@ -189,7 +190,7 @@ async def test_too_many_parents_are_neither_looked_up_nor_reported_one_by_one(se
 
     assert answer.json()["error"] == "too_many_parents"
     await served.gate.guard.auditor.flush()
-    assert not [line for line in await served.backend.export(Audit, served.tenant_id, "") if "unknown" in line.body]
+    assert not [line for line in await served.backend.page(served.tenant_id, Rows(Audit)) if "unknown" in line.body]
 
 
 async def test_the_most_values_of_a_request_are_a_setting(serve: Any) -> None:

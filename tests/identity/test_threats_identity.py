@@ -27,6 +27,7 @@ from asyncgate.parts.identity.keys import Failures, Proven
 from asyncgate.parts.identity.keys_stored import checksum, generate, parse
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.naming import read_principal
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Audit, AuditHead
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
@@ -484,7 +485,7 @@ async def the_audit_of_administration(house: House) -> bool:
 async def the_chain(house: House) -> bool:
     await house.key()
     await house.audit()
-    first, *rest = await house.served.backend.export(Audit, HOME, "")
+    first, *rest = await house.served.backend.page(HOME, Rows(Audit))
     return broken([replace(first, event="nothing"), *rest], AuditHead(0, "")) is not None
 
 

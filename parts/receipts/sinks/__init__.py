@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from msgspec import Raw, Struct, field
 
 from asyncgate.parts.model.errors import StartupError
-from asyncgate.parts.model.stored import EntryFilter
+from asyncgate.parts.model.queries import EntryFilter
 from asyncgate.parts.model.wire import JSON_NULL, Principal, ReceiptRecord
 
 if TYPE_CHECKING:

@@ -23,8 +23,9 @@ from asyncgate.parts.receipts.sinks.standalone import NoCustody
 from asyncgate.parts.receipts.wires import LOOK_SECONDS, pace_of
 
 if TYPE_CHECKING:
+    from asyncgate.parts.model.queries import EntryFilter
     from asyncgate.parts.model.settings import Settings
-    from asyncgate.parts.model.stored import EntryFilter, Lease, Receipt, Task
+    from asyncgate.parts.model.stored import Lease, Receipt, Task
     from asyncgate.parts.receipts.sinks import Bulk, Sink
 
 NO_REFUSALS = {"forbidden", "tenant_mismatch"}      # what a ledger like ours says of the gate's credential
