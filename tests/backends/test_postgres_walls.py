@@ -33,9 +33,10 @@ from asyncgate.backends.postgres.hosts import as_user
 from asyncgate.clients.http import Exchange
 from asyncgate.conformance.harness import NEEDED, Gate, Numbered, View, under
 from asyncgate.conformance.postgres_server import Cluster, connected
-from asyncgate.parts.model.content import encode
+from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import ArchiveUnavailable, DatabaseUnavailable, GateError, StartupError
 from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.queries import ArchivedFilter, EntryFilter, OutboxFilter, OutboxOf, ReceiptFilter, TaskFilter
 from asyncgate.parts.model.settings import (
     ArchiveSettings,
     DatabaseSettings,
@@ -46,7 +47,7 @@ from asyncgate.parts.model.settings import (
     Settings,
     Tier,
 )
-from asyncgate.parts.model.stored import Entry, EntryFilter, Key, LedgerMark, Outgoing, ReceiptFilter, TaskFilter
+from asyncgate.parts.model.stored import Entry, Key, LedgerMark, Outgoing
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.receipts import archive
@@ -326,7 +327,7 @@ async def keep_books(gate: Gate, mark: str) -> None:
     gate.engine.withdraw(gate.ledger)
 
     def store(work: Work) -> None:
-        work.keep(Outgoing("sent", "", encode(mark).decode(), work.now))
+        work.keep(Outgoing("sent", "", encode_json(mark).decode(), work.now))
         work.keep(Entry("stated", work.new_id(), "plan.made", "", "agent", "ada", "agent", "ada", "", mark, "{}"))
         work.keep(LedgerMark("task.completed", "stated"))
 
@@ -916,21 +917,21 @@ async def read_all(gate: Gate, names: dict[str, str]) -> None:
     tenant, ada = gate.tenant_id, Principal("agent", "ada")
     for owner in (None, ada):
         for before in (None, "f"):
-            await gate.backend.tasks(tenant, TaskFilter(owner, "queued" if before else None, None, before, 10))
+            await gate.backend.page(tenant, TaskFilter(owner, "queued" if before else None, None, before, 10))
         for task_id in (None, names["task_id"]):
-            await gate.backend.receipts(tenant, ReceiptFilter(owner, task_id, None, None, 10))
+            await gate.backend.page(tenant, ReceiptFilter(owner, task_id, None, None, 10))
     await gate.as_worker().list_leases()
     await gate.as_agent().get_task_history(task_id=names["task_id"])
     await gate.as_agent().check_terminator(parent_receipt_id=names["discharged"])
     await gate.as_agent().list_open_obligations()
     await gate.backend.next_due(tenant)
-    await gate.backend.archived(tenant, names["away_task_id"])
+    await gate.backend.page(tenant, ArchivedFilter(names["away_task_id"]))
     await gate.as_admin().import_receipts(**filled(HOW["import_receipts"][0], names))
     await gate.everything()
     for to in (None, ada):
-        await gate.backend.entries(tenant, EntryFilter(to, None, None, None, None, 10))
-    waiting = await gate.backend.outbox(tenant, "", 10)
-    await gate.backend.outgoing(tenant, [row.receipt_id for row in waiting])
+        await gate.backend.page(tenant, EntryFilter(to, None, None, None, None, 10))
+    waiting = await gate.backend.page(tenant, OutboxFilter("", 10))
+    await gate.backend.page(tenant, OutboxOf(tuple([row.receipt_id for row in waiting])))
     await gate.backend.lag(tenant)
 
 
