@@ -20,7 +20,7 @@ import pytest
 from asyncgate import SCOPES, Caller, Engine, Operation
 from asyncgate.parts.model.errors import GateError, InvalidRequest
 from asyncgate.parts.model.ids import Ids
-from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.settings import ApiKeys, Settings
 from asyncgate.parts.model.stored import (
     Account,
     Audit,
@@ -41,6 +41,10 @@ from asyncgate.parts.upkeep import Upkeep
 
 PATIENCE = 10       # seconds after which what should have happened will not
 STORED = (Task, Lease, Progress, Receipt, Event, Schedule, Obligation, Account, Key, Audit, AuditHead)
+
+
+# A key costs next to nothing to prove: by default each takes 64 MiB, and the tests issue thousands.
+CHEAP = ApiKeys(hash_time_cost=1, hash_memory_cost=8)
 
 
 def ask_of(op: Operation, fields: dict[str, Any]) -> Ask:
