@@ -77,8 +77,7 @@ class Running:
             raise ValueError("time goes forward only")
         engine = self.server.engine
         engine.backend.skew += seconds
-        if engine.upkeep is not None:
-            await engine.upkeep.duties["sweep"].run()
+        await self.server.upkeep.duties["sweep"].run()
         for tenant_id in list(engine.waiting.places):      # a delayed task may be due, and nobody else will say so
             engine.hear(News(tenant_id, many=True))
 

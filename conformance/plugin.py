@@ -22,6 +22,7 @@ from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import CHEAP, Gate, OwnTenants
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.postgres_server import URL_GIVEN, Cluster, Programs, Server, empty, find_programs
+from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model.settings import SecuritySettings, Settings
 from asyncgate.parts.receipts.outbox import Ledger
 
@@ -212,18 +213,18 @@ async def make_gate(backend_url: str, receipts: dict[str, Any]) -> AsyncIterator
 
     def make(**settings: Any) -> Gate:
         common = {"instance_id": "asyncgate-1", "security": SecuritySettings(api_keys=CHEAP)}
-        engines.append(Engine(backend, Settings(**{**common, **receipts, **settings})))
+        engines.append(engine_over(backend, Settings(**{**common, **receipts, **settings})))
         if receipts and "receipt_mode" not in settings:
-            engines[-1].ledger = Ledger(engines[-1])
-            loop.call_soon(engines[-1].ledger.open)     # a fixture that is no coroutine makes gates outside the loop
+            engines[-1].extend(ledger := Ledger(engines[-1]))
+            loop.call_soon(ledger.open)     # a fixture that is no coroutine makes gates outside the loop
         return Gate(engines[-1], str(uuid.uuid4()))
 
     async with contextlib.aclosing(backend):
         yield make
         for engine in engines:
             engine.drain()
-            if engine.ledger is not None:
-                await engine.ledger.close()
+            if (ledger := engine.extension(Ledger)) is not None:
+                await ledger.close()
             await engine.batches.landed()
 
 
