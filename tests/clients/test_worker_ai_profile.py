@@ -73,7 +73,7 @@ def test_a_file_gives_its_name_to_the_profile_and_to_mistakes(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("text", "tells"), [
-    ("- a list", "a profile must be a mapping"), ("model: a\nmodel: b", "'model' is set twice"), ("model: [", "line 2")])
+    ("- a list", "must be a mapping"), ("model: a\nmodel: b", "'model' is set twice"), ("model: [", "line 2")])
 def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str, tells: str) -> None:
     (tmp_path / "p.yaml").write_text(f"{text}\n")
 
@@ -93,7 +93,7 @@ def test_secrets_come_from_the_environment_or_from_files(tmp_path: Path) -> None
     assert (secrets["KEY"], secrets["TOKEN"]) == ("from-the-environment", "from-a-file")
     for environ, tells in [
         ({"TOKEN_FILE": path}, "api_key_env: neither KEY nor KEY_FILE is set"),
-        ({"KEY": "long-enough", "KEY_FILE": path, "TOKEN": "long-enough"}, "api_key_env: KEY and KEY_FILE are both set"),
+        ({"KEY": "long-enough", "KEY_FILE": path, "TOKEN": "long-enough"}, "api_key_env: KEY and KEY_FILE are both"),
         ({"KEY": "long-enough", "TOKEN": "short"}, "servers.sums.secrets: TOKEN is shorter than 8"),
         ({"KEY": "long-enough", "TOKEN_FILE": path + "s"}, "servers.sums.secrets: .* cannot be read"),
         ({"KEY": "two\nlines-of-it", "TOKEN": "long-enough"}, "api_key_env: KEY holds characters"),
