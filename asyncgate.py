@@ -1,19 +1,22 @@
 """AsyncGate: a durable task gate for agents that forget.
 
-Hand over work, any worker leases it, nothing is lost when either side dies, and one call tells a principal what it is
-owed, with the proof.  This file is the gate; read it from top to bottom.  What can be swapped lives beside it:
+An agent hands work over, any worker leases it, a crash loses nothing, and one call tells a principal what it is owed,
+with the proof.  This file is the heart: the rules, and the engine that applies them.  Read it from top to bottom.
+It imports words (parts/model) and the tools of a process (parts/process); all the rest imports it:
 
-    parts/          what it is made of: model (words, which import nothing above), identity (from credential to
-                    caller), receipts (what becomes of them), faces (REST, MCP, server), process, upkeep
-    backends/       databases: found by name, never imported statically
-    clients/        programs that reach the gate over the wire
-    commands/       the command line: one file for each command or group
-    conformance/    the suite that every backend must pass
+    backends/        databases, found by the scheme of a URL
+    parts/identity   from a credential to a caller, and what that caller may use
+    parts/receipts   what happens to receipts: ledger, outbox, seals, archive
+    parts/faces      REST, MCP, OpenAPI, the lease protocol, the HTTP server
+    parts/           what joins these rooms: the app, the table of all operations, upkeep
+    clients/         programs that reach a gate over the wire; they know the words only
+    commands/        the program `asyncgate`: one file for each command or group
+    conformance/     the suite that every backend must pass
 
-A request walks down this page:
+A request walks through the rooms:
 
-    bytes           REST route or command line: one Operation, found by path or by name          REST, COMMAND LINE
-    caller          the credential says which tenant, principal, role and scopes                 IDENTITY
+    bytes           REST route, MCP tool or command: one Operation, found by path or name        parts/faces
+    caller          the credential says which tenant, principal, role and scopes                 parts/identity
     ask             msgspec decodes the body into the operation's request Struct                 parts/model/wire.py
     admit           role, scope, ownership                                                       ENGINE
     batch           a write joins the tenant's next batch, a read goes straight to the backend   BATCHES
@@ -52,11 +55,12 @@ import logging
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import lru_cache, partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, TypeVarTuple, get_args, get_type_hints
 
 import msgspec
 from msgspec import UNSET, Raw, Struct
@@ -65,35 +69,36 @@ from msgspec.structs import replace
 if "__path__" not in globals():  # a bare checkout: its folders are this module's parts, as they are in the wheel
     __path__ = [os.path.dirname(os.path.abspath(__file__))]
 
-from asyncgate.parts.model.content import any_json as _any
-from asyncgate.parts.model.content import canonical, needs_of, ordered_types, parsed, pointers, proves, sha256, sized
+from asyncgate.parts.model.content import (
+    check_size, decode_json, find_ordered_types, is_proof, needs_of, parse_json, read_artifacts, sha256, to_canonical)
+from asyncgate.parts.model.database import LastingBackend, SharedBackend
 from asyncgate.parts.model.errors import (
-    DatabaseUnavailable, NotNow, StartupError, Forbidden, GateError, IdempotencyConflict, InvalidCursor,
-    InvalidRequest, InvalidTransition, LeaseInvalid, LeaseLifetimeLimit, LeaseRenewalLimit, NotLocatable,
-    QuotaExceeded, ReceiptNotFound, ReceiptTooLarge, Refused, TaskNotFound, TenantMismatch, TooManyArtifacts,
-    TooManyParents, TooManyWaiting, fault, no_task, outcome_unknown)
+    DatabaseUnavailable, Forbidden, GateError, IdempotencyConflict, InvalidCursor, InvalidRequest, InvalidTransition,
+    LeaseInvalid, LeaseLifetimeLimit, LeaseRenewalLimit, log_fault, no_task, NotLocatable, NotNow, outcome_unknown,
+    QuotaExceeded, ReceiptNotFound, ReceiptTooLarge, Refused, StartupError, TaskNotFound, TenantMismatch,
+    TooManyArtifacts, TooManyParents, TooManyWaiting)
 from asyncgate.parts.model.ids import Ids, mark_of
 from asyncgate.parts.model.members import Reader, Unreadable
-from asyncgate.parts.model.naming import claimed, filtered, instance_of, silent
-from asyncgate.parts.model.quotas import (
-    FULL_OF_LEASES, GIGABYTE, RECEIPTS, allowance, counts_receipts, room_for_receipt, room_for_task)
-from asyncgate.parts.model.settings import DatabaseSettings, Settings, Tier, load_settings
+from asyncgate.parts.model.naming import read_principal, make_filter, read_instance_id, names_nobody
+from asyncgate.parts.model.news import News
+from asyncgate.parts.model.queries import (
+    EntryFilter, EventFilter, LeaseFilter, ObligationFilter, ReceiptFilter, TaskFilter, wanted_is)
+from asyncgate.parts.model.settings import DatabaseSettings, Settings, load_settings
 from asyncgate.parts.model.stored import (
-    Account, Archived, Audit, Entry, EntryFilter, Event, Key, Lag, Lease, Outgoing, Presence, Progress, Receipt,
-    ReceiptFilter, Schedule, Task, TaskFilter, Usage, key_of, wanted_is)
-from asyncgate.parts.model.views import holding, maybe, offer, outside, raw, record, shown, terms_of
+    Account, Archived, Audit, Entry, Event, Key, key_of, Lag, Lease, Outgoing, Presence, Progress, Receipt, Schedule,
+    Task, Usage)
+from asyncgate.parts.model.views import (
+    decode_terms, show_lease, show_offer, show_receipt, show_task, to_raw, to_utc, to_utc_or_none)
 from asyncgate.parts.model.wire import (
     AckReceipt, AsEither, Ask, AttachArtifacts, Attention, Bootstrap, CancelTask, CheckTerminator, Complete,
-    CompleteTasks, Created, CreatedBy, CreateTask, CreateTasks, EmitReceipt, Fail, GateConfig, GetConfig,
-    GetReceipt, GetTask, GetTaskHistory, Health, Healthy, Held, History, HistoryEvent, Item, Items, LatestReceipt,
-    LeaseNext, Leases, ListLeases, ListOpenObligations, ListReceipts, ListTasks, Obligations, Offer, Offers, Ok,
-    Principal, Problem, ReceiptRecord, Receipts, Relationship, Released, ReleaseHold, ReleaseLease, Renewed,
-    RenewLease, Reported, ReportProgress, ReportSchedule, Role, RunTask, ScheduleState, Server, StartTask, Status,
-    TaskAsk, TaskRecord, Tasks, Terminator, Terms, Welcome)
-from asyncgate.parts.process.duties import Duties
+    CompleteTasks, Created, CreatedBy, CreateTask, CreateTasks, Fail, GateConfig, GetConfig, GetReceipt, GetTask,
+    GetTaskHistory, Health, Healthy, History, HistoryEvent, Item, Items, LatestReceipt, LeaseAsk, LeaseNext, Leases,
+    ListLeases, ListOpenObligations, ListReceipts, ListTasks, Obligations, Offer, Offers, Ok, Principal, Problem,
+    ReceiptRecord, Receipts, Relationship, Released, ReleaseHold, ReleaseLease, Renewed, RenewLease, ReportProgress,
+    Role, RunTask, Server, StartTask, Status, TaskAsk, TaskRecord, Tasks, Terminator, Terms, Welcome)
 from asyncgate.parts.process.outages import OFTEN
 from asyncgate.parts.process.polls import Polls
-from asyncgate.parts.process.presence import Sightings, visited
+from asyncgate.parts.process.presence import Sightings
 
 if TYPE_CHECKING:
     from asyncgate.backends import Backend
@@ -109,7 +114,7 @@ __all__ = [
     "AsyncGate", "Handle", "Refusal", "SyncGate", "TaskCanceled", "TaskFailed", "Unreachable", "Worker",    # clients
     "Gate", "OPERATIONS", "Settings", "load_settings", "main", "serve_forever",                             # a gate
     "Account", "Archived", "Audit", "Backend", "Caller", "DatabaseSettings", "Engine", "Entry", "EntryFilter", "Event",
-    "Key", "Lag", "Lease", "Needs", "News", "Operation", "Outgoing", "Principal", "Progress", "Receipt",
+    "Extension", "Key", "Lag", "Lease", "Needs", "News", "Operation", "Outgoing", "Principal", "Progress", "Receipt",
     "ReceiptFilter", "Schedule", "Task", "TaskFilter", "Usage", "Work",                                     # a backend
     "DatabaseUnavailable", "GateError", "NotNow", "Refused", "StartupError", "__version__"]
 
@@ -189,12 +194,6 @@ class Prolong(Ask, kw_only=True):
     silent_since: float = 0.0
 
 
-class Seen(Ask, kw_only=True):
-    """Upkeep's own request: these principals have been here."""
-
-    sightings: list[tuple[Principal, float, float]] = []
-
-
 class Resumed(Ask, kw_only=True):
     """The gate's own request: this worker has asked for the leases that it holds of these tasks."""
 
@@ -206,20 +205,6 @@ class Delivered(Ask, kw_only=True):
     """The gate's own request: these receipts have been handed over."""
 
     receipts: list[str] = []
-
-
-class News(Struct, frozen=True):
-    """What the processes that share a database tell each other of a batch that one of them has committed."""
-
-    tenant_id: str
-    queued: tuple[tuple[str, tuple[str, ...]], ...] = ()    # type and needed capabilities of each task, claimable now
-    ended: tuple[str, ...] = ()                             # tasks
-    due: float | None = None                                # when the first of the delayed tasks may be leased
-    many: bool = False                                      # more than is listed: look for whatever there may be
-    keys: tuple[str, ...] = ()                              # issued keys that have changed
-    account: bool = False                                   # whether what is agreed with the tenant has changed
-    posted: bool = False                                    # whether receipts wait for the ledger
-    lapse: float | None = None                              # when a lease runs out, earlier than was known before
 
 
 # LAW ##################################################################################################################
@@ -316,7 +301,7 @@ def receipt_hash(type: str, sender: Principal, to: Principal, task_id: str, leas
 @lru_cache(4096)
 def lane_of(type: str, capabilities: frozenset[str]) -> int:
     """Number a (type, capability set) pair alike in every process, so that no database hands numbers out."""
-    digest = hashlib.sha256(canonical((type, sorted(capabilities)))).digest()
+    digest = hashlib.sha256(to_canonical((type, sorted(capabilities)))).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
@@ -332,7 +317,7 @@ def rank(ask: LeaseNext, task: Task) -> tuple[bool, int, str]:
 
 def fences_skipped(event: Event) -> int:
     """By how much an event raised the fence of its task, beside what its leases did."""
-    return int(_any(event.payload).get("fences_skipped", 0)) if event.event_type in RAISING else 0
+    return int(decode_json(event.payload).get("fences_skipped", 0)) if event.event_type in RAISING else 0
 
 
 def backoff(base: int, attempt: int, limit: int) -> float:
@@ -372,17 +357,6 @@ def alive(lease: Lease | None, now: float, grace: float) -> bool:
     return lease is not None and lease.ending == "live" and lease.expires_at + grace > now
 
 
-def counted(loads: Loads | None, recount: bool, tally: bool) -> Loads:
-    """Load also what quotas are decided by; who counts takes turns with the tenant's other writers."""
-    def load(needs: Needs, caller: Caller, ask: Any) -> None:
-        needs.records |= {(Account, ()), (Usage, ())}
-        needs.recount |= recount
-        needs.tally |= tally
-        if loads is not None:
-            loads(needs, caller, ask)
-    return load
-
-
 ENDINGS = {"completed": "completed", "failed": "failed", "canceled": "canceled"}
 
 
@@ -392,7 +366,7 @@ def ended_well(task: Task) -> Ok:
         True, "succeeded", obligation="discharged")
 
 
-def lost(lease: Lease | None, holder: Principal, ask: Held, now: float, grace: float) -> str | None:
+def lost(lease: Lease | None, holder: Principal, ask: LeaseAsk, now: float, grace: float) -> str | None:
     """Say why `holder` does not hold the latest lease of a task, or None if it does."""
     if lease is None:
         return "unknown"
@@ -408,9 +382,9 @@ def lost(lease: Lease | None, holder: Principal, ask: Held, now: float, grace: f
 
 def speaker(caller: Caller, ask: Ask) -> Principal:
     """Return who acts: the credential's principal, or the one that an unbound credential lets the request name."""
-    named = claimed(ask)
+    named = read_principal(ask)
     if named is None:
-        if (instance := instance_of(ask)) is None:
+        if (instance := read_instance_id(ask)) is None:
             return caller.principal
         if not caller.bound:
             raise InvalidRequest("an instance alone names nobody: say worker_id or principal_id too")
@@ -441,9 +415,9 @@ def keep_within(caller: Caller, ask: LeaseNext) -> None:
 
 def creations(ask: CreateTasks) -> Iterator[CreateTask]:
     """Yield the tasks of a batch, each with the creator of the whole where it names none."""
-    creator, items = claimed(ask), list[Any](ask.tasks)
+    creator, items = read_principal(ask), list[Any](ask.tasks)
     for item in items:
-        if creator and not isinstance(item, Unreadable) and silent(item):
+        if creator and not isinstance(item, Unreadable) and names_nobody(item):
             item.created_by = CreatedBy(principal_kind=creator.kind, principal_id=creator.id,  # type: ignore[arg-type]
                                         instance_id=creator.instance_id)
         yield item
@@ -589,7 +563,7 @@ class Work:
         """Change a task without moving it."""
         task = replace(task, updated_at=self.now, **changes)
         if task.status == "queued" and task.lane not in self.known:     # what waits again needs its lane again
-            self._lane(task, needs_of(raw(task.requirements)))
+            self._lane(task, needs_of(to_raw(task.requirements)))
         self._set(self.added if task.task_id in self.added else self.moved, task.task_id, task)
         self._set(self.tasks, task.task_id, task)
         return task
@@ -662,7 +636,7 @@ class Work:
 
     def tell(self, task_id: str, event_type: str, **payload: Any) -> None:
         """Write an event for the task's history."""
-        event = Event(self.new_id(), task_id, event_type, canonical(payload).decode(), self.now)
+        event = Event(self.new_id(), task_id, event_type, to_canonical(payload).decode(), self.now)
         self._set(self.events, event.event_id, event)
 
     def keep(self, row: Struct) -> None:
@@ -730,13 +704,116 @@ class Work:
 T = TypeVar("T", bound=Ask)
 Wanted = tuple[str, frozenset[str]]     # the type of a task, and the capabilities that it needs
 MOST_QUEUED, MOST_ENDED = 50, 100       # tasks that one News lists: it must fit into what a database passes on
+E = TypeVar("E", bound="Extension")
+A = TypeVarTuple("A")
+Transact = Callable[[str, Needs, Callable[[Work], None]], Coroutine[Any, Any, None]]
+Instead = Callable[..., Awaitable[Any]]
+
+
+class Extension:
+    """What works beside the rules: an engine calls the methods that a subclass overrides, the others cost nothing.
+
+    What happens inside a batch never awaits, as the rules do not; what happens after its commit must not fail.
+    """
+
+    # Inside a batch.
+
+    def load(self, needs: Needs, caller: Caller, ask: Ask) -> None:
+        """Name what a write needs loaded besides what its operation names."""
+
+    def decided(self, work: Work, ask: Ask, receipts: tuple[Receipt, ...]) -> None:
+        """Add to what an operation has changed, or raise to refuse it; `receipts` are those that it wrote."""
+
+    def task_added(self, work: Work) -> None:
+        """Raise to refuse the task that was just added."""
+
+    def optional_receipt_added(self, work: Work, task_id: str) -> None:
+        """Raise to refuse the receipt that was just written about a task, which can end without it."""
+
+    def why_no_lease(self, work: Work) -> str | None:
+        """Say why the tenant gets no further lease now; None if it may have one."""
+
+    def why_hold(self, work: Work, task: Task) -> str | None:
+        """Say why a task is put on hold when its lease ends; None if it is offered again."""
+
+    def given_up(self, work: Work, task: Task, lease: Lease, reason: str) -> None:
+        """Act on a task whose lease has run out (`lease_expired`), or whose last attempt has failed."""
+
+    # Around a batch.
+
+    def transact(self, transact: Transact) -> Transact:
+        """Return what carries out a batch instead of `transact`, by means of it."""
+        return transact
+
+    # After a commit.
+
+    def committed(self, work: Work) -> None:
+        """Act on a batch of this process that has been committed."""
+
+    def heard(self, news: News) -> None:
+        """Act on a batch that another process has committed."""
+
+    # Around a call.
+
+    def instead(self) -> Mapping[str, Instead]:
+        """Return what carries out operations instead of the engine's own methods, by their names."""
+        return {}
+
+    async def warn(self, caller: Caller) -> list[str]:
+        """Return what a caller should know at the beginning of its session."""
+        return []
+
+    async def still_good(self, caller: Caller) -> None:
+        """Refuse to go on with a call that waited, when its caller would not be admitted any more."""
+
+    async def describe(self, health: Healthy) -> None:
+        """Add to what `health` answers."""
+
+
+class Hooks:
+    """The hooks that the extensions of an engine have, by name."""
+
+    def __init__(self, extensions: tuple[Extension, ...]) -> None:
+        def having(name: str) -> list[Extension]:
+            return [one for one in extensions if getattr(type(one), name) is not getattr(Extension, name)]
+        self.load = tuple(one.load for one in having("load"))
+        self.decided = tuple(one.decided for one in having("decided"))
+        self.task_added = tuple(one.task_added for one in having("task_added"))
+        self.optional_receipt_added = tuple(one.optional_receipt_added for one in having("optional_receipt_added"))
+        self.why_no_lease = tuple(one.why_no_lease for one in having("why_no_lease"))
+        self.why_hold = tuple(one.why_hold for one in having("why_hold"))
+        self.given_up = tuple(one.given_up for one in having("given_up"))
+        self.transact = tuple(one.transact for one in having("transact"))
+        self.committed = tuple(one.committed for one in having("committed"))
+        self.heard = tuple(one.heard for one in having("heard"))
+        self.still_good = tuple(one.still_good for one in having("still_good"))
+        self.warn = tuple(one.warn for one in having("warn"))
+        self.describe = tuple(one.describe for one in having("describe"))
+        self.instead = {name: other for one in having("instead") for name, other in one.instead().items()}
+
+    def around(self, transact: Transact) -> Transact:
+        """Return what carries out a batch; what was added last is outermost."""
+        for wrapped in self.transact:
+            transact = wrapped(transact)
+        return transact
+
+
+def first_answer(hooks: Iterable[Callable[[*A], str | None]], *asked: *A) -> str | None:
+    """Return the first answer that is one."""
+    for hook in hooks:
+        if (answer := hook(*asked)) is not None:
+            return answer
+    return None
 
 
 class Engine:
     """The operations: a write is a plain function over Work, a read is a coroutine over the backend."""
 
-    def __init__(self, backend: Backend, settings: Settings | None = None) -> None:
+    def __init__(self, backend: Backend, settings: Settings | None = None,
+                 extensions: Iterable[Extension] = ()) -> None:
         self.backend, self.settings = backend, settings or Settings()
+        self.lasting = backend if isinstance(backend, LastingBackend) else None
+        self.shared = backend if isinstance(backend, SharedBackend) else None
         self.instance = self.settings.instance_id or backend.instance
         self.gate = Principal("asyncgate", self.instance)
         self.born = time.monotonic()
@@ -745,15 +822,24 @@ class Engine:
         self.polls = Polls(self.settings)
         self.outcomes: defaultdict[tuple[str, str], set[asyncio.Future[None]]] = defaultdict(set)
         self.sightings = Sightings()
-        self.upkeep: Duties | None = None
-        self.watchers: set[Callable[[Work], None]] = set()      # who is told of every commit
-        self.listeners: set[Callable[[News], None]] = set()     # and of those of other processes
-        self.limited = self.settings.security.rate_limiting.enabled
-        self.tallies = self.limited and counts_receipts(self.settings.rate_limits)
-        self.counted: set[str] = set()                          # tenants whose usage is known to be exact
-        self.still_good: Callable[[Caller], Awaitable[None]] = any_caller   # asked when a call that waited goes on
-        self.ledger: Any = None                                 # in integrated mode, where receipts go
-        self.instead: dict[str, Callable[..., Awaitable[Any]]] = {}     # and what is carried out otherwise there
+        self.extensions: tuple[Extension, ...] = ()
+        self.extend(*extensions)
+
+    def extend(self, *more: Extension) -> None:
+        """Add extensions; their hooks are called behind those of the extensions that are there already."""
+        self._work_with((*self.extensions, *(one for one in more if one not in self.extensions)))
+
+    def withdraw(self, *these: Extension) -> None:
+        """Remove extensions, if they are there."""
+        self._work_with(tuple(one for one in self.extensions if one not in these))
+
+    def _work_with(self, extensions: tuple[Extension, ...]) -> None:
+        self.extensions, self.on = extensions, Hooks(extensions)
+        self.batches.transact = self.on.around(self.backend.transact)
+
+    def extension(self, kind: type[E]) -> E | None:
+        """Return the extension of this kind, if there is one."""
+        return next((one for one in self.extensions if isinstance(one, kind)), None)
 
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation: the one way in, for every façade and every test (H.9)."""
@@ -763,7 +849,7 @@ class Engine:
         if getattr(ask, "wait_seconds", 0) > 0:
             with self.polls.place(caller.tenant_id, speaker(caller, ask)):
                 return await op.run(self, caller, ask)
-        if (other := self.instead.get(op.name)) is not None:
+        if (other := self.on.instead.get(op.name)) is not None:
             return await other(self, caller, ask)
         if op.direct:
             return await op.run(self, caller, ask)
@@ -775,11 +861,23 @@ class Engine:
 
     async def write(self, run: Callable[..., Any], loads: Loads | None, caller: Caller, ask: Ask) -> Any:
         """Let a write method join the tenant's next batch; return its reply once it is durable."""
-        if self.limited:
-            loads = counted(loads, caller.tenant_id not in self.counted, self.tallies)
-        if self.ledger is not None:
-            run = self.ledger.posting(run)
-        return await self.batches.join(caller.tenant_id, Job(partial(run, self), loads, caller, ask))
+        decide = partial(self._decide, run) if self.on.decided else partial(run, self)
+        loads = partial(self._load, loads) if self.on.load else loads
+        return await self.batches.join(caller.tenant_id, Job(decide, loads, caller, ask))
+
+    def _load(self, loads: Loads | None, needs: Needs, caller: Caller, ask: Ask) -> None:
+        for load in self.on.load:       # first: what the operation itself needs may be refused
+            load(needs, caller, ask)
+        if loads is not None:
+            loads(needs, caller, ask)
+
+    def _decide(self, run: Callable[..., Any], work: Work, caller: Caller, ask: Ask) -> Any:
+        before = len(work.written)
+        reply = run(self, work, caller, ask)
+        receipts = tuple(islice(work.written.values(), before, None))
+        for decided in self.on.decided:
+            decided(work, ask, receipts)
+        return reply
 
     def admit(self, op: Operation, caller: Caller, ask: Ask) -> None:
         """Refuse who may not ask this, by tenant, role and scope; whose a task is only the batch can tell."""
@@ -821,42 +919,28 @@ class Engine:
         key = (task.owner_kind, task.owner_id, ask.idempotency_key or "")
         if ask.idempotency_key is not None and (first := work.keys.get(key)):
             return self._first(work.tasks[first], task)
-        duty = self._emit(work, EMISSION["create"], task, contract)
+        duty = self.write_receipt(work, EMISSION["create"], task, contract)
         work.add(replace(task, duty=duty.receipt_id), needed)
-        self._keep_quotas(work)
+        self._limit_kinds(work)
+        for task_added in self.on.task_added:
+            task_added(work)
         return Created(task.task_id, "queued")
 
-    def _keep_quotas(self, work: Work) -> None:
-        """Refuse a new task for which there is no room; what is there can be finished."""
+    def _limit_kinds(self, work: Work) -> None:
+        """Refuse a new task of one kind too many; what is there can be finished."""
         if work.lanes and 0 < self.settings.max_lanes < len(work.known) + len(work.lanes):
             raise QuotaExceeded(f"tasks of {self.settings.max_lanes} kinds wait already, which is all there may be: a "
                                 "kind is a type and the capabilities it requires", quota="kinds",
                                 limit=self.settings.max_lanes, retry_after=60)
-        if (usage := work.found(Usage)) is not None:
-            room_for_task(may := self._allowance(work), usage)
-            room_for_receipt(may, "", 0)
-
-    def _allowance(self, work: Work) -> Tier:
-        return allowance(self.settings, work.found(Account), work.now)
 
     @contextlib.contextmanager
-    def _short(self, work: Work, task_id: str) -> Iterator[None]:
-        """Refuse what is written inside about a task that has all the receipts it may have (21.6.3)."""
-        before = work.tallies.get(task_id)
+    def optional_receipt(self, work: Work, task_id: str) -> Iterator[None]:
+        """Let extensions refuse the receipts that are written inside: their task can end without them (21.6.3)."""
+        before = len(work.written)
         yield
-        if before is not None and work.tallies[task_id] > before:
-            room_for_receipt(self._allowance(work), task_id, before)
-
-    def _overtold(self, work: Work, task: Task) -> str | None:
-        """Say why a task is held when its lease ends: another one would be a receipt too many (21.6.3)."""
-        most = self._allowance(work).receipts_per_task if task.task_id in work.tallies else -1
-        return RECEIPTS if 0 <= most <= work.tallies[task.task_id] + 1 else None
-
-    def _may_lease(self, work: Work) -> bool:
-        """Whether the tenant may hold another lease: at its limit a claim comes back empty (spec 21.6.2)."""
-        usage = work.found(Usage)
-        most = self._allowance(work).concurrent_leases if usage else -1
-        return usage is None or most < 0 or usage.leases < most
+        if len(work.written) > before:
+            for optional_receipt_added in self.on.optional_receipt_added:
+                optional_receipt_added(work, task_id)
 
     def _first(self, task: Task, again: Task) -> Created:
         differs = task.fingerprint != again.fingerprint
@@ -869,9 +953,9 @@ class Engine:
                ask: CreateTask) -> tuple[Task, frozenset[str], dict[str, Any]]:
         """Make a task of its contract, and the body of the receipt that states it."""
         limits, payload = self.settings, bytes(ask.payload) or b"null"
-        sized(payload, limits.max_payload_bytes, "payload")
-        value, needed = parsed(payload, "payload"), needs_of(ask.requirements)
-        if caller.task_types is not None and not ordered_types(ask.type, value) <= caller.task_types:
+        check_size(payload, limits.max_payload_bytes, "payload")
+        value, needed = parse_json(payload, "payload"), needs_of(ask.requirements)
+        if caller.task_types is not None and not find_ordered_types(ask.type, value) <= caller.task_types:
             raise barred(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
         if not bytes(ask.payload) and ask.payload_pointer is None:
             raise InvalidRequest("create_task needs payload or payload_pointer; who needs neither says payload: null")
@@ -881,7 +965,7 @@ class Engine:
         task = Task(
             task_id=work.new_id(), lane=lane_of(ask.type, needed), type=ask.type, payload=payload.decode(),
             payload_pointer=ask.payload_pointer, requirements=bytes(ask.requirements).decode(),
-            terms=canonical({**terms, **session}).decode(), owner_kind=creator.kind, owner_id=creator.id,
+            terms=to_canonical({**terms, **session}).decode(), owner_kind=creator.kind, owner_id=creator.id,
             principal_ai=ask.principal_ai or creator.id,
             priority=limits.default_priority if ask.priority is None else ask.priority,
             max_attempts=ask.max_attempts or limits.default_max_attempts,
@@ -892,8 +976,8 @@ class Engine:
             asyncgate_instance=self.instance, updated_at=work.now,
             next_eligible_at=work.now + delay if delay > 0 else None,
             deadline_at=deadline)
-        digest = hashlib.sha256(canonical(value)).hexdigest()
-        wanted = parsed(bytes(ask.requirements), "requirements")
+        digest = hashlib.sha256(to_canonical(value)).hexdigest()
+        wanted = parse_json(bytes(ask.requirements), "requirements")
         contract = {**terms, "type": task.type, "requirements": wanted, "payload_pointer": task.payload_pointer,
                     "payload_sha256": digest, "payload_bytes": len(payload)}
         if ask.idempotency_key is not None:
@@ -943,7 +1027,7 @@ class Engine:
             with self._outcome((caller.tenant_id, ask.task_id)) as ended:   # before reading, or it might be missed
                 found = await self._readable(caller, ask.task_id)
                 if found[0].status in TERMINAL or self.waiting.closed or not await self.called(ended, until):
-                    return record(caller.tenant_id, *found)
+                    return show_task(caller.tenant_id, *found)
                 await self.still_good(caller)
 
     @contextlib.contextmanager
@@ -957,13 +1041,26 @@ class Engine:
             if not self.outcomes[key]:
                 del self.outcomes[key]
 
+    def is_alone(self) -> bool:
+        """Whether no other process is known to use the database."""
+        return self.shared is None or self.shared.is_alone()
+
+    async def leads(self, job: str) -> bool:
+        """Whether this process is the one, of all that share the database, that does a job."""
+        return self.shared is None or await self.shared.lead(job)
+
+    async def still_good(self, caller: Caller) -> None:
+        """Refuse a caller that would not be admitted any more; asked when a call that waited goes on."""
+        for still_good in self.on.still_good:
+            await still_good(caller)
+
     async def called(self, call: asyncio.Future[None], until: float) -> bool:
         """Wait to be called until a time of the loop's clock; tell whether to look again before that time is over.
 
         News of other processes may be lost, so beside others everybody looks now and then without being called.
         """
         poll = asyncio.get_running_loop().time() + self.settings.database.poll_seconds
-        if self.backend.alone or until <= poll:
+        if self.is_alone() or until <= poll:
             return await waited(call, until)
         await waited(call, poll)
         return True
@@ -983,14 +1080,14 @@ class Engine:
 
     async def list_tasks(self, caller: Caller, ask: ListTasks) -> Tasks:
         """List tasks, newest first: an agent's own, or any in the tenant for an admin."""
-        owner = filtered("created_by_kind", ask.created_by_kind, "created_by", ask.created_by) or claimed(ask)
+        owner = make_filter("created_by_kind", ask.created_by_kind, "created_by", ask.created_by) or read_principal(ask)
         if not caller.sees_all:
             owner = self._self_only(caller, owner)
         limit, mark = self.limit(ask.limit), ("tasks", owner, ask.status, ask.type)
         before = self.position(caller, ask.cursor, *mark)
-        rows = await self.backend.tasks(caller.tenant_id, TaskFilter(owner, ask.status, ask.type, before, limit + 1))
+        rows = await self.backend.page(caller.tenant_id, TaskFilter(owner, ask.status, ask.type, before, limit + 1))
         ends = self.onward(caller, [task.task_id for task, *_ in rows], limit, ask.cursor, *mark)
-        return Tasks([record(caller.tenant_id, *row) for row in rows[:limit]], *ends)
+        return Tasks([show_task(caller.tenant_id, *row) for row in rows[:limit]], *ends)
 
     def _self_only(self, caller: Caller, named: Principal | None) -> Principal:
         if not wanted_is(named, caller.principal):
@@ -1003,11 +1100,11 @@ class Engine:
         tenant, limit, mark = caller.tenant_id, self.limit(ask.limit), ("history", ask.task_id)
         place = self.position(caller, ask.cursor, *mark) or ""
         told, _, noted = place.partition(" ")       # a place in each: a receipt may become visible after an event
-        receipts = await self.backend.receipts(tenant, ReceiptFilter(None, ask.task_id, None, told, limit + 1))
-        events = [HistoryEvent(r.receipt_id, r.receipt_type, outside(r.created_at), receipt=shown(tenant, r))
+        receipts = await self.backend.page(tenant, ReceiptFilter(None, ask.task_id, None, told, limit + 1))
+        events = [HistoryEvent(r.receipt_id, r.receipt_type, to_utc(r.created_at), receipt=show_receipt(tenant, r))
                   for r in receipts]
-        events += [HistoryEvent(e.event_id, e.event_type, outside(e.created_at), raw(e.payload))
-                   for e in await self.backend.events(tenant, ask.task_id, noted or told, limit + 1)]
+        events += [HistoryEvent(e.event_id, e.event_type, to_utc(e.created_at), to_raw(e.payload))
+                   for e in await self.backend.page(tenant, EventFilter(ask.task_id, noted or told, limit + 1))]
         events.sort(key=lambda event: event.event_id)
         for event in events[:limit]:
             told, noted = (event.event_id, noted or told) if event.receipt else (told, event.event_id)
@@ -1026,7 +1123,7 @@ class Engine:
             work.hold(replace(lease, ending="canceled"))
         body = {"canceled_by": {"kind": by.kind, "id": by.id}, "reason": ask.reason}
         task = self._discharge(work, work.move(task, CANCEL, completed_at=work.now, held=None))
-        self._end(work, task, self._emit(work, EMISSION["cancel"], task, body, by=by), body)
+        self.announce_end(work, task, self.write_receipt(work, EMISSION["cancel"], task, body, by=by), body)
         return Ok(True, "canceled")
 
     def _own(self, work: Work, caller: Caller, ask: TaskAsk) -> Task:
@@ -1093,10 +1190,11 @@ class Engine:
             raise InvalidRequest("lease_next needs worker_id: a name for the worker that stays across its restarts")
         if ask.claim_id is not None and (again := self._again(work, worker, ask)):
             return Offers(again)
-        offers: list[Offer] = []
-        while len(offers) < (ask.max_tasks or 1) and self._may_lease(work) and (task := work.best(ask)):
+        offers, full = list[Offer](), first_answer(self.on.why_no_lease, work)
+        while len(offers) < (ask.max_tasks or 1) and full is None and (task := work.best(ask)):
             offers.append(self._lease(work, worker, ask, task))
-        return Offers(offers, UNSET if len(offers) == ask.max_tasks or self._may_lease(work) else [FULL_OF_LEASES])
+            full = first_answer(self.on.why_no_lease, work)
+        return Offers(offers, UNSET if full is None or len(offers) == ask.max_tasks else [full])
 
     def _again(self, work: Work, worker: Principal, ask: LeaseNext) -> list[Offer]:
         """Return the offers of an earlier claim whose reply was lost on the wire, as far as they live."""
@@ -1106,11 +1204,11 @@ class Engine:
         return [self._offered(work, work.leases[task.task_id]) for task in sorted(live, key=partial(rank, ask))]
 
     def _lease(self, work: Work, worker: Principal, ask: LeaseNext, task: Task) -> Offer:
-        timeouts = terms_of(task.terms).timeouts
+        timeouts = decode_terms(task.terms).timeouts
         wished = ask.lease_ttl_seconds or (timeouts.lease_ttl_seconds if timeouts else None)
         task, lease_id = work.move(task, CLAIM, fence=task.fence + 1), work.new_lease_id()
         body = {"worker_capabilities": sorted(ask.capabilities or ()), "attempt": task.attempt, "fence": task.fence}
-        accepted = self._emit(work, EMISSION["claim"], task, body, by=worker, lease_id=lease_id)
+        accepted = self.write_receipt(work, EMISSION["claim"], task, body, by=worker, lease_id=lease_id)
         ttl = min(wished or self.settings.default_lease_ttl_seconds, self.settings.max_lease_ttl_seconds)
         lease = Lease(task.task_id, lease_id, worker.kind, worker.id, worker.instance_id, task.fence, work.now,
                       self._until_when(work.now, work.now, ttl), 0, accepted.receipt_id, ask.claim_id, ttl_seconds=ttl)
@@ -1118,7 +1216,7 @@ class Engine:
         return self._offered(work, lease)
 
     def _offered(self, work: Work, lease: Lease) -> Offer:
-        return offer(work.tenant_id, work.tasks[lease.task_id], lease, work.progress.get(lease.task_id), work.now)
+        return show_offer(work.tenant_id, work.tasks[lease.task_id], lease, work.progress.get(lease.task_id), work.now)
 
     def renew_lease(self, work: Work, caller: Caller, ask: RenewLease) -> Renewed:
         """Keep a lease that is still alive; it runs extend_by_seconds from now, or as long as it was granted for.
@@ -1128,7 +1226,8 @@ class Engine:
         """
         if not (task_id := ask.task_id or work.holders.get(ask.lease_id, "")):
             raise LeaseInvalid(f"no live lease {ask.lease_id}; drop the work, lease_next gives more", reason="unknown")
-        task, lease = self._held(work, caller, replace(ask, task_id=task_id))   # the ask may be decided once more
+        ask = replace(ask, task_id=task_id)     # a copy: the ask may be decided once more
+        task, lease = self.require_lease(work, caller, ask)
         self._may_renew(work, lease)
         until = self._until_when(lease.acquired_at, work.now, ask.extend_by_seconds or lease.ttl_seconds)
         until = max(until, lease.expires_at)
@@ -1139,7 +1238,7 @@ class Engine:
             self._anomaly(work, task, "lease_renewed_often", lease=lease, renewals=lease.renewals,
                           progress_reported=bool(noted and noted.fence == lease.fence),
                           recommended_action="ask the worker for progress, or cancel the task")
-        return Renewed(outside(until), (until - work.now) / 3)
+        return Renewed(to_utc(until), (until - work.now) / 3)
 
     def _may_renew(self, work: Work, lease: Lease) -> None:
         often, long = self.settings.max_lease_renewals, self.settings.max_lease_lifetime_seconds
@@ -1152,10 +1251,12 @@ class Engine:
         """Give a task back unfinished: it is offered again at once and costs neither attempt nor expiry."""
         if self._repeated(work, caller, ask, "released") or self._told(work, caller, ask, EXPIRED):
             return Released(True, "queued", True)
-        task, lease = self._held(work, caller, ask)
+        task, lease = self.require_lease(work, caller, ask)
         work.hold(replace(lease, ending="released"))
-        task = work.move(task, EXPIRE, next_eligible_at=None, started_at=None, held=self._overtold(work, task))
-        self._emit(work, EMISSION["expire"], task, self._expiry(task, lease, "released"), lease=lease, mark="released")
+        task = work.move(task, EXPIRE, next_eligible_at=None, started_at=None,
+                         held=first_answer(self.on.why_hold, work, task))
+        body = self._expiry(task, lease, "released")
+        self.write_receipt(work, EMISSION["expire"], task, body, lease=lease, mark="released")
         self._tell_held(work, task, lease)
         return Released(True, "queued", True)
 
@@ -1166,19 +1267,19 @@ class Engine:
         """
         worker, grace = self.about(caller, ask, "worker_id"), self.settings.lease_grace_seconds
         now = self.backend.now()
-        rows = await self.backend.leases(caller.tenant_id, worker)
+        rows = await self.backend.page(caller.tenant_id, LeaseFilter(worker))
         mine = ask.resume and (not caller.bound or worker.same(caller.principal))
         told = worker.instance_id or ""
         # In the order of their tasks: leases of one moment come in any order, and the history shall not depend on it.
         if fresh := sorted(lease.task_id for _, lease in rows if mine and lease.resumed_by != told
                            and lease.resumptions < MOST_RESUMED and alive(lease, now, grace)):
             await self.write(Engine._resume, its_tasks, caller, Resumed(tasks=fresh, worker=worker))
-        return Leases([holding(task, lease, now) for task, lease in rows if alive(lease, now, grace)])
+        return Leases([show_lease(task, lease, now) for task, lease in rows if alive(lease, now, grace)])
 
     def _resume(self, work: Work, caller: Caller, ask: Resumed) -> None:
         for task_id in ask.tasks:
             lease = work.leases.get(task_id)
-            if lost(lease, ask.worker, Held(lease_id=lease.lease_id if lease else ""), work.now,
+            if lost(lease, ask.worker, LeaseAsk(lease_id=lease.lease_id if lease else ""), work.now,
                     self.settings.lease_grace_seconds) is None and lease is not None:
                 self._taken_up(work, lease, ask.worker)
 
@@ -1194,9 +1295,9 @@ class Engine:
 
     def start_task(self, work: Work, caller: Caller, ask: StartTask) -> Ok:
         """Say that work on a leased task has begun; optional."""
-        task, _ = self._held(work, caller, ask)
+        task, _ = self.require_lease(work, caller, ask)
         task = self._start(work, task)
-        return Ok(True, "running", maybe(task.started_at))
+        return Ok(True, "running", to_utc_or_none(task.started_at))
 
     def _start(self, work: Work, task: Task) -> Task:
         if task.status == "running":
@@ -1206,15 +1307,15 @@ class Engine:
 
     def report_progress(self, work: Work, caller: Caller, ask: ReportProgress) -> Ok:
         """Report progress; if this worker is lost, the next one is handed it as a checkpoint."""
-        sized(bytes(ask.progress), self.settings.max_progress_bytes, "progress")
-        told = parsed(bytes(ask.progress), "progress")
-        task, lease = self._held(work, caller, ask)
+        check_size(bytes(ask.progress), self.settings.max_progress_bytes, "progress")
+        told = parse_json(bytes(ask.progress), "progress")
+        task, lease = self.require_lease(work, caller, ask)
         self._start(work, task)
         noted = work.note(task, bytes(ask.progress).decode())
         if self.settings.progress_receipts:
-            with self._short(work, task.task_id):
-                self._emit(work, PROGRESSED, task, {"progress": told, "sequence": noted.sequence}, by=lease.worker,
-                           lease=lease, mark=str(noted.sequence))
+            with self.optional_receipt(work, task.task_id):
+                self.write_receipt(work, PROGRESSED, task, {"progress": told, "sequence": noted.sequence},
+                                   by=lease.worker, lease=lease, mark=str(noted.sequence))
         return Ok(True, "running")
 
     def complete(self, work: Work, caller: Caller, ask: Complete) -> Ok:
@@ -1228,7 +1329,7 @@ class Engine:
             if located and (task := work.task(ask.task_id)).owed:
                 self._locate(work, task, lease, lease.worker, located)
             return ended_well(work.task(ask.task_id))
-        task, lease = self._held(work, caller, ask)
+        task, lease = self.require_lease(work, caller, ask)
         located = located or self._inline(task, ask)
         if not located and self.settings.locatability == "strict":
             raise NotLocatable(f"task {task.task_id} needs artifacts, or a delivery_proof that does not say failed, to "
@@ -1236,22 +1337,22 @@ class Engine:
         where = located.get("artifacts")
         work.hold(replace(lease, ending="completed"))
         task = work.move(task, SUCCEED, completed_at=work.now, outcome=bytes(ask.result).decode(), held=None,
-                         artifacts=canonical(where).decode() if where else None)
+                         artifacts=to_canonical(where).decode() if where else None)
         task = self._discharge(work, task) if located else task
-        ended = self._emit(work, EMISSION["succeed"], task, {**body, **located}, by=lease.worker, lease=lease,
-                           parents=(task.duty,) if located else (), mark="located" if located else "")
-        self._end(work, task, ended, {"result": body, **located})
+        ended = self.write_receipt(work, EMISSION["succeed"], task, {**body, **located}, by=lease.worker, lease=lease,
+                                   parents=(task.duty,) if located else (), mark="located" if located else "")
+        self.announce_end(work, task, ended, {"result": body, **located})
         if not located:     # PH.3.3: the success stands, but it discharges nothing
             self._anomaly(work, task, "success_without_locatability", lease=lease, recommended_action=LOCATE,
                           worker_id=lease.worker_id, receipt_id=ended.receipt_id, obligation_receipt_id=task.duty,
-                          result_delivery=terms_of(task.terms).result_delivery)
+                          result_delivery=decode_terms(task.terms).result_delivery)
         return ended_well(task)
 
     def _result(self, ask: Complete) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return where the result is, and what the receipt says of it."""
         result = bytes(ask.result)
-        sized(result, self.settings.max_result_bytes, "result")
-        value = parsed(result, "result")
+        check_size(result, self.settings.max_result_bytes, "result")
+        value = parse_json(result, "result")
         told = value.get("summary") if isinstance(value, dict) else None
         summary = ask.result_summary or (told[:1000] if isinstance(told, str) else None)
         located, proof = self._where(ask.artifacts, ask.delivery_proof), ask.delivery_proof or None
@@ -1261,11 +1362,12 @@ class Engine:
 
     def _where(self, artifacts: Any, proof: dict[str, Any] | None) -> dict[str, Any]:
         """Return what locates a result (PH.3); that its delivery failed does not."""
-        located = {"artifacts": self._artifacts(artifacts), "delivery_proof": proof if proves(proof) else None}
+        located = {"artifacts": self.artifacts_of(artifacts), "delivery_proof": proof if is_proof(proof) else None}
         return {name: said for name, said in located.items() if said}
 
-    def _artifacts(self, artifacts: Any) -> list[Any]:
-        found, most = pointers(artifacts), self.settings.receipts.max_artifacts
+    def artifacts_of(self, artifacts: Any) -> list[Any]:
+        """Return the artifacts that a request names; raises TooManyArtifacts."""
+        found, most = read_artifacts(artifacts), self.settings.receipts.max_artifacts
         if len(found) > most:
             raise TooManyArtifacts(f"{len(found)} artifacts; a receipt carries {most} at most (PH.5)")
         return found
@@ -1276,21 +1378,21 @@ class Engine:
             return {}
         if len(text) <= self.settings.inline_result_bytes:
             return {f"{name}_payload" if name == "result" else name: value}
-        return {f"{name}_sha256": hashlib.sha256(canonical(value)).hexdigest(), f"{name}_bytes": len(text),
+        return {f"{name}_sha256": hashlib.sha256(to_canonical(value)).hexdigest(), f"{name}_bytes": len(text),
                 "how_to_retrieve": {"operation": "get_task", "task_id": task_id}}
 
     def _inline(self, task: Task, ask: Complete) -> dict[str, Any]:
         """PH.3 way out (c): the creator asked for the result in the task record, and there it is."""
-        if terms_of(task.terms).result_delivery != "inline" or _any(ask.result) in (None, "", [], {}):
+        if decode_terms(task.terms).result_delivery != "inline" or decode_json(ask.result) in (None, "", [], {}):
             return {}
         return {"artifacts": [{"type": "asyncgate", "uri": f"asyncgate://{self.instance}/tasks/{task.task_id}/result"}]}
 
     def _locate(self, work: Work, task: Task, lease: Lease | None, by: Principal, located: dict[str, Any]) -> None:
         """Discharge the duty of a task that succeeded without telling where (PH.3 ways out a and b)."""
         where = located.get("artifacts")
-        task = self._discharge(work, work.change(task, artifacts=canonical(where).decode() if where else None))
-        ended = self._emit(work, COMPLETED, task, located, by=by, lease=lease, mark="located")
-        self._end(work, task, ended, located)
+        task = self._discharge(work, work.change(task, artifacts=to_canonical(where).decode() if where else None))
+        ended = self.write_receipt(work, COMPLETED, task, located, by=by, lease=lease, mark="located")
+        self.announce_end(work, task, ended, located)
 
     def complete_tasks(self, work: Work, caller: Caller, ask: CompleteTasks) -> Items:
         """End up to 500 tasks well; each is completed or refused by itself, and the answer says which."""
@@ -1305,16 +1407,16 @@ class Engine:
         The first retry waits retry_backoff_seconds, each further one twice as long, up to 15 minutes.
         """
         error = bytes(ask.error)
-        sized(error, self.settings.max_result_bytes, "error")
-        value = parsed(error, "error")
+        check_size(error, self.settings.max_result_bytes, "error")
+        value = parse_json(error, "error")
         if self._repeated(work, caller, ask, "failed"):
             task = work.task(ask.task_id)
             if task.status == "failed":
                 return Released(True, "failed", False)
-            return Released(True, "queued", True, maybe(task.next_eligible_at))
+            return Released(True, "queued", True, to_utc_or_none(task.next_eligible_at))
         if self._told(work, caller, ask, FAILED):   # and leased again since, so it was requeued
             return Released(True, "queued", True)
-        task, lease = self._held(work, caller, ask)
+        task, lease = self.require_lease(work, caller, ask)
         again = bool(ask.retryable) and task.attempt + 1 < task.max_attempts
         body = {**self._enclosed("error", value, error, task.task_id), "attempt": task.attempt, "requeued": again,
                 "retry_recommended": bool(ask.retryable), "retry_after_seconds": ask.retry_after_seconds}
@@ -1323,23 +1425,24 @@ class Engine:
             return self._retry(work, task, lease, ask.retry_after_seconds, body)
         task = work.move(task, FAIL, completed_at=work.now, outcome=error.decode())
         if ask.retryable:       # before the end: a ledger that keeps custody hands nothing on that is closed
-            self._escalate(work, task, lease, "max_retries_exceeded")
-        ended = self._emit(work, EMISSION["fail"], self._discharge(work, task), body, by=lease.worker, lease=lease)
-        self._end(work, work.tasks[task.task_id], ended, self._enclosed("error", value, error, task.task_id))
+            self._give_up(work, task, lease, "max_retries_exceeded")
+        task = self._discharge(work, task)
+        ended = self.write_receipt(work, EMISSION["fail"], task, body, by=lease.worker, lease=lease)
+        self.announce_end(work, task, ended, self._enclosed("error", value, error, task.task_id))
         return Released(True, "failed", False)
 
     def _retry(self, work: Work, task: Task, lease: Lease, wished: float | None, body: dict[str, Any]) -> Released:
         attempt, most = task.attempt + 1, self.settings.max_retry_backoff_seconds
         pause = backoff(task.retry_backoff_seconds, attempt, most) if wished is None else min(wished, float(most))
         task = work.move(task, RETRY, attempt=attempt, next_eligible_at=work.now + pause, started_at=None,
-                         held=self._overtold(work, task))
-        self._emit(work, EMISSION["retry"], task, body, by=lease.worker, lease=lease)
+                         held=first_answer(self.on.why_hold, work, task))
+        self.write_receipt(work, EMISSION["retry"], task, body, by=lease.worker, lease=lease)
         self._tell_held(work, task, lease)
-        return Released(True, "queued", True, outside(work.now + pause))
+        return Released(True, "queued", True, to_utc(work.now + pause))
 
     # Who holds a lease, and how its end is told.
 
-    def _held(self, work: Work, caller: Caller, ask: Held) -> tuple[Task, Lease]:
+    def require_lease(self, work: Work, caller: Caller, ask: LeaseAsk) -> tuple[Task, Lease]:
         """Return the task and its lease if the caller holds it, inside the transaction (spec 4.2)."""
         task, lease = work.task(ask.task_id), work.leases.get(ask.task_id)
         holder = self._holder(caller, ask, lease)
@@ -1355,20 +1458,20 @@ class Engine:
             lease = self._taken_up(work, lease, holder)
         return task, lease
 
-    def _holder(self, caller: Caller, ask: Held, lease: Lease | None) -> Principal:
+    def _holder(self, caller: Caller, ask: LeaseAsk, lease: Lease | None) -> Principal:
         """Return the worker that asks; a heartbeat that names the lease only speaks for its holder."""
         if ask.worker_id is None and not caller.bound and isinstance(ask, RenewLease) and lease is not None:
             return lease.worker
         return speaker(caller, ask)
 
-    def _repeated(self, work: Work, caller: Caller, ask: Held, ending: str) -> Lease | None:
+    def _repeated(self, work: Work, caller: Caller, ask: LeaseAsk, ending: str) -> Lease | None:
         """Return the lease if it ended by this very verb of this very worker: then the first outcome stands (H.3)."""
         work.task(ask.task_id)
         lease = work.leases.get(ask.task_id)
         again = lease is not None and (lease.lease_id, lease.ending) == (ask.lease_id, ending)
         return lease if lease and again and lease.worker.same(self._holder(caller, ask, lease)) else None
 
-    def _told(self, work: Work, caller: Caller, ask: Held, contract: Contract) -> bool:
+    def _told(self, work: Work, caller: Caller, ask: LeaseAsk, contract: Contract) -> bool:
         """Whether the end of an earlier lease of this worker has its receipt; the lease itself is overwritten."""
         lease = work.leases.get(ask.task_id)
         if lease is None or lease.lease_id == ask.lease_id:
@@ -1376,18 +1479,18 @@ class Engine:
         return self._accepted(work, ask, speaker(caller, ask)) and any(
             one.receipt_type == contract.type and self._by_worker(one) for one in self._under(work, ask))
 
-    def _accepted(self, work: Work, ask: Held, worker: Principal) -> bool:
+    def _accepted(self, work: Work, ask: LeaseAsk, worker: Principal) -> bool:
         """Whether a worker has had a lease; known where the receipts under the lease are loaded (its_end)."""
         return any(one.receipt_type == ACCEPTED.type and one.sender.same(worker) for one in self._under(work, ask))
 
-    def _under(self, work: Work, ask: Held) -> list[Receipt]:
+    def _under(self, work: Work, ask: LeaseAsk) -> list[Receipt]:
         return [one for one in work.receipts.values() if (one.task_id, one.lease_id) == (ask.task_id, ask.lease_id)]
 
     def _by_worker(self, ended: Receipt) -> bool:
         """Whether its worker ended a lease; a receipt that was sent to the ledger has left its body there."""
         mine = receipt_key(EXPIRED, ended.task_id, ended.sender, ended.lease_id, ended.parents, "released")
         return ended.receipt_type != EXPIRED.type or ended.receipt_key == mine or (
-            ended.body != "" and _any(ended.body)["reason"] == "released")
+            ended.body != "" and decode_json(ended.body)["reason"] == "released")
 
     def _until_when(self, acquired: float, now: float, wished: int | None) -> float:
         """Return when a lease runs out: so long from now, but never past its lifetime."""
@@ -1399,25 +1502,24 @@ class Engine:
         work.close(task.duty, task.owner)
         return work.change(task, owed=False)
 
-    def _end(self, work: Work, task: Task, ended: Receipt, news: dict[str, Any]) -> None:
+    def announce_end(self, work: Work, task: Task, ended: Receipt, news: dict[str, Any]) -> None:
         """Tell the owner that the task has come to its end."""
         result = news.pop("result", {})
         body = {"status": task.status, **{name: said for name, said in result.items() if name != "completion_metadata"},
                 **news}
-        self._emit(work, RESULT_READY, task, body, parents=(ended.receipt_id,))
+        self.write_receipt(work, RESULT_READY, task, body, parents=(ended.receipt_id,))
 
     def _anomaly(self, work: Work, task: Task, kind: str, *, lease: Lease | None = None, mark: str = "",
                  recommended_action: str, **details: Any) -> None:
         """H.7: tell the owner that something looks wrong; changes nothing, and each cause is told once."""
         body = {"kind": kind, "details": details, "recommended_action": recommended_action}
-        self._emit(work, ANOMALY, task, body, lease=lease, mark=f"{kind} {mark}")
+        self.write_receipt(work, ANOMALY, task, body, lease=lease, mark=f"{kind} {mark}")
 
-    def _escalate(self, work: Work, task: Task, lease: Lease, reason: str) -> None:
-        """Propose a task to somebody, where that is enabled: a word, not a transfer."""
-        if self.settings.escalation.enabled:
-            import_module("asyncgate.parts.escalation").escalate(self, work, task, lease, reason)
+    def _give_up(self, work: Work, task: Task, lease: Lease, reason: str) -> None:
+        for given_up in self.on.given_up:
+            given_up(work, task, lease, reason)
 
-    def _emit(self, work: Work, contract: Contract, task: Task | None, body: Mapping[str, Any], *,
+    def write_receipt(self, work: Work, contract: Contract, task: Task | None, body: Mapping[str, Any], *,
               by: Principal | None = None, to: Principal | None = None, lease: Lease | None = None,
               lease_id: str | None = None, schedule_id: str | None = None, task_id: str = "",
               parents: tuple[str, ...] | None = None, mark: str = "") -> Receipt:
@@ -1435,7 +1537,7 @@ class Engine:
         said = {name: value for name, value in body.items() if value is not None}
         if by is not None and by.instance_id is not None:
             said["principal_instance_id"] = by.instance_id
-        text = canonical({**said, "schema_version": SCHEMA_VERSION})
+        text = to_canonical({**said, "schema_version": SCHEMA_VERSION})
         self._check(text, parents)
         parents = tuple(sorted(parents))
         return work.record(Receipt(
@@ -1450,9 +1552,10 @@ class Engine:
         if len(body) > limits.max_body_size_bytes:
             raise ReceiptTooLarge(f"the receipt's body would be {len(body)} bytes, {limits.max_body_size_bytes} is the "
                                   "most.  Receipt bodies are contracts, not chat messages.")
-        self._few(parents)
+        self.limit_parents(parents)
 
-    def _few(self, parents: tuple[str, ...]) -> None:
+    def limit_parents(self, parents: tuple[str, ...]) -> None:
+        """Refuse more parents than a receipt may have."""
         if len(parents) > (most := self.settings.receipts.max_parents):
             raise TooManyParents(f"{len(parents)} parents; a receipt has {most} at most (PH.5)")
 
@@ -1464,20 +1567,21 @@ class Engine:
         Without a recipient it is the caller's own inbox; an admin who names nobody sees the whole tenant's.  Follow
         next_cursor, or since_receipt_id later on: every receipt comes exactly once.
         """
-        if self.ledger is None and ask.receipt_type not in (None, *RECEIPT_TYPES):     # there others state theirs
+        alone = self.settings.receipt_mode == "standalone"      # in a ledger there are types of others
+        if alone and ask.receipt_type not in (None, *RECEIPT_TYPES):
             raise InvalidRequest(f"no receipt has the type {ask.receipt_type}: there are {', '.join(RECEIPT_TYPES)}")
         to = await self.inbox(caller, ask)
         mark = ("receipts", to, ask.task_id, ask.receipt_type)
         after = await self._since(caller, ask.since_receipt_id or ask.cursor, *mark)
         limit = self.limit(ask.limit)
-        rows = await self.backend.receipts(caller.tenant_id,
+        rows = await self.backend.page(caller.tenant_id,
                                            ReceiptFilter(to, ask.task_id, ask.receipt_type, after, limit + 1))
         ends = self.onward(caller, [row.receipt_id for row in rows], limit, ask.since_receipt_id or ask.cursor, *mark)
-        return Receipts([shown(caller.tenant_id, row) for row in rows[:limit]], *ends)
+        return Receipts([show_receipt(caller.tenant_id, row) for row in rows[:limit]], *ends)
 
     async def inbox(self, caller: Caller, ask: ListReceipts) -> Principal | None:
         """Return whose receipts are meant; None is everybody's, of a task or of the tenant."""
-        to = filtered("to_kind", ask.to_kind, "to_id", ask.to_id) or claimed(ask)
+        to = make_filter("to_kind", ask.to_kind, "to_id", ask.to_id) or read_principal(ask)
         if ask.task_id is not None and to is None:
             await self._chain_readable(caller, ask.task_id)
         elif not caller.sees_all:
@@ -1489,7 +1593,7 @@ class Engine:
         try:
             await self._readable(caller, task_id)
         except TaskNotFound:
-            if not caller.sees_all or not await self.backend.receipts(
+            if not caller.sees_all or not await self.backend.page(
                     caller.tenant_id, ReceiptFilter(None, task_id, None, None, 1)):
                 raise
 
@@ -1499,7 +1603,7 @@ class Engine:
             raise ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are, and "
                                   "list_archived_receipts those in the archive")
         self.party(caller, caller.principal, receipt, caller.sees_all)
-        return shown(caller.tenant_id, receipt)
+        return show_receipt(caller.tenant_id, receipt)
 
     def party(self, caller: Caller, who: Principal, receipt: Receipt | ReceiptRecord, anybody: bool) -> None:
         """Refuse who neither stated a receipt nor is addressed by it, unless anybody's is meant."""
@@ -1513,47 +1617,10 @@ class Engine:
         by = speaker(caller, ask)
         if not caller.unlimited and not receipt.to.same(by):
             raise barred(caller, f"receipt {receipt.receipt_id} is addressed to another principal")
-        with self._short(work, receipt.task_id):
-            acked = self._emit(work, ACKNOWLEDGED, None, {"receipt_id": receipt.receipt_id}, by=by,
-                               parents=(receipt.receipt_id,), task_id=receipt.task_id)
+        with self.optional_receipt(work, receipt.task_id):
+            acked = self.write_receipt(work, ACKNOWLEDGED, None, {"receipt_id": receipt.receipt_id}, by=by,
+                                       parents=(receipt.receipt_id,), task_id=receipt.task_id)
         return Ok(True, receipt_id=acked.receipt_id)
-
-    def emit_receipt(self, work: Work, caller: Caller, ask: EmitReceipt) -> Ok:
-        """Offer a receipt of one's own: a scheduler's schedule.created or schedule.deleted.
-
-        schedule.created needs the live lease of a schedule.create task and goes to that task's creator;
-        schedule.deleted names the schedule.created among its parents and discharges it.  Spec 8, PH.1.3, PH.2.
-        """
-        part = import_module("asyncgate.parts.receipts.emitting")
-        return Ok(True, receipt_id=part.emit(self, work, caller, ask, speaker(caller, ask)))
-
-    def report_schedule(self, work: Work, caller: Caller, ask: ReportSchedule) -> Reported:
-        """Report when schedules run next, so that the gate notices when they do not (H.7.4)."""
-        by, unknown, refused = speaker(caller, ask), [], []
-        for state in ask.schedules:
-            if isinstance(state, Unreadable):
-                refused.append(Problem(state.problem.code, str(state.problem)))
-                continue
-            known = work.found(Schedule, state.schedule_id)
-            if known is None or not known.scheduler.same(by):
-                unknown.append(state.schedule_id)
-                continue
-            known = told_again(known, state)
-            work.keep(known)
-            self._late(work, known)
-        return Reported(True, unknown, refused)
-
-    def _late(self, work: Work, schedule: Schedule) -> None:
-        """H.7.4: a schedule that has missed two of its times is told to its owner, once for each time."""
-        if schedule.late_at is None or schedule.late_at > work.now:
-            return
-        due = outside(schedule.next_run_at or 0).isoformat()
-        body = {"kind": "schedule_late", "recommended_action": "look whether the scheduler runs",
-                "details": {"schedule_id": schedule.schedule_id, "next_run_at": due,
-                            "interval_seconds": schedule.interval_seconds}}
-        self._emit(work, ANOMALY, None, body, to=Principal(schedule.owner_kind, schedule.owner_id),
-                   schedule_id=schedule.schedule_id, parents=(schedule.created,), mark=f"schedule_late {due}")
-        work.keep(replace(schedule, late_at=None))
 
     async def check_terminator(self, caller: Caller, ask: CheckTerminator) -> Terminator:
         """Tell whether an obligation is discharged: by the evidence of the receipts, not by any state."""
@@ -1571,9 +1638,9 @@ class Engine:
         """
         who = self.whose(caller, ask)
         after = await self._since(caller, ask.since_receipt_id, "obligations", who)
-        rows = await self.backend.obligations(caller.tenant_id, who, after, self.limit(ask.limit))
+        rows = await self.backend.page(caller.tenant_id, ObligationFilter(who, after, self.limit(ask.limit)))
         return Obligations(self._server(), await self._relationship(caller, who),
-                           [shown(caller.tenant_id, row) for row in rows],
+                           [show_receipt(caller.tenant_id, row) for row in rows],
                            rows[-1].receipt_id if rows else ask.since_receipt_id)
 
     def whose(self, caller: Caller, ask: AsEither) -> Principal:
@@ -1583,7 +1650,7 @@ class Engine:
 
     def about(self, caller: Caller, ask: Ask, name: str) -> Principal:
         """Return whom a read is about; a credential that stands for everybody must name somebody."""
-        if not caller.bound and claimed(ask) is None:
+        if not caller.bound and read_principal(ask) is None:
             raise InvalidRequest(f"whose is meant?  This credential stands for everybody: say {name}")
         return speaker(caller, ask)
 
@@ -1595,25 +1662,15 @@ class Engine:
         who, most = self.whose(caller, ask), self.settings.max_bootstrap_max_items
         wished = ask.max_items or ask.limit or self.settings.default_bootstrap_max_items
         after = await self._since(caller, ask.since_receipt_id, "bootstrap", who)
-        rows = await self.backend.receipts(caller.tenant_id, ReceiptFilter(who, None, None, after, min(wished, most),
+        rows = await self.backend.page(caller.tenant_id, ReceiptFilter(who, None, None, after, min(wished, most),
                                                                            newest=after is None))
         log.warning("deprecated: bootstrap was called by %s; list_open_obligations supersedes it", who)
         if fresh := [row.receipt_id for row in rows if row.delivered_at is None]:
             await self.write(Engine._deliver, None, caller, Delivered(receipts=fresh))
         return Welcome(self._server(), await self._relationship(caller, who),
-                       Attention([shown(caller.tenant_id, row) for row in rows]),
+                       Attention([show_receipt(caller.tenant_id, row) for row in rows]),
                        LatestReceipt(rows[-1].receipt_id if rows else ask.since_receipt_id), self.settings.environment,
-                       warnings=await self._warnings(caller))
-
-    async def _warnings(self, caller: Caller) -> list[str]:
-        """Say in time that the room for receipts comes to its end (spec 21.6.3)."""
-        if not self.limited or (usage := await self.backend.record(caller.tenant_id, Usage)) is None:
-            return []
-        account = await self.backend.record(caller.tenant_id, Account)
-        most = allowance(self.settings, account, self.backend.now()).receipt_storage_gb
-        used = usage.receipt_bytes / GIGABYTE
-        return [f"receipts take up {used:.1f} of {most} GB; beyond that no task can be created"] * (
-            most >= 0 and used >= 0.8 * most)
+                       warnings=[warning for warn in self.on.warn for warning in await warn(caller)])
 
     def _deliver(self, work: Work, caller: Caller, ask: Delivered) -> None:
         for receipt_id in ask.receipts:
@@ -1628,8 +1685,8 @@ class Engine:
     async def _relationship(self, caller: Caller, who: Principal) -> Relationship:
         stored = await self.backend.record(caller.tenant_id, Presence, who.kind, who.id)
         known = self.sightings.known(caller.tenant_id, who, stored, self.backend.now())
-        return Relationship(who.kind, who.id, who.instance_id or known.instance_id, outside(known.first_seen_at),
-                            outside(known.last_seen_at), known.sessions)
+        return Relationship(who.kind, who.id, who.instance_id or known.instance_id, to_utc(known.first_seen_at),
+                            to_utc(known.last_seen_at), known.sessions)
 
     # About the gate itself.
 
@@ -1638,7 +1695,7 @@ class Engine:
         url = self.settings.memorygate.url if self.settings.receipt_mode != "standalone" else None
         return GateConfig(self.settings.receipt_mode, url, self.instance,
                              ["lease_based_execution", "receipt_emission", "open_obligations", "batch_operations"],
-                             __version__, "gate_or_ledger" if self.ledger and self.ledger.adopts else "gate")
+                             __version__)
 
     async def health(self, caller: Caller, ask: Health) -> Healthy:
         """Tell whether the gate works: its database answers, and its upkeep jobs run."""
@@ -1648,20 +1705,19 @@ class Engine:
         except Exception:
             log.exception("the database does not answer")
             database = "unavailable"
-        return Healthy("healthy" if database == "ok" else "unhealthy", "AsyncGate", __version__, self.instance,
-                       self._uptime(), database, self.upkeep.report() if self.upkeep else {},
-                       await self.ledger.lag() if self.ledger and database == "ok" else UNSET)
+        reply = Healthy("healthy" if database == "ok" else "unhealthy", "AsyncGate", __version__, self.instance,
+                        self._uptime(), database, {})
+        for describe in self.on.describe:
+            await describe(reply)
+        return reply
 
     # Upkeep's own writes.
 
     def sweep(self, work: Work, caller: Caller, ask: Sweep) -> None:
-        """Take back tasks whose lease ran out; report deadlines, spent attempts and late schedules (H.7)."""
+        """Take back tasks whose lease ran out; report deadlines and spent attempts (H.7)."""
         for task_id in ask.tasks:
             with contextlib.suppress(TaskNotFound), work.part():
                 self._look_after(work, work.task(task_id), len(ask.tasks))
-        for schedule_id in ask.schedules:
-            if schedule := work.found(Schedule, schedule_id):
-                self._late(work, schedule)
 
     def _look_after(self, work: Work, task: Task, crowd: int) -> None:
         lease = work.leases.get(task.task_id)
@@ -1677,16 +1733,16 @@ class Engine:
 
     def _expire(self, work: Work, task: Task, lease: Lease, crowd: int) -> Task:
         """PH.4: a lost lease is not a failure.  But a task that keeps killing its workers is held at last."""
-        lost_to = [*_any(task.lost_to), lease.worker_id][-10:]
+        lost_to = [*decode_json(task.lost_to), lease.worker_id][-10:]
         losses, most = task.expiries + 1, task.max_expiries
-        held = "lease_expiries" if most and losses >= most else self._overtold(work, task)
+        held = "lease_expiries" if most and losses >= most else first_answer(self.on.why_hold, work, task)
         pause = jitter(lease.lease_id, self.settings.expiry_jitter_seconds, crowd)
         work.hold(replace(lease, ending="expired"))
         # Clarification C: only a task's own instance sweeps it, so this one takes it over first (docs/design.md).
         task = work.move(task, EXPIRE, expiries=losses, held=held, started_at=None, asyncgate_instance=self.instance,
-                         next_eligible_at=work.now + pause if pause else None, lost_to=canonical(lost_to).decode())
-        self._emit(work, EMISSION["expire"], task, self._expiry(task, lease, "expired"), lease=lease)
-        self._escalate(work, task, lease, "lease_expired")
+                         next_eligible_at=work.now + pause if pause else None, lost_to=to_canonical(lost_to).decode())
+        self.write_receipt(work, EMISSION["expire"], task, self._expiry(task, lease, "expired"), lease=lease)
+        self._give_up(work, task, lease, "lease_expired")
         if losses == STUCK_EXPIRIES + 1:
             self._anomaly(work, task, "lease_expired_often", expiries=losses,
                           recommended_action="look at the workers of this type")
@@ -1699,8 +1755,8 @@ class Engine:
             work.tell(task.task_id, "task.held", held=task.held, expiries=task.expiries)
             progress = work.progress.get(task.task_id)
             self._anomaly(work, task, "task_held", lease=lease, expiries=task.expiries,
-                          workers=sorted(set(_any(task.lost_to))), held=task.held,
-                          last_progress=_any(progress.progress) if progress else None,
+                          workers=sorted(set(decode_json(task.lost_to))), held=task.held,
+                          last_progress=decode_json(progress.progress) if progress else None,
                           recommended_action="release_hold to offer it again, or cancel_task")
 
     def _expiry(self, task: Task, lease: Lease, reason: str) -> dict[str, Any]:
@@ -1717,28 +1773,21 @@ class Engine:
             until = prolonged(lease, ask.silent_since, work.now, self.settings.restart_grace_seconds)
             work.hold(replace(lease, expires_at=until))
             work.tell(task_id, "lease.prolonged", lease_id=lease.lease_id, worker_id=lease.worker_id,
-                      expires_at=outside(until).isoformat(), silent_since=outside(ask.silent_since).isoformat())
-
-    def seen(self, work: Work, caller: Caller, ask: Seen) -> None:
-        """Write down who was here."""
-        for who, first, last in ask.sightings:
-            work.keep(visited(work.found(Presence, who.kind, who.id), who, first, last))
+                      expires_at=to_utc(until).isoformat(), silent_since=to_utc(ask.silent_since).isoformat())
 
     # What happens after a commit, and small things.
 
     def _after_commit(self, work: Work) -> None:
         """Wake who waits for what this batch has changed; only now may anybody learn of it."""
-        if work.found(Usage) is not None:
-            self.counted.add(work.tenant_id)
-        for watcher in tuple(self.watchers):
-            watcher(work)
+        for committed in self.on.committed:
+            committed(work)
         for task in (*work.added.values(), *work.moved.values()):
             if task.status == "queued":
                 self.waiting.offered(work.tenant_id, task, work.now)
             elif task.status in TERMINAL:
                 self._ended((work.tenant_id, task.task_id))
-        if not self.backend.alone and (news := news_of(work)):
-            self.backend.tell(news)
+        if self.shared and not self.shared.is_alone() and (news := news_of(work)):
+            self.shared.tell(news)
 
     def _ended(self, key: tuple[str, str]) -> None:
         for ended in self.outcomes.get(key, ()):
@@ -1746,8 +1795,8 @@ class Engine:
 
     def hear(self, news: News) -> None:
         """Wake who waits for what another process has changed."""
-        for listener in tuple(self.listeners):
-            listener(news)
+        for heard in self.on.heard:
+            heard(news)
         self.waiting.heard(news)
         ended = [key for key in self.outcomes if key[0] == news.tenant_id] if news.many else [
             (news.tenant_id, task_id) for task_id in news.ended]
@@ -1766,7 +1815,7 @@ class Engine:
 
     def cursor(self, caller: Caller, position: str, *query: Any) -> str:
         """Seal a position for this tenant and this query, so that nobody can make one up."""
-        seal = hmac.digest(self.backend.secret, canonical((caller.tenant_id, query, position)), "sha256")[:12]
+        seal = hmac.digest(self.backend.secret, to_canonical((caller.tenant_id, query, position)), "sha256")[:12]
         return base64.urlsafe_b64encode(seal + position.encode()).decode().rstrip("=")
 
     def onward(self, caller: Caller, found: list[str], limit: int, given: str | None,
@@ -1800,10 +1849,6 @@ class Engine:
             raise
 
 
-async def any_caller(caller: Caller) -> None:
-    """Take every caller for as good as it was."""
-
-
 def news_of(work: Work) -> News | None:
     """Return what other processes should hear of a batch, if anything."""
     changed = (*work.added.values(), *work.moved.values())
@@ -1815,18 +1860,9 @@ def news_of(work: Work) -> News | None:
     account = (Account, ()) in work.kept
     if not (queued or ended or keys or account or work.posted):
         return None
-    kinds = tuple((task.type, tuple(sorted(needs_of(raw(task.requirements))))) for task in now[:MOST_QUEUED])
+    kinds = tuple((task.type, tuple(sorted(needs_of(to_raw(task.requirements))))) for task in now[:MOST_QUEUED])
     return News(work.tenant_id, kinds, tuple(ended[:MOST_ENDED]), min(later, default=None),
                 len(now) > MOST_QUEUED or len(ended) > MOST_ENDED, keys, account, bool(work.posted))
-
-
-def told_again(known: Schedule, state: ScheduleState) -> Schedule:
-    """Return a schedule with what its scheduler says of it now; what that does not say stays as it was."""
-    due = known.next_run_at if state.next_run_at is None else instant(state.next_run_at)
-    every = known.interval_seconds if state.interval_seconds is None else state.interval_seconds
-    enabled = state.enabled if state.enabled is not None else known.enabled or known.next_run_at is None
-    late_at = due + 2 * every if enabled and due is not None and every is not None else None
-    return replace(known, enabled=enabled, next_run_at=due, interval_seconds=every, late_at=late_at)
 
 
 def resolve(future: asyncio.Future[None]) -> None:
@@ -1866,7 +1902,7 @@ class Job:
             self.reply, self.error = self.run(work, self.caller, self.ask), None
         except Exception as no:     # a bug in one operation must spare the others too
             work.take_back(mark)
-            self.error = no if isinstance(no, GateError) else fault(type(self.ask).__name__, no)
+            self.error = no if isinstance(no, GateError) else log_fault(type(self.ask).__name__, no)
 
     def settle(self, error: Exception | None = None) -> None:
         """Answer whoever waits, if anybody still does."""
@@ -1888,7 +1924,7 @@ class Batches:
 
     def __init__(self, backend: Backend, size: int, after_commit: Callable[[Work], None]) -> None:
         self.backend, self.size, self.after_commit = backend, size, after_commit
-        self.transact = backend.transact                # or what asks the ledger before it commits
+        self.transact: Transact = backend.transact      # or what an extension puts around it
         self.waiting: dict[str, list[Job]] = {}         # in the order of the tenants' turns
         self.under_way: defaultdict[str, list[int]] = defaultdict(list)     # sizes
         self.flights: set[asyncio.Task[None]] = set()
@@ -1953,7 +1989,7 @@ class Batches:
             if len(jobs) > 1:
                 return await self._fly_alone(tenant_id, jobs)
             why = refused.__cause__
-            error = why if isinstance(why, GateError) else fault(type(jobs[0].ask).__name__, refused)
+            error = why if isinstance(why, GateError) else log_fault(type(jobs[0].ask).__name__, refused)
         except GateError as no:
             error = no
         except Exception as broken:
@@ -2054,7 +2090,7 @@ class Waiting:
         if not self.places.get(tenant_id) or task.held:
             return
         if task.next_eligible_at is None or task.next_eligible_at <= now:
-            self._wake(tenant_id, (task.type, needs_of(raw(task.requirements))))
+            self._wake(tenant_id, (task.type, needs_of(to_raw(task.requirements))))
         else:
             self._at(tenant_id, task.next_eligible_at, now)
 
@@ -2134,7 +2170,7 @@ def its_tasks(needs: Needs, caller: Caller, ask: Any) -> None:
     needs.tasks.update(ask.tasks)
 
 
-def its_end(needs: Needs, caller: Caller, ask: Held) -> None:
+def its_end(needs: Needs, caller: Caller, ask: LeaseAsk) -> None:
     """Load the task, and what was told under the lease: an ending may be repeated when its lease is overwritten."""
     its_task(needs, caller, ask)
     needs.endings.add((ask.task_id, ask.lease_id))
@@ -2163,22 +2199,6 @@ def its_claim(needs: Needs, caller: Caller, ask: LeaseNext) -> None:
 def its_receipt(needs: Needs, caller: Caller, ask: AckReceipt) -> None:
     """Load the receipt, with its children."""
     needs.receipts.add(ask.receipt_id)
-
-
-MOST_PARENTS = 1000         # that any setting allows; no more are looked up
-
-
-def its_schedule(needs: Needs, caller: Caller, ask: EmitReceipt) -> None:
-    """Load the parents, the task and the schedule of an offered receipt."""
-    needs.receipts.update(tuple(dict.fromkeys(ask.parents or ()))[:MOST_PARENTS])
-    needs.tasks.update({ask.task_id} if ask.task_id else ())
-    needs.records.update({(Schedule, (ask.schedule_id,))} if ask.schedule_id else ())
-
-
-def its_schedules(needs: Needs, caller: Caller, ask: ReportSchedule) -> None:
-    """Load the schedules that are reported."""
-    needs.records.update((Schedule, (state.schedule_id,)) for state in ask.schedules
-                         if not isinstance(state, Unreadable))
 
 
 def of_each(loads: Loads, items: Callable[[Any], Iterable[Any]]) -> Loads:
@@ -2213,11 +2233,9 @@ class Operation:
         self.scopes = frozenset(scopes.split() + (ADMIN_SCOPES[kind] if scopes else []))
         self.scope = scopes             # what the table says; an admin's scopes are good for all
         self.open = not roles           # no credential needed
-        self.idempotent = idempotent or kind != "W"     # asked again, it changes nothing more
-        self.destructive = destructive  # it takes away what somebody waits for
+        self.idempotent, self.destructive = idempotent or kind != "W", destructive      # what MCP is told of it
         self.heartbeat = heartbeat      # it keeps a lease, and is counted apart from other calls
-        self.successor = successor      # the operation to use instead of this one, which is deprecated
-        self.nothing = nothing          # what no answer means (204), where there may be none
+        self.successor, self.nothing = successor, nothing   # what to call instead; what no answer means (204)
         self.takes: type[Ask] = hints["ask"]
         self.gives: type[Struct] = next(kind for kind in (*get_args(hints["return"]), hints["return"])
                                         if kind is not type(None))
@@ -2263,10 +2281,6 @@ CORE_OPERATIONS = {op.name: op for op in (
     Operation(Engine.list_receipts, "GET /v1/receipts", "a w A s", "receipts:read", "R"),
     Operation(Engine.get_receipt, "GET /v1/receipts/{receipt_id}", EVERYONE, "receipts:read", "R"),
     Operation(Engine.ack_receipt, "POST /v1/receipts/{receipt_id}/ack", EVERYONE, "receipts:ack", "W", its_receipt,
-              idempotent=True),
-    Operation(Engine.emit_receipt, "POST /v1/receipts", EVERYONE, "receipts:ack tasks:lease", "W", its_schedule,
-              idempotent=True),
-    Operation(Engine.report_schedule, "POST /v1/schedules/report", "w A", "tasks:lease", "W", its_schedules,
               idempotent=True),
     Operation(Engine.check_terminator, "POST /v1/receipts/check-terminator", EVERYONE, "receipts:read", "R"),
     Operation(Engine.list_open_obligations, "GET /v1/obligations/open", EVERYONE, "receipts:read", "R"),

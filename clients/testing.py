@@ -77,8 +77,7 @@ class Running:
             raise ValueError("seconds must not be negative: the clock only goes forward")
         engine = self.server.engine
         engine.backend.skew += seconds
-        if engine.upkeep is not None:
-            await engine.upkeep.duties["sweep"].run()
+        await self.server.upkeep.duties["sweep"].run()
         for tenant_id in list(engine.waiting.places):      # wake waiting claims: a delayed task may be due now
             engine.hear(News(tenant_id, many=True))
 

@@ -22,6 +22,7 @@ from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import Gate, OwnTenants
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.postgres_server import URL_GIVEN, Cluster, Programs, Server, empty, find_programs
+from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.receipts.outbox import Ledger
 
@@ -211,18 +212,18 @@ async def make_gate(backend_url: str, receipts: dict[str, Any]) -> AsyncIterator
     loop = asyncio.get_running_loop()
 
     def make(**settings: Any) -> Gate:
-        engines.append(Engine(backend, Settings(**{"instance_id": "asyncgate-1", **receipts, **settings})))
+        engines.append(engine_over(backend, Settings(**{"instance_id": "asyncgate-1", **receipts, **settings})))
         if receipts and "receipt_mode" not in settings:
-            engines[-1].ledger = Ledger(engines[-1])
-            loop.call_soon(engines[-1].ledger.open)     # a fixture that is no coroutine makes gates outside the loop
+            engines[-1].extend(ledger := Ledger(engines[-1]))
+            loop.call_soon(ledger.open)     # a fixture that is no coroutine makes gates outside the loop
         return Gate(engines[-1], str(uuid.uuid4()))
 
     async with contextlib.aclosing(backend):
         yield make
         for engine in engines:
             engine.drain()
-            if engine.ledger is not None:
-                await engine.ledger.close()
+            if (ledger := engine.extension(Ledger)) is not None:
+                await ledger.close()
             await engine.batches.landed()
 
 

@@ -22,13 +22,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import NEEDED, Gate, Numbered, OwnTenants, ask_of
 from asyncgate.conformance.model import ESCALATES_TO, PROSE, Model, Refusal, Rules
+from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.queries import ReceiptFilter
 from asyncgate.parts.model.settings import EscalationSettings, EscalationTarget, Settings
-from asyncgate.parts.model.stored import ReceiptFilter
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
 
@@ -337,7 +337,7 @@ class Side:
     def __init__(self, run: Run, backend: OwnTenants, rules: Rules, tenants: list[str]) -> None:
         self.run, self.backend = run, backend
         backend.backend.ids = Numbered()        # so that a program that failed fails again, and twins are equal
-        engine = Engine(backend, Settings(**settings_of(rules)))
+        engine = engine_over(backend, Settings(**settings_of(rules)))
         backend.own.clear()
         self.gates = [Gate(engine, tenant) for tenant in tenants]
         self.seen = [""] * len(tenants)
@@ -358,7 +358,7 @@ class Side:
     def news(self, tenant: int) -> list[Any]:
         """The receipts written since the last look."""
         of = ReceiptFilter(None, None, None, self.seen[tenant] or None, 1000)
-        rows = self.run(self.backend.receipts(self.gates[tenant].tenant_id, of))
+        rows = self.run(self.backend.page(self.gates[tenant].tenant_id, of))
         self.seen[tenant] = rows[-1].receipt_id if rows else self.seen[tenant]
         return list(rows)
 

@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from asyncgate import Caller, Engine, Needs, Work
 from asyncgate.conformance.harness import Gate, refused, under
+from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.settings import RateLimiting, RateLimits, SecuritySettings, Settings, Tier
 from asyncgate.parts.model.stored import Account, Usage
@@ -144,7 +145,7 @@ async def test_a_lost_lease_makes_room(make_gate: Callable[..., Gate]) -> None:
 
 async def test_no_room_for_receipts_refuses_new_tasks_and_lets_old_ones_end(make_gate: Callable[..., Gate]) -> None:
     offer = await (free := make_gate()).leased()
-    full = Gate(Engine(free.backend, Settings(instance_id="asyncgate-1", **limited(receipt_storage_gb=0))),
+    full = Gate(engine_over(free.backend, Settings(instance_id="asyncgate-1", **limited(receipt_storage_gb=0))),
                 free.tenant_id)
 
     with refused("quota_exceeded", quota="receipt_storage_gb"):
@@ -310,7 +311,7 @@ async def test_what_was_there_before_limits_counts(make_gate: Callable[..., Gate
     await before.finished()
     await before.leased()
     await before.create()
-    gate = Gate(Engine(before.backend, Settings(instance_id="asyncgate-1", **limited(active_tasks=3))),
+    gate = Gate(engine_over(before.backend, Settings(instance_id="asyncgate-1", **limited(active_tasks=3))),
                 before.tenant_id)
 
     await gate.create()

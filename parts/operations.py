@@ -9,6 +9,8 @@ from asyncgate.parts.identity import admin, incidents
 from asyncgate.parts.model.wire import WhoAmI, You
 from asyncgate.parts.receipts import admin as receipts_admin
 from asyncgate.parts.receipts import archive_admin
+from asyncgate.parts.receipts.emitting import EMIT_RECEIPT
+from asyncgate.parts.receipts.schedules import REPORT_SCHEDULE
 
 
 def table_of(*operations: Operation) -> dict[str, Operation]:
@@ -33,6 +35,8 @@ def names(limited: frozenset[str] | None) -> list[str] | None:
     return None if limited is None else sorted(limited)
 
 
+CORE = list(CORE_OPERATIONS.values())
+AT = [op.name for op in CORE].index("check_terminator")     # those of schedules stand among those of receipts
 OPERATIONS: dict[str, Operation] = table_of(
-    *CORE_OPERATIONS.values(), *admin.OPERATIONS, *incidents.OPERATIONS, *receipts_admin.OPERATIONS,
-    *archive_admin.OPERATIONS)
+    *CORE[:AT], EMIT_RECEIPT, REPORT_SCHEDULE, *CORE[AT:], *admin.OPERATIONS, *incidents.OPERATIONS,
+    *receipts_admin.OPERATIONS, *archive_admin.OPERATIONS)

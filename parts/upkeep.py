@@ -12,18 +12,26 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable
 
-from asyncgate import Caller, Engine, Needs, News, Prolong, Seen, Sweep, Work, its_tasks
+from asyncgate import Caller, Engine, Extension, Needs, News, Prolong, Sweep, Work, its_tasks
 from asyncgate.parts.identity.audit import Pruner
 from asyncgate.parts.model.errors import GateError
-from asyncgate.parts.model.stored import Presence, Schedule
-from asyncgate.parts.model.wire import Ask
+from asyncgate.parts.model.stored import Presence
+from asyncgate.parts.model.wire import Ask, Healthy
 from asyncgate.parts.process.duties import Duties, Duty
+from asyncgate.parts.process.presence import Seen, add_visit
+from asyncgate.parts.receipts.schedules import its_overdue, sweep
 from asyncgate.parts.receipts.upkeep import duties
 
 log = logging.getLogger("asyncgate")
 
 
-class Upkeep(Duties):
+class Sighted(Ask, kw_only=True):
+    """Upkeep's own request: these principals have been here."""
+
+    sightings: list[Seen] = []
+
+
+class Upkeep(Duties, Extension):
     """The gate's own work: loops over stored state, never over workers (spec 15)."""
 
     SLICE = 100             # leases that one transaction takes back
@@ -40,15 +48,13 @@ class Upkeep(Duties):
                           **duties(engine)})
 
     async def __aenter__(self) -> Upkeep:
-        self.engine.watchers.add(self.watch)
-        self.engine.listeners.add(self.hear)
+        self.engine.extend(self)
         await super().__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await super().__aexit__()
-        self.engine.watchers.discard(self.watch)
-        self.engine.listeners.discard(self.hear)
+        self.engine.withdraw(self)
         with contextlib.suppress(Exception):    # who was here in the last minute is not worth a failing stop
             await self.remember()
 
@@ -76,16 +82,20 @@ class Upkeep(Duties):
             since = page[-1][0]
         return {tenant_id: list(tasks) for tenant_id, tasks in found.items()}
 
-    def watch(self, work: Work) -> None:
+    def committed(self, work: Work) -> None:
         """Sweep when a lease that was just granted runs out; other processes may have to, so they are told."""
         ends = min((lease.expires_at for lease in work.leased.values() if lease.ending == "live"), default=None)
-        if ends is not None and self._look_at(ends) and not self.engine.backend.alone:
-            self.engine.backend.tell(News(work.tenant_id, lapse=ends))
+        if ends is not None and self._look_at(ends) and (shared := self.engine.shared) and not shared.is_alone():
+            shared.tell(News(work.tenant_id, lapse=ends))
 
-    def hear(self, news: News) -> None:
+    def heard(self, news: News) -> None:
         """Sweep when a lease that another process has granted runs out."""
         if news.lapse is not None:
             self._look_at(news.lapse)
+
+    async def describe(self, health: Healthy) -> None:
+        """Tell how every job fares."""
+        health.upkeep = self.report()
 
     def _look_at(self, moment: float) -> bool:
         """Sweep at a time of the database's clock; tell whether that is earlier than planned."""
@@ -100,7 +110,7 @@ class Upkeep(Duties):
         grace = self.engine.settings.lease_grace_seconds
         for moment, _, _ in await self.engine.backend.lapses(now - grace, 1):
             self._look_at(moment)
-        if not self.engine.backend.alone:
+        if not self.engine.is_alone():
             self._look_at(now - grace + self.SHARED_SECONDS)
         return done
 
@@ -136,32 +146,34 @@ class Upkeep(Duties):
 
     async def beat(self) -> int:
         """Say that this process lives, or others would take over its tasks."""
-        await self.engine.backend.beat()
+        if self.engine.lasting is None:
+            return 0
+        await self.engine.lasting.beat()
         return 1
 
     async def remember(self) -> int:
         """Write down who was here since the last time."""
         seen = self.engine.sightings.take()
         for tenant_id, sightings in seen.items():
-            await self._write(tenant_id, Seen(sightings=sightings))
+            await self._write(tenant_id, Sighted(sightings=sightings))
         self.engine.sightings.written()
         return sum(map(len, seen.values()))
 
-    async def _write(self, tenant_id: str, ask: Sweep | Prolong | Seen) -> None:
+    async def _write(self, tenant_id: str, ask: Sweep | Prolong | Sighted) -> None:
         run, loads = WRITES[type(ask)]
         await self.engine.write(run, loads, self.engine.itself(tenant_id), ask)
 
 
-def overdue(needs: Needs, caller: Caller, ask: Sweep) -> None:
-    """Load what is to be swept."""
-    its_tasks(needs, caller, ask)
-    needs.records.update((Schedule, (schedule_id,)) for schedule_id in ask.schedules)
-
-
-def sighted(needs: Needs, caller: Caller, ask: Seen) -> None:
+def its_presences(needs: Needs, caller: Caller, ask: Sighted) -> None:
     """Load what is known of those who were here."""
     needs.records.update((Presence, (who.kind, who.id)) for who, _, _ in ask.sightings)
 
 
+def note_presences(engine: Engine, work: Work, caller: Caller, ask: Sighted) -> None:
+    """Write down who was here."""
+    for who, first, last in ask.sightings:
+        work.keep(add_visit(work.found(Presence, who.kind, who.id), who, first, last))
+
+
 WRITES: dict[type[Ask], tuple[Callable[..., None], Callable[..., None]]] = {
-    Sweep: (Engine.sweep, overdue), Prolong: (Engine.prolong, its_tasks), Seen: (Engine.seen, sighted)}
+    Sweep: (sweep, its_overdue), Prolong: (Engine.prolong, its_tasks), Sighted: (note_presences, its_presences)}

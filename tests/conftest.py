@@ -11,6 +11,7 @@ import platform
 import re
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from asyncgate.conformance.ledgers import Drain
 from asyncgate.conformance.plugin import SHARED
 from asyncgate.conformance.postgres_server import Server
 from asyncgate.parts.app import Gate
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import (
     Account,
@@ -45,6 +47,9 @@ from asyncgate.parts.model.stored import (
 
 # Hundreds of programs are started: each would compile the whole package anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# A shell without job control has its background processes ignore SIGINT, and so would all that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TOKEN = "a-token-for-tests"
 PATIENCE_SECONDS = 30.0
@@ -142,7 +147,7 @@ class Served:
 
     async def _rows(self, kind: Any) -> AsyncIterator[Any]:
         last = ""
-        while rows := await self.backend.export(kind, self.tenant_id, last):
+        while rows := await self.backend.page(self.tenant_id, Rows(kind, last)):
             for row in rows:
                 yield replace(row, last_used_at=None, places=None) if isinstance(row, Key) else row
             last = export_key(rows[-1])

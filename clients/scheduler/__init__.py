@@ -31,7 +31,7 @@ from asyncgate.clients.http import FIRST_PAUSE, Refusal, Unreachable, pause_afte
 from asyncgate.clients.scheduler.calendar import find_due_runs, format_time
 from asyncgate.clients.scheduler.plan import Invalid, ScheduleRef, read_payload, read_plan
 from asyncgate.clients.scheduler.store import Control, Fired, Firing, Schedule, Store
-from asyncgate.parts.model.wire import LONGEST
+from asyncgate.parts.model.wire import LONGEST_PAUSE_SECONDS
 
 CONTROL_TYPES = ("schedule.create", "schedule.delete", "schedule.pause", "schedule.resume", "schedule.status")
 ENDED_STATUSES = ("succeeded", "failed", "canceled")
@@ -456,5 +456,5 @@ def gap_after(schedule: Schedule) -> int | None:
         return None
     with contextlib.suppress(ValueError):       # its time zone is gone
         following = next(schedule.timing().after(schedule.next_run_at), None)
-        return min(following[0] - schedule.next_run_at, LONGEST) if following else None
+        return min(following[0] - schedule.next_run_at, LONGEST_PAUSE_SECONDS) if following else None
     return None

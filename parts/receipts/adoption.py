@@ -23,9 +23,10 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from asyncgate import ANOMALY, COMPLETED, FAILED, Caller, Needs, receipt_hash
-from asyncgate.parts.model.content import canonical, encode
+from asyncgate.parts.model.content import encode_json, to_canonical
 from asyncgate.parts.model.errors import GateError, InvalidRequest, LeaseInvalid, ParentsRequired, TaskNotFound
-from asyncgate.parts.model.stored import EntryFilter, LedgerMark, Receipt, SealHead
+from asyncgate.parts.model.queries import EntryFilter
+from asyncgate.parts.model.stored import LedgerMark, Receipt, SealHead
 from asyncgate.parts.model.wire import Ask, Complete, Fail, Principal
 from asyncgate.parts.receipts.marks import ADOPTED, STATED
 from asyncgate.parts.receipts.may import MAY
@@ -85,7 +86,7 @@ class Adopter:
 
     async def look(self) -> None:
         """Look through all that is new, of every tenant; one of several processes does."""
-        if await self.engine.backend.lead(JOB):
+        if await self.engine.leads(JOB):
             for tenant_id in await self.engine.backend.tenants():
                 for contract in (COMPLETED, FAILED):
                     await self._look(tenant_id, contract.type)
@@ -142,8 +143,8 @@ def asked(found: Filed) -> Complete | Fail:
             "worker_id": found.sender.id, **{name: body[name] for name in WORDS if body.get(name) is not None}}
     if found.receipt_type == COMPLETED.type:
         result = body.get("result_payload", body.get("result"))
-        return msgspec.json.decode(encode({**held, "result": result}), type=Complete)
-    return msgspec.json.decode(encode({**held, "error": body.get("error"),
+        return msgspec.json.decode(encode_json({**held, "result": result}), type=Complete)
+    return msgspec.json.decode(encode_json({**held, "error": body.get("error"),
                                        "retryable": bool(body.get("retry_recommended"))}), type=Fail)
 
 
@@ -216,7 +217,7 @@ def adopt(engine: Engine, work: Work, caller: Caller, ask: Adopt) -> None:
         work.ids = real
     receipt = work.written[found.receipt_id]
     said = receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
-                        receipt.schedule_id, receipt.parents, canonical(Raw(found.body)))
+                        receipt.schedule_id, receipt.parents, to_canonical(Raw(found.body)))
     work.known_elsewhere(replace(receipt, hash=found.hash or said))
     if not ages(found.receipt_id, work.now) or found.receipt_id <= (work.found(SealHead) or SealHead()).last_id:
         work.rename(found.receipt_id, ended.receipt_id)
@@ -239,7 +240,7 @@ def report(engine: Engine, work: Work, caller: Caller, ask: Report) -> None:
         body = {"kind": "ledger_receipt_rejected", "recommended_action": "see what that worker does",
                 "details": {"receipt_id": ask.found.receipt_id, "receipt_type": ask.found.receipt_type,
                             "reason": ask.reason, "status": task.status}}
-        engine._emit(work, ANOMALY, task, body, mark=f"ledger_receipt_rejected {ask.found.receipt_id}")
+        engine.write_receipt(work, ANOMALY, task, body, mark=f"ledger_receipt_rejected {ask.found.receipt_id}")
 
 
 def anomaly(engine: Engine, work: Work, receipt: Receipt | None, kind: str, mark: str, advice: str,
@@ -248,4 +249,4 @@ def anomaly(engine: Engine, work: Work, receipt: Receipt | None, kind: str, mark
     task = work.tasks.get(receipt.task_id) if receipt else None
     nobody = Principal(engine.settings.default_fallback_owner_kind, engine.settings.default_fallback_owner_id)
     body = {"kind": kind, "details": details, "recommended_action": advice}
-    engine._emit(work, ANOMALY, task, body, to=receipt.to if receipt else nobody, mark=f"{kind} {mark}")
+    engine.write_receipt(work, ANOMALY, task, body, to=receipt.to if receipt else nobody, mark=f"{kind} {mark}")

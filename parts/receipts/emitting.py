@@ -8,20 +8,53 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from asyncgate import ACCEPTED, DISCHARGING, RECEIPT_TYPES, SCHEDULED, UNSCHEDULED, Caller, Engine, Work, barred
+from asyncgate import (
+    ACCEPTED,
+    DISCHARGING,
+    EVERYONE,
+    RECEIPT_TYPES,
+    SCHEDULED,
+    UNSCHEDULED,
+    Caller,
+    Engine,
+    Needs,
+    Operation,
+    Work,
+    barred,
+    speaker,
+)
 from asyncgate.parts.model.errors import InvalidRequest, ParentNotFound, ParentsRequired
 from asyncgate.parts.model.stored import Receipt, Schedule
-from asyncgate.parts.model.wire import EmitReceipt, Held, Principal
+from asyncgate.parts.model.wire import EmitReceipt, LeaseAsk, Ok, Principal
 from asyncgate.parts.receipts.may import MAY, discharges, why_not
 
 if TYPE_CHECKING:
     from asyncgate import Contract
 
 
+MOST_PARENTS = 1000         # that any setting allows; no more are looked up
+
+
+def its_schedule(needs: Needs, caller: Caller, ask: EmitReceipt) -> None:
+    """Load the parents, the task and the schedule of an offered receipt."""
+    needs.receipts.update(tuple(dict.fromkeys(ask.parents or ()))[:MOST_PARENTS])
+    needs.tasks.update({ask.task_id} if ask.task_id else ())
+    needs.records.update({(Schedule, (ask.schedule_id,))} if ask.schedule_id else ())
+
+
+def emit_receipt(engine: Engine, work: Work, caller: Caller, ask: EmitReceipt) -> Ok:
+    """Offer a receipt of one's own: a scheduler's schedule.created or schedule.deleted.
+
+    schedule.created needs the live lease of a schedule.create task and goes to that task's creator;
+    schedule.deleted names the schedule.created among its parents and discharges it.  Spec 8, PH.1.3, PH.2.
+    """
+    return Ok(True, receipt_id=emit(engine, work, caller, ask, speaker(caller, ask)))
+
+
 def emit(engine: Engine, work: Work, caller: Caller, ask: EmitReceipt, by: Principal) -> str:
     """Write an offered receipt; return its id."""
     parents = its_parents(engine, work, ask)
-    engine._artifacts((ask.body or {}).get("artifacts"))
+    engine.artifacts_of((ask.body or {}).get("artifacts"))
     if ask.receipt_type not in MAY["emitted"].types:
         why = "is written by the gate, with the step that it proves (H.2)" if ask.receipt_type in RECEIPT_TYPES else (
             "is no type of receipt")
@@ -35,7 +68,7 @@ def its_parents(engine: Engine, work: Work, ask: EmitReceipt) -> tuple[str, ...]
     if ask.receipt_type in DISCHARGING and not parents:
         raise ParentsRequired(f"{ask.receipt_type} discharges an obligation and must name it among its parents; "
                               "without parents the obligation would stay open for ever (PH.2)")
-    engine._few(parents)      # before each of them is looked for, and reported
+    engine.limit_parents(parents)      # before each of them is looked for, and reported
     if missing := [parent for parent in parents if parent not in work.receipts]:
         raise ParentNotFound(f"no receipt {missing[0]}; parents must exist in the same tenant (PH.2)")
     return parents
@@ -48,16 +81,17 @@ def schedule(engine: Engine, work: Work, caller: Caller, ask: EmitReceipt, by: P
         raise InvalidRequest("schedule.created needs schedule_id, and the task_id and lease_id of schedule.create")
     if (known := work.found(Schedule, ask.schedule_id)) and known.scheduler.same(by):
         return known.created
-    held = Held(worker_id=ask.worker_id, worker_kind=ask.worker_kind, task_id=ask.task_id, lease_id=ask.lease_id,
+    held = LeaseAsk(worker_id=ask.worker_id, worker_kind=ask.worker_kind, task_id=ask.task_id, lease_id=ask.lease_id,
                 worker_instance_id=ask.worker_instance_id, fence=ask.fence)
-    task, lease = engine._held(work, caller, held)
+    task, lease = engine.require_lease(work, caller, held)
     if task.type != "schedule.create" or known is not None:
         raise InvalidRequest(f"schedule.created belongs to a task of type schedule.create and a new schedule; "
                              f"task {task.task_id} is {task.type}")
     allowed(work, caller, by, SCHEDULED, ask, parents, task.task_id)
-    with engine._short(work, task.task_id):
-        receipt = engine._emit(work, SCHEDULED, task, ask.body or {}, by=by, lease=lease, schedule_id=ask.schedule_id,
-                               parents=parents or (lease.accepted,), mark=ask.schedule_id)
+    with engine.optional_receipt(work, task.task_id):
+        receipt = engine.write_receipt(work, SCHEDULED, task, ask.body or {}, by=by, lease=lease,
+                                       schedule_id=ask.schedule_id, parents=parents or (lease.accepted,),
+                                       mark=ask.schedule_id)
     work.keep(Schedule(ask.schedule_id, task.owner_kind, task.owner_id, by.kind, by.id, receipt.receipt_id))
     return receipt.receipt_id
 
@@ -77,9 +111,9 @@ def unschedule(engine: Engine, work: Work, caller: Caller, ask: EmitReceipt, by:
     task_id = ask.task_id or created.task_id
     allowed(work, caller, by, UNSCHEDULED, ask, parents, task_id, created.schedule_id)
     # What discharges is always taken in the creation's own task (21.6.3): it is written once.
-    with engine._short(work, task_id) if task_id != created.task_id else contextlib.nullcontext():
-        receipt = engine._emit(work, UNSCHEDULED, None, ask.body or {}, by=by, to=created.to, parents=parents,
-                               task_id=task_id, schedule_id=created.schedule_id, mark=created.schedule_id)
+    with engine.optional_receipt(work, task_id) if task_id != created.task_id else contextlib.nullcontext():
+        receipt = engine.write_receipt(work, UNSCHEDULED, None, ask.body or {}, by=by, to=created.to, parents=parents,
+                                       task_id=task_id, schedule_id=created.schedule_id, mark=created.schedule_id)
     work.close(created.receipt_id, created.to)
     if (known := work.found(Schedule, created.schedule_id)) is None or known.created == created.receipt_id:
         work.drop(Schedule, created.schedule_id)
@@ -105,3 +139,7 @@ def its_own(work: Work, caller: Caller, by: Principal, task_id: str | None) -> b
         task_id, ACCEPTED.type))
     return caller.unlimited or (task is not None and task.owner.same(by)) or (
         lease is not None and lease.worker.same(by)) or any(who.same(by) for who in accepted)
+
+
+EMIT_RECEIPT = Operation(emit_receipt, "POST /v1/receipts", EVERYONE, "receipts:ack tasks:lease", "W", its_schedule,
+                         idempotent=True)

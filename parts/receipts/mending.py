@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from asyncgate.parts.receipts.collected import Collected
     from asyncgate.parts.receipts.outbox import Ledger
     from asyncgate.parts.receipts.reconcile import Difference, Findings
+    from asyncgate.parts.receipts.sinks import Sink
 
 TOGETHER = 200              # receipts that one transaction puts into the outbox
 POLL_SECONDS, PATIENCE_SECONDS = 0.1, 30.0      # without a receipt that arrived
@@ -75,13 +76,13 @@ class Mender:
 
     def __init__(self, engine: Engine, ledger: Ledger) -> None:
         self.engine, self.ledger, self.done = engine, ledger, Counter[str]()
-        engine.ledger = ledger
+        engine.extend(ledger)
 
     async def __call__(self, tenant_id: str, collected: Collected | None, findings: Findings) -> None:
         """Repair what was found of one tenant."""
         resend = findings.of(tenant_id, "missing_at_ledger", "parked")
         while batch := list(islice(resend, TOGETHER)):
-            await self._write(tenant_id, resent, its_rows, Resend(
+            await self._write(tenant_id, partial(resent, self.ledger.sink), its_rows, Resend(
                 receipts=[one.receipt_id for one in batch],
                 tasks=[] if self.ledger.sink.reads else [one.task_id for one in batch if one.task_id]))
             self.done.update(one.kind for one in batch)
@@ -148,7 +149,7 @@ def its_rows(needs: Needs, caller: Caller, ask: Resend) -> None:
     needs.tasks.update(ask.tasks)
 
 
-def resent(engine: Engine, work: Work, caller: Caller, ask: Resend) -> None:
+def resent(sink: Sink, engine: Engine, work: Work, caller: Caller, ask: Resend) -> None:
     """Put receipts into the outbox, or those that were refused back among what waits."""
     for receipt_id in ask.receipts:
         receipt, row = work.receipts[receipt_id], work.found(Outgoing, receipt_id)
@@ -156,7 +157,7 @@ def resent(engine: Engine, work: Work, caller: Caller, ask: Resend) -> None:
             work.keep(replace(row, state="waiting", tries=0))
         elif receipt.body:
             task, lease = work.tasks.get(receipt.task_id), work.leases.get(receipt.task_id)
-            if (content := engine.ledger.sink.render(work.tenant_id, receipt, task, lease)) is not None:
+            if (content := sink.render(work.tenant_id, receipt, task, lease)) is not None:
                 work.keep(Outgoing(receipt_id, receipt.task_id, content.decode(), work.now))
 
 

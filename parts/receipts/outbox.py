@@ -15,18 +15,18 @@ import contextlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from functools import partial, wraps
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from asyncgate import ACCEPTED, ANOMALY, COMPLETED, FAILED, Caller, Needs, News
+from asyncgate import ACCEPTED, ANOMALY, COMPLETED, FAILED, Caller, Engine, Extension, Needs, News
+from asyncgate.parts.model.queries import OutboxFilter, Rows
 from asyncgate.parts.model.settings import CircuitBreaker
 from asyncgate.parts.model.stored import Lag, Outgoing, export_key
-from asyncgate.parts.model.wire import Ask, LedgerLag
+from asyncgate.parts.model.wire import Ask, GateConfig, GetConfig, Healthy, LedgerLag
 from asyncgate.parts.receipts.adoption import JOB, Adopter, anomaly
 from asyncgate.parts.receipts.noticing import Noticer
 from asyncgate.parts.receipts.reading import Reading
@@ -36,7 +36,8 @@ from asyncgate.parts.receipts.strict import Strict
 from asyncgate.parts.receipts.wires import Wires, pace_of
 
 if TYPE_CHECKING:
-    from asyncgate import Engine, Work
+    from asyncgate import Instead, Work
+    from asyncgate.parts.model.stored import Receipt
 
 log = logging.getLogger("asyncgate.ledger")
 
@@ -50,8 +51,8 @@ SINGLY_SECONDS = 60.0       # before a ledger is offered many receipts again: it
 STOP_SECONDS = 5.0          # that receipts on the wire have to arrive when the gate stops
 
 
-class Ledger:
-    """What a gate in integrated mode has beside its database."""
+class Ledger(Extension):
+    """The ledger of a gate in integrated mode: puts receipts into the outbox, sends them, and reads what is there."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.sink = engine, open_sink(engine.settings)
@@ -59,6 +60,7 @@ class Ledger:
         # Apart from the sender's: what one agent reads, or one claim states, does not stop what others are owed.
         circuit = engine.settings.memorygate.circuit_breaker
         self.reading_breaker, self.strict_breaker = Breaker(circuit), Breaker(circuit)
+        self.routes = Routes(engine, self.sink, self.lag)
         self.adopting: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Ledger:
@@ -71,17 +73,16 @@ class Ledger:
     def open(self) -> None:
         """Begin to send, and to read what is in the ledger."""
         if self.sink.reads:
-            reading = Reading(self.engine, self.sink, self.reading_breaker)
-            self.engine.instead |= reading.operations()
+            reading = Reading(self.engine, self.sink, self.reading_breaker, self.routes)
+            self.engine.extend(reading)
             self.adopting = asyncio.create_task(Adopter(self.engine, reading).run())
         else:
-            self.engine.instead["bootstrap"] = Routes(self.engine, self.sink).bootstrap
+            self.engine.extend(self.routes)
             noticer = Noticer(self.engine, Reading(self.engine, self.sink, self.reading_breaker))
             self.adopting = asyncio.create_task(noticer.run())
         if self.engine.settings.receipt_consistency_mode == "strict":
             wires = Wires(pace_of(self.engine.settings))
-            strict = Strict(self.engine.backend, self.sink, self.strict_breaker, wires, self.sender.call)
-            self.engine.batches.transact = strict.transact
+            self.engine.extend(Strict(self.engine.backend, self.sink, self.strict_breaker, wires, self.sender.call))
         self.sender.open()
 
     async def close(self) -> None:
@@ -97,27 +98,36 @@ class Ledger:
         """Whether workers may end their tasks by what they state in the ledger."""
         return bool(self.sink.binds) and self.engine.settings.ledger.adopt_seconds > 0
 
-    def posting(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Let a write method also put the receipts that it writes on their way."""
-        @wraps(run)
-        def posted(engine: Engine, work: Work, caller: Caller, ask: Any) -> Any:
-            before = len(work.written)
-            reply = run(engine, work, caller, ask)
-            for receipt in tuple(islice(work.written.values(), before, None)):
-                if not receipt.body or (getattr(ask, "whole", False) and receipt.receipt_type in ENDS):
-                    continue                # the ledger has it: it was found there
-                task, lease = work.tasks.get(receipt.task_id), work.leases.get(receipt.task_id)
-                content = self.sink.render(work.tenant_id, receipt, task, lease)
-                by_worker = receipt.receipt_type == ACCEPTED.type and getattr(ask, "accepts_itself", False)
-                if by_worker:
-                    content = self.sink.handover(content) if content is not None else None
-                if task is not None and (back := self.sink.handed(receipt, task, lease, by_worker)) is not None:
-                    work.change(task, handed=back)      # the receipts that follow are told of it
-                if content is not None:
-                    row = Outgoing(receipt.receipt_id, receipt.task_id, content.decode(), work.now)
-                    work.post(row, skeleton=self.sink.reads)
-            return reply
-        return posted
+    def decided(self, work: Work, ask: Ask, receipts: tuple[Receipt, ...]) -> None:
+        """Put the receipts that an operation wrote into the outbox."""
+        for receipt in receipts:
+            if not receipt.body or (getattr(ask, "whole", False) and receipt.receipt_type in ENDS):
+                continue                # the ledger has it: it was found there
+            task, lease = work.tasks.get(receipt.task_id), work.leases.get(receipt.task_id)
+            content = self.sink.render(work.tenant_id, receipt, task, lease)
+            by_worker = receipt.receipt_type == ACCEPTED.type and getattr(ask, "accepts_itself", False)
+            if by_worker:
+                content = self.sink.handover(content) if content is not None else None
+            if task is not None and (back := self.sink.handed(receipt, task, lease, by_worker)) is not None:
+                work.change(task, handed=back)      # the receipts that follow are told of it
+            if content is not None:
+                row = Outgoing(receipt.receipt_id, receipt.task_id, content.decode(), work.now)
+                work.post(row, skeleton=self.sink.reads)
+
+    def instead(self) -> Mapping[str, Instead]:
+        """Return what tells where workers may end their tasks."""
+        return {"get_config": self.get_config}
+
+    async def get_config(self, engine: Engine, caller: Caller, ask: GetConfig) -> GateConfig:
+        """Return how this gate is set up."""
+        reply = await Engine.get_config(engine, caller, ask)
+        reply.worker_completion = "gate_or_ledger" if self.adopts else "gate"
+        return reply
+
+    async def describe(self, health: Healthy) -> None:
+        """Tell how far the ledger is behind."""
+        if health.database == "ok":
+            health.receipt_ledger_lag = await self.lag()
 
     async def lag(self, tenant_id: str | None = None) -> LedgerLag:
         """Tell how far the ledger is behind, for a tenant or for all."""
@@ -207,7 +217,7 @@ class Overflow(Ask, kw_only=True):
     waiting: int
 
 
-class Sender:
+class Sender(Extension):
     """Sends what waits in the outbox; each tenant's in a task of its own, and nobody waits for it."""
 
     def __init__(self, engine: Engine, sink: Any) -> None:
@@ -229,15 +239,13 @@ class Sender:
     def open(self) -> None:
         """Begin, with what an earlier process has left."""
         self.closed = False
-        self.engine.watchers.add(self.committed)
-        self.engine.listeners.add(self.heard)
+        self.engine.extend(self)
         self.looking = asyncio.create_task(self._look())
 
     async def close(self) -> None:
         """Let what is on the wire arrive; the rest is sent by the next process."""
         self.closed = True
-        self.engine.watchers.discard(self.committed)
-        self.engine.listeners.discard(self.heard)
+        self.engine.withdraw(self)
         for timer in self.timers.values():
             timer.cancel()
         if self.looking is not None:
@@ -283,13 +291,13 @@ class Sender:
 
     async def _look(self) -> None:
         """Look now and then for what nobody has called for: left by a process that died, or written by another."""
-        alone, poll = self.engine.backend.alone, self.engine.settings.database.poll_seconds
+        alone, poll = self.engine.is_alone(), self.engine.settings.database.poll_seconds
         while True:
             with contextlib.suppress(Exception):    # the database is away: its log says so, and it is asked again
                 for tenant_id in await self.engine.backend.unsent():
                     self.call(tenant_id)
             await asyncio.sleep(self.retry.retry_interval_seconds if alone else poll)
-            alone = self.engine.backend.alone
+            alone = self.engine.is_alone()
 
     def _time(self) -> float:
         return asyncio.get_running_loop().time()
@@ -303,12 +311,12 @@ class Sender:
         already, and what follows it in its task must not overtake it.  One reading shows no receipt without those.
         """
         try:
-            if not await self.engine.backend.lead(JOB):
+            if not await self.engine.leads(JOB):
                 self.following_until = self._time() + self.engine.settings.database.poll_seconds
                 return
             left, stuck = 0, dict[str, float]()
             while True:
-                rows = await self.engine.backend.outbox(tenant_id, "", PAGE + left)
+                rows = await self.engine.backend.page(tenant_id, OutboxFilter("", PAGE + left))
                 gone = await self._work_off(tenant_id, rows, stuck)
                 if self.closed or self.breaker.state == "open" or (not gone and len(rows) < PAGE + left):
                     break
@@ -462,14 +470,14 @@ async def resend(engine: Engine, tenant_id: str) -> int:
     For whoever has seen to it that the ledger takes them now.
     """
     after, count = "", 0
-    while page := await engine.backend.export(Outgoing, tenant_id, after):
+    while page := await engine.backend.page(tenant_id, Rows(Outgoing, after)):
         after = export_key(page[-1])
         again = [replace(row, state="waiting", reason=None, tries=0) for row in page if row.state == "parked"]
         caller = engine.itself(tenant_id)
         await engine.write(settle, None, caller, Settled(outcome=Outcome(tried=again)))
         count += len(again)
-    if engine.ledger is not None:
-        engine.ledger.sender.call(tenant_id)
+    if (ledger := engine.extension(Ledger)) is not None:
+        ledger.sender.call(tenant_id)
     return count
 
 

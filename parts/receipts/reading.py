@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
-from asyncgate import TERMINATES, Caller, Engine
+from asyncgate import TERMINATES, Caller, Engine, Extension
 from asyncgate.parts.model.errors import ReceiptNotFound
-from asyncgate.parts.model.stored import Archived, EntryFilter, LedgerMark
+from asyncgate.parts.model.queries import EntryFilter, OutboxOf
+from asyncgate.parts.model.stored import Archived, LedgerMark
 from asyncgate.parts.model.wire import (
     AckReceipt,
     Bootstrap,
@@ -38,6 +39,7 @@ from asyncgate.parts.receipts.routing import Routes
 from asyncgate.parts.receipts.sinks import Filed, Garbled, Outage
 
 if TYPE_CHECKING:
+    from asyncgate import Instead
     from asyncgate.parts.receipts.outbox import Breaker
     from asyncgate.parts.receipts.sinks import Sink
 
@@ -74,18 +76,18 @@ class Shelf(Struct):
 Where = tuple[str, Principal | None, str | None]       # tenant, inbox, task
 
 
-class Reading:
+class Reading(Extension):
     """What is carried out otherwise while a ledger holds the receipts."""
 
-    def __init__(self, engine: Engine, sink: Sink, breaker: Breaker) -> None:
-        self.engine, self.sink, self.breaker, self.routes = engine, sink, breaker, Routes(engine, sink)
+    def __init__(self, engine: Engine, sink: Sink, breaker: Breaker, routes: Routes | None = None) -> None:
+        self.engine, self.sink, self.breaker, self.routes = engine, sink, breaker, routes
         self.bodies: OrderedDict[tuple[str, str], Raw] = OrderedDict()
         self.bodies_size = 0
         self.shelves: OrderedDict[Where, Shelf] = OrderedDict()
         self.ours = {engine.instance}       # gates whose receipts have skeletons here
 
-    def operations(self) -> dict[str, Callable[..., Awaitable[Any]]]:
-        """Return what is carried out otherwise, by name."""
+    def instead(self) -> Mapping[str, Instead]:
+        """Return what also reads in the ledger."""
         return {name: getattr(self, name) for name in ("list_receipts", "get_receipt", "get_task_history",
                                                        "list_open_obligations", "bootstrap")}
 
@@ -172,7 +174,8 @@ class Reading:
         if others or theirs:
             last = f"{reply.cursor.latest_receipt_id or ''} {others[-1].receipt_id if others else theirs}"
             reply.cursor.latest_receipt_id = engine.cursor(caller, last, *seal)
-        await self.routes.tell(caller, who, reply)
+        if self.routes is not None:
+            await self.routes.tell(caller, who, reply)
         reply.warnings = [*reply.warnings, *warnings]
         return reply
 
@@ -181,7 +184,7 @@ class Reading:
     async def _fill(self, tenant_id: str, records: list[ReceiptRecord]) -> list[str]:
         """Give skeletons their bodies back: from the outbox, or from the ledger; return what to warn of."""
         bare = {one.receipt_id: one for one in records if bytes(one.body) == b"null"}
-        for row in await self.engine.backend.outgoing(tenant_id, list(bare)) if bare else ():
+        for row in await self.engine.backend.page(tenant_id, OutboxOf(tuple(bare))) if bare else ():
             bare.pop(row.receipt_id).body = Raw(self.sink.body(row.content.encode()))
         for receipt_id in [id for id in bare if (tenant_id, id) in self.bodies]:
             bare.pop(receipt_id).body = self.bodies[tenant_id, receipt_id]

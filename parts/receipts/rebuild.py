@@ -162,7 +162,8 @@ class Rebuild:
         self.backend, self.settings, self.tenant_id, self.collected = backend, settings, tenant_id, collected
         self.skeletons, self.told, self.tally = skeletons, told, Tally()
         self.engine = Engine(backend, settings)
-        self.engine.ledger = Ledger(self.engine) if skeletons else None
+        if skeletons:
+            self.engine.extend(Ledger(self.engine))
 
     async def run(self) -> Tally:
         """Write tasks, then receipts with what they open, and at last what owners were not told."""
@@ -184,8 +185,8 @@ class Rebuild:
             self.told(len(receipts))
         for ends in pages(iter(late), TASKS):
             await self._announce(ends)
-        if self.engine.ledger is not None:
-            await self.engine.ledger.sink.close()
+        if (ledger := self.engine.extension(Ledger)) is not None:
+            await ledger.sink.close()
         return self.tally
 
     def _stories(self) -> Iterator[tuple[str, Story]]:
@@ -261,7 +262,7 @@ def announce(engine: Engine, work: Work, caller: Caller, ask: Announce) -> None:
             said = {}
         if end.receipt_type == FAILED.type:
             said = {name: said[name] for name in said if name.startswith("error") or name == "how_to_retrieve"}
-        engine._end(work, work.task(task_id), end, said)
+        engine.announce_end(work, work.task(task_id), end, said)
 
 
 def pages(rows: Iterator[T], size: int) -> Iterator[list[T]]:

@@ -10,11 +10,14 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from asyncgate import Caller, Engine
-from asyncgate.parts.model.wire import Bootstrap, Principal, Routing, Welcome
+from asyncgate import Caller, Engine, Extension
+from asyncgate.parts.model.wire import Bootstrap, LedgerLag, Principal, Routing, Welcome
 from asyncgate.parts.receipts.sinks import Outage, Refusal, profile_of
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from asyncgate import Instead
     from asyncgate.parts.receipts.sinks import Sink
 
 log = logging.getLogger("asyncgate.ledger")
@@ -25,12 +28,16 @@ KEPT = 10_000           # keys; who comes after that long is issued another one
 Holder = tuple[str, str, str]       # tenant, kind and id
 
 
-class Routes:
+class Routes(Extension):
     """Tells callers of bootstrap about the ledger."""
 
-    def __init__(self, engine: Engine, sink: Sink) -> None:
-        self.engine, self.sink = engine, sink
+    def __init__(self, engine: Engine, sink: Sink, lag: Callable[[str], Awaitable[LedgerLag]]) -> None:
+        self.engine, self.sink, self.lag = engine, sink, lag
         self.tokens: OrderedDict[Holder, tuple[str, float]] = OrderedDict()     # and until when each is good
+
+    def instead(self) -> Mapping[str, Instead]:
+        """Return what tells of the ledger."""
+        return {"bootstrap": self.bootstrap}
 
     async def bootstrap(self, engine: Engine, caller: Caller, ask: Bootstrap) -> Welcome:
         """Begin a session, and say where receipts go and how far they lag, where they stay here as well."""
@@ -40,7 +47,7 @@ class Routes:
 
     async def tell(self, caller: Caller, who: Principal, reply: Welcome) -> None:
         """Add to a bootstrap packet what integrated mode has to say (20.5, 20.10)."""
-        lag = await self.engine.ledger.lag(caller.tenant_id)
+        lag = await self.lag(caller.tenant_id)
         reply.receipt_ledger_lag = lag if lag.waiting or lag.parked or lag.circuit != "closed" else None
         settings = self.engine.settings
         if settings.worker_bootstrap.include_memorygate_routing:

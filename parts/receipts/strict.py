@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from asyncgate import ACKNOWLEDGED, ANOMALY, PROGRESSED, Needs
+from asyncgate import ACKNOWLEDGED, ANOMALY, PROGRESSED, Extension, Needs
 from asyncgate.parts.model.errors import DatabaseUnavailable, LedgerUnavailable, Refused
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.stored import Outgoing
 from asyncgate.parts.receipts.sinks import Garbled, Outage, Refusal, Unanswered
 
 if TYPE_CHECKING:
-    from asyncgate import Work
+    from asyncgate import Transact, Work
     from asyncgate.backends import Backend
     from asyncgate.parts.receipts.outbox import Breaker
     from asyncgate.parts.receipts.sinks import Sink
@@ -90,24 +90,30 @@ class Draft(Struct):
             work.ids, work.now = real
 
 
-class Strict:
+class Strict(Extension):
     """Commits a tenant's batches one after another, each behind the ledger."""
 
     def __init__(self, backend: Backend, sink: Sink, breaker: Breaker, wires: Wires,
                  sent: Callable[[str], None] = lambda tenant_id: None) -> None:
-        self.backend, self.sink, self.breaker, self.wires = backend, sink, breaker, wires
+        self.within: Transact = backend.transact
+        self.sink, self.breaker, self.wires = sink, breaker, wires
         self.sent = sent        # told that something of a tenant waits in the outbox
         self.turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.stranded: OrderedDict[tuple[str, frozenset[tuple[str, str]]], Draft] = OrderedDict()
 
-    async def transact(self, tenant_id: str, needs: Needs, decide: Decide) -> None:
+    def transact(self, transact: Transact) -> Transact:
+        """Carry out each batch behind the ledger."""
+        self.within = transact
+        return self.commit
+
+    async def commit(self, tenant_id: str, needs: Needs, decide: Decide) -> None:
         """Carry out one batch; raises LedgerUnavailable when the ledger does not take its receipts."""
         async with self.turns[tenant_id]:
             draft = Draft()
             try:
                 for attempt in range(ATTEMPTS):
                     stored = draft.posted
-                    await self.backend.transact(tenant_id, needs, partial(draft.decide, decide))
+                    await self.within(tenant_id, needs, partial(draft.decide, decide))
                     if not attempt and not draft.kept:
                         draft = await self._as_before(tenant_id, needs, decide, draft)
                     if draft.kept:
@@ -122,7 +128,7 @@ class Strict:
         if (before := self.stranded.pop((tenant_id, draft.steps), None)) is None:
             return draft
         again = Draft(before.now, before.ids)
-        await self.backend.transact(tenant_id, needs, partial(again.decide, decide))
+        await self.within(tenant_id, needs, partial(again.decide, decide))
         return again if again.posted == before.posted else draft
 
     async def _settle(self, tenant_id: str, draft: Draft) -> None:
@@ -138,7 +144,7 @@ class Strict:
         if granted:
             needs = Needs(tasks={row.task_id for row in granted})
             try:
-                await self.backend.transact(tenant_id, needs, partial(undo, self.sink, granted))
+                await self.within(tenant_id, needs, partial(undo, self.sink, granted))
             except Exception:
                 log.exception("the ledger may have leases that were never granted; `asyncgate reconcile` tells which")
             else:

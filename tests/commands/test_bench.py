@@ -341,12 +341,8 @@ def test_a_bad_key_is_well_formed_and_half_of_them_have_the_id_of_a_good_one(num
 # By itself.
 
 
-# A shell without job control has its background processes ignore SIGINT, and so do their children.
-HEARS_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-
-
 def by_itself(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    asked = [sys.executable, "-c", HEARS_SIGINT + SERVE, "bench", "--self", *arguments]
+    asked = [sys.executable, "-c", SERVE, "bench", "--self", *arguments]
     environment = {**os.environ, "TMPDIR": str(folder)}
     return subprocess.Popen(asked, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

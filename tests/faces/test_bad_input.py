@@ -447,10 +447,10 @@ async def test_a_time_at_the_edge_of_the_calendar_breaks_nothing(served: Any, mo
     made = await served.call("POST", "/v1/tasks", {"type": "demo", "payload": None, "timeouts": {"deadline": moment}})
     told = await served.call("POST", "/v1/schedules/report", {"worker_id": "clock", "schedules": [
         {"schedule_id": "s", "next_run_at": moment, "interval_seconds": 315_360_000}]})
-    await served.engine.upkeep.once("sweep")
+    await served.gate.upkeep.once("sweep")
 
     assert {made.status, told.status} <= {200, 400}
-    assert served.engine.upkeep.duties["sweep"].failures == 0
+    assert served.gate.upkeep.duties["sweep"].failures == 0
     assert (await served.call("GET", "/v1/tasks")).status == 200
 
 

@@ -134,7 +134,7 @@ class Bob:
 
 
 async def test_another_agents_task_can_neither_be_read_nor_watched(served: Any) -> None:
-    resting = set(served.engine.watchers)
+    resting = served.engine.extensions
     served.gate.identity.ways.append(Bob(served.tenant_id))
     made = await served.post("/v1/tasks", {"type": "demo", "payload": None, "agent_id": "ada"})
     uri = f"asyncgate://tasks/{made['task_id']}"
@@ -145,26 +145,26 @@ async def test_another_agents_task_can_neither_be_read_nor_watched(served: Any) 
 
     for answer in (reading, watching):
         assert answer.json()["error"]["data"] == {"uri": uri}
-    assert served.engine.watchers == resting
+    assert served.engine.extensions == resting
 
 
 async def test_a_subscription_ends_when_its_key_is_revoked(served: Any) -> None:
     key = await served.post("/v1/keys", {"name": "ada's", "principal_id": "ada"})
-    resting = len(served.engine.watchers)
+    resting = len(served.engine.extensions)
     listening = asyncio.create_task(served.call("POST", "/mcp", token=key["api_key"], **message(
         "subscriptions/listen", notifications={"resourceSubscriptions": ["asyncgate://obligations"]})))
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while len(served.engine.watchers) < resting + 2:  # noqa: ASYNC110  # there is nothing to be told by
+        while len(served.engine.extensions) < resting + 2:  # noqa: ASYNC110  # there is nothing to be told by
             await asyncio.sleep(0)
         await served.post(f"/v1/keys/{key['key']['key_id']}/revoke")
         await asyncio.wait([listening])
     listening.exception()       # the answer is a stream, which `call` does not read
 
-    assert len(served.engine.watchers) == resting
+    assert len(served.engine.extensions) == resting
 
 
 async def test_a_subscription_ends_with_its_client(served: Any) -> None:
-    gone, resting = asyncio.Event(), set(served.engine.watchers)
+    gone, resting = asyncio.Event(), served.engine.extensions
     asked = message("subscriptions/listen", notifications={"resourceSubscriptions": ["asyncgate://obligations"]})
     headers = [*asked["headers"], ("authorization", f"Bearer {TOKEN}")]
     sent: list[Any] = []
@@ -185,12 +185,12 @@ async def test_a_subscription_ends_with_its_client(served: Any) -> None:
              "headers": [(b"host", b"localhost"), *((name.encode(), value.encode()) for name, value in headers)]}
     listening = asyncio.create_task(served.gate(scope, receive, send))
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while served.engine.watchers == resting:  # noqa: ASYNC110  # there is nothing to be told by
+        while served.engine.extensions == resting:  # noqa: ASYNC110  # there is nothing to be told by
             await asyncio.sleep(0)
         gone.set()
         await listening
 
-    assert served.engine.watchers == resting
+    assert served.engine.extensions == resting
 
 
 async def test_a_gate_that_stops_ends_its_subscriptions(live: Any, connect: Any) -> None:

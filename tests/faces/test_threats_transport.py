@@ -389,7 +389,7 @@ async def test_f4_subscriptions_take_places_too(serve: Any) -> None:
     body, headers = listening()
     first = asyncio.create_task(served.send("POST", ADA, body, headers=headers, gone=gone))
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not served.engine.watchers:  # noqa: ASYNC110  # there is nothing to be told by
+        while not served.engine.extensions:  # noqa: ASYNC110  # there is nothing to be told by
             await asyncio.sleep(0)
 
     refused = await asyncio.wait_for(served.send("POST", ADA, body, headers=headers), PATIENCE_SECONDS)
@@ -445,8 +445,8 @@ async def test_f11_strangers_leave_nothing_behind(served: Any) -> None:
     def kept() -> list[int]:
         engine = served.engine
         return [len(part) for part in (engine.polls.tenants, engine.polls.principals, engine.waiting.places,
-                                       engine.waiting.timers, engine.outcomes, engine.sightings.fresh, engine.watchers,
-                                       engine.batches.__dict__, served.gate.endpoints)]
+                                       engine.waiting.timers, engine.outcomes, engine.sightings.fresh,
+                                       engine.extensions, engine.batches.__dict__, served.gate.endpoints)]
 
     async def at_once(seconds: float) -> None:
         """Hold nobody back: who goes on guessing waits a second each time."""

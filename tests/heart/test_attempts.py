@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from asyncgate import Engine, Needs, Work
+from asyncgate import Engine, Extension, Needs, Work
 from asyncgate.backends.memory import Memory
 from asyncgate.conformance.harness import Gate, Numbered, refused
 from asyncgate.conformance.test_programs import InOrder, OnTwoBackends, Run, budget, run, run_programs
@@ -44,12 +44,23 @@ def test_programs_end_equal_whether_or_not_each_batch_is_decided_twice(run: Run)
     assert hesitant.taken_back > 100
 
 
+class Told(Extension):
+    """Keeps what was committed."""
+
+    def __init__(self, works: list[Work]) -> None:
+        self.works = works
+
+    def committed(self, work: Work) -> None:
+        """Keep a batch."""
+        self.works.append(work)
+
+
 @pytest.mark.anyio
 async def test_after_the_commit_only_the_last_attempt_is_told() -> None:
     backend = Hesitant()
     backend.ids = Numbered()
     gate, told = Gate(Engine(backend, Settings()), "t"), list[Work]()
-    gate.engine.watchers.add(told.append)
+    gate.engine.extend(Told(told))
 
     task_id = await gate.create()
 

@@ -34,6 +34,7 @@ from asyncgate.parts.identity.keys import HELD_SECONDS
 from asyncgate.parts.identity.keys_stored import generate
 from asyncgate.parts.model.errors import DatabaseUnavailable
 from asyncgate.parts.model.ids import Ids, mark_of
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import ArchiveSettings, Settings
 from asyncgate.parts.model.stored import Audit, AuditHead
 from asyncgate.parts.operations import OPERATIONS
@@ -79,6 +80,11 @@ def the(lines: list[dict[str, Any]], event: str) -> dict[str, Any]:
     """Return the one line of an event."""
     [line] = of(lines, event)
     return line
+
+
+def times(lines: list[dict[str, Any]]) -> int:
+    """Count what is written down; what is equal within a second is one line, and a busy machine takes several."""
+    return sum(line["details"].get("times", 1) for line in lines)
 
 
 def has(line: dict[str, Any], severity: str, **details: Any) -> None:
@@ -145,8 +151,10 @@ async def test_who_asks_too_often_is_written_down(limited: House, facade: str) -
     told = [await limited.ask("list_tasks", token=root, facade=facade, headers=[AGENT]) for _ in range(7)]
 
     assert [answer.code for answer in told] == [""] * 5 + ["rate_limit_exceeded"] * 2
-    line = the(await limited.audit(OTHER), "rate_limit_exceeded")
-    has(line, "warning", reason="rate_limit_exceeded", principal_id="root", operation="list_tasks", times=2)
+    lines = of(await limited.audit(OTHER), "rate_limit_exceeded")
+    assert times(lines) == 2
+    for line in lines:
+        has(line, "warning", reason="rate_limit_exceeded", principal_id="root", operation="list_tasks")
 
 
 @pytest.mark.parametrize("facade", FACADES)
@@ -168,8 +176,11 @@ async def test_who_shows_too_many_wrong_keys_is_written_down(house: House, facad
     await asyncio.gather(*[house.ask("list_tasks", token=generate(), facade=facade) for _ in range(2)])
 
     lines = await house.audit()
-    assert the(lines, "auth_failure")["details"]["times"] == 10
-    has(the(lines, "rate_limit_exceeded"), "warning", times=2)
+    assert times(of(lines, "auth_failure")) == 10
+    refused = of(lines, "rate_limit_exceeded")
+    assert times(refused) == 2
+    for line in refused:
+        has(line, "warning")
 
 
 @pytest.mark.parametrize("facade", FACADES)
@@ -242,7 +253,7 @@ async def test_an_id_of_another_tenant_is_a_404_and_a_critical_event(house: Hous
         "receipt_not_found", "key_not_found", "parent_not_found"]
     assert batch["results"][0]["error"]["error"] == "task_not_found"
     lines = of(await house.audit(OTHER), "cross_tenant_attempt")
-    assert sum(line["details"].get("times", 1) for line in lines) == 7
+    assert times(lines) == 7
     for line in lines:
         has(line, "critical", principal_id="root", user_agent="tests/1.0")
     named = [next(value for name, value in line["details"].items() if name.startswith("foreign_")) for line in lines]
@@ -466,7 +477,7 @@ async def test_equal_refusals_are_one_line_with_a_count(house: House) -> None:
 
     assert len(house.guard.auditor.noted[HOME]) <= MOST_NOTED
     lines = of(await house.audit(), "authorization_failure")
-    assert sum(line["details"].get("times", 1) for line in lines) == 500
+    assert times(lines) == 500
     assert len(lines) < 20
 
 
@@ -484,7 +495,7 @@ async def test_a_flood_of_different_refusals_is_counted_and_fills_no_memory(hous
     assert {tenant: len(lines) for tenant, lines in auditor.noted.items()} == {HOME: MOST_NOTED, OTHER: 2}
 
     lines = await house.audit()
-    written = sum(line["details"].get("times", 1) for line in of(lines, "authorization_failure"))
+    written = times(of(lines, "authorization_failure"))
     missed = sum(line["details"]["times"]["authorization_failure"] for line in of(lines, "audit_overflow"))
     assert written + missed == 3 * MOST_NOTED
     assert the(lines, "audit_overflow")["severity"] == "critical"
@@ -517,7 +528,7 @@ async def test_strangers_fill_no_disk(house: House) -> None:
     told = of(lines, "auth_failure")
     assert len(told) <= 2 * LINES_OF_PLACE, "a minute may have begun meanwhile"
     untold = sum(line["details"]["times"]["auth_failure"] for line in of(lines, "strangers_refused"))
-    assert sum(line["details"].get("times", 1) for line in told) + untold == 3 * LINES_OF_PLACE
+    assert times(told) + untold == 3 * LINES_OF_PLACE
 
 
 @pytest.mark.parametrize("facade", FACADES)
@@ -608,7 +619,7 @@ async def chain(house: House) -> list[Audit]:
         await house.key("worker", f"w{n}")
     await house.audit()
     rows: list[Audit] = []
-    while more := await house.served.backend.export(Audit, HOME, rows[-1].audit_id if rows else ""):
+    while more := await house.served.backend.page(HOME, Rows(Audit, rows[-1].audit_id if rows else "")):
         rows += more
     return rows
 
@@ -724,7 +735,7 @@ async def shortened(house: House, *numbers: int) -> set[int]:
             work.drop(Audit, f"{number:012d}")
     with contextlib.suppress(Exception):
         await house.served.backend.transact(THIRD, Needs(), decide)
-    return {line.number for line in await house.served.backend.export(Audit, THIRD, "")}
+    return {line.number for line in await house.served.backend.page(THIRD, Rows(Audit))}
 
 
 @pytest.fixture
@@ -818,7 +829,7 @@ async def test_a_gate_that_stops_writes_down_all_that_it_has_noted(serve: Any, u
         await house.ask("get_task", {"task_id": task}, token=root)
 
     again = House(await serve(security=security()))
-    assert the(await again.audit(), "auth_failure")["details"]["times"] == 20
+    assert times(of(await again.audit(), "auth_failure")) == 20
     assert the(await again.audit(OTHER), "cross_tenant_attempt")["severity"] == "critical"
 
 
@@ -903,4 +914,7 @@ async def test_a_call_over_mcp_that_is_refused_before_it_is_read_is_written_down
     answers = [await limited.served.call(method, target, body, headers=headers, token=root) for _ in range(7)]
 
     assert [answer.status for answer in answers].count(429) == 2
-    has(the(await limited.audit(OTHER), "rate_limit_exceeded"), "warning", times=2)
+    lines = of(await limited.audit(OTHER), "rate_limit_exceeded")
+    assert times(lines) == 2
+    for line in lines:
+        has(line, "warning")

@@ -21,9 +21,10 @@ from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.queries import OutboxFilter, Rows
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Event, Lease, Obligation, Receipt, Schedule, Task, export_key
-from asyncgate.parts.model.views import outside
+from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts.adoption import Adopter
 from asyncgate.parts.receipts.collected import Collected, from_ledger
@@ -55,7 +56,7 @@ async def opened(url: str) -> AsyncIterator[Any]:
 
 async def rows(backend: Any, table: Any, tenant_id: str) -> list[Any]:
     found: list[Any] = []
-    while page := await backend.export(table, tenant_id, export_key(found[-1]) if found else ""):
+    while page := await backend.page(tenant_id, Rows(table, export_key(found[-1]) if found else "")):
         found += page
     return found
 
@@ -112,7 +113,7 @@ async def schedules(gate: Gate) -> None:
 
 def shown(receipt: Receipt) -> Receipt:
     """A receipt with its time as the world sees it, which is what a ledger has."""
-    return replace(receipt, created_at=outside(receipt.created_at).timestamp(), delivered_at=None)
+    return replace(receipt, created_at=to_utc(receipt.created_at).timestamp(), delivered_at=None)
 
 
 async def rebuilt(gate: Gate, target: str, **more: Any) -> Result:
@@ -211,7 +212,7 @@ async def test_what_the_old_gate_could_not_tell_any_more_is_told_now(gate: Gate,
     assert result.exit_code == 0, result.output
     async with opened(target) as backend:
         new = Gate(Engine(backend, Settings(instance_id="asyncgate-1")), away.tenant_id)
-        [waiting] = await backend.outbox(away.tenant_id, "", 10)
+        [waiting] = await backend.page(away.tenant_id, OutboxFilter("", 10))
         said = json.loads(waiting.content)
         assert said["receipt_type"] == "task.result_ready"
         assert said["body"] == {"status": "succeeded", "result_payload": {"ok": True}, "schema_version": "1",
@@ -239,7 +240,7 @@ async def test_what_a_worker_stated_itself_comes_back_as_the_step_that_it_was(ga
     ledger.call("POST", "/v1/receipts", stated, token=ledger.key_of(gate.tenant_id))
     ledger.call("POST", "/v1/receipts", {**stated, "receipt_id": Ids().new(gate.now()), "receipt_type": "plan.made"})
     await emptied(gate)
-    bound = gate.engine.ledger
+    bound = gate.ledger
     await Adopter(gate.engine, Reading(gate.engine, bound.sink, bound.sender.breaker)).look()
     await emptied(gate)
     keys = {row.receipt_id: row.receipt_key for row in await rows(gate.backend, Receipt, gate.tenant_id)}
@@ -353,7 +354,7 @@ async def test_receipts_of_several_gates_are_not_mixed(gate: Gate, ledger: Ledge
     await gate.create()
     other = gate.beside(**{"receipt_mode": "memorygate_integrated", "instance_id": "asyncgate-2",
                            "memorygate": gate.engine.settings.memorygate})
-    other.engine.ledger = type(gate.engine.ledger)(other.engine)
+    other.engine.extend(type(gate.ledger)(other.engine))
     await other.create()
     await emptied(gate)
 
@@ -361,7 +362,7 @@ async def test_receipts_of_several_gates_are_not_mixed(gate: Gate, ledger: Ledge
     one = await rebuilt(gate, first := await fresh("sqlite"), instance="asyncgate-2")
     both = await rebuilt(gate, second := await fresh("sqlite"), all_instances=True)
 
-    await other.engine.ledger.sink.close()
+    await other.ledger.sink.close()
     assert (unclear.exit_code, one.exit_code, both.exit_code) == (5, 0, 0)
     assert "asyncgate-1 (1), asyncgate-2 (1)" in unclear.stderr
     for url, many in ((first, 1), (second, 2)):

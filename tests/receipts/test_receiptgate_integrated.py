@@ -110,21 +110,19 @@ async def claim(gate: Served, worker: str) -> dict[str, Any]:
 
 async def lost(gate: Served, offer: dict[str, Any]) -> None:
     gate.backend.skew += 301
-    assert gate.engine.upkeep
-    await gate.engine.upkeep.once("sweep")
+    await gate.gate.upkeep.once("sweep")
 
 
 async def test_receipts_stay_whole_so_they_are_sealed_and_archived_and_go_out_only_once(
         ledger: StandIn, serving: Serving, tmp_path: Path) -> None:
     gate = await serving(archive=ArchiveSettings(directory=str(tmp_path)))
-    assert gate.engine.upkeep
     task_id = (await gate.post("/v1/tasks", {"type": "t", "payload": None, "principal_id": "ada"}))["task_id"]
     await complete(gate, await claim(gate, "w1"), artifacts=FILE)
     await settled(gate)
     sent = len(ledger.submitted)
     gate.backend.skew += 31 * 86_400
 
-    assert "seal" in gate.engine.upkeep.duties
+    assert "seal" in gate.gate.upkeep.duties
     assert (await gate.post("/v1/archive/run", {}))["receipts"] == 4
     assert (await gate.post(f"/v1/archive/{task_id}/restore", {}))["receipts"] == 4
 
@@ -449,7 +447,8 @@ async def ends_itself(url: str, accepted: dict[str, Any], key: str, worker: str 
 
 async def looked(gate: Served) -> None:
     """Look once for what workers state at the ledger."""
-    ledger = gate.engine.ledger
+    ledger = gate.gate.ledger
+    assert ledger
     await Noticer(gate.engine, Reading(gate.engine, ledger.sink, ledger.reading_breaker)).look()
 
 
@@ -517,7 +516,8 @@ async def test_what_a_notary_does_not_ascribe_to_the_holder_of_the_lease_ends_no
 
 async def kinds(gate: Served, mend: Any = None) -> dict[str, int]:
     """Compare the gate with its ledger."""
-    sink = gate.engine.ledger.sink
+    assert gate.gate.ledger
+    sink = gate.gate.ledger.sink
     with contextlib.closing(await compare(gate.backend, sink, (), lambda rows: None, [gate.tenant_id], mend)) as found:
         return dict(found.counts)
 
@@ -541,9 +541,9 @@ async def test_reconcile_reads_the_ledger_task_by_task_and_mends_what_it_safely_
     ledger.submit_receipt(stray)
 
     assert await kinds(gate) == {"missing_at_ledger": 1, "never_granted": 1}
-    mender = Mender(gate.engine, gate.engine.ledger)
+    mender = Mender(gate.engine, gate.gate.ledger)
     await kinds(gate, mender)
-    gate.engine.ledger.sender.call(gate.tenant_id)
+    gate.gate.ledger.sender.call(gate.tenant_id)
     await settled(gate)
 
     assert dict(mender.done) == {"missing_at_ledger": 1, "never_granted": 1}
@@ -575,7 +575,7 @@ async def test_an_acceptance_by_the_lease_protocol_is_the_workers_and_nothing_na
     await settled(gate)
     assert phases(ledger, made["task_id"]) == []
     gate.backend.skew += 901
-    await gate.engine.upkeep.once("sweep")
+    await gate.gate.upkeep.once("sweep")
     second = await gate.post("/lease", {"worker_id": worker})
 
     assert second["lease_id"] != first["lease_id"]

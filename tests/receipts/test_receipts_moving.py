@@ -24,6 +24,7 @@ from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.verify import verify
 from asyncgate.conformance.verify_ledger import verify_ledger
 from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import ArchiveSettings, Settings
 from asyncgate.parts.model.stored import Archived, Obligation, Outgoing, Receipt, SealHead, Task, export_key
 from asyncgate.parts.model.wire import ReceiptRecord
@@ -64,7 +65,7 @@ class Moving:
         """Serve a database with the ledger; at the end it has everything."""
         settings |= {"receipt_mode": "memorygate_integrated", "memorygate": self.ledger.settings()}
         async with self.standalone(url, **settings) as gate:
-            gate.engine.ledger = ledger = Ledger(gate.engine)
+            gate.engine.extend(ledger := Ledger(gate.engine))
             ledger.open()
             try:
                 yield gate
@@ -106,7 +107,7 @@ def good(result: Result) -> Result:
 
 async def rows(gate: Gate, table: Any) -> list[Any]:
     found: list[Any] = []
-    while page := await gate.backend.export(table, gate.tenant_id, export_key(found[-1]) if found else ""):
+    while page := await gate.backend.page(gate.tenant_id, Rows(table, export_key(found[-1]) if found else "")):
         found += page
     return found
 
@@ -172,7 +173,7 @@ async def more(gate: Gate, moving: Moving, made: dict[str, str]) -> None:
         "receipt_id": Ids().new(gate.now()), "tenant_id": gate.tenant_id, "receipt_type": "plan.made",
         "created_at": "2026-11-22T07:00:00Z", "from": {"kind": "agent", "id": "eve"}, "parents": [],
         "to": {"kind": "agent", "id": "dan"}, "body": {}})
-    bound = gate.engine.ledger
+    bound = gate.ledger
     await Adopter(gate.engine, Reading(gate.engine, bound.sink, bound.sender.breaker)).look()
     assert (await gate.task(made["stated"])).status == "succeeded"
 
@@ -298,7 +299,7 @@ async def test_what_the_ledger_had_refused_and_a_push_sent_is_offered_by_the_nex
         await gate.create()
     async with moving.standalone(source, receipt_mode="memorygate_integrated",
                                  memorygate=moving.ledger.settings()) as gate:
-        gate.engine.ledger = ledger = Ledger(gate.engine)       # which sends nothing: it is not open
+        gate.engine.extend(ledger := Ledger(gate.engine))       # which sends nothing: it is not open
         await gate.create()
         (row,) = await rows(gate, Outgoing)
 
@@ -344,11 +345,11 @@ async def test_what_still_waits_in_the_outbox_comes_home_too(moving: Moving, fre
         await gate.finished()
     silent = {"receipt_mode": "memorygate_integrated", "memorygate": moving.ledger.settings()}
     async with moving.standalone(source, **silent) as gate:
-        gate.engine.ledger = Ledger(gate.engine)        # which sends nothing: it is not open
+        gate.engine.extend(Ledger(gate.engine))        # which sends nothing: it is not open
         await gate.finished()
         waiting = len(await rows(gate, Outgoing))
         ids = {one.receipt_id for one in await rows(gate, Receipt)}
-        await gate.engine.ledger.sink.close()
+        await gate.ledger.sink.close()
 
     result = good(await moving.home(source, target))
 

@@ -19,6 +19,8 @@ from asyncgate.commands.main import main
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.verify import verify
+from asyncgate.parts.model.database import ArchivingBackend, LastingBackend
+from asyncgate.parts.model.queries import OutboxFilter, Rows
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import (
     Archived,
@@ -37,6 +39,7 @@ from asyncgate.parts.receipts.mending import Mender
 from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.reconcile import KINDS, Difference, compare
 from asyncgate.parts.receipts.seals import digest
+from asyncgate.parts.receipts.strict import Strict
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("receipts", ["eventual"], indirect=True)]
 PATIENCE = 30.0
@@ -53,7 +56,7 @@ async def emptied(gate: Gate) -> None:
 
 async def rows(gate: Gate, table: Any) -> list[Any]:
     found: list[Any] = []
-    while page := await gate.backend.export(table, gate.tenant_id, export_key(found[-1]) if found else ""):
+    while page := await gate.backend.page(gate.tenant_id, Rows(table, export_key(found[-1]) if found else "")):
         found += page
     return found
 
@@ -64,7 +67,7 @@ async def stored(gate: Gate) -> list[Any]:
 
 async def found(gate: Gate, mend: Any = None) -> list[Difference]:
     """Compare, and return what differs."""
-    findings = await compare(gate.backend, gate.engine.ledger.sink, {gate.engine.instance}, lambda rows: None,
+    findings = await compare(gate.backend, gate.ledger.sink, {gate.engine.instance}, lambda rows: None,
                              [gate.tenant_id], mend)
     listed = list(findings.all())
     assert sum(findings.counts.values()) == len(listed)
@@ -145,11 +148,11 @@ async def test_a_gate_and_its_ledger_agree_and_what_is_on_its_way_is_no_differen
     assert await found(gate) == []
 
     silent = gate.beside(receipt_mode="memorygate_integrated", memorygate=gate.engine.settings.memorygate)
-    silent.engine.ledger = gate.engine.ledger.__class__(silent.engine)
+    silent.engine.extend(gate.ledger.__class__(silent.engine))
     await silent.create()
 
     assert await found(silent) == []
-    await silent.engine.ledger.sink.close()
+    await silent.ledger.sink.close()
 
 
 async def test_receipts_of_others_are_no_difference(gate: Gate, ledger: LedgerServer) -> None:
@@ -180,8 +183,8 @@ async def test_what_is_in_the_archive_here_is_no_difference_unless_somebody_chan
             work.keep(pointer(one))
             work.drop(Receipt, one.receipt_id)
     await decided(gate, lambda work: work.keep(SealHead(last_id=here[-1].receipt_id)))
-    if register := getattr(gate.backend, "register_segment", None):
-        await register(gate.tenant_id, "segment")
+    if isinstance(gate.backend, ArchivingBackend):
+        await gate.backend.register_segment(gate.tenant_id, "segment")
     await decided(gate, let_go, receipts={one.receipt_id for one in here})
     assert await rows(gate, Receipt) == []
     assert await kinds(gate) == []
@@ -239,11 +242,11 @@ async def test_a_receipt_that_the_ledger_has_lost_is_told_and_nothing_mends_it(p
 
 async def test_a_refused_receipt_is_offered_once_more(gate: Gate, ledger: LedgerServer) -> None:
     silent = gate.beside(receipt_mode="memorygate_integrated", memorygate=gate.engine.settings.memorygate)
-    silent.engine.ledger = gate.engine.ledger.__class__(silent.engine)
-    gate.engine.ledger.sender.closed = True
+    silent.engine.extend(gate.ledger.__class__(silent.engine))
+    gate.ledger.sender.closed = True
     await silent.create()
-    await silent.engine.ledger.sink.close()
-    [row] = await gate.backend.outbox(gate.tenant_id, "", 10)
+    await silent.ledger.sink.close()
+    [row] = await gate.backend.page(gate.tenant_id, OutboxFilter("", 10))
     await decided(gate, lambda work: work.keep(replace(row, state="parked", reason="422 no")))
     [parked] = await found(gate)
     assert (parked.kind, parked.detail) == ("parked", "the ledger refuses the task.assigned: 422 no")
@@ -445,8 +448,9 @@ async def test_a_try_that_the_database_did_not_take_is_harmless_once_the_next_on
     gate = make_gate(receipt_consistency_mode="strict")
     await asyncio.sleep(0)      # in which the ledger opens
     offer = await gate.leased()
-    backend: Any = gate.backend
-    real, calls = backend.backend.transact, 0
+    strict = gate.engine.extension(Strict)
+    assert strict
+    real, calls = strict.within, 0
 
     async def breaking(tenant_id: str, needs: Any, decide: Any) -> None:
         nonlocal calls
@@ -455,7 +459,7 @@ async def test_a_try_that_the_database_did_not_take_is_harmless_once_the_next_on
             raise RuntimeError("the database is gone")
         await real(tenant_id, needs, decide)
 
-    monkeypatch.setattr(backend.backend, "transact", breaking)
+    monkeypatch.setattr(strict, "within", breaking)
     with pytest.raises(Exception, match="database"):
         await gate.as_worker().complete(**under(offer), artifacts=ARTIFACTS)
     monkeypatch.undo()
@@ -584,6 +588,7 @@ async def test_a_repair_beside_a_serving_gate_is_refused_and_says_why(url: str, 
                                                                       receipts: Any) -> None:
     await standalone(url)
     serving = await open_backend(url, serving=True)
+    assert isinstance(serving, LastingBackend)
     await serving.join("asyncgate-1", 1.0, lambda news: None)
     await serving.beat()        # until then it only begins, and others that begin wait for it
 
@@ -628,7 +633,7 @@ async def test_a_reader_that_breaks_off_in_the_middle_finds_nothing(gate: Gate) 
 
         async def page(self, tenant_id: str, of: Any) -> Any:
             if of.after is None:
-                return await gate.engine.ledger.sink.page(tenant_id, replace(of, limit=2))
+                return await gate.ledger.sink.page(tenant_id, replace(of, limit=2))
             raise msgspec.DecodeError("cut off")
 
     called: list[str] = []

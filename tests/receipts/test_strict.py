@@ -10,6 +10,7 @@ import pytest
 
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.ledgers import HASTY
+from asyncgate.parts.model.queries import OutboxFilter
 from asyncgate.parts.model.settings import MemoryGate
 from asyncgate.parts.receipts.outbox import Ledger
 from tests.support.stub_ledger import StubLedger
@@ -29,8 +30,8 @@ async def gate(make_gate: Callable[..., Gate], stub: StubLedger) -> AsyncIterato
     """A gate that asks the stub before it commits."""
     gate = make_gate(receipt_mode="memorygate_integrated", receipt_consistency_mode="strict",
                      memorygate=MemoryGate(**{"url": stub.url, **HASTY}))
-    gate.engine.ledger = Ledger(gate.engine)
-    async with gate.engine.ledger:
+    gate.engine.extend(Ledger(gate.engine))
+    async with gate.ledger:
         yield gate
 
 
@@ -49,7 +50,7 @@ async def test_the_ledger_has_a_receipt_before_its_change_is_there(gate: Gate, s
 
     assert seen == [task_id]
     assert (await gate.task(task_id)).status == "queued"
-    assert await gate.backend.outbox(gate.tenant_id, "", 10) == []
+    assert await gate.backend.page(gate.tenant_id, OutboxFilter("", 10)) == []
 
 
 @pytest.mark.parametrize("status", [422, 503])
@@ -63,7 +64,7 @@ async def test_what_the_ledger_does_not_take_does_not_happen(gate: Gate, stub: S
 
     stub.answer = lambda receipt: FINE
     async with asyncio.timeout(20):
-        while gate.engine.ledger.circuit == "open":  # noqa: ASYNC110
+        while gate.ledger.circuit == "open":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     await gate.as_worker().complete(**under(offer), artifacts=[{"uri": "x"}])
     assert (await gate.task(offer.task_id)).status == "succeeded"

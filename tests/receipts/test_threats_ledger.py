@@ -58,13 +58,13 @@ async def joined(make_gate: Callable[..., Gate], url: str, token: str = "", **mo
     """A gate with a ledger that any one failure would shut off for an hour."""
     gate = make_gate(receipt_mode="memorygate_integrated", memorygate=MemoryGate(
         **{"url": url, "auth_token": token, **HASTY, "circuit_breaker": ONE_FAILURE}), **more)
-    gate.engine.ledger = Ledger(gate.engine)
+    gate.engine.extend(Ledger(gate.engine))
     return gate
 
 
 def states(gate: Gate) -> tuple[str, str, str]:
     """Whether the circuits of what is sent, read and committed are closed."""
-    ledger: Any = gate.engine.ledger
+    ledger: Any = gate.ledger
     return ledger.sender.breaker.state, ledger.reading_breaker.state, ledger.strict_breaker.state
 
 
@@ -73,7 +73,7 @@ def states(gate: Gate) -> tuple[str, str, str]:
 async def test_an_id_that_could_mean_another_address_is_asked_of_no_ledger(
         make_gate: Callable[..., Gate], ledger: LedgerServer, named: str) -> None:
     gate = await joined(make_gate, ledger.url, ledger.token)
-    async with gate.engine.ledger:
+    async with gate.ledger:
         owned = (await gate.receipts(await gate.create()))[0].receipt_id
         with refused("receipt_not_found"):
             await gate.as_agent().get_receipt(receipt_id=named.format(owned))
@@ -106,7 +106,7 @@ async def test_an_answer_that_is_no_good_takes_nobody_s_ledger_away(
         make_gate: Callable[..., Gate], stub: StubLedger, content: str) -> None:
     gate = await joined(make_gate, stub.url)
     stub.show = lambda path: (200, {}, content)
-    async with gate.engine.ledger:
+    async with gate.ledger:
         with refused("receipt_not_found"):
             await gate.as_agent().get_receipt(receipt_id=str(uuid.uuid4()))
 
@@ -117,7 +117,7 @@ async def test_what_one_agent_reads_never_stops_what_is_sent_or_committed(
         make_gate: Callable[..., Gate], stub: StubLedger) -> None:
     gate = await joined(make_gate, stub.url, receipt_consistency_mode="strict")
     stub.show = lambda path: (503, {}, "I only answer writers")
-    async with gate.engine.ledger:
+    async with gate.ledger:
         with refused("receipt_not_found"):
             await gate.as_agent().get_receipt(receipt_id=str(uuid.uuid4()))
         open_now = states(gate)
@@ -134,12 +134,12 @@ async def test_a_receipt_that_makes_the_ledger_stumble_holds_up_no_other_one(
     gate = await joined(make_gate, stub.url)
     stub.answer = lambda receipt: (500, {}, "") if receipt["task_id"] == bad else FINE
     bad = ""
-    async with gate.engine.ledger:
+    async with gate.ledger:
         bad = await gate.create()
         good = [await gate.create() for _ in range(5)]
         await stub.until(lambda: len(stub.taken) == 5)
 
-        assert gate.engine.ledger.sender.breaker.state == "closed"
+        assert gate.ledger.sender.breaker.state == "closed"
     assert [one["task_id"] for one in stub.taken] == good
 
 
@@ -210,7 +210,7 @@ async def test_an_answer_that_is_larger_than_a_receipt_is_not_read(stub: StubLed
 async def test_what_is_remembered_of_a_ledger_is_bounded_and_still_shown_to_the_end(
         make_gate: Callable[..., Gate], ledger: LedgerServer) -> None:
     gate = make_gate(receipt_mode="memorygate_integrated", memorygate=ledger.settings(auth_token=ledger.token))
-    gate.engine.ledger = Ledger(gate.engine)
+    gate.engine.extend(Ledger(gate.engine))
     many = [{"receipt_id": f"r{number:04}", "tenant_id": gate.tenant_id, "receipt_type": "plan.made",
              "created_at": "2026-11-22T07:00:00Z", "from": {"kind": "service", "id": "delegate"},
              "to": {"kind": "agent", "id": "ada"}, "parents": [], "body": {"says": "x" * 30_000}}
@@ -218,8 +218,8 @@ async def test_what_is_remembered_of_a_ledger_is_bounded_and_still_shown_to_the_
     for first in range(0, len(many), 50):
         ledger.call("POST", "/v1/receipts", many[first:first + 50])
 
-    async with gate.engine.ledger:
-        seen, cursor, own = list[str](), None, gate.engine.instead["list_receipts"]
+    async with gate.ledger:
+        seen, cursor, own = list[str](), None, gate.engine.on.instead["list_receipts"]
         async with asyncio.timeout(60):
             while True:
                 page = await gate.as_agent().list_receipts(cursor=cursor, limit=40)
@@ -246,7 +246,7 @@ def test_a_shelf_lets_the_oldest_go() -> None:
 
 async def test_bodies_and_inboxes_together_are_bounded(make_gate: Callable[..., Gate], stub: StubLedger) -> None:
     gate = await joined(make_gate, stub.url)
-    reading = Reading(gate.engine, gate.engine.ledger.sink, gate.engine.ledger.reading_breaker)
+    reading = Reading(gate.engine, gate.ledger.sink, gate.ledger.reading_breaker)
     for number in range(300):
         reading._remember((gate.tenant_id, f"r{number}"), record_of("r", 60_000).body)
         shelf = reading._shelf((gate.tenant_id, None, f"task{number}"))

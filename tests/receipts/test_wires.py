@@ -28,8 +28,8 @@ async def sending(make_gate: Callable[..., Gate], mode: str, url: str, **more: A
     gate = make_gate(receipt_mode=mode, memorygate=MemoryGate(
         url=url, auth_token=KEY, circuit_breaker=NEVER_AGAIN, emission_retry=EmissionRetry(retry_interval_seconds=0.2),
         **more))
-    gate.engine.ledger = Ledger(gate.engine)
-    async with gate.engine.ledger:
+    gate.engine.extend(Ledger(gate.engine))
+    async with gate.ledger:
         yield gate
 
 
@@ -59,7 +59,7 @@ async def test_a_gate_that_sends_too_much_at_once_finds_out_without_opening_the_
     ledger.serial_seconds = 0.04
     with served(ledger) as url:
         async with sending(make_gate, "receiptgate_integrated", url, timeout_ms=250, parallel=16) as gate:
-            wires = gate.engine.ledger.sender.wires
+            wires = gate.ledger.sender.wires
             wires.limit = 16.0      # as a gate began with, and 16 x 40 ms is more than it waits for an answer
             for _ in range(20):
                 await gate.finished()

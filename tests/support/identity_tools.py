@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -116,6 +117,8 @@ class House:
         """Return the lines of a tenant's log, with all that is noted by now."""
         auditor = self.guard.auditor
         await auditor.ask_all()
+        if auditor.flushing is not None:
+            await asyncio.wait([auditor.flushing])      # what it has taken is not among the notes any more
         await auditor.flush()
         lines: list[dict[str, Any]] = []
         cursor = None
