@@ -18,7 +18,7 @@ from msgspec import Raw, Struct, field
 from msgspec.structs import astuple, fields, replace
 
 from asyncgate import FENCES_SKIPPED, Needs, Work, fences_skipped
-from asyncgate.parts.model.content import encode, needs_of
+from asyncgate.parts.model.content import encode_json, needs_of
 from asyncgate.parts.model.database import LastingBackend, SharedBackend
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.queries import Query, Rows
@@ -128,7 +128,7 @@ class Tally(Struct):
         """Add a page to the hashes."""
         for digest, rows in (self.source_hash, page.rows), (self.target_hash, page.there):
             for row in rows.values():
-                digest.update(encode((tenant_id, astuple(row))))
+                digest.update(encode_json((tenant_id, astuple(row))))
 
 
 Tallies = dict[str, Tally]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from msgspec.structs import fields
 
 from asyncgate import SCOPES, Caller, Engine, Operation
 from asyncgate.parts.extensions import engine_over
@@ -23,7 +24,7 @@ from asyncgate.parts.model.database import Around
 from asyncgate.parts.model.errors import GateError, InvalidRequest
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.settings import ApiKeys, Settings
 from asyncgate.parts.model.stored import (
     Account,
     Audit,
@@ -49,6 +50,10 @@ PATIENCE = 10       # seconds after which what should have happened will not
 STORED = (Task, Lease, Progress, Receipt, Event, Schedule, Obligation, Account, Key, Audit, AuditHead)
 
 
+# A key costs next to nothing to prove: by default each takes 64 MiB, and the tests issue thousands.
+CHEAP = ApiKeys(hash_time_cost=1, hash_memory_cost=8)
+
+
 def ask_of(op: Operation, fields: dict[str, Any]) -> Ask:
     """Make a request as it would come over the wire; msgspec.Raw goes in verbatim."""
     try:
@@ -57,8 +62,15 @@ def ask_of(op: Operation, fields: dict[str, Any]) -> Ask:
         raise InvalidRequest(f"{op.name}: {wrong}") from None
 
 
-# What some verbs of a worker need beside its lease.
-NEEDED: dict[str, dict[str, Any]] = {"report_progress": {"progress": 1}, "fail": {"error": "no luck"}}
+# What the requests of some operations must say, beside what they are about.
+NEEDED: dict[str, dict[str, Any]] = {
+    name: said for name, op in OPERATIONS.items()
+    if (said := {field.name: op.takes.example[0][field.name] for field in fields(op.takes) if field.required})}
+
+
+def least(operation: str) -> dict[str, Any]:
+    """Return the least that an operation can be asked with, about something that is not there."""
+    return {**dict.fromkeys(OPERATIONS[operation].takes.needed, "none"), **NEEDED.get(operation, {})}
 
 
 def under(offer: Offer, **more: Any) -> dict[str, Any]:

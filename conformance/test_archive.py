@@ -17,7 +17,7 @@ from asyncgate.conformance.test_carry import exported
 from asyncgate.conformance.test_seals import Only
 from asyncgate.conformance.verify import verify
 from asyncgate.conformance.verify_ledger import verify_ledger
-from asyncgate.parts.model.content import encode
+from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import ArchiveSettings
@@ -216,8 +216,8 @@ async def test_the_archive_shows_it_as_it_was(gate: Gate, moved: dict[str, Any])
     whole = (await gate.as_admin().list_archived_receipts()).receipts
     one = (await gate.as_admin().list_archived_receipts(receipt_id=moved["duty"])).receipts
 
-    assert encode(by_task) == encode(moved["shown"])
-    assert encode(whole) == encode(by_task)
+    assert encode_json(by_task) == encode_json(moved["shown"])
+    assert encode_json(whole) == encode_json(by_task)
     assert [row.receipt_id for row in one] == [moved["duty"]]
 
 

@@ -18,7 +18,7 @@ from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.stored import Presence
 from asyncgate.parts.model.wire import Ask, Healthy
 from asyncgate.parts.process.duties import Duties, Duty
-from asyncgate.parts.process.presence import Seen, visited
+from asyncgate.parts.process.presence import Seen, add_visit
 from asyncgate.parts.receipts.schedules import its_overdue, sweep
 from asyncgate.parts.receipts.upkeep import duties
 
@@ -172,7 +172,7 @@ def its_presences(needs: Needs, caller: Caller, ask: Sighted) -> None:
 def note_presences(engine: Engine, work: Work, caller: Caller, ask: Sighted) -> None:
     """Write down who was here."""
     for who, first, last in ask.sightings:
-        work.keep(visited(work.found(Presence, who.kind, who.id), who, first, last))
+        work.keep(add_visit(work.found(Presence, who.kind, who.id), who, first, last))
 
 
 WRITES: dict[type[Ask], tuple[Callable[..., None], Callable[..., None]]] = {

@@ -15,7 +15,7 @@ from asyncgate.parts.identity.keys_stored import retired
 from asyncgate.parts.identity.notices import admins, tell_admins
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Account, Key, export_key
-from asyncgate.parts.model.views import outside
+from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.model.wire_admin import IssuedKey, RotateCredentials, RotatedCredentials
 
@@ -43,7 +43,7 @@ async def rotate_credentials(engine: Engine, caller: Caller, ask: RotateCredenti
         issued = [IssuedKey(text, described(tenant_id, new)) for key_id, (text, hash, new_id) in fresh.items()
                   if (new := renewed(work, caller, key_id, new_id, hash, ask.overlap_seconds))]
         told(engine, work, "credentials_rotated", "critical", caller, reason=ask.reason, keys=len(issued),
-             tokens_since=outside(before))
+             tokens_since=to_utc(before))
         tell_admins(engine, work, whom, "credentials_rotated", reason=ask.reason, keys=len(issued),
                     by=str(caller.principal))
         return issued
@@ -55,7 +55,7 @@ async def rotate_credentials(engine: Engine, caller: Caller, ask: RotateCredenti
     def decide(engine: Engine, work: Work, caller: Caller, ask: Ask) -> list[IssuedKey]:
         return context.run(rotate, work)
     issued = await engine.write(decide, load, replace(caller, tenant_id=tenant_id), Ask())
-    return RotatedCredentials(issued, outside(before), len(old) > AT_ONCE)
+    return RotatedCredentials(issued, to_utc(before), len(old) > AT_ONCE)
 
 
 def renewed(work: Work, caller: Caller, key_id: str, new_id: str, hash: str, overlap: float) -> Key | None:

@@ -25,11 +25,11 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from asyncgate import TERMINATES, Caller, Engine, Needs, Work
-from asyncgate.parts.model.content import canonical
+from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.database import ArchivingBackend
 from asyncgate.parts.model.errors import ArchiveUnavailable, ReceiptNotFound
 from asyncgate.parts.model.queries import ArchivedFilter, ObligationFilter, ReceiptFilter, Rows
-from asyncgate.parts.model.quotas import GIGABYTE, allowance
+from asyncgate.parts.model.quotas import GIGABYTE, find_allowance
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import TERMINAL, Account, Archived, Receipt, Task, Usage
 from asyncgate.parts.model.wire import Ask
@@ -101,7 +101,7 @@ async def full(engine: Engine, tenant_id: str) -> bool:
     """Whether a tenant's receipts take up nine tenths of the room that it has."""
     usage = await engine.backend.record(tenant_id, Usage)
     account = await engine.backend.record(tenant_id, Account)
-    most = allowance(engine.settings, account, engine.backend.now()).receipt_storage_gb * GIGABYTE
+    most = find_allowance(engine.settings, account, engine.backend.now()).receipt_storage_gb * GIGABYTE
     return usage is not None and 0 <= 0.9 * most <= usage.receipt_bytes
 
 
@@ -308,7 +308,7 @@ def is_over(task: Task | None, ended: float) -> bool:
 
 def drop(work: Work, chain: Chain, segment: str, lines: dict[str, int]) -> int:
     """Put the pointers of a chain in the place of its receipts."""
-    first, tasks = chain.first, canonical(sorted(chain.tasks)).decode()
+    first, tasks = chain.first, to_canonical(sorted(chain.tasks)).decode()
     for receipt_id, one in chain.receipts.items():
         work.keep(Archived(receipt_id, one.task_id, one.receipt_type, segment, lines[receipt_id], digest(one).hex(),
                            first, tasks))

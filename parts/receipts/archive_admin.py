@@ -8,7 +8,7 @@ from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.errors import InvalidRequest
 from asyncgate.parts.model.queries import ArchivedFilter, Rows
 from asyncgate.parts.model.stored import Archived
-from asyncgate.parts.model.views import shown
+from asyncgate.parts.model.views import show_receipt
 from asyncgate.parts.model.wire import Receipts
 from asyncgate.parts.model.wire_receipts import ArchiveRun, ListArchivedReceipts, RestoreArchive, Restored, RunArchive
 from asyncgate.parts.receipts import archive
@@ -53,7 +53,7 @@ async def list_archived_receipts(engine: Engine, caller: Caller, ask: ListArchiv
                 if row.to.same(caller.principal) or row.sender.same(caller.principal)]
         places = [row.receipt_id for row in rows]
     ends = engine.onward(caller, places, limit, ask.cursor, *mark)
-    return Receipts([shown(caller.tenant_id, row) for row in rows[:limit]], *ends)
+    return Receipts([show_receipt(caller.tenant_id, row) for row in rows[:limit]], *ends)
 
 
 async def pointers(engine: Engine, tenant_id: str, ask: ListArchivedReceipts, after: str) -> list[Archived]:

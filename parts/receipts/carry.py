@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec.structs import asdict, replace
 
 from asyncgate import RECEIPT_TYPES, TERMINATES, Caller, Engine, Needs, Work, receipt_hash
-from asyncgate.parts.model.content import parsed
+from asyncgate.parts.model.content import parse_json
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.queries import ReceiptFilter, Rows
 from asyncgate.parts.model.settings import Settings
@@ -137,7 +137,7 @@ def unsound(settings: Settings, receipt: Receipt) -> Problem | None:
     if len(body) > limits.max_body_size_bytes or len(receipt.parents) > limits.max_parents:
         return "too_large", f"a body has {limits.max_body_size_bytes} bytes at most, and {limits.max_parents} parents"
     try:
-        parsed(body, "body")
+        parse_json(body, "body")
         said = receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
                             receipt.schedule_id, receipt.parents, body)
     except (GateError, UnicodeEncodeError) as no:

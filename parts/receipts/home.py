@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncgate.parts.model.content import any_json, canonical
+from asyncgate.parts.model.content import decode_json, to_canonical
 from asyncgate.parts.model.database import Around
 from asyncgate.parts.model.queries import OutboxOf, Query, Rows
 from asyncgate.parts.model.stored import Receipt
@@ -120,7 +120,7 @@ def fitting(receipt: Receipt, body: str, theirs: Receipt | None) -> Receipt | No
     """
     texts = [body]
     with suppress(msgspec.MsgspecError, UnicodeError):
-        texts.append(canonical(any_json(body)).decode())
+        texts.append(to_canonical(decode_json(body)).decode())
     for text in texts:
         if said_hash(row := replace(receipt, body=text)) == receipt.hash:
             return row

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw
 
 from asyncgate import COMPLETED, FAILED
-from asyncgate.parts.model.content import canonical
+from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.queries import TaskFilter
 from asyncgate.parts.model.stored import Lease, Task
 from asyncgate.parts.receipts.adoption import JOB, Adopter
@@ -84,7 +84,7 @@ def ending_of(one: dict[str, Any], task: Task, lease: Lease, source: str) -> Fil
             "from": {"kind": worker, "id": one.get("from_principal")}, "to": {"kind": "asyncgate", "id": source},
             "task_id": task.task_id, "lease_id": lease_id or lease.lease_id, "tenant_id": "",
             "parents": [task.duty] if one.get("obligation_id") == task.duty else [],
-            "body": Raw(canonical(body_of(one, receipt_type))), "stated_by": {"kind": worker, "id": by}}, type=Filed)
+            "body": Raw(to_canonical(body_of(one, receipt_type))), "stated_by": {"kind": worker, "id": by}}, type=Filed)
     except msgspec.ValidationError:
         return None
 

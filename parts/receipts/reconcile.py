@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from asyncgate import ACCEPTED, ASSIGNED, CANCELED, COMPLETED, EXPIRED, FAILED, RESULT_READY, TERMINATES
 from asyncgate.parts.model.queries import OutboxOf, ReceiptFilter, Rows
 from asyncgate.parts.model.stored import ACTIVE, TERMINAL, Archived, Lease, Outgoing, Receipt, Task, export_key
-from asyncgate.parts.model.views import outside
+from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.receipts.collected import Collected, Told, as_stored, attempt, from_ledger, is_sound, said_hash
 from asyncgate.parts.receipts.marks import adopted
 from asyncgate.parts.receipts.restated import story_of
@@ -314,7 +314,7 @@ def differing(ours: Receipt, theirs: Receipt) -> list[str]:
     """Name what a receipt at the ledger says otherwise."""
     names = FACTS if theirs.receipt_key else OF_A_STATEMENT
     wrong = [name for name in names if getattr(ours, name) != getattr(theirs, name)]
-    if theirs.receipt_key and outside(ours.created_at) != outside(theirs.created_at):
+    if theirs.receipt_key and to_utc(ours.created_at) != to_utc(theirs.created_at):
         wrong.append("created_at")
     said = said_hash(replace(ours, body=theirs.body))
     body_fits = said == ours.hash or (not theirs.receipt_key and theirs.hash == ours.hash)

@@ -24,7 +24,7 @@ from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.queries import OutboxFilter, Rows
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Event, Lease, Obligation, Receipt, Schedule, Task, export_key
-from asyncgate.parts.model.views import outside
+from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts.adoption import Adopter
 from asyncgate.parts.receipts.collected import Collected, from_ledger
@@ -113,7 +113,7 @@ async def schedules(gate: Gate) -> None:
 
 def shown(receipt: Receipt) -> Receipt:
     """A receipt with its time as the world sees it, which is what a ledger has."""
-    return replace(receipt, created_at=outside(receipt.created_at).timestamp(), delivered_at=None)
+    return replace(receipt, created_at=to_utc(receipt.created_at).timestamp(), delivered_at=None)
 
 
 async def rebuilt(gate: Gate, target: str, **more: Any) -> Result:

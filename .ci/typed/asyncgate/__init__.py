@@ -1,1 +1,2299 @@
-../../../asyncgate.py
+"""AsyncGate: a durable task gate for agents that forget.
+
+An agent hands work over, any worker leases it, a crash loses nothing, and one call tells a principal what it is owed,
+with the proof.  This file is the heart: the rules, and the engine that applies them.  Read it from top to bottom.
+It imports words (parts/model) and the tools of a process (parts/process); all the rest imports it:
+
+    backends/        databases, found by the scheme of a URL
+    parts/identity   from a credential to a caller, and what that caller may use
+    parts/receipts   what happens to receipts: ledger, outbox, seals, archive
+    parts/faces      REST, MCP, OpenAPI, the lease protocol, the HTTP server
+    parts/           what joins these rooms: the app, the table of all operations, upkeep
+    clients/         programs that reach a gate over the wire; they know the words only
+    commands/        the program `asyncgate`: one file for each command or group
+    conformance/     the suite that every backend must pass
+
+A request walks through the rooms:
+
+    bytes           REST route, MCP tool or command: one Operation, found by path or name        parts/faces
+    caller          the credential says which tenant, principal, role and scopes                 parts/identity
+    ask             msgspec decodes the body into the operation's request Struct                 parts/model/wire.py
+    admit           role, scope, ownership                                                       ENGINE
+    batch           a write joins the tenant's next batch, a read goes straight to the backend   BATCHES
+    decide          in one transaction: rows loaded, every operation decided in plain Python     LAW, WORK, ENGINE
+    save            all changes and receipts written in bulk, one commit                         backends/
+    after commit    waiting claims wake, waiting readers learn the outcome                       BATCHES
+    reply           a Struct, shown as the world sees it, then bytes                             parts/model/views.py
+
+What holds at every moment (the conformance suite checks each; `asyncgate verify` checks a stored gate):
+
+    I1   an acknowledged task is never lost              I7   a terminal status never changes
+    I2   a task has at most one live lease               I8   each step of a task wrote exactly its receipts (EMISSION)
+    I3   fences rise by one with every lease             I9   open obligations = created - discharged
+    I4   only the holder of the live lease moves a task  I10  one task per (tenant, creator, idempotency key)
+    I5   an expired lease can do nothing                 I11  no tenant sees a byte of another
+    I6   attempts rise on failure only, never on expiry  I12  a reader that follows a cursor sees each receipt once
+
+Rules are pure: a write method of the Engine never awaits, never sees SQL and never reads a clock.  A backend knows no
+rule: it loads, locks, saves.  So each rule is written once and means the same on every database.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if sys.version_info < (3, 11):      # noqa: UP036  # an older one would fail at some import, and say nothing of this
+    sys.exit(f"AsyncGate needs Python 3.11 or newer, and this is {sys.version.split()[0]}")
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import hmac
+import inspect
+import logging
+import os
+import time
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from datetime import datetime
+from functools import lru_cache, partial
+from importlib import import_module
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, TypeVarTuple, get_args, get_type_hints
+
+import msgspec
+from msgspec import UNSET, Raw, Struct
+from msgspec.structs import replace
+
+if "__path__" not in globals():  # a bare checkout: its folders are this module's parts, as they are in the wheel
+    __path__ = [os.path.dirname(os.path.abspath(__file__))]
+
+from asyncgate.parts.model.content import decode_json as _any
+from asyncgate.parts.model.content import to_canonical, needs_of, find_ordered_types, parse_json, read_artifacts, is_proof, sha256, check_size
+from asyncgate.parts.model.database import LastingBackend, SharedBackend
+from asyncgate.parts.model.errors import (
+    DatabaseUnavailable, NotNow, StartupError, Forbidden, GateError, IdempotencyConflict, InvalidCursor,
+    InvalidRequest, InvalidTransition, LeaseInvalid, LeaseLifetimeLimit, LeaseRenewalLimit, NotLocatable,
+    QuotaExceeded, ReceiptNotFound, ReceiptTooLarge, Refused, TaskNotFound, TenantMismatch, TooManyArtifacts,
+    TooManyParents, TooManyWaiting, log_fault, no_task, outcome_unknown)
+from asyncgate.parts.model.ids import Ids, mark_of
+from asyncgate.parts.model.members import Reader, Unreadable
+from asyncgate.parts.model.naming import read_principal, make_filter, read_instance_id, names_nobody
+from asyncgate.parts.model.news import News
+from asyncgate.parts.model.queries import (
+    EntryFilter, EventFilter, LeaseFilter, ObligationFilter, ReceiptFilter, TaskFilter, wanted_is)
+from asyncgate.parts.model.settings import DatabaseSettings, Settings, load_settings
+from asyncgate.parts.model.stored import (
+    Account, Archived, Audit, Entry, Event, Key, Lag, Lease, Outgoing, Presence, Progress, Receipt, Schedule, Task,
+    Usage, key_of)
+from asyncgate.parts.model.views import show_lease, to_utc_or_none, show_offer, to_utc, to_raw, show_task, show_receipt, decode_terms
+from asyncgate.parts.model.wire import (
+    AckReceipt, AsEither, Ask, AttachArtifacts, Attention, Bootstrap, CancelTask, CheckTerminator, Complete,
+    CompleteTasks, Created, CreatedBy, CreateTask, CreateTasks, Fail, GateConfig, GetConfig,
+    GetReceipt, GetTask, GetTaskHistory, Health, Healthy, LeaseAsk, History, HistoryEvent, Item, Items, LatestReceipt,
+    LeaseNext, Leases, ListLeases, ListOpenObligations, ListReceipts, ListTasks, Obligations, Offer, Offers, Ok,
+    Principal, Problem, ReceiptRecord, Receipts, Relationship, Released, ReleaseHold, ReleaseLease, Renewed,
+    RenewLease, ReportProgress, Role, RunTask, Server, StartTask, Status,
+    TaskAsk, TaskRecord, Tasks, Terminator, Terms, Welcome)
+from asyncgate.parts.process.outages import OFTEN
+from asyncgate.parts.process.polls import Polls
+from asyncgate.parts.process.presence import Sightings
+
+if TYPE_CHECKING:
+    from asyncgate.backends import Backend
+    from asyncgate.clients import AsyncGate, Handle, Refusal, SyncGate, TaskCanceled, TaskFailed, Unreachable, Worker
+    from asyncgate.commands.main import main
+    from asyncgate.parts.app import Gate, serve_forever
+    from asyncgate.parts.operations import OPERATIONS
+
+__version__ = "0.1.0"
+
+# What is promised to users; everything else may change with any release.
+__all__ = [
+    "AsyncGate", "Handle", "Refusal", "SyncGate", "TaskCanceled", "TaskFailed", "Unreachable", "Worker",    # clients
+    "Gate", "OPERATIONS", "Settings", "load_settings", "main", "serve_forever",                             # a gate
+    "Account", "Archived", "Audit", "Backend", "Caller", "DatabaseSettings", "Engine", "Entry", "EntryFilter", "Event",
+    "Extension", "Key", "Lag", "Lease", "Needs", "News", "Operation", "Outgoing", "Principal", "Progress", "Receipt",
+    "ReceiptFilter", "Schedule", "Task", "TaskFilter", "Usage", "Work",                                     # a backend
+    "DatabaseUnavailable", "GateError", "NotNow", "Refused", "StartupError", "__version__"]
+
+if not TYPE_CHECKING:
+    ELSEWHERE = {
+        **dict.fromkeys(("AsyncGate", "Handle", "Refusal", "SyncGate", "TaskCanceled", "TaskFailed", "Unreachable",
+                         "Worker"), "clients"),
+        "Backend": "backends", "Gate": "parts.app", "OPERATIONS": "parts.operations", "main": "commands.main",
+        "serve_forever": "parts.app"}
+
+    def __getattr__(name: str) -> Any:
+        """Import what lies above the heart when somebody asks for it; the heart itself never does."""
+        if name not in ELSEWHERE:
+            raise AttributeError(f"module 'asyncgate' has no attribute {name!r}")
+        return getattr(import_module(f"asyncgate.{ELSEWHERE[name]}"), name)
+
+log = logging.getLogger("asyncgate")
+
+
+# VOCABULARY ###########################################################################################################
+
+
+class Caller(Struct, frozen=True):
+    """Who asks, as the credential says; `bound` when it names the principal, else the request may."""
+
+    tenant_id: str
+    principal: Principal
+    role: Role
+    scopes: frozenset[str]
+    bound: bool = True
+    key_id: str | None = None           # of an issued key, and what that is limited to; None is any
+    capabilities: frozenset[str] | None = None
+    task_types: frozenset[str] | None = None
+    issued_at: float | None = None      # of an access token
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether it may change what belongs to others: an admin whose scopes reach so far (spec 21.5.2, 21.8.3)."""
+        return self.role == "system" or (self.role == "admin" and "admin:write" in self.scopes)
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether it may read what belongs to others: tasks:read is for one's own, in an admin's hands too (21.8.3)."""
+        return self.unlimited or (self.role == "admin" and "admin:read" in self.scopes)
+
+
+NOBODY = Caller("", Principal("system", "nobody"), "agent", frozenset(), bound=False)      # may ask for health
+
+
+class Needs(Struct):
+    """What a batch wants loaded and locked; each ask adds its own before the transaction begins."""
+
+    tasks: set[str] = set()                            # with lease and progress
+    leases: set[str] = set()                           # live lease ids, whose tasks are meant
+    keys: set[tuple[str, str, str]] = set()            # creator kind and id, idempotency key
+    repeats: set[tuple[str, str, str]] = set()         # worker kind and id, claim_id
+    claims: list[LeaseNext] = []
+    receipts: set[str] = set()                         # with their children
+    endings: set[tuple[str, str]] = set()              # task_id, lease_id: the receipts under that lease
+    stated: set[tuple[str, str]] = set()               # task_id, receipt_key: the receipt that states it
+    records: set[tuple[type[Struct], tuple[str, ...]]] = set()     # kind and key
+    recount: bool = False                              # load a Usage as it is, not as it was kept
+    tally: bool = False                                # and how many receipts each task has that Work is `about`
+
+
+class Sweep(Ask, kw_only=True):
+    """Upkeep's own request: look after these tasks and schedules."""
+
+    tasks: list[str] = []
+    schedules: list[str] = []
+
+
+class Prolong(Ask, kw_only=True):
+    """Upkeep's own request: these tasks may have leases that lived when the last gate fell silent."""
+
+    tasks: list[str] = []
+    silent_since: float = 0.0
+
+
+class Resumed(Ask, kw_only=True):
+    """The gate's own request: this worker has asked for the leases that it holds of these tasks."""
+
+    tasks: list[str]
+    worker: Principal
+
+
+class Delivered(Ask, kw_only=True):
+    """The gate's own request: these receipts have been handed over."""
+
+    receipts: list[str] = []
+
+
+# LAW ##################################################################################################################
+
+
+class Step(Struct, frozen=True):
+    """One edge of the state machine (spec 5)."""
+
+    name: str
+    since: frozenset[str]
+    to: Status
+
+
+QUEUED, ACTIVE, TERMINAL = frozenset({"queued"}), frozenset({"leased", "running"}), frozenset(
+    {"succeeded", "failed", "canceled"})
+
+CLAIM = Step("claim", QUEUED, "leased")
+START = Step("start", frozenset({"leased"}), "running")
+SUCCEED = Step("succeed", ACTIVE, "succeeded")
+FAIL = Step("fail", ACTIVE, "failed")
+RETRY = Step("retry", ACTIVE, "queued")             # PH.4: costs an attempt
+EXPIRE = Step("expire", ACTIVE, "queued")           # PH.4: costs none
+CANCEL = Step("cancel", QUEUED | ACTIVE, "canceled")
+STEPS = (CLAIM, START, SUCCEED, FAIL, RETRY, EXPIRE, CANCEL)
+
+
+class Contract(Struct, frozen=True):
+    """One type of receipt: who states it to whom, and which receipt it answers."""
+
+    type: str
+    sender: Literal["owner", "worker", "caller", "asyncgate"]
+    to: Literal["owner", "asyncgate", "target"]
+    answers: Literal["nothing", "duty", "accepted", "given"]
+    once: bool = False      # H.3: one per task, sender and lease; other types are told apart by parents and mark too
+
+
+ASSIGNED = Contract("task.assigned", "owner", "owner", "nothing")
+ACCEPTED = Contract("task.accepted", "worker", "asyncgate", "duty", once=True)
+PROGRESSED = Contract("task.progress", "worker", "asyncgate", "accepted")
+COMPLETED = Contract("task.completed", "worker", "asyncgate", "duty", once=True)
+FAILED = Contract("task.failed", "worker", "asyncgate", "duty", once=True)
+REQUEUED = Contract("task.failed", "worker", "asyncgate", "accepted", once=True)
+CANCELED = Contract("task.canceled", "caller", "asyncgate", "duty")
+RESULT_READY = Contract("task.result_ready", "asyncgate", "owner", "given")
+EXPIRED = Contract("lease.expired", "asyncgate", "owner", "accepted")
+ESCALATED = Contract("task.escalated", "asyncgate", "target", "duty")     # proposes; opens, closes and moves nothing
+ANOMALY = Contract("system.anomaly", "asyncgate", "owner", "given")
+ACKNOWLEDGED = Contract("receipt.acknowledged", "caller", "asyncgate", "given")
+SCHEDULED = Contract("schedule.created", "caller", "owner", "given")
+UNSCHEDULED = Contract("schedule.deleted", "caller", "owner", "given")
+
+# What a step writes; every terminal one is followed by RESULT_READY, and EXPIRED and FAILED perhaps by ESCALATED.
+EMISSION = {"create": ASSIGNED, CLAIM.name: ACCEPTED, SUCCEED.name: COMPLETED, FAIL.name: FAILED, RETRY.name: REQUEUED,
+            EXPIRE.name: EXPIRED, CANCEL.name: CANCELED}
+
+# Which receipts open an obligation, and which discharge it (PH.1.3).
+TERMINATES = {
+    "task.assigned": frozenset({"task.completed", "task.failed", "task.canceled"}),
+    "schedule.created": frozenset({"schedule.deleted"}),
+}
+DISCHARGING = frozenset().union(*TERMINATES.values())
+RECEIPT_TYPES = tuple(sorted({one.type for one in (
+    ASSIGNED, ACCEPTED, PROGRESSED, COMPLETED, FAILED, CANCELED, RESULT_READY, EXPIRED, ESCALATED, ANOMALY,
+    ACKNOWLEDGED, SCHEDULED, UNSCHEDULED)}))
+
+SCOPES = frozenset({"tasks:read", "tasks:write", "tasks:lease", "receipts:read", "receipts:ack",
+                    "admin:read", "admin:write"})
+LAST_MOMENT = 253_402_214_400   # 9999-12-31
+SCHEMA_VERSION = "1"            # of receipt bodies (spec 19.9)
+CROWD = 100                     # leases that expire together and come back over all of the jitter
+STUCK_EXPIRIES = 3              # H.7.2: more requeues than this are an anomaly
+MOST_RESUMED = 20               # of a lease, that its task's history tells of
+STUCK_RENEWALS = 10             # H.7.3: and more renewals than this
+FENCES_SKIPPED = 1000           # by a task that moves to another gate or comes back: no old lease can outrank it
+LOCATE = "complete again with artifacts or delivery_proof, or attach_artifacts"
+RAISING = frozenset({"task.moved", "task.rebuilt", "task.reconciled"})
+
+
+
+def receipt_key(contract: Contract, task_id: str, sender: Principal, lease_id: str | None, parents: tuple[str, ...],
+                mark: str) -> str:
+    """Identify a logical receipt, so that its repetition writes nothing (H.3, but for types that it does not name)."""
+    told_apart = (mark,) if contract.once else (parents, mark)
+    return sha256(contract.type, task_id, sender.kind, sender.id, lease_id, told_apart)
+
+
+def receipt_hash(type: str, sender: Principal, to: Principal, task_id: str, lease_id: str | None,
+                 schedule_id: str | None, parents: tuple[str, ...], body: bytes) -> str:
+    """Hash what a receipt says, leaving out its id, its times, and which gate wrote it (Clarification B)."""
+    ends = [(end.kind, None if end.kind == "asyncgate" else end.id) for end in (sender, to)]
+    return sha256(type, *ends, task_id, lease_id, schedule_id, parents, Raw(body))
+
+
+@lru_cache(4096)
+def lane_of(type: str, capabilities: frozenset[str]) -> int:
+    """Number a (type, capability set) pair alike in every process, so that no database hands numbers out."""
+    digest = hashlib.sha256(to_canonical((type, sorted(capabilities)))).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def matches(type: str, needed: frozenset[str], ask: LeaseNext) -> bool:
+    """Whether a worker may be offered such a task: needed capabilities are a subset of its own (spec 7)."""
+    return (not ask.accept_types or type in ask.accept_types) and needed <= (ask.capabilities or frozenset())
+
+
+def rank(ask: LeaseNext, task: Task) -> tuple[bool, int, str]:
+    """The order in which a claim gets tasks: preferred types, then highest priority, then oldest."""
+    return task.type not in (ask.preferred_kinds or ()), -task.priority, task.task_id
+
+
+def fences_skipped(event: Event) -> int:
+    """By how much an event raised the fence of its task, beside what its leases did."""
+    return int(_any(event.payload).get("fences_skipped", 0)) if event.event_type in RAISING else 0
+
+
+def backoff(base: int, attempt: int, limit: int) -> float:
+    """Seconds that a task waits after its failed attempt number `attempt`: base, 2·base, 4·base, … up to `limit`."""
+    return float(min(base * 2 ** min(attempt - 1, 64), limit))
+
+
+def instant(moment: datetime | None) -> float | None:
+    """Return a time of the world as it is stored; it must lie between 1970 and 9999 to be shown again anywhere."""
+    if moment is None:
+        return None
+    if not 0 <= (stored := moment.timestamp()) < LAST_MOMENT:
+        raise InvalidRequest(f"{moment.isoformat()} is not a time between 1970 and 9999")
+    return stored
+
+
+def jitter(lease_id: str, spread: float, crowd: int) -> float:
+    """Spread the requeueing of leases that expire together: not at all for one, over all of `spread` for a crowd.
+
+    Derived from the lease's id, so that rules stay pure.
+    """
+    share = min((crowd - 1) / (CROWD - 1), 1.0)
+    return hashlib.sha256(lease_id.encode()).digest()[0] / 256 * spread * share
+
+
+def prolonged(lease: Lease, silent_since: float, now: float, grace: float) -> float:
+    """Return when a lease ends that no gate could renew for a while: what was left of it then, and `grace`, from now.
+
+    Never more than its own length is left, so a process that dies over this and begins again prolongs it only once.
+    """
+    left = min(lease.expires_at - silent_since, lease.ttl_seconds or lease.expires_at - lease.acquired_at)
+    return max(lease.expires_at, now + left + grace)
+
+
+def alive(lease: Lease | None, now: float, grace: float) -> bool:
+    """Whether a lease still protects its task; it ends at its time, whether or not the sweep has seen it."""
+    return lease is not None and lease.ending == "live" and lease.expires_at + grace > now
+
+
+ENDINGS = {"completed": "completed", "failed": "failed", "canceled": "canceled"}
+
+
+def ended_well(task: Task) -> Ok:
+    """Tell whether a task that succeeded still owes where its result lies, and what discharges that."""
+    return Ok(True, "succeeded", obligation="open", next=LOCATE) if task.owed else Ok(
+        True, "succeeded", obligation="discharged")
+
+
+def lost(lease: Lease | None, holder: Principal, ask: LeaseAsk, now: float, grace: float) -> str | None:
+    """Say why `holder` does not hold the latest lease of a task, or None if it does."""
+    if lease is None:
+        return "unknown"
+    if lease.lease_id != ask.lease_id or ask.fence not in (None, lease.fence):
+        return "superseded" if lease.fence > (ask.fence or 1) else "unknown"
+    if not lease.worker.same(holder) or (
+            lease.worker_instance and holder.instance_id and lease.worker_instance != holder.instance_id):
+        return "unknown"
+    if lease.ending != "live":
+        return ENDINGS.get(lease.ending, "expired")
+    return None if alive(lease, now, grace) else "expired"
+
+
+def speaker(caller: Caller, ask: Ask) -> Principal:
+    """Return who acts: the credential's principal, or the one that an unbound credential lets the request name."""
+    named = read_principal(ask)
+    if named is None:
+        if (instance := read_instance_id(ask)) is None:
+            return caller.principal
+        if not caller.bound:
+            raise InvalidRequest("an instance alone names nobody: say worker_id or principal_id too")
+        return replace(caller.principal, instance_id=instance)
+    if named.kind in ("system", "asyncgate") and ask.acts:
+        raise barred(caller, f"nobody acts as {named.kind} from outside")
+    anybody = caller.unlimited if ask.acts else caller.sees_all
+    if caller.bound and not anybody and not named.same(caller.principal):
+        raise barred(caller, f"this credential belongs to {caller.principal}, not to {named}")
+    return named
+
+
+def barred(caller: Caller, why: str, required_role: str = "admin") -> Forbidden:
+    """Make the refusal of a caller that lacks the right (spec 21.5.3)."""
+    return Forbidden(why, required_role=required_role, your_role=caller.role)
+
+
+def keep_within(caller: Caller, ask: LeaseNext) -> None:
+    """Narrow a claim to what the credential is good for (spec 21.2.2)."""
+    if caller.capabilities is not None:
+        ask.capabilities = (ask.capabilities or frozenset()) & caller.capabilities
+    if caller.task_types is not None:
+        wanted = ask.accept_types or caller.task_types
+        if not (both := wanted & caller.task_types):
+            raise barred(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
+        ask.accept_types = both
+
+
+def creations(ask: CreateTasks) -> Iterator[CreateTask]:
+    """Yield the tasks of a batch, each with the creator of the whole where it names none."""
+    creator, items = read_principal(ask), list[Any](ask.tasks)
+    for item in items:
+        if creator and not isinstance(item, Unreadable) and names_nobody(item):
+            item.created_by = CreatedBy(principal_kind=creator.kind, principal_id=creator.id,  # type: ignore[arg-type]
+                                        instance_id=creator.instance_id)
+        yield item
+
+
+def completions(ask: CompleteTasks) -> Iterator[Complete]:
+    """Yield the completions of a batch, each with the worker of the whole where it names none."""
+    items: list[Any] = ask.tasks
+    for item in items:
+        if not isinstance(item, Unreadable) and item.worker_id is None:
+            item.worker_kind, item.worker_id = ask.worker_kind, ask.worker_id
+            item.worker_instance_id = ask.worker_instance_id
+        yield item
+
+
+def checked(ask: Ask) -> None:
+    """Refuse a request that lacks what it is about."""
+    for name in ask.needed:
+        if not getattr(ask, name):
+            raise InvalidRequest(f"{name} is missing")
+
+
+# WORK #################################################################################################################
+
+
+R = TypeVar("R", bound=Struct)
+
+
+class Work:
+    """The unit of work of one tenant's batch: rows loaded for it, one fixed `now`, and the changes made.
+
+    Every change goes through `_set`, which keeps a journal, and stored Structs are frozen: so an operation that fails
+    takes back its own changes and the rest of the batch never sees them.
+    """
+
+    def __init__(self, tenant_id: str, now: float, ids: Ids, known: Mapping[int, tuple[str, frozenset[str]]]) -> None:
+        self.tenant_id, self.now, self.ids, self.known = tenant_id, now, ids, known
+        # Loaded, and as changed so far:
+        self.tasks: dict[str, Task] = {}
+        self.leases: dict[str, Lease] = {}                              # by task
+        self.holders: dict[str, str] = {}                               # task by live lease id, as far as asked for
+        self.keys: dict[tuple[str, str, str], str] = {}                 # task by creator and idempotency key
+        self.repeats: dict[tuple[str, str, str], tuple[str, ...]] = {}  # tasks by worker and claim_id
+        self.progress: dict[str, Progress] = {}
+        self.ready: defaultdict[int, deque[str]] = defaultdict(deque)   # claimable by lane, best first
+        self.receipts: dict[str, Receipt] = {}
+        self.recorded: dict[tuple[str, str], str] = {}                  # receipt by task and key
+        self.tallies: dict[str, int] = {}                               # receipts by task, as far as asked for
+        self.records: dict[tuple[type[Struct], tuple[str, ...]], Any] = {}
+        # To be saved:
+        self.lanes: dict[int, tuple[str, frozenset[str]]] = {}
+        self.added: dict[str, Task] = {}
+        self.moved: dict[str, Task] = {}
+        self.leased: dict[str, Lease] = {}
+        self.progressed: dict[str, Progress] = {}
+        self.written: dict[str, Receipt] = {}
+        self.posted: dict[str, Outgoing] = {}                           # kept with its receipt, if that is new
+        self.events: dict[str, Event] = {}
+        self.audited: dict[str, Audit] = {}
+        self.opened: dict[str, Principal] = {}                          # whose obligation, by receipt
+        self.closed: dict[str, Principal] = {}
+        self.kept: dict[tuple[type[Struct], tuple[str, ...]], Any] = {}     # None: dropped
+        self.delivered: dict[str, float] = {}
+        self._undo: list[tuple[dict[Any, Any], Any, Any]] = []
+
+    # What a backend calls.
+
+    def load(self, task: Task, lease: Lease | None = None, progress: Progress | None = None) -> None:
+        """Give a task that `Needs` names, with its latest lease and progress."""
+        self.tasks[task.task_id] = task
+        if task.idempotency_key is not None:
+            self.keys[task.owner_kind, task.owner_id, task.idempotency_key] = task.task_id
+        if progress is not None:
+            self.progress[task.task_id] = progress
+        if lease is not None:
+            self.leases[task.task_id] = lease
+            self.holders[lease.lease_id] = task.task_id
+            self._repeat(lease, self.repeats.__setitem__)
+
+    def offer(self, task: Task, progress: Progress | None = None) -> None:
+        """Give a claimable task; the best of a lane first."""
+        if task.task_id not in self.tasks:
+            self.load(task, progress=progress)
+        self.ready[task.lane].append(task.task_id)
+
+    def learn(self, row: Struct) -> None:
+        """Give a record that `Needs` names."""
+        self.records[type(row), key_of(row)] = row
+
+    def give(self, receipt: Receipt) -> None:
+        """Give a receipt that `Needs` names, or one of its children."""
+        self.receipts[receipt.receipt_id] = receipt
+        self.recorded[receipt.task_id, receipt.receipt_key] = receipt.receipt_id
+
+    def about(self, needs: Needs) -> list[str]:
+        """Return the tasks that a batch names, or answers a receipt of."""
+        held = {self.holders[lease_id] for lease_id in needs.leases & self.holders.keys()}
+        return list(needs.tasks | held | {receipt.task_id for receipt in self.receipts.values()} - {""})
+
+    # What the rules read.
+
+    def task(self, task_id: str) -> Task:
+        """Return a task of this tenant."""
+        if (task := self.tasks.get(task_id)) is None:
+            raise TaskNotFound(f"no task {task_id}; list_tasks shows the tasks there are")
+        return task
+
+    def found(self, kind: type[R], *key: str) -> R | None:
+        """Return a record, if there is one."""
+        return self.records.get((kind, key))
+
+    def best(self, ask: LeaseNext) -> Task | None:
+        """Return the claimable task that `ask` should get next."""
+        heads = (self._head(queue) for lane, queue in self.ready.items() if matches(*self.known[lane], ask))
+        return min((head for head in heads if head is not None), key=partial(rank, ask), default=None)
+
+    def _head(self, queue: deque[str]) -> Task | None:
+        while queue and self.tasks[queue[0]].status != "queued":
+            queue.popleft()
+        return self.tasks[queue[0]] if queue else None
+
+    # What the rules change.
+
+    def add(self, task: Task, needed: frozenset[str]) -> None:
+        """Add a new task to its lane."""
+        self._lane(task, needed)
+        if task.idempotency_key is not None:
+            self._set(self.keys, (task.owner_kind, task.owner_id, task.idempotency_key), task.task_id)
+        self._set(self.added, task.task_id, task)
+        self._set(self.tasks, task.task_id, task)
+        self.use(active=task.status not in TERMINAL, terminal=task.status in TERMINAL)
+
+    def move(self, task: Task, step: Step, **changes: Any) -> Task:
+        """Take one step of the state machine; a step that is not in the law is refused."""
+        if task.status not in step.since:
+            needs = " or ".join(sorted(step.since))
+            raise InvalidTransition(f"task {task.task_id} is {task.status}; {step.name} needs it {needs}",
+                                    status=task.status)
+        self.use(active=-(step.to in TERMINAL), terminal=step.to in TERMINAL)
+        return self.change(task, status=step.to, **changes)
+
+    def change(self, task: Task, **changes: Any) -> Task:
+        """Change a task without moving it."""
+        task = replace(task, updated_at=self.now, **changes)
+        if task.status == "queued" and task.lane not in self.known:     # what waits again needs its lane again
+            self._lane(task, needs_of(to_raw(task.requirements)))
+        self._set(self.added if task.task_id in self.added else self.moved, task.task_id, task)
+        self._set(self.tasks, task.task_id, task)
+        return task
+
+    def _lane(self, task: Task, needed: frozenset[str]) -> None:
+        """See that a task's lane is there: an empty one is dropped at any time, but not while this batch is decided."""
+        if task.lane not in self.known and task.lane not in self.lanes:
+            self._set(self.lanes, task.lane, (task.type, needed))
+
+    def hold(self, lease: Lease) -> None:
+        """Store the latest lease of a task, in whatever state."""
+        before = self.leases.get(lease.task_id)
+        self.use(leases=(lease.ending == "live") - (before is not None and before.ending == "live"))
+        self._set(self.leased, lease.task_id, lease)
+        self._set(self.leases, lease.task_id, lease)
+        self._set(self.holders, lease.lease_id, lease.task_id)
+        self._repeat(lease, partial(self._set, self.repeats))
+
+    def _repeat(self, lease: Lease, put: Callable[[tuple[str, str, str], tuple[str, ...]], None]) -> None:
+        if lease.claim_id is not None:
+            key = (lease.worker_kind, lease.worker_id, lease.claim_id)
+            if lease.task_id not in (tasks := self.repeats.get(key, ())):
+                put(key, (*tasks, lease.task_id))
+
+    def note(self, task: Task, progress: str) -> Progress:
+        """Store the progress of a leased task."""
+        old, fence = self.progress.get(task.task_id), self.leases[task.task_id].fence
+        new = Progress(task.task_id, progress, old.sequence + 1 if old else 1, fence, self.now)
+        self._set(self.progress, task.task_id, new)
+        self._set(self.progressed, task.task_id, new)
+        return new
+
+    def record(self, receipt: Receipt) -> Receipt:
+        """Write a receipt once, and open or close the obligations that it stands for."""
+        mine = (receipt.task_id, receipt.receipt_key)
+        if first := self.recorded.get(mine):
+            return self.receipts[first]
+        self._set(self.recorded, mine, receipt.receipt_id)
+        self._set(self.written, receipt.receipt_id, receipt)
+        self._set(self.receipts, receipt.receipt_id, receipt)
+        self.use(receipt_bytes=len(receipt.body.encode()))
+        if receipt.task_id in self.tallies:
+            self._set(self.tallies, receipt.task_id, self.tallies[receipt.task_id] + 1)
+        if receipt.receipt_type in TERMINATES:
+            self._set(self.opened, receipt.receipt_id, receipt.to)
+        return receipt
+
+    def post(self, row: Outgoing, skeleton: bool) -> None:
+        """Put a receipt just written on its way to the ledger; of a skeleton the body goes along."""
+        self._set(self.posted, row.receipt_id, row)
+        if skeleton:
+            self.known_elsewhere(self.written[row.receipt_id])
+
+    def known_elsewhere(self, receipt: Receipt) -> None:
+        """Leave of a receipt just written only the skeleton: the ledger has had it before."""
+        self.use(receipt_bytes=-len(receipt.body.encode()))
+        self._set(self.written, receipt.receipt_id, replace(receipt, body=""))
+
+    def rename(self, receipt_id: str, to: str) -> None:
+        """Store a receipt just written under another id than others know it by."""
+        receipt = replace(self.written.pop(receipt_id), receipt_id=to)
+        self.receipts.pop(receipt_id, None)
+        self._set(self.written, to, receipt)
+        self._set(self.receipts, to, receipt)
+        self._set(self.recorded, (receipt.task_id, receipt.receipt_key), to)
+
+    def close(self, receipt_id: str, to: Principal) -> None:
+        """Close the obligation that `receipt_id` opened in the inbox of `to`."""
+        self._set(self.closed, receipt_id, to)
+
+    def tell(self, task_id: str, event_type: str, **payload: Any) -> None:
+        """Write an event for the task's history."""
+        event = Event(self.new_id(), task_id, event_type, to_canonical(payload).decode(), self.now)
+        self._set(self.events, event.event_id, event)
+
+    def keep(self, row: Struct) -> None:
+        """Store a record, in place of the one with its key."""
+        self._set(self.records, (type(row), key_of(row)), row)
+        self._set(self.kept, (type(row), key_of(row)), row)
+
+    def use(self, active: int = 0, leases: int = 0, receipt_bytes: int = 0, terminal: int = 0) -> None:
+        """Count what the tenant has more or less of, where that is counted."""
+        if (usage := self.found(Usage)) is not None and (active or leases or receipt_bytes or terminal):
+            self.keep(Usage(usage.active + active, usage.leases + leases, usage.receipt_bytes + receipt_bytes,
+                            usage.terminal + terminal))
+
+    def drop(self, kind: type[Struct], *key: str) -> None:
+        """Forget a record."""
+        self._set(self.records, (kind, key), None)
+        self._set(self.kept, (kind, key), None)
+
+    def log(self, line: Audit) -> None:
+        """Add a line to the audit log."""
+        self._set(self.audited, line.audit_id, line)
+
+    def deliver(self, receipt_id: str) -> None:
+        """Stamp a receipt as handed over, for telemetry."""
+        self._set(self.delivered, receipt_id, self.now)
+
+    def new_id(self) -> str:
+        """Return an id younger than all before."""
+        return self.ids.new(self.now, mark_of(self.tenant_id))
+
+    def new_lease_id(self) -> str:
+        """Return an id that nobody can guess."""
+        return self.ids.lease(mark_of(self.tenant_id))
+
+    def _set(self, table: dict[Any, Any], key: Any, value: Any) -> None:
+        self._undo.append((table, key, table.get(key, UNSET)))
+        table[key] = value
+
+    # What the batch calls around each operation.
+
+    @contextlib.contextmanager
+    def part(self) -> Iterator[None]:
+        """Make what happens inside all or nothing."""
+        mark = self.mark()
+        try:
+            yield
+        except BaseException:
+            self.take_back(mark)
+            raise
+
+    def mark(self) -> int:
+        """Return where the journal stands."""
+        return len(self._undo)
+
+    def take_back(self, mark: int) -> None:
+        """Undo what was changed since the journal stood there."""
+        while len(self._undo) > mark:
+            table, key, old = self._undo.pop()
+            table.pop(key, None) if old is UNSET else table.__setitem__(key, old)
+
+
+# ENGINE ###############################################################################################################
+
+
+T = TypeVar("T", bound=Ask)
+Wanted = tuple[str, frozenset[str]]     # the type of a task, and the capabilities that it needs
+MOST_QUEUED, MOST_ENDED = 50, 100       # tasks that one News lists: it must fit into what a database passes on
+E = TypeVar("E", bound="Extension")
+A = TypeVarTuple("A")
+Transact = Callable[[str, Needs, Callable[[Work], None]], Coroutine[Any, Any, None]]
+Instead = Callable[..., Awaitable[Any]]
+
+
+class Extension:
+    """What works beside the rules: an engine calls the methods that a subclass overrides, the others cost nothing.
+
+    What happens inside a batch never awaits, as the rules do not; what happens after its commit must not fail.
+    """
+
+    # Inside a batch.
+
+    def load(self, needs: Needs, caller: Caller, ask: Ask) -> None:
+        """Name what a write needs loaded besides what its operation names."""
+
+    def decided(self, work: Work, ask: Ask, receipts: tuple[Receipt, ...]) -> None:
+        """Add to what an operation has changed, or raise to refuse it; `receipts` are those that it wrote."""
+
+    def task_added(self, work: Work) -> None:
+        """Raise to refuse the task that was just added."""
+
+    def optional_receipt_added(self, work: Work, task_id: str) -> None:
+        """Raise to refuse the receipt that was just written about a task, which can end without it."""
+
+    def why_no_lease(self, work: Work) -> str | None:
+        """Say why the tenant gets no further lease now; None if it may have one."""
+
+    def why_hold(self, work: Work, task: Task) -> str | None:
+        """Say why a task is put on hold when its lease ends; None if it is offered again."""
+
+    def given_up(self, work: Work, task: Task, lease: Lease, reason: str) -> None:
+        """Act on a task whose lease has run out (`lease_expired`), or whose last attempt has failed."""
+
+    # Around a batch.
+
+    def transact(self, transact: Transact) -> Transact:
+        """Return what carries out a batch instead of `transact`, by means of it."""
+        return transact
+
+    # After a commit.
+
+    def committed(self, work: Work) -> None:
+        """Act on a batch of this process that has been committed."""
+
+    def heard(self, news: News) -> None:
+        """Act on a batch that another process has committed."""
+
+    # Around a call.
+
+    def instead(self) -> Mapping[str, Instead]:
+        """Return what carries out operations instead of the engine's own methods, by their names."""
+        return {}
+
+    async def warn(self, caller: Caller) -> list[str]:
+        """Return what a caller should know at the beginning of its session."""
+        return []
+
+    async def still_good(self, caller: Caller) -> None:
+        """Refuse to go on with a call that waited, when its caller would not be admitted any more."""
+
+    async def describe(self, health: Healthy) -> None:
+        """Add to what `health` answers."""
+
+
+class Hooks:
+    """The hooks that the extensions of an engine have, by name."""
+
+    def __init__(self, extensions: tuple[Extension, ...]) -> None:
+        def having(name: str) -> list[Extension]:
+            return [one for one in extensions if getattr(type(one), name) is not getattr(Extension, name)]
+        self.load = tuple(one.load for one in having("load"))
+        self.decided = tuple(one.decided for one in having("decided"))
+        self.task_added = tuple(one.task_added for one in having("task_added"))
+        self.optional_receipt_added = tuple(one.optional_receipt_added for one in having("optional_receipt_added"))
+        self.why_no_lease = tuple(one.why_no_lease for one in having("why_no_lease"))
+        self.why_hold = tuple(one.why_hold for one in having("why_hold"))
+        self.given_up = tuple(one.given_up for one in having("given_up"))
+        self.transact = tuple(one.transact for one in having("transact"))
+        self.committed = tuple(one.committed for one in having("committed"))
+        self.heard = tuple(one.heard for one in having("heard"))
+        self.still_good = tuple(one.still_good for one in having("still_good"))
+        self.warn = tuple(one.warn for one in having("warn"))
+        self.describe = tuple(one.describe for one in having("describe"))
+        self.instead = {name: other for one in having("instead") for name, other in one.instead().items()}
+
+    def around(self, transact: Transact) -> Transact:
+        """Return what carries out a batch; what was added last is outermost."""
+        for wrapped in self.transact:
+            transact = wrapped(transact)
+        return transact
+
+
+def first_answer(hooks: Iterable[Callable[[*A], str | None]], *asked: *A) -> str | None:
+    """Return the first answer that is one."""
+    for hook in hooks:
+        if (answer := hook(*asked)) is not None:
+            return answer
+    return None
+
+
+class Engine:
+    """The operations: a write is a plain function over Work, a read is a coroutine over the backend."""
+
+    def __init__(self, backend: Backend, settings: Settings | None = None,
+                 extensions: Iterable[Extension] = ()) -> None:
+        self.backend, self.settings = backend, settings or Settings()
+        self.lasting = backend if isinstance(backend, LastingBackend) else None
+        self.shared = backend if isinstance(backend, SharedBackend) else None
+        self.instance = self.settings.instance_id or backend.instance
+        self.gate = Principal("asyncgate", self.instance)
+        self.born = time.monotonic()
+        self.batches = Batches(backend, self.settings.batch_size, self._after_commit)
+        self.waiting = Waiting(self)
+        self.polls = Polls(self.settings)
+        self.outcomes: defaultdict[tuple[str, str], set[asyncio.Future[None]]] = defaultdict(set)
+        self.sightings = Sightings()
+        self.extensions: tuple[Extension, ...] = ()
+        self.extend(*extensions)
+
+    def extend(self, *more: Extension) -> None:
+        """Add extensions; their hooks are called behind those of the extensions that are there already."""
+        self._work_with((*self.extensions, *(one for one in more if one not in self.extensions)))
+
+    def withdraw(self, *these: Extension) -> None:
+        """Remove extensions, if they are there."""
+        self._work_with(tuple(one for one in self.extensions if one not in these))
+
+    def _work_with(self, extensions: tuple[Extension, ...]) -> None:
+        self.extensions, self.on = extensions, Hooks(extensions)
+        self.batches.transact = self.on.around(self.backend.transact)
+
+    def extension(self, kind: type[E]) -> E | None:
+        """Return the extension of this kind, if there is one."""
+        return next((one for one in self.extensions if isinstance(one, kind)), None)
+
+    async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
+        """Carry out one operation: the one way in, for every façade and every test (H.9)."""
+        self.admit(op, caller, ask)
+        if not op.open:
+            self._see(caller, ask)
+        if getattr(ask, "wait_seconds", 0) > 0:
+            with self.polls.place(caller.tenant_id, speaker(caller, ask)):
+                return await op.run(self, caller, ask)
+        if (other := self.on.instead.get(op.name)) is not None:
+            return await other(self, caller, ask)
+        if op.direct:
+            return await op.run(self, caller, ask)
+        return await self.write(op.run, op.loads, caller, ask)
+
+    def itself(self, tenant_id: str) -> Caller:
+        """Return the gate itself as a caller, for what it does in a tenant without being asked."""
+        return Caller(tenant_id, self.gate, "system", frozenset())
+
+    async def write(self, run: Callable[..., Any], loads: Loads | None, caller: Caller, ask: Ask) -> Any:
+        """Let a write method join the tenant's next batch; return its reply once it is durable."""
+        decide = partial(self._decide, run) if self.on.decided else partial(run, self)
+        loads = partial(self._load, loads) if self.on.load else loads
+        return await self.batches.join(caller.tenant_id, Job(decide, loads, caller, ask))
+
+    def _load(self, loads: Loads | None, needs: Needs, caller: Caller, ask: Ask) -> None:
+        for load in self.on.load:       # first: what the operation itself needs may be refused
+            load(needs, caller, ask)
+        if loads is not None:
+            loads(needs, caller, ask)
+
+    def _decide(self, run: Callable[..., Any], work: Work, caller: Caller, ask: Ask) -> Any:
+        before = len(work.written)
+        reply = run(self, work, caller, ask)
+        receipts = tuple(islice(work.written.values(), before, None))
+        for decided in self.on.decided:
+            decided(work, ask, receipts)
+        return reply
+
+    def admit(self, op: Operation, caller: Caller, ask: Ask) -> None:
+        """Refuse who may not ask this, by tenant, role and scope; whose a task is only the batch can tell."""
+        self.permit(op, caller)
+        checked(ask)
+        if not op.open and ask.tenant_id is not None:
+            self.at_home(caller, ask.tenant_id)
+
+    def permit(self, op: Operation, caller: Caller) -> None:
+        """Refuse who may not ask such a thing, whatever it is: a façade reads no body for them."""
+        if op.fits(caller):
+            return
+        needed = " or ".join([role for role in op.roles if role != "system"])      # which nobody outside can have
+        if caller.role not in op.roles:
+            raise barred(caller, f"a credential with the role {caller.role} cannot {op.name}", needed)
+        raise barred(caller, f"{op.name} needs the scope {' or '.join(sorted(op.scopes))}", needed)
+
+    def at_home(self, caller: Caller, tenant_id: str) -> None:
+        """Tolerate a tenant that a request names when it is the credential's own, refuse any other (21.3.1)."""
+        own = {caller.tenant_id, "default" if caller.tenant_id == self.settings.default_tenant_id else ""}
+        if caller is not NOBODY and tenant_id not in own:
+            raise TenantMismatch("this credential belongs to another tenant than the request says")
+
+    def _see(self, caller: Caller, ask: Ask) -> None:
+        """Note who was here, and not whom it asks about; upkeep writes it down once a minute."""
+        who = speaker(caller, ask)
+        who = caller.principal if caller.bound and not who.same(caller.principal) else who
+        self.sightings.note(caller.tenant_id, who, self.backend.now())
+
+    # Creating and watching tasks.
+
+    def create_task(self, work: Work, caller: Caller, ask: CreateTask) -> Created:
+        """Queue one task for any worker that has the capabilities it requires.
+
+        The same idempotency key from the same creator again returns the first task and writes nothing.  Next:
+        get_task with wait_seconds, or list_open_obligations later.  One transaction.  Spec 6.1, 14.1, PH.6.
+        """
+        task, needed, contract = self._draft(work, caller, speaker(caller, ask), ask)
+        key = (task.owner_kind, task.owner_id, ask.idempotency_key or "")
+        if ask.idempotency_key is not None and (first := work.keys.get(key)):
+            return self._first(work.tasks[first], task)
+        duty = self.write_receipt(work, EMISSION["create"], task, contract)
+        work.add(replace(task, duty=duty.receipt_id), needed)
+        self._limit_kinds(work)
+        for task_added in self.on.task_added:
+            task_added(work)
+        return Created(task.task_id, "queued")
+
+    def _limit_kinds(self, work: Work) -> None:
+        """Refuse a new task of one kind too many; what is there can be finished."""
+        if work.lanes and 0 < self.settings.max_lanes < len(work.known) + len(work.lanes):
+            raise QuotaExceeded(f"tasks of {self.settings.max_lanes} kinds wait already, which is all there may be: a "
+                                "kind is a type and the capabilities it requires", quota="kinds",
+                                limit=self.settings.max_lanes, retry_after=60)
+
+    @contextlib.contextmanager
+    def optional_receipt(self, work: Work, task_id: str) -> Iterator[None]:
+        """Let extensions refuse the receipts that are written inside: their task can end without them (21.6.3)."""
+        before = len(work.written)
+        yield
+        if len(work.written) > before:
+            for optional_receipt_added in self.on.optional_receipt_added:
+                optional_receipt_added(work, task_id)
+
+    def _first(self, task: Task, again: Task) -> Created:
+        differs = task.fingerprint != again.fingerprint
+        if differs and self.settings.idempotency_mismatch == "refuse":
+            raise IdempotencyConflict(f"this idempotency key made task {task.task_id} from another body",
+                                      task_id=task.task_id)
+        return Created(task.task_id, task.status, payload_differs=differs)
+
+    def _draft(self, work: Work, caller: Caller, creator: Principal,
+               ask: CreateTask) -> tuple[Task, frozenset[str], dict[str, Any]]:
+        """Make a task of its contract, and the body of the receipt that states it."""
+        limits, payload = self.settings, bytes(ask.payload) or b"null"
+        check_size(payload, limits.max_payload_bytes, "payload")
+        value, needed = parse_json(payload, "payload"), needs_of(ask.requirements)
+        if caller.task_types is not None and not find_ordered_types(ask.type, value) <= caller.task_types:
+            raise barred(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
+        if not bytes(ask.payload) and ask.payload_pointer is None:
+            raise InvalidRequest("create_task needs payload or payload_pointer; who needs neither says payload: null")
+        terms = {name: held for name in Terms.__struct_fields__ if (held := getattr(ask, name)) is not None}
+        session = {"principal_instance_id": creator.instance_id} if creator.instance_id else {}
+        delay, deadline = ask.delay_seconds or 0.0, instant(ask.timeouts.deadline if ask.timeouts else None)
+        task = Task(
+            task_id=work.new_id(), lane=lane_of(ask.type, needed), type=ask.type, payload=payload.decode(),
+            payload_pointer=ask.payload_pointer, requirements=bytes(ask.requirements).decode(),
+            terms=to_canonical({**terms, **session}).decode(), owner_kind=creator.kind, owner_id=creator.id,
+            principal_ai=ask.principal_ai or creator.id,
+            priority=limits.default_priority if ask.priority is None else ask.priority,
+            max_attempts=ask.max_attempts or limits.default_max_attempts,
+            retry_backoff_seconds=(limits.default_retry_backoff_seconds if ask.retry_backoff_seconds is None
+                                   else ask.retry_backoff_seconds),
+            max_expiries=limits.max_expiries if ask.max_expiries is None else ask.max_expiries,
+            created_at=work.now, duty="", idempotency_key=ask.idempotency_key, fingerprint=None,
+            asyncgate_instance=self.instance, updated_at=work.now,
+            next_eligible_at=work.now + delay if delay > 0 else None,
+            deadline_at=deadline)
+        digest = hashlib.sha256(to_canonical(value)).hexdigest()
+        wanted = parse_json(bytes(ask.requirements), "requirements")
+        contract = {**terms, "type": task.type, "requirements": wanted, "payload_pointer": task.payload_pointer,
+                    "payload_sha256": digest, "payload_bytes": len(payload)}
+        if ask.idempotency_key is not None:
+            told = {**contract, "payload_bytes": 0, "requirements": wanted or None}     # white space is no difference
+            task = replace(task, fingerprint=sha256(told, task.principal_ai, task.priority, task.max_attempts,
+                                                    task.retry_backoff_seconds, task.max_expiries, delay))
+        return task, needed, {**contract, **session}
+
+    def create_tasks(self, work: Work, caller: Caller, ask: CreateTasks) -> Items:
+        """Queue up to 500 tasks; each is created or refused by itself, and the answer says which.
+
+        One transaction: when the call answers, every task without an error is durable.
+        """
+        def create(item: CreateTask) -> Item:
+            made = self.create_task(work, caller, item)
+            return Item(made.task_id, made.status, made.payload_differs)
+        return Items([self._each(work, caller, create, item) for item in creations(ask)])
+
+    def _each(self, work: Work, caller: Caller, run: Callable[[T], Item], item: T) -> Item:
+        """Carry out one item of a batch by itself; its refusal is its answer."""
+        try:
+            with work.part():
+                if isinstance(item, Unreadable):
+                    raise item.problem
+                checked(item)
+                self.at_home(caller, item.tenant_id or caller.tenant_id)
+                return run(item)
+        except GateError as no:
+            return Item(task_id=getattr(item, "task_id", None),
+                        error=msgspec.convert(no.body(), Problem))
+
+    async def run_task(self, caller: Caller, ask: RunTask) -> TaskRecord:
+        """Queue one task and wait up to wait_seconds (30 at most) for its outcome.
+
+        The answer is the task's record; when its status is not terminal yet, go on with get_task.
+        """
+        made = await self.write(Engine.create_task, its_key, caller, ask)
+        return await self.get_task(caller, GetTask(task_id=made.task_id, wait_seconds=ask.wait_seconds))
+
+    async def get_task(self, caller: Caller, ask: GetTask) -> TaskRecord:
+        """Return the full record of a task, with its result or error once it has ended.
+
+        With wait_seconds the answer comes when the task ends, or when the time is over, whichever is first.
+        """
+        until = self._until(ask.wait_seconds)
+        while True:
+            with self._outcome((caller.tenant_id, ask.task_id)) as ended:   # before reading, or it might be missed
+                found = await self._readable(caller, ask.task_id)
+                if found[0].status in TERMINAL or self.waiting.closed or not await self.called(ended, until):
+                    return show_task(caller.tenant_id, *found)
+                await self.still_good(caller)
+
+    @contextlib.contextmanager
+    def _outcome(self, key: tuple[str, str]) -> Iterator[asyncio.Future[None]]:
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.outcomes[key].add(ended)
+        try:
+            yield ended
+        finally:
+            self.outcomes[key].discard(ended)
+            if not self.outcomes[key]:
+                del self.outcomes[key]
+
+    def is_alone(self) -> bool:
+        """Whether no other process is known to use the database."""
+        return self.shared is None or self.shared.is_alone()
+
+    async def leads(self, job: str) -> bool:
+        """Whether this process is the one, of all that share the database, that does a job."""
+        return self.shared is None or await self.shared.lead(job)
+
+    async def still_good(self, caller: Caller) -> None:
+        """Refuse a caller that would not be admitted any more; asked when a call that waited goes on."""
+        for still_good in self.on.still_good:
+            await still_good(caller)
+
+    async def called(self, call: asyncio.Future[None], until: float) -> bool:
+        """Wait to be called until a time of the loop's clock; tell whether to look again before that time is over.
+
+        News of other processes may be lost, so beside others everybody looks now and then without being called.
+        """
+        poll = asyncio.get_running_loop().time() + self.settings.database.poll_seconds
+        if self.is_alone() or until <= poll:
+            return await waited(call, until)
+        await waited(call, poll)
+        return True
+
+    def _until(self, wait_seconds: float) -> float:
+        return asyncio.get_running_loop().time() + min(wait_seconds, self.settings.max_wait_seconds)
+
+    async def _readable(self, caller: Caller, task_id: str) -> tuple[Task, Lease | None, Progress | None]:
+        """Return a task that the caller may read: its own, the one it holds or held, or any for an admin."""
+        if (found := await self.backend.task(caller.tenant_id, task_id)) is None:
+            raise no_task(task_id)
+        task, lease, _ = found
+        if not (caller.sees_all or task.owner.same(caller.principal) or (
+                lease is not None and lease.worker.same(caller.principal))):
+            raise barred(caller, f"task {task_id} belongs to another principal")
+        return found
+
+    async def list_tasks(self, caller: Caller, ask: ListTasks) -> Tasks:
+        """List tasks, newest first: an agent's own, or any in the tenant for an admin."""
+        owner = make_filter("created_by_kind", ask.created_by_kind, "created_by", ask.created_by) or read_principal(ask)
+        if not caller.sees_all:
+            owner = self._self_only(caller, owner)
+        limit, mark = self.limit(ask.limit), ("tasks", owner, ask.status, ask.type)
+        before = self.position(caller, ask.cursor, *mark)
+        rows = await self.backend.page(caller.tenant_id, TaskFilter(owner, ask.status, ask.type, before, limit + 1))
+        ends = self.onward(caller, [task.task_id for task, *_ in rows], limit, ask.cursor, *mark)
+        return Tasks([show_task(caller.tenant_id, *row) for row in rows[:limit]], *ends)
+
+    def _self_only(self, caller: Caller, named: Principal | None) -> Principal:
+        if not wanted_is(named, caller.principal):
+            raise barred(caller, f"this credential sees what belongs to {caller.principal} only")
+        return caller.principal
+
+    async def get_task_history(self, caller: Caller, ask: GetTaskHistory) -> History:
+        """Return what happened to a task, oldest first: its receipts, and the events that have none."""
+        await self._readable(caller, ask.task_id)
+        tenant, limit, mark = caller.tenant_id, self.limit(ask.limit), ("history", ask.task_id)
+        place = self.position(caller, ask.cursor, *mark) or ""
+        told, _, noted = place.partition(" ")       # a place in each: a receipt may become visible after an event
+        receipts = await self.backend.page(tenant, ReceiptFilter(None, ask.task_id, None, told, limit + 1))
+        events = [HistoryEvent(r.receipt_id, r.receipt_type, to_utc(r.created_at), receipt=show_receipt(tenant, r))
+                  for r in receipts]
+        events += [HistoryEvent(e.event_id, e.event_type, to_utc(e.created_at), to_raw(e.payload))
+                   for e in await self.backend.page(tenant, EventFilter(ask.task_id, noted or told, limit + 1))]
+        events.sort(key=lambda event: event.event_id)
+        for event in events[:limit]:
+            told, noted = (event.event_id, noted or told) if event.receipt else (told, event.event_id)
+        cursor = self.cursor(caller, f"{told} {noted}", *mark) if events else ask.cursor
+        return History(ask.task_id, events[:limit], cursor if len(events) > limit else None, cursor)
+
+    def cancel_task(self, work: Work, caller: Caller, ask: CancelTask) -> Ok:
+        """Cancel a task; its worker learns it from its next call.
+
+        A task that has ended already stays as it is: the answer is `ok: false` with its status.
+        """
+        task, by = self._own(work, caller, ask), speaker(caller, ask)
+        if task.status in TERMINAL:
+            return Ok(False, task.status)
+        if (lease := work.leases.get(task.task_id)) and lease.ending == "live":
+            work.hold(replace(lease, ending="canceled"))
+        body = {"canceled_by": {"kind": by.kind, "id": by.id}, "reason": ask.reason}
+        task = self._discharge(work, work.move(task, CANCEL, completed_at=work.now, held=None))
+        self.announce_end(work, task, self.write_receipt(work, EMISSION["cancel"], task, body, by=by), body)
+        return Ok(True, "canceled")
+
+    def _own(self, work: Work, caller: Caller, ask: TaskAsk) -> Task:
+        task = work.task(ask.task_id)
+        if not caller.unlimited and not task.owner.same(speaker(caller, ask)):
+            raise barred(caller, f"task {task.task_id} belongs to another principal")
+        return task
+
+    def release_hold(self, work: Work, caller: Caller, ask: ReleaseHold) -> Ok:
+        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew.
+
+        A task that has ended stays as it is: the answer is `ok: false` with its status.
+        """
+        task = self._own(work, caller, ask)
+        if task.status in TERMINAL:
+            return Ok(False, task.status)
+        if task.held is not None:
+            work.tell(task.task_id, "task.hold_released", held=task.held, expiries=task.expiries)
+            task = work.change(task, held=None, expiries=0, lost_to="[]", next_eligible_at=None)
+        return Ok(True, task.status)
+
+    def attach_artifacts(self, work: Work, caller: Caller, ask: AttachArtifacts) -> Ok:
+        """Say where the result of a succeeded task lies, which discharges its obligation (PH.3).
+
+        For the owner, the worker that completed it, or an admin.  Writes nothing when nothing is owed any more.
+        """
+        task, by = work.task(ask.task_id), speaker(caller, ask)
+        lease = work.leases.get(task.task_id)
+        if not caller.unlimited and not task.owner.same(by) and not (lease and lease.worker.same(by)):
+            raise barred(caller, f"task {task.task_id} belongs to another principal")
+        if task.status != "succeeded":
+            raise InvalidTransition(f"task {task.task_id} is {task.status}; artifacts are attached to a succeeded one",
+                                    status=task.status)
+        if not (located := self._where(ask.artifacts, ask.delivery_proof)):
+            raise NotLocatable("attach_artifacts needs artifacts, or a delivery_proof that does not say failed (PH.3)")
+        if task.owed:
+            self._locate(work, task, lease, by, located)
+        return ended_well(work.task(ask.task_id))
+
+    # Leasing tasks and working on them.
+
+    async def lease_next(self, caller: Caller, ask: LeaseNext) -> Offers:
+        """Lease the next tasks that this worker can do: highest priority first, then oldest.
+
+        Always answers with a list, empty when there is nothing; wait_seconds keeps the call open until work arrives.
+        A lease runs out after lease_ttl_seconds: renew it every renew_every_seconds, then complete, fail or release it.
+        Each lease is exclusive and atomic.  Spec 6.2, 18.8.
+        """
+        ask.max_tasks = min(ask.max_tasks or 1, self.settings.max_claim_tasks)
+        keep_within(caller, ask)
+        if ask.wait_seconds <= 0:
+            return await self.write(Engine._claim, its_claim, caller, ask)  # type: ignore[no-any-return]
+        until = self._until(ask.wait_seconds)
+        with self.waiting.place(caller.tenant_id, ask) as place:
+            while True:     # the place is taken before the claim, or a task created in between would be missed
+                offers: Offers = await self.write(Engine._claim, its_claim, caller, ask)
+                if offers.tasks or self.waiting.closed or not await place.called(until):
+                    return offers
+                await self.still_good(caller)
+
+    def _claim(self, work: Work, caller: Caller, ask: LeaseNext) -> Offers:
+        worker = speaker(caller, ask)
+        if ask.worker_id is None and not caller.bound:
+            raise InvalidRequest("lease_next needs worker_id: a name for the worker that stays across its restarts")
+        if ask.claim_id is not None and (again := self._again(work, worker, ask)):
+            return Offers(again)
+        offers, full = list[Offer](), first_answer(self.on.why_no_lease, work)
+        while len(offers) < (ask.max_tasks or 1) and full is None and (task := work.best(ask)):
+            offers.append(self._lease(work, worker, ask, task))
+            full = first_answer(self.on.why_no_lease, work)
+        return Offers(offers, UNSET if full is None or len(offers) == ask.max_tasks else [full])
+
+    def _again(self, work: Work, worker: Principal, ask: LeaseNext) -> list[Offer]:
+        """Return the offers of an earlier claim whose reply was lost on the wire, as far as they live."""
+        found = work.repeats.get((worker.kind, worker.id, ask.claim_id or ""), ())
+        live = [work.tasks[task_id] for task_id in found
+                if alive(work.leases[task_id], work.now, self.settings.lease_grace_seconds)]
+        return [self._offered(work, work.leases[task.task_id]) for task in sorted(live, key=partial(rank, ask))]
+
+    def _lease(self, work: Work, worker: Principal, ask: LeaseNext, task: Task) -> Offer:
+        timeouts = decode_terms(task.terms).timeouts
+        wished = ask.lease_ttl_seconds or (timeouts.lease_ttl_seconds if timeouts else None)
+        task, lease_id = work.move(task, CLAIM, fence=task.fence + 1), work.new_lease_id()
+        body = {"worker_capabilities": sorted(ask.capabilities or ()), "attempt": task.attempt, "fence": task.fence}
+        accepted = self.write_receipt(work, EMISSION["claim"], task, body, by=worker, lease_id=lease_id)
+        ttl = min(wished or self.settings.default_lease_ttl_seconds, self.settings.max_lease_ttl_seconds)
+        lease = Lease(task.task_id, lease_id, worker.kind, worker.id, worker.instance_id, task.fence, work.now,
+                      self._until_when(work.now, work.now, ttl), 0, accepted.receipt_id, ask.claim_id, ttl_seconds=ttl)
+        work.hold(lease)
+        return self._offered(work, lease)
+
+    def _offered(self, work: Work, lease: Lease) -> Offer:
+        return show_offer(work.tenant_id, work.tasks[lease.task_id], lease, work.progress.get(lease.task_id), work.now)
+
+    def renew_lease(self, work: Work, caller: Caller, ask: RenewLease) -> Renewed:
+        """Keep a lease that is still alive; it runs extend_by_seconds from now, or as long as it was granted for.
+
+        A renewal never shortens a lease: release_lease gives it back.  A lease that has run out cannot be renewed, even
+        before the sweep has seen it (H.4).
+        """
+        if not (task_id := ask.task_id or work.holders.get(ask.lease_id, "")):
+            raise LeaseInvalid(f"no live lease {ask.lease_id}; drop the work, lease_next gives more", reason="unknown")
+        ask = replace(ask, task_id=task_id)     # a copy: the ask may be decided once more
+        task, lease = self.require_lease(work, caller, ask)
+        self._may_renew(work, lease)
+        until = self._until_when(lease.acquired_at, work.now, ask.extend_by_seconds or lease.ttl_seconds)
+        until = max(until, lease.expires_at)
+        lease = replace(lease, expires_at=until, renewals=lease.renewals + 1)
+        work.hold(lease)
+        if lease.renewals == STUCK_RENEWALS + 1:
+            noted = work.progress.get(task.task_id)
+            self._anomaly(work, task, "lease_renewed_often", lease=lease, renewals=lease.renewals,
+                          progress_reported=bool(noted and noted.fence == lease.fence),
+                          recommended_action="ask the worker for progress, or cancel the task")
+        return Renewed(to_utc(until), (until - work.now) / 3)
+
+    def _may_renew(self, work: Work, lease: Lease) -> None:
+        often, long = self.settings.max_lease_renewals, self.settings.max_lease_lifetime_seconds
+        if often and lease.renewals >= often:
+            raise LeaseRenewalLimit(f"lease {lease.lease_id} was renewed {often} times, which is all it may be")
+        if long and lease.expires_at >= lease.acquired_at + long:
+            raise LeaseLifetimeLimit(f"lease {lease.lease_id} lives {long} seconds already, which is all it may")
+
+    def release_lease(self, work: Work, caller: Caller, ask: ReleaseLease) -> Released:
+        """Give a task back unfinished: it is offered again at once and costs neither attempt nor expiry."""
+        if self._repeated(work, caller, ask, "released") or self._told(work, caller, ask, EXPIRED):
+            return Released(True, "queued", True)
+        task, lease = self.require_lease(work, caller, ask)
+        work.hold(replace(lease, ending="released"))
+        task = work.move(task, EXPIRE, next_eligible_at=None, started_at=None,
+                         held=first_answer(self.on.why_hold, work, task))
+        body = self._expiry(task, lease, "released")
+        self.write_receipt(work, EMISSION["expire"], task, body, lease=lease, mark="released")
+        self._tell_held(work, task, lease)
+        return Released(True, "queued", True)
+
+    async def list_leases(self, caller: Caller, ask: ListLeases) -> Leases:
+        """List the live leases of a worker, so that it can go on after a restart.
+
+        The history of each notes once that this instance has resumed it, unless resume is false.
+        """
+        worker, grace = self.about(caller, ask, "worker_id"), self.settings.lease_grace_seconds
+        now = self.backend.now()
+        rows = await self.backend.page(caller.tenant_id, LeaseFilter(worker))
+        mine = ask.resume and (not caller.bound or worker.same(caller.principal))
+        told = worker.instance_id or ""
+        # In the order of their tasks: leases of one moment come in any order, and the history shall not depend on it.
+        if fresh := sorted(lease.task_id for _, lease in rows if mine and lease.resumed_by != told
+                           and lease.resumptions < MOST_RESUMED and alive(lease, now, grace)):
+            await self.write(Engine._resume, its_tasks, caller, Resumed(tasks=fresh, worker=worker))
+        return Leases([show_lease(task, lease, now) for task, lease in rows if alive(lease, now, grace)])
+
+    def _resume(self, work: Work, caller: Caller, ask: Resumed) -> None:
+        for task_id in ask.tasks:
+            lease = work.leases.get(task_id)
+            if lost(lease, ask.worker, LeaseAsk(lease_id=lease.lease_id if lease else ""), work.now,
+                    self.settings.lease_grace_seconds) is None and lease is not None:
+                self._taken_up(work, lease, ask.worker)
+
+    def _taken_up(self, work: Work, lease: Lease, worker: Principal) -> Lease:
+        """Note for the history that a worker goes on under its lease after a crash, perhaps as another process."""
+        told = worker.instance_id or ""
+        if lease.resumed_by == told or lease.resumptions >= MOST_RESUMED:
+            return lease
+        work.hold(lease := replace(lease, resumed_by=told, resumptions=lease.resumptions + 1))
+        work.tell(lease.task_id, "lease.resumed", lease_id=lease.lease_id, fence=lease.fence, worker_kind=worker.kind,
+                  worker_id=worker.id, worker_instance_id=worker.instance_id)
+        return lease
+
+    def start_task(self, work: Work, caller: Caller, ask: StartTask) -> Ok:
+        """Say that work on a leased task has begun; optional."""
+        task, _ = self.require_lease(work, caller, ask)
+        task = self._start(work, task)
+        return Ok(True, "running", to_utc_or_none(task.started_at))
+
+    def _start(self, work: Work, task: Task) -> Task:
+        if task.status == "running":
+            return task
+        work.tell(task.task_id, "task.started", fence=work.leases[task.task_id].fence)
+        return work.move(task, START, started_at=work.now)
+
+    def report_progress(self, work: Work, caller: Caller, ask: ReportProgress) -> Ok:
+        """Report progress; if this worker is lost, the next one is handed it as a checkpoint."""
+        check_size(bytes(ask.progress), self.settings.max_progress_bytes, "progress")
+        told = parse_json(bytes(ask.progress), "progress")
+        task, lease = self.require_lease(work, caller, ask)
+        self._start(work, task)
+        noted = work.note(task, bytes(ask.progress).decode())
+        if self.settings.progress_receipts:
+            with self.optional_receipt(work, task.task_id):
+                self.write_receipt(work, PROGRESSED, task, {"progress": told, "sequence": noted.sequence},
+                                   by=lease.worker, lease=lease, mark=str(noted.sequence))
+        return Ok(True, "running")
+
+    def complete(self, work: Work, caller: Caller, ask: Complete) -> Ok:
+        """End a task well, with its result and where it can be found.
+
+        Give artifacts or delivery_proof (or create the task with result_delivery: inline): without them the task
+        succeeds but its obligation stays open, and strict gates refuse.  The same call again returns the same answer.
+        """
+        located, body = self._result(ask)
+        if lease := self._repeated(work, caller, ask, "completed"):
+            if located and (task := work.task(ask.task_id)).owed:
+                self._locate(work, task, lease, lease.worker, located)
+            return ended_well(work.task(ask.task_id))
+        task, lease = self.require_lease(work, caller, ask)
+        located = located or self._inline(task, ask)
+        if not located and self.settings.locatability == "strict":
+            raise NotLocatable(f"task {task.task_id} needs artifacts, or a delivery_proof that does not say failed, to "
+                               "succeed (PH.3); the lease lives on, complete it again with them")
+        where = located.get("artifacts")
+        work.hold(replace(lease, ending="completed"))
+        task = work.move(task, SUCCEED, completed_at=work.now, outcome=bytes(ask.result).decode(), held=None,
+                         artifacts=to_canonical(where).decode() if where else None)
+        task = self._discharge(work, task) if located else task
+        ended = self.write_receipt(work, EMISSION["succeed"], task, {**body, **located}, by=lease.worker, lease=lease,
+                                   parents=(task.duty,) if located else (), mark="located" if located else "")
+        self.announce_end(work, task, ended, {"result": body, **located})
+        if not located:     # PH.3.3: the success stands, but it discharges nothing
+            self._anomaly(work, task, "success_without_locatability", lease=lease, recommended_action=LOCATE,
+                          worker_id=lease.worker_id, receipt_id=ended.receipt_id, obligation_receipt_id=task.duty,
+                          result_delivery=decode_terms(task.terms).result_delivery)
+        return ended_well(task)
+
+    def _result(self, ask: Complete) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return where the result is, and what the receipt says of it."""
+        result = bytes(ask.result)
+        check_size(result, self.settings.max_result_bytes, "result")
+        value = parse_json(result, "result")
+        told = value.get("summary") if isinstance(value, dict) else None
+        summary = ask.result_summary or (told[:1000] if isinstance(told, str) else None)
+        located, proof = self._where(ask.artifacts, ask.delivery_proof), ask.delivery_proof or None
+        body = {"result_summary": summary, "completion_metadata": ask.completion_metadata, "delivery_proof": proof,
+                **self._enclosed("result", value, result, ask.task_id)}
+        return located, body
+
+    def _where(self, artifacts: Any, proof: dict[str, Any] | None) -> dict[str, Any]:
+        """Return what locates a result (PH.3); that its delivery failed does not."""
+        located = {"artifacts": self.artifacts_of(artifacts), "delivery_proof": proof if is_proof(proof) else None}
+        return {name: said for name, said in located.items() if said}
+
+    def artifacts_of(self, artifacts: Any) -> list[Any]:
+        """Return the artifacts that a request names; raises TooManyArtifacts."""
+        found, most = read_artifacts(artifacts), self.settings.receipts.max_artifacts
+        if len(found) > most:
+            raise TooManyArtifacts(f"{len(found)} artifacts; a receipt carries {most} at most (PH.5)")
+        return found
+
+    def _enclosed(self, name: str, value: Any, text: bytes, task_id: str) -> dict[str, Any]:
+        """Enclose a small result in a receipt; of a large one enclose its hash, size and how to fetch it."""
+        if value is None:
+            return {}
+        if len(text) <= self.settings.inline_result_bytes:
+            return {f"{name}_payload" if name == "result" else name: value}
+        return {f"{name}_sha256": hashlib.sha256(to_canonical(value)).hexdigest(), f"{name}_bytes": len(text),
+                "how_to_retrieve": {"operation": "get_task", "task_id": task_id}}
+
+    def _inline(self, task: Task, ask: Complete) -> dict[str, Any]:
+        """PH.3 way out (c): the creator asked for the result in the task record, and there it is."""
+        if decode_terms(task.terms).result_delivery != "inline" or _any(ask.result) in (None, "", [], {}):
+            return {}
+        return {"artifacts": [{"type": "asyncgate", "uri": f"asyncgate://{self.instance}/tasks/{task.task_id}/result"}]}
+
+    def _locate(self, work: Work, task: Task, lease: Lease | None, by: Principal, located: dict[str, Any]) -> None:
+        """Discharge the duty of a task that succeeded without telling where (PH.3 ways out a and b)."""
+        where = located.get("artifacts")
+        task = self._discharge(work, work.change(task, artifacts=to_canonical(where).decode() if where else None))
+        ended = self.write_receipt(work, COMPLETED, task, located, by=by, lease=lease, mark="located")
+        self.announce_end(work, task, ended, located)
+
+    def complete_tasks(self, work: Work, caller: Caller, ask: CompleteTasks) -> Items:
+        """End up to 500 tasks well; each is completed or refused by itself, and the answer says which."""
+        def end(item: Complete) -> Item:
+            done = self.complete(work, caller, item)
+            return Item(item.task_id, done.status, obligation=done.obligation, next=done.next)
+        return Items([self._each(work, caller, end, item) for item in completions(ask)])
+
+    def fail(self, work: Work, caller: Caller, ask: Fail) -> Released:
+        """End an attempt badly: the task waits and is offered again if retryable and attempts remain, else it failed.
+
+        The first retry waits retry_backoff_seconds, each further one twice as long, up to 15 minutes.
+        """
+        error = bytes(ask.error)
+        check_size(error, self.settings.max_result_bytes, "error")
+        value = parse_json(error, "error")
+        if self._repeated(work, caller, ask, "failed"):
+            task = work.task(ask.task_id)
+            if task.status == "failed":
+                return Released(True, "failed", False)
+            return Released(True, "queued", True, to_utc_or_none(task.next_eligible_at))
+        if self._told(work, caller, ask, FAILED):   # and leased again since, so it was requeued
+            return Released(True, "queued", True)
+        task, lease = self.require_lease(work, caller, ask)
+        again = bool(ask.retryable) and task.attempt + 1 < task.max_attempts
+        body = {**self._enclosed("error", value, error, task.task_id), "attempt": task.attempt, "requeued": again,
+                "retry_recommended": bool(ask.retryable), "retry_after_seconds": ask.retry_after_seconds}
+        work.hold(replace(lease, ending="failed"))
+        if again:
+            return self._retry(work, task, lease, ask.retry_after_seconds, body)
+        task = work.move(task, FAIL, completed_at=work.now, outcome=error.decode())
+        if ask.retryable:       # before the end: a ledger that keeps custody hands nothing on that is closed
+            self._give_up(work, task, lease, "max_retries_exceeded")
+        task = self._discharge(work, task)
+        ended = self.write_receipt(work, EMISSION["fail"], task, body, by=lease.worker, lease=lease)
+        self.announce_end(work, task, ended, self._enclosed("error", value, error, task.task_id))
+        return Released(True, "failed", False)
+
+    def _retry(self, work: Work, task: Task, lease: Lease, wished: float | None, body: dict[str, Any]) -> Released:
+        attempt, most = task.attempt + 1, self.settings.max_retry_backoff_seconds
+        pause = backoff(task.retry_backoff_seconds, attempt, most) if wished is None else min(wished, float(most))
+        task = work.move(task, RETRY, attempt=attempt, next_eligible_at=work.now + pause, started_at=None,
+                         held=first_answer(self.on.why_hold, work, task))
+        self.write_receipt(work, EMISSION["retry"], task, body, by=lease.worker, lease=lease)
+        self._tell_held(work, task, lease)
+        return Released(True, "queued", True, to_utc(work.now + pause))
+
+    # Who holds a lease, and how its end is told.
+
+    def require_lease(self, work: Work, caller: Caller, ask: LeaseAsk) -> tuple[Task, Lease]:
+        """Return the task and its lease if the caller holds it, inside the transaction (spec 4.2)."""
+        task, lease = work.task(ask.task_id), work.leases.get(ask.task_id)
+        holder = self._holder(caller, ask, lease)
+        if reason := lost(lease, holder, ask, work.now, self.settings.lease_grace_seconds):
+            # How the task is doing is for those who had this lease, or own the task.
+            had = lease is not None and lease.lease_id == ask.lease_id and lease.worker.same(holder)
+            had = had or self._accepted(work, ask, holder)
+            more = {"status": task.status} if had or caller.unlimited or task.owner.same(caller.principal) else {}
+            raise LeaseInvalid(f"task {task.task_id} is not leased to this worker under {ask.lease_id} ({reason}); "
+                               "drop the work, lease_next gives more", reason=reason, **more)
+        assert lease is not None
+        if holder.instance_id and lease.worker_instance is None:    # it was granted to a process that gave no name
+            lease = self._taken_up(work, lease, holder)
+        return task, lease
+
+    def _holder(self, caller: Caller, ask: LeaseAsk, lease: Lease | None) -> Principal:
+        """Return the worker that asks; a heartbeat that names the lease only speaks for its holder."""
+        if ask.worker_id is None and not caller.bound and isinstance(ask, RenewLease) and lease is not None:
+            return lease.worker
+        return speaker(caller, ask)
+
+    def _repeated(self, work: Work, caller: Caller, ask: LeaseAsk, ending: str) -> Lease | None:
+        """Return the lease if it ended by this very verb of this very worker: then the first outcome stands (H.3)."""
+        work.task(ask.task_id)
+        lease = work.leases.get(ask.task_id)
+        again = lease is not None and (lease.lease_id, lease.ending) == (ask.lease_id, ending)
+        return lease if lease and again and lease.worker.same(self._holder(caller, ask, lease)) else None
+
+    def _told(self, work: Work, caller: Caller, ask: LeaseAsk, contract: Contract) -> bool:
+        """Whether the end of an earlier lease of this worker has its receipt; the lease itself is overwritten."""
+        lease = work.leases.get(ask.task_id)
+        if lease is None or lease.lease_id == ask.lease_id:
+            return False
+        return self._accepted(work, ask, speaker(caller, ask)) and any(
+            one.receipt_type == contract.type and self._by_worker(one) for one in self._under(work, ask))
+
+    def _accepted(self, work: Work, ask: LeaseAsk, worker: Principal) -> bool:
+        """Whether a worker has had a lease; known where the receipts under the lease are loaded (its_end)."""
+        return any(one.receipt_type == ACCEPTED.type and one.sender.same(worker) for one in self._under(work, ask))
+
+    def _under(self, work: Work, ask: LeaseAsk) -> list[Receipt]:
+        return [one for one in work.receipts.values() if (one.task_id, one.lease_id) == (ask.task_id, ask.lease_id)]
+
+    def _by_worker(self, ended: Receipt) -> bool:
+        """Whether its worker ended a lease; a receipt that was sent to the ledger has left its body there."""
+        mine = receipt_key(EXPIRED, ended.task_id, ended.sender, ended.lease_id, ended.parents, "released")
+        return ended.receipt_type != EXPIRED.type or ended.receipt_key == mine or (
+            ended.body != "" and _any(ended.body)["reason"] == "released")
+
+    def _until_when(self, acquired: float, now: float, wished: int | None) -> float:
+        """Return when a lease runs out: so long from now, but never past its lifetime."""
+        until = now + min(wished or self.settings.default_lease_ttl_seconds, self.settings.max_lease_ttl_seconds)
+        longest = self.settings.max_lease_lifetime_seconds
+        return min(until, acquired + longest) if longest else until
+
+    def _discharge(self, work: Work, task: Task) -> Task:
+        work.close(task.duty, task.owner)
+        return work.change(task, owed=False)
+
+    def announce_end(self, work: Work, task: Task, ended: Receipt, news: dict[str, Any]) -> None:
+        """Tell the owner that the task has come to its end."""
+        result = news.pop("result", {})
+        body = {"status": task.status, **{name: said for name, said in result.items() if name != "completion_metadata"},
+                **news}
+        self.write_receipt(work, RESULT_READY, task, body, parents=(ended.receipt_id,))
+
+    def _anomaly(self, work: Work, task: Task, kind: str, *, lease: Lease | None = None, mark: str = "",
+                 recommended_action: str, **details: Any) -> None:
+        """H.7: tell the owner that something looks wrong; changes nothing, and each cause is told once."""
+        body = {"kind": kind, "details": details, "recommended_action": recommended_action}
+        self.write_receipt(work, ANOMALY, task, body, lease=lease, mark=f"{kind} {mark}")
+
+    def _give_up(self, work: Work, task: Task, lease: Lease, reason: str) -> None:
+        for given_up in self.on.given_up:
+            given_up(work, task, lease, reason)
+
+    def write_receipt(self, work: Work, contract: Contract, task: Task | None, body: Mapping[str, Any], *,
+              by: Principal | None = None, to: Principal | None = None, lease: Lease | None = None,
+              lease_id: str | None = None, schedule_id: str | None = None, task_id: str = "",
+              parents: tuple[str, ...] | None = None, mark: str = "") -> Receipt:
+        """Write the receipt that a contract calls for."""
+        owner = task.owner if task else to
+        ends = {"owner": owner, "asyncgate": self.gate, "worker": by, "caller": by, "target": to}
+        sender, to = ends[contract.sender], ends[contract.to]
+        assert sender is not None
+        assert to is not None
+        if parents is None:
+            answers = {"duty": task.duty if task else "", "accepted": lease.accepted if lease else ""}
+            parents = (answers[contract.answers],) if contract.answers in answers else ()
+        lease_id = lease.lease_id if lease else lease_id
+        task_id = task.task_id if task else task_id
+        said = {name: value for name, value in body.items() if value is not None}
+        if by is not None and by.instance_id is not None:
+            said["principal_instance_id"] = by.instance_id
+        text = to_canonical({**said, "schema_version": SCHEMA_VERSION})
+        self._check(text, parents)
+        parents = tuple(sorted(parents))
+        return work.record(Receipt(
+            work.new_id(), receipt_key(contract, task_id, sender, lease_id, parents, mark), contract.type, work.now,
+            sender.kind, sender.id, to.kind, to.id, task_id, lease_id, schedule_id, self.instance,
+            receipt_hash(contract.type, sender, to, task_id, lease_id, schedule_id, parents, text),
+            text.decode(), parents))
+
+    def _check(self, body: bytes, parents: tuple[str, ...]) -> None:
+        """PH.5: a receipt is small, or it is refused before anything is written."""
+        limits = self.settings.receipts
+        if len(body) > limits.max_body_size_bytes:
+            raise ReceiptTooLarge(f"the receipt's body would be {len(body)} bytes, {limits.max_body_size_bytes} is the "
+                                  "most.  Receipt bodies are contracts, not chat messages.")
+        self.limit_parents(parents)
+
+    def limit_parents(self, parents: tuple[str, ...]) -> None:
+        """Refuse more parents than a receipt may have."""
+        if len(parents) > (most := self.settings.receipts.max_parents):
+            raise TooManyParents(f"{len(parents)} parents; a receipt has {most} at most (PH.5)")
+
+    # Receipts and obligations.
+
+    async def list_receipts(self, caller: Caller, ask: ListReceipts) -> Receipts:
+        """List receipts, oldest first: an inbox, or those of one task.
+
+        Without a recipient it is the caller's own inbox; an admin who names nobody sees the whole tenant's.  Follow
+        next_cursor, or since_receipt_id later on: every receipt comes exactly once.
+        """
+        alone = self.settings.receipt_mode == "standalone"      # in a ledger there are types of others
+        if alone and ask.receipt_type not in (None, *RECEIPT_TYPES):
+            raise InvalidRequest(f"no receipt has the type {ask.receipt_type}: there are {', '.join(RECEIPT_TYPES)}")
+        to = await self.inbox(caller, ask)
+        mark = ("receipts", to, ask.task_id, ask.receipt_type)
+        after = await self._since(caller, ask.since_receipt_id or ask.cursor, *mark)
+        limit = self.limit(ask.limit)
+        rows = await self.backend.page(caller.tenant_id,
+                                           ReceiptFilter(to, ask.task_id, ask.receipt_type, after, limit + 1))
+        ends = self.onward(caller, [row.receipt_id for row in rows], limit, ask.since_receipt_id or ask.cursor, *mark)
+        return Receipts([show_receipt(caller.tenant_id, row) for row in rows[:limit]], *ends)
+
+    async def inbox(self, caller: Caller, ask: ListReceipts) -> Principal | None:
+        """Return whose receipts are meant; None is everybody's, of a task or of the tenant."""
+        to = make_filter("to_kind", ask.to_kind, "to_id", ask.to_id) or read_principal(ask)
+        if ask.task_id is not None and to is None:
+            await self._chain_readable(caller, ask.task_id)
+        elif not caller.sees_all:
+            to = self._self_only(caller, to)
+        return to
+
+    async def _chain_readable(self, caller: Caller, task_id: str) -> None:
+        """See that the caller may read a task's receipts; an admin also where the task itself is not here."""
+        try:
+            await self._readable(caller, task_id)
+        except TaskNotFound:
+            if not caller.sees_all or not await self.backend.page(
+                    caller.tenant_id, ReceiptFilter(None, task_id, None, None, 1)):
+                raise
+
+    async def get_receipt(self, caller: Caller, ask: GetReceipt) -> ReceiptRecord:
+        """Return one receipt."""
+        if (receipt := await self.backend.receipt(caller.tenant_id, ask.receipt_id)) is None:
+            raise ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are, and "
+                                  "list_archived_receipts those in the archive")
+        self.party(caller, caller.principal, receipt, caller.sees_all)
+        return show_receipt(caller.tenant_id, receipt)
+
+    def party(self, caller: Caller, who: Principal, receipt: Receipt | ReceiptRecord, anybody: bool) -> None:
+        """Refuse who neither stated a receipt nor is addressed by it, unless anybody's is meant."""
+        if not anybody and not (receipt.to.same(who) or receipt.sender.same(who)):
+            raise barred(caller, f"receipt {receipt.receipt_id} is between others")
+
+    def ack_receipt(self, work: Work, caller: Caller, ask: AckReceipt) -> Ok:
+        """Acknowledge a receipt: writes a receipt.acknowledged, changes and discharges nothing (H.8)."""
+        if (receipt := work.receipts.get(ask.receipt_id)) is None:
+            raise ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are")
+        by = speaker(caller, ask)
+        if not caller.unlimited and not receipt.to.same(by):
+            raise barred(caller, f"receipt {receipt.receipt_id} is addressed to another principal")
+        with self.optional_receipt(work, receipt.task_id):
+            acked = self.write_receipt(work, ACKNOWLEDGED, None, {"receipt_id": receipt.receipt_id}, by=by,
+                                       parents=(receipt.receipt_id,), task_id=receipt.task_id)
+        return Ok(True, receipt_id=acked.receipt_id)
+
+    async def check_terminator(self, caller: Caller, ask: CheckTerminator) -> Terminator:
+        """Tell whether an obligation is discharged: by the evidence of the receipts, not by any state."""
+        parent = await self.backend.receipt(caller.tenant_id, ask.parent_receipt_id)
+        by = TERMINATES.get(parent.receipt_type) if parent else None
+        done = by is not None and await self.backend.terminated(caller.tenant_id, ask.parent_receipt_id, by)
+        if parent is None and (away := await self.backend.record(caller.tenant_id, Archived, ask.parent_receipt_id)):
+            done = away.receipt_type in TERMINATES      # only what is discharged moves to the archive
+        return Terminator(ask.parent_receipt_id, done)
+
+    async def list_open_obligations(self, caller: Caller, ask: ListOpenObligations) -> Obligations:
+        """List what is still owed to a principal: obligations that no receipt has discharged, oldest first.
+
+        This is the call to begin with after forgetting everything.  Go on with cursor as since_receipt_id.  PH.6.
+        """
+        who = self.whose(caller, ask)
+        after = await self._since(caller, ask.since_receipt_id, "obligations", who)
+        rows = await self.backend.page(caller.tenant_id, ObligationFilter(who, after, self.limit(ask.limit)))
+        return Obligations(self._server(), await self._relationship(caller, who),
+                           [show_receipt(caller.tenant_id, row) for row in rows],
+                           rows[-1].receipt_id if rows else ask.since_receipt_id)
+
+    def whose(self, caller: Caller, ask: AsEither) -> Principal:
+        """Return the principal that is asked about; only an admin may ask about another."""
+        named = self.about(caller, ask, "principal_kind and principal_id")
+        return named if caller.sees_all else self._self_only(caller, named)
+
+    def about(self, caller: Caller, ask: Ask, name: str) -> Principal:
+        """Return whom a read is about; a credential that stands for everybody must name somebody."""
+        if not caller.bound and read_principal(ask) is None:
+            raise InvalidRequest(f"whose is meant?  This credential stands for everybody: say {name}")
+        return speaker(caller, ask)
+
+    async def bootstrap(self, caller: Caller, ask: Bootstrap) -> Welcome:
+        """Begin a session with the receipts in one's inbox; deprecated, call list_open_obligations instead (PH.6.3).
+
+        Without a cursor these are the most recent ones, oldest first (13).
+        """
+        who, most = self.whose(caller, ask), self.settings.max_bootstrap_max_items
+        wished = ask.max_items or ask.limit or self.settings.default_bootstrap_max_items
+        after = await self._since(caller, ask.since_receipt_id, "bootstrap", who)
+        rows = await self.backend.page(caller.tenant_id, ReceiptFilter(who, None, None, after, min(wished, most),
+                                                                           newest=after is None))
+        log.warning("deprecated: bootstrap was called by %s; list_open_obligations supersedes it", who)
+        if fresh := [row.receipt_id for row in rows if row.delivered_at is None]:
+            await self.write(Engine._deliver, None, caller, Delivered(receipts=fresh))
+        return Welcome(self._server(), await self._relationship(caller, who),
+                       Attention([show_receipt(caller.tenant_id, row) for row in rows]),
+                       LatestReceipt(rows[-1].receipt_id if rows else ask.since_receipt_id), self.settings.environment,
+                       warnings=[warning for warn in self.on.warn for warning in await warn(caller)])
+
+    def _deliver(self, work: Work, caller: Caller, ask: Delivered) -> None:
+        for receipt_id in ask.receipts:
+            work.deliver(receipt_id)
+
+    def _server(self) -> Server:
+        return Server("AsyncGate", __version__, self.instance, self.settings.environment, self._uptime())
+
+    def _uptime(self) -> int:
+        return int(time.monotonic() - self.born)
+
+    async def _relationship(self, caller: Caller, who: Principal) -> Relationship:
+        stored = await self.backend.record(caller.tenant_id, Presence, who.kind, who.id)
+        known = self.sightings.known(caller.tenant_id, who, stored, self.backend.now())
+        return Relationship(who.kind, who.id, who.instance_id or known.instance_id, to_utc(known.first_seen_at),
+                            to_utc(known.last_seen_at), known.sessions)
+
+    # About the gate itself.
+
+    async def get_config(self, caller: Caller, ask: GetConfig) -> GateConfig:
+        """Return how this gate is set up: receipt mode, instance, version and what it can do."""
+        url = self.settings.memorygate.url if self.settings.receipt_mode != "standalone" else None
+        return GateConfig(self.settings.receipt_mode, url, self.instance,
+                             ["lease_based_execution", "receipt_emission", "open_obligations", "batch_operations"],
+                             __version__)
+
+    async def health(self, caller: Caller, ask: Health) -> Healthy:
+        """Tell whether the gate works: its database answers, and its upkeep jobs run."""
+        try:
+            await self.backend.alive()
+            database: Literal["ok", "unavailable"] = "ok"
+        except Exception:
+            log.exception("the database does not answer")
+            database = "unavailable"
+        reply = Healthy("healthy" if database == "ok" else "unhealthy", "AsyncGate", __version__, self.instance,
+                        self._uptime(), database, {})
+        for describe in self.on.describe:
+            await describe(reply)
+        return reply
+
+    # Upkeep's own writes.
+
+    def sweep(self, work: Work, caller: Caller, ask: Sweep) -> None:
+        """Take back tasks whose lease ran out; report deadlines and spent attempts (H.7)."""
+        for task_id in ask.tasks:
+            with contextlib.suppress(TaskNotFound), work.part():
+                self._look_after(work, work.task(task_id), len(ask.tasks))
+
+    def _look_after(self, work: Work, task: Task, crowd: int) -> None:
+        lease = work.leases.get(task.task_id)
+        if task.status in ACTIVE and lease and not alive(lease, work.now, self.settings.lease_grace_seconds):
+            task = self._expire(work, task, lease, crowd)
+        if task.deadline_at is not None and task.deadline_at <= work.now and task.status not in TERMINAL:
+            task = work.change(task, deadline_at=None)
+            self._anomaly(work, task, "deadline_passed", status=task.status,
+                          recommended_action="wait for the result, or cancel the task")
+        if task.status == "queued" and task.attempt >= task.max_attempts:
+            self._anomaly(work, task, "attempts_spent_but_queued", attempt=task.attempt,
+                          recommended_action="cancel the task, or report this as a defect of the gate")
+
+    def _expire(self, work: Work, task: Task, lease: Lease, crowd: int) -> Task:
+        """PH.4: a lost lease is not a failure.  But a task that keeps killing its workers is held at last."""
+        lost_to = [*_any(task.lost_to), lease.worker_id][-10:]
+        losses, most = task.expiries + 1, task.max_expiries
+        held = "lease_expiries" if most and losses >= most else first_answer(self.on.why_hold, work, task)
+        pause = jitter(lease.lease_id, self.settings.expiry_jitter_seconds, crowd)
+        work.hold(replace(lease, ending="expired"))
+        # Clarification C: only a task's own instance sweeps it, so this one takes it over first (docs/design.md).
+        task = work.move(task, EXPIRE, expiries=losses, held=held, started_at=None, asyncgate_instance=self.instance,
+                         next_eligible_at=work.now + pause if pause else None, lost_to=to_canonical(lost_to).decode())
+        self.write_receipt(work, EMISSION["expire"], task, self._expiry(task, lease, "expired"), lease=lease)
+        self._give_up(work, task, lease, "lease_expired")
+        if losses == STUCK_EXPIRIES + 1:
+            self._anomaly(work, task, "lease_expired_often", expiries=losses,
+                          recommended_action="look at the workers of this type")
+        self._tell_held(work, task, lease)
+        return task
+
+    def _tell_held(self, work: Work, task: Task, lease: Lease) -> None:
+        """Tell the owner, where a task is not offered again of itself."""
+        if task.held:
+            work.tell(task.task_id, "task.held", held=task.held, expiries=task.expiries)
+            progress = work.progress.get(task.task_id)
+            self._anomaly(work, task, "task_held", lease=lease, expiries=task.expiries,
+                          workers=sorted(set(_any(task.lost_to))), held=task.held,
+                          last_progress=_any(progress.progress) if progress else None,
+                          recommended_action="release_hold to offer it again, or cancel_task")
+
+    def _expiry(self, task: Task, lease: Lease, reason: str) -> dict[str, Any]:
+        return {"task_id": task.task_id, "previous_worker_id": lease.worker_id, "attempt": task.attempt,
+                "requeued": task.held is None, "reason": reason}
+
+    def prolong(self, work: Work, caller: Caller, ask: Prolong) -> None:
+        """Give leases back the time in which no gate served: their workers could neither renew nor complete."""
+        grace = self.settings.lease_grace_seconds
+        for task_id in ask.tasks:
+            lease = work.leases.get(task_id)
+            if lease is None or not alive(lease, ask.silent_since, grace):
+                continue
+            until = prolonged(lease, ask.silent_since, work.now, self.settings.restart_grace_seconds)
+            work.hold(replace(lease, expires_at=until))
+            work.tell(task_id, "lease.prolonged", lease_id=lease.lease_id, worker_id=lease.worker_id,
+                      expires_at=to_utc(until).isoformat(), silent_since=to_utc(ask.silent_since).isoformat())
+
+    # What happens after a commit, and small things.
+
+    def _after_commit(self, work: Work) -> None:
+        """Wake who waits for what this batch has changed; only now may anybody learn of it."""
+        for committed in self.on.committed:
+            committed(work)
+        for task in (*work.added.values(), *work.moved.values()):
+            if task.status == "queued":
+                self.waiting.offered(work.tenant_id, task, work.now)
+            elif task.status in TERMINAL:
+                self._ended((work.tenant_id, task.task_id))
+        if self.shared and not self.shared.is_alone() and (news := news_of(work)):
+            self.shared.tell(news)
+
+    def _ended(self, key: tuple[str, str]) -> None:
+        for ended in self.outcomes.get(key, ()):
+            resolve(ended)
+
+    def hear(self, news: News) -> None:
+        """Wake who waits for what another process has changed."""
+        for heard in self.on.heard:
+            heard(news)
+        self.waiting.heard(news)
+        ended = [key for key in self.outcomes if key[0] == news.tenant_id] if news.many else [
+            (news.tenant_id, task_id) for task_id in news.ended]
+        for key in ended:
+            self._ended(key)
+
+    def drain(self) -> None:
+        """Answer every waiting call now, with what there is; the server is about to stop."""
+        self.waiting.close()
+        for ended in [future for futures in self.outcomes.values() for future in futures]:
+            resolve(ended)
+
+    def limit(self, wished: int | None) -> int:
+        """Return how many rows a page has."""
+        return min(wished or self.settings.default_list_limit, self.settings.max_list_limit)
+
+    def cursor(self, caller: Caller, position: str, *query: Any) -> str:
+        """Seal a position for this tenant and this query, so that nobody can make one up."""
+        seal = hmac.digest(self.backend.secret, to_canonical((caller.tenant_id, query, position)), "sha256")[:12]
+        return base64.urlsafe_b64encode(seal + position.encode()).decode().rstrip("=")
+
+    def onward(self, caller: Caller, found: list[str], limit: int, given: str | None,
+               *query: Any) -> tuple[str | None, str | None]:
+        """Return next_cursor, null at the end, and cursor: the last place seen, or the given one if nothing came (17).
+
+        `found` are the places of a page, and one more where there is more.
+        """
+        cursor = self.cursor(caller, found[:limit][-1], *query) if found else given
+        return (cursor if len(found) > limit else None), cursor
+
+    def position(self, caller: Caller, cursor: str | None, *query: Any) -> str | None:
+        """Open a cursor that `cursor` made for the same tenant and query."""
+        if cursor is None:
+            return None
+        with contextlib.suppress(ValueError):
+            position = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))[12:].decode()
+            if hmac.compare_digest(cursor.encode(), self.cursor(caller, position, *query).encode()):
+                return position
+        raise InvalidCursor("this cursor was not given for this list; begin again without one")
+
+    async def _since(self, caller: Caller, cursor: str | None, *query: Any) -> str | None:
+        """Open a cursor, or take a receipt of this tenant for one."""
+        if cursor and await self.backend.receipt(caller.tenant_id, cursor):
+            return cursor
+        try:
+            return self.position(caller, cursor, *query)
+        except InvalidCursor:
+            if await self.backend.record(caller.tenant_id, Archived, cursor or ""):
+                return cursor       # its reader went on from there before it moved to the archive
+            raise
+
+
+def news_of(work: Work) -> News | None:
+    """Return what other processes should hear of a batch, if anything."""
+    changed = (*work.added.values(), *work.moved.values())
+    queued = [task for task in changed if task.status == "queued" and task.held is None]
+    later = [due for task in queued if (due := task.next_eligible_at or 0.0) > work.now]
+    now = [task for task in queued if (task.next_eligible_at or 0.0) <= work.now]
+    ended = [task.task_id for task in changed if task.status in TERMINAL]
+    keys = tuple(key[0] for kind, key in work.kept if kind is Key)
+    account = (Account, ()) in work.kept
+    if not (queued or ended or keys or account or work.posted):
+        return None
+    kinds = tuple((task.type, tuple(sorted(needs_of(to_raw(task.requirements))))) for task in now[:MOST_QUEUED])
+    return News(work.tenant_id, kinds, tuple(ended[:MOST_ENDED]), min(later, default=None),
+                len(now) > MOST_QUEUED or len(ended) > MOST_ENDED, keys, account, bool(work.posted))
+
+
+def resolve(future: asyncio.Future[None]) -> None:
+    """Tell whoever waits, unless that has happened already."""
+    if not future.done():
+        future.set_result(None)
+
+
+async def waited(future: asyncio.Future[Any], until: float) -> bool:
+    """Wait for a future until a time of the loop's clock; tell whether it came."""
+    left = until - asyncio.get_running_loop().time()
+    return bool(left > 0 and (await asyncio.wait([future], timeout=left))[0])
+
+
+# BATCHES ##############################################################################################################
+
+
+SLICE_SECONDS = 0.05        # that deciding a batch may take; what is left over waits until other tenants had their turn
+
+
+class Job:
+    """One write on its way through a batch."""
+
+    def __init__(self, run: Callable[[Work, Caller, Any], Any], loads: Loads | None, caller: Caller, ask: Ask) -> None:
+        self.run, self.loads, self.caller, self.ask = run, loads, caller, ask
+        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.reply: Any = None
+        self.error: Exception | None = None
+        self.left = False           # for the next batch: this one has taken long enough
+
+    def decide(self, work: Work) -> None:
+        """Run the operation; if it fails, leave `work` as if it had never been asked."""
+        if self.answer.cancelled():
+            return  # the client has gone: what nobody waits for is not started
+        mark = work.mark()
+        try:
+            self.reply, self.error = self.run(work, self.caller, self.ask), None
+        except Exception as no:     # a bug in one operation must spare the others too
+            work.take_back(mark)
+            self.error = no if isinstance(no, GateError) else log_fault(type(self.ask).__name__, no)
+
+    def settle(self, error: Exception | None = None) -> None:
+        """Answer whoever waits, if anybody still does."""
+        if self.answer.done():
+            return
+        if problem := error or self.error:
+            self.answer.set_exception(problem)
+        else:
+            self.answer.set_result(self.reply)
+
+
+class Batches:
+    """The writes under way: one queue per tenant, tenants take turns, one list per event-loop tick.
+
+    While several tenants are about, batches are small: one tenant's single write waits for another's batch under way.
+    """
+
+    MIXED_SIZE, MIXED_SECONDS = 8, 1.0
+
+    def __init__(self, backend: Backend, size: int, after_commit: Callable[[Work], None]) -> None:
+        self.backend, self.size, self.after_commit = backend, size, after_commit
+        self.transact: Transact = backend.transact      # or what an extension puts around it
+        self.waiting: dict[str, list[Job]] = {}         # in the order of the tenants' turns
+        self.under_way: defaultdict[str, list[int]] = defaultdict(list)     # sizes
+        self.flights: set[asyncio.Task[None]] = set()
+        self.called = False
+        self.last, self.mixed_until = "", 0.0           # who came last, and how long several tenants are about
+
+    async def join(self, tenant_id: str, job: Job) -> Any:
+        """Put a job into the tenant's next batch and wait until it is durable."""
+        if tenant_id != self.last:
+            self.mixed_until = time.monotonic() + self.MIXED_SECONDS if self.last else 0.0
+            self.last = tenant_id
+        self.waiting.setdefault(tenant_id, []).append(job)
+        self._call()
+        return await job.answer
+
+    async def landed(self) -> None:
+        """Wait until nothing is under way."""
+        while self.flights or self.waiting:
+            await asyncio.sleep(0) if not self.flights else await asyncio.wait(self.flights)
+
+    def _call(self) -> None:
+        if not self.called:     # not at once: what else arrives in this tick shall share the commit
+            self.called = True
+            asyncio.get_running_loop().call_soon(self._depart)
+
+    def _depart(self) -> None:
+        self.called = False
+        for tenant_id in list(self.waiting):
+            if len(self.flights) >= self.backend.parallel:
+                return
+            if self._worth_it(tenant_id):
+                self._launch(tenant_id, self.waiting.pop(tenant_id))
+
+    def _worth_it(self, tenant_id: str) -> bool:
+        """Whether another batch may leave: beside others only if it is as large, or all would shrink."""
+        sizes = self.under_way[tenant_id]
+        return len(sizes) < self.backend.parallel_per_tenant and len(self.waiting[tenant_id]) >= sum(sizes)
+
+    def _launch(self, tenant_id: str, jobs: list[Job]) -> None:
+        size = self.size if time.monotonic() > self.mixed_until else min(self.size, self.MIXED_SIZE)
+        jobs, later = jobs[:size], jobs[size:]
+        if later:
+            self.waiting[tenant_id] = later             # at the end: the others' turn comes first
+        self.under_way[tenant_id].append(len(jobs))
+        flight = asyncio.get_running_loop().create_task(self._fly(tenant_id, jobs))
+        self.flights.add(flight)
+        flight.add_done_callback(partial(self._land, tenant_id, len(jobs)))
+
+    def _land(self, tenant_id: str, size: int, flight: asyncio.Task[None]) -> None:
+        self.flights.discard(flight)
+        self.under_way[tenant_id].remove(size)
+        if not self.under_way[tenant_id]:
+            del self.under_way[tenant_id]
+        self._call()
+
+    async def _fly(self, tenant_id: str, jobs: list[Job]) -> None:
+        decided: list[Work] = []
+        try:
+            await self.transact(tenant_id, named(jobs), partial(decide, jobs, decided))
+            error: Exception | None = None
+        except Refused as refused:
+            if len(jobs) > 1:
+                return await self._fly_alone(tenant_id, jobs)
+            why = refused.__cause__
+            error = why if isinstance(why, GateError) else log_fault(type(jobs[0].ask).__name__, refused)
+        except GateError as no:
+            error = no
+        except Exception as broken:
+            log.error("nobody knows what became of a batch of %d", len(jobs), exc_info=broken, extra=OFTEN)
+            error = outcome_unknown()
+        if error is None:
+            self.after_commit(*decided)
+            if left := [job for job in jobs if job.left]:
+                self.waiting[tenant_id] = left + self.waiting.pop(tenant_id, [])  # at the end: others come first
+                jobs = [job for job in jobs if not job.left]
+        for job in jobs:
+            job.settle(error)
+
+    async def _fly_alone(self, tenant_id: str, jobs: list[Job]) -> None:
+        """One of the jobs is guilty of what the database refused: each by itself, only that one fails."""
+        for job in jobs:
+            await self._fly(tenant_id, [job])
+
+
+def named(jobs: list[Job]) -> Needs:
+    """Gather what the jobs of a batch need loaded; an ask that cannot say so is refused when it is decided."""
+    needs = Needs()
+    for job in jobs:
+        with contextlib.suppress(GateError):
+            if job.loads is not None:
+                job.loads(needs, job.caller, job.ask)
+    return needs
+
+
+def decide(jobs: list[Job], decided: list[Work], work: Work) -> None:
+    """Decide a batch, one operation after another; what an earlier attempt decided was taken back."""
+    until = time.monotonic() + SLICE_SECONDS
+    for number, job in enumerate(jobs):
+        if not decided:         # else it is decided once more, and the same are left over
+            job.left = number > 0 and time.monotonic() > until
+        if not job.left:
+            job.decide(work)
+    decided[:] = [work]
+
+
+class Place:
+    """A waiting claim's place in the queue of its tenant."""
+
+    def __init__(self, engine: Engine, ask: LeaseNext) -> None:
+        self.engine, self.ask = engine, ask
+        self.call: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.calls: list[Wanted | None] = []      # for what it was called
+        self.spent: list[Wanted | None] = []      # and for what it has set out, and may leave untouched
+
+    async def called(self, until: float) -> bool:
+        """Wait to be called; tell whether that happened in time."""
+        if not await self.engine.called(self.call, until):
+            return False
+        self.call, self.spent, self.calls = asyncio.get_running_loop().create_future(), self.calls, []
+        return True
+
+    def wake(self, kind: Wanted | None) -> None:
+        """Call this place for a task of a kind, or for whatever there may be."""
+        self.calls.append(kind)
+        resolve(self.call)
+
+
+class Waiting:
+    """The claims that wait for work; a waiting claim costs no database connection."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.closed = engine, False
+        self.places: defaultdict[str, dict[Place, None]] = defaultdict(dict)    # first come, first served
+        self.timers: dict[str, tuple[float, asyncio.TimerHandle]] = {}
+        self.checks: set[asyncio.Task[None]] = set()
+        self.count = 0
+
+    @contextlib.contextmanager
+    def place(self, tenant_id: str, ask: LeaseNext) -> Iterator[Place]:
+        """Take a place in the tenant's queue; when it is left, its unused calls go to the next that match."""
+        if self.count >= self.engine.settings.max_waiting_claims:
+            raise TooManyWaiting(f"{self.count} claims are waiting already; claim without wait_seconds", retry_after=1)
+        place, queue = Place(self.engine, ask), self.places[tenant_id]
+        queue[place] = None
+        self.count += 1
+        if len(queue) == 1:     # from now on the timer is kept: every task that is delayed from here on is offered
+            self._check(tenant_id)
+        try:
+            yield place
+        except BaseException:       # it was called and could not come
+            place.calls += place.spent
+            raise
+        finally:
+            self.count -= 1
+            del queue[place]
+            for kind in place.calls:
+                self._wake(tenant_id, kind)
+            if not queue:
+                self._forget(tenant_id)
+
+    def offered(self, tenant_id: str, task: Task, now: float) -> None:
+        """Call the first waiting claim that a queued task fits, now or when its time comes."""
+        if not self.places.get(tenant_id) or task.held:
+            return
+        if task.next_eligible_at is None or task.next_eligible_at <= now:
+            self._wake(tenant_id, (task.type, needs_of(to_raw(task.requirements))))
+        else:
+            self._at(tenant_id, task.next_eligible_at, now)
+
+    def heard(self, news: News) -> None:
+        """Call waiting claims for what another process has queued."""
+        if not self.places.get(news.tenant_id):
+            return
+        for type, needed in news.queued if not news.many else ():
+            self._wake(news.tenant_id, (type, frozenset(needed)))
+        if news.many:
+            self._wake(news.tenant_id, None)
+        if news.due is not None:
+            self._at(news.tenant_id, news.due, self.engine.backend.now())
+
+    def _wake(self, tenant_id: str, kind: Wanted | None) -> None:
+        for place in self.places.get(tenant_id, ()):
+            if kind is None:
+                place.wake(kind)
+            elif not place.calls and matches(*kind, place.ask):
+                return place.wake(kind)
+
+    def _at(self, tenant_id: str, due: float, now: float) -> None:
+        """Call everybody of a tenant when its next delayed task is due; one timer a tenant, the earliest counts."""
+        if tenant_id in self.timers:
+            if self.timers[tenant_id][0] <= due:
+                return
+            self.timers[tenant_id][1].cancel()
+        loop = asyncio.get_running_loop()
+        self.timers[tenant_id] = due, loop.call_later(max(due - now, 0.0) + 0.002, self._due, tenant_id)
+
+    def _due(self, tenant_id: str) -> None:
+        self.timers.pop(tenant_id, None)
+        self._wake(tenant_id, None)
+        self._check(tenant_id)
+
+    def _check(self, tenant_id: str) -> None:
+        """Find out when the tenant's next delayed task is due, unless that is known."""
+        if tenant_id not in self.timers and self.places.get(tenant_id) and not self.closed:
+            check = asyncio.get_running_loop().create_task(self._look(tenant_id))
+            self.checks.add(check)
+            check.add_done_callback(self.checks.discard)
+
+    async def _look(self, tenant_id: str) -> None:
+        try:
+            due = await self.engine.backend.next_due(tenant_id)
+        except Exception:
+            return log.exception("cannot tell when the next delayed task is due")
+        if due is not None and self.places.get(tenant_id):
+            self._at(tenant_id, due, self.engine.backend.now())
+
+    def _forget(self, tenant_id: str) -> None:
+        del self.places[tenant_id]
+        if timer := self.timers.pop(tenant_id, None):
+            timer[1].cancel()
+
+    def close(self) -> None:
+        """Call everybody for the last time."""
+        self.closed = True
+        for tenant_id in list(self.places):
+            self._wake(tenant_id, None)
+
+
+# OPERATIONS ###########################################################################################################
+
+# What an ask wants loaded, said before the transaction begins.
+
+Loads = Callable[[Needs, Caller, Any], None]
+
+
+def its_task(needs: Needs, caller: Caller, ask: Any) -> None:
+    """Load the task that the ask names, with its lease and progress."""
+    needs.tasks.add(ask.task_id)
+
+
+def its_tasks(needs: Needs, caller: Caller, ask: Any) -> None:
+    """Load the tasks that the ask lists."""
+    needs.tasks.update(ask.tasks)
+
+
+def its_end(needs: Needs, caller: Caller, ask: LeaseAsk) -> None:
+    """Load the task, and what was told under the lease: an ending may be repeated when its lease is overwritten."""
+    its_task(needs, caller, ask)
+    needs.endings.add((ask.task_id, ask.lease_id))
+
+
+def its_lease(needs: Needs, caller: Caller, ask: RenewLease) -> None:
+    """Load the task that the ask names, or the one behind the lease."""
+    (needs.tasks if ask.task_id else needs.leases).add(ask.task_id or ask.lease_id)
+
+
+def its_key(needs: Needs, caller: Caller, ask: CreateTask) -> None:
+    """Load the task that the same creator made under the same idempotency key."""
+    if ask.idempotency_key is not None:
+        creator = speaker(caller, ask)
+        needs.keys.add((creator.kind, creator.id, ask.idempotency_key))
+
+
+def its_claim(needs: Needs, caller: Caller, ask: LeaseNext) -> None:
+    """Load claimable tasks, and what the same claim got before."""
+    needs.claims.append(ask)
+    if ask.claim_id is not None:
+        worker = speaker(caller, ask)
+        needs.repeats.add((worker.kind, worker.id, ask.claim_id))
+
+
+def its_receipt(needs: Needs, caller: Caller, ask: AckReceipt) -> None:
+    """Load the receipt, with its children."""
+    needs.receipts.add(ask.receipt_id)
+
+
+def of_each(loads: Loads, items: Callable[[Any], Iterable[Any]]) -> Loads:
+    """Load what every item of a batch needs."""
+    def load(needs: Needs, caller: Caller, ask: Any) -> None:
+        for item in items(ask):
+            with contextlib.suppress(GateError):    # it is refused when it is decided, the others are not
+                if not isinstance(item, Unreadable):
+                    loads(needs, caller, item)
+    return load
+
+
+ADMIN_SCOPES = {"W": ["admin:write"], "R": ["admin:read", "admin:write"], "B": []}      # spec 21.8.3
+
+
+class Operation:
+    """One thing the gate can do: an Engine method, what it loads, and where the world finds it.
+
+    The line in the table says who may do it and how it behaves.  The request Struct says what it takes, gives an
+    example and names its refusals; the reply Struct says how a table shows it.  Every face is made from these.
+    """
+
+    ROLES: ClassVar[dict[str, Role]] = {"a": "agent", "w": "worker", "A": "admin", "s": "system"}
+
+    def __init__(self, run: Callable[..., Any], rest: str, roles: str, scopes: str, kind: Literal["W", "R", "B"],
+                 loads: Loads | None = None, *, idempotent: bool = False, destructive: bool = False,
+                 heartbeat: bool = False, successor: str = "", nothing: str = "") -> None:
+        hints = get_type_hints(run)
+        self.run, self.name, self.kind, self.loads = run, run.__name__, kind, loads
+        self.rest = [(way.split()[0], way.split()[1]) for way in rest.split(", ")]
+        self.roles = tuple(self.ROLES[letter] for letter in roles.split())
+        self.scopes = frozenset(scopes.split() + (ADMIN_SCOPES[kind] if scopes else []))
+        self.scope = scopes             # what the table says; an admin's scopes are good for all
+        self.open = not roles           # no credential needed
+        self.idempotent = idempotent or kind != "W"     # asked again, it changes nothing more
+        self.destructive = destructive  # it takes away what somebody waits for
+        self.heartbeat = heartbeat      # it keeps a lease, and is counted apart from other calls
+        self.successor = successor      # the operation to use instead of this one, which is deprecated
+        self.nothing = nothing          # what no answer means (204), where there may be none
+        self.takes: type[Ask] = hints["ask"]
+        self.gives: type[Struct] = next(kind for kind in (*get_args(hints["return"]), hints["return"])
+                                        if kind is not type(None))
+        self.columns: list[str] = getattr(self.gives, "columns", "").split()
+        self.direct = inspect.iscoroutinefunction(run)
+        self.reader: Reader[Ask] = Reader(self.takes, self.takes.filters or self.roles == ("admin",))
+        self.fields = get_type_hints(self.takes, include_extras=True)
+        self.summary, _, self.text = (inspect.getdoc(run) or "").partition("\n")
+
+    def fits(self, caller: Caller) -> bool:
+        """Whether a credential may ask this at all, by its role and one of its scopes."""
+        return self.open or (caller.role in self.roles and not (self.scopes and self.scopes.isdisjoint(caller.scopes)))
+
+
+EVERYONE = "a w A"
+CORE_OPERATIONS = {op.name: op for op in (
+    Operation(Engine.lease_next, "POST /v1/leases/claim", "w A", "tasks:lease", "W", its_claim),
+    Operation(Engine.create_task, "POST /v1/tasks", "a A s", "tasks:write", "W", its_key),
+    Operation(Engine.complete, "POST /v1/tasks/{task_id}/complete", "w A", "tasks:lease", "W", its_task,
+              idempotent=True),
+    Operation(Engine.get_task, "GET /v1/tasks/{task_id}", "a w A s", "tasks:read tasks:lease", "R"),
+    Operation(Engine.renew_lease, "POST /v1/leases/renew, POST /v1/leases/{lease_id}/extend", "w A", "tasks:lease", "W",
+              its_lease, idempotent=True, heartbeat=True),
+    Operation(Engine.report_progress, "POST /v1/tasks/{task_id}/progress", "w A", "tasks:lease", "W", its_task,
+              heartbeat=True),
+    Operation(Engine.fail, "POST /v1/tasks/{task_id}/fail", "w A", "tasks:lease", "W", its_end, idempotent=True,
+              destructive=True),
+    Operation(Engine.create_tasks, "POST /v1/tasks/batch", "a A", "tasks:write", "W", of_each(its_key, creations)),
+    Operation(Engine.complete_tasks, "POST /v1/tasks/complete-batch", "w A", "tasks:lease", "W",
+              of_each(its_task, completions), idempotent=True),
+    Operation(Engine.run_task, "POST /v1/tasks/run", "a A", "tasks:write", "W", its_key),
+    Operation(Engine.list_tasks, "GET /v1/tasks", "a A s", "tasks:read", "R"),
+    Operation(Engine.get_task_history, "GET /v1/tasks/{task_id}/history", EVERYONE, "tasks:read tasks:lease", "R"),
+    Operation(Engine.cancel_task, "POST /v1/tasks/{task_id}/cancel", "a A s", "tasks:write", "W", its_task,
+              idempotent=True, destructive=True),
+    Operation(Engine.attach_artifacts, "POST /v1/tasks/{task_id}/artifacts", EVERYONE, "tasks:write tasks:lease", "W",
+              its_task, idempotent=True),
+    Operation(Engine.release_hold, "POST /v1/tasks/{task_id}/release", "a A", "tasks:write", "W", its_task),
+    Operation(Engine.start_task, "POST /v1/tasks/{task_id}/running", "w A", "tasks:lease", "W", its_task,
+              idempotent=True),
+    Operation(Engine.release_lease, "POST /v1/leases/release", "w A", "tasks:lease", "W", its_end, idempotent=True),
+    Operation(Engine.list_leases, "GET /v1/leases", "w A", "tasks:lease", "R"),
+    Operation(Engine.list_receipts, "GET /v1/receipts", "a w A s", "receipts:read", "R"),
+    Operation(Engine.get_receipt, "GET /v1/receipts/{receipt_id}", EVERYONE, "receipts:read", "R"),
+    Operation(Engine.ack_receipt, "POST /v1/receipts/{receipt_id}/ack", EVERYONE, "receipts:ack", "W", its_receipt,
+              idempotent=True),
+    Operation(Engine.check_terminator, "POST /v1/receipts/check-terminator", EVERYONE, "receipts:read", "R"),
+    Operation(Engine.list_open_obligations, "GET /v1/obligations/open", EVERYONE, "receipts:read", "R"),
+    Operation(Engine.bootstrap, "GET /v1/bootstrap", EVERYONE, "receipts:read", "W", idempotent=True,
+              successor="list_open_obligations"),
+    Operation(Engine.get_config, "GET /v1/config", EVERYONE, "", "B"),
+    Operation(Engine.health, "GET /v1/health, GET /health", "", "", "B"),
+)}
+
+
+if __name__ == "__main__":
+    from asyncgate.commands.main import main as only    # one copy of every class: the parts import `asyncgate`
+
+    sys.exit(only())
