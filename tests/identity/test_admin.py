@@ -624,4 +624,4 @@ def test_a_key_beside_the_gate_is_held_to_the_rules(tmp_path: Path) -> None:
                "--principal-id", "me")
 
     assert made.exit_code == 2
-    assert "nobody outside is the system" in made.output
+    assert "the kinds system and asyncgate are reserved" in made.output
