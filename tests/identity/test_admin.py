@@ -44,12 +44,6 @@ OPERATORS: dict[str, dict[str, Any]] = {
     "set_limits": {"tenant": OTHER, "tier": "enterprise"}}
 
 
-@pytest.fixture
-async def house(serve: Any) -> House:
-    """A gate that issues keys."""
-    return House(await serve(security=security()))
-
-
 # Over every façade.
 
 

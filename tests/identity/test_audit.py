@@ -57,12 +57,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def house(serve: Any) -> House:
-    """A gate that issues keys."""
-    return House(await serve(security=security()))
-
-
-@pytest.fixture
 async def limited(serve: Any) -> House:
     """A gate that counts, and whose free tenants may call five times an hour."""
     limits = security(limits=True, default_tier="paid")

@@ -42,12 +42,6 @@ def filled(name: str) -> dict[str, Any]:
     return {**least(name), **MORE.get(name, {})}
 
 
-@pytest.fixture
-async def house(serve: Any) -> House:
-    """A gate that issues keys."""
-    return House(await serve(security=security()))
-
-
 # The table of operations says what the spec says.
 
 

@@ -136,12 +136,6 @@ def test_a_named_test_exists(id: str) -> None:
     assert name in names_in(path)
 
 
-@pytest.fixture
-async def house(serve: Any) -> House:
-    """A gate that issues keys."""
-    return House(await serve(security=security()))
-
-
 # What no other test proves.
 
 

@@ -32,11 +32,6 @@ TENANT = "00000000-0000-0000-0000-000000000000"
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "gate.db"
 
