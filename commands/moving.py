@@ -52,14 +52,14 @@ def push(configured: Configured, file: str | None, tenants: tuple[str, ...], aft
     """
     from asyncgate.parts.receipts import push as part
     settings = integrate_settings(configured.settings)
-    tally, refusals = part.Tally(), list[dict[str, str]]()
+    tally, refusals = part.PushTally(), list[dict[str, str]]()
     try:
         with exit_on_bad_file(file or "the database"):
             verified = check_file(file) if file else None
         with closing(Bar("sending", "receipts", verified.receipts if verified else None)) as bar:
             asyncio.run(send_receipts(settings, file, owner_of(verified), tenants, after, tally, bar,
                                make_refusal_printer(refusals, as_json)))
-    except part.Away as away:
+    except part.LedgerAway as away:
         print_push(tally, refusals, as_json)
         raise exit_with(f"{escape_text(str(away))}; {format_next_call(tally)}", EXIT_NO_GATE) from None
     except KeyboardInterrupt:
@@ -114,7 +114,7 @@ async def send_receipts(settings: Settings, file: str | None, of_file: str | Non
             if not sink.reads:
                 raise StartupError("this ledger wants to know of tasks, too: push from the database")
             (tenant_id,) = tenants if len(tenants) == 1 else (of_file or "",)      # a file says whose it is
-            await push.send(tenant_id, part.from_file(push, tenant_id, carry.batches(file), behind))
+            await push.send(tenant_id, part.read_exported(push, tenant_id, carry.batches(file), behind))
             return
         backend = await recovery.open_beside(opened, cli.require_database(settings.database.url), settings)
         bar.of(None if after or tenants else await verdicts.count_rows(backend, [Receipt]))
@@ -174,7 +174,7 @@ def bring_receipts_home(configured: Configured, target: str, leave_lost: bool, a
         status = asyncio.run(bring_home(recovery.allow_slow_reads(configured.settings), target, leave_lost, as_json))
     except collected.Unreadable as away:
         raise exit_with(f"{escape_text(str(away))}; nothing was written", EXIT_NO_GATE) from None
-    except (copying.TargetUsed, part.InTheWay, part.NoBody) as no:
+    except (copying.TargetUsed, part.Unsettled, part.MissingBody) as no:
         raise exit_with(escape_text(str(no)), EXIT_CONFLICT) from None
     except (SettingsError, StartupError) as wrong:
         raise calling.exit_for(wrong) from None
@@ -196,12 +196,12 @@ async def bring_home(settings: Settings, target: str, leave_lost: bool, as_json:
         sink = recovery.open_ledger(settings)
         opened.push_async_callback(sink.close)
         backend = await cli.open_alone(copying, opened, "database", cli.require_database(source))
-        there = part.Home(backend, sink, lenient=leave_lost)
+        there = part.LedgerBackedGate(backend, sink, lenient=leave_lost)
         opened.callback(there.close)
         with closing(Bar("reading")) as bar:
             findings = await there.collect({Engine(backend, settings).instance, backend.instance}, bar.add)
         with closing(findings):
-            part.in_the_way(findings, leave_lost)
+            part.require_settled(findings, leave_lost)
             waiting, foreign = findings.waiting + findings.counts["parked"], findings.foreign
         new = await cli.open_alone(copying, opened, "target", target)
         with closing(Bar("comparing")) as bar:
