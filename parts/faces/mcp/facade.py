@@ -248,7 +248,7 @@ class Facade:
         try:
             await self._answer(scope, receive, send)
         except GateError as no:
-            self.gate.refused(scope, no)
+            self.gate.guard.refused(scope, no)
             await self.gate.send(send, scope, no.status, encode(no.body()), refusal_headers(no))
         except asyncio.CancelledError:
             return      # the client has gone
@@ -265,9 +265,9 @@ class Facade:
         message = await self._read_apart(body)
         if not standard and not (message and in_era(message)):
             return await self._bare(scope, receive, send, message)
-        caller = caller or await self.gate.admit(scope)
+        caller = caller or await self.gate.guard.resolve(scope)
         op = self._called(message) if message else None
-        await self.gate.meter(scope, caller, op)
+        await self.gate.guard.meter(scope, caller, op)
         await self._sdk(scope, receive, send, body, message, caller)
 
     async def _read_apart(self, body: bytes) -> Asked | None:
@@ -292,10 +292,10 @@ class Facade:
         """Return who the headers say it is; only a peer may come without a token there, and only with little."""
         if not standard and presented(scope["headers"]) is None:
             try:
-                await self.gate.known(scope["headers"])
+                await self.gate.guard.known(scope["headers"])
             except Unauthenticated:
                 return None
-        return await self.gate.admit(scope)
+        return await self.gate.guard.resolve(scope)
 
     async def _sdk(self, scope: Scope, receive: Receive, send: Send, body: bytes, message: Asked | None,
                    caller: Caller) -> None:
@@ -353,7 +353,7 @@ class Facade:
             call.beside = beside(reply)
             return encode(reply)
         except GateError as no:
-            self.gate.refused_call(caller, no, call.op.name, call.ask)
+            self.gate.guard.refused_call(caller, no, call.op.name, call.ask)
             raise
         except Exception as bug:
             raise fault(call.op.name, bug) from bug
@@ -408,7 +408,7 @@ class Facade:
             who = visit.caller.principal if silent(ask) else self.gate.engine.whose(visit.caller, ask)
             return visit.caller.tenant_id, who
         except GateError as no:
-            self.gate.refused_call(visit.caller, no, "subscriptions/listen")
+            self.gate.guard.refused_call(visit.caller, no, "subscriptions/listen")
             raise
 
     # The dialect of peers: JSON-RPC without a handshake, whose result is the raw reply.
@@ -423,15 +423,15 @@ class Facade:
                 return await self._error(scope, send, id, UNKNOWN_METHOD, no)
             result = await self._bare_result(scope, receive, message)
         except GateError as no:
-            self.gate.refused(scope, no)
+            self.gate.guard.refused(scope, no)
             return await self._error(scope, send, id, CODES.get(no.status, BROKEN), no)
         await self.gate.send(send, scope, 200, encode({"jsonrpc": "2.0", "id": id, "result": result}), warning(scope))
 
     async def _bare_result(self, scope: Scope, receive: Receive, message: Asked) -> Any:
         op = self._called(message)
-        caller = await self.gate.admit(scope, op, credentials(scope, message))
+        caller = await self.gate.guard.resolve(scope, op, credentials(scope, message))
         if op is None:
-            await self.gate.meter(scope, caller, None)
+            await self.gate.guard.meter(scope, caller, None)
         await breathe(len(message.arguments))
         if message.method == "tools/list":
             return {"tools": [one.plain for one in self._shown(scope["path"], caller, query_of(scope))]}
