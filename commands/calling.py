@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import click
 
-from asyncgate.clients.http import DEFAULT_URL, Http, Refusal, Unreachable, token_in
+from asyncgate.clients.http import DEFAULT_URL, Http, Refusal, Unreachable, read_token_file
 from asyncgate.commands import profiles, remembered
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import plain
@@ -60,7 +60,7 @@ class Duration(click.ParamType[float]):
         if isinstance(value, int | float):
             return value
         try:
-            seconds = durations.duration(str(value))
+            seconds = durations.parse_duration(str(value))
         except ValueError:
             self.fail(f"{value!r} is no duration: give seconds, or a number with ms, s, m, h, d or w, as in 90d or "
                       "1h30m", param, ctx)
@@ -77,7 +77,7 @@ class Moment(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the moment as RFC 3339 writes it."""
         try:
-            return durations.moment(str(value).strip('"'), datetime.now(UTC)).isoformat()
+            return durations.parse_moment(str(value).strip('"'), datetime.now(UTC)).isoformat()
         except (ValueError, OverflowError):
             self.fail(f"{value!r} is no moment: give a day as in 2026-12-31, a time as in 2026-12-31T18:00 (UTC, "
                       "unless it ends with an offset), or how long from now, as in 90d", param, ctx)
@@ -93,7 +93,7 @@ class Credential(click.ParamType[str]):
         if not str(value).startswith("@"):
             return str(value)
         try:
-            return token_in(str(value)[1:], param.opts[0] if param else "the credential")
+            return read_token_file(str(value)[1:], param.opts[0] if param else "the credential")
         except ValueError as wrong:
             self.fail(str(wrong), param, ctx)
 

@@ -17,9 +17,9 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from asyncgate.clients.http import PATIENCE_SECONDS, Exchange
+from asyncgate.clients.http import ANSWER_SECONDS, Exchange
 from asyncgate.parts.app import Gate
-from asyncgate.parts.model.jsonrpc import BROKEN, CODES, PARSE_ERROR, UNKNOWN_METHOD
+from asyncgate.parts.model.jsonrpc import CODES, INTERNAL_ERROR, PARSE_ERROR, UNKNOWN_METHOD
 from asyncgate.parts.model.settings import Settings
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Bridge:
         if method == LISTEN and not self.streams:
             return self.refuse(id, UNKNOWN_METHOD, "subscriptions need a running gate: --url")
         headers = self.headers(message, method)
-        patience = httpx2.Timeout(PATIENCE_SECONDS, read=None) if method == LISTEN else self.client.timeout
+        patience = httpx2.Timeout(ANSWER_SECONDS, read=None) if method == LISTEN else self.client.timeout
         try:
             async with self.client.stream("POST", self.url, content=line, headers=headers,
                                           timeout=patience) as answer:
@@ -92,7 +92,7 @@ class Bridge:
                     return await self.pass_on(answer)
                 await answer.aread()
         except httpx2.TransportError as error:
-            return self.refuse(id, BROKEN, str(self.exchange.unreachable(error)))
+            return self.refuse(id, INTERNAL_ERROR, str(self.exchange.unreachable(error)))
         self.answer(answer, method, id)
 
     async def pass_on(self, answer: httpx2.Response) -> None:
@@ -108,9 +108,10 @@ class Bridge:
         except ValueError:
             told = None
         if not isinstance(told, dict):
-            return self.refuse(id, BROKEN, f"{self.exchange.url} does not answer like a gate ({answer.status_code})")
+            no = f"{self.exchange.url} does not answer like a gate ({answer.status_code})"
+            return self.refuse(id, INTERNAL_ERROR, no)
         if "jsonrpc" not in told:
-            return self.refuse(id, CODES.get(answer.status_code, BROKEN), str(told.get("message")), told)
+            return self.refuse(id, CODES.get(answer.status_code, INTERNAL_ERROR), str(told.get("message")), told)
         if method == "initialize" and isinstance(result := told.get("result"), dict):
             self.agreed = str(result.get("protocolVersion", ""))
         # Verbatim but for a missing id: what is a number stays as the gate wrote it.
@@ -163,7 +164,7 @@ async def to_running(url: str | None, token: str | None, path: str) -> None:
     import httpx2
 
     exchange = Exchange(url, token)
-    patience = PATIENCE_SECONDS + LONGEST_WAIT_SECONDS
+    patience = ANSWER_SECONDS + LONGEST_WAIT_SECONDS
     async with httpx2.AsyncClient(**exchange.settings, timeout=patience) as client:
         await Bridge(client, exchange, path, written, streams=True).serve(sys.stdin.buffer.readline)
 

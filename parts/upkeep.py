@@ -18,10 +18,10 @@ from asyncgate import Caller, Engine, Extension, Needs, News, Sweep, Work, alive
 from asyncgate.parts.identity.audit import Pruner
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.stored import Presence
-from asyncgate.parts.model.views import outside
+from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Ask, Healthy
 from asyncgate.parts.process.duties import Duties, Duty
-from asyncgate.parts.process.presence import Seen, visited
+from asyncgate.parts.process.presence import Seen, add_visit
 from asyncgate.parts.receipts.schedules import its_overdue, sweep
 from asyncgate.parts.receipts.upkeep import duties
 
@@ -95,8 +95,8 @@ class Upkeep(Duties, Extension):
     def committed(self, work: Work) -> None:
         """Sweep when a lease that was just granted runs out; other processes may have to, so they are told."""
         ends = min((lease.expires_at for lease in work.leased.values() if lease.ending == "live"), default=None)
-        if ends is not None and self._look_at(ends) and not self.engine.backend.alone:
-            self.engine.backend.tell(News(work.tenant_id, lapse=ends))
+        if ends is not None and self._look_at(ends) and (shared := self.engine.shared) and not shared.is_alone():
+            shared.tell(News(work.tenant_id, lapse=ends))
 
     def heard(self, news: News) -> None:
         """Sweep when a lease that another process has granted runs out."""
@@ -120,7 +120,7 @@ class Upkeep(Duties, Extension):
         grace = self.engine.settings.lease_grace_seconds
         for moment, _, _ in await self.engine.backend.lapses(now - grace, 1):
             self._look_at(moment)
-        if not self.engine.backend.alone:
+        if not self.engine.is_alone():
             self._look_at(now - grace + self.SHARED_SECONDS)
         return done
 
@@ -156,7 +156,9 @@ class Upkeep(Duties, Extension):
 
     async def beat(self) -> int:
         """Say that this process lives, or others would take over its tasks."""
-        await self.engine.backend.beat()
+        if self.engine.lasting is None:
+            return 0
+        await self.engine.lasting.beat()
         return 1
 
     async def remember(self) -> int:
@@ -180,7 +182,7 @@ def its_presences(needs: Needs, caller: Caller, ask: Sighted) -> None:
 def note_presences(engine: Engine, work: Work, caller: Caller, ask: Sighted) -> None:
     """Write down who was here."""
     for who, first, last in ask.sightings:
-        work.keep(visited(work.found(Presence, who.kind, who.id), who, first, last))
+        work.keep(add_visit(work.found(Presence, who.kind, who.id), who, first, last))
 
 
 def prolong(engine: Engine, work: Work, caller: Caller, ask: Prolong) -> None:
@@ -193,7 +195,7 @@ def prolong(engine: Engine, work: Work, caller: Caller, ask: Prolong) -> None:
         until = prolonged(lease, ask.silent_since, work.now, engine.settings.restart_grace_seconds)
         work.hold(replace(lease, expires_at=until))
         work.tell(task_id, "lease.prolonged", lease_id=lease.lease_id, worker_id=lease.worker_id,
-                  expires_at=outside(until).isoformat(), silent_since=outside(ask.silent_since).isoformat())
+                  expires_at=to_utc(until).isoformat(), silent_since=to_utc(ask.silent_since).isoformat())
 
 
 WRITES: dict[type[Ask], tuple[Callable[..., None], Callable[..., None]]] = {

@@ -1,8 +1,10 @@
-"""The bodies that cost a gate most: 16 MiB each, which is the most that it reads (`asyncgate bench --bad-bodies`)."""
+"""The bodies that cost a gate most, each as large as a gate accepts by default (`asyncgate bench --bad-bodies`)."""
 
 from __future__ import annotations
 
-SIZE = 16 * 2**20
+from asyncgate.parts.model.settings import Settings
+
+SIZE = Settings().max_request_bytes
 ENDS = (b'{"type":"bench.bad","payload":', b"}")
 KEYS = 90_000       # of one object: below what a gate refuses
 

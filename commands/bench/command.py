@@ -126,7 +126,7 @@ FILL_STATES = "; ".join(f"{name}: {says}" for name, says in MEANING.items())
 @click.option("--bad-keys", default=0, type=click.IntRange(0, 2000), metavar="N",
               help="Start a server; measure its health without and beside so many that try bad keys, and its memory.")
 @click.option("--bad-bodies", default=0, type=click.IntRange(0, 100), metavar="N",
-              help="The same beside so many that send the worst bodies of 16 MiB.")
+              help="The same beside so many that send the worst bodies that a gate accepts.")
 @click.option("--hostile", is_flag=True,
               help="Start a server with limits; measure a tenant without and beside another one at its worst.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
