@@ -14,9 +14,10 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from asyncgate import Caller, Engine, Extension, Needs, News, Sweep, Work, alive, its_tasks, prolonged
+from asyncgate import Caller, Engine, Extension, Needs, News, Sweep, Work, its_tasks, prolonged
 from asyncgate.parts.identity.audit import Pruner
 from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.overdue import alive
 from asyncgate.parts.model.stored import Presence
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Ask, Healthy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from asyncgate import Caller
 from asyncgate.parts.identity import WayIn, shared_token
 from asyncgate.parts.identity.keys import IssuedKeys
-from asyncgate.parts.identity.keys_stored import PREFIX
+from asyncgate.parts.identity.keys_stored import KEY_PREFIX
 from asyncgate.parts.model.connection import Headers, read_token
 from asyncgate.parts.model.errors import InvalidToken, Unauthenticated
 from asyncgate.parts.model.settings import Settings
@@ -41,7 +41,7 @@ class Keys:
     async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
         """Return whom a key stands for."""
         caller = await self.keys.caller(token, address)
-        if caller is None and token is not None and token.startswith(PREFIX):
+        if caller is None and token is not None and token.startswith(KEY_PREFIX):
             raise InvalidToken("this credential is not good")
         return caller
 
