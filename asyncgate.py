@@ -69,29 +69,33 @@ from msgspec.structs import replace
 if "__path__" not in globals():  # a bare checkout: its folders are this module's parts, as they are in the wheel
     __path__ = [os.path.dirname(os.path.abspath(__file__))]
 
-from asyncgate.parts.model.content import any_json as _any
-from asyncgate.parts.model.content import canonical, needs_of, ordered_types, parsed, pointers, proves, sha256, sized
+from asyncgate.parts.model.content import (
+    check_size, decode_json, find_ordered_types, is_proof, needs_of, parse_json, read_artifacts, sha256, to_canonical)
+from asyncgate.parts.model.database import LastingBackend, SharedBackend
 from asyncgate.parts.model.errors import (
-    DatabaseUnavailable, NotNow, StartupError, Forbidden, GateError, IdempotencyConflict, InvalidCursor,
-    InvalidRequest, InvalidTransition, LeaseInvalid, LeaseLifetimeLimit, LeaseRenewalLimit, NotLocatable,
-    QuotaExceeded, ReceiptNotFound, ReceiptTooLarge, Refused, TaskNotFound, TenantMismatch, TooManyArtifacts,
-    TooManyParents, TooManyWaiting, fault, no_task, outcome_unknown)
+    DatabaseUnavailable, Forbidden, GateError, IdempotencyConflict, InvalidCursor, InvalidRequest, InvalidTransition,
+    LeaseInvalid, LeaseLifetimeLimit, LeaseRenewalLimit, log_fault, no_task, NotLocatable, NotNow, outcome_unknown,
+    QuotaExceeded, ReceiptNotFound, ReceiptTooLarge, Refused, StartupError, TaskNotFound, TenantMismatch,
+    TooManyArtifacts, TooManyParents, TooManyWaiting)
 from asyncgate.parts.model.ids import Ids, mark_of
 from asyncgate.parts.model.members import Reader, Unreadable
-from asyncgate.parts.model.naming import claimed, filtered, instance_of, silent
+from asyncgate.parts.model.naming import read_principal, make_filter, read_instance_id, names_nobody
+from asyncgate.parts.model.news import News
+from asyncgate.parts.model.queries import (
+    EntryFilter, EventFilter, LeaseFilter, ObligationFilter, ReceiptFilter, TaskFilter, wanted_is)
 from asyncgate.parts.model.settings import DatabaseSettings, Settings, load_settings
 from asyncgate.parts.model.stored import (
-    Account, Archived, Audit, Entry, EntryFilter, Event, Key, Lag, Lease, Outgoing, Presence, Progress, Receipt,
-    ReceiptFilter, Schedule, Task, TaskFilter, Usage, key_of, wanted_is)
-from asyncgate.parts.model.views import holding, maybe, offer, outside, raw, record, shown, terms_of
+    Account, Archived, Audit, Entry, Event, Key, key_of, Lag, Lease, Outgoing, Presence, Progress, Receipt, Schedule,
+    Task, Usage)
+from asyncgate.parts.model.views import (
+    decode_terms, show_lease, show_offer, show_receipt, show_task, to_raw, to_utc, to_utc_or_none)
 from asyncgate.parts.model.wire import (
     AckReceipt, AsEither, Ask, AttachArtifacts, Attention, Bootstrap, CancelTask, CheckTerminator, Complete,
-    CompleteTasks, Created, CreatedBy, CreateTask, CreateTasks, Fail, GateConfig, GetConfig,
-    GetReceipt, GetTask, GetTaskHistory, Health, Healthy, Held, History, HistoryEvent, Item, Items, LatestReceipt,
-    LeaseNext, Leases, ListLeases, ListOpenObligations, ListReceipts, ListTasks, Obligations, Offer, Offers, Ok,
-    Principal, Problem, ReceiptRecord, Receipts, Relationship, Released, ReleaseHold, ReleaseLease, Renewed,
-    RenewLease, ReportProgress, Role, RunTask, Server, StartTask, Status,
-    TaskAsk, TaskRecord, Tasks, Terminator, Terms, Welcome)
+    CompleteTasks, Created, CreatedBy, CreateTask, CreateTasks, Fail, GateConfig, GetConfig, GetReceipt, GetTask,
+    GetTaskHistory, Health, Healthy, History, HistoryEvent, Item, Items, LatestReceipt, LeaseAsk, LeaseNext, Leases,
+    ListLeases, ListOpenObligations, ListReceipts, ListTasks, Obligations, Offer, Offers, Ok, Principal, Problem,
+    ReceiptRecord, Receipts, Relationship, Released, ReleaseHold, ReleaseLease, Renewed, RenewLease, ReportProgress,
+    Role, RunTask, Server, StartTask, Status, TaskAsk, TaskRecord, Tasks, Terminator, Terms, Welcome)
 from asyncgate.parts.process.outages import OFTEN
 from asyncgate.parts.process.polls import Polls
 from asyncgate.parts.process.presence import Sightings
@@ -203,20 +207,6 @@ class Delivered(Ask, kw_only=True):
     receipts: list[str] = []
 
 
-class News(Struct, frozen=True):
-    """What the processes that share a database tell each other of a batch that one of them has committed."""
-
-    tenant_id: str
-    queued: tuple[tuple[str, tuple[str, ...]], ...] = ()    # type and needed capabilities of each task, claimable now
-    ended: tuple[str, ...] = ()                             # tasks
-    due: float | None = None                                # when the first of the delayed tasks may be leased
-    many: bool = False                                      # more than is listed: look for whatever there may be
-    keys: tuple[str, ...] = ()                              # issued keys that have changed
-    account: bool = False                                   # whether what is agreed with the tenant has changed
-    posted: bool = False                                    # whether receipts wait for the ledger
-    lapse: float | None = None                              # when a lease runs out, earlier than was known before
-
-
 # LAW ##################################################################################################################
 
 
@@ -311,7 +301,7 @@ def receipt_hash(type: str, sender: Principal, to: Principal, task_id: str, leas
 @lru_cache(4096)
 def lane_of(type: str, capabilities: frozenset[str]) -> int:
     """Number a (type, capability set) pair alike in every process, so that no database hands numbers out."""
-    digest = hashlib.sha256(canonical((type, sorted(capabilities)))).digest()
+    digest = hashlib.sha256(to_canonical((type, sorted(capabilities)))).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
@@ -327,7 +317,7 @@ def rank(ask: LeaseNext, task: Task) -> tuple[bool, int, str]:
 
 def fences_skipped(event: Event) -> int:
     """By how much an event raised the fence of its task, beside what its leases did."""
-    return int(_any(event.payload).get("fences_skipped", 0)) if event.event_type in RAISING else 0
+    return int(decode_json(event.payload).get("fences_skipped", 0)) if event.event_type in RAISING else 0
 
 
 def backoff(base: int, attempt: int, limit: int) -> float:
@@ -376,7 +366,7 @@ def ended_well(task: Task) -> Ok:
         True, "succeeded", obligation="discharged")
 
 
-def lost(lease: Lease | None, holder: Principal, ask: Held, now: float, grace: float) -> str | None:
+def lost(lease: Lease | None, holder: Principal, ask: LeaseAsk, now: float, grace: float) -> str | None:
     """Say why `holder` does not hold the latest lease of a task, or None if it does."""
     if lease is None:
         return "unknown"
@@ -392,9 +382,9 @@ def lost(lease: Lease | None, holder: Principal, ask: Held, now: float, grace: f
 
 def speaker(caller: Caller, ask: Ask) -> Principal:
     """Return who acts: the credential's principal, or the one that an unbound credential lets the request name."""
-    named = claimed(ask)
+    named = read_principal(ask)
     if named is None:
-        if (instance := instance_of(ask)) is None:
+        if (instance := read_instance_id(ask)) is None:
             return caller.principal
         if not caller.bound:
             raise InvalidRequest("an instance alone names nobody: say worker_id or principal_id too")
@@ -425,9 +415,9 @@ def keep_within(caller: Caller, ask: LeaseNext) -> None:
 
 def creations(ask: CreateTasks) -> Iterator[CreateTask]:
     """Yield the tasks of a batch, each with the creator of the whole where it names none."""
-    creator, items = claimed(ask), list[Any](ask.tasks)
+    creator, items = read_principal(ask), list[Any](ask.tasks)
     for item in items:
-        if creator and not isinstance(item, Unreadable) and silent(item):
+        if creator and not isinstance(item, Unreadable) and names_nobody(item):
             item.created_by = CreatedBy(principal_kind=creator.kind, principal_id=creator.id,  # type: ignore[arg-type]
                                         instance_id=creator.instance_id)
         yield item
@@ -573,7 +563,7 @@ class Work:
         """Change a task without moving it."""
         task = replace(task, updated_at=self.now, **changes)
         if task.status == "queued" and task.lane not in self.known:     # what waits again needs its lane again
-            self._lane(task, needs_of(raw(task.requirements)))
+            self._lane(task, needs_of(to_raw(task.requirements)))
         self._set(self.added if task.task_id in self.added else self.moved, task.task_id, task)
         self._set(self.tasks, task.task_id, task)
         return task
@@ -646,7 +636,7 @@ class Work:
 
     def tell(self, task_id: str, event_type: str, **payload: Any) -> None:
         """Write an event for the task's history."""
-        event = Event(self.new_id(), task_id, event_type, canonical(payload).decode(), self.now)
+        event = Event(self.new_id(), task_id, event_type, to_canonical(payload).decode(), self.now)
         self._set(self.events, event.event_id, event)
 
     def keep(self, row: Struct) -> None:
@@ -822,6 +812,8 @@ class Engine:
     def __init__(self, backend: Backend, settings: Settings | None = None,
                  extensions: Iterable[Extension] = ()) -> None:
         self.backend, self.settings = backend, settings or Settings()
+        self.lasting = backend if isinstance(backend, LastingBackend) else None
+        self.shared = backend if isinstance(backend, SharedBackend) else None
         self.instance = self.settings.instance_id or backend.instance
         self.gate = Principal("asyncgate", self.instance)
         self.born = time.monotonic()
@@ -961,9 +953,9 @@ class Engine:
                ask: CreateTask) -> tuple[Task, frozenset[str], dict[str, Any]]:
         """Make a task of its contract, and the body of the receipt that states it."""
         limits, payload = self.settings, bytes(ask.payload) or b"null"
-        sized(payload, limits.max_payload_bytes, "payload")
-        value, needed = parsed(payload, "payload"), needs_of(ask.requirements)
-        if caller.task_types is not None and not ordered_types(ask.type, value) <= caller.task_types:
+        check_size(payload, limits.max_payload_bytes, "payload")
+        value, needed = parse_json(payload, "payload"), needs_of(ask.requirements)
+        if caller.task_types is not None and not find_ordered_types(ask.type, value) <= caller.task_types:
             raise barred(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
         if not bytes(ask.payload) and ask.payload_pointer is None:
             raise InvalidRequest("create_task needs payload or payload_pointer; who needs neither says payload: null")
@@ -973,7 +965,7 @@ class Engine:
         task = Task(
             task_id=work.new_id(), lane=lane_of(ask.type, needed), type=ask.type, payload=payload.decode(),
             payload_pointer=ask.payload_pointer, requirements=bytes(ask.requirements).decode(),
-            terms=canonical({**terms, **session}).decode(), owner_kind=creator.kind, owner_id=creator.id,
+            terms=to_canonical({**terms, **session}).decode(), owner_kind=creator.kind, owner_id=creator.id,
             principal_ai=ask.principal_ai or creator.id,
             priority=limits.default_priority if ask.priority is None else ask.priority,
             max_attempts=ask.max_attempts or limits.default_max_attempts,
@@ -984,8 +976,8 @@ class Engine:
             asyncgate_instance=self.instance, updated_at=work.now,
             next_eligible_at=work.now + delay if delay > 0 else None,
             deadline_at=deadline)
-        digest = hashlib.sha256(canonical(value)).hexdigest()
-        wanted = parsed(bytes(ask.requirements), "requirements")
+        digest = hashlib.sha256(to_canonical(value)).hexdigest()
+        wanted = parse_json(bytes(ask.requirements), "requirements")
         contract = {**terms, "type": task.type, "requirements": wanted, "payload_pointer": task.payload_pointer,
                     "payload_sha256": digest, "payload_bytes": len(payload)}
         if ask.idempotency_key is not None:
@@ -1035,7 +1027,7 @@ class Engine:
             with self._outcome((caller.tenant_id, ask.task_id)) as ended:   # before reading, or it might be missed
                 found = await self._readable(caller, ask.task_id)
                 if found[0].status in TERMINAL or self.waiting.closed or not await self.called(ended, until):
-                    return record(caller.tenant_id, *found)
+                    return show_task(caller.tenant_id, *found)
                 await self.still_good(caller)
 
     @contextlib.contextmanager
@@ -1049,6 +1041,14 @@ class Engine:
             if not self.outcomes[key]:
                 del self.outcomes[key]
 
+    def is_alone(self) -> bool:
+        """Whether no other process is known to use the database."""
+        return self.shared is None or self.shared.is_alone()
+
+    async def leads(self, job: str) -> bool:
+        """Whether this process is the one, of all that share the database, that does a job."""
+        return self.shared is None or await self.shared.lead(job)
+
     async def still_good(self, caller: Caller) -> None:
         """Refuse a caller that would not be admitted any more; asked when a call that waited goes on."""
         for still_good in self.on.still_good:
@@ -1060,7 +1060,7 @@ class Engine:
         News of other processes may be lost, so beside others everybody looks now and then without being called.
         """
         poll = asyncio.get_running_loop().time() + self.settings.database.poll_seconds
-        if self.backend.alone or until <= poll:
+        if self.is_alone() or until <= poll:
             return await waited(call, until)
         await waited(call, poll)
         return True
@@ -1080,14 +1080,14 @@ class Engine:
 
     async def list_tasks(self, caller: Caller, ask: ListTasks) -> Tasks:
         """List tasks, newest first: an agent's own, or any in the tenant for an admin."""
-        owner = filtered("created_by_kind", ask.created_by_kind, "created_by", ask.created_by) or claimed(ask)
+        owner = make_filter("created_by_kind", ask.created_by_kind, "created_by", ask.created_by) or read_principal(ask)
         if not caller.sees_all:
             owner = self._self_only(caller, owner)
         limit, mark = self.limit(ask.limit), ("tasks", owner, ask.status, ask.type)
         before = self.position(caller, ask.cursor, *mark)
-        rows = await self.backend.tasks(caller.tenant_id, TaskFilter(owner, ask.status, ask.type, before, limit + 1))
+        rows = await self.backend.page(caller.tenant_id, TaskFilter(owner, ask.status, ask.type, before, limit + 1))
         ends = self.onward(caller, [task.task_id for task, *_ in rows], limit, ask.cursor, *mark)
-        return Tasks([record(caller.tenant_id, *row) for row in rows[:limit]], *ends)
+        return Tasks([show_task(caller.tenant_id, *row) for row in rows[:limit]], *ends)
 
     def _self_only(self, caller: Caller, named: Principal | None) -> Principal:
         if not wanted_is(named, caller.principal):
@@ -1100,11 +1100,11 @@ class Engine:
         tenant, limit, mark = caller.tenant_id, self.limit(ask.limit), ("history", ask.task_id)
         place = self.position(caller, ask.cursor, *mark) or ""
         told, _, noted = place.partition(" ")       # a place in each: a receipt may become visible after an event
-        receipts = await self.backend.receipts(tenant, ReceiptFilter(None, ask.task_id, None, told, limit + 1))
-        events = [HistoryEvent(r.receipt_id, r.receipt_type, outside(r.created_at), receipt=shown(tenant, r))
+        receipts = await self.backend.page(tenant, ReceiptFilter(None, ask.task_id, None, told, limit + 1))
+        events = [HistoryEvent(r.receipt_id, r.receipt_type, to_utc(r.created_at), receipt=show_receipt(tenant, r))
                   for r in receipts]
-        events += [HistoryEvent(e.event_id, e.event_type, outside(e.created_at), raw(e.payload))
-                   for e in await self.backend.events(tenant, ask.task_id, noted or told, limit + 1)]
+        events += [HistoryEvent(e.event_id, e.event_type, to_utc(e.created_at), to_raw(e.payload))
+                   for e in await self.backend.page(tenant, EventFilter(ask.task_id, noted or told, limit + 1))]
         events.sort(key=lambda event: event.event_id)
         for event in events[:limit]:
             told, noted = (event.event_id, noted or told) if event.receipt else (told, event.event_id)
@@ -1204,7 +1204,7 @@ class Engine:
         return [self._offered(work, work.leases[task.task_id]) for task in sorted(live, key=partial(rank, ask))]
 
     def _lease(self, work: Work, worker: Principal, ask: LeaseNext, task: Task) -> Offer:
-        timeouts = terms_of(task.terms).timeouts
+        timeouts = decode_terms(task.terms).timeouts
         wished = ask.lease_ttl_seconds or (timeouts.lease_ttl_seconds if timeouts else None)
         task, lease_id = work.move(task, CLAIM, fence=task.fence + 1), work.new_lease_id()
         body = {"worker_capabilities": sorted(ask.capabilities or ()), "attempt": task.attempt, "fence": task.fence}
@@ -1216,7 +1216,7 @@ class Engine:
         return self._offered(work, lease)
 
     def _offered(self, work: Work, lease: Lease) -> Offer:
-        return offer(work.tenant_id, work.tasks[lease.task_id], lease, work.progress.get(lease.task_id), work.now)
+        return show_offer(work.tenant_id, work.tasks[lease.task_id], lease, work.progress.get(lease.task_id), work.now)
 
     def renew_lease(self, work: Work, caller: Caller, ask: RenewLease) -> Renewed:
         """Keep a lease that is still alive; it runs extend_by_seconds from now, or as long as it was granted for.
@@ -1238,7 +1238,7 @@ class Engine:
             self._anomaly(work, task, "lease_renewed_often", lease=lease, renewals=lease.renewals,
                           progress_reported=bool(noted and noted.fence == lease.fence),
                           recommended_action="ask the worker for progress, or cancel the task")
-        return Renewed(outside(until), (until - work.now) / 3)
+        return Renewed(to_utc(until), (until - work.now) / 3)
 
     def _may_renew(self, work: Work, lease: Lease) -> None:
         often, long = self.settings.max_lease_renewals, self.settings.max_lease_lifetime_seconds
@@ -1267,19 +1267,19 @@ class Engine:
         """
         worker, grace = self.about(caller, ask, "worker_id"), self.settings.lease_grace_seconds
         now = self.backend.now()
-        rows = await self.backend.leases(caller.tenant_id, worker)
+        rows = await self.backend.page(caller.tenant_id, LeaseFilter(worker))
         mine = ask.resume and (not caller.bound or worker.same(caller.principal))
         told = worker.instance_id or ""
         # In the order of their tasks: leases of one moment come in any order, and the history shall not depend on it.
         if fresh := sorted(lease.task_id for _, lease in rows if mine and lease.resumed_by != told
                            and lease.resumptions < MOST_RESUMED and alive(lease, now, grace)):
             await self.write(Engine._resume, its_tasks, caller, Resumed(tasks=fresh, worker=worker))
-        return Leases([holding(task, lease, now) for task, lease in rows if alive(lease, now, grace)])
+        return Leases([show_lease(task, lease, now) for task, lease in rows if alive(lease, now, grace)])
 
     def _resume(self, work: Work, caller: Caller, ask: Resumed) -> None:
         for task_id in ask.tasks:
             lease = work.leases.get(task_id)
-            if lost(lease, ask.worker, Held(lease_id=lease.lease_id if lease else ""), work.now,
+            if lost(lease, ask.worker, LeaseAsk(lease_id=lease.lease_id if lease else ""), work.now,
                     self.settings.lease_grace_seconds) is None and lease is not None:
                 self._taken_up(work, lease, ask.worker)
 
@@ -1297,7 +1297,7 @@ class Engine:
         """Say that work on a leased task has begun; optional."""
         task, _ = self.require_lease(work, caller, ask)
         task = self._start(work, task)
-        return Ok(True, "running", maybe(task.started_at))
+        return Ok(True, "running", to_utc_or_none(task.started_at))
 
     def _start(self, work: Work, task: Task) -> Task:
         if task.status == "running":
@@ -1307,8 +1307,8 @@ class Engine:
 
     def report_progress(self, work: Work, caller: Caller, ask: ReportProgress) -> Ok:
         """Report progress; if this worker is lost, the next one is handed it as a checkpoint."""
-        sized(bytes(ask.progress), self.settings.max_progress_bytes, "progress")
-        told = parsed(bytes(ask.progress), "progress")
+        check_size(bytes(ask.progress), self.settings.max_progress_bytes, "progress")
+        told = parse_json(bytes(ask.progress), "progress")
         task, lease = self.require_lease(work, caller, ask)
         self._start(work, task)
         noted = work.note(task, bytes(ask.progress).decode())
@@ -1337,7 +1337,7 @@ class Engine:
         where = located.get("artifacts")
         work.hold(replace(lease, ending="completed"))
         task = work.move(task, SUCCEED, completed_at=work.now, outcome=bytes(ask.result).decode(), held=None,
-                         artifacts=canonical(where).decode() if where else None)
+                         artifacts=to_canonical(where).decode() if where else None)
         task = self._discharge(work, task) if located else task
         ended = self.write_receipt(work, EMISSION["succeed"], task, {**body, **located}, by=lease.worker, lease=lease,
                                    parents=(task.duty,) if located else (), mark="located" if located else "")
@@ -1345,14 +1345,14 @@ class Engine:
         if not located:     # PH.3.3: the success stands, but it discharges nothing
             self._anomaly(work, task, "success_without_locatability", lease=lease, recommended_action=LOCATE,
                           worker_id=lease.worker_id, receipt_id=ended.receipt_id, obligation_receipt_id=task.duty,
-                          result_delivery=terms_of(task.terms).result_delivery)
+                          result_delivery=decode_terms(task.terms).result_delivery)
         return ended_well(task)
 
     def _result(self, ask: Complete) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return where the result is, and what the receipt says of it."""
         result = bytes(ask.result)
-        sized(result, self.settings.max_result_bytes, "result")
-        value = parsed(result, "result")
+        check_size(result, self.settings.max_result_bytes, "result")
+        value = parse_json(result, "result")
         told = value.get("summary") if isinstance(value, dict) else None
         summary = ask.result_summary or (told[:1000] if isinstance(told, str) else None)
         located, proof = self._where(ask.artifacts, ask.delivery_proof), ask.delivery_proof or None
@@ -1362,12 +1362,12 @@ class Engine:
 
     def _where(self, artifacts: Any, proof: dict[str, Any] | None) -> dict[str, Any]:
         """Return what locates a result (PH.3); that its delivery failed does not."""
-        located = {"artifacts": self.artifacts_of(artifacts), "delivery_proof": proof if proves(proof) else None}
+        located = {"artifacts": self.artifacts_of(artifacts), "delivery_proof": proof if is_proof(proof) else None}
         return {name: said for name, said in located.items() if said}
 
     def artifacts_of(self, artifacts: Any) -> list[Any]:
         """Return the artifacts that a request names; raises TooManyArtifacts."""
-        found, most = pointers(artifacts), self.settings.receipts.max_artifacts
+        found, most = read_artifacts(artifacts), self.settings.receipts.max_artifacts
         if len(found) > most:
             raise TooManyArtifacts(f"{len(found)} artifacts; a receipt carries {most} at most (PH.5)")
         return found
@@ -1378,19 +1378,19 @@ class Engine:
             return {}
         if len(text) <= self.settings.inline_result_bytes:
             return {f"{name}_payload" if name == "result" else name: value}
-        return {f"{name}_sha256": hashlib.sha256(canonical(value)).hexdigest(), f"{name}_bytes": len(text),
+        return {f"{name}_sha256": hashlib.sha256(to_canonical(value)).hexdigest(), f"{name}_bytes": len(text),
                 "how_to_retrieve": {"operation": "get_task", "task_id": task_id}}
 
     def _inline(self, task: Task, ask: Complete) -> dict[str, Any]:
         """PH.3 way out (c): the creator asked for the result in the task record, and there it is."""
-        if terms_of(task.terms).result_delivery != "inline" or _any(ask.result) in (None, "", [], {}):
+        if decode_terms(task.terms).result_delivery != "inline" or decode_json(ask.result) in (None, "", [], {}):
             return {}
         return {"artifacts": [{"type": "asyncgate", "uri": f"asyncgate://{self.instance}/tasks/{task.task_id}/result"}]}
 
     def _locate(self, work: Work, task: Task, lease: Lease | None, by: Principal, located: dict[str, Any]) -> None:
         """Discharge the duty of a task that succeeded without telling where (PH.3 ways out a and b)."""
         where = located.get("artifacts")
-        task = self._discharge(work, work.change(task, artifacts=canonical(where).decode() if where else None))
+        task = self._discharge(work, work.change(task, artifacts=to_canonical(where).decode() if where else None))
         ended = self.write_receipt(work, COMPLETED, task, located, by=by, lease=lease, mark="located")
         self.announce_end(work, task, ended, located)
 
@@ -1407,13 +1407,13 @@ class Engine:
         The first retry waits retry_backoff_seconds, each further one twice as long, up to 15 minutes.
         """
         error = bytes(ask.error)
-        sized(error, self.settings.max_result_bytes, "error")
-        value = parsed(error, "error")
+        check_size(error, self.settings.max_result_bytes, "error")
+        value = parse_json(error, "error")
         if self._repeated(work, caller, ask, "failed"):
             task = work.task(ask.task_id)
             if task.status == "failed":
                 return Released(True, "failed", False)
-            return Released(True, "queued", True, maybe(task.next_eligible_at))
+            return Released(True, "queued", True, to_utc_or_none(task.next_eligible_at))
         if self._told(work, caller, ask, FAILED):   # and leased again since, so it was requeued
             return Released(True, "queued", True)
         task, lease = self.require_lease(work, caller, ask)
@@ -1438,11 +1438,11 @@ class Engine:
                          held=first_answer(self.on.why_hold, work, task))
         self.write_receipt(work, EMISSION["retry"], task, body, by=lease.worker, lease=lease)
         self._tell_held(work, task, lease)
-        return Released(True, "queued", True, outside(work.now + pause))
+        return Released(True, "queued", True, to_utc(work.now + pause))
 
     # Who holds a lease, and how its end is told.
 
-    def require_lease(self, work: Work, caller: Caller, ask: Held) -> tuple[Task, Lease]:
+    def require_lease(self, work: Work, caller: Caller, ask: LeaseAsk) -> tuple[Task, Lease]:
         """Return the task and its lease if the caller holds it, inside the transaction (spec 4.2)."""
         task, lease = work.task(ask.task_id), work.leases.get(ask.task_id)
         holder = self._holder(caller, ask, lease)
@@ -1458,20 +1458,20 @@ class Engine:
             lease = self._taken_up(work, lease, holder)
         return task, lease
 
-    def _holder(self, caller: Caller, ask: Held, lease: Lease | None) -> Principal:
+    def _holder(self, caller: Caller, ask: LeaseAsk, lease: Lease | None) -> Principal:
         """Return the worker that asks; a heartbeat that names the lease only speaks for its holder."""
         if ask.worker_id is None and not caller.bound and isinstance(ask, RenewLease) and lease is not None:
             return lease.worker
         return speaker(caller, ask)
 
-    def _repeated(self, work: Work, caller: Caller, ask: Held, ending: str) -> Lease | None:
+    def _repeated(self, work: Work, caller: Caller, ask: LeaseAsk, ending: str) -> Lease | None:
         """Return the lease if it ended by this very verb of this very worker: then the first outcome stands (H.3)."""
         work.task(ask.task_id)
         lease = work.leases.get(ask.task_id)
         again = lease is not None and (lease.lease_id, lease.ending) == (ask.lease_id, ending)
         return lease if lease and again and lease.worker.same(self._holder(caller, ask, lease)) else None
 
-    def _told(self, work: Work, caller: Caller, ask: Held, contract: Contract) -> bool:
+    def _told(self, work: Work, caller: Caller, ask: LeaseAsk, contract: Contract) -> bool:
         """Whether the end of an earlier lease of this worker has its receipt; the lease itself is overwritten."""
         lease = work.leases.get(ask.task_id)
         if lease is None or lease.lease_id == ask.lease_id:
@@ -1479,18 +1479,18 @@ class Engine:
         return self._accepted(work, ask, speaker(caller, ask)) and any(
             one.receipt_type == contract.type and self._by_worker(one) for one in self._under(work, ask))
 
-    def _accepted(self, work: Work, ask: Held, worker: Principal) -> bool:
+    def _accepted(self, work: Work, ask: LeaseAsk, worker: Principal) -> bool:
         """Whether a worker has had a lease; known where the receipts under the lease are loaded (its_end)."""
         return any(one.receipt_type == ACCEPTED.type and one.sender.same(worker) for one in self._under(work, ask))
 
-    def _under(self, work: Work, ask: Held) -> list[Receipt]:
+    def _under(self, work: Work, ask: LeaseAsk) -> list[Receipt]:
         return [one for one in work.receipts.values() if (one.task_id, one.lease_id) == (ask.task_id, ask.lease_id)]
 
     def _by_worker(self, ended: Receipt) -> bool:
         """Whether its worker ended a lease; a receipt that was sent to the ledger has left its body there."""
         mine = receipt_key(EXPIRED, ended.task_id, ended.sender, ended.lease_id, ended.parents, "released")
         return ended.receipt_type != EXPIRED.type or ended.receipt_key == mine or (
-            ended.body != "" and _any(ended.body)["reason"] == "released")
+            ended.body != "" and decode_json(ended.body)["reason"] == "released")
 
     def _until_when(self, acquired: float, now: float, wished: int | None) -> float:
         """Return when a lease runs out: so long from now, but never past its lifetime."""
@@ -1537,7 +1537,7 @@ class Engine:
         said = {name: value for name, value in body.items() if value is not None}
         if by is not None and by.instance_id is not None:
             said["principal_instance_id"] = by.instance_id
-        text = canonical({**said, "schema_version": SCHEMA_VERSION})
+        text = to_canonical({**said, "schema_version": SCHEMA_VERSION})
         self._check(text, parents)
         parents = tuple(sorted(parents))
         return work.record(Receipt(
@@ -1574,14 +1574,14 @@ class Engine:
         mark = ("receipts", to, ask.task_id, ask.receipt_type)
         after = await self._since(caller, ask.since_receipt_id or ask.cursor, *mark)
         limit = self.limit(ask.limit)
-        rows = await self.backend.receipts(caller.tenant_id,
+        rows = await self.backend.page(caller.tenant_id,
                                            ReceiptFilter(to, ask.task_id, ask.receipt_type, after, limit + 1))
         ends = self.onward(caller, [row.receipt_id for row in rows], limit, ask.since_receipt_id or ask.cursor, *mark)
-        return Receipts([shown(caller.tenant_id, row) for row in rows[:limit]], *ends)
+        return Receipts([show_receipt(caller.tenant_id, row) for row in rows[:limit]], *ends)
 
     async def inbox(self, caller: Caller, ask: ListReceipts) -> Principal | None:
         """Return whose receipts are meant; None is everybody's, of a task or of the tenant."""
-        to = filtered("to_kind", ask.to_kind, "to_id", ask.to_id) or claimed(ask)
+        to = make_filter("to_kind", ask.to_kind, "to_id", ask.to_id) or read_principal(ask)
         if ask.task_id is not None and to is None:
             await self._chain_readable(caller, ask.task_id)
         elif not caller.sees_all:
@@ -1593,7 +1593,7 @@ class Engine:
         try:
             await self._readable(caller, task_id)
         except TaskNotFound:
-            if not caller.sees_all or not await self.backend.receipts(
+            if not caller.sees_all or not await self.backend.page(
                     caller.tenant_id, ReceiptFilter(None, task_id, None, None, 1)):
                 raise
 
@@ -1603,7 +1603,7 @@ class Engine:
             raise ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are, and "
                                   "list_archived_receipts those in the archive")
         self.party(caller, caller.principal, receipt, caller.sees_all)
-        return shown(caller.tenant_id, receipt)
+        return show_receipt(caller.tenant_id, receipt)
 
     def party(self, caller: Caller, who: Principal, receipt: Receipt | ReceiptRecord, anybody: bool) -> None:
         """Refuse who neither stated a receipt nor is addressed by it, unless anybody's is meant."""
@@ -1638,9 +1638,9 @@ class Engine:
         """
         who = self.whose(caller, ask)
         after = await self._since(caller, ask.since_receipt_id, "obligations", who)
-        rows = await self.backend.obligations(caller.tenant_id, who, after, self.limit(ask.limit))
+        rows = await self.backend.page(caller.tenant_id, ObligationFilter(who, after, self.limit(ask.limit)))
         return Obligations(self._server(), await self._relationship(caller, who),
-                           [shown(caller.tenant_id, row) for row in rows],
+                           [show_receipt(caller.tenant_id, row) for row in rows],
                            rows[-1].receipt_id if rows else ask.since_receipt_id)
 
     def whose(self, caller: Caller, ask: AsEither) -> Principal:
@@ -1650,7 +1650,7 @@ class Engine:
 
     def about(self, caller: Caller, ask: Ask, name: str) -> Principal:
         """Return whom a read is about; a credential that stands for everybody must name somebody."""
-        if not caller.bound and claimed(ask) is None:
+        if not caller.bound and read_principal(ask) is None:
             raise InvalidRequest(f"whose is meant?  This credential stands for everybody: say {name}")
         return speaker(caller, ask)
 
@@ -1662,13 +1662,13 @@ class Engine:
         who, most = self.whose(caller, ask), self.settings.max_bootstrap_max_items
         wished = ask.max_items or ask.limit or self.settings.default_bootstrap_max_items
         after = await self._since(caller, ask.since_receipt_id, "bootstrap", who)
-        rows = await self.backend.receipts(caller.tenant_id, ReceiptFilter(who, None, None, after, min(wished, most),
+        rows = await self.backend.page(caller.tenant_id, ReceiptFilter(who, None, None, after, min(wished, most),
                                                                            newest=after is None))
         log.warning("deprecated: bootstrap was called by %s; list_open_obligations supersedes it", who)
         if fresh := [row.receipt_id for row in rows if row.delivered_at is None]:
             await self.write(Engine._deliver, None, caller, Delivered(receipts=fresh))
         return Welcome(self._server(), await self._relationship(caller, who),
-                       Attention([shown(caller.tenant_id, row) for row in rows]),
+                       Attention([show_receipt(caller.tenant_id, row) for row in rows]),
                        LatestReceipt(rows[-1].receipt_id if rows else ask.since_receipt_id), self.settings.environment,
                        warnings=[warning for warn in self.on.warn for warning in await warn(caller)])
 
@@ -1685,8 +1685,8 @@ class Engine:
     async def _relationship(self, caller: Caller, who: Principal) -> Relationship:
         stored = await self.backend.record(caller.tenant_id, Presence, who.kind, who.id)
         known = self.sightings.known(caller.tenant_id, who, stored, self.backend.now())
-        return Relationship(who.kind, who.id, who.instance_id or known.instance_id, outside(known.first_seen_at),
-                            outside(known.last_seen_at), known.sessions)
+        return Relationship(who.kind, who.id, who.instance_id or known.instance_id, to_utc(known.first_seen_at),
+                            to_utc(known.last_seen_at), known.sessions)
 
     # About the gate itself.
 
@@ -1733,14 +1733,14 @@ class Engine:
 
     def _expire(self, work: Work, task: Task, lease: Lease, crowd: int) -> Task:
         """PH.4: a lost lease is not a failure.  But a task that keeps killing its workers is held at last."""
-        lost_to = [*_any(task.lost_to), lease.worker_id][-10:]
+        lost_to = [*decode_json(task.lost_to), lease.worker_id][-10:]
         losses, most = task.expiries + 1, task.max_expiries
         held = "lease_expiries" if most and losses >= most else first_answer(self.on.why_hold, work, task)
         pause = jitter(lease.lease_id, self.settings.expiry_jitter_seconds, crowd)
         work.hold(replace(lease, ending="expired"))
         # Clarification C: only a task's own instance sweeps it, so this one takes it over first (docs/design.md).
         task = work.move(task, EXPIRE, expiries=losses, held=held, started_at=None, asyncgate_instance=self.instance,
-                         next_eligible_at=work.now + pause if pause else None, lost_to=canonical(lost_to).decode())
+                         next_eligible_at=work.now + pause if pause else None, lost_to=to_canonical(lost_to).decode())
         self.write_receipt(work, EMISSION["expire"], task, self._expiry(task, lease, "expired"), lease=lease)
         self._give_up(work, task, lease, "lease_expired")
         if losses == STUCK_EXPIRIES + 1:
@@ -1755,8 +1755,8 @@ class Engine:
             work.tell(task.task_id, "task.held", held=task.held, expiries=task.expiries)
             progress = work.progress.get(task.task_id)
             self._anomaly(work, task, "task_held", lease=lease, expiries=task.expiries,
-                          workers=sorted(set(_any(task.lost_to))), held=task.held,
-                          last_progress=_any(progress.progress) if progress else None,
+                          workers=sorted(set(decode_json(task.lost_to))), held=task.held,
+                          last_progress=decode_json(progress.progress) if progress else None,
                           recommended_action="release_hold to offer it again, or cancel_task")
 
     def _expiry(self, task: Task, lease: Lease, reason: str) -> dict[str, Any]:
@@ -1773,7 +1773,7 @@ class Engine:
             until = prolonged(lease, ask.silent_since, work.now, self.settings.restart_grace_seconds)
             work.hold(replace(lease, expires_at=until))
             work.tell(task_id, "lease.prolonged", lease_id=lease.lease_id, worker_id=lease.worker_id,
-                      expires_at=outside(until).isoformat(), silent_since=outside(ask.silent_since).isoformat())
+                      expires_at=to_utc(until).isoformat(), silent_since=to_utc(ask.silent_since).isoformat())
 
     # What happens after a commit, and small things.
 
@@ -1786,8 +1786,8 @@ class Engine:
                 self.waiting.offered(work.tenant_id, task, work.now)
             elif task.status in TERMINAL:
                 self._ended((work.tenant_id, task.task_id))
-        if not self.backend.alone and (news := news_of(work)):
-            self.backend.tell(news)
+        if self.shared and not self.shared.is_alone() and (news := news_of(work)):
+            self.shared.tell(news)
 
     def _ended(self, key: tuple[str, str]) -> None:
         for ended in self.outcomes.get(key, ()):
@@ -1815,7 +1815,7 @@ class Engine:
 
     def cursor(self, caller: Caller, position: str, *query: Any) -> str:
         """Seal a position for this tenant and this query, so that nobody can make one up."""
-        seal = hmac.digest(self.backend.secret, canonical((caller.tenant_id, query, position)), "sha256")[:12]
+        seal = hmac.digest(self.backend.secret, to_canonical((caller.tenant_id, query, position)), "sha256")[:12]
         return base64.urlsafe_b64encode(seal + position.encode()).decode().rstrip("=")
 
     def onward(self, caller: Caller, found: list[str], limit: int, given: str | None,
@@ -1860,7 +1860,7 @@ def news_of(work: Work) -> News | None:
     account = (Account, ()) in work.kept
     if not (queued or ended or keys or account or work.posted):
         return None
-    kinds = tuple((task.type, tuple(sorted(needs_of(raw(task.requirements))))) for task in now[:MOST_QUEUED])
+    kinds = tuple((task.type, tuple(sorted(needs_of(to_raw(task.requirements))))) for task in now[:MOST_QUEUED])
     return News(work.tenant_id, kinds, tuple(ended[:MOST_ENDED]), min(later, default=None),
                 len(now) > MOST_QUEUED or len(ended) > MOST_ENDED, keys, account, bool(work.posted))
 
@@ -1902,7 +1902,7 @@ class Job:
             self.reply, self.error = self.run(work, self.caller, self.ask), None
         except Exception as no:     # a bug in one operation must spare the others too
             work.take_back(mark)
-            self.error = no if isinstance(no, GateError) else fault(type(self.ask).__name__, no)
+            self.error = no if isinstance(no, GateError) else log_fault(type(self.ask).__name__, no)
 
     def settle(self, error: Exception | None = None) -> None:
         """Answer whoever waits, if anybody still does."""
@@ -1989,7 +1989,7 @@ class Batches:
             if len(jobs) > 1:
                 return await self._fly_alone(tenant_id, jobs)
             why = refused.__cause__
-            error = why if isinstance(why, GateError) else fault(type(jobs[0].ask).__name__, refused)
+            error = why if isinstance(why, GateError) else log_fault(type(jobs[0].ask).__name__, refused)
         except GateError as no:
             error = no
         except Exception as broken:
@@ -2090,7 +2090,7 @@ class Waiting:
         if not self.places.get(tenant_id) or task.held:
             return
         if task.next_eligible_at is None or task.next_eligible_at <= now:
-            self._wake(tenant_id, (task.type, needs_of(raw(task.requirements))))
+            self._wake(tenant_id, (task.type, needs_of(to_raw(task.requirements))))
         else:
             self._at(tenant_id, task.next_eligible_at, now)
 
@@ -2170,7 +2170,7 @@ def its_tasks(needs: Needs, caller: Caller, ask: Any) -> None:
     needs.tasks.update(ask.tasks)
 
 
-def its_end(needs: Needs, caller: Caller, ask: Held) -> None:
+def its_end(needs: Needs, caller: Caller, ask: LeaseAsk) -> None:
     """Load the task, and what was told under the lease: an ending may be repeated when its lease is overwritten."""
     its_task(needs, caller, ask)
     needs.endings.add((ask.task_id, ask.lease_id))
@@ -2233,11 +2233,9 @@ class Operation:
         self.scopes = frozenset(scopes.split() + (ADMIN_SCOPES[kind] if scopes else []))
         self.scope = scopes             # what the table says; an admin's scopes are good for all
         self.open = not roles           # no credential needed
-        self.idempotent = idempotent or kind != "W"     # asked again, it changes nothing more
-        self.destructive = destructive  # it takes away what somebody waits for
+        self.idempotent, self.destructive = idempotent or kind != "W", destructive      # what MCP is told of it
         self.heartbeat = heartbeat      # it keeps a lease, and is counted apart from other calls
-        self.successor = successor      # the operation to use instead of this one, which is deprecated
-        self.nothing = nothing          # what no answer means (204), where there may be none
+        self.successor, self.nothing = successor, nothing   # what to call instead; what no answer means (204)
         self.takes: type[Ask] = hints["ask"]
         self.gives: type[Struct] = next(kind for kind in (*get_args(hints["return"]), hints["return"])
                                         if kind is not type(None))

@@ -11,15 +11,31 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncgate import TERMINAL, Needs, News, Work
+from asyncgate import TERMINAL, Needs, Work
+from asyncgate.backends import Backend
 from asyncgate.backends.lanes import Lanes
 from asyncgate.parts.model.errors import Refused
 from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.queries import (
+    ArchivedFilter,
+    EntryFilter,
+    EventFilter,
+    LeaseFilter,
+    ObligationFilter,
+    OutboxFilter,
+    OutboxOf,
+    Query,
+    ReceiptFilter,
+    Row,
+    Rows,
+    TaskFilter,
+    wanted_is,
+)
 from asyncgate.parts.model.settings import DatabaseSettings
 from asyncgate.parts.model.stored import (
     RECORDS,
@@ -27,7 +43,6 @@ from asyncgate.parts.model.stored import (
     Archived,
     Audit,
     Entry,
-    EntryFilter,
     Event,
     Key,
     Lag,
@@ -36,22 +51,15 @@ from asyncgate.parts.model.stored import (
     Outgoing,
     Progress,
     Receipt,
-    ReceiptFilter,
     Schedule,
     Task,
-    TaskFilter,
     Usage,
     export_key,
-    wanted_is,
 )
 from asyncgate.parts.model.wire import Principal
 
-if TYPE_CHECKING:
-    from asyncgate.backends import Backend
-
-LASTING = False     # what it stores ends with its process
 R = TypeVar("R", bound=Struct)
-Row = tuple[Task, Lease | None, Progress | None]
+T = TypeVar("T")
 
 
 class Tenant:
@@ -94,12 +102,50 @@ class Tenant:
         """Return a receipt with its telemetry."""
         return replace(receipt, delivered_at=self.delivered.get(receipt.receipt_id))
 
+    # What pages are made of.
+
+    def find_tasks(self, of: TaskFilter) -> Iterator[Row]:
+        """Yield tasks, newest first."""
+        found = (id for id, task in sorted(self.tasks.items(), reverse=True)
+                 if wanted_is(of.owner, task.owner) and of.status in (None, task.status)
+                 and of.type in (None, task.type) and (of.before is None or id < of.before))
+        return map(self.row, islice(found, of.limit))
+
+    def find_leases(self, of: LeaseFilter) -> Iterator[tuple[Task, Lease]]:
+        """Yield the live leases of a worker."""
+        held = (lease for lease in self.live() if lease.worker.same(of.worker)
+                and of.worker.instance_id in (None, lease.worker_instance))
+        return ((self.tasks[lease.task_id], lease) for lease in sorted(held, key=lambda lease: lease.acquired_at))
+
+    def find_receipts(self, of: ReceiptFilter) -> Iterator[Receipt]:
+        """Yield receipts, oldest first."""
+        found = (r for r in after(self.receipts, of.after) if wanted_is(of.to, r.to)
+                 and of.task_id in (None, r.task_id) and of.receipt_type in (None, r.receipt_type))
+        return map(self.shown, deque(found, of.limit) if of.newest else islice(found, of.limit))
+
+    def find_entries(self, of: EntryFilter) -> Iterator[Entry]:
+        """Yield what others have stored here."""
+        rows = {row.arrival: row for row in self.records[Entry].values()}
+        found = (row for row in after(rows, of.after) if wanted_is(of.to, row.to)
+                 and of.task_id in (None, row.task_id) and of.receipt_type in (None, row.receipt_type)
+                 and of.instance in (None, row.asyncgate_instance))
+        return islice(found, of.limit)
+
+    def rows(self, table: type[Struct]) -> dict[str, Any]:
+        """Return all rows of a table by their export keys."""
+        tables: dict[type[Struct], Iterable[Any]] = {
+            Task: self.tasks.values(), Lease: self.leases.values(), Progress: self.progress.values(),
+            Receipt: map(self.shown, self.receipts.values()), Event: self.events.values(),
+            Audit: self.audit.values(), **{kind: rows.values() for kind, rows in self.records.items()},
+            Obligation: (Obligation(id, to.kind, to.id) for id, to in self.open.items())}
+        return {export_key(row): row for row in tables[table]}
+
 
 class Memory:
     """Dictionaries; a batch is a function call, so it is alone by nature."""
 
     parallel = parallel_per_tenant = 1
-    instance, alone = "asyncgate-1", True
+    instance = "asyncgate-1"
 
     def __init__(self) -> None:
         self.ids, self.skew, self.secret = Ids(), 0.0, secrets.token_bytes(32)
@@ -108,16 +154,6 @@ class Memory:
     def now(self) -> float:
         """Return the time of this process."""
         return time.time() + self.skew
-
-    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> float | None:
-        """Return None: nothing was here before."""
-        return None
-
-    async def beat(self) -> None:
-        """Have nobody to show it to."""
-
-    def tell(self, news: News) -> None:
-        """Have nobody to tell."""
 
     async def alive(self) -> None:
         """Answer at once."""
@@ -212,44 +248,42 @@ class Memory:
         tenant = self.all[tenant_id]
         return tenant.row(task_id) if task_id in tenant.tasks else None
 
-    async def tasks(self, tenant_id: str, of: TaskFilter) -> list[Row]:
-        """Return a page of tasks, newest first."""
-        tenant = self.all[tenant_id]
-        found = (id for id, task in sorted(tenant.tasks.items(), reverse=True)
-                 if wanted_is(of.owner, task.owner) and of.status in (None, task.status)
-                 and of.type in (None, task.type) and (of.before is None or id < of.before))
-        return [tenant.row(id) for id in islice(found, of.limit)]
+    async def page(self, tenant_id: str, query: Query[T]) -> list[T]:
+        """Return a page of rows."""
+        return list(self._found(self.all[tenant_id], query))
 
-    async def leases(self, tenant_id: str, worker: Principal) -> list[tuple[Task, Lease]]:
-        """Return the live leases of a worker."""
-        tenant = self.all[tenant_id]
-        held = [lease for lease in tenant.live() if lease.worker.same(worker)
-                and worker.instance_id in (None, lease.worker_instance)]
-        return [(tenant.tasks[lease.task_id], lease) for lease in sorted(held, key=lambda lease: lease.acquired_at)]
+    def _found(self, tenant: Tenant, query: Query[Any]) -> Iterable[Any]:
+        match query:
+            case TaskFilter():
+                return tenant.find_tasks(query)
+            case LeaseFilter():
+                return tenant.find_leases(query)
+            case EventFilter():
+                found = (event for event in after(tenant.events, query.after) if event.task_id == query.task_id)
+                return islice(found, query.limit)
+            case ReceiptFilter():
+                return tenant.find_receipts(query)
+            case ObligationFilter():
+                mine = {id: tenant.receipts[id] for id, owner in tenant.open.items() if owner.same(query.to)}
+                return map(tenant.shown, islice(after(mine, query.after), query.limit))
+            case OutboxFilter():
+                rows = {id: row for (id,), row in tenant.records[Outgoing].items() if row.state == "waiting"}
+                return islice(after(rows, query.after), query.limit)
+            case OutboxOf():
+                return (row for (id,), row in tenant.records[Outgoing].items() if id in query.receipt_ids)
+            case EntryFilter():
+                return tenant.find_entries(query)
+            case ArchivedFilter():
+                pointers = {id: one for (id,), one in tenant.records[Archived].items() if one.task_id == query.task_id}
+                return after(pointers, None)
+            case Rows():
+                return islice(after(tenant.rows(query.table), query.after), 1000)
+        raise TypeError(f"no page of {query}")
 
     async def receipt(self, tenant_id: str, receipt_id: str) -> Receipt | None:
         """Return one receipt."""
         tenant = self.all[tenant_id]
         return tenant.shown(tenant.receipts[receipt_id]) if receipt_id in tenant.receipts else None
-
-    async def receipts(self, tenant_id: str, of: ReceiptFilter) -> list[Receipt]:
-        """Return a page of receipts, oldest first."""
-        tenant = self.all[tenant_id]
-        found = (r for r in after(tenant.receipts, of.after) if wanted_is(of.to, r.to)
-                 and of.task_id in (None, r.task_id) and of.receipt_type in (None, r.receipt_type))
-        page = deque(found, of.limit) if of.newest else islice(found, of.limit)
-        return [tenant.shown(receipt) for receipt in page]
-
-    async def events(self, tenant_id: str, task_id: str, since: str | None, limit: int) -> list[Event]:
-        """Return a page of a task's events."""
-        found = (event for event in after(self.all[tenant_id].events, since) if event.task_id == task_id)
-        return list(islice(found, limit))
-
-    async def obligations(self, tenant_id: str, to: Principal, since: str | None, limit: int) -> list[Receipt]:
-        """Return a page of open obligations."""
-        tenant = self.all[tenant_id]
-        mine = {id: tenant.receipts[id] for id, owner in tenant.open.items() if owner.same(to)}
-        return [tenant.shown(receipt) for receipt in islice(after(mine, since), limit)]
 
     async def terminated(self, tenant_id: str, receipt_id: str, by: frozenset[str]) -> bool:
         """Whether a child of the receipt has one of the types."""
@@ -264,38 +298,11 @@ class Memory:
         """Return the tenants with receipts that the ledger does not have."""
         return [tenant_id for tenant_id, tenant in self.all.items() if tenant.records[Outgoing]]
 
-    async def outbox(self, tenant_id: str, since: str, limit: int) -> list[Outgoing]:
-        """Return a page of the receipts that wait for the ledger."""
-        rows = {id: row for (id,), row in self.all[tenant_id].records[Outgoing].items() if row.state == "waiting"}
-        return list(islice(after(rows, since), limit))
-
-    async def outgoing(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Outgoing]:
-        """Return those of some receipts that the ledger does not have yet."""
-        rows = self.all[tenant_id].records[Outgoing]
-        return [rows[id,] for id in receipt_ids if (id,) in rows]
-
     async def lag(self, tenant_id: str) -> Lag:
         """Return how many receipts wait, how many are parked, and since when the oldest waits."""
         rows = self.all[tenant_id].records[Outgoing].values()
         waiting = [row.posted_at for row in rows if row.state == "waiting"]
         return Lag(len(waiting), len(rows) - len(waiting), min(waiting, default=None))
-
-    async def entries(self, tenant_id: str, of: EntryFilter) -> list[Entry]:
-        """Return a page of what others have stored here."""
-        rows = {row.arrival: row for row in self.all[tenant_id].records[Entry].values()}
-        found = (row for row in after(rows, of.after) if wanted_is(of.to, row.to)
-                 and of.task_id in (None, row.task_id) and of.receipt_type in (None, row.receipt_type)
-                 and of.instance in (None, row.asyncgate_instance))
-        return list(islice(found, of.limit))
-
-    async def lead(self, job: str) -> bool:
-        """Be the only one there is."""
-        return True
-
-    async def archived(self, tenant_id: str, task_id: str) -> list[Archived]:
-        """Return where the archived receipts of a task are."""
-        pointers = self.all[tenant_id].records[Archived].values()
-        return sorted((one for one in pointers if one.task_id == task_id), key=lambda one: str(one.receipt_id))
 
     async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
         """Return a key before its tenant is known."""
@@ -340,16 +347,6 @@ class Memory:
         return min((task.next_eligible_at for task in self.all[tenant_id].tasks.values() if task.status == "queued"
                     and task.held is None and task.next_eligible_at and task.next_eligible_at > now), default=None)
 
-    async def export(self, table: type[Struct], tenant_id: str, since: str) -> list[Any]:
-        """Return the next 1,000 rows of a table."""
-        tenant = self.all[tenant_id]
-        rows: dict[type[Struct], Iterable[Any]] = {
-            Task: tenant.tasks.values(), Lease: tenant.leases.values(), Progress: tenant.progress.values(),
-            Receipt: map(tenant.shown, tenant.receipts.values()), Event: tenant.events.values(),
-            Audit: tenant.audit.values(), **{kind: rows.values() for kind, rows in tenant.records.items()},
-            Obligation: (Obligation(id, to.kind, to.id) for id, to in tenant.open.items())}
-        return list(islice(after({export_key(row): row for row in rows[table]}, since), 1000))
-
     async def tenants(self) -> list[str]:
         """Return every tenant that has stored anything."""
         return sorted(id for id, tenant in self.all.items() if tenant.tasks or tenant.receipts
@@ -366,5 +363,4 @@ async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSet
     return Memory()
 
 
-if TYPE_CHECKING:
-    _: type[Backend] = Memory
+BACKEND: type[Backend] = Memory

@@ -31,10 +31,24 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from asyncgate import Needs, News, Work
+from asyncgate.backends import Backend, FileBackend, LastingBackend
 from asyncgate.backends.lanes import Lanes
 from asyncgate.backends.lineage import FIRST, digest, require_lineage
+from asyncgate.backends.pages import Pages
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow, Refused, StartupError
 from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.queries import (
+    ArchivedFilter,
+    EntryFilter,
+    EventFilter,
+    LeaseFilter,
+    ObligationFilter,
+    OutboxFilter,
+    OutboxOf,
+    ReceiptFilter,
+    TaskFilter,
+    page_of,
+)
 from asyncgate.parts.model.settings import DatabaseSettings
 from asyncgate.parts.model.stored import (
     APPEND_ONLY,
@@ -42,7 +56,6 @@ from asyncgate.parts.model.stored import (
     Archived,
     Audit,
     Entry,
-    EntryFilter,
     Event,
     Key,
     Lag,
@@ -51,22 +64,15 @@ from asyncgate.parts.model.stored import (
     Outgoing,
     Progress,
     Receipt,
-    ReceiptFilter,
     Task,
-    TaskFilter,
     Usage,
     export_order,
-    page_of,
 )
-from asyncgate.parts.model.wire import LeaseNext, Principal
+from asyncgate.parts.model.wire import LeaseNext
 from asyncgate.parts.process.outages import OFTEN
-
-if TYPE_CHECKING:
-    from asyncgate.backends import Backend
 
 log = logging.getLogger("asyncgate.sqlite")
 R = TypeVar("R", bound=Struct)
-SHARED = False      # one process serves a file
 SCHEMA = Path(__file__).parent / "schema" / "sqlite"
 PRAGMAS = """
     PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 4000; PRAGMA cache_size = -65536;
@@ -276,11 +282,10 @@ class Flight(NamedTuple):
     landed: asyncio.Future[None]
 
 
-class Sqlite:
+class Sqlite(Pages):
     """A file, one writer, a few readers."""
 
     parallel, parallel_per_tenant = SHARE, 2        # while one batch of a tenant is committed, the next one gathers
-    alone = True                                        # one process serves a file
 
     def __init__(self, path: str, lock: Serving | None = None, carries: bool = False) -> None:
         self.path, self.serving, self.lock = path, lock is not None, lock
@@ -355,9 +360,6 @@ class Sqlite:
     async def beat(self) -> None:
         """Write down that this process lives, if any lease does: nobody else needs to know."""
         await self._on_writer(SIGN, (self.now(),))
-
-    def tell(self, news: News) -> None:
-        """Do nothing: nobody else works on the file."""
 
     async def alive(self) -> None:
         """Read one row, of the file that everybody finds under its name."""
@@ -557,7 +559,7 @@ class Sqlite:
         rows = await self._rows(NAMED + "AND t.task_id = ?2", tenant_id, task_id)
         return named_row(rows[0]) if rows else None
 
-    async def tasks(self, tenant_id: str, of: TaskFilter) -> list[tuple[Task, Lease | None, Progress | None]]:
+    async def find_tasks(self, tenant_id: str, of: TaskFilter) -> list[tuple[Task, Lease | None, Progress | None]]:
         """Return a page of tasks, newest first."""
         sql, given = NAMED, [tenant_id]
         for column, value in (("owner_id", of.owner.id if of.owner else None), ("status", of.status),
@@ -572,19 +574,19 @@ class Sqlite:
         rows = await self._rows(sql, *given)
         return [named_row(row) for row in rows]
 
-    async def leases(self, tenant_id: str, worker: Principal) -> list[tuple[Task, Lease]]:
+    async def find_leases(self, tenant_id: str, of: LeaseFilter) -> list[tuple[Task, Lease]]:
         """Return the live leases of a worker."""
         sql = NAMED + "AND l.ending = 'live' AND l.worker_kind = ?2 AND l.worker_id = ?3 ORDER BY l.acquired_at"
-        found = [named_row(row) for row in await self._rows(sql, tenant_id, worker.kind, worker.id)]
+        found = [named_row(row) for row in await self._rows(sql, tenant_id, of.worker.kind, of.worker.id)]
         return [(task, lease) for task, lease, _ in found
-                if lease and worker.instance_id in (None, lease.worker_instance)]
+                if lease and of.worker.instance_id in (None, lease.worker_instance)]
 
     async def receipt(self, tenant_id: str, receipt_id: str) -> Receipt | None:
         """Return one receipt."""
         rows = await self._rows(RECEIPTS + "AND r.receipt_id = ?2", tenant_id, receipt_id)
         return receipt_row(rows[0]) if rows else None
 
-    async def receipts(self, tenant_id: str, of: ReceiptFilter) -> list[Receipt]:
+    async def find_receipts(self, tenant_id: str, of: ReceiptFilter) -> list[Receipt]:
         """Return a page of receipts, oldest first; one writer gives ids in the order of commits."""
         sql, given = RECEIPTS, [tenant_id]
         for column, value in (("to_id", of.to.id if of.to else None), ("task_id", of.task_id),
@@ -599,15 +601,16 @@ class Sqlite:
         rows = await self._rows(sql, *given)
         return [receipt_row(row) for row in (rows[::-1] if of.newest else rows)]
 
-    async def events(self, tenant_id: str, task_id: str, after: str | None, limit: int) -> list[Event]:
+    async def find_events(self, tenant_id: str, of: EventFilter) -> list[Event]:
         """Return a page of a task's events."""
         sql = (f"SELECT {listed(Event)} FROM events WHERE tenant_id = ? AND task_id = ? AND event_id > ? "
                "ORDER BY event_id LIMIT ?")
-        return [Event(*row) for row in await self._rows(sql, tenant_id, task_id, after or "", limit)]
+        return [Event(*row) for row in await self._rows(sql, tenant_id, of.task_id, of.after or "", of.limit)]
 
-    async def obligations(self, tenant_id: str, to: Principal, after: str | None, limit: int) -> list[Receipt]:
+    async def find_obligations(self, tenant_id: str, of: ObligationFilter) -> list[Receipt]:
         """Return a page of open obligations from their index."""
-        return [receipt_row(row) for row in await self._rows(OPEN, tenant_id, to.kind, to.id, after or "", limit)]
+        rows = await self._rows(OPEN, tenant_id, of.to.kind, of.to.id, of.after or "", of.limit)
+        return [receipt_row(row) for row in rows]
 
     async def terminated(self, tenant_id: str, receipt_id: str, by: frozenset[str]) -> bool:
         """Whether a child of the receipt has one of the types."""
@@ -622,19 +625,19 @@ class Sqlite:
         """Return the tenants with receipts that the ledger does not have."""
         return [row[0] for row in await self._rows(UNSENT)]
 
-    async def outbox(self, tenant_id: str, since: str, limit: int) -> list[Outgoing]:
+    async def find_waiting(self, tenant_id: str, of: OutboxFilter) -> list[Outgoing]:
         """Return a page of the receipts that wait for the ledger."""
-        return [Outgoing(*row) for row in await self._rows(WAITING, tenant_id, since, limit)]
+        return [Outgoing(*row) for row in await self._rows(WAITING, tenant_id, of.after, of.limit)]
 
-    async def outgoing(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Outgoing]:
+    async def find_outgoing(self, tenant_id: str, of: OutboxOf) -> list[Outgoing]:
         """Return those of some receipts that the ledger does not have yet."""
-        return [Outgoing(*row) for row in await self._rows(OUTGOING, tenant_id, json.dumps(list(receipt_ids)))]
+        return [Outgoing(*row) for row in await self._rows(OUTGOING, tenant_id, json.dumps(of.receipt_ids))]
 
     async def lag(self, tenant_id: str) -> Lag:
         """Return how many receipts wait, how many are parked, and since when the oldest waits."""
         return Lag(*(await self._rows(LAG, tenant_id))[0])
 
-    async def entries(self, tenant_id: str, of: EntryFilter) -> list[Entry]:
+    async def find_entries(self, tenant_id: str, of: EntryFilter) -> list[Entry]:
         """Return a page of what others have stored here; one writer numbers them in the order of commits."""
         sql, given = f"SELECT {listed(Entry)} FROM ledger WHERE tenant_id = ?1", [tenant_id]
         for column, value in (("to_id", of.to.id if of.to else None), ("task_id", of.task_id),
@@ -648,13 +651,9 @@ class Sqlite:
         rows = await self._rows(sql, *given)
         return [Entry(*row) for row in rows]
 
-    async def lead(self, job: str) -> bool:
-        """Be the only one: one process serves a file."""
-        return True
-
-    async def archived(self, tenant_id: str, task_id: str) -> list[Archived]:
+    async def find_archived(self, tenant_id: str, of: ArchivedFilter) -> list[Archived]:
         """Return where the archived receipts of a task are."""
-        return [Archived(*row) for row in await self._rows(ARCHIVED, tenant_id, task_id)]
+        return [Archived(*row) for row in await self._rows(ARCHIVED, tenant_id, of.task_id)]
 
     async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
         """Return a key before its tenant is known."""
@@ -698,10 +697,10 @@ class Sqlite:
         due: float | None = (await self._rows(DUE, tenant_id, self.now()))[0][0]
         return due
 
-    async def export(self, table: type[Struct], tenant_id: str, after: str) -> list[Any]:
+    async def find_rows(self, tenant_id: str, table: type[Struct], after: str) -> list[Any]:
         """Return the next 1,000 rows of a table, in the order of its primary key."""
         if table is Receipt:
-            return await self.receipts(tenant_id, ReceiptFilter(None, None, None, after, 1000))
+            return await self.find_receipts(tenant_id, ReceiptFilter(None, None, None, after, 1000))
         if not (order := export_order(table)):
             return [] if after or (only := await self.record(tenant_id, table)) is None else [only]
         names, marks = ", ".join(order), ", ".join("?" * len(order))
@@ -943,5 +942,8 @@ async def migrate_database(url: str) -> list[str]:
     return [f"schema {CARRIED} as {migrations()[0].name}"] if backend.carried else []
 
 
+BACKEND: type[Backend] = Sqlite
+
 if TYPE_CHECKING:
-    _: type[Backend] = Sqlite
+    _lasting: type[LastingBackend] = Sqlite
+    _file: type[FileBackend] = Sqlite

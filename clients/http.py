@@ -21,7 +21,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 import msgspec
 
 from asyncgate.clients.operations import CALLS
-from asyncgate.parts.model.connection import loopback
+from asyncgate.parts.model.connection import is_loopback
 
 if TYPE_CHECKING:
     import httpx2
@@ -75,7 +75,7 @@ class Exchange:
         self.settings: dict[str, Any] = {
             "headers": {"authorization": f"Bearer {self.token}"} if self.token else {},
             "verify": where.scheme == "https",          # loading certificates takes longer than a call
-            "trust_env": not loopback(where.hostname or ""),    # no proxy leads to this machine
+            "trust_env": not is_loopback(where.hostname or ""),    # no proxy leads to this machine
         }
 
     def request(self, operation: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def keep_private(token: str, url: str) -> None:
 
 def is_private(where: SplitResult) -> bool:
     """Whether nobody on the way can read what is sent there, or the user has said that it does not matter."""
-    return (where.scheme == "https" or loopback(where.hostname or "")
+    return (where.scheme == "https" or is_loopback(where.hostname or "")
             or os.environ.get("ASYNCGATE_PLAIN_HTTP", "").lower() in ("1", "true", "yes"))
 
 

@@ -18,7 +18,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from asyncgate.clients.http import PATIENCE_SECONDS, Exchange, Refusal, Unreachable, pause_asked
 from asyncgate.parts.model.errors import GateError
-from asyncgate.parts.model.jsonrpc import BROKEN, both_names
+from asyncgate.parts.model.jsonrpc import INTERNAL_ERROR, spell_tool_name
 
 REVISION = "2026-07-28"         # needs no handshake, so that a restarted gate is no matter
 LONGEST_WAIT = 60.0             # that a gate can be set to keep a call open
@@ -51,7 +51,7 @@ class McpWay(Exchange):
         said = {k: v for k, v in fields.items() if v is not None or k == "payload"}
         arguments = msgspec.json.decode(msgspec.json.encode(said))
         try:
-            told = await self.client.call_tool(both_names(operation)[0], arguments)
+            told = await self.client.call_tool(spell_tool_name(operation)[0], arguments)
         except MCPError as error:
             raise understood(error) from error
         text = "".join(getattr(part, "text", "") for part in told.content)
@@ -88,7 +88,7 @@ class Answering(httpx2.AsyncClient):
 
 def problem(request: httpx2.Request, message: str, told: dict[str, Any]) -> httpx2.Response:
     """Make the answer that carries a failure through the SDK."""
-    error = {"code": BROKEN, "message": message, "data": told}
+    error = {"code": INTERNAL_ERROR, "message": message, "data": told}
     return httpx2.Response(503, json={"jsonrpc": "2.0", "id": None, "error": error}, request=request)
 
 

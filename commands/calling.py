@@ -60,7 +60,7 @@ class Duration(click.ParamType[float]):
         if isinstance(value, int | float):
             return value
         try:
-            seconds = durations.duration(str(value))
+            seconds = durations.parse_duration(str(value))
         except ValueError:
             self.fail(f"{value!r} is no duration: give seconds, or a number with ms, s, m, h, d or w, as in 90d or "
                       "1h30m", param, ctx)
@@ -77,7 +77,7 @@ class Moment(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the moment as RFC 3339 writes it."""
         try:
-            return durations.moment(str(value).strip('"'), datetime.now(UTC)).isoformat()
+            return durations.parse_moment(str(value).strip('"'), datetime.now(UTC)).isoformat()
         except (ValueError, OverflowError):
             self.fail(f"{value!r} is no moment: give a day as in 2026-12-31, a time as in 2026-12-31T18:00 (UTC, "
                       "unless it ends with an offset), or how long from now, as in 90d", param, ctx)

@@ -42,8 +42,9 @@ from asyncgate.commands.terminal import Bar, plain, show_block, show_table
 from asyncgate.commands.verdicts import put
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.identity.startup import guard_start
+from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.errors import GateError, NotNow, StartupError
-from asyncgate.parts.model.settings import Configured, SettingsError, discreet, effective, load_settings
+from asyncgate.parts.model.settings import Configured, SettingsError, list_values, load_settings, mask_credentials
 from asyncgate.parts.model.wire import AsEither, Ask
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.process.configured import configured
@@ -489,7 +490,7 @@ def migrate(configured: Configured, print_sql: bool, after: int, as_json: bool) 
 @configured
 def config(configured: Configured, as_json: bool) -> None:
     """Print every setting with its value, secrets masked, and where it came from."""
-    rows = effective(configured)
+    rows = list_values(configured)
     if as_json:
         listed = [{"name": name, "value": value, "from": origin} for name, value, origin in rows]
         return click.echo(msgspec.json.encode(listed))
@@ -513,8 +514,8 @@ def ledger(configured: Configured) -> None:
 @commands.command()
 def openapi() -> None:
     """Print the OpenAPI document of the REST interface."""
-    from asyncgate.parts.faces.openapi import document
-    click.echo(document(
+    from asyncgate.parts.faces.openapi import build_document
+    click.echo(build_document(
         (*OPERATIONS.values(), *LEASE_PROTOCOL), __version__))
 
 
@@ -547,15 +548,15 @@ def verify(configured: Configured, ledger: bool, anchors: tuple[str, ...], as_js
     url = existing(configured.settings.database.url)
     verdict = asyncio.run(verdicts.checked(url, configured.settings.database))
     if not (ledger or anchors):
-        sys.exit(verdicts.told(verdict, discreet(url), as_json))
+        sys.exit(verdicts.told(verdict, mask_credentials(url), as_json))
     if not as_json:
-        verdicts.told(verdict, discreet(url))
+        verdicts.told(verdict, mask_credentials(url))
     from asyncgate.commands import verify_ledger as part
     found = asyncio.run(part.held(url, configured.settings, anchors))
     if as_json:
-        verdicts.told(verdict, discreet(url), as_json, ledger=part.report(found))
+        verdicts.told(verdict, mask_credentials(url), as_json, ledger=part.report(found))
     else:
-        part.written(found, discreet(url))
+        part.written(found, mask_credentials(url))
     sys.exit(BROKEN if verdict.problems or found.problems else 0)
 
 
@@ -595,7 +596,7 @@ def copied(url: str, target: str, partial: str) -> Any:
     except OSError as error:
         raise click.ClickException(f"cannot write {partial}: {error.strerror}") from None
     try:
-        click.echo(f"copying {discreet(url)}", err=True)
+        click.echo(f"copying {mask_credentials(url)}", err=True)
         asyncio.run(copy(url, partial))
         verdict = asyncio.run(verdicts.checked(f"sqlite:///{partial}"))
         os.link(partial, target)
@@ -610,10 +611,11 @@ async def copy(url: str, target: str) -> None:
     """Let the backend copy itself, if it can."""
     backend = await backends.open_backend(url)
     try:
-        if not hasattr(backend, "backup"):
+        source = backend
+        if not isinstance(source, FileBackend):
             raise click.ClickException(f"the backend of {url.partition(':')[0]}: makes no copies; use its own tools")
         with closing(Bar("copying", "pages")) as bar:
-            await backend.backup(target, bar.reach)
+            await source.backup(target, bar.reach)
     finally:
         await backend.close()
 
@@ -664,7 +666,7 @@ async def moved(part: Any, source: str, target: str, dry_run: bool, as_json: boo
         with closing(Bar("comparing", total=await verdicts.rows_of(old, [*part.TABLES]))) as bar:
             found = await part.survey(old, new, bar.add)
         if not dry_run:
-            return await carried(part, old, new, found, discreet(target), as_json)
+            return await carried(part, old, new, found, mask_credentials(target), as_json)
     tallied(found, as_json, "source", "target", "missing")
     return 0
 

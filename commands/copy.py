@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from msgspec import Raw, Struct, field
 from msgspec.structs import astuple, fields, replace
 
 from asyncgate import FENCES_SKIPPED, TERMINAL, Needs, Work, fences_skipped
-from asyncgate.parts.model.content import encode, needs_of
+from asyncgate.parts.model.content import encode_json, needs_of
+from asyncgate.parts.model.database import LastingBackend, SharedBackend
 from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.queries import Query, Rows
 from asyncgate.parts.model.stored import (
     Account,
     Archived,
@@ -54,7 +56,8 @@ TRUTHS = {table: [field.name for field in fields(table) if field.type is bool] f
 NAME, BEAT_SECONDS = "asyncgate-copy", 10.0     # how a copy takes part where several processes can: one at a time
 
 Told = Callable[[int], None]
-Rows = dict[str, Any]       # by export key
+ByKey = dict[str, Any]      # rows by their export keys
+T = TypeVar("T")
 
 
 class Store(Protocol):
@@ -63,17 +66,7 @@ class Store(Protocol):
     ids: Ids
     secret: bytes
 
-    @property
-    def alone(self) -> bool:
-        """Whether no other process can be writing."""
-
-    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[Any], None]) -> None:
-        """Take part under a name."""
-
-    async def beat(self) -> None:
-        """Look who else takes part."""
-
-    async def export(self, table: type[Struct], tenant_id: str, after: str) -> list[Any]:
+    async def page(self, tenant_id: str, query: Query[T]) -> list[T]:
         """Return the next rows of a table."""
 
     async def transact(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
@@ -105,8 +98,8 @@ class CopyFailed(Exception):
 class Page(Struct):
     """What a page of the source is at the target: by export key the rows as they belong there, and those that are."""
 
-    rows: Rows
-    there: Rows = field(default_factory=dict)
+    rows: ByKey
+    there: ByKey = field(default_factory=dict)
     moved: int = 0      # events of this very move, which only the target has
 
     @property
@@ -134,7 +127,7 @@ class Tally(Struct):
         """Add a page to the hashes."""
         for digest, rows in (self.source_hash, page.rows), (self.target_hash, page.there):
             for row in rows.values():
-                digest.update(encode((tenant_id, astuple(row))))
+                digest.update(encode_json((tenant_id, astuple(row))))
 
 
 Tallies = dict[str, Tally]
@@ -142,18 +135,20 @@ Tallies = dict[str, Tally]
 
 async def join(side: Store) -> None:
     """Take part in a database that nobody else uses; raises Served, or StartupError when another copy does."""
-    await side.join(NAME, BEAT_SECONDS, lambda news: None)
+    if isinstance(side, LastingBackend):
+        await side.join(NAME, BEAT_SECONDS, lambda news: None)
     await undisturbed(side)
 
 
 async def undisturbed(*sides: Store) -> None:
     """See that nobody has come."""
     for side in sides:
-        try:
-            await side.beat()
-        except Exception as error:      # whatever a database may raise
-            raise CopyFailed(f"a database does not answer: {error}") from error
-        if not side.alone:
+        if isinstance(side, LastingBackend):
+            try:
+                await side.beat()
+            except Exception as error:      # whatever a database may raise
+                raise CopyFailed(f"a database does not answer: {error}") from error
+        if isinstance(side, SharedBackend) and not side.is_alone():
             raise Served("another process is using it, or died less than a minute ago; stop it, and copy again")
 
 
@@ -215,7 +210,7 @@ class Tenant:
         there = self._at_target(table)
         key, row = await anext(there)
         while after is not None:
-            found = await self.source.export(table, self.tenant_id, after)
+            found = await self.source.page(self.tenant_id, Rows(table, after))
             page = Page({export_key(one): raised(declared(one)) for one in found})
             after = next(reversed(page.rows), None)
             if table is Receipt and after:
@@ -229,7 +224,7 @@ class Tenant:
 
     async def _at_target(self, table: type[Struct]) -> AsyncIterator[tuple[str | None, Any]]:
         after = ""
-        while page := await self.target.export(table, self.tenant_id, after):
+        while page := await self.target.page(self.tenant_id, Rows(table, after)):
             for row in page:
                 yield export_key(row), declared(row)
             after = export_key(page[-1])

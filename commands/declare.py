@@ -259,7 +259,7 @@ def keys_of(op: Operation) -> tuple[str, ...]:
 
 def is_repeatable(op: Operation) -> bool:
     """Whether a call may be repeated when nobody knows whether it was carried out."""
-    return op.idempotent or op.name in ("create_tasks", "bootstrap") or keys_of(op) != ()
+    return op.idempotent or any(name in KEYS for kind in reached([op.takes]) for name in kind.__struct_fields__)
 
 
 def source() -> str:

@@ -19,7 +19,7 @@ import msgspec
 
 from asyncgate.clients.http import PATIENCE_SECONDS, Exchange
 from asyncgate.parts.app import Gate
-from asyncgate.parts.model.jsonrpc import BROKEN, CODES, PARSE_ERROR, UNKNOWN_METHOD
+from asyncgate.parts.model.jsonrpc import CODES, INTERNAL_ERROR, PARSE_ERROR, UNKNOWN_METHOD
 from asyncgate.parts.model.settings import Settings
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Bridge:
                     return await self.pass_on(answer)
                 await answer.aread()
         except httpx2.TransportError as error:
-            return self.refuse(id, BROKEN, str(self.exchange.unreachable(error)))
+            return self.refuse(id, INTERNAL_ERROR, str(self.exchange.unreachable(error)))
         self.answer(answer, method, id)
 
     async def pass_on(self, answer: httpx2.Response) -> None:
@@ -108,9 +108,10 @@ class Bridge:
         except ValueError:
             told = None
         if not isinstance(told, dict):
-            return self.refuse(id, BROKEN, f"{self.exchange.url} does not answer like a gate ({answer.status_code})")
+            no = f"{self.exchange.url} does not answer like a gate ({answer.status_code})"
+            return self.refuse(id, INTERNAL_ERROR, no)
         if "jsonrpc" not in told:
-            return self.refuse(id, CODES.get(answer.status_code, BROKEN), str(told.get("message")), told)
+            return self.refuse(id, CODES.get(answer.status_code, INTERNAL_ERROR), str(told.get("message")), told)
         if method == "initialize" and isinstance(result := told.get("result"), dict):
             self.agreed = str(result.get("protocolVersion", ""))
         # Verbatim but for a missing id: what is a number stays as the gate wrote it.

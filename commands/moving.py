@@ -17,7 +17,7 @@ from asyncgate.commands import calling, carry, cli, recovery, verdicts
 from asyncgate.commands.calling import BROKEN, CONFLICT, NO_GATE, as_json, ended
 from asyncgate.commands.terminal import Bar, plain
 from asyncgate.parts.model.errors import GateError, StartupError
-from asyncgate.parts.model.settings import Configured, Settings, SettingsError, discreet
+from asyncgate.parts.model.settings import Configured, Settings, SettingsError, mask_credentials
 from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.process.configured import configured
 
@@ -207,7 +207,7 @@ async def brought(settings: Settings, target: str, leave_lost: bool, as_json: bo
         with closing(Bar("comparing")) as bar:
             found = await copying.survey(there, new, bar.add)
         totals = partial(sums, there.brought.values(), waiting, foreign)
-        status = await cli.carried(copying, there, new, found, discreet(target), as_json, totals)
+        status = await cli.carried(copying, there, new, found, mask_credentials(target), as_json, totals)
         if not as_json:
             came(**totals())
         return status

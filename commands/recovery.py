@@ -19,7 +19,7 @@ from asyncgate.commands.calling import BROKEN, CONFLICT, NO_GATE, as_json, ended
 from asyncgate.commands.terminal import Bar, plain
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model.errors import GateError, StartupError
-from asyncgate.parts.model.settings import Configured, Settings, SettingsError, discreet
+from asyncgate.parts.model.settings import Configured, Settings, SettingsError, mask_credentials
 from asyncgate.parts.process.configured import configured
 
 READING_MS = 30_000     # nobody waits for what is read here
@@ -102,7 +102,7 @@ async def reconciled(settings: Settings, repair: bool, as_json: bool, tenants: t
         findings = await compared(comparing, backend, sink, names, tenants)
         with closing(findings):
             await add_state(backend, findings)
-            (print_json if as_json else print_text)(findings, done, left, discreet(url))
+            (print_json if as_json else print_text)(findings, done, left, mask_credentials(url))
             return CONFLICT if findings.wrong or left else 0
 
 
@@ -234,7 +234,7 @@ async def rebuilt(settings: Settings, file: str | None, tenants: tuple[str, ...]
             for tenant_id, collected in sources.items():
                 job = part.Rebuild(backend, settings, tenant_id, collected, skeletons=file is None, told=bar.add)
                 tallies.append(await job.run())
-        made, url = part.summary(tallies), discreet(settings.database.url)
+        made, url = part.summary(tallies), mask_credentials(settings.database.url)
         made["problems"] = [*problems, *made["problems"]]
         if not as_json:
             report(made)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from asyncgate.parts.model.clauses import plainly
+from asyncgate.parts.model.clauses import remove_clause_numbers
 from asyncgate.parts.model.errors import GateError
-from asyncgate.parts.model.settings import Settings, leaves, shown
+from asyncgate.parts.model.settings import Settings, format_value, list_settings
 
 if TYPE_CHECKING:
     from asyncgate import Operation
@@ -31,14 +31,15 @@ def operations_table(operations: Iterable[Operation]) -> str:
     """Write one row per operation: its name, where REST has it, who may call it, and what it does."""
     return table(["operation", "REST", "roles", "scopes", "what it does"], (
         [f"`{op.name}`", "<br>".join(f"`{verb} {path}`" for verb, path in op.rest), ", ".join(op.roles) or "anybody",
-         ", ".join(sorted(op.scope.split())) or "–", plainly(op.summary)]
+         ", ".join(sorted(op.scope.split())) or "–", remove_clause_numbers(op.summary)]
         for op in sorted(operations, key=lambda op: op.name)))
 
 
 def settings_table() -> str:
     """Write one row per setting: its name in the file, its default, and what it does."""
-    rows = ([f"`{one.name}`", f"`{shown(one, one.default) or ' '}`", f"{plainly(one.says)} ({one.kind})."]
-            for one in leaves(Settings))
+    rows = ([f"`{one.name}`", f"`{format_value(one, one.default) or ' '}`",
+             f"{remove_clause_numbers(one.says)} ({one.kind})."]
+            for one in list_settings(Settings))
     return table(["setting", "default", "what it does"], rows)
 
 

@@ -12,6 +12,7 @@ import msgspec
 from asyncgate.backends import open_backend
 from asyncgate.commands.calling import BROKEN
 from asyncgate.commands.terminal import Bar, plain
+from asyncgate.parts.model.database import FileBackend
 
 
 async def checked(url: str, database: Any = None) -> Any:
@@ -33,8 +34,8 @@ async def verdict_on(backend: Any) -> Any:
 async def rows_of(backend: Any, tables: Any) -> int | None:
     """Ask about how many rows tables have, where the backend knows; nobody waits long for a bar."""
     with suppress(Exception):
-        if count := getattr(backend, "count_rows", None):
-            return int(await count(tables)) or None
+        if isinstance(backend, FileBackend):
+            return await backend.count_rows(tables) or None
     return None
 
 

@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from msgspec.structs import fields
 
 from asyncgate import SCOPES, Caller, Engine, Operation
 from asyncgate.parts.extensions import engine_over
+from asyncgate.parts.model.database import Around
 from asyncgate.parts.model.errors import GateError, InvalidRequest
 from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import (
     Account,
@@ -55,8 +58,15 @@ def ask_of(op: Operation, fields: dict[str, Any]) -> Ask:
         raise InvalidRequest(f"{op.name}: {wrong}") from None
 
 
-# What some verbs of a worker need beside its lease.
-NEEDED: dict[str, dict[str, Any]] = {"report_progress": {"progress": 1}, "fail": {"error": "no luck"}}
+# What the requests of some operations must say, beside what they are about.
+NEEDED: dict[str, dict[str, Any]] = {
+    name: said for name, op in OPERATIONS.items()
+    if (said := {field.name: op.takes.example[0][field.name] for field in fields(op.takes) if field.required})}
+
+
+def least(operation: str) -> dict[str, Any]:
+    """Return the least that an operation can be asked with, about something that is not there."""
+    return {**dict.fromkeys(OPERATIONS[operation].takes.needed, "none"), **NEEDED.get(operation, {})}
 
 
 def under(offer: Offer, **more: Any) -> dict[str, Any]:
@@ -96,14 +106,12 @@ class Numbered(Ids):
         return self.new(0)
 
 
-class OwnTenants:
+class OwnTenants(Around):
     """A backend whose upkeep sees the tenants of this test only: others may test on the same database meanwhile."""
 
     def __init__(self, backend: Any) -> None:
-        self.backend, self.own = backend, set[str]()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.backend, name)
+        super().__init__(backend)
+        self.own = set[str]()
 
     async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
         """Return what upkeep must look at among this test's own."""
@@ -282,7 +290,7 @@ class Gate(View):
 
     async def _rows(self, table: type[msgspec.Struct]) -> AsyncIterator[Any]:
         last = ""
-        while rows := await self.backend.export(table, self.tenant_id, last):
+        while rows := await self.backend.page(self.tenant_id, Rows(table, last)):
             for row in rows:
                 yield row
             last = export_key(rows[-1])

@@ -16,6 +16,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from asyncgate import fences_skipped
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Event, Lease, Obligation, Receipt, Task, export_key
 
 TERMINAL = {"succeeded": "task.completed", "failed": "task.failed", "canceled": "task.canceled"}
@@ -79,7 +80,7 @@ async def stored(backend: Any) -> dict[str, Stored]:
 
 async def _rows(backend: Any, table: type[Struct], tenant_id: str) -> Any:
     after = ""
-    while page := await backend.export(table, tenant_id, after):
+    while page := await backend.page(tenant_id, Rows(table, after)):
         for row in page:
             yield row
         after = export_key(page[-1])

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 from asyncgate.conformance.history import Call
+from asyncgate.parts.model.database import Around
 
 KEY = "a-secret-of-the-crash-tests"
 TENANT = "00000000-0000-0000-0000-000000000000"
@@ -30,14 +31,12 @@ REST = {
     "cancel_task": "POST /v1/tasks/{task_id}/cancel", "list_receipts": "GET /v1/receipts", "health": "GET /v1/health"}
 
 
-class OneTenant:
+class OneTenant(Around):
     """What a backend holds of one tenant: others may test on the same database, or have done so before."""
 
     def __init__(self, backend: Any, tenant: str) -> None:
-        self.backend, self.tenant = backend, tenant
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.backend, name)
+        super().__init__(backend)
+        self.tenant = tenant
 
     async def tenants(self) -> list[str]:
         """Return the one, if it has stored anything."""

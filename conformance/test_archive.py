@@ -17,8 +17,9 @@ from asyncgate.conformance.test_carry import exported
 from asyncgate.conformance.test_seals import Only
 from asyncgate.conformance.verify import verify
 from asyncgate.conformance.verify_ledger import verify_ledger
-from asyncgate.parts.model.content import encode
+from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import ArchiveSettings
 from asyncgate.parts.model.stored import Archived, Receipt
 from asyncgate.parts.model.wire import Ask
@@ -41,13 +42,13 @@ def gate(make_gate: Callable[..., Gate], folder: Path) -> Gate:
 
 async def stored(gate: Gate) -> list[Receipt]:
     """Return the receipts that are in the database."""
-    rows: list[Receipt] = await gate.backend.export(Receipt, gate.tenant_id, "")
+    rows: list[Receipt] = await gate.backend.page(gate.tenant_id, Rows(Receipt))
     return rows
 
 
 async def away(gate: Gate) -> list[Archived]:
     """Return the pointers."""
-    rows: list[Archived] = await gate.backend.export(Archived, gate.tenant_id, "")
+    rows: list[Archived] = await gate.backend.page(gate.tenant_id, Rows(Archived))
     return rows
 
 
@@ -215,8 +216,8 @@ async def test_the_archive_shows_it_as_it_was(gate: Gate, moved: dict[str, Any])
     whole = (await gate.as_admin().list_archived_receipts()).receipts
     one = (await gate.as_admin().list_archived_receipts(receipt_id=moved["duty"])).receipts
 
-    assert encode(by_task) == encode(moved["shown"])
-    assert encode(whole) == encode(by_task)
+    assert encode_json(by_task) == encode_json(moved["shown"])
+    assert encode_json(whole) == encode_json(by_task)
     assert [row.receipt_id for row in one] == [moved["duty"]]
 
 
@@ -383,7 +384,7 @@ async def test_a_pointer_to_what_is_not_in_the_archive_is_found(
 
 async def forge(gate: Gate, segment: str | None) -> Archived:
     """Write a pointer for a receipt of a new task, as the database's role may; None names a line that another has."""
-    [true, *_] = await gate.backend.export(Archived, gate.tenant_id, "")
+    [true, *_] = await gate.backend.page(gate.tenant_id, Rows(Archived))
     task_id = await gate.create()
     [receipt] = await gate.receipts(task_id)
     forged: Archived = replace(true, receipt_id=receipt.receipt_id, task_id=task_id, segment=segment or true.segment,

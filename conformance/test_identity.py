@@ -14,6 +14,7 @@ from asyncgate import Needs, Work
 from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.identity.audit import broken, chained, head, prune, pruned
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Account, Audit, AuditHead, Key, export_key
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +37,7 @@ async def keep(gate: Gate, *rows: Any) -> None:
 async def lines_of(gate: Gate) -> list[Audit]:
     """Read the whole log."""
     found: list[Audit] = []
-    while page := await gate.backend.export(Audit, gate.tenant_id, export_key(found[-1]) if found else ""):
+    while page := await gate.backend.page(gate.tenant_id, Rows(Audit, export_key(found[-1]) if found else "")):
         found += page
     return found
 
@@ -53,7 +54,7 @@ async def test_a_key_comes_back_as_it_was_kept_and_as_it_was_changed(gate: Gate,
 
         assert await gate.backend.record(gate.tenant_id, Key, stored.key_id) == stored
         assert await gate.backend.find_key(stored.key_id) == (gate.tenant_id, False, stored)
-        assert await gate.backend.export(Key, gate.tenant_id, "") == [stored]
+        assert await gate.backend.page(gate.tenant_id, Rows(Key)) == [stored]
 
 
 async def test_a_key_is_found_before_its_tenant_is_known_and_only_by_its_whole_id(gate: Gate) -> None:
@@ -83,9 +84,9 @@ async def test_a_tenant_has_one_account_and_one_head_and_they_are_exported_once(
 
         assert await gate.backend.record(gate.tenant_id, Account) == account
         for table, row in ((Account, account), (AuditHead, AuditHead(3, "a hash"))):
-            assert await gate.backend.export(table, gate.tenant_id, "") == [row]
-            assert await gate.backend.export(table, gate.tenant_id, export_key(row)) == []
-            assert await gate.backend.export(table, other.tenant_id, "") == []
+            assert await gate.backend.page(gate.tenant_id, Rows(table)) == [row]
+            assert await gate.backend.page(gate.tenant_id, Rows(table, export_key(row))) == []
+            assert await gate.backend.page(other.tenant_id, Rows(table)) == []
     assert await gate.backend.record(other.tenant_id, Account) is None
     assert gate.tenant_id in await gate.backend.tenants()
 

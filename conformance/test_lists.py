@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from asyncgate import Needs, Work
 from asyncgate.conformance.harness import PATIENCE, Gate, View, refused, under
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Event, Obligation, Presence, export_key, export_order
 from asyncgate.parts.model.wire import Principal
 
@@ -339,7 +340,7 @@ async def test_an_export_gives_each_row_once_and_in_order_however_many_pages_it_
     await gate.backend.transact(gate.tenant_id, Needs(), keep)
     pages: list[list[Any]] = []
     after = ""
-    while page := await gate.backend.export(table, gate.tenant_id, after):
+    while page := await gate.backend.page(gate.tenant_id, Rows(table, after)):
         pages.append(page)
         after = export_key(page[-1])
 

@@ -27,8 +27,8 @@ from asyncgate.conformance.harness import NEEDED, Gate, Numbered, OwnTenants, as
 from asyncgate.conformance.model import ESCALATES_TO, PROSE, Model, Refusal, Rules
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.queries import ReceiptFilter
 from asyncgate.parts.model.settings import EscalationSettings, EscalationTarget, Settings
-from asyncgate.parts.model.stored import ReceiptFilter
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
 
@@ -358,7 +358,7 @@ class Side:
     def news(self, tenant: int) -> list[Any]:
         """The receipts written since the last look."""
         of = ReceiptFilter(None, None, None, self.seen[tenant] or None, 1000)
-        rows = self.run(self.backend.receipts(self.gates[tenant].tenant_id, of))
+        rows = self.run(self.backend.page(self.gates[tenant].tenant_id, of))
         self.seen[tenant] = rows[-1].receipt_id if rows else self.seen[tenant]
         return list(rows)
 

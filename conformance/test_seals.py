@@ -19,8 +19,7 @@ class Only:
     """A backend that has one tenant; others may test on the same database."""
 
     def __init__(self, gate: Gate) -> None:
-        self.gate, self.record, self.export = gate, gate.backend.record, gate.backend.export
-        self.entries = gate.backend.entries
+        self.gate, self.record, self.page = gate, gate.backend.record, gate.backend.page
 
     async def tenants(self) -> list[str]:
         """Return the tenant of the test."""

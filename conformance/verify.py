@@ -16,6 +16,8 @@ from msgspec import Struct
 
 from asyncgate import ACTIVE, DISCHARGING, TERMINAL, TERMINATES, fences_skipped, receipt_hash
 from asyncgate.parts.identity.audit import broken, pruned
+from asyncgate.parts.model.database import FileBackend
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Archived, Audit, AuditHead, Event, Lease, Obligation, Receipt, Task, export_key
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts.marks import adopted
@@ -80,8 +82,8 @@ async def verify(backend: Any, *, progress: Told | None = None) -> Verdict:
 
 async def _once(backend: Any, progress: Told | None) -> Verdict:
     verdict = Verdict()
-    if check := getattr(backend, "check", None):
-        verdict.problems += [f"the database file: {problem}" for problem in await check()]
+    if isinstance(backend, FileBackend):
+        verdict.problems += [f"the database file: {problem}" for problem in await backend.check()]
     read = 0
     for tenant_id in await backend.tenants():
         tenant = Tenant(backend, tenant_id, verdict)
@@ -165,7 +167,7 @@ class Tenant:
 
     async def _pages(self, table: type[Row]) -> AsyncIterator[list[Row]]:
         after = ""
-        while page := await self.backend.export(table, self.tenant_id, after):
+        while page := await self.backend.page(self.tenant_id, Rows(table, after)):
             yield page
             after = export_key(page[-1])
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from asyncgate.parts.model.stored import Archived, EntryFilter, Receipt, Seal, SealHead, export_key
+from asyncgate.parts.model.queries import EntryFilter, Rows
+from asyncgate.parts.model.stored import Archived, Receipt, Seal, SealHead, export_key
 from asyncgate.parts.receipts.files import Reading
 from asyncgate.parts.receipts.seals import Chain, digest, digest_filed
 
@@ -116,7 +117,7 @@ async def away(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
 async def filed(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
     """Yield the digests of what others have stored, where the gate plays the ledger."""
     after: str | None = None
-    while entries := await backend.entries(tenant_id, EntryFilter(None, None, None, None, after, PAGE)):
+    while entries := await backend.page(tenant_id, EntryFilter(None, None, None, None, after, PAGE)):
         yield [(one.arrival, digest_filed(one)) for one in entries]
         after = entries[-1].arrival
 
@@ -172,6 +173,6 @@ def segment_problems(directory: str, segment: str, wanted: list[Archived]) -> li
 async def pages(backend: Any, table: type[Struct], tenant_id: str) -> AsyncIterator[list[Any]]:
     """Yield the rows of a table, page by page."""
     after = ""
-    while page := await backend.export(table, tenant_id, after):
+    while page := await backend.page(tenant_id, Rows(table, after)):
         yield page
         after = export_key(page[-1])

@@ -17,14 +17,15 @@ from asyncgate import NOBODY, Caller, Engine, Operation, __version__
 from asyncgate.backends import Backend, open_backend
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.faces import openapi, server
-from asyncgate.parts.faces.http import keep_slashes, named_in, own_page, refusal_headers, shortcut
+from asyncgate.parts.faces.http import find_shortcut, is_named, is_own_page, keep_slashes, make_refusal_headers
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.faces.rest import Door, Endpoint
 from asyncgate.parts.identity.guard import Guard, Keys
 from asyncgate.parts.identity.ways import Identity
-from asyncgate.parts.model.connection import Headers, Receive, Scope, Send, loopback, said_https
-from asyncgate.parts.model.content import encode
-from asyncgate.parts.model.errors import DatabaseUnavailable, Forbidden, GateError, Misdirected, NotFound, fault
+from asyncgate.parts.model.connection import Headers, Receive, Scope, Send, is_https_by_proxy, is_loopback
+from asyncgate.parts.model.content import encode_json
+from asyncgate.parts.model.database import FileBackend
+from asyncgate.parts.model.errors import DatabaseUnavailable, Forbidden, GateError, Misdirected, NotFound, log_fault
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Ask, CreateTask, CreateTasks, Healthy
 from asyncgate.parts.operations import OPERATIONS
@@ -63,13 +64,13 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Guard the door against other sites' pages (DNS rebinding, CSRF), then let the application answer."""
         if scope["type"] == "http":
-            if self.settings.trusted_proxies and said_https(scope, self.settings.trusted_proxies):
+            if self.settings.trusted_proxies and is_https_by_proxy(scope, self.settings.trusted_proxies):
                 scope["scheme"] = "https"
             keep_slashes(scope)
             if no := self._foreign(scope["headers"]):
                 if self.guard is not None:
                     self.guard.refused(scope, no)
-                return await self.send(send, scope, no.status, encode(no.body()))
+                return await self.send(send, scope, no.status, encode_json(no.body()))
             if endpoint := self._endpoint(scope):
                 return await endpoint(scope, receive, send)
         await self.app(scope, receive, send)
@@ -97,8 +98,9 @@ class Gate:
             self._furnish(engine_over(backend, self.settings))
             opened.push_async_callback(self.engine.batches.landed)
             opened.push_async_callback(self.mcp.close)
-            beats = self.settings.lease_sweep_interval_seconds
-            await self.upkeep.begin(await backend.join(self.engine.instance, beats, self.engine.hear))
+            beats, lasting = self.settings.lease_sweep_interval_seconds, self.engine.lasting
+            sign = await lasting.join(self.engine.instance, beats, self.engine.hear) if lasting else None
+            await self.upkeep.begin(sign)
             async with self.guard, self.upkeep, self.ledger or contextlib.nullcontext():
                 yield
 
@@ -128,7 +130,7 @@ class Gate:
 
     def _routes(self) -> list[Route]:
         every = (*self.operations.values(), *LEASE_PROTOCOL)
-        described = openapi.routes(every, __version__, self.send)
+        described = openapi.make_routes(every, __version__, self.send)
         polled = [Route(path, Endpoint(self, {verb: op}, path)) for op in LEASE_PROTOCOL for verb, path in op.rest]
         return [*(Route(path, self.mcp) for path in ("/mcp", "/mcp/u")), *polled, *described]
 
@@ -174,16 +176,16 @@ class Gate:
     @cached_property
     def _doors(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
         """The Host and Origin names that are served, and the gate's own, which on loopback are all unless set."""
-        own = {"localhost", "127.0.0.1", "::1", self.settings.host} if loopback(self.settings.host) else set()
+        own = {"localhost", "127.0.0.1", "::1", self.settings.host} if is_loopback(self.settings.host) else set()
         return frozenset(self.settings.allowed_hosts or own), frozenset(self.settings.allowed_origins), frozenset(own)
 
     def _foreign(self, headers: Headers) -> GateError | None:
         hosts, origins, own = self._doors
         host = next((value for name, value in headers if name == b"host"), None)
-        if hosts and host is not None and not named_in(host, hosts):
+        if hosts and host is not None and not is_named(host, hosts):
             return Misdirected("this gate does not answer for that Host; see the setting allowed_hosts")
         for name, value in headers if origins or own else ():
-            if name == b"origin" and not (named_in(value, origins) or own_page(value, host or b"", own)):
+            if name == b"origin" and not (is_named(value, origins) or is_own_page(value, host or b"", own)):
                 return Forbidden("pages of that Origin may not call this gate; see the setting allowed_origins")
         return None
 
@@ -191,9 +193,9 @@ class Gate:
                    type: tuple[bytes, bytes] = JSON_TYPE) -> None:
         """Send one complete answer with the headers that every answer carries; `more` replaces what it names."""
         if self.guard is not None and (no := await self.guard.passing(scope)):
-            status, body, more, type = no.status, encode(no.body()), refusal_headers(no), JSON_TYPE
+            status, body, more, type = no.status, encode_json(no.body()), make_refusal_headers(no), JSON_TYPE
         limits = scope.get("asyncgate.limits", ())
-        if not more and type is JSON_TYPE and status != 204 and (whole := shortcut(scope)) is not None:
+        if not more and type is JSON_TYPE and status != 204 and (whole := find_shortcut(scope)) is not None:
             lines = self.lines + STRICT_LINE if scope["scheme"] == "https" else self.lines
             lines += b"".join([b"%b: %b\r\n" % header for header in limits]) if limits else b""
             if whole.answer(status, lines, body):
@@ -220,11 +222,11 @@ class Gate:
         await self.send(send, scope, 302, b"", [(b"location", b"docs")])
 
     async def _broken(self, request: Any, error: Exception) -> Any:
-        return self._plain(fault(request.url.path, error))
+        return self._plain(log_fault(request.url.path, error))
 
     def _plain(self, no: GateError) -> Any:
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            await self.send(send, scope, no.status, encode(no.body()))
+            await self.send(send, scope, no.status, encode_json(no.body()))
         return answer
 
 
@@ -236,8 +238,8 @@ def serve_forever(settings: Settings, ready: Callable[[str], None] | None = None
     said = ready or (lambda url: log.info("asyncgate %s serves %s", __version__, url))
 
     def listens(url: str) -> None:
-        if announce := getattr(gate.engine.backend, "announce", None):
-            announce(url)
+        if isinstance(backend := gate.engine.backend, FileBackend):
+            backend.announce(url)
         said(url)
 
-    return server.run(gate, settings, drain=gate.drain, ready=listens)
+    return server.run_server(gate, settings, drain=gate.drain, ready=listens)

@@ -12,12 +12,12 @@ from starlette.routing import Route
 from asyncgate import CORE_OPERATIONS, Caller, Operation, __version__
 from asyncgate.backends import Backend
 from asyncgate.parts.app import Gate, serve_forever
-from asyncgate.parts.faces.http import claimed_tenants, read_body
+from asyncgate.parts.faces.http import read_body, read_claimed_tenants
 from asyncgate.parts.faces.rest import Door, Endpoint
 from asyncgate.parts.identity import admin, incidents
 from asyncgate.parts.model.connection import Receive, Scope
 from asyncgate.parts.model.errors import InvalidRequest
-from asyncgate.parts.model.screening import screen
+from asyncgate.parts.model.screening import screen_body
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.model.wire_ledger import StoreReceipts
@@ -39,14 +39,14 @@ class Shelf(Endpoint):
             return await super()._ask(op, caller, scope, receive)
         body = (await read_body(scope, receive, self.gate.settings)).strip()
         try:
-            await screen(body, self.gate.settings.max_request_values, STORED_DEPTH)
+            await screen_body(body, self.gate.settings.max_request_values, STORED_DEPTH)
             if body[:1] == b"[":
                 return StoreReceipts(receipts=list_of(body))
             if (many := msgspec.json.decode(body, type=dict[str, Raw])).keys() == {"receipts"}:
                 return StoreReceipts(receipts=list_of(many["receipts"]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
             raise InvalidRequest(f"store_receipt: {wrong}") from None
-        for named in claimed_tenants({}, scope["headers"]):
+        for named in read_claimed_tenants({}, scope["headers"]):
             self.gate.engine.at_home(caller, named)
         return StoreReceipts(receipts=[Raw(body)], alone=True)
 

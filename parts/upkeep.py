@@ -18,7 +18,7 @@ from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.stored import Presence
 from asyncgate.parts.model.wire import Ask, Healthy
 from asyncgate.parts.process.duties import Duties, Duty
-from asyncgate.parts.process.presence import Seen, visited
+from asyncgate.parts.process.presence import Seen, add_visit
 from asyncgate.parts.receipts.schedules import its_overdue, sweep
 from asyncgate.parts.receipts.upkeep import duties
 
@@ -85,8 +85,8 @@ class Upkeep(Duties, Extension):
     def committed(self, work: Work) -> None:
         """Sweep when a lease that was just granted runs out; other processes may have to, so they are told."""
         ends = min((lease.expires_at for lease in work.leased.values() if lease.ending == "live"), default=None)
-        if ends is not None and self._look_at(ends) and not self.engine.backend.alone:
-            self.engine.backend.tell(News(work.tenant_id, lapse=ends))
+        if ends is not None and self._look_at(ends) and (shared := self.engine.shared) and not shared.is_alone():
+            shared.tell(News(work.tenant_id, lapse=ends))
 
     def heard(self, news: News) -> None:
         """Sweep when a lease that another process has granted runs out."""
@@ -110,7 +110,7 @@ class Upkeep(Duties, Extension):
         grace = self.engine.settings.lease_grace_seconds
         for moment, _, _ in await self.engine.backend.lapses(now - grace, 1):
             self._look_at(moment)
-        if not self.engine.backend.alone:
+        if not self.engine.is_alone():
             self._look_at(now - grace + self.SHARED_SECONDS)
         return done
 
@@ -146,7 +146,9 @@ class Upkeep(Duties, Extension):
 
     async def beat(self) -> int:
         """Say that this process lives, or others would take over its tasks."""
-        await self.engine.backend.beat()
+        if self.engine.lasting is None:
+            return 0
+        await self.engine.lasting.beat()
         return 1
 
     async def remember(self) -> int:
@@ -170,7 +172,7 @@ def its_presences(needs: Needs, caller: Caller, ask: Sighted) -> None:
 def note_presences(engine: Engine, work: Work, caller: Caller, ask: Sighted) -> None:
     """Write down who was here."""
     for who, first, last in ask.sightings:
-        work.keep(visited(work.found(Presence, who.kind, who.id), who, first, last))
+        work.keep(add_visit(work.found(Presence, who.kind, who.id), who, first, last))
 
 
 WRITES: dict[type[Ask], tuple[Callable[..., None], Callable[..., None]]] = {

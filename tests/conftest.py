@@ -30,6 +30,7 @@ from asyncgate.conformance.ledgers import Drain
 from asyncgate.conformance.plugin import SHARED
 from asyncgate.conformance.postgres_server import Server
 from asyncgate.parts.app import Gate
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import (
     Account,
@@ -146,7 +147,7 @@ class Served:
 
     async def _rows(self, kind: Any) -> AsyncIterator[Any]:
         last = ""
-        while rows := await self.backend.export(kind, self.tenant_id, last):
+        while rows := await self.backend.page(self.tenant_id, Rows(kind, last)):
             for row in rows:
                 yield replace(row, last_used_at=None, places=None) if isinstance(row, Key) else row
             last = export_key(rows[-1])

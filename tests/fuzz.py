@@ -97,8 +97,8 @@ def cursors() -> Target:
 
 def settings() -> Target:
     """A file of settings."""
-    from asyncgate.parts.model.settings import SettingsError, leaves, load_settings
-    some = "\n".join(f"{one.name}: {json.dumps(one.default)}" for one in list(leaves(Settings))[:60])
+    from asyncgate.parts.model.settings import SettingsError, list_settings, load_settings
+    some = "\n".join(f"{one.name}: {json.dumps(one.default)}" for one in list(list_settings(Settings))[:60])
     path = Path(tempfile.mkdtemp()) / "config.yaml"
 
     def load(text: bytes) -> None:
@@ -154,11 +154,11 @@ def ledgers() -> Target:
 
 def bodies() -> Target:
     """The screen of bodies: what it lets through has the depth and the encoding that it promises."""
-    from asyncgate.parts.model.screening import Screen, slices
+    from asyncgate.parts.model.screening import BodyScreen, cut_slices
 
     def judge(text: bytes) -> None:
-        screen = Screen(100_000)
-        for piece in slices(text, 7):
+        screen = BodyScreen(100_000)
+        for piece in cut_slices(text, 7):
             screen.look(piece)
         screen.end()
         text.decode()
@@ -169,10 +169,10 @@ def bodies() -> Target:
 
 def durations() -> Target:
     """Times as people write them."""
-    from asyncgate.parts.model.durations import duration, seconds_of
+    from asyncgate.parts.model.durations import parse_duration, parse_seconds
 
     def read(text: bytes) -> None:
-        for decode in (duration, seconds_of):
+        for decode in (parse_duration, parse_seconds):
             may_raise(lambda text, decode=decode: decode(text.decode("utf-8", "replace")), ValueError)(text)  # type: ignore[misc]
     return [b"90d", b"1.5h", b"2026-12-31", b"3600"], read
 
@@ -206,11 +206,11 @@ async def opened() -> Gate:
 
 def requests() -> Target:
     """Bytes on a connection: the parser of HTTP, the routes, the operations and MCP; nothing answers with a 5xx."""
-    from asyncgate.parts.faces.server import configure
+    from asyncgate.parts.faces.server import make_config
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     gate = loop.run_until_complete(opened())
-    config = configure(gate, gate.settings)
+    config = make_config(gate, gate.settings)
     if not config.loaded:
         config.load()
     from uvicorn.server import ServerState

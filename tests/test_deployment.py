@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 import asyncgate
-from asyncgate.parts.model.connection import said_https
-from asyncgate.parts.model.settings import Settings, leaves, load_settings
+from asyncgate.parts.model.connection import is_https_by_proxy
+from asyncgate.parts.model.settings import Settings, list_settings, load_settings
 
 ROOT = Path(__file__).parents[1]
 
@@ -52,7 +52,7 @@ def environment(image: dict[str, str]) -> dict[str, str]:
 
 
 def settings() -> set[str]:
-    return {leaf.environment for leaf in leaves(Settings)}
+    return {leaf.environment for leaf in list_settings(Settings)}
 
 
 def gate_variables(environment: dict[str, str]) -> set[str]:
@@ -95,7 +95,7 @@ def test_the_gate_believes_the_proxy_that_ends_tls_and_not_its_neighbours(fly: d
     said = [(b"x-forwarded-proto", b"https")]
 
     def strict(peer: str) -> bool:
-        return said_https({"client": (peer, 1), "headers": said}, settings.settings.trusted_proxies)
+        return is_https_by_proxy({"client": (peer, 1), "headers": said}, settings.settings.trusted_proxies)
 
     assert strict("172.16.3.162")
     assert not strict("fdaa:0:1:a7b::2")        # another app of the organisation

@@ -23,7 +23,7 @@ import pytest
 from asyncgate.clients.http import Http
 from asyncgate.commands.main import main
 from asyncgate.commands.tables import refreshed, tables
-from asyncgate.parts.model.settings import Settings, leaves, load_settings
+from asyncgate.parts.model.settings import Settings, list_settings, load_settings
 from tests.support.pages import (
     PAGES,
     ROOT,
@@ -102,7 +102,7 @@ def test_the_tables_of_the_reference_are_those_of_the_code() -> None:
 
 @each_page
 def test_a_setting_that_a_page_names_exists(page: Path) -> None:
-    names = [one.name for one in leaves(Settings)]
+    names = [one.name for one in list_settings(Settings)]
     sections = {name.partition(".")[0] for name in names if "." in name}
     named = {code.partition("=")[0].partition(":")[0] for code in code_of(page)}
     dotted = {name for name in named if re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", name)} - TOOLS

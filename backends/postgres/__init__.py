@@ -24,7 +24,9 @@ import asyncpg
 from msgspec import Struct
 
 from asyncgate import Needs, News, Work
+from asyncgate.backends import ArchivingBackend, Backend, SharedBackend
 from asyncgate.backends.lanes import Lanes
+from asyncgate.backends.pages import Pages
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.backends.postgres.hosts import AWAY, CONNECT_SECONDS, Hosts, as_user, startup_error
 from asyncgate.backends.postgres.instances import Membership, lock_of, name_of_this_process, session
@@ -33,11 +35,23 @@ from asyncgate.backends.postgres.migrations import migration_sql as migration_sq
 from asyncgate.backends.postgres.migrations import require_schema
 from asyncgate.parts.model.errors import ArchiveUnavailable, DatabaseUnavailable, Refused, StartupError, outcome_unknown
 from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.queries import (
+    ArchivedFilter,
+    EntryFilter,
+    EventFilter,
+    LeaseFilter,
+    ObligationFilter,
+    OutboxFilter,
+    OutboxOf,
+    ReceiptFilter,
+    Row,
+    TaskFilter,
+    page_of,
+)
 from asyncgate.parts.model.settings import DatabaseSettings
 from asyncgate.parts.model.stored import (
     Archived,
     Entry,
-    EntryFilter,
     Event,
     Key,
     Lag,
@@ -45,21 +59,14 @@ from asyncgate.parts.model.stored import (
     Outgoing,
     Progress,
     Receipt,
-    ReceiptFilter,
     Task,
-    TaskFilter,
     Usage,
     export_order,
-    page_of,
 )
-from asyncgate.parts.model.wire import LeaseNext, Principal
+from asyncgate.parts.model.wire import LeaseNext
 from asyncgate.parts.process.outages import OFTEN
 
-if TYPE_CHECKING:
-    from asyncgate.backends import Backend
-
 log = logging.getLogger("asyncgate.postgres")
-Row = tuple[Task, Lease | None, Progress | None]
 T = TypeVar("T")
 R = TypeVar("R", bound=Struct)
 
@@ -158,7 +165,7 @@ class Saved(NamedTuple):
     proof: sql.Proof | None
 
 
-class Postgres:
+class Postgres(Pages):
     """A pool of connections; each batch has one to itself."""
 
     parallel_per_tenant = 2
@@ -210,8 +217,7 @@ class Postgres:
 
     # Several processes.
 
-    @property
-    def alone(self) -> bool:
+    def is_alone(self) -> bool:
         """Whether no other process is known to share the database."""
         return self.member is None or self.member.alone
 
@@ -488,7 +494,7 @@ class Postgres:
         rows = await self._ask(sql.ONE_TASK, tenant_id, task_id)
         return sql.named_row(rows[0]) if rows else None
 
-    async def tasks(self, tenant_id: str, of: TaskFilter) -> list[Row]:
+    async def find_tasks(self, tenant_id: str, of: TaskFilter) -> list[Row]:
         """Return a page of tasks, newest first."""
         statement: str = sql.ROWS
         given: list[Any] = []
@@ -503,18 +509,18 @@ class Postgres:
         rows = await self._read(tenant_id, statement, *given)
         return [sql.named_row(row) for row in rows]
 
-    async def leases(self, tenant_id: str, worker: Principal) -> list[tuple[Task, Lease]]:
+    async def find_leases(self, tenant_id: str, of: LeaseFilter) -> list[tuple[Task, Lease]]:
         """Return the live leases of a worker."""
-        rows = await self._read(tenant_id, sql.LEASES, worker.kind, worker.id)
+        rows = await self._read(tenant_id, sql.LEASES, of.worker.kind, of.worker.id)
         return [(task, lease) for task, lease, _ in map(sql.named_row, rows)
-                if lease and worker.instance_id in (None, lease.worker_instance)]
+                if lease and of.worker.instance_id in (None, lease.worker_instance)]
 
     async def receipt(self, tenant_id: str, receipt_id: str) -> Receipt | None:
         """Return one receipt."""
         rows = await self._read(tenant_id, f"{sql.RECEIPTS} AND r.receipt_id = $2", receipt_id)
         return sql.receipt_row(rows[0]) if rows else None
 
-    async def receipts(self, tenant_id: str, of: ReceiptFilter) -> list[Receipt]:
+    async def find_receipts(self, tenant_id: str, of: ReceiptFilter) -> list[Receipt]:
         """Return a page of receipts, oldest first, and none that a transaction still open could add to."""
         newest = await self._horizon(tenant_id, "receipts")
         statement = f"{sql.RECEIPTS} AND r.receipt_id > $2 AND r.receipt_id <= $3"
@@ -542,13 +548,13 @@ class Postgres:
                 return sure
             await asyncio.sleep(0.003)
 
-    async def events(self, tenant_id: str, task_id: str, after: str | None, limit: int) -> list[Event]:
+    async def find_events(self, tenant_id: str, of: EventFilter) -> list[Event]:
         """Return a page of a task's events."""
-        return [Event(*row) for row in await self._read(tenant_id, sql.EVENTS, task_id, after or "", limit)]
+        return [Event(*row) for row in await self._read(tenant_id, sql.EVENTS, of.task_id, of.after or "", of.limit)]
 
-    async def obligations(self, tenant_id: str, to: Principal, after: str | None, limit: int) -> list[Receipt]:
+    async def find_obligations(self, tenant_id: str, of: ObligationFilter) -> list[Receipt]:
         """Return a page of open obligations from their index."""
-        rows = await self._ask(sql.OPEN, tenant_id, to.kind, to.id, after or "", limit)
+        rows = await self._ask(sql.OPEN, tenant_id, of.to.kind, of.to.id, of.after or "", of.limit)
         return [sql.receipt_row(row) for row in rows]
 
     async def terminated(self, tenant_id: str, receipt_id: str, by: frozenset[str]) -> bool:
@@ -564,19 +570,19 @@ class Postgres:
         """Return the tenants with receipts that the ledger does not have."""
         return [row[0] for row in await self._ask(sql.UNSENT)]
 
-    async def outbox(self, tenant_id: str, since: str, limit: int) -> list[Outgoing]:
+    async def find_waiting(self, tenant_id: str, of: OutboxFilter) -> list[Outgoing]:
         """Return a page of the receipts that wait for the ledger."""
-        return [Outgoing(*row) for row in await self._read(tenant_id, sql.WAITING, since, limit)]
+        return [Outgoing(*row) for row in await self._read(tenant_id, sql.WAITING, of.after, of.limit)]
 
-    async def outgoing(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Outgoing]:
+    async def find_outgoing(self, tenant_id: str, of: OutboxOf) -> list[Outgoing]:
         """Return those of some receipts that the ledger does not have yet."""
-        return [Outgoing(*row) for row in await self._read(tenant_id, sql.ON_THE_WAY, list(receipt_ids))]
+        return [Outgoing(*row) for row in await self._read(tenant_id, sql.ON_THE_WAY, list(of.receipt_ids))]
 
     async def lag(self, tenant_id: str) -> Lag:
         """Return how many receipts wait, how many are parked, and since when the oldest waits."""
         return Lag(*(await self._read(tenant_id, sql.LAG))[0])
 
-    async def entries(self, tenant_id: str, of: EntryFilter) -> list[Entry]:
+    async def find_entries(self, tenant_id: str, of: EntryFilter) -> list[Entry]:
         """Return a page of what others have stored here, and none that a transaction still open could add to."""
         statement, given = sql.ENTRIES, list[Any]([of.after or "", await self._horizon(tenant_id, "ledger")])
         for column, value in (("to_id", of.to and of.to.id), ("task_id", of.task_id),
@@ -592,9 +598,9 @@ class Postgres:
         """Whether this process does a job that only one may do."""
         return self.member is None or await self.member.lead(job)
 
-    async def archived(self, tenant_id: str, task_id: str) -> list[Archived]:
+    async def find_archived(self, tenant_id: str, of: ArchivedFilter) -> list[Archived]:
         """Return where the archived receipts of a task are."""
-        return [Archived(*row) for row in await self._read(tenant_id, sql.ARCHIVED, task_id)]
+        return [Archived(*row) for row in await self._read(tenant_id, sql.ARCHIVED, of.task_id)]
 
     async def find_key(self, key_id: str) -> tuple[str, bool, Key] | None:
         """Return a key before its tenant is known."""
@@ -640,11 +646,11 @@ class Postgres:
         due: float | None = (await self._read(tenant_id, sql.NEXT_DUE, self.now()))[0][0]
         return due
 
-    async def export(self, table: type[Struct], tenant_id: str, after: str) -> list[Any]:
+    async def find_rows(self, tenant_id: str, table: type[Struct], after: str) -> list[Any]:
         """Return the next 1,000 rows of a table, in the order of their export keys."""
         keys = export_order(table)
         if table is Receipt:
-            return await self.receipts(tenant_id, ReceiptFilter(None, None, None, after, 1000))
+            return await self.find_receipts(tenant_id, ReceiptFilter(None, None, None, after, 1000))
         if not keys:
             return [] if after or (only := await self.record(tenant_id, table)) is None else [only]
         if table in (Task, Lease):
@@ -765,5 +771,8 @@ async def connect(url: str, settings: DatabaseSettings) -> asyncpg.Pool:
         max_cacheable_statement_size=0, command_timeout=settings.timeout_seconds)
 
 
+BACKEND: type[Backend] = Postgres
+
 if TYPE_CHECKING:
-    _: type[Backend] = Postgres
+    _shared: type[SharedBackend] = Postgres
+    _archiving: type[ArchivingBackend] = Postgres

@@ -42,7 +42,7 @@ from asyncgate.clients.ai_worker.talk import (
 )
 from asyncgate.clients.ai_worker.tools import McpServer, Told, Tool, Toolbox, function_of
 from asyncgate.clients.worker.job import Done, Lost
-from asyncgate.parts.model.connection import loopback
+from asyncgate.parts.model.connection import is_loopback
 
 log = logging.getLogger("asyncgate.worker.ai")
 Report = Callable[[dict[str, Any]], Awaitable[None]]
@@ -68,7 +68,7 @@ class Executor:
 
         self._open = AsyncExitStack()
         self._open.push_async_callback(self.toolbox.close)
-        here = loopback(urlsplit(self.profile.endpoint).hostname or "")
+        here = is_loopback(urlsplit(self.profile.endpoint).hostname or "")
         http = await self._open.enter_async_context(httpx2.AsyncClient(timeout=None, trust_env=not here))
         self.model = Model(self.profile, self.secrets, http)
         return self

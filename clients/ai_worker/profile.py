@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from asyncgate.parts.model.connection import loopback
+from asyncgate.parts.model.connection import is_loopback
 from asyncgate.parts.model.settings import SettingsError, read_text, read_yaml
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ def web_address(url: str, with_secret: bool) -> None:
         raise ValueError(f"{url!r} is no http or https URL")
     if where.username or where.password or where.query or where.fragment:
         raise ValueError("a URL here has no user, no query and no fragment: they may be secrets, and are logged")
-    if with_secret and where.scheme == "http" and not loopback(where.hostname):
+    if with_secret and where.scheme == "http" and not is_loopback(where.hostname):
         raise ValueError(f"plain http would show the key to the network on its way to {where.hostname}; use https")
 
 

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from asyncgate.clients.ai_worker.model import JobFailed
 from asyncgate.clients.ai_worker.profile import Limits, Profile, Secrets, Server
-from asyncgate.parts.model.connection import loopback
+from asyncgate.parts.model.connection import is_loopback
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -110,7 +110,7 @@ class McpServer:
                 http = httpx2.AsyncClient(
                     headers={"authorization": f"Bearer {self.secrets[token]}"} if token else {},
                     timeout=max(self.limits.start_seconds, self.limits.tool_seconds),
-                    trust_env=not loopback(urlsplit(url).hostname or ""))
+                    trust_env=not is_loopback(urlsplit(url).hostname or ""))
                 server = streamable_http_client(url, http_client=await opened.enter_async_context(http))
             yield await opened.enter_async_context(Client(server))
 

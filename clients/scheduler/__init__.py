@@ -31,7 +31,7 @@ from asyncgate.clients.http import FIRST_PAUSE, Refusal, Unreachable, pause_afte
 from asyncgate.clients.scheduler.calendar import iso, to_run
 from asyncgate.clients.scheduler.plan import Invalid, OfSchedule, read, read_plan
 from asyncgate.clients.scheduler.store import Control, Fired, Firing, Schedule, Store
-from asyncgate.parts.model.wire import LONGEST
+from asyncgate.parts.model.wire import LONGEST_PAUSE_SECONDS
 
 TYPES = ("schedule.create", "schedule.delete", "schedule.pause", "schedule.resume", "schedule.status")
 OVER = ("succeeded", "failed", "canceled")
@@ -453,5 +453,5 @@ def gap_after(schedule: Schedule) -> int | None:
         return None
     with contextlib.suppress(ValueError):       # a zone that is no more
         following = next(schedule.timing().after(schedule.next_run_at), None)
-        return min(following[0] - schedule.next_run_at, LONGEST) if following else None
+        return min(following[0] - schedule.next_run_at, LONGEST_PAUSE_SECONDS) if following else None
     return None

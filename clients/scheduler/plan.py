@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from asyncgate.clients.scheduler.calendar import Calendar, Cron, Every, MisfirePolicy, Timing, iso, zone_of
-from asyncgate.parts.model.wire import LONGEST, CreateTask, Name, Requirements
+from asyncgate.parts.model.wire import LONGEST_PAUSE_SECONDS, CreateTask, Name, Requirements
 
 PLACES = ("schedule_id", "name", "run_at", "run_at_local", "now")
 PLACE = re.compile(r"(\\?)\{\{([^{}]*)\}\}")
@@ -53,11 +53,11 @@ class Plan(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True)
     name: Name
     mode: Literal["interval", "cron"]
     task_template: TaskTemplate
-    interval_seconds: Annotated[int, Meta(ge=1, le=LONGEST)] | None = None
+    interval_seconds: Annotated[int, Meta(ge=1, le=LONGEST_PAUSE_SECONDS)] | None = None
     cron_expr: Name | None = None
     timezone: Name = "UTC"
     misfire_policy: MisfirePolicy = "catch_up_one"
-    jitter_seconds: Annotated[int, Meta(ge=0, le=LONGEST)] = 0
+    jitter_seconds: Annotated[int, Meta(ge=0, le=LONGEST_PAUSE_SECONDS)] = 0
 
     def timing(self, schedule_id: str, anchor: int) -> Timing:
         """Return when a schedule of this plan runs that began at `anchor`."""

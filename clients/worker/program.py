@@ -82,7 +82,7 @@ def http_get(allow: Sequence[str], plain: bool, timeout_seconds: float) -> Calla
     from asyncgate.parts.process import outgoing
 
     try:
-        client = outgoing.client(allow=allow, plain=plain, redirects=outgoing.MOST_REDIRECTS,
+        client = outgoing.make_client(allow=allow, plain=plain, redirects=outgoing.MOST_REDIRECTS,
                                  timeout_seconds=timeout_seconds)
     except StartupError as wrong:
         raise ValueError(str(wrong).replace("security.outgoing.allow", "--allow")) from None
@@ -91,7 +91,7 @@ def http_get(allow: Sequence[str], plain: bool, timeout_seconds: float) -> Calla
         import httpx2
 
         try:
-            outgoing.fit(payload.headers)
+            outgoing.check_headers(payload.headers)
             return fetched(await client.get(payload.url, headers=payload.headers))
         except (outgoing.Barred, outgoing.Oversized, httpx2.InvalidURL, httpx2.TooManyRedirects,
                 httpx2.UnsupportedProtocol, httpx2.LocalProtocolError) as no:

@@ -25,7 +25,7 @@ from asyncgate.commands.bench.rounds import Plan, Row, so_many
 from asyncgate.commands.bench.wire import Failed, Gate
 from asyncgate.commands.dev import lifeline, start, stop
 from asyncgate.commands.main import main
-from asyncgate.parts.model.settings import discreet
+from asyncgate.parts.model.settings import mask_credentials
 
 TOKEN = "bench-self"      # noqa: S105  # of servers that live as long as the benchmark, on loopback
 PATIENCE_SECONDS = 30.0
@@ -88,9 +88,9 @@ def address(child: subprocess.Popen[Any], log: Path, url: str) -> str:
             return rest.split()[0]
         if child.poll() is not None:
             last = (text.strip().splitlines() or ["it said nothing"])[-1]
-            raise Failed(f"the server on {discreet(url)} did not start: {last.removeprefix('Error: ')}")
+            raise Failed(f"the server on {mask_credentials(url)} did not start: {last.removeprefix('Error: ')}")
         time.sleep(0.03)
-    raise Failed(f"the server on {discreet(url)} did not start within {PATIENCE_SECONDS:g} s")
+    raise Failed(f"the server on {mask_credentials(url)} did not start within {PATIENCE_SECONDS:g} s")
 
 
 def names(urls: list[str]) -> list[str]:

@@ -21,7 +21,7 @@ from asyncgate.parts.model.errors import (
     Unauthenticated,
     UnsupportedMediaType,
 )
-from asyncgate.parts.model.screening import LARGE, breathe
+from asyncgate.parts.model.screening import LARGE, let_others_run
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Ask, Kind, Name
 
@@ -48,7 +48,7 @@ def without_nulls(body: bytes | msgspec.Raw) -> bytes:
 
 
 @lru_cache(1024)
-def named_in(value: bytes, names: frozenset[str]) -> bool:
+def is_named(value: bytes, names: frozenset[str]) -> bool:
     """Whether a Host or Origin header names one of `names`; scheme and port do not matter unless they are listed."""
     text = value.decode("latin-1").lower()
     host = re.sub(r":\d*$", "", text.partition("://")[2] or text).strip("[]")
@@ -59,7 +59,7 @@ AUTHORITY = re.compile(r"(?:(?P<scheme>https?)://)?(?P<host>\[[0-9a-f:.]+\]|[^:/
 
 
 @lru_cache(1024)
-def own_page(origin: bytes, host: bytes, names: frozenset[str]) -> bool:
+def is_own_page(origin: bytes, host: bytes, names: frozenset[str]) -> bool:
     """Whether an Origin is of the gate's own pages: of the Host that was asked, or of one of `names` at its port.
 
     On one machine other programs have pages too, at other ports.
@@ -80,7 +80,7 @@ def keep_slashes(scope: Scope) -> None:
         scope["path"] = unquote(kept.decode("ascii"))
 
 
-def asked(query: bytes) -> dict[str, str]:
+def read_query(query: bytes) -> dict[str, str]:
     """Decode a query; of a name given twice the last counts."""
     if not query:
         return {}
@@ -90,14 +90,14 @@ def asked(query: bytes) -> dict[str, str]:
     return dict(pairs)
 
 
-def fill(ask: Ask, query: dict[str, str]) -> None:
+def fill_principal(ask: Ask, query: dict[str, str]) -> None:
     """Let the query say who asks where the body does not; real peers put it there."""
     for name in ("principal_kind", "principal_id", "principal_instance_id"):
         if name in query and getattr(ask, name, "") is None:
             setattr(ask, name, msgspec.convert(query[name], Kind if name == "principal_kind" else Name))
 
 
-def claimed_tenants(query: dict[str, str], headers: Headers) -> list[str]:
+def read_claimed_tenants(query: dict[str, str], headers: Headers) -> list[str]:
     """Return every tenant that a request names beside its body."""
     named = [value.decode("latin-1") for name, value in headers if name == b"x-tenant-id"]
     return [*named, query["tenant_id"]] if "tenant_id" in query else named
@@ -113,7 +113,7 @@ class Shortcut(Protocol):
         """Send an answer whose header lines are written already; tell whether it is on its way."""
 
 
-def shortcut(scope: Scope) -> Shortcut | None:
+def find_shortcut(scope: Scope) -> Shortcut | None:
     """Return the server's short way past the messages of ASGI, if it has one."""
     extensions = scope.get("extensions")
     return extensions.get("asyncgate.whole") if extensions else None
@@ -129,18 +129,18 @@ async def read_body(scope: Scope, receive: Receive, settings: Settings) -> bytes
             raise UnsupportedMediaType(AS_JSON)
         if name == b"content-length" and int(value) > most:
             raise PayloadTooLarge(f"the request is {int(value)} bytes, {most} is the most")
-    if (whole := shortcut(scope)) is not None and (body := whole.body()) is not None:
+    if (whole := find_shortcut(scope)) is not None and (body := whole.body()) is not None:
         if len(body) > most:
             raise PayloadTooLarge(f"the request is larger than {most} bytes")
-        return typed(scope, body)
+        return check_type(scope, body)
     try:
         async with asyncio.timeout(settings.body_timeout_seconds):
-            return typed(scope, await _received(receive, most))
+            return check_type(scope, await _received(receive, most))
     except TimeoutError:
         raise RequestTimeout("the body did not come in time") from None
 
 
-def typed(scope: Scope, body: bytes) -> bytes:
+def check_type(scope: Scope, body: bytes) -> bytes:
     """Refuse a body of no type: any page can make a browser send one, of JSON it has to ask first."""
     if body and not any(name == b"content-type" for name, _ in scope["headers"]):
         raise UnsupportedMediaType(AS_JSON)
@@ -163,13 +163,13 @@ async def _received(receive: Receive, most: int) -> bytes:
             raise PayloadTooLarge(f"the request is larger than {most} bytes")
         if size > rest_at:
             rest_at = size + LARGE
-            await breathe(size)
+            await let_others_run(size)
     return b"".join(pieces)
 
 
-async def while_connected(work: Awaitable[Any], receive: Receive) -> Any:
+async def run_while_connected(work: Awaitable[Any], receive: Receive) -> Any:
     """Wait for a reply that may take long, and give up when the client goes: its place is free at once."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect(receive))
     try:
         await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -180,13 +180,13 @@ async def while_connected(work: Awaitable[Any], receive: Receive) -> Any:
         task.cancel()
 
 
-async def disconnected(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     """Return when the client has gone; what it sends meanwhile does not matter."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def refusal_headers(no: GateError) -> list[tuple[bytes, bytes]]:
+def make_refusal_headers(no: GateError) -> list[tuple[bytes, bytes]]:
     """Say in headers what HTTP has headers for."""
     more = []
     if isinstance(no, Unauthenticated):

@@ -15,12 +15,12 @@ from msgspec import Raw, Struct, field
 
 from asyncgate import Caller, Engine, Operation, its_lease
 from asyncgate.parts.model.errors import InvalidWorkerId
-from asyncgate.parts.model.examples import DUTY, LATER, LEASE, TASK, WORK
+from asyncgate.parts.model.examples import DUTY, LATER, LEASE, TASK_ID, WORK
 from asyncgate.parts.model.wire import (
-    NOTHING,
+    JSON_NULL,
+    AnyJson,
     AsWorker,
     Capabilities,
-    Json,
     LeaseNext,
     Name,
     Offer,
@@ -36,17 +36,18 @@ from asyncgate.parts.model.wire import (
 LEASE_SECONDS = 900
 # {type}.{instance}: at least one dot, none at an end, and nothing that cannot be seen.
 WORKER_ID = r"^[!-\-/-~]+(\.[!-\-/-~]+)+$(?!\n)"
-LONGEST = 200
+LONGEST_WORKER_ID = 200
 is_worker_id = re.compile(WORKER_ID).fullmatch
 
 WorkerId = Annotated[str, says("the worker, as {type}.{instance}; stable across its restarts", pattern=WORKER_ID,
-                               maxLength=LONGEST)]
+                               maxLength=LONGEST_WORKER_ID)]
 
 
-def check(worker_id: str | None) -> None:
+def check_worker_id(worker_id: str | None) -> None:
     """Refuse a worker whose name is not of the protocol's form."""
-    if worker_id is not None and (len(worker_id) > LONGEST or not is_worker_id(worker_id)):
-        raise InvalidWorkerId(f"worker_id must match pattern {{type}}.{{instance}}, in {LONGEST} characters at most")
+    if worker_id is not None and (len(worker_id) > LONGEST_WORKER_ID or not is_worker_id(worker_id)):
+        raise InvalidWorkerId("worker_id must match pattern {type}.{instance}, in "
+                              f"{LONGEST_WORKER_ID} characters at most")
 
 
 class PollForTask(AsWorker, kw_only=True):
@@ -55,7 +56,7 @@ class PollForTask(AsWorker, kw_only=True):
     needed: ClassVar[tuple[str, ...]] = ("worker_id",)
     example = ({"worker_id": "worker.reader-1", "capabilities": ["web.read"], "max_tasks": 1}, {
         "lease_id": LEASE, "lease_expires_at": LATER, "task": {
-            "task_id": TASK, "principal_ai": "ada", "task_type": "page.summarize", "task_summary": "page.summarize",
+            "task_id": TASK_ID, "principal_ai": "ada", "task_type": "page.summarize", "task_summary": "page.summarize",
             "task_body": None, "payload_pointer": None, "inputs": WORK["payload"], "expected_outcome_kind": None,
             "expected_artifact_mime": None, "attempt": 0, "fence": 1, "caused_by_receipt_id": DUTY}})
     refusals = (InvalidWorkerId,)
@@ -65,7 +66,7 @@ class PollForTask(AsWorker, kw_only=True):
     max_tasks: Annotated[Whole | None, says("one is offered, whatever this says")] = None
 
     def __post_init__(self) -> None:
-        check(self.worker_id)
+        check_worker_id(self.worker_id)
 
 
 class Heartbeat(AsWorker, kw_only=True):
@@ -78,7 +79,7 @@ class Heartbeat(AsWorker, kw_only=True):
     worker_id: WorkerId | None = None
 
     def __post_init__(self) -> None:
-        check(self.worker_id)
+        check_worker_id(self.worker_id)
 
 
 class OfferedTask(Struct):
@@ -90,13 +91,13 @@ class OfferedTask(Struct):
     task_summary: str
     task_body: str | None
     payload_pointer: str | None
-    inputs: Json
+    inputs: AnyJson
     expected_outcome_kind: str | None
     expected_artifact_mime: str | None
     attempt: int
     fence: int
     caused_by_receipt_id: str
-    progress: Annotated[Json, says("the last progress of an earlier lease")] = field(default_factory=nothing)
+    progress: Annotated[AnyJson, says("the last progress of an earlier lease")] = field(default_factory=nothing)
 
 
 class TaskOffer(Struct):
@@ -130,12 +131,12 @@ async def offer_task(engine: Engine, caller: Caller, ask: PollForTask) -> TaskOf
                     worker_instance_id=ask.worker_instance_id, preferred_kinds=ask.preferred_kinds, max_tasks=1,
                     lease_ttl_seconds=LEASE_SECONDS)
     offers: Offers = await engine.lease_next(caller, wanted)
-    return offered(offers.tasks[0]) if offers.tasks else None
+    return show_task_offer(offers.tasks[0]) if offers.tasks else None
 
 
-def offered(offer: Offer) -> TaskOffer:
+def show_task_offer(offer: Offer) -> TaskOffer:
     """Show an offer in the words of the protocol."""
-    inputs = offer.payload if bytes(offer.payload) != bytes(NOTHING) else Raw(b"{}")
+    inputs = offer.payload if bytes(offer.payload) != bytes(JSON_NULL) else Raw(b"{}")
     return TaskOffer(offer.lease_id, offer.expires_at, OfferedTask(
         offer.task_id, offer.principal_ai, offer.type, offer.task_summary or offer.type, offer.instructions,
         offer.payload_pointer, inputs, offer.expected_outcome_kind, offer.expected_artifact_mime, offer.attempt,

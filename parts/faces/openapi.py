@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 from starlette.routing import Route
 
-from asyncgate.parts.model.clauses import plainly
+from asyncgate.parts.model.clauses import remove_clause_numbers
+from asyncgate.parts.model.content import JsonObject
 from asyncgate.parts.model.wire import PLAIN, Name, Problem, Requirements
 
 TAGS = {"Tasks": ("tasks", "Hand over work, and learn how it ended."),
@@ -44,35 +45,34 @@ STATUS = {
     500: "A defect of the gate; its log says more.",
     503: "The database, or what counts calls, does not answer, so the outcome may be unknown, or the gate is "
          "overloaded; repeat after `Retry-After`."}
-SECONDS = {"headers": {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds to wait."}}}
-SCHEME = {"headers": {"WWW-Authenticate": {"schema": {"type": "string"}, "description": "The scheme to use."}}}
-HEADERS = {401: SCHEME, 429: SECONDS, 503: SECONDS}
+RETRY_AFTER = {"headers": {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds to wait."}}}
+CHALLENGE = {"headers": {"WWW-Authenticate": {"schema": {"type": "string"}, "description": "The scheme to use."}}}
+HEADERS = {401: CHALLENGE, 429: RETRY_AFTER, 503: RETRY_AFTER}
 
-ABOUT = """A durable task gate for agents that forget: hand over work, any worker leases it, nothing is lost when either
-side dies, and one call tells a principal what it is owed, with the proof.
+API_DESCRIPTION = """A durable task gate for agents that forget: hand over work, any worker leases it, nothing is lost
+when either side dies, and one call tells a principal what it is owed, with the proof.
 
 - Send the credential as `Authorization: Bearer …` or as `X-API-Key`, never in the URL.
 - Unknown fields are ignored, and an explicit null means absent.  Times are RFC 3339, durations are seconds.
 - A credential without a principal lets the request name one: in the body, or as `principal_id` in the query.
 - Every refusal has a stable code in `error` and a sentence in `message`; `detail` repeats it."""
 
-Json = dict[str, Any]
 Headers = list[tuple[bytes, bytes]]
 Send = Callable[..., Awaitable[None]]
-NAME, NULL = msgspec.json.schema(Name), {"type": "null"}
+NAME_SCHEMA, NULL = msgspec.json.schema(Name), {"type": "null"}
 
 
-def document(operations: Collection[Any], version: str) -> bytes:
+def build_document(operations: Collection[Any], version: str) -> bytes:
     """Return the OpenAPI 3.1 document of these operations, as JSON."""
-    schemas, paths = components(operations), dict[str, Json]()
+    schemas, paths = build_schemas(operations), dict[str, JsonObject]()
     for op in operations:
         for number, (verb, path) in enumerate(op.rest, 1):
             name = op.name if number == 1 else f"{op.name}_{number}"
-            paths.setdefault(path, {})[verb.lower()] = described(op, name, verb, path, schemas)
-    schemas = reached(paths, schemas)
+            paths.setdefault(path, {})[verb.lower()] = describe_operation(op, name, verb, path, schemas)
+    schemas = find_schemas(paths, schemas)
     return msgspec.json.encode({
         "openapi": "3.1.0", "info": {
-            "title": "AsyncGate", "version": version, "description": ABOUT,
+            "title": "AsyncGate", "version": version, "description": API_DESCRIPTION,
             "contact": {"name": "The AsyncGate founders"}, "license": {"name": "MIT", "identifier": "MIT"}},
         "servers": [{"url": "/"}], "tags": [{"name": name, "description": text} for name, (_, text) in TAGS.items()],
         "security": [{"bearer": []}, {"api_key": []}], "paths": dict(sorted(paths.items())),
@@ -81,9 +81,9 @@ def document(operations: Collection[Any], version: str) -> bytes:
             "api_key": {"type": "apiKey", "in": "header", "name": "X-API-Key"}}}})
 
 
-def reached(paths: Json, schemas: dict[str, Json]) -> dict[str, Json]:
+def find_schemas(paths: JsonObject, schemas: dict[str, JsonObject]) -> dict[str, JsonObject]:
     """Return the schemas that something points to; what a path or a query carries needs none."""
-    found: dict[str, Json] = {}
+    found: dict[str, JsonObject] = {}
     text = msgspec.json.encode(paths).decode()
     while names := {*re.findall(r"#/components/schemas/(\w+)", text)} - found.keys():
         found |= {name: schemas[name] for name in names}
@@ -91,29 +91,29 @@ def reached(paths: Json, schemas: dict[str, Json]) -> dict[str, Json]:
     return found
 
 
-def components(ops: Collection[Any]) -> dict[str, Json]:
+def build_schemas(ops: Collection[Any]) -> dict[str, JsonObject]:
     """Return the schemas of all requests and replies by name; those of requests say what they need."""
-    takes, gives = ({name: said(schema) for name, schema in msgspec.json.schema_components(
+    takes, gives = ({name: clean_schema(schema) for name, schema in msgspec.json.schema_components(
         kinds, ref_template="#/components/schemas/{name}")[1].items()} for kinds in (
             [Requirements, *(op.takes for op in ops)], [Problem, *(op.gives for op in ops)]))
-    schemas = {"Name": NAME | {"pattern": PLAIN}} | gives | takes
+    schemas = {"Name": NAME_SCHEMA | {"pattern": PLAIN}} | gives | takes
     for op in ops:
         schema = schemas[op.takes.__name__]
         if op.reader.refuses:       # also in what it holds, which no other request does
-            for inner in (schema, *reached(schema, schemas).values()):
+            for inner in (schema, *find_schemas(schema, schemas).values()):
                 if "properties" in inner:
                     inner["additionalProperties"] = False
         schema["required"] = sorted({*schema["required"], *op.takes.needed})
         if asked := schema["properties"].get("requirements"):
             asked.pop("type", None)
-            asked["anyOf"] = [ref("Requirements"), NULL]
+            asked["anyOf"] = [refer_to("Requirements"), NULL]
     for schema in takes.values():   # an explicit null means absent; a default would make TypeScript require the field
         for name in schema["properties"].keys() - {*schema["required"]}:
-            schema["properties"][name] = nullable(optional(schema["properties"][name]))
+            schema["properties"][name] = allow_null_in(describe_default(schema["properties"][name]))
     return schemas
 
 
-def optional(schema: Json) -> Json:
+def describe_default(schema: JsonObject) -> JsonObject:
     """Say in words what a field is when it is absent."""
     if "default" not in schema:
         return schema
@@ -121,27 +121,27 @@ def optional(schema: Json) -> Json:
     return {name: part for name, part in schema.items() if name != "default"} | {"description": text}
 
 
-def nullable(schema: Json) -> Json:
+def allow_null_in(schema: JsonObject) -> JsonObject:
     """Let a field be null too."""
     inner = {name: part for name, part in schema.items() if name not in ("default", "description")}
     free = not inner or "anyOf" in inner or "null" in inner.get("type", "")
     return schema if free else {**{name: schema[name] for name in schema.keys() - inner}, "anyOf": [inner, NULL]}
 
 
-def said(schema: Any) -> Any:
+def clean_schema(schema: Any) -> Any:
     """Say of a schema what the gate means: a set may repeat itself, no id is empty by default, a choice is text.
 
     And say it as generators of clients understand it: no null for a default, and any JSON as a schema without a type.
     """
     if not isinstance(schema, dict):
-        return [said(part) for part in schema] if isinstance(schema, list) else schema
-    name = NAME.items() <= schema.items()
-    out = {"uniqueItems", *(NAME if name else ()), *(["default"] if schema.get("default") in ("", None) else ()),
+        return [clean_schema(part) for part in schema] if isinstance(schema, list) else schema
+    name = NAME_SCHEMA.items() <= schema.items()
+    out = {"uniqueItems", *(NAME_SCHEMA if name else ()), *(["default"] if schema.get("default") in ("", None) else ()),
            *(["type"] if is_any(schema.get("type")) else ())}
-    kept = {name: said(part) for name, part in schema.items() if name not in out}
+    kept = {name: clean_schema(part) for name, part in schema.items() if name not in out}
     if isinstance(text := kept.get("description"), str):
-        kept["description"] = plainly(text)
-    return kept | (ref("Name") if name else {"type": "string"} if "enum" in schema else {})
+        kept["description"] = remove_clause_numbers(text)
+    return kept | (refer_to("Name") if name else {"type": "string"} if "enum" in schema else {})
 
 
 def is_any(kind: Any) -> bool:
@@ -149,30 +149,31 @@ def is_any(kind: Any) -> bool:
     return isinstance(kind, list) and len({*kind} - {"null"}) > 1
 
 
-def ref(name: str) -> Json:
+def refer_to(name: str) -> JsonObject:
     """Point to a schema."""
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def described(op: Any, name: str, verb: str, path: str, schemas: dict[str, Json]) -> Json:
+def describe_operation(op: Any, name: str, verb: str, path: str, schemas: dict[str, JsonObject]) -> JsonObject:
     """Describe one way to one operation."""
     asked, answered = op.takes.example
     carried = re.findall(r"{(\w+)}", path)
     whole, reply = schemas[op.takes.__name__], op.gives.__name__
-    told: Json = {
-        "operationId": name, "summary": (summary := plainly(op.summary)),
-        "description": plainly(op.text.strip()) or summary,
+    told: JsonObject = {
+        "operationId": name, "summary": (summary := remove_clause_numbers(op.summary)),
+        "description": remove_clause_numbers(op.text.strip()) or summary,
         "tags": [tag_of(op, path)],
-        "parameters": [parameter(field, "path", whole, asked) for field in carried],
-        "responses": {"200": {"description": schemas[reply]["description"], "content": content(ref(reply), answered)},
+        "parameters": [describe_parameter(field, "path", whole, asked) for field in carried],
+        "responses": {"200": {"description": schemas[reply]["description"],
+                              "content": wrap_content(refer_to(reply), answered)},
                       **({"204": {"description": op.nothing}} if op.nothing else {}),
-                      **refused(op, verb, path)}, "x-roles": op.roles,
+                      **describe_refusals(op, verb, path)}, "x-roles": op.roles,
         "x-scopes": sorted(op.scope.split())}
     if verb == "GET":
         asks = [field for field in whole["properties"] if field not in carried]
-        told["parameters"] += [parameter(field, "query", whole, asked) for field in asks]
+        told["parameters"] += [describe_parameter(field, "query", whole, asked) for field in asks]
     else:
-        told["requestBody"] = body(op.takes.__name__, carried, schemas, asked)
+        told["requestBody"] = describe_body(op.takes.__name__, carried, schemas, asked)
     return told | ({"security": []} if op.open else {}) | ({"deprecated": True} if op.successor else {})
 
 
@@ -183,7 +184,7 @@ def tag_of(op: Any, path: str) -> str:
     return "Leases" if tag == "Tasks" and "agent" not in op.roles else tag
 
 
-def parameter(name: str, where: str, whole: Json, example: Json) -> Json:
+def describe_parameter(name: str, where: str, whole: JsonObject, example: JsonObject) -> JsonObject:
     """Describe a field that the path or the query carries; neither has a null."""
     schema = dict(whole["properties"][name])
     for one in schema.pop("anyOf", []):
@@ -194,22 +195,22 @@ def parameter(name: str, where: str, whole: Json, example: Json) -> Json:
     return told | text | ({"example": example[name]} if name in example else {})
 
 
-def body(name: str, carried: list[str], schemas: dict[str, Json], example: Json) -> Json:
+def describe_body(name: str, carried: list[str], schemas: dict[str, JsonObject], example: JsonObject) -> JsonObject:
     """Describe a request's body: the request without what its path carries."""
     whole, rest = schemas[name], name + ("Body" if carried else "")
     schemas[rest] = {
         **whole, "title": rest, "required": [field for field in whole["required"] if field not in carried],
         "properties": {field: schema for field, schema in whole["properties"].items() if field not in carried}}
     sent = {field: value for field, value in example.items() if field not in carried}
-    return {"content": content(ref(rest), sent), "required": bool(schemas[rest]["required"])}
+    return {"content": wrap_content(refer_to(rest), sent), "required": bool(schemas[rest]["required"])}
 
 
-def content(schema: Json, *example: Json) -> Json:
+def wrap_content(schema: JsonObject, *example: JsonObject) -> JsonObject:
     """Wrap a schema of JSON, and an example."""
     return {"application/json": {"schema": schema, **({"example": example[0]} if example else {})}}
 
 
-def codes(op: Any, verb: str, path: str) -> dict[int, list[str]]:
+def list_codes(op: Any, verb: str, path: str) -> dict[int, list[str]]:
     """Return the codes that an operation may refuse with, by status."""
     told = "400 invalid_request, 403 forbidden, 421 misdirected_request, 431 invalid_request, 500 internal_error"
     if not op.open:
@@ -226,12 +227,12 @@ def codes(op: Any, verb: str, path: str) -> dict[int, list[str]]:
     return {status: names for status in STATUS if (names := [code for its, code in refusals if its == status])}
 
 
-def refused(op: Any, verb: str, path: str) -> Json:
+def describe_refusals(op: Any, verb: str, path: str) -> JsonObject:
     """Describe the refusals of an operation."""
     return {str(status): {
         "description": STATUS[status], **HEADERS.get(status, {}),
-        "content": content({"allOf": [ref("Problem"), {"properties": {"error": {"enum": sorted(names)}}}]})}
-        for status, names in codes(op, verb, path).items()}
+        "content": wrap_content({"allOf": [refer_to("Problem"), {"properties": {"error": {"enum": sorted(names)}}}]})}
+        for status, names in list_codes(op, verb, path).items()}
 
 
 class Served:
@@ -250,13 +251,14 @@ class Served:
         await self.send(send, scope, 405, msgspec.json.encode(problem), [(b"allow", b"GET, HEAD")])
 
 
-def routes(operations: Collection[Any], version: str, send: Send) -> list[Route]:
+def make_routes(operations: Collection[Any], version: str, send: Send) -> list[Route]:
     """Return the routes of the document and of the page that shows it; neither needs a credential."""
-    return [Route("/openapi.json", Served(lambda: (document(operations, version), []), b"application/json", send)),
-            Route("/docs", Served(page, b"text/html; charset=utf-8", send))]
+    made = Served(lambda: (build_document(operations, version), []), b"application/json", send)
+    return [Route("/openapi.json", made),
+            Route("/docs", Served(render_page, b"text/html; charset=utf-8", send))]
 
 
-def page() -> tuple[bytes, Headers]:
+def render_page() -> tuple[bytes, Headers]:
     """Return the page; it may run its own script and style, by their hashes, ask this gate, and do nothing else."""
     text = files("asyncgate.parts.faces").joinpath("docs.html").read_bytes()
     style, script = (b" ".join(

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncgate.parts.faces.http import (
-    asked,
-    claimed_tenants,
-    fill,
+    fill_principal,
+    make_refusal_headers,
     read_body,
-    refusal_headers,
-    while_connected,
+    read_claimed_tenants,
+    read_query,
+    run_while_connected,
     without_nulls,
 )
 from asyncgate.parts.model.connection import Receive, Scope, Send
-from asyncgate.parts.model.content import encode
-from asyncgate.parts.model.errors import GateError, InvalidRequest, MethodNotAllowed, fault
-from asyncgate.parts.model.members import beside, header, problem, warned
-from asyncgate.parts.model.screening import breathe, screen
+from asyncgate.parts.model.content import encode_json
+from asyncgate.parts.model.errors import GateError, InvalidRequest, MethodNotAllowed, log_fault
+from asyncgate.parts.model.members import add_warnings, describe_problem, make_warning_header, read_warnings
+from asyncgate.parts.model.screening import let_others_run, screen_body
 from asyncgate.parts.model.wire import Ask
 
 if TYPE_CHECKING:
@@ -44,19 +44,19 @@ class Endpoint:
         more: list[tuple[bytes, bytes]] = []
         try:
             reply = await self._perform(scope, receive, more)
-            more += [header(told)] if (told := beside(reply)) else []
-            status, body = (204, b"") if reply is None else (200, encode(reply))
+            more += [make_warning_header(told)] if (told := read_warnings(reply)) else []
+            status, body = (204, b"") if reply is None else (200, encode_json(reply))
         except GateError as no:
-            status, body = no.status, encode(no.body())
-            more += refusal_headers(no)
+            status, body = no.status, encode_json(no.body())
+            more += make_refusal_headers(no)
             self.gate.refused(scope, no, scope.get("asyncgate.ask"))
         except asyncio.CancelledError:
             return      # the client has gone
         except Exception as bug:
-            status, body = 500, encode(fault(scope["path"], bug).body())
+            status, body = 500, encode_json(log_fault(scope["path"], bug).body())
         if "asyncgate.unknown" in scope:
-            more.append(header(scope["asyncgate.unknown"]))
-            body = warned(body, scope["asyncgate.unknown"]) if body else body
+            more.append(make_warning_header(scope["asyncgate.unknown"]))
+            body = add_warnings(body, scope["asyncgate.unknown"]) if body else body
         await self.gate.send(send, scope, status, body, more)
 
     async def _perform(self, scope: Scope, receive: Receive, more: list[tuple[bytes, bytes]]) -> Any:
@@ -71,30 +71,30 @@ class Endpoint:
             _, path = self.gate.operations[op.successor].rest[0]
             more += [*DEPRECATED, (b"link", b"<%b>; rel=\"successor-version\"" % path.encode())]
         work = self.gate.perform(op, caller, ask)
-        return await (while_connected(work, receive) if getattr(ask, "wait_seconds", 0) > 0 else work)
+        return await (run_while_connected(work, receive) if getattr(ask, "wait_seconds", 0) > 0 else work)
 
     async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> Ask:
         """Make the ask of a request: a GET from its query, others from their body, and the path has the last word."""
         rule = self.gate.settings.unknown_members
         try:
-            query = asked(scope["query_string"])
+            query = read_query(scope["query_string"])
             reads = scope["method"] in ("GET", "HEAD")
             body = b"" if reads and op.kind != "W" else await read_body(scope, receive, self.gate.settings)
             if reads and not body:      # 18.5: a bootstrap, a GET that writes, may say who asks in its body
                 ask, unknown = op.reader.query(query, rule)
             else:
-                await screen(body, self.gate.settings.max_request_values)
+                await screen_body(body, self.gate.settings.max_request_values)
                 body = without_nulls(body) if body else b"{}"
-                await breathe(len(body))
+                await let_others_run(len(body))
                 ask, unknown = op.reader.body(body, rule)
                 if query:
-                    fill(ask, query)
+                    fill_principal(ask, query)
                     unknown += op.reader.beside(query, rule)
             for name, value in scope["path_params"].items():
                 setattr(ask, name, msgspec.convert(value, op.fields[name]))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
-            raise InvalidRequest(f"{op.name}: {problem(wrong)}") from None
-        for named in claimed_tenants(query, scope["headers"]):
+            raise InvalidRequest(f"{op.name}: {describe_problem(wrong)}") from None
+        for named in read_claimed_tenants(query, scope["headers"]):
             self.gate.engine.at_home(caller, named)
         if unknown:
             scope["asyncgate.unknown"] = unknown

@@ -30,7 +30,7 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from asyncgate.parts.model.connection import said_https
+from asyncgate.parts.model.connection import is_https_by_proxy
 
 MAX_HEAD_BYTES = 32 * 1024
 # A client that polls comes back within 30 seconds, and common proxies keep a connection for 60. Whoever closes first
@@ -92,7 +92,9 @@ def _ignore(url: str) -> None:
     """Take the address and do nothing."""
 
 
-def run(app: Any, settings: Transport, *, drain: Callable[[], None], ready: Callable[[str], None] = _ignore) -> int:
+def run_server(
+    app: Any, settings: Transport, *, drain: Callable[[], None], ready: Callable[[str], None] = _ignore
+) -> int:
     """Serve the app until SIGTERM or SIGINT and return the exit status.
 
     `ready(url)` is called once the socket listens; with port 0 the url carries the port that the system chose.
@@ -100,14 +102,14 @@ def run(app: Any, settings: Transport, *, drain: Callable[[], None], ready: Call
     waiting. A second signal cuts whatever still runs and makes the status 1.
     """
     try:
-        context = tls_context(settings.security.tls)
+        context = make_tls_context(settings.security.tls)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         return _no_good(settings.security.tls, error)
     try:
-        sockets = bind(settings.host, settings.port)
+        sockets = bind_sockets(settings.host, settings.port)
     except OSError as error:
         return _cannot_listen(settings.host, settings.port, error)
-    server = Server(configure(app, settings, context), drain=drain, ready=ready)
+    server = HttpServer(make_config(app, settings, context), drain=drain, ready=ready)
     try:
         server.run(sockets)
     finally:
@@ -116,7 +118,7 @@ def run(app: Any, settings: Transport, *, drain: Callable[[], None], ready: Call
     return server.status
 
 
-def tls_context(tls: Tls) -> ssl.SSLContext | None:
+def make_tls_context(tls: Tls) -> ssl.SSLContext | None:
     """Load the certificate and say how TLS is spoken; without one there is none."""
     if not tls.certificate_path:
         return None
@@ -137,7 +139,7 @@ def _no_good(tls: Tls, error: Exception) -> int:
     return 2
 
 
-def bind(host: str, port: int) -> list[socket.socket]:
+def bind_sockets(host: str, port: int) -> list[socket.socket]:
     """Bind every address of the host, before the app starts, so that a taken port costs no start of the app."""
     sockets: list[socket.socket] = []
     skipped: list[OSError] = []
@@ -181,7 +183,7 @@ def _cannot_listen(host: str, port: int, error: OSError) -> int:
     return 1
 
 
-def configure(app: Any, settings: Transport, context: ssl.SSLContext | None = None) -> uvicorn.Config:
+def make_config(app: Any, settings: Transport, context: ssl.SSLContext | None = None) -> uvicorn.Config:
     """Return uvicorn's configuration for an app and these settings; logging stays the caller's."""
 
     class Timed(Http):
@@ -213,7 +215,7 @@ def configure(app: Any, settings: Transport, context: ssl.SSLContext | None = No
     return config
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """uvicorn's server with an orderly end and an exit status in place of `sys.exit`.
 
     In a running loop: `await Server(configure(app, settings), drain=…).serve(bind(host, port))`.
@@ -385,7 +387,7 @@ SAFE_HEADERS = [
 STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000; includeSubDomains")
 
 
-def safe_headers(scheme: str | None) -> list[tuple[bytes, bytes]]:
+def make_safe_headers(scheme: str | None) -> list[tuple[bytes, bytes]]:
     """Return the headers of every answer that the app does not give."""
     return [*SAFE_HEADERS, STRICT_TRANSPORT] if scheme == "https" else SAFE_HEADERS
 
@@ -394,7 +396,7 @@ def _error(code: str, message: str, detail: str) -> bytes:
     return json.dumps({"error": code, "message": message, "detail": detail}).encode()
 
 
-class Refusal(Exception):
+class HttpRefusal(Exception):
     """An answer that the connection gives by itself, and the last one on it."""
 
     def __init__(self, status: HTTPStatus, message: str, detail: str) -> None:
@@ -405,31 +407,31 @@ class Refusal(Exception):
     def encode(self, default_headers: list[tuple[bytes, bytes]], scheme: str | None) -> bytes:
         """Return the whole response as it goes over the wire."""
         length = (b"content-length", b"%d" % len(self.body))
-        lines = [b"%s: %s\r\n" % pair for pair in (*default_headers, *safe_headers(scheme), length)]
+        lines = [b"%s: %s\r\n" % pair for pair in (*default_headers, *make_safe_headers(scheme), length)]
         return b"".join([STATUS_LINE[self.status], *lines, b"\r\n", self.body])
 
 
-MALFORMED = Refusal(
+MALFORMED = HttpRefusal(
     HTTPStatus.BAD_REQUEST,
     "The request is not valid HTTP/1.1.",
     "Send one well-formed message; Content-Length and Transfer-Encoding exclude each other (RFC 9112 6.1).",
 )
-ONE_HOST = Refusal(
+ONE_HOST = HttpRefusal(
     HTTPStatus.BAD_REQUEST,
     "The request needs exactly one Host header.",
     "None, or more than one, leaves open whom the request is for (RFC 9112 3.2).",
 )
-OTHER_HOST = Refusal(
+OTHER_HOST = HttpRefusal(
     HTTPStatus.BAD_REQUEST,
     "The request's target names another host than its Host header.",
     "Send the path alone, or the same authority in both (RFC 9112 3.2.2).",
 )
-OTHER_VERSION = Refusal(
+OTHER_VERSION = HttpRefusal(
     HTTPStatus.HTTP_VERSION_NOT_SUPPORTED,
     "This server speaks HTTP/1.1 and HTTP/1.0.",
     "Say HTTP/1.1 in the first line of the request (RFC 9110 15.6.6).",
 )
-LARGE_HEAD = Refusal(
+LARGE_HEAD = HttpRefusal(
     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
     f"The request's headers exceed {MAX_HEAD_BYTES} bytes.",
     "The limit covers the path, all names and all values. Send large values in the body.",
@@ -441,7 +443,7 @@ OVERLOADED = _error(
 TRAILERS = cast("list[tuple[bytes, bytes]]", deque[tuple[bytes, bytes]](maxlen=0))
 
 
-class Whole:
+class CycleShortcut:
     """A short way past the messages of ASGI, for a body that has come whole and an answer that is ready.
 
     The app finds it as `scope["extensions"]["asyncgate.whole"]`.  Each method says when it cannot serve; then the app
@@ -486,7 +488,7 @@ async def _overloaded(scope: Any, receive: Any, send: Any) -> None:
     """Answer 503 in place of the app when `limit_concurrency` is reached."""
     # The app, which knows whom to believe, is not asked here; over plain HTTP browsers ignore the promise anyway.
     proxied = (b"x-forwarded-proto", b"https") in scope["headers"]
-    safe = safe_headers("https" if proxied else scope["scheme"])
+    safe = make_safe_headers("https" if proxied else scope["scheme"])
     headers = [*safe, (b"retry-after", b"1"), (b"content-length", b"%d" % len(OVERLOADED))]
     await send({"type": "http.response.start", "status": 503, "headers": headers})
     await send({"type": "http.response.body", "body": OVERLOADED})
@@ -504,7 +506,7 @@ class Crowd:
         """Count a connection; return what to leave under, or None when it is not counted."""
         if not self.most or not peer:
             return None
-        where = network(peer[0]) if ":" in peer[0] else peer[0]
+        where = find_network(peer[0]) if ":" in peer[0] else peer[0]
         self.counts[where] += 1
         return where
 
@@ -526,7 +528,7 @@ class Crowd:
                 self.told.discard(where)
 
 
-def network(address: str) -> str:
+def find_network(address: str) -> str:
     """Write the /64 that an IPv6 address is in."""
     head = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])[:8]
     return socket.inet_ntop(socket.AF_INET6, head + bytes(8)) + "/64"
@@ -548,7 +550,7 @@ class Http(HttpToolsProtocol):
     resuming = False
     # Bytes read since something came of them: a complete head, or a piece of a body that is still wanted.
     idle_bytes = 0
-    refusal: Refusal | None = None
+    refusal: HttpRefusal | None = None
     clock: asyncio.TimerHandle | None = None
     stall: asyncio.TimerHandle | None = None
 
@@ -659,7 +661,7 @@ class Http(HttpToolsProtocol):
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
             self._make_room(len(self.connections) - self.limit_concurrency + 1)
         super().on_headers_complete()
-        cast(dict[str, Any], self.scope)["extensions"] = {"asyncgate.whole": Whole(self.cycle)}
+        cast(dict[str, Any], self.scope)["extensions"] = {"asyncgate.whole": CycleShortcut(self.cycle)}
         self.headers = TRAILERS
         if self.clock is not None:
             self._stop_clock()
@@ -687,12 +689,12 @@ class Http(HttpToolsProtocol):
     def _head_bytes(self) -> int:
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
-    def _reject(self, refusal: Refusal) -> NoReturn:
+    def _reject(self, refusal: HttpRefusal) -> NoReturn:
         # Raised through the parser, which then takes no further message from the same read.
         self.refusal = refusal
         raise refusal
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: HttpRefusal) -> None:
         """Answer with the refusal, if it can only be taken for the answer to its own request, and close."""
         self.refused = True
         cycle = self.cycle
@@ -715,7 +717,7 @@ class Http(HttpToolsProtocol):
         before = self.cycle.scope["headers"] if self.cycle is not None else []
         headers = self.headers if self._is_in_head() else before
         scope = {"client": self.client, "headers": headers}
-        return "https" if self.trusted_proxies and said_https(scope, self.trusted_proxies) else self.scheme
+        return "https" if self.trusted_proxies and is_https_by_proxy(scope, self.trusted_proxies) else self.scheme
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self.running = cycle

@@ -12,7 +12,6 @@ import re
 import uuid
 from collections.abc import Callable
 from contextvars import copy_context
-from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,10 +32,11 @@ from asyncgate.parts.identity.keys_stored import (
 from asyncgate.parts.identity.notices import admins, tell_admins
 from asyncgate.parts.identity.oversight import telling
 from asyncgate.parts.model.errors import Forbidden, InvalidRequest, InvalidTransition, KeyNotFound, TenantNotFound
-from asyncgate.parts.model.quotas import allowance, stricter, throttled, tier_of
+from asyncgate.parts.model.queries import Rows
+from asyncgate.parts.model.quotas import apply_stricter_limits, find_allowance, is_throttled, tier_of
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Account, Audit, Key, Usage
-from asyncgate.parts.model.views import maybe, outside
+from asyncgate.parts.model.views import to_utc, to_utc_or_none
 from asyncgate.parts.model.wire import Ask, Ok, Principal
 from asyncgate.parts.model.wire_admin import (
     AuditLine,
@@ -206,7 +206,8 @@ def shown(settings: Settings, tenant_id: str, account: Account | None) -> Tenant
     if account is None:
         return TenantRecord(tenant_id, "", settings.security.rate_limiting.default_tier)
     return TenantRecord(tenant_id, account.name, account.tier or settings.security.rate_limiting.default_tier,
-                        outside(account.created_at), maybe(account.suspended_at), maybe(account.exempt_until),
+                        to_utc(account.created_at), to_utc_or_none(account.suspended_at),
+                        to_utc_or_none(account.exempt_until),
                         account.exempt_why)
 
 
@@ -262,16 +263,16 @@ async def set_limits(engine: Engine, caller: Caller, ask: SetLimits) -> Limits:
             account = replace(account, exempt_until=until, exempt_why=ask.reason)
             granted = "rate_limit_bypass_granted" if until > work.now else "rate_limit_bypass_ended"
             told(engine, work, granted, "warning", caller, reason=ask.reason, approved_by=caller.principal.id,
-                 expires_at=outside(until))
+                 expires_at=to_utc(until))
         if strict is not None:
             account = replace(account, stricter_until=strict, stricter_why=ask.reason, stricter_calls=asked_calls,
                               stricter_tasks=asked_tasks)
             event = "rate_limit_tightened" if strict > work.now else "rate_limit_tightening_ended"
             told(engine, work, event, "critical", caller, reason=ask.reason, calls_per_hour=asked_calls,
-                 tasks_per_hour=asked_tasks, expires_at=outside(strict))
+                 tasks_per_hour=asked_tasks, expires_at=to_utc(strict))
             if strict > work.now:
                 tell_admins(engine, work, whom, "rate_limit_tightened", reason=ask.reason, calls_per_hour=asked_calls,
-                            tasks_per_hour=asked_tasks, until=outside(strict).isoformat())
+                            tasks_per_hour=asked_tasks, until=to_utc(strict).isoformat())
         work.keep(account)
         return allowed(engine.settings, tenant_id, account, work.now)
     return await change(engine, caller, tenant_id, Account, (), agree)
@@ -280,12 +281,12 @@ async def set_limits(engine: Engine, caller: Caller, ask: SetLimits) -> Limits:
 def allowed(settings: Settings, tenant_id: str, account: Account | None, now: float) -> Limits:
     """Show what a tenant may use; beside that, whether it is exempt."""
     account = account or Account("", 0.0)
-    may = stricter(allowance(settings, replace(account, exempt_until=None), now), account, now)
-    strict = throttled(account, now)
+    may = apply_stricter_limits(find_allowance(settings, replace(account, exempt_until=None), now), account, now)
+    strict = is_throttled(account, now)
     return Limits(tenant_id, tier_of(settings, account), settings.security.rate_limiting.enabled, may.tasks_per_hour,
                   may.api_calls_per_hour, may.active_tasks, may.concurrent_leases, may.receipt_storage_gb,
-                  may.terminal_tasks, may.receipts_per_task, maybe(account.exempt_until),
-                  maybe(account.stricter_until) if strict else None, account.stricter_why if strict else None)
+                  may.terminal_tasks, may.receipts_per_task, to_utc_or_none(account.exempt_until),
+                  to_utc_or_none(account.stricter_until) if strict else None, account.stricter_why if strict else None)
 
 
 # Issued keys.
@@ -355,7 +356,8 @@ async def made(settings: Settings) -> tuple[str, str, str]:
 async def list_keys(engine: Engine, caller: Caller, ask: ListKeys) -> Keys:
     """List the tenant's keys, revoked ones too; none of them can be read out of it."""
     tenant_id = await home(engine, caller, ask.tenant)
-    rows, *ends = await page(engine, caller, ask, ("keys", tenant_id), partial(engine.backend.export, Key, tenant_id),
+    rows, *ends = await page(engine, caller, ask, ("keys", tenant_id),
+                             lambda after: engine.backend.page(tenant_id, Rows(Key, after)),
                              lambda key: key.key_id, lambda key: True)
     return Keys([described(tenant_id, key) for key in rows], *ends)
 
@@ -416,9 +418,10 @@ def described(tenant_id: str, key: Key) -> KeyRecord:
 
     return KeyRecord(
         key.key_id, tenant_id, key.name, key.principal_kind, key.principal_id, key.role, names(key.scopes) or [],
-        outside(key.created_at), key.created_by, outside(key.not_before), key.principal_instance_id,
-        names(key.capabilities), names(key.task_types), maybe(key.expires_at), maybe(key.revoked_at), key.rotated_to,
-        maybe(key.last_used_at))
+        to_utc(key.created_at), key.created_by, to_utc(key.not_before), key.principal_instance_id,
+        names(key.capabilities), names(key.task_types), to_utc_or_none(key.expires_at),
+        to_utc_or_none(key.revoked_at), key.rotated_to,
+        to_utc_or_none(key.last_used_at))
 
 
 # The audit log.
@@ -435,7 +438,8 @@ async def list_audit(engine: Engine, caller: Caller, ask: ListAudit) -> AuditLin
         return (ask.event in (None, line.event) and ask.severity in (None, line.severity)
                 and (ask.key_id is None or concerns(line, ask.key_id)))
     rows, *ends = await page(engine, caller, ask, ("audit", tenant_id, ask.event, ask.severity, ask.key_id),
-                             partial(engine.backend.export, Audit, tenant_id), lambda line: line.audit_id, wanted)
+                             lambda after: engine.backend.page(tenant_id, Rows(Audit, after)),
+                             lambda line: line.audit_id, wanted)
     return AuditLines([audited(tenant_id, line) for line in rows], *ends)
 
 
@@ -449,7 +453,7 @@ def audited(tenant_id: str, line: Audit) -> AuditLine:
     """Show a line of the audit log; what spec 21.7.4 has at the top level stands there too."""
     said = msgspec.json.decode(line.body)
     return AuditLine(
-        line.audit_id, line.number, tenant_id, outside(line.at), line.event, line.severity, said.get("principal_id"),
+        line.audit_id, line.number, tenant_id, to_utc(line.at), line.event, line.severity, said.get("principal_id"),
         said.get("ip"), said.get("user_agent"), said.get("reason"), Raw(line.body.encode()), line.hash)
 
 

@@ -24,10 +24,11 @@ from msgspec import Raw, Struct
 
 from asyncgate import Caller, Engine, Sweep, Work, its_lease
 from asyncgate.parts.identity.notices import notify
-from asyncgate.parts.model.connection import neighbourhood
-from asyncgate.parts.model.content import canonical
+from asyncgate.parts.model.connection import group_address
+from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.ids import mark_in, mark_of
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Audit, AuditHead
 from asyncgate.parts.model.wire import Items, RenewLease
@@ -79,7 +80,7 @@ def visitor() -> dict[str, str | None]:
 def worded(settings: Settings, said: dict[str, Any]) -> bytes:
     """Write what there is to say; a secret that somebody put where it does not belong is left out."""
     redaction = redacting(tuple(settings.security.audit_logging.sensitive_fields))
-    return canonical(redaction.tree({name: value for name, value in said.items() if value is not None}))
+    return to_canonical(redaction.tree({name: value for name, value in said.items() if value is not None}))
 
 
 @lru_cache(8)
@@ -121,7 +122,7 @@ def chained(work: Work, event: str, severity: Severity, said: bytes, at: float |
 
 def link(head: AuditHead, line: Audit) -> Audit:
     """Return a line with its hash, which covers the line before it."""
-    told = canonical((head.hash, line.audit_id, line.number, line.at, line.event, line.severity,
+    told = to_canonical((head.hash, line.audit_id, line.number, line.at, line.event, line.severity,
                       Raw(line.body.encode())))
     return Audit(line.audit_id, line.number, line.at, line.event, line.severity, line.body,
                  hashlib.sha256(told).hexdigest())
@@ -153,7 +154,7 @@ async def prune(engine: Engine, tenant_id: str) -> int:
     line that names that one.
     """
     now = engine.backend.now()
-    page = await engine.backend.export(Audit, tenant_id, "")
+    page = await engine.backend.page(tenant_id, Rows(Audit))
     oldest = now - DAY * engine.settings.security.audit_logging.retention_days
     old: list[Audit] = list(takewhile(lambda line: line.at < oldest, page))
     if not old or old[0].at > oldest - DAY:     # what goes, goes once a day
@@ -163,7 +164,7 @@ async def prune(engine: Engine, tenant_id: str) -> int:
         for line in old:
             work.drop(Audit, line.audit_id)
         told = {"up_to": old[-1].number, "hash": old[-1].hash, "lines": len(old)}
-        chained(work, PRUNED, "info", canonical(told))
+        chained(work, PRUNED, "info", to_canonical(told))
     await engine.write(drop, head, engine.itself(tenant_id), Sweep())
     return len(old)
 
@@ -184,7 +185,7 @@ class Pruner:
 
     async def run(self) -> int:
         """Let go what is too old; return how many lines that were."""
-        if not await self.engine.backend.lead("audit"):
+        if not await self.engine.leads("audit"):
             return 0        # another process does
         gone = 0
         for tenant_id in await self.engine.backend.tenants():
@@ -302,7 +303,7 @@ class Auditor:
 
     def _worded(self, said: dict[str, Any]) -> bytes:
         """Write what there is to say; in a flood most of it was said within this second."""
-        raw = canonical(said)
+        raw = to_canonical(said)
         if (text := self.words.get(raw)) is None:
             text = worded(self.engine.settings, said)
             if len(self.words) < MOST_NOTED:
@@ -346,7 +347,7 @@ class Auditor:
         if no.code in EVENTS and not no.noted:
             no.noted = True
             reason, message = no.because or (no.code, str(no))
-            place = neighbourhood((visit.get() or {}).get("asyncgate.address") or "")
+            place = group_address((visit.get() or {}).get("asyncgate.address") or "")
             self.note(self.engine.settings.default_tenant_id, *EVENTS[no.code], place=place, reason=reason,
                       message=message)
 
@@ -432,11 +433,11 @@ class Auditor:
         lines = []
         for (event, severity, body), (since, times) in noted.items():
             if times > 1:
-                body = canonical({**msgspec.json.decode(body), "times": times})
+                body = to_canonical({**msgspec.json.decode(body), "times": times})
                 spoken(severity, event, tenant_id, body)
             lines.append((since, (event, severity, body)))
         if missed:
-            body = canonical({"times": missed})
+            body = to_canonical({"times": missed})
             spoken("critical", "audit_overflow", tenant_id, body)
             lines.append((self.engine.backend.now(), ("audit_overflow", "critical", body)))
         return lines

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from asyncgate.parts.model.connection import neighbourhood
+from asyncgate.parts.model.connection import group_address
 from asyncgate.parts.model.errors import RateLimitExceeded
 from asyncgate.parts.model.settings import Settings, Tier
 from asyncgate.parts.model.wire import Principal
@@ -63,7 +63,7 @@ def buckets_for(settings: Settings, may: Tier | None, tenant_id: str | None, pri
     The principal must be one that the credential names: a name that a caller picks itself is no limit.  A tenant that
     may do everything is exempt from all limits but the server's.
     """
-    limiting, place = settings.security.rate_limiting, f"ip:{neighbourhood(address)}"
+    limiting, place = settings.security.rate_limiting, f"ip:{group_address(address)}"
     server = bucket("server", "server:api_calls", limiting.server_calls_per_minute, MINUTE)
     if tenant_id is None:
         return [server, bucket("ip", f"{place}:anonymous", limiting.anonymous_calls_per_minute, MINUTE)]

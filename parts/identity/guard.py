@@ -16,10 +16,11 @@ from asyncgate.parts.identity.keys import PLACES, IssuedKeys, places_of
 from asyncgate.parts.identity.keys_stored import PREFIX
 from asyncgate.parts.identity.limits import open_limits
 from asyncgate.parts.identity.oversight import oversee
-from asyncgate.parts.model.connection import Headers, Scope, client_address, presented
-from asyncgate.parts.model.content import encode
+from asyncgate.parts.model.connection import Headers, Scope, find_client_address, read_token
+from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import GateError, InvalidToken, StartupError, Unauthenticated
-from asyncgate.parts.model.quotas import STORAGE, allowance, exempt, stricter, throttled
+from asyncgate.parts.model.queries import Rows
+from asyncgate.parts.model.quotas import STORAGE_QUOTA, apply_stricter_limits, find_allowance, is_exempt, is_throttled
 from asyncgate.parts.model.settings import Tier
 from asyncgate.parts.model.stored import Account, Key
 from asyncgate.parts.model.wire import Ask, Items, Terminator
@@ -112,7 +113,7 @@ class Store:
                 key = replace(key, last_used_at=now)
                 work.keep(key)
             if key is not None and place is not None and place not in (known := places_of(key)):
-                work.keep(replace(key, places=encode([place, *known][:PLACES]).decode()))
+                work.keep(replace(key, places=encode_json([place, *known][:PLACES]).decode()))
 
         def load(needs: Needs, caller: Caller, ask: Ask) -> None:
             needs.records.add((Key, (key_id,)))
@@ -166,7 +167,7 @@ class Guard(Extension):
         if settings.api_key or settings.allow_insecure_dev or settings.security.jwt.has_keys:
             return
         for tenant_id in await backend.tenants():
-            if await backend.export(Key, tenant_id, ""):
+            if await backend.page(tenant_id, Rows(Key)):
                 return
         raise StartupError(NO_WAY_IN)
 
@@ -200,7 +201,7 @@ class Guard(Extension):
             await self.accounts.admit(caller)
         except Unauthenticated as no:
             self.auditor.stranger(no)
-            if not (presented(headers) or PREFIX).startswith(PREFIX):     # of issued keys the wrong ones are held back
+            if not (read_token(headers) or PREFIX).startswith(PREFIX):     # of issued keys the wrong ones are held back
                 await self.keys.guessed(address)
             await self._draw(scope, self._strangers(address))
             raise
@@ -216,7 +217,7 @@ class Guard(Extension):
 
     def _visited(self, scope: Scope, headers: Headers) -> str:
         """Note where a request comes from."""
-        scope["asyncgate.address"] = address = client_address(scope, headers, self.settings.trusted_proxies)
+        scope["asyncgate.address"] = address = find_client_address(scope, headers, self.settings.trusted_proxies)
         visit.set(scope)
         return address
 
@@ -258,7 +259,9 @@ class Guard(Extension):
 
     def _make_room(self, tenant_id: str, *quotas: str | None) -> None:
         """Have the oldest receipts archived of a tenant whose storage is full, where there is an archive (21.6.3)."""
-        if self.relieve and STORAGE in quotas and self.settings.archive.enabled and tenant_id not in self.relieving:
+        if self.relieve is None or STORAGE_QUOTA not in quotas or not self.settings.archive.enabled:
+            return
+        if tenant_id not in self.relieving:
             relief = self.relieve(self.engine, tenant_id)
             self.relieving[tenant_id] = asyncio.create_task(self._relieve(relief, tenant_id))
 
@@ -293,7 +296,7 @@ class Guard(Extension):
     async def _used(self, reply: LimitsReply, used: Used) -> None:
         """Say what is used of the rates, which no database counts."""
         account = await self.accounts.of(reply.tenant)
-        may = allowance(self.settings, account, self.engine.backend.now())
+        may = find_allowance(self.settings, account, self.engine.backend.now())
         buckets = task_bucket(may, reply.tenant), call_bucket(may, reply.tenant)
         tasks, calls = [one.limit - (await self.limits.take([one], 0)).remaining if one.limit >= 0 else None
                         for one in buckets]
@@ -315,8 +318,10 @@ class Guard(Extension):
         """Return what the caller's tenant may use; None where nothing of it is limited (21.4.5)."""
         account, now = await self.accounts.of(caller.tenant_id), self.engine.backend.now()
         if self.enforced:
-            return None if exempt(account, now) else allowance(self.settings, account, now)
-        return stricter(Tier(), account, now) if account is not None and throttled(account, now) else None
+            return None if is_exempt(account, now) else find_allowance(self.settings, account, now)
+        if account is None or not is_throttled(account, now):
+            return None
+        return apply_stricter_limits(Tier(), account, now)
 
     def _strangers(self, address: str) -> list[Bucket]:
         return buckets_for(self.settings, None, None, None, address) if self.enforced else []

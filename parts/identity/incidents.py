@@ -13,8 +13,9 @@ from asyncgate.parts.identity.admin import described, issuer, made, no_more_than
 from asyncgate.parts.identity.audit import head
 from asyncgate.parts.identity.keys_stored import retired
 from asyncgate.parts.identity.notices import admins, tell_admins
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Account, Key, export_key
-from asyncgate.parts.model.views import outside
+from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.model.wire_admin import IssuedKey, RotateCredentials, RotatedCredentials
 
@@ -42,7 +43,7 @@ async def rotate_credentials(engine: Engine, caller: Caller, ask: RotateCredenti
         issued = [IssuedKey(text, described(tenant_id, new)) for key_id, (text, hash, new_id) in fresh.items()
                   if (new := renewed(work, caller, key_id, new_id, hash, ask.overlap_seconds))]
         told(engine, work, "credentials_rotated", "critical", caller, reason=ask.reason, keys=len(issued),
-             tokens_since=outside(before))
+             tokens_since=to_utc(before))
         tell_admins(engine, work, whom, "credentials_rotated", reason=ask.reason, keys=len(issued),
                     by=str(caller.principal))
         return issued
@@ -54,7 +55,7 @@ async def rotate_credentials(engine: Engine, caller: Caller, ask: RotateCredenti
     def decide(engine: Engine, work: Work, caller: Caller, ask: Ask) -> list[IssuedKey]:
         return context.run(rotate, work)
     issued = await engine.write(decide, load, replace(caller, tenant_id=tenant_id), Ask())
-    return RotatedCredentials(issued, outside(before), len(old) > AT_ONCE)
+    return RotatedCredentials(issued, to_utc(before), len(old) > AT_ONCE)
 
 
 def renewed(work: Work, caller: Caller, key_id: str, new_id: str, hash: str, overlap: float) -> Key | None:
@@ -73,7 +74,7 @@ async def good_keys(engine: Engine, tenant_id: str, before: float, now: float) -
     """Return the keys of a tenant that were issued before a time and have no successor yet, one more than fit."""
     found: list[Key] = []
     after = ""
-    while len(found) <= AT_ONCE and (page := await engine.backend.export(Key, tenant_id, after)):
+    while len(found) <= AT_ONCE and (page := await engine.backend.page(tenant_id, Rows(Key, after))):
         found += [key for key in page if key.created_at <= before and key.revoked_at is None and key.rotated_to is None
                   and (key.expires_at is None or key.expires_at > now)]
         after = export_key(page[-1])

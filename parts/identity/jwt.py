@@ -29,7 +29,7 @@ from msgspec import Meta, Struct
 from asyncgate import SCOPES, Caller
 from asyncgate.parts.identity import WayIn
 from asyncgate.parts.model.errors import InvalidToken, IssuerUnavailable, StartupError
-from asyncgate.parts.model.settings import Jwt, Settings, Uuid, discreet
+from asyncgate.parts.model.settings import Jwt, Settings, Uuid, mask_credentials
 from asyncgate.parts.model.wire import Name, Principal
 
 if TYPE_CHECKING:
@@ -307,10 +307,10 @@ class JwkSet(Struct):
 
 def fetcher(settings: Settings) -> httpx2.AsyncClient:
     """Return the client that fetches the keys."""
-    from asyncgate.parts.process.outgoing import client  # only who has a URL pays for it
+    from asyncgate.parts.process.outgoing import make_client  # only who has a URL pays for it
 
     outgoing = settings.security.outgoing
-    return client(allow=outgoing.allow, deny=outgoing.deny, timeout_seconds=FETCH_SECONDS)
+    return make_client(allow=outgoing.allow, deny=outgoing.deny, timeout_seconds=FETCH_SECONDS)
 
 
 def keys_on_disk(jwt: Jwt) -> list[RSAKey]:
@@ -322,9 +322,10 @@ def keys_on_disk(jwt: Jwt) -> list[RSAKey]:
         try:
             found += loaded(path, name) if path else []
         except OSError as error:
-            raise StartupError(f"security.jwt.{name}: {discreet(path)!r} cannot be read: {error.strerror}") from None
+            shown = mask_credentials(path)
+            raise StartupError(f"security.jwt.{name}: {shown!r} cannot be read: {error.strerror}") from None
         except UNFIT as error:
-            raise StartupError(f"security.jwt.{name}: {discreet(path)!r} is no good: {error}") from None
+            raise StartupError(f"security.jwt.{name}: {mask_credentials(path)!r} is no good: {error}") from None
     return found
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncgate import ANOMALY, Engine, Work
 from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Key, export_key
 from asyncgate.parts.model.wire import Principal
 
@@ -33,7 +34,7 @@ async def admins(engine: Engine, tenant_id: str) -> list[Principal]:
     """Return for whom the tenant's good keys of admins stand."""
     found: dict[tuple[str, str], Principal] = {}
     now, after = engine.backend.now(), ""
-    while (page := await engine.backend.export(Key, tenant_id, after)) and len(found) < MOST_ADMINS:
+    while (page := await engine.backend.page(tenant_id, Rows(Key, after))) and len(found) < MOST_ADMINS:
         for key in page:
             if key.role == "admin" and key.revoked_at is None and (key.expires_at is None or key.expires_at > now):
                 found[key.principal_kind, key.principal_id] = Principal(key.principal_kind, key.principal_id)

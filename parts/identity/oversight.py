@@ -13,8 +13,8 @@ import msgspec
 
 from asyncgate import Caller, Engine, Operation
 from asyncgate.parts.identity.audit import Auditor, visit, who
-from asyncgate.parts.model.naming import claimed
-from asyncgate.parts.model.stored import ANY_KIND, wanted_is
+from asyncgate.parts.model.naming import read_principal
+from asyncgate.parts.model.queries import ANY_KIND, wanted_is
 from asyncgate.parts.model.wire import Ask, Principal, ReceiptRecord, TaskRecord
 
 TOLD = "asyncgate.told"         # where the ASGI scope says that the operation has written its own line
@@ -31,7 +31,7 @@ async def oversee(auditor: Auditor, op: Operation, caller: Caller, ask: Ask, rep
     """Note what an admin has done, unless it was its own business or is on record already."""
     if op.roles == ("admin",):
         return administered(auditor, op, caller, ask, reply)
-    me = claimed(ask) or (caller.principal if caller.bound else None)
+    me = read_principal(ask) or (caller.principal if caller.bound else None)
     if me is None:      # the shared token, and nobody named: nothing is anybody's own
         return
     if ask.acts and caller.bound and not me.same(caller.principal):
@@ -93,4 +93,4 @@ def asked_for(ask: Ask) -> Principal | None:
         return Principal(getattr(ask, "created_by_kind", None) or ANY_KIND, str(by))
     if to := getattr(ask, "to_id", None):
         return Principal(getattr(ask, "to_kind", None) or ANY_KIND, to)
-    return claimed(ask)
+    return read_principal(ask)

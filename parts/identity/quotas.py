@@ -11,11 +11,11 @@ from asyncgate import Extension
 from asyncgate.parts.model.quotas import (
     FULL_OF_LEASES,
     GIGABYTE,
-    RECEIPTS,
-    allowance,
+    RECEIPTS_QUOTA,
+    check_receipt_quota,
+    check_task_quotas,
     counts_receipts,
-    room_for_receipt,
-    room_for_task,
+    find_allowance,
 )
 from asyncgate.parts.model.stored import Account, Usage
 
@@ -43,13 +43,13 @@ class Quotas(Extension):
     def task_added(self, work: Work) -> None:
         """Refuse a new task for which there is no room; what is there can be finished."""
         if (usage := work.found(Usage)) is not None:
-            room_for_task(may := self._allowance(work), usage)
-            room_for_receipt(may, "", 0)
+            check_task_quotas(may := self._allowance(work), usage)
+            check_receipt_quota(may, "", 0)
 
     def optional_receipt_added(self, work: Work, task_id: str) -> None:
         """Refuse a receipt about a task that had all the receipts it may have (21.6.3)."""
         if task_id in work.tallies:
-            room_for_receipt(self._allowance(work), task_id, work.tallies[task_id] - 1)
+            check_receipt_quota(self._allowance(work), task_id, work.tallies[task_id] - 1)
 
     def why_no_lease(self, work: Work) -> str | None:
         """Let a claim come back empty when the tenant holds all the leases that it may (spec 21.6.2)."""
@@ -60,10 +60,10 @@ class Quotas(Extension):
     def why_hold(self, work: Work, task: Task) -> str | None:
         """Put a task on hold when its lease ends and another one would be a receipt too many (21.6.3)."""
         most = self._allowance(work).receipts_per_task if task.task_id in work.tallies else -1
-        return RECEIPTS if 0 <= most <= work.tallies[task.task_id] + 1 else None
+        return RECEIPTS_QUOTA if 0 <= most <= work.tallies[task.task_id] + 1 else None
 
     def _allowance(self, work: Work) -> Tier:
-        return allowance(self.settings, work.found(Account), work.now)
+        return find_allowance(self.settings, work.found(Account), work.now)
 
     def committed(self, work: Work) -> None:
         """Remember that the usage of a tenant is exact now."""
@@ -76,7 +76,7 @@ class Quotas(Extension):
         if (usage := await backend.record(caller.tenant_id, Usage)) is None:
             return []
         account = await backend.record(caller.tenant_id, Account)
-        most = allowance(self.settings, account, backend.now()).receipt_storage_gb
+        most = find_allowance(self.settings, account, backend.now()).receipt_storage_gb
         used = usage.receipt_bytes / GIGABYTE
         if not 0 <= 0.8 * most <= used:
             return []

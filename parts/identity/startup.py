@@ -6,9 +6,9 @@ import logging
 import os
 import re
 
-from asyncgate.parts.model.connection import loopback
+from asyncgate.parts.model.connection import is_loopback
 from asyncgate.parts.model.errors import StartupError
-from asyncgate.parts.model.settings import Settings, Tls, discreet
+from asyncgate.parts.model.settings import Settings, Tls, mask_credentials
 
 log = logging.getLogger("asyncgate")
 
@@ -23,7 +23,7 @@ PLACEHOLDER = re.compile(      # written without what separates words
 def guard_start(settings: Settings) -> None:
     """Refuse to start what would be open to the world, or promise what this release cannot do."""
     guard(settings)
-    if settings.allow_insecure_dev and not loopback(settings.host):
+    if settings.allow_insecure_dev and not is_loopback(settings.host):
         raise StartupError(f"allow_insecure_dev opens the gate to everybody who reaches it: it needs a loopback host, "
                            f"not {settings.host}")
     if settings.security.oauth.enabled:
@@ -37,11 +37,11 @@ def guard(settings: Settings) -> None:
     if settings.allow_insecure_dev and settings.database.url.startswith("postgres"):
         raise StartupError("allow_insecure_dev lets everybody in as admin: it is for trials on SQLite or in memory, "
                            "not for a Postgres database; there set ASYNCGATE_API_KEY and run `asyncgate serve`")
-    if settings.api_key and not loopback(settings.host):
+    if settings.api_key and not is_loopback(settings.host):
         guard_token(settings.api_key, settings.host)
     guard_certificate(settings.security.tls)
     covered = settings.security.tls.certificate_path or settings.trusted_proxies or settings.allow_insecure_dev
-    if not (loopback(settings.host) or covered):
+    if not (is_loopback(settings.host) or covered):
         log.warning("plain HTTP on %s: tokens travel readable unless a proxy in front speaks TLS; name that proxy in "
                     "trusted_proxies, or set security.tls.certificate_path", settings.host)
 
@@ -76,4 +76,4 @@ def mode_of(name: str, path: str) -> int:
         return os.stat(path).st_mode
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise StartupError(f"security.tls.{name}: {discreet(path)!r} cannot be read: {why}") from None
+        raise StartupError(f"security.tls.{name}: {mask_credentials(path)!r} cannot be read: {why}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncgate import Caller
 from asyncgate.parts.identity import WayIn, shared_token
-from asyncgate.parts.model.connection import Headers, presented
+from asyncgate.parts.model.connection import Headers, read_token
 from asyncgate.parts.model.errors import InvalidToken, Unauthenticated
 from asyncgate.parts.model.settings import Settings
 
@@ -17,7 +17,7 @@ class Identity:
 
     async def caller(self, headers: Headers, address: str | None = None) -> Caller:
         """Return who a request comes from."""
-        token = presented(headers)
+        token = read_token(headers)
         for way in self.ways:
             if (caller := await way.caller(token, address)) is not None:
                 return caller

@@ -10,7 +10,7 @@ BESIDE = re.compile(rf"\s*\((?:{ONE}|\d\d?)(?:(?:, | and )(?:{ONE}|\d{{1,2}}))*\
 AFTER = re.compile(rf"\s*(?:[Ss]pec )?{ONE}(?:, (?:{ONE}|\d{{1,2}}))*\.?\s*\Z")      # a sentence of its own, at the end
 
 
-def plainly(text: str) -> str:
+def remove_clause_numbers(text: str) -> str:
     """Leave the clause numbers of the specification out of a text."""
     while (shorter := AFTER.sub("", BESIDE.sub("", text))) != text:
         text = shorter

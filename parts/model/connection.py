@@ -11,17 +11,17 @@ from urllib.parse import quote
 from asyncgate.parts.model.errors import TwoCredentials
 
 Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+AsgiMessage = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[AsgiMessage]]
+Send = Callable[[AsgiMessage], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 Address = IPv4Address | IPv6Address
 
 BLANKS = " \t"      # what is no part of a header's value; of other white space a token would have several spellings
-LONGEST = 80        # of an address with port and zone; longer texts would fill the cache
+LONGEST_ADDRESS = 80        # of an address with port and zone; longer texts would fill the cache
 
 
-def presented(headers: Headers) -> str | None:
+def read_token(headers: Headers) -> str | None:
     """Return the one token that a request shows; two different ones are nobody's."""
     bearers = [value.decode("latin-1").partition(" ") for name, value in headers if name == b"authorization"]
     tokens = {token.strip(BLANKS) if scheme.lower() == "bearer" else None for scheme, _, token in bearers}
@@ -40,7 +40,7 @@ def address_of(scope: Scope) -> str | None:
     return client[0] if client else None
 
 
-def loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Whether an address to listen on is reached from this machine only."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
@@ -48,7 +48,7 @@ def loopback(host: str) -> bool:
         return False
 
 
-def client_address(scope: Any, headers: Iterable[tuple[bytes, bytes]], trusted_proxies: tuple[str, ...]) -> str:
+def find_client_address(scope: Any, headers: Iterable[tuple[bytes, bytes]], trusted_proxies: tuple[str, ...]) -> str:
     """Return whom a request comes from: its peer, or what trusted proxies say of theirs.
 
     Each proxy appends its own peer to X-Forwarded-For.  So the list is read from its end, and the first address that is
@@ -68,13 +68,13 @@ def client_address(scope: Any, headers: Iterable[tuple[bytes, bytes]], trusted_p
     return str(address)
 
 
-def from_proxy(scope: Any, trusted_proxies: tuple[str, ...]) -> bool:
+def is_from_proxy(scope: Any, trusted_proxies: tuple[str, ...]) -> bool:
     """Whether a request comes straight from a trusted proxy, so that what it says of its client is believed."""
     address = _read((scope.get("client") or ("",))[0])
     return address is not None and _within(address, _networks(trusted_proxies))
 
 
-def neighbourhood(address: str) -> str:
+def group_address(address: str) -> str:
     """Return what is counted as one address: of IPv6 the /64, for that is what a single host is given."""
     found = _read(address)
     if isinstance(found, IPv6Address):
@@ -84,7 +84,7 @@ def neighbourhood(address: str) -> str:
 
 def _read(text: str) -> Address | None:
     """Read an address, with or without a port and a zone; an IPv4 address within IPv6 is the IPv4 one."""
-    return _read_short(text) if len(text) <= LONGEST else None
+    return _read_short(text) if len(text) <= LONGEST_ADDRESS else None
 
 
 @lru_cache(4096)
@@ -109,7 +109,7 @@ def _within(address: Address, networks: tuple[IPv4Network | IPv6Network, ...]) -
     return any(address in network for network in networks)
 
 
-def said_https(scope: Scope, trusted_proxies: tuple[str, ...]) -> bool:
+def is_https_by_proxy(scope: Scope, trusted_proxies: tuple[str, ...]) -> bool:
     """Whether a trusted proxy says that its client came by HTTPS; of several proxies the first one knows."""
     said = (value for name, value in scope["headers"] if name == b"x-forwarded-proto")
-    return next(said, b"").partition(b",")[0].strip().lower() == b"https" and from_proxy(scope, trusted_proxies)
+    return next(said, b"").partition(b",")[0].strip().lower() == b"https" and is_from_proxy(scope, trusted_proxies)

@@ -12,19 +12,21 @@ from msgspec import Raw
 from asyncgate.parts.model.errors import InvalidRequest, PayloadTooLarge
 from asyncgate.parts.model.wire import Requirements
 
+JsonObject = dict[str, Any]
+
 UNDELIVERED = {"failed", "failure", "fail", "error", "rejected", "undelivered", "canceled", "cancelled"}
-canonical = msgspec.json.Encoder(order="sorted").encode
-encode = msgspec.json.Encoder().encode
-any_json = msgspec.json.Decoder().decode
-requirements_of = msgspec.json.Decoder(Requirements | None).decode
+to_canonical = msgspec.json.Encoder(order="sorted").encode
+encode_json = msgspec.json.Encoder().encode
+decode_json = msgspec.json.Decoder().decode
+decode_requirements = msgspec.json.Decoder(Requirements | None).decode
 
 
 def sha256(*parts: Any) -> str:
     """Hash the canonical JSON of `parts`."""
-    return hashlib.sha256(canonical(parts)).hexdigest()
+    return hashlib.sha256(to_canonical(parts)).hexdigest()
 
 
-def pointers(artifacts: Any) -> list[Any]:
+def read_artifacts(artifacts: Any) -> list[Any]:
     """Read artifacts as peers send them: a list, {"pointers": [...]}, one object, or nothing."""
     if isinstance(artifacts, Mapping):
         inner = artifacts.get("pointers", [artifacts] if artifacts else [])
@@ -36,26 +38,26 @@ def pointers(artifacts: Any) -> list[Any]:
     return artifacts
 
 
-def proves(proof: Mapping[str, Any] | None) -> bool:
+def is_proof(proof: Mapping[str, Any] | None) -> bool:
     """Whether a delivery proof proves a delivery: one whose status says that it failed is proof of the opposite."""
     return bool(proof) and str((proof or {}).get("status", "")).strip().lower() not in UNDELIVERED
 
 
-def sized(text: bytes, most: int, what: str) -> None:
+def check_size(text: bytes, most: int, what: str) -> None:
     """Refuse what is too large to be stored."""
     if len(text) > most:
         raise PayloadTooLarge(f"{what} is {len(text)} bytes, {most} is the most; store it elsewhere and send a pointer")
 
 
-def parsed(text: bytes, what: str) -> Any:
+def parse_json(text: bytes, what: str) -> Any:
     """Read JSON that the gate stores verbatim, so that what cannot be read later is refused now."""
     try:
-        return any_json(text)
+        return decode_json(text)
     except (msgspec.DecodeError, ValueError, RecursionError) as wrong:
         raise InvalidRequest(f"{what}: {wrong}") from None
 
 
-def ordered_types(type: str, payload: Any) -> set[str]:
+def find_ordered_types(type: str, payload: Any) -> set[str]:
     """Return the types of all tasks that one task leads to: an order of a schedule has others made."""
     types = {type}
     while type == "schedule.create" and isinstance(payload, dict) and isinstance(
@@ -68,7 +70,7 @@ def ordered_types(type: str, payload: Any) -> set[str]:
 def needs_of(requirements: Raw) -> frozenset[str]:
     """Return the capabilities that a task requires."""
     try:
-        asked = requirements_of(requirements)
+        asked = decode_requirements(requirements)
     except msgspec.DecodeError as wrong:
         raise InvalidRequest(f"requirements: {wrong}") from None
     return (asked.capabilities if asked else None) or frozenset()

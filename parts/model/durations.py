@@ -5,35 +5,35 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 
-__all__ = ["duration", "moment", "seconds_of"]
+__all__ = ["parse_duration", "parse_moment", "parse_seconds"]
 
-UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 PARTS = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)\s*")
-LONGEST = 100 * 365 * 86_400.0
+LONGEST_SECONDS = 100 * 365 * 86_400.0
 
 
-def seconds_of(text: str) -> float | None:
+def parse_seconds(text: str) -> float | None:
     """Return the seconds that a text with units stands for; None if it is not written like that."""
     said = text.strip().lower()
     if not said or PARTS.sub("", said):
         return None
-    return sum(float(number) * UNITS[unit] for number, unit in PARTS.findall(said))
+    return sum(float(number) * UNIT_SECONDS[unit] for number, unit in PARTS.findall(said))
 
 
-def duration(text: str, unit_seconds: float = 1.0) -> float:
+def parse_duration(text: str, unit_seconds: float = 1.0) -> float:
     """Return a duration in units of `unit_seconds`; a number without a unit counts them. Raises ValueError."""
-    if (seconds := seconds_of(text)) is not None:
+    if (seconds := parse_seconds(text)) is not None:
         return seconds / unit_seconds
     return float(text)
 
 
-def moment(text: str, now: datetime) -> datetime:
+def parse_moment(text: str, now: datetime) -> datetime:
     """Return the moment that a text names, in UTC unless it names an offset; a duration counts from now.
 
     A day alone is its beginning. Raises ValueError.
     """
-    if (seconds := seconds_of(text)) is not None:
-        if seconds > LONGEST:
+    if (seconds := parse_seconds(text)) is not None:
+        if seconds > LONGEST_SECONDS:
             raise ValueError(f"{text} from now is too far away")
         return now + timedelta(seconds=seconds)
     said = datetime.fromisoformat(text.strip())

@@ -244,7 +244,7 @@ class NotNow(StartupError):
     exit_status = 1
 
 
-def fault(where: str, error: BaseException) -> GateError:
+def log_fault(where: str, error: BaseException) -> GateError:
     """Tell the log what went wrong, and the caller only that it did."""
     log.error("%s failed", where, exc_info=error)
     return GateError(f"{where} failed inside the gate; the log says why")

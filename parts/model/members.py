@@ -24,7 +24,7 @@ from asyncgate.parts.model.wire import UNTAGGED, Batch
 Rule = Literal["warn", "refuse", "ignore"]
 K = TypeVar("K", bound=Struct)
 HEADER = b"x-asyncgate-warning"
-MOST_TOLD, LONGEST_NAME, LONGEST_HEADER = 10, 60, 1000
+MOST_TOLD, LONGEST_MEMBER_NAME, LONGEST_HEADER = 10, 60, 1000
 BATCHES = ("tasks", "schedules")        # members that hold requests of their own
 NO_NAME = f"Expected `str` matching regex {UNTAGGED!r}"       # how msgspec says it
 VALID = Raw(b'[{"type":"any","schedule_id":"any"}]')    # stands for the items of a batch while the rest of it is read
@@ -52,7 +52,7 @@ class Reader(Generic[K]):
     @cached_property
     def exact(self) -> type[K]:
         """Return the type that forbids what it does not know, also in what it holds."""
-        kind: type[K] = exactly(self.takes)
+        kind: type[K] = forbid_unknown_members(self.takes)
         return kind
 
     @cached_property
@@ -90,11 +90,12 @@ class Reader(Generic[K]):
         except msgspec.ValidationError:
             said = {name: Raw(b"null") for name in query}
             return self._settle(lambda: msgspec.convert(query, self.takes, strict=False),
-                                tuple(islice(unknown(self.takes, said), MOST_TOLD)), self.rule(setting))
+                                tuple(islice(find_unknown_members(self.takes, said), MOST_TOLD)), self.rule(setting))
 
     def beside(self, query: dict[str, str], setting: Rule, named: str = "") -> tuple[str, ...]:
         """Name what a query says beside a body and nobody hears; refuse it where that is the rule."""
-        strays = (told(name, self.takes.__struct_fields__) for name in query if name not in QUERY | {named})
+        known = self.takes.__struct_fields__
+        strays = (describe_unknown_member(name, known) for name in query if name not in QUERY | {named})
         return self._settle(lambda: None, tuple(islice(strays, MOST_TOLD)), self.rule(setting))[1]
 
     def _slowly(self, body: bytes | Raw, rule: Rule, most: int) -> tuple[K, tuple[str, ...]]:
@@ -114,7 +115,7 @@ class Reader(Generic[K]):
                 items.append(read)
                 below += strays
             body = msgspec.json.encode({**members, held: VALID})
-        named = tuple(islice(unknown(self.takes, members), most))
+        named = tuple(islice(find_unknown_members(self.takes, members), most))
         ask, own = self._settle(lambda: self._loosely(body), named, rule)
         if items:
             setattr(ask, held, items)
@@ -125,7 +126,7 @@ class Reader(Generic[K]):
         try:
             read, strays = self.body(item, rule, max(most, 0))
         except (msgspec.DecodeError, GateError) as no:
-            return Unreadable(InvalidRequest(f"{place}: {problem(no)}"), task_of(item)), []
+            return Unreadable(InvalidRequest(f"{place}: {describe_problem(no)}"), read_task_id(item)), []
         return read, [f"{place}: {text}" for text in strays]
 
     def _settle(self, read: Callable[[], Any], strays: tuple[str, ...], rule: Rule) -> tuple[Any, tuple[str, ...]]:
@@ -135,15 +136,15 @@ class Reader(Generic[K]):
         try:
             return read(), strays if rule == "warn" else NONE
         except msgspec.ValidationError as wrong:
-            raise InvalidRequest("; ".join([problem(wrong), *strays])) if strays else wrong from None
+            raise InvalidRequest("; ".join([describe_problem(wrong), *strays])) if strays else wrong from None
 
 
-def problem(wrong: Exception) -> str:
+def describe_problem(wrong: Exception) -> str:
     """Say why a request cannot be read, without the expression that a name has to match."""
     return str(wrong).replace(NO_NAME, "Expected a name without invisible characters and without a blank before it")
 
 
-def task_of(item: Raw) -> str | None:
+def read_task_id(item: Raw) -> str | None:
     """Return the task that an unreadable item names, if it names one."""
     try:
         return msgspec.json.decode(_members(item)["task_id"], type=str)
@@ -152,25 +153,25 @@ def task_of(item: Raw) -> str | None:
 
 
 @cache
-def exactly(kind: type[Struct]) -> Any:
+def forbid_unknown_members(kind: type[Struct]) -> Any:
     """Make the type that forbids unknown members, in all that it holds."""
     hints = get_type_hints(kind, include_extras=True)
     narrowed = []
     for one in msgspec.structs.fields(kind):
-        if (hint := narrow(hints[one.name])) is not hints[one.name]:
+        if (hint := narrow_type(hints[one.name])) is not hints[one.name]:
             narrowed.append((one.name, hint) if one.default is NODEFAULT else (one.name, hint, one.default))
     return msgspec.defstruct(kind.__name__, narrowed, bases=(kind,), kw_only=True, forbid_unknown_fields=True,
                              module=kind.__module__)
 
 
-def narrow(hint: Any) -> Any:
+def narrow_type(hint: Any) -> Any:
     """Put the exact type of each Struct into a type that mentions it."""
     if isinstance(hint, type) and issubclass(hint, Struct):
-        return exactly(hint)
+        return forbid_unknown_members(hint)
     parts = get_args(hint)
     if not parts or get_origin(hint) is Literal:
         return hint
-    narrowed = [narrow(part) for part in parts[:1]] if get_origin(hint) is Annotated else list(map(narrow, parts))
+    narrowed = [narrow_type(part) for part in (parts[:1] if get_origin(hint) is Annotated else parts)]
     if all(new is old for new, old in zip(narrowed, parts, strict=False)):
         return hint
     if get_origin(hint) is Annotated:
@@ -180,32 +181,32 @@ def narrow(hint: Any) -> Any:
     return get_origin(hint)[tuple(narrowed)]
 
 
-def unknown(kind: type[Struct], members: dict[str, Raw], path: str = "") -> Iterator[str]:
+def find_unknown_members(kind: type[Struct], members: dict[str, Raw], path: str = "") -> Iterator[str]:
     """Name the members that a type does not know, also of the objects that it holds, as far as somebody listens."""
     hints = structs_of(kind)
     for name, value in members.items():
         if name not in kind.__struct_encode_fields__:
-            yield told(name, kind.__struct_encode_fields__, path)
+            yield describe_unknown_member(name, kind.__struct_encode_fields__, path)
         elif (held := hints.get(name)) is not None:
-            for place, inner in objects(value):
-                yield from unknown(held, inner, f"{path}{name}{place}.")
+            for place, inner in iterate_objects(value):
+                yield from find_unknown_members(held, inner, f"{path}{name}{place}.")
 
 
 @cache
 def structs_of(kind: type[Struct]) -> dict[str, type[Struct]]:
     """Return which members of a type hold objects of known shape, but for the items of a batch."""
     return {name: found for name, hint in get_type_hints(kind).items()
-            if name not in BATCHES and (found := struct_in(hint)) is not None}
+            if name not in BATCHES and (found := find_struct(hint)) is not None}
 
 
-def struct_in(hint: Any) -> type[Struct] | None:
+def find_struct(hint: Any) -> type[Struct] | None:
     """Return the Struct that a type mentions."""
     if isinstance(hint, type) and issubclass(hint, Struct):
         return hint
-    return next((found for part in get_args(hint) if (found := struct_in(part)) is not None), None)
+    return next((found for part in get_args(hint) if (found := find_struct(part)) is not None), None)
 
 
-def objects(value: Raw) -> Iterator[tuple[str, dict[str, Raw]]]:
+def iterate_objects(value: Raw) -> Iterator[tuple[str, dict[str, Raw]]]:
     """Yield the object that a member is, or the objects of the list that it is, with their places."""
     first = bytes(value).lstrip()[:1]
     if first == b"{":
@@ -216,24 +217,24 @@ def objects(value: Raw) -> Iterator[tuple[str, dict[str, Raw]]]:
                 yield f"[{number}]", _members(one)
 
 
-def told(name: str, known: tuple[str, ...], path: str = "") -> str:
+def describe_unknown_member(name: str, known: tuple[str, ...], path: str = "") -> str:
     """Say that a member is unknown, and which one may be meant."""
-    shown = name[:LONGEST_NAME].encode("unicode_escape").decode()
-    like = get_close_matches(name[:LONGEST_NAME], known, 1, 0.7)
+    shown = name[:LONGEST_MEMBER_NAME].encode("unicode_escape").decode()
+    like = get_close_matches(name[:LONGEST_MEMBER_NAME], known, 1, 0.7)
     return f"unknown member {path}{shown}" + (f"; did you mean {path}{like[0]}?" if like else "")
 
 
-def beside(reply: Any) -> tuple[str, ...]:
+def read_warnings(reply: Any) -> tuple[str, ...]:
     """Return the warnings that come beside a reply whose schema has no place for them (PH.6.2)."""
     return tuple(getattr(reply, "__dict__", {}).get("beside", ()))
 
 
-def header(warnings: tuple[str, ...]) -> tuple[bytes, bytes]:
+def make_warning_header(warnings: tuple[str, ...]) -> tuple[bytes, bytes]:
     """Say it in a header, where the reply itself has no place for it; names are made printable before."""
     return HEADER, " | ".join(warnings).encode("ascii", "backslashreplace")[:LONGEST_HEADER]
 
 
-def warned(reply: bytes, warnings: tuple[str, ...]) -> bytes:
+def add_warnings(reply: bytes, warnings: tuple[str, ...]) -> bytes:
     """Add warnings to a reply, which may have some already."""
     members = _members(reply)
     before = _any(members["warnings"]) if "warnings" in members else []

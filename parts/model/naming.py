@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from asyncgate.parts.model.errors import InvalidRequest
-from asyncgate.parts.model.stored import ANY_KIND
+from asyncgate.parts.model.queries import ANY_KIND
 from asyncgate.parts.model.wire import Ask, AsPrincipal, AsWorker, CreatedBy, Principal
 
 
-def claimed(ask: Ask) -> Principal | None:
+def read_principal(ask: Ask) -> Principal | None:
     """Return the principal that a request says it comes from: a named creator, else a worker, else a principal.
 
     Half a name is refused: whoever it fell back to would be somebody else.
@@ -16,37 +16,37 @@ def claimed(ask: Ask) -> Principal | None:
     if isinstance(by, CreatedBy):
         if who := by.principal_id or by.id:
             return Principal(by.principal_kind or by.kind or "agent", who, by.principal_instance_id or by.instance_id)
-        raise half("created_by", "principal_id")
+        raise make_half_name_error("created_by", "principal_id")
     if who := getattr(ask, "worker_id", None):
         return Principal(ask.worker_kind or "worker", who, ask.worker_instance_id)  # type: ignore[attr-defined]
     if isinstance(ask, AsPrincipal) and (who := ask.principal_id or ask.agent_id):
         return Principal(ask.principal_kind or "agent", who, ask.principal_instance_id or ask.agent_instance_id)
     for part in ("worker_kind", "principal_kind"):
         if isinstance(ask, AsPrincipal | AsWorker) and getattr(ask, part, None):
-            raise half(part, part.replace("kind", "id"))
+            raise make_half_name_error(part, part.replace("kind", "id"))
     return None
 
 
-def half(part: str, other: str) -> InvalidRequest:
+def make_half_name_error(part: str, other: str) -> InvalidRequest:
     """Refuse half a name."""
     return InvalidRequest(f"{part} alone names nobody: say {other} too, or leave both out")
 
 
-def silent(ask: Ask) -> bool:
+def names_nobody(ask: Ask) -> bool:
     """Whether a request says nothing of who makes it."""
     return all(getattr(ask, name, None) is None for name in ("created_by", "worker_id", "worker_kind", "principal_id",
                                                              "principal_kind", "agent_id"))
 
 
-def instance_of(ask: Ask) -> str | None:
+def read_instance_id(ask: Ask) -> str | None:
     """Return the instance that a request names, with or without the principal that it is of."""
     names = ("worker_instance_id", "principal_instance_id", "agent_instance_id")
     named = (getattr(ask, name, None) for name in names if isinstance(ask, AsPrincipal | AsWorker))
     return next(filter(None, named), None)
 
 
-def filtered(part: str, kind: str | None, name: str, id: str | None) -> Principal | None:
+def make_filter(part: str, kind: str | None, name: str, id: str | None) -> Principal | None:
     """Return whom a filter lets through; an id alone is whoever has it, a kind alone is refused."""
     if kind and not id:
-        raise half(part, name)
+        raise make_half_name_error(part, name)
     return Principal(kind or ANY_KIND, id) if id else None

@@ -21,10 +21,10 @@ QUOTE, OPENS = b'"', ord("[")
 BLANK, MOST_BLANKS = b" \t\r\n", 4 * 2**20       # between values; a decoder goes over them again and again
 _rest = bytes(set(range(256)) - set(b'"[]{},' + BLANK))    # bytes that give JSON no structure, once escapes are gone
 _brackets = bytes.maketrans(b"{}", b"[]")
-DEEP = f"JSON may be nested {MAX_DEPTH} deep at most"
+TOO_DEEP = f"JSON may be nested {MAX_DEPTH} deep at most"
 
 
-class Screen:
+class BodyScreen:
     """Judges one body, slice by slice; each slice raises what is wrong with the body so far."""
 
     def __init__(self, most_values: int, most_depth: int = MAX_DEPTH) -> None:
@@ -68,12 +68,12 @@ class Screen:
         for bracket in brackets:        # of which there are few: all that open are counted, and close once
             self.depth += 1 if bracket == OPENS else -1
             if self.depth > self.most_depth:
-                raise PayloadTooDeep(DEEP)
+                raise PayloadTooDeep(TOO_DEEP)
             if self.depth < 0:
                 raise InvalidRequest("the JSON closes a list or an object that it never opened")
 
 
-def slices(body: bytes, size: int = SLICE) -> Iterator[bytes]:
+def cut_slices(body: bytes, size: int = SLICE) -> Iterator[bytes]:
     """Cut a body so that no slice ends with a backslash that begins an escape."""
     cut = 0
     while cut < len(body):
@@ -91,7 +91,7 @@ def is_light(body: bytes, most_values: int) -> bool:
             and body.isascii() and b"\\u0000" not in body)
 
 
-async def screen(body: bytes, most_values: int, most_depth: int = MAX_DEPTH) -> None:
+async def screen_body(body: bytes, most_values: int, most_depth: int = MAX_DEPTH) -> None:
     """Refuse a body that some database or reader would choke on; hold the event loop for one slice at a time.
 
     Raises PayloadTooLarge for too many values, PayloadTooDeep, InvalidRequest for NUL characters, and
@@ -99,14 +99,14 @@ async def screen(body: bytes, most_values: int, most_depth: int = MAX_DEPTH) -> 
     """
     if is_light(body, most_values):
         return
-    judge = Screen(most_values, most_depth)
-    for piece in slices(body):
+    judge = BodyScreen(most_values, most_depth)
+    for piece in cut_slices(body):
         judge.look(piece)
-        await breathe(len(body))
+        await let_others_run(len(body))
     judge.end()
 
 
-async def breathe(size: int) -> None:
+async def let_others_run(size: int) -> None:
     """Give others their turn before the next pass over a body of some size.
 
     A pause of nothing would let in other requests, but not the threads that write and read for them: an event loop
@@ -116,10 +116,10 @@ async def breathe(size: int) -> None:
         await asyncio.sleep(REST_SECONDS if size > LARGE else 0)
 
 
-async def refusal(body: bytes, most_values: int, most_depth: int) -> GateError | None:
+async def find_refusal(body: bytes, most_values: int, most_depth: int) -> GateError | None:
     """Return what `screen` has against a body, for a façade that answers in a form of its own."""
     try:
-        await screen(body, most_values, most_depth)
+        await screen_body(body, most_values, most_depth)
     except GateError as no:
         return no
     return None

@@ -15,10 +15,11 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct, convert
 
-from asyncgate.parts.model.durations import seconds_of
+from asyncgate.parts.model.durations import parse_seconds
 
 __all__ = [
-    "Configured", "DatabaseSettings", "Settings", "SettingsError", "Tier", "effective", "leaves", "load_settings"]
+    "Configured", "DatabaseSettings", "Settings", "SettingsError", "Tier", "list_settings", "list_values",
+    "load_settings"]
 
 
 def says(text: str, *, secret: bool = False) -> Meta:
@@ -31,14 +32,14 @@ def span(low: float, high: float, what: str = "a whole number") -> Meta:
 
 
 Positive = Annotated[int, span(1, 2**31 - 1)]
-Count = Annotated[int, span(0, 2**31 - 1)]
+Natural = Annotated[int, span(0, 2**31 - 1)]
 Size = Annotated[int, span(1, 2**30)]
 Class = Annotated[int, span(0, 1_000_000)]
 PageSize = Annotated[int, span(1, 10_000)]
 Days = Annotated[int, span(1, 36_500)]
 Ttl = Annotated[int, span(1, 604_800)]
 Quota = Annotated[int, span(-1, 2**53 - 1)]
-Seconds = Annotated[float, span(0, 86_400, "a number")]
+Duration = Annotated[float, span(0, 86_400, "a number")]
 Timer = Annotated[float, span(0.01, 86_400, "a number")]
 Url = Annotated[str, Meta(pattern=r"\A([a-z][a-z0-9+.-]*://.*)?\Z", title="a URL, as scheme://rest",
                           extra={"in_file": True})]     # it may hold a password
@@ -46,7 +47,7 @@ Uuid = Annotated[str, Meta(pattern=r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
 OneTenant = Annotated[str, Meta(pattern=r"\A([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?\Z",
                                 title="a UUID in lower case, or empty")]
 Label = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,100}\Z", title="up to 100 letters, digits, dots, - and _")]
-Name = Annotated[str, Meta(min_length=1, title="text that is not empty")]
+Filled = Annotated[str, Meta(min_length=1, title="text that is not empty")]
 Texts = Annotated[tuple[str, ...], Meta(title="a list of text, split by commas or in JSON")]
 OwnerKind = Literal["agent", "worker", "service", "system", "human", "asyncgate"]
 ReceiptMode = Literal["standalone", "memorygate_integrated", "receiptgate_integrated"]
@@ -90,7 +91,7 @@ class EmissionRetry(Group, frozen=True):
 
     buffer_size: Annotated[Positive, says("Receipts waiting for the ledger before an anomaly is raised")] = 10000
     retry_interval_seconds: Annotated[Timer, says("Seconds between attempts to deliver a waiting receipt")] = 30.0
-    max_retries: Annotated[Count, says("Quick attempts before a waiting receipt moves to the slow lane")] = 10
+    max_retries: Annotated[Natural, says("Quick attempts before a waiting receipt moves to the slow lane")] = 10
 
 class CircuitBreaker(Group, frozen=True):
     """When sending to an unresponsive ledger is paused, and how the ledger is probed."""
@@ -109,17 +110,17 @@ class LedgerSettings(Group, frozen=True):
     auth_token_env: Annotated[str, says("Name of the environment variable that holds the ledger's token")] = ""
     worker_tokens: Annotated[bool, says("Whether a worker is given a short-lived key of its own at the ledger")] = True
     tenant_id: Annotated[str, says("Tenant under which the ledger files our receipts")] = ""
-    timeout_ms: Annotated[Count, says("Longest wait for the ledger's answer, in milliseconds; 0 is 500, and 10000 for "
-                                      "a ReceiptGate")] = 0
+    timeout_ms: Annotated[Natural, says(
+        "Longest wait for the ledger's answer, in milliseconds; 0 means 500, or 10000 for a ReceiptGate")] = 0
     emission_retry: EmissionRetry = EmissionRetry()
     parallel: Annotated[int, span(0, 1000), says("Most receipts of different tasks that are sent at once; 0 is 16, and "
                                                  "4 to a ReceiptGate")] = 0
     circuit_breaker: CircuitBreaker = CircuitBreaker()
     profile: Annotated[Literal["memorygate", "receiptgate"], says("Which protocol the ledger speaks")] = "memorygate"
     dialect: Annotated[Dialect, says("ReceiptGate's receipt schema, with obligation_id or without")] = "auto"
-    source_system: Annotated[Name, says("Who we are to ReceiptGate: the principal of our token there")] = "asyncgate"
+    source_system: Annotated[Filled, says("Who we are to ReceiptGate: the principal of our token there")] = "asyncgate"
     contents: Annotated[Contents, says("Whether ReceiptGate is sent payloads and results, or their hashes")] = "clear"
-    adopt_seconds: Annotated[Seconds, says("Seconds between looks for what workers state there; 0 is never")] = 10.0
+    adopt_seconds: Annotated[Duration, says("Seconds between looks for what workers state there; 0 is never")] = 10.0
 
 class WorkerBootstrap(Group, frozen=True):
     include_memorygate_routing: Annotated[bool, says("Whether bootstrap tells workers where the ledger is")] = True
@@ -131,7 +132,7 @@ class Jwt(Group, frozen=True):
     private_key_path: Annotated[str, says("PEM file of the key that signs access tokens")] = ""
     public_key_path: Annotated[str, says("PEM file of the key that checks access tokens")] = ""
     jwks: Annotated[str, says("Further keys that check access tokens: a JWKS file, or the issuer's URL of one")] = ""
-    issuer: Annotated[Name, says("Who issues the access tokens that are accepted, their iss")] = "asyncgate"
+    issuer: Annotated[Filled, says("Who issues the access tokens that are accepted, their iss")] = "asyncgate"
     audience: Annotated[Texts, says("Audiences of accepted access tokens; aud must name one")] = ("asyncgate-api",)
     tenants: Annotated[Texts, says("Tenants that the issuer may speak for, as ids; empty is any")] = ()
     roles: Annotated[Texts, says("Roles that the issuer may give")] = ("agent", "worker", "admin")
@@ -262,7 +263,7 @@ class EscalationTarget(Group, frozen=True):
 
     escalation_class: Annotated[Class, says("The class that goes there")] = msgspec.field(name="class")
     to_kind: Annotated[OwnerKind, says("Kind of the principal")]
-    to_id: Annotated[Name, says("Id of the principal")]
+    to_id: Annotated[Filled, says("Id of the principal")]
     tenant_id: Annotated[OneTenant, says("The only tenant that this holds for; empty is all")] = ""
 
 class EscalationSettings(Group, frozen=True):
@@ -285,7 +286,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     instance_id: Annotated[Label, says("Name of this gate in receipts; empty is automatic")] = ""
     environment: Annotated[str, says("What this deployment is called in answers and logs")] = "development"
-    host: Annotated[Name, says("Address to listen on")] = "127.0.0.1"
+    host: Annotated[Filled, says("Address to listen on")] = "127.0.0.1"
     port: Annotated[int, span(0, 65535), says("Port to listen on; 0 takes any free one")] = 8080
     log_level: Annotated[LogLevel, says("Least severity that is logged")] = "info"
     log_format: Annotated[Literal["console", "json"], says("How a log line is written")] = "console"
@@ -296,24 +297,24 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     trusted_proxies: Annotated[Texts, says("Addresses and networks whose X-Forwarded-… are believed")] = ()
     default_tenant_id: Annotated[Uuid, says("Tenant of the shared token")] = "00000000-0000-0000-0000-000000000000"
     default_fallback_owner_kind: Annotated[OwnerKind, says("Kind of the owner of tasks that name nobody")] = "system"
-    default_fallback_owner_id: Annotated[Name, says("Id of the owner of tasks that name nobody")] = "asyncgate"
+    default_fallback_owner_id: Annotated[Filled, says("Id of the owner of tasks that name nobody")] = "asyncgate"
     default_lease_ttl_seconds: Annotated[Ttl, says("Seconds a lease lives when a claim names none")] = 300
     max_lease_ttl_seconds: Annotated[Ttl, says("Longest lease in seconds; longer requests are clamped")] = 1800
     lease_sweep_interval_seconds: Annotated[Timer, says("Longest pause between two sweeps for lost leases")] = 10.0
-    lease_grace_seconds: Annotated[Seconds, says("Seconds a lease outlives its expiry")] = 0.0
-    max_lease_renewals: Annotated[Count, says("Renewals a lease may have; 0 is no limit")] = 0
-    max_lease_lifetime_seconds: Annotated[Count, says("Seconds a lease may live over all renewals; 0 is no limit")] = 0
-    max_lanes: Annotated[Count, says("Most kinds (type and capabilities) of a tenant's waiting tasks; 0: any")] = 2000
-    max_expiries: Annotated[Count, says("Lost leases after which a task is held; 0 is never")] = 10
-    restart_grace_seconds: Annotated[Seconds, says("Seconds that leases get when no gate served for a while")] = 5.0
-    expiry_jitter_seconds: Annotated[Seconds, says("Longest random delay before lost tasks are offered again")] = 5.0
+    lease_grace_seconds: Annotated[Duration, says("Seconds a lease outlives its expiry")] = 0.0
+    max_lease_renewals: Annotated[Natural, says("Renewals a lease may have; 0 is no limit")] = 0
+    max_lease_lifetime_seconds: Annotated[Natural, says("Seconds a lease may live with renewals; 0 is no limit")] = 0
+    max_lanes: Annotated[Natural, says("Most kinds (type and capabilities) of a tenant's waiting tasks; 0: any")] = 2000
+    max_expiries: Annotated[Natural, says("Lost leases after which a task is held; 0 is never")] = 10
+    restart_grace_seconds: Annotated[Duration, says("Seconds that leases get when no gate served for a while")] = 5.0
+    expiry_jitter_seconds: Annotated[Duration, says("Longest random delay before lost tasks are offered again")] = 5.0
     max_claim_tasks: Annotated[int, span(1, 1000), says("Most tasks one claim may lease")] = 100
     max_wait_seconds: Annotated[float, span(0, 60, "a number"), says("Longest a claim or read may wait")] = 30.0
-    max_waiting_claims: Annotated[Count, says("Most claims that may wait at once")] = 4096
+    max_waiting_claims: Annotated[Natural, says("Most claims that may wait at once")] = 4096
     max_waiting_per_tenant: Annotated[Positive, says("Most calls of a tenant that may wait at once")] = 2048
     max_waiting_per_principal: Annotated[Positive, says("Most calls of a principal that may wait at once")] = 256
     default_max_attempts: Annotated[int, span(1, 1000), says("Attempts of a task that names none")] = 3
-    default_retry_backoff_seconds: Annotated[Count, says("Seconds before the first retry; each next one doubles")] = 30
+    default_retry_backoff_seconds: Annotated[Natural, says("Seconds before the first retry; then doubled")] = 30
     max_retry_backoff_seconds: Annotated[Ttl, says("Longest delay before a retry, in seconds")] = 900
     default_priority: Annotated[int, span(1 - 2**31, 2**31 - 1), says("Priority of a task that names none")] = 0
     unknown_members: Annotated[Unknown, says("What misspelt members get; lists and administration refuse")] = "warn"
@@ -331,13 +332,13 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_payload_bytes: Annotated[Size, says("Largest task payload, in bytes of JSON")] = 2**20
     max_result_bytes: Annotated[Size, says("Largest result, in bytes of JSON")] = 2**20
     max_progress_bytes: Annotated[Size, says("Largest progress report, in bytes of JSON")] = 64 * 2**10
-    inline_result_bytes: Annotated[Count, says("Largest result copied into its receipt, in bytes of JSON")] = 16384
+    inline_result_bytes: Annotated[Natural, says("Largest result copied into its receipt, in bytes of JSON")] = 16384
     batch_size: Annotated[PageSize, says("Most writes that share one transaction")] = 256
     limit_concurrency: Annotated[Positive, says("Most connections served at once; more are answered 503")] = 4096
-    max_connections_per_address: Annotated[Count, says("Most connections of an address; 0 is no limit")] = 1024
+    max_connections_per_address: Annotated[Natural, says("Most connections of an address; 0 is no limit")] = 1024
     header_timeout_seconds: Annotated[Timer, says("Seconds a client has to send its headers")] = 10.0
     body_timeout_seconds: Annotated[Timer, says("Seconds a client has to send its body")] = 30.0
-    shutdown_seconds: Annotated[Seconds, says("Seconds open requests have to finish at shutdown")] = 4.0
+    shutdown_seconds: Annotated[Duration, says("Seconds open requests have to finish at shutdown")] = 4.0
     mcp_tool_names: Annotated[ToolNames, says("How MCP tools are named in lists; both spellings work")] = "dotted"
     receipt_mode: Annotated[ReceiptMode, says("Whether receipts are kept here or sent to a ledger")] = "standalone"
     receipt_consistency_mode: Annotated[Consistency, says("Whether a change waits for the ledger")] = "eventual"
@@ -382,7 +383,7 @@ class Setting(Struct, frozen=True):
     in_file: bool = False
 
 
-PREFIX, TEST_PREFIX = "ASYNCGATE_", "ASYNCGATE_TEST_"
+ENV_PREFIX, TEST_PREFIX = "ASYNCGATE_", "ASYNCGATE_TEST_"
 NOT_SETTINGS = {  # they are for the programs around a gate
     "ASYNCGATE_CONFIG", "ASYNCGATE_URL", "ASYNCGATE_WORKER_KEY", "ASYNCGATE_WORKER_KEY_FILE", "ASYNCGATE_AGENT_KEY",
     "ASYNCGATE_AGENT_KEY_FILE", "ASYNCGATE_PROFILE", "ASYNCGATE_PLAIN_HTTP"}
@@ -406,7 +407,7 @@ SPEC_NAMES = {  # what the spec calls a setting (20.2, 20.12, 20.14, H.6); its n
         *(f"circuit_breaker.{name}" for name in CircuitBreaker.__struct_fields__))},
     "memorygate.emission_timeout_ms": "ledger.timeout_ms",
     "memorygate.failure_mode": "receipt_consistency_mode"}
-UNITS = {"_seconds": 1.0, "_days": 86_400.0, "_ms": 0.001}      # by the end of a name: what a duration is counted in
+SETTING_UNITS = {"_seconds": 1.0, "_days": 86_400.0, "_ms": 0.001}   # what the end of a name counts
 PLAIN_KINDS = {"boolean": "true or false", "string": "text", "array": "a list of objects"}
 VARIABLE = re.compile(r"\$\{([^}]*)\}")
 CREDENTIAL = re.compile(  # in a URL, with or without its scheme; in a query or key=value list; a pasted PEM file
@@ -417,59 +418,63 @@ def load_settings(
     config: str | None = None, environ: Mapping[str, str] = os.environ, flags: Mapping[str, str] = {}
 ) -> Configured:
     """Read the settings: defaults, then the YAML file, then the environment, then flags; the last one wins."""
-    known = {setting.name: setting for setting in leaves(Settings)}
+    known = {setting.name: setting for setting in list_settings(Settings)}
     values, origins = {name: known[name].default for name in known}, dict.fromkeys(known, "default")
     spelled: dict[str, str] = {}
     path, flagged = config or environ.get("ASYNCGATE_CONFIG"), ((name, flags[name], f"flag --{name}") for name in flags)
-    for spelling, said, origin in chain(from_file(path, environ) if path else (), from_environment(environ), flagged):
+    in_file = read_settings_file(path, environ) if path else ()
+    for spelling, said, origin in chain(in_file, read_environment(environ), flagged):
         name = SPEC_NAMES.get(spelling, spelling)
         if name not in known:
-            raise unknown(name, origin)
-        value = settle(msgspec.structs.replace(known[name], name=spelling), said, origin)
+            raise make_unknown_setting_error(name, origin)
+        value = convert_value(msgspec.structs.replace(known[name], name=spelling), said, origin)
         if origins[name].split()[0] == origin.split()[0] and values[name] != value:
             twice = f"{spelled[name]} ({origins[name]}) and {spelling} ({origin})"
             raise SettingsError(f"{name}: given twice, and differently: {twice}; keep one of them")
         values[name], origins[name], spelled[name] = value, origin, spelling
-    compare(values, origins)
-    return Configured(assemble(Settings, values), origins)
+    check_consistency(values, origins)
+    return Configured(build_group(Settings, values), origins)
 
 
-def effective(configured: Configured) -> list[tuple[str, str, str]]:
+def list_values(configured: Configured) -> list[tuple[str, str, str]]:
     """List every setting with its value, secrets masked, and its origin."""
-    value = {setting.name: attrgetter(setting.name)(configured.settings) for setting in leaves(Settings)}
-    return [(one.name, shown(one, value[one.name]), configured.origins[one.name]) for one in leaves(Settings)]
+    value = {setting.name: attrgetter(setting.name)(configured.settings) for setting in list_settings(Settings)}
+    return [(one.name, format_value(one, value[one.name]), configured.origins[one.name])
+            for one in list_settings(Settings)]
 
 
-def shown(setting: Setting, value: Any) -> str:
+def format_value(setting: Setting, value: Any) -> str:
     """Write a value as the environment would take it back, except for what is secret."""
-    value = masked(setting, value)
+    value = mask_secrets(setting, value)
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def masked(setting: Setting, value: Any) -> Any:
+def mask_secrets(setting: Setting, value: Any) -> Any:
     """Hide what is secret in a value."""
     if setting.secret and value:
         return "***"
     if isinstance(value, str):
-        return discreet(value)
+        return mask_credentials(value)
     if isinstance(value, Struct):
-        named = zip(leaves(type(value)), msgspec.structs.fields(type(value)), strict=True)
-        return {field.encode_name: masked(part, getattr(value, part.name)) for part, field in named}
-    return [masked(setting, item) for item in value] if isinstance(value, tuple) else value
+        named = zip(list_settings(type(value)), msgspec.structs.fields(type(value)), strict=True)
+        return {field.encode_name: mask_secrets(part, getattr(value, part.name)) for part, field in named}
+    return [mask_secrets(setting, item) for item in value] if isinstance(value, tuple) else value
 
 
-def discreet(text: str) -> str:
+def mask_credentials(text: str) -> str:
     """Hide the credentials in a text, such as a URL."""
     return CREDENTIAL.sub(lambda match: f"{match[match.lastindex or 0]}***", text)
 
 
 @cache
-def leaves(group: type[Struct], prefix: str = "", preset: Struct | None = None) -> list[Setting]:
+def list_settings(group: type[Struct], prefix: str = "", preset: Struct | None = None) -> list[Setting]:
     """List the settings of a group, and of the groups in it, by dotted name."""
     found: list[Setting] = []
     for field in msgspec.structs.fields(group):
         name, default = f"{prefix}{field.name}", getattr(preset, field.name) if preset else field.default
-        found += leaves(field.type, f"{name}.", default) if is_group(field.type) else [describe(name, field, default)]
+        group_here = is_group(field.type)
+        found += (list_settings(field.type, f"{name}.", default) if group_here else
+                  [describe_setting(name, field, default)])
     return found
 
 
@@ -477,54 +482,54 @@ def is_group(form: Any) -> bool:
     return isinstance(form, type) and issubclass(form, Group)
 
 
-def describe(name: str, field: msgspec.structs.FieldInfo, default: Any) -> Setting:
+def describe_setting(name: str, field: msgspec.structs.FieldInfo, default: Any) -> Setting:
     """Describe one setting from its declaration."""
     schema = msgspec.json.schema(field.type)
     choice = f"one of {', '.join(schema['enum'])}" if "enum" in schema else ""
     kind = schema.get("title") or choice or PLAIN_KINDS[schema["type"]]
     extra = {key: value for meta in get_args(field.type)[1:] for key, value in (meta.extra or {}).items()}
-    return Setting(name, kind, default, schema["description"], extra.get("secret", False), variable_of(name),
+    return Setting(name, kind, default, schema["description"], extra.get("secret", False), name_variable(name),
                    field.type, extra.get("in_file", False))
 
 
-def variable_of(name: str) -> str:
+def name_variable(name: str) -> str:
     """Return the environment variable of a setting."""
-    return PREFIX + name.upper().replace(".", "_")
+    return ENV_PREFIX + name.upper().replace(".", "_")
 
 
-def spellings() -> list[str]:
+def list_spellings() -> list[str]:
     """List the names that a file or a flag may use."""
-    return [*(setting.name for setting in leaves(Settings)), *SPEC_NAMES]
+    return [*(setting.name for setting in list_settings(Settings)), *SPEC_NAMES]
 
 
-def assemble(group: type[Struct], values: Mapping[str, Any], prefix: str = "") -> Any:
+def build_group(group: type[Struct], values: Mapping[str, Any], prefix: str = "") -> Any:
     """Build a group of its values by dotted name."""
     fields = {field.name: field.type for field in msgspec.structs.fields(group)}
     return group(**{
-        name: assemble(form, values, f"{prefix}{name}.") if is_group(form) else values[prefix + name]
+        name: build_group(form, values, f"{prefix}{name}.") if is_group(form) else values[prefix + name]
         for name, form in fields.items()
     })
 
 
-def settle(setting: Setting, said: Any, origin: str) -> Any:
+def convert_value(setting: Setting, said: Any, origin: str) -> Any:
     """Turn what one layer says into a value of the setting, or refuse it."""
     try:
-        return convert(understood(setting, said), setting.form, strict=not isinstance(said, str))
+        return convert(parse_value(setting, said), setting.form, strict=not isinstance(said, str))
     except ValueError as error:  # msgspec's errors are ValueErrors
         listed = isinstance(setting.default, tuple) or isinstance(said, list | dict)
-        wrong = f"{error}; it takes" if listed else f"{masked(setting, said)!r:.80} is not"
+        wrong = f"{error}; it takes" if listed else f"{mask_secrets(setting, said)!r:.80} is not"
         raise SettingsError(f"{setting.name}: {wrong} {setting.kind} ({origin})") from None
 
 
-def understood(setting: Setting, said: Any) -> Any:
+def parse_value(setting: Setting, said: Any) -> Any:
     """Split text into the list, or find in it the choice whatever its case, that the setting takes."""
     form = get_args(setting.form)[0]
     if isinstance(said, str) and get_origin(form) is tuple:
         parts = [part.strip() for part in said.split(",")]
         return msgspec.json.decode(said) if parts[0].startswith("[") else [part for part in parts if part]
-    if isinstance(said, str) and (seconds := seconds_of(said)) is not None and form in (int, float):
-        unit = next((unit for ending, unit in UNITS.items() if setting.name.endswith(ending)), None)
-        return said if unit is None else in_units(seconds, unit)
+    if isinstance(said, str) and (seconds := parse_seconds(said)) is not None and form in (int, float):
+        unit = next((unit for ending, unit in SETTING_UNITS.items() if setting.name.endswith(ending)), None)
+        return said if unit is None else convert_seconds(seconds, unit)
     if isinstance(said, float) and get_origin(form) is Literal:      # YAML reads 1.0 as a number
         return str(said)
     if isinstance(said, str) and get_origin(form) is Literal:
@@ -532,13 +537,13 @@ def understood(setting: Setting, said: Any) -> Any:
     return said
 
 
-def in_units(seconds: float, unit: float) -> float:
+def convert_seconds(seconds: float, unit: float) -> float:
     """Return a duration in the unit that a setting counts; a whole number where it is one."""
     number = round(seconds / unit, 9)
     return int(number) if number == int(number) else number
 
 
-def compare(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+def check_consistency(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
     """Refuse values that contradict each other."""
     for low in values:
         high = low.replace("default_", "max_", 1)
@@ -560,22 +565,22 @@ def is_network(text: str) -> bool:
         return False
 
 
-def from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+def read_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
     """Yield what the environment says, and refuse what it cannot mean."""
-    known = {setting.name: setting for setting in leaves(Settings)}
+    known = {setting.name: setting for setting in list_settings(Settings)}
     names = {setting.environment: name for name, setting in known.items()}
-    names |= {PREFIX + alias: name for alias, name in ALIASES.items()}
-    names |= {variable_of(alias): name for alias, name in SPEC_NAMES.items()}
+    names |= {ENV_PREFIX + alias: name for alias, name in ALIASES.items()}
+    names |= {name_variable(alias): name for alias, name in SPEC_NAMES.items()}
     files = {f"{variable}_FILE": known[name] for variable, name in names.items() if known[name].in_file}
     for variable in sorted(environ):
-        full = PREFIX + variable if variable in UNPREFIXED and PREFIX + variable not in environ else variable
+        full = ENV_PREFIX + variable if variable in UNPREFIXED and ENV_PREFIX + variable not in environ else variable
         if full in files:
-            yield files[full].name, kept(files[full], environ, full), f"environment {full}"
-        elif full.startswith(PREFIX) and not full.startswith(TEST_PREFIX) and full not in NOT_SETTINGS:
+            yield files[full].name, read_value_file(files[full], environ, full), f"environment {full}"
+        elif full.startswith(ENV_PREFIX) and not full.startswith(TEST_PREFIX) and full not in NOT_SETTINGS:
             yield names.get(full, variable), environ[variable], f"environment {variable}"
 
 
-def kept(setting: Setting, environ: Mapping[str, str], variable: str) -> str:
+def read_value_file(setting: Setting, environ: Mapping[str, str], variable: str) -> str:
     """Read a value that is kept in a file, as secrets are; the newline that editors put at its end is no part of it."""
     if itself := next((one for one in (variable.removesuffix("_FILE"), setting.environment) if one in environ), None):
         both = f"environment {itself}; environment {variable}"
@@ -586,33 +591,33 @@ def kept(setting: Setting, environ: Mapping[str, str], variable: str) -> str:
     return text
 
 
-def from_file(path: str, environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+def read_settings_file(path: str, environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
     """Yield what a YAML file says."""
     origin, tree = f"file {path}", read_yaml(path)
     if isinstance(tree, dict) and list(tree) == ["asyncgate"]:  # 20.14
         tree = tree["asyncgate"]
     if not isinstance(tree, dict | None):
         raise SettingsError(f"the settings must be names with values ({origin})")
-    for name, said in flatten(tree or {}):
-        yield name, expand(said, name, environ, origin), origin
+    for name, said in iterate_leaves(tree or {}):
+        yield name, expand_variables(said, name, environ, origin), origin
 
 
-def flatten(tree: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def iterate_leaves(tree: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the leaves of a mapping by dotted name."""
     for key, said in tree.items():
         name = f"{prefix}{key}"
         if said and isinstance(said, dict):
-            yield from flatten(said, f"{name}.")
-        elif said not in (None, {}) or not any(one.startswith(f"{name}.") for one in spellings()):
+            yield from iterate_leaves(said, f"{name}.")
+        elif said not in (None, {}) or not any(one.startswith(f"{name}.") for one in list_spellings()):
             yield name, said
 
 
-def expand(said: Any, name: str, environ: Mapping[str, str], origin: str) -> Any:
+def expand_variables(said: Any, name: str, environ: Mapping[str, str], origin: str) -> Any:
     """Put the variables of the environment into a text."""
     if isinstance(said, list):
-        return [expand(item, name, environ, origin) for item in said]
+        return [expand_variables(item, name, environ, origin) for item in said]
     if isinstance(said, dict):
-        return {key: expand(item, name, environ, origin) for key, item in said.items()}
+        return {key: expand_variables(item, name, environ, origin) for key, item in said.items()}
     if not isinstance(said, str):
         return said
     for variable in VARIABLE.findall(said):
@@ -621,10 +626,10 @@ def expand(said: Any, name: str, environ: Mapping[str, str], origin: str) -> Any
     return VARIABLE.sub(lambda match: environ[match[1]], said)
 
 
-def unknown(name: str, origin: str) -> SettingsError:
+def make_unknown_setting_error(name: str, origin: str) -> SettingsError:
     """Make the refusal of a setting that does not exist, with the nearest name that does."""
-    prefix = PREFIX if name.startswith(PREFIX) else ""
-    known = [variable_of(one).removeprefix(prefix) if prefix else one for one in spellings()]
+    prefix = ENV_PREFIX if name.startswith(ENV_PREFIX) else ""
+    known = [name_variable(one).removeprefix(prefix) if prefix else one for one in list_spellings()]
     near = get_close_matches(name.removeprefix(prefix), known, 1)
     hint = f"; did you mean {prefix}{near[0]}?" if near else ""
     return SettingsError(f"{name!r} is not a setting ({origin}){hint}")

@@ -7,8 +7,7 @@ them: it leads each key.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Literal
 
 from msgspec import Struct
 
@@ -353,66 +352,6 @@ class Archived(Struct, frozen=True):
     digest: str                         # of every byte of the receipt, so that seals still hold
     chain: str                          # the oldest receipt of all that moved together
     tasks: str                          # JSON array: the tasks of all that moved together
-
-
-# What is asked of a database.
-
-
-ANY_KIND = ""       # of a principal in a filter: whoever has that id
-
-
-def wanted_is(wanted: Principal | None, who: Principal) -> bool:
-    """Whether a filter lets somebody through."""
-    return wanted is None or (wanted.id == who.id and wanted.kind in (ANY_KIND, who.kind))
-
-
-def page_of(sql: str, wanted: Principal | None, column: str, order: str, place: int, limit: int,
-            given: Callable[[str], str]) -> str:
-    """End a query with its order and limit; where a filter names any kind, read a range of the index for each.
-
-    `column` holds the kind, `place` is where the query selects what it is ordered by, `given` takes a parameter and
-    returns its name.
-    """
-    if wanted is None:
-        return f"{sql} ORDER BY {order} LIMIT {limit:d}"
-    parts = [f"{sql} AND {column} = {given(kind)} ORDER BY {order} LIMIT {limit:d}"
-             for kind in ((wanted.kind,) if wanted.kind else get_args(Kind))]
-    if len(parts) == 1:
-        return parts[0]
-    each = " UNION ALL ".join(f"SELECT * FROM ({part}) AS range_{at}" for at, part in enumerate(parts))
-    return f"{each} ORDER BY {place} {order.partition(' ')[2]} LIMIT {limit:d}"
-
-
-class TaskFilter(Struct, frozen=True):
-    """Which tasks a list shows, newest first."""
-
-    owner: Principal | None
-    status: str | None
-    type: str | None
-    before: str | None          # a task_id
-    limit: int
-
-
-class ReceiptFilter(Struct, frozen=True):
-    """Which receipts a list shows, oldest first."""
-
-    to: Principal | None
-    task_id: str | None
-    receipt_type: str | None
-    after: str | None           # a receipt_id
-    limit: int
-    newest: bool = False        # the last ones; still oldest first
-
-
-class EntryFilter(Struct, frozen=True):
-    """Which receipts a ledger lists, in the order of their arrival."""
-
-    to: Principal | None
-    task_id: str | None
-    receipt_type: str | None
-    instance: str | None
-    after: str | None           # an arrival
-    limit: int
 
 
 # What is loaded and saved by its key alone, and in which table: a batch may keep such a record or drop it.

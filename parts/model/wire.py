@@ -35,18 +35,18 @@ from asyncgate.parts.model.examples import (
     ASSIGNED,
     DONE,
     DUTY,
-    HELD,
+    HOLDER,
     LATER,
     LEASE,
     NOW,
     OFFER,
-    RECORD,
     SEEN,
     SELF,
     SERVER,
     SUMMARY,
-    TASK,
-    TENANT,
+    TASK_ID,
+    TASK_RECORD,
+    TENANT_ID,
     WORK,
     WORKER,
     Example,
@@ -83,7 +83,7 @@ def says(text: str, **more: Any) -> Meta:
 
 
 WIDEST = 2**53 - 1          # the largest integer that every JSON reader keeps exact
-LONGEST = 315_360_000       # ten years of seconds: later than that, nobody waits
+LONGEST_PAUSE_SECONDS = 315_360_000       # ten years of seconds: later than that, nobody waits
 # No control character, no invisible or direction-changing one, no leading blank: ids end up in logs and on terminals.
 PLAIN = ("^(?! )[^\\x00-\\x1f\\x7f-\\x9f\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f"
          "\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufe00-\\ufe0f\\ufeff\\uffa0\\ufff0-\\ufffb]"
@@ -97,21 +97,21 @@ Summary = Annotated[str, Meta(max_length=65_536)]       # what a receipt's body 
 Integer = Annotated[int, Meta(ge=-WIDEST, le=WIDEST)]
 Whole = Annotated[int, Meta(ge=1, le=WIDEST)]
 Seconds = Annotated[int, Meta(ge=1, le=WIDEST), says("seconds; more than the maximum is clamped")]
-Pause = Annotated[float, Meta(ge=0, le=LONGEST)]
+Pause = Annotated[float, Meta(ge=0, le=LONGEST_PAUSE_SECONDS)]
 Wait = Annotated[float, Meta(ge=0, le=WIDEST), says("seconds to wait for an answer; clamped to 30")]
 Moment = Annotated[datetime, Meta(tz=True)]
 Capabilities = Annotated[frozenset[Annotated[str, Meta(min_length=1, max_length=100)]], Meta(max_length=64)]
 Types = Annotated[frozenset[Name], Meta(max_length=64)]
 Batch = Meta(min_length=1, max_length=500)
 ANY_JSON = {"type": ["object", "array", "string", "number", "boolean", "null"]}
-Json = Annotated[Raw, Meta(extra_json_schema=ANY_JSON)]
-NOTHING = Raw(b"null")
+AnyJson = Annotated[Raw, Meta(extra_json_schema=ANY_JSON)]
+JSON_NULL = Raw(b"null")
 QUOTES = "\"'\u201c\u201d \t\r\n"
 
 
 def nothing() -> Raw:
     """Return JSON's null, the default of fields that hold any JSON."""
-    return NOTHING
+    return JSON_NULL
 
 
 def absent() -> Raw:
@@ -220,11 +220,12 @@ class CreatedBy(Struct):
 class CreateTask(AsPrincipal, kw_only=True):
     """Create one task."""
 
-    example = ({**WORK, "agent_id": "ada", "idempotency_key": "page-a"}, {"task_id": TASK, "status": "queued"})
+    example = ({**WORK, "agent_id": "ada", "idempotency_key": "page-a"}, {"task_id": TASK_ID, "status": "queued"})
     refusals = (ReceiptTooLarge, IdempotencyConflict, QuotaExceeded)
     type: Name
-    payload: Annotated[Json, says("what the worker needs, up to 1 MB; this or payload_pointer is needed, null is one")
-                       ] = field(default_factory=absent)
+    payload: Annotated[AnyJson, says(
+        "what the worker needs, up to 1 MB; required unless payload_pointer is set; null is a payload"
+    )] = field(default_factory=absent)
     payload_pointer: Annotated[str, Meta(max_length=2000)] | None = None
     principal_ai: Annotated[Name | None, says("a label for peers; decides nothing")] = None
     requirements: Annotated[Raw, says("{\"capabilities\": [...]}: a worker needs all of them",
@@ -232,7 +233,7 @@ class CreateTask(AsPrincipal, kw_only=True):
     priority: Annotated[Integer | None, says("higher comes first; default 0")] = None
     idempotency_key: Annotated[Name | None, says("the same key again returns the first task")] = None
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] | None = None
-    retry_backoff_seconds: Annotated[int, Meta(ge=0, le=LONGEST)] | None = None
+    retry_backoff_seconds: Annotated[int, Meta(ge=0, le=LONGEST_PAUSE_SECONDS)] | None = None
     delay_seconds: Annotated[Pause | None, says("seconds before the task may be leased")] = None
     max_expiries: Annotated[int, Meta(ge=0, le=WIDEST), says("leases lost before it is held; 0: never")] | None = None
     task_summary: Text | None = None
@@ -253,7 +254,7 @@ class CreateTask(AsPrincipal, kw_only=True):
 class CreateTasks(AsPrincipal, kw_only=True):
     """Create up to 500 tasks."""
 
-    example = ({"tasks": [{**WORK, "agent_id": "ada"}]}, {"results": [{"task_id": TASK, "status": "queued"}]})
+    example = ({"tasks": [{**WORK, "agent_id": "ada"}]}, {"results": [{"task_id": TASK_ID, "status": "queued"}]})
     next_step = "Look at each entry of results: it has a task_id or an error. Then get_task for each."
     tasks: Annotated[list[CreateTask], Batch]
 
@@ -261,7 +262,7 @@ class CreateTasks(AsPrincipal, kw_only=True):
 class RunTask(CreateTask, kw_only=True):
     """Create one task and wait for its end."""
 
-    example = ({**WORK, "agent_id": "ada", "wait_seconds": 30}, RECORD)
+    example = ({**WORK, "agent_id": "ada", "wait_seconds": 30}, TASK_RECORD)
     next_step = ("If the status is queued, leased or running, call get_task with wait_seconds; do not create it "
                  "again.")
     wait_seconds: Wait = 30.0
@@ -278,13 +279,13 @@ class TaskAsk(AsEither, kw_only=True):
 class GetTask(TaskAsk, kw_only=True):
     """Read one task."""
 
-    example = ({"task_id": TASK, "wait_seconds": 30}, RECORD)
+    example = ({"task_id": TASK_ID, "wait_seconds": 30}, TASK_RECORD)
     next_step = ("When result is there and obligation_open is true, call attach_artifacts to say where the result "
                  "lies.")
     wait_seconds: Annotated[Wait, says("wait until the task has ended, at most so long")] = 0.0
 
 
-class Page(AsEither, kw_only=True):
+class PageAsk(AsEither, kw_only=True):
     """A request for one page of a list."""
 
     acts: ClassVar[bool] = False
@@ -293,21 +294,21 @@ class Page(AsEither, kw_only=True):
     cursor: Annotated[str | None, says("next_cursor of the page before, or its cursor to go on later")] = None
 
 
-class GetTaskHistory(Page, kw_only=True):
+class GetTaskHistory(PageAsk, kw_only=True):
     """Read what happened to one task."""
 
     needed: ClassVar[tuple[str, ...]] = ("task_id",)
-    example = ({"task_id": TASK, "limit": 50}, {"task_id": TASK, "events": [{
+    example = ({"task_id": TASK_ID, "limit": 50}, {"task_id": TASK_ID, "events": [{
         "event_id": DUTY, "event_type": "task.assigned", "created_at": NOW, "receipt": ASSIGNED}]})
     refusals = (TaskNotFound,)
     next_step = "Go on with next_cursor as cursor while it is not null."
     task_id: Name = ""
 
 
-class ListTasks(Page, kw_only=True):
+class ListTasks(PageAsk, kw_only=True):
     """List tasks."""
 
-    example = ({"status": "succeeded", "limit": 20}, {"tasks": [RECORD]})
+    example = ({"status": "succeeded", "limit": 20}, {"tasks": [TASK_RECORD]})
     next_step = "Go on with next_cursor as cursor while it is not null; get_task shows one task."
     lists = "all"
     status: Status | None = None
@@ -319,7 +320,7 @@ class ListTasks(Page, kw_only=True):
 class CancelTask(TaskAsk, kw_only=True):
     """Cancel one task."""
 
-    example = ({"task_id": TASK, **ASKER, "reason": "no longer needed"}, {"ok": True, "status": "canceled"})
+    example = ({"task_id": TASK_ID, **ASKER, "reason": "no longer needed"}, {"ok": True, "status": "canceled"})
     refusals = (*TaskAsk.refusals, ReceiptTooLarge)
     next_step = "After ok: true the task is canceled for good and nothing is owed any more."
     reason: Text | None = None
@@ -328,14 +329,14 @@ class CancelTask(TaskAsk, kw_only=True):
 class ReleaseHold(TaskAsk, kw_only=True):
     """Offer a held task again."""
 
-    example = ({"task_id": TASK, **ASKER}, {"ok": True, "status": "queued"})
+    example = ({"task_id": TASK_ID, **ASKER}, {"ok": True, "status": "queued"})
     next_step = "get_task with wait_seconds waits for the outcome."
 
 
 class AttachArtifacts(TaskAsk, kw_only=True):
     """Say where the result of a finished task lies."""
 
-    example = ({"task_id": TASK, "artifacts": SUMMARY["artifacts"]}, {"ok": True, "status": "succeeded"})
+    example = ({"task_id": TASK_ID, "artifacts": SUMMARY["artifacts"]}, {"ok": True, "status": "succeeded"})
     refusals = (*TaskAsk.refusals, *OF_ARTIFACTS, InvalidTransition)
     next_step = "check_terminator with the obligation_receipt_id tells that the obligation is discharged."
     artifacts: Artifacts = None
@@ -358,7 +359,7 @@ class LeaseNext(AsWorker, kw_only=True):
     claim_id: Annotated[Name | None, says("the same claim again returns the same leases while they live")] = None
 
 
-class Held(AsWorker, kw_only=True):
+class LeaseAsk(AsWorker, kw_only=True):
     """A request that only the holder of a lease may make."""
 
     needed: ClassVar[tuple[str, ...]] = ("task_id", "lease_id")
@@ -368,21 +369,21 @@ class Held(AsWorker, kw_only=True):
     fence: Annotated[Integer | None, says("checked when it is sent")] = None
 
 
-class RenewLease(Held, kw_only=True):
+class RenewLease(LeaseAsk, kw_only=True):
     """Keep a lease."""
 
     needed: ClassVar[tuple[str, ...]] = ("lease_id",)    # heartbeats of real workers name nothing else
-    example = ({**HELD, "extend_by_seconds": 300}, {"ok": True, "expires_at": LATER, "renew_every_seconds": 100})
-    refusals = (*Held.refusals, LeaseRenewalLimit, LeaseLifetimeLimit)
+    example = ({**HOLDER, "extend_by_seconds": 300}, {"ok": True, "expires_at": LATER, "renew_every_seconds": 100})
+    refusals = (*LeaseAsk.refusals, LeaseRenewalLimit, LeaseLifetimeLimit)
     next_step = ("Renew again after renew_every_seconds. On lease_invalid_or_expired drop the work and call "
                  "lease_next: somebody else may hold the task by now.")
     extend_by_seconds: Annotated[Seconds | None, says("default: as long as the lease was granted for")] = None
 
 
-class ReleaseLease(Held, kw_only=True):
+class ReleaseLease(LeaseAsk, kw_only=True):
     """Give a lease back."""
 
-    example = (HELD, {"ok": True, "status": "queued", "requeued": True})
+    example = (HOLDER, {"ok": True, "status": "queued", "requeued": True})
     next_step = "lease_next gives other work."
 
 
@@ -392,35 +393,35 @@ class ListLeases(AsWorker, kw_only=True):
     acts: ClassVar[bool] = False
     filters: ClassVar[bool] = True
     example = ({"worker_id": "reader-1"}, {"leases": [{
-        "task_id": TASK, "lease_id": LEASE, "fence": 1, "type": "page.summarize", "worker": WORKER, "acquired_at": NOW,
-        "expires_at": LATER, "renewals": 0, "renew_every_seconds": 100.0}]})
+        "task_id": TASK_ID, "lease_id": LEASE, "fence": 1, "type": "page.summarize", "worker": WORKER,
+        "acquired_at": NOW, "expires_at": LATER, "renewals": 0, "renew_every_seconds": 100.0}]})
     next_step = "Go on with each: renew_lease in time, then complete, fail or release_lease."
     resume: Annotated[bool, says("false: only look; the history then notes no lease.resumed")] = True
 
 
-class StartTask(Held, kw_only=True):
+class StartTask(LeaseAsk, kw_only=True):
     """Say that work has begun."""
 
-    example = (HELD, {"ok": True, "status": "running", "started_at": NOW})
+    example = (HOLDER, {"ok": True, "status": "running", "started_at": NOW})
     next_step = "Then report_progress now and then, renew_lease in time, and complete or fail."
 
 
-class ReportProgress(Held, kw_only=True):
+class ReportProgress(LeaseAsk, kw_only=True):
     """Report progress."""
 
-    example = ({**HELD, "progress": {"pages_done": 2}}, {"ok": True, "status": "running"})
-    refusals = (*Held.refusals, ReceiptTooLarge)
+    example = ({**HOLDER, "progress": {"pages_done": 2}}, {"ok": True, "status": "running"})
+    refusals = (*LeaseAsk.refusals, ReceiptTooLarge)
     next_step = "It does not renew the lease: call renew_lease for that."
-    progress: Annotated[Json, says("handed to the next worker if this one is lost; up to 64 KB")]
+    progress: Annotated[AnyJson, says("handed to the next worker if this one is lost; up to 64 KB")]
 
 
-class Complete(Held, kw_only=True):
+class Complete(LeaseAsk, kw_only=True):
     """End a task well."""
 
-    example = ({**HELD, **SUMMARY}, {"ok": True, "status": "succeeded"})
-    refusals = (*Held.refusals, *OF_ARTIFACTS)
+    example = ({**HOLDER, **SUMMARY}, {"ok": True, "status": "succeeded"})
+    refusals = (*LeaseAsk.refusals, *OF_ARTIFACTS)
     next_step = "lease_next gives more work. On lease_invalid_or_expired drop the work, do not repeat it."
-    result: Annotated[Json,
+    result: Annotated[AnyJson,
                       says("the outcome, up to 1 MB; without one the task has none")] = field(default_factory=nothing)
     result_summary: Summary | None = None
     artifacts: Artifacts = None
@@ -431,25 +432,25 @@ class Complete(Held, kw_only=True):
 class CompleteTasks(AsWorker, kw_only=True):
     """End up to 500 tasks well."""
 
-    example = ({"worker_id": "reader-1", "tasks": [{"task_id": TASK, "lease_id": LEASE, **SUMMARY}]},
-               {"results": [{"task_id": TASK, "status": "succeeded"}]})
+    example = ({"worker_id": "reader-1", "tasks": [{"task_id": TASK_ID, "lease_id": LEASE, **SUMMARY}]},
+               {"results": [{"task_id": TASK_ID, "status": "succeeded"}]})
     next_step = "Look at each entry of results for an error; lease_next gives more work."
     tasks: Annotated[list[Complete], Batch]
 
 
-class Fail(Held, kw_only=True):
+class Fail(LeaseAsk, kw_only=True):
     """End an attempt badly."""
 
-    example = ({**HELD, "error": {"message": "the page does not answer"}, "retryable": True},
+    example = ({**HOLDER, "error": {"message": "the page does not answer"}, "retryable": True},
                {"ok": True, "status": "queued", "requeued": True, "next_eligible_at": LATER})
-    refusals = (*Held.refusals, ReceiptTooLarge)
+    refusals = (*LeaseAsk.refusals, ReceiptTooLarge)
     next_step = "lease_next gives more work; with requeued: true the task comes back to some worker."
-    error: Annotated[Json, says("what went wrong, up to 1 MB")]
+    error: Annotated[AnyJson, says("what went wrong, up to 1 MB")]
     retryable: Annotated[bool | None, says("whether another attempt may succeed; default false")] = None
     retry_after_seconds: Pause | None = None
 
 
-class ListReceipts(Page, kw_only=True):
+class ListReceipts(PageAsk, kw_only=True):
     """List receipts."""
 
     example = ({"to_id": "ada", "limit": 50}, {"receipts": [ASSIGNED]})
@@ -487,9 +488,9 @@ class AckReceipt(ReceiptAsk, kw_only=True):
 class EmitReceipt(AsWorker, kw_only=True):
     """Offer a receipt."""
 
-    example = ({"receipt_type": "schedule.created", "task_id": TASK, "lease_id": LEASE, "worker_id": "clock-1",
+    example = ({"receipt_type": "schedule.created", "task_id": TASK_ID, "lease_id": LEASE, "worker_id": "clock-1",
                 "schedule_id": "nightly", "body": {"cron": "0 3 * * *"}}, {"ok": True, "receipt_id": DONE})
-    refusals = (*Held.refusals, ReceiptTooLarge, TooManyParents, ParentsRequired, ParentNotFound)
+    refusals = (*LeaseAsk.refusals, ReceiptTooLarge, TooManyParents, ParentsRequired, ParentNotFound)
     next_step = "After schedule.created keep reporting with report_schedule."
     receipt_type: Annotated[Name, says("what a scheduler states; the steps of a task write all others",
                                        enum=["schedule.created", "schedule.deleted"])]
@@ -507,7 +508,7 @@ class ScheduleState(Struct):
     schedule_id: Name
     enabled: Annotated[bool | None, says("what is not said stays as it was said before")] = None
     next_run_at: Moment | None = None
-    interval_seconds: Annotated[float, Meta(gt=0, le=LONGEST)] | None = None
+    interval_seconds: Annotated[float, Meta(gt=0, le=LONGEST_PAUSE_SECONDS)] | None = None
 
 
 class ReportSchedule(AsWorker, kw_only=True):
@@ -563,7 +564,7 @@ class WhoAmI(Ask, kw_only=True):
     """Ask who one is."""
 
     example = ({}, {
-        "tenant_id": TENANT, "bound": True, "role": "worker", "scopes": ["tasks:lease"],
+        "tenant_id": TENANT_ID, "bound": True, "role": "worker", "scopes": ["tasks:lease"],
         "operations": ["complete", "fail", "lease_next"], "principal_kind": "worker", "principal_id": "reader-1",
         "principal_instance_id": None, "key_id": "EcTWh2MDGOXC", "capabilities": None, "task_types": None})
 
@@ -627,9 +628,9 @@ class Outcome(Struct):
     """How a task ended."""
 
     outcome: Status
-    result: Json
-    error: Json
-    artifacts: Json
+    result: AnyJson
+    error: AnyJson
+    artifacts: AnyJson
     completed_at: datetime
 
 
@@ -642,9 +643,9 @@ class TaskRecord(Terms, kw_only=True, omit_defaults=False):
     status: Status
     created_by: Owner
     principal_ai: str
-    payload: Json
+    payload: AnyJson
     payload_pointer: str | None
-    requirements: Json
+    requirements: AnyJson
     priority: int
     attempt: int
     max_attempts: int
@@ -663,7 +664,7 @@ class TaskRecord(Terms, kw_only=True, omit_defaults=False):
     started_at: datetime | None
     leased_to: Principal | None = None
     lease_expires_at: datetime | None = None
-    progress: Json = field(default_factory=nothing)
+    progress: AnyJson = field(default_factory=nothing)
     progress_at: datetime | None = None
     result: Outcome | None = None
 
@@ -685,9 +686,9 @@ class Offer(Terms, kw_only=True, omit_defaults=False):
     lease_id: str
     fence: int
     type: str
-    payload: Json
+    payload: AnyJson
     payload_pointer: str | None
-    requirements: Json
+    requirements: AnyJson
     principal_ai: str
     created_by: Owner
     tenant_id: str
@@ -696,7 +697,7 @@ class Offer(Terms, kw_only=True, omit_defaults=False):
     renew_every_seconds: float
     obligation_receipt_id: str
     caused_by_receipt_id: str
-    progress: Annotated[Json, says("the last progress of an earlier lease: go on from there")] = field(
+    progress: Annotated[AnyJson, says("the last progress of an earlier lease: go on from there")] = field(
         default_factory=nothing)
 
 
@@ -771,7 +772,7 @@ class ReceiptRecord(Struct, omit_defaults=True):
     schedule_id: str | None
     parents: list[str]
     asyncgate_instance: str
-    body: Json
+    body: AnyJson
     hash: str
     delivered_at: datetime | None = None
 
@@ -801,7 +802,7 @@ class HistoryEvent(Struct, omit_defaults=True):
     event_id: str
     event_type: str
     created_at: datetime
-    payload: Json = field(default_factory=nothing)
+    payload: AnyJson = field(default_factory=nothing)
     receipt: ReceiptRecord | None = None
 
 

@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta, Struct
 
 from asyncgate.parts.model.errors import KeyNotFound, TenantNotFound
-from asyncgate.parts.model.examples import ALLOWED, KEY, KEY_ID, LATER, NOW, OTHER, ROOM, TENANT
-from asyncgate.parts.model.wire import Ask, Capabilities, Json, Kind, Moment, Name, Page, Role, Text, Types, says
+from asyncgate.parts.model.examples import ALLOWED, KEY, KEY_ID, LATER, NOW, OTHER, ROOM, TENANT_ID
+from asyncgate.parts.model.wire import AnyJson, Ask, Capabilities, Kind, Moment, Name, PageAsk, Role, Text, Types, says
 
 Tier = Literal["free", "paid", "enterprise"]
 # The schema lists them; of another one the gate says what there is, in better words than msgspec has.
@@ -57,7 +57,7 @@ class SuspendTenant(TenantAsk, kw_only=True):
 class GetLimits(Ask, kw_only=True):
     """Read what a tenant may use."""
 
-    example = ({"tenant": TENANT}, ALLOWED)
+    example = ({"tenant": TENANT_ID}, ALLOWED)
     refusals = (TenantNotFound,)
     tenant: Whose = None
 
@@ -65,7 +65,7 @@ class GetLimits(Ask, kw_only=True):
 class SetLimits(TenantAsk, kw_only=True):
     """Change what a tenant may use."""
 
-    example = ({"tenant": TENANT, "tier": "free", "exempt_until": LATER, "reason": "the move of all their tasks"},
+    example = ({"tenant": TENANT_ID, "tier": "free", "exempt_until": LATER, "reason": "the move of all their tasks"},
                {**ALLOWED, "exempt_until": LATER})
     tier: Tier | None = None
     exempt_until: Annotated[Moment | None, says("until then nothing is limited; a past time ends it")] = None
@@ -94,7 +94,7 @@ class IssueKey(Ask, kw_only=True):
     expires_at: Moment | None = None
 
 
-class ListKeys(Page, kw_only=True):
+class ListKeys(PageAsk, kw_only=True):
     """List issued keys."""
 
     example = ({"limit": 20}, {"keys": [KEY]})
@@ -139,11 +139,11 @@ class RevokeKey(KeyAsk, kw_only=True):
     reason: Text | None = None
 
 
-class ListAudit(Page, kw_only=True):
+class ListAudit(PageAsk, kw_only=True):
     """Read the audit log."""
 
     example = ({"severity": "warning", "limit": 20}, {"lines": [{
-        "audit_id": "000000000007", "tenant_id": TENANT, "number": 7, "timestamp": NOW,
+        "audit_id": "000000000007", "tenant_id": TENANT_ID, "number": 7, "timestamp": NOW,
         "event": "key_revoked", "severity": "warning", "principal_id": "ada", "ip": "192.0.2.7",
         "user_agent": "asyncgate-client/0.1.0", "reason": None,
         "details": {"principal_kind": "human", "principal_id": "ada", "revoked": KEY_ID}, "hash": "5d0c1e72" * 8}]})
@@ -262,7 +262,7 @@ class AuditLine(Struct):
     ip: str | None
     user_agent: str | None
     reason: str | None
-    details: Json       # all that is known, these four among it
+    details: AnyJson       # all that is known, these four among it
     hash: str
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta, Raw, Struct, field
 
-from asyncgate.parts.model.wire import Ask, Json, Kind, Moment, Name, Principal, Problem, Whole, nothing, says
+from asyncgate.parts.model.wire import AnyJson, Ask, Kind, Moment, Name, Principal, Problem, Whole, nothing, says
 
 Whose = Annotated[str | None, says("the tenant, by id or name; an operator may name any")]
 Id = Annotated[str, Meta(min_length=1, max_length=200, pattern="^[^\\x00-\\x20/\\x7f]+$(?!\\n)")]
@@ -47,7 +47,7 @@ class StoreReceipt(Ask, kw_only=True):
     """Store one receipt, or many, by a tool."""
 
     acts: ClassVar[bool] = False
-    receipt: Annotated[Json, says("a receipt as its author wrote it")] = field(default_factory=nothing)
+    receipt: Annotated[AnyJson, says("a receipt as its author wrote it")] = field(default_factory=nothing)
     receipts: Annotated[list[Raw], says("or up to 500 of them")] = []
 
 

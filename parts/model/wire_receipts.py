@@ -8,35 +8,35 @@ from typing import Annotated, ClassVar
 from msgspec import Meta, Struct
 
 from asyncgate.parts.model.errors import ArchiveUnavailable, ReceiptNotFound
-from asyncgate.parts.model.examples import ASSIGNED, CARRIED, DONE, DUTY, NOW, TASK, TENANT
-from asyncgate.parts.model.wire import Ask, Kind, Name, Page, Whole, says
+from asyncgate.parts.model.examples import ASSIGNED, DONE, DUTY, NOW, STORED_RECEIPT, TASK_ID, TENANT_ID
+from asyncgate.parts.model.wire import Ask, Kind, Name, PageAsk, Whole, says
 from asyncgate.parts.model.wire_admin import Uuid
 
-MOST = 250      # receipts of one import: each of them is locked while it is decided
-Count = Annotated[int, Meta(ge=0, le=10**12)]
-Stored = Annotated[float, Meta(ge=0, lt=253_402_214_400), says("Unix seconds, as they are stored")]
+MOST_IMPORTED = 250      # receipts of one import: each of them is locked while it is decided
+SealNumber = Annotated[int, Meta(ge=0, le=10**12)]
+UnixSeconds = Annotated[float, Meta(ge=0, lt=253_402_214_400), says("Unix seconds, as they are stored")]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$(?!\\n)")]
 
 
 class SealReceipts(Ask, kw_only=True):
     """Seal what is new now."""
 
-    example = ({}, {"tenant_id": TENANT, "number": 12, "last_receipt_id": DONE, "hash": "9b1f04ce" * 8})
+    example = ({}, {"tenant_id": TENANT_ID, "number": 12, "last_receipt_id": DONE, "hash": "9b1f04ce" * 8})
 
 
-class ListSeals(Page, kw_only=True):
+class ListSeals(PageAsk, kw_only=True):
     """Read the seals."""
 
     example = ({"limit": 20}, {"seals": [{
         "number": 12, "last_receipt_id": DONE, "count": 2, "digest": "c0ffee11" * 8, "marks": "3q2+78r+uq8=",
         "sealed_at": NOW, "hash": "9b1f04ce" * 8}]})
-    after: Annotated[Count, says("a number: seals up to this one are left out")] = 0
+    after: Annotated[SealNumber, says("a number: seals up to this one are left out")] = 0
 
 
 class ExportReceipts(Ask, kw_only=True):
     """Read receipts as they are stored."""
 
-    example = ({"limit": 1000}, {"receipts": [CARRIED]})
+    example = ({"limit": 1000}, {"receipts": [STORED_RECEIPT]})
     refusals = (ArchiveUnavailable,)
     after: Annotated[Name | None, says("the last receipt_id of the page before")] = None
     limit: Annotated[Whole | None, says("receipts a page, 1000 at most")] = None
@@ -48,7 +48,7 @@ class StoredReceipt(Struct, omit_defaults=True):
     receipt_id: Uuid
     receipt_key: Name
     receipt_type: Name
-    created_at: Stored
+    created_at: UnixSeconds
     from_kind: Kind
     from_id: Name
     to_kind: Kind
@@ -60,16 +60,16 @@ class StoredReceipt(Struct, omit_defaults=True):
     hash: Digest
     body: Annotated[str, says("JSON, as text")]
     parents: Annotated[list[Name], Meta(max_length=1000)]
-    delivered_at: Stored | None = None
+    delivered_at: UnixSeconds | None = None
 
 
 class ImportReceipts(Ask, kw_only=True):
     """Write receipts of another gate, as they are."""
 
-    example = ({"receipts": [CARRIED]}, {"imported": 0, "present": 0, "refused": [{
+    example = ({"receipts": [STORED_RECEIPT]}, {"imported": 0, "present": 0, "refused": [{
         "receipt_id": DUTY, "reason": "differs", "message": "another receipt has this id here"}]})
     paged = True
-    receipts: Annotated[list[StoredReceipt], Meta(max_length=MOST)]
+    receipts: Annotated[list[StoredReceipt], Meta(max_length=MOST_IMPORTED)]
 
 
 class RunArchive(Ask, kw_only=True):
@@ -81,10 +81,10 @@ class RunArchive(Ask, kw_only=True):
     vacuum: Annotated[bool, says("on SQLite: give free pages back to the system then; writes wait meanwhile")] = False
 
 
-class ListArchivedReceipts(Page, kw_only=True):
+class ListArchivedReceipts(PageAsk, kw_only=True):
     """Read receipts in the archive."""
 
-    example = ({"task_id": TASK}, {"receipts": [ASSIGNED], "next_cursor": None, "cursor": None})
+    example = ({"task_id": TASK_ID}, {"receipts": [ASSIGNED], "next_cursor": None, "cursor": None})
     refusals = (ArchiveUnavailable,)
     lists = "all"
     task_id: Annotated[Name | None, says("only those of this task")] = None
@@ -95,7 +95,7 @@ class RestoreArchive(Ask, kw_only=True):
     """Bring the receipts of a task back."""
 
     needed: ClassVar[tuple[str, ...]] = ("task_id",)
-    example = ({"task_id": TASK}, {"task_ids": [TASK], "receipts": 4})
+    example = ({"task_id": TASK_ID}, {"task_ids": [TASK_ID], "receipts": 4})
     refusals = (ReceiptNotFound, ArchiveUnavailable)
     task_id: Name = ""
 

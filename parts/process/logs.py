@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from asyncgate.parts.model.settings import Settings, discreet
-from asyncgate.parts.model.views import outside
+from asyncgate.parts.model.settings import Settings, mask_credentials
+from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.process.outages import Sparse
 
 SECRETS = re.compile(r"aga_[0-9A-Za-z]{12,}|eyJ[0-9A-Za-z_-]+\.[0-9A-Za-z_.-]+")
@@ -30,7 +30,7 @@ class Redaction:
 
     def text(self, text: str) -> str:
         """Return a text without secrets."""
-        return discreet(SECRETS.sub(HIDDEN, self.members.sub(rf"\1{HIDDEN}", text)))
+        return mask_credentials(SECRETS.sub(HIDDEN, self.members.sub(rf"\1{HIDDEN}", text)))
 
     def tree(self, value: Any) -> Any:
         """Return what is to become JSON without secrets."""
@@ -50,7 +50,7 @@ class JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Write a record."""
         fields: dict[str, Any] = getattr(record, "fields", {})
-        line = {"timestamp": outside(record.created), "level": record.levelname.lower(), "logger": record.name,
+        line = {"timestamp": to_utc(record.created), "level": record.levelname.lower(), "logger": record.name,
                 **(fields or {"message": record.getMessage()})}
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)

@@ -25,7 +25,7 @@ from asyncgate.parts.model.errors import StartupError
 Resolve = Callable[[str, int], Awaitable[Iterable[str]]]
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-MOST_BYTES = 2**20          # of a body
+MOST_ANSWER_BYTES = 2**20          # of a body
 MOST_REDIRECTS = 3
 MOST_HEADERS, HEADER_BYTES = 50, 8192       # that somebody else may set
 HEADER_NAME, HEADER_VALUE = re.compile(r"\A[A-Za-z0-9_-]+\Z"), re.compile(r"\A[\x20-\x7e]*\Z")
@@ -50,8 +50,8 @@ class Oversized(httpx2.ReadError):
     """The answer is larger than anybody asked for."""
 
 
-def client(*, allow: Iterable[str] = (), deny: Iterable[str] = (), plain: bool = False, redirects: int = 0,
-           timeout_seconds: float = 10.0, most_bytes: int = MOST_BYTES, resolve: Resolve | None = None,
+def make_client(*, allow: Iterable[str] = (), deny: Iterable[str] = (), plain: bool = False, redirects: int = 0,
+           timeout_seconds: float = 10.0, most_bytes: int = MOST_ANSWER_BYTES, resolve: Resolve | None = None,
            tls: ssl.SSLContext | None = None) -> httpx2.AsyncClient:
     """Make an HTTP client that can only reach what the gate may call.
 
@@ -60,8 +60,8 @@ def client(*, allow: Iterable[str] = (), deny: Iterable[str] = (), plain: bool =
     like the first URL, at most three are followed.
     `timeout_seconds` is the time for everything, from the first look-up to the last byte.
     """
-    guard = Guard(allow, plain, timeout_seconds, most_bytes, resolve or resolved, tls or httpx2.create_ssl_context(),
-                  deny=deny)
+    guard = Guard(allow, plain, timeout_seconds, most_bytes, resolve or resolve_host,
+                  tls or httpx2.create_ssl_context(), deny=deny)
     return httpx2.AsyncClient(transport=guard, trust_env=False, timeout=timeout_seconds,
                               follow_redirects=redirects > 0, max_redirects=min(redirects, MOST_REDIRECTS))
 
@@ -72,8 +72,8 @@ class Guard(httpx2.AsyncBaseTransport):
     def __init__(self, allow: Iterable[str], plain: bool, timeout_seconds: float, most_bytes: int, resolve: Resolve,
                  tls: ssl.SSLContext, *, deny: Iterable[str] = (),
                  own: Callable[[Address], bool] | None = None) -> None:
-        self.hosts, self.networks = exceptions(allow)
-        self.no_hosts, self.no_networks = exceptions(deny, "security.outgoing.deny")
+        self.hosts, self.networks = split_exceptions(allow)
+        self.no_hosts, self.no_networks = split_exceptions(deny, "security.outgoing.deny")
         self.own = own or is_own
         self.plain, self.timeout_seconds, self.most_bytes, self.resolve = plain, timeout_seconds, most_bytes, resolve
         # The pool knows a connection by its address.  Kept open, it would serve another name at that address, for
@@ -89,7 +89,7 @@ class Guard(httpx2.AsyncBaseTransport):
             async with asyncio.timeout_at(deadline):
                 response = await self._reach(request)
         except TimeoutError:
-            raise late(self.timeout_seconds) from None
+            raise make_timeout(self.timeout_seconds) from None
         bounded = Bounded(response.stream, self.most_bytes, deadline, self.timeout_seconds)
         if response.headers.get("content-encoding", "identity") != "identity":     # a megabyte may unpack to a gigabyte
             await bounded.aclose()
@@ -104,14 +104,14 @@ class Guard(httpx2.AsyncBaseTransport):
         failed: httpx2.TransportError = httpx2.ConnectError(f"{request.url.host} has no address")
         for address in await self.judged(request.url):
             try:
-                return await self.inner.handle_async_request(aimed(request, address))
+                return await self.inner.handle_async_request(aim_request(request, address))
             except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
                 failed = error
         raise failed
 
     async def judged(self, url: httpx2.URL) -> list[Address]:
         """Return the addresses of a URL's host, all of which may be called; raises Barred if one may not."""
-        host = named(url)
+        host = read_host(url)
         addresses = await self._addresses(host, url.port or PORTS[url.scheme])
         chosen = host.rstrip(".") in self.hosts or all(any(one in net for net in self.networks) for one in addresses)
         if url.scheme == "http" and not (self.plain or chosen):
@@ -127,7 +127,7 @@ class Guard(httpx2.AsyncBaseTransport):
 
     async def _addresses(self, host: str, port: int) -> list[Address]:
         try:
-            return [plainest(ipaddress.ip_address(text)) for text in await self.resolve(host, port)]
+            return [unmap_ipv4(ipaddress.ip_address(text)) for text in await self.resolve(host, port)]
         except (OSError, ValueError) as error:      # a UnicodeError, of a name that no DNS could hold, is a ValueError
             raise httpx2.ConnectError(f"{host} cannot be resolved: {type(error).__name__}") from None
 
@@ -152,7 +152,7 @@ class Bounded(httpx2.AsyncByteStream):
             except StopAsyncIteration:
                 return
             except TimeoutError:
-                raise late(self.timeout_seconds) from None
+                raise make_timeout(self.timeout_seconds) from None
             size += len(part)
             if size > self.most_bytes:
                 raise Oversized(f"the answer is larger than {self.most_bytes} bytes")
@@ -163,11 +163,11 @@ class Bounded(httpx2.AsyncByteStream):
         await self.stream.aclose()
 
 
-def late(timeout_seconds: float) -> httpx2.ReadTimeout:
+def make_timeout(timeout_seconds: float) -> httpx2.ReadTimeout:
     return httpx2.ReadTimeout(f"there was no complete answer within {timeout_seconds} s")
 
 
-def named(url: httpx2.URL) -> str:
+def read_host(url: httpx2.URL) -> str:
     """Return the host of a URL that has nothing strange about it."""
     host = url.raw_host.decode("ascii").lower()
     if url.scheme not in PORTS or not host:
@@ -177,7 +177,7 @@ def named(url: httpx2.URL) -> str:
     return host
 
 
-def aimed(request: httpx2.Request, address: Address) -> httpx2.Request:
+def aim_request(request: httpx2.Request, address: Address) -> httpx2.Request:
     """Point a request at an address; for the other side it still is one to the name."""
     headers = httpx2.Headers([*request.headers.raw])        # Host, as the URL has it, is among them
     headers["accept-encoding"] = "identity"
@@ -218,7 +218,7 @@ def binds_any() -> bool:
     return binds(ipaddress.IPv4Address("192.0.2.1"))
 
 
-def fit(headers: Mapping[str, str]) -> None:
+def check_headers(headers: Mapping[str, str]) -> None:
     """Refuse headers of a stranger that say where a request begins or ends, for whom it is, or who sends it."""
     if len(headers) > MOST_HEADERS or sum(len(name) + len(value) for name, value in headers.items()) > HEADER_BYTES:
         raise Barred(f"a call has {MOST_HEADERS} headers at most, of {HEADER_BYTES} characters together")
@@ -229,12 +229,13 @@ def fit(headers: Mapping[str, str]) -> None:
             raise Barred("a header has a name of letters, digits and -_ and a value of visible ASCII")
 
 
-def plainest(address: Address) -> Address:
+def unmap_ipv4(address: Address) -> Address:
     """Return an IPv4 address that is written as IPv6 as what it is."""
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def exceptions(allow: Iterable[str], setting: str = "security.outgoing.allow") -> tuple[frozenset[str], list[Any]]:
+def split_exceptions(
+        allow: Iterable[str], setting: str = "security.outgoing.allow") -> tuple[frozenset[str], list[Any]]:
     """Tell the networks of an allow-list from its hosts."""
     hosts, networks = set(), []
     for text in allow:
@@ -248,7 +249,7 @@ def exceptions(allow: Iterable[str], setting: str = "security.outgoing.allow") -
     return frozenset(hosts), networks
 
 
-async def resolved(host: str, port: int) -> list[str]:
+async def resolve_host(host: str, port: int) -> list[str]:
     """Ask the system for the addresses of a host."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(where[0]) for *_, where in found))

@@ -28,25 +28,25 @@ class Polls:
         """
         key = (tenant_id, who.kind, who.id)
         if self.principals[key] >= self.per_principal:
-            raise full("principal", self.per_principal)
+            raise make_full_error("principal", self.per_principal)
         if self.tenants[tenant_id] >= self.per_tenant:
-            raise full("tenant", self.per_tenant)
+            raise make_full_error("tenant", self.per_tenant)
         self.principals[key] += 1
         self.tenants[tenant_id] += 1
         try:
             yield
         finally:
-            leave(self.principals, key)
-            leave(self.tenants, tenant_id)
+            release_place(self.principals, key)
+            release_place(self.tenants, tenant_id)
 
 
-def full(whose: str, limit: int) -> TooManyWaiting:
+def make_full_error(whose: str, limit: int) -> TooManyWaiting:
     """Make the refusal of a call that found every place taken."""
     return TooManyWaiting(f"{limit} calls of this {whose} are waiting already; ask without wait_seconds, or come back "
                           "when one has been answered", retry_after=1, limit=limit)
 
 
-def leave(count: Counter[Any], key: Hashable) -> None:
+def release_place(count: Counter[Any], key: Hashable) -> None:
     """Give a place back; who holds none is not kept."""
     count[key] -= 1
     if not count[key]:

@@ -46,11 +46,11 @@ class Sightings:
         for seen in (self.leaving, self.fresh) if self.leaving is not self.fresh else (self.fresh,):
             for instance, (first, last) in seen.get(key, {}).items():
                 if stored is None or last > stored.last_seen_at:      # else it has been written down meanwhile
-                    known = visited(known, Principal(who.kind, who.id, instance), first, last)
+                    known = add_visit(known, Principal(who.kind, who.id, instance), first, last)
         return known or Presence(who.kind, who.id, None, now, now, 0)
 
 
-def visited(known: Presence | None, who: Principal, first: float, last: float) -> Presence:
+def add_visit(known: Presence | None, who: Principal, first: float, last: float) -> Presence:
     """Add to what is known of somebody that it was here; a session begins with a new instance or after a pause."""
     known = known or Presence(who.kind, who.id, None, first, 0.0, 0)
     begins = first - known.last_seen_at > PAUSE or who.instance_id not in (None, known.instance_id)

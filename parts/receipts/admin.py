@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import msgspec
 
 from asyncgate import Caller, Engine, Operation
 from asyncgate.parts.identity.admin import page
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Seal
-from asyncgate.parts.model.views import outside
+from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire_receipts import ListSeals, SealEnd, SealReceipts, SealRecord, Seals
 from asyncgate.parts.receipts.carry import export_receipts, import_receipts, its_receipts
 from asyncgate.parts.receipts.sealing import kept_here, seal
@@ -30,11 +29,11 @@ async def seal_receipts(engine: Engine, caller: Caller, ask: SealReceipts) -> Se
 
 async def list_seals(engine: Engine, caller: Caller, ask: ListSeals) -> Seals:
     """List the seals over the tenant's receipts, oldest first."""
-    read = partial(engine.backend.export, Seal, caller.tenant_id)
     rows, *ends = await page(
-        engine, caller, ask, ("seals", ask.after), lambda after: read(after or f"{ask.after:012d}"),
+        engine, caller, ask, ("seals", ask.after),
+        lambda after: engine.backend.page(caller.tenant_id, Rows(Seal, after or f"{ask.after:012d}")),
         lambda row: row.seal_id, lambda row: True)
-    return Seals([SealRecord(row.number, row.last_id, row.count, row.digest, row.marks, outside(row.sealed_at),
+    return Seals([SealRecord(row.number, row.last_id, row.count, row.digest, row.marks, to_utc(row.sealed_at),
                              row.hash, named(row.late) if row.late else None) for row in rows], *ends)
 
 

@@ -23,9 +23,10 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from asyncgate import ANOMALY, COMPLETED, FAILED, Caller, Needs, receipt_hash
-from asyncgate.parts.model.content import canonical, encode
+from asyncgate.parts.model.content import encode_json, to_canonical
 from asyncgate.parts.model.errors import GateError, InvalidRequest, LeaseInvalid, ParentsRequired, TaskNotFound
-from asyncgate.parts.model.stored import EntryFilter, LedgerMark, Receipt, SealHead
+from asyncgate.parts.model.queries import EntryFilter
+from asyncgate.parts.model.stored import LedgerMark, Receipt, SealHead
 from asyncgate.parts.model.wire import Ask, Complete, Fail, Principal
 from asyncgate.parts.receipts.marks import ADOPTED, STATED
 from asyncgate.parts.receipts.may import MAY
@@ -85,7 +86,7 @@ class Adopter:
 
     async def look(self) -> None:
         """Look through all that is new, of every tenant; one of several processes does."""
-        if await self.engine.backend.lead(JOB):
+        if await self.engine.leads(JOB):
             for tenant_id in await self.engine.backend.tenants():
                 for contract in (COMPLETED, FAILED):
                     await self._look(tenant_id, contract.type)
@@ -142,8 +143,8 @@ def asked(found: Filed) -> Complete | Fail:
             "worker_id": found.sender.id, **{name: body[name] for name in WORDS if body.get(name) is not None}}
     if found.receipt_type == COMPLETED.type:
         result = body.get("result_payload", body.get("result"))
-        return msgspec.json.decode(encode({**held, "result": result}), type=Complete)
-    return msgspec.json.decode(encode({**held, "error": body.get("error"),
+        return msgspec.json.decode(encode_json({**held, "result": result}), type=Complete)
+    return msgspec.json.decode(encode_json({**held, "error": body.get("error"),
                                        "retryable": bool(body.get("retry_recommended"))}), type=Fail)
 
 
@@ -216,7 +217,7 @@ def adopt(engine: Engine, work: Work, caller: Caller, ask: Adopt) -> None:
         work.ids = real
     receipt = work.written[found.receipt_id]
     said = receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
-                        receipt.schedule_id, receipt.parents, canonical(Raw(found.body)))
+                        receipt.schedule_id, receipt.parents, to_canonical(Raw(found.body)))
     work.known_elsewhere(replace(receipt, hash=found.hash or said))
     if not ages(found.receipt_id, work.now) or found.receipt_id <= (work.found(SealHead) or SealHead()).last_id:
         work.rename(found.receipt_id, ended.receipt_id)

@@ -25,11 +25,13 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from asyncgate import TERMINAL, TERMINATES, Caller, Engine, Needs, Work
-from asyncgate.parts.model.content import canonical
+from asyncgate.parts.model.content import to_canonical
+from asyncgate.parts.model.database import ArchivingBackend
 from asyncgate.parts.model.errors import ArchiveUnavailable, ReceiptNotFound
-from asyncgate.parts.model.quotas import GIGABYTE, allowance
+from asyncgate.parts.model.queries import ArchivedFilter, ObligationFilter, ReceiptFilter, Rows
+from asyncgate.parts.model.quotas import GIGABYTE, find_allowance
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.stored import Account, Archived, Receipt, ReceiptFilter, Task, Usage
+from asyncgate.parts.model.stored import Account, Archived, Receipt, Task, Usage
 from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.receipts.files import Header, Reading, fsync_folder, packed
 from asyncgate.parts.receipts.may import discharges
@@ -99,7 +101,7 @@ async def full(engine: Engine, tenant_id: str) -> bool:
     """Whether a tenant's receipts take up nine tenths of the room that it has."""
     usage = await engine.backend.record(tenant_id, Usage)
     account = await engine.backend.record(tenant_id, Account)
-    most = allowance(engine.settings, account, engine.backend.now()).receipt_storage_gb * GIGABYTE
+    most = find_allowance(engine.settings, account, engine.backend.now()).receipt_storage_gb * GIGABYTE
     return usage is not None and 0 <= 0.9 * most <= usage.receipt_bytes
 
 
@@ -145,7 +147,7 @@ def size(chains: Iterable[Chain]) -> int:
 async def old_chains(engine: Engine, tenant_id: str, ages: Ages) -> Any:
     """Yield every chain that may move as far as reading can tell, oldest first."""
     after, seen = "", set[str]()
-    while rows := await engine.backend.receipts(tenant_id, ReceiptFilter(None, None, None, after, PAGE)):
+    while rows := await engine.backend.page(tenant_id, ReceiptFilter(None, None, None, after, PAGE)):
         for row in rows:
             if row.created_at > ages.receipt:
                 return
@@ -184,7 +186,7 @@ async def take(engine: Engine, tenant_id: str, chain: Chain, found: Receipt) -> 
         return
     chain.tasks.add(found.task_id)
     after: str | None = None
-    while size([chain]) <= LARGEST and (rows := await engine.backend.receipts(
+    while size([chain]) <= LARGEST and (rows := await engine.backend.page(
             tenant_id, ReceiptFilter(None, found.task_id, None, after, PAGE))):
         chain.receipts |= {one.receipt_id: one for one in rows}
         after = rows[-1].receipt_id
@@ -222,7 +224,7 @@ async def owes(engine: Engine, tenant_id: str, chain: Chain) -> bool:
     for one in chain.receipts.values():
         if one.receipt_type in TERMINATES:
             before = one.receipt_id[:-1] + chr(ord(one.receipt_id[-1]) - 1)     # so the next is this one, or not
-            found = await engine.backend.obligations(tenant_id, one.to, before, 1)
+            found = await engine.backend.page(tenant_id, ObligationFilter(one.to, before, 1))
             if [row.receipt_id for row in found] == [one.receipt_id]:
                 return True
     return False
@@ -235,8 +237,8 @@ async def store(engine: Engine, tenant_id: str, ages: Ages, chains: list[Chain],
     """Write a segment of chains, then let go of those that are still as they were."""
     rows = [one for chain in chains for _, one in sorted(chain.receipts.items())]
     name = await asyncio.to_thread(write_segment, folder(engine.settings), tenant_id, rows)
-    if register := getattr(engine.backend, "register_segment", None):   # where somebody else must say that it is there
-        await register(tenant_id, name)
+    if isinstance(engine.backend, ArchivingBackend):
+        await engine.backend.register_segment(tenant_id, name)
     lines = {one.receipt_id: at for at, one in enumerate(rows, 2)}      # behind the header
     moved, batch = 0, list[Chain]()
     for at, chain in enumerate(chains, 1):
@@ -306,7 +308,7 @@ def is_over(task: Task | None, ended: float) -> bool:
 
 def drop(work: Work, chain: Chain, segment: str, lines: dict[str, int]) -> int:
     """Put the pointers of a chain in the place of its receipts."""
-    first, tasks = chain.first, canonical(sorted(chain.tasks)).decode()
+    first, tasks = chain.first, to_canonical(sorted(chain.tasks)).decode()
     for receipt_id, one in chain.receipts.items():
         work.keep(Archived(receipt_id, one.task_id, one.receipt_type, segment, lines[receipt_id], digest(one).hex(),
                            first, tasks))
@@ -322,7 +324,7 @@ def drop(work: Work, chain: Chain, segment: str, lines: dict[str, int]) -> int:
 async def prune(engine: Engine, tenant_id: str, ages: Ages) -> int:
     """Let go of the tasks that ended long ago and whose receipts are all in the archive; return how many."""
     after, pruned = "", 0
-    while rows := await engine.backend.export(Task, tenant_id, after):
+    while rows := await engine.backend.page(tenant_id, Rows(Task, after)):
         old = [task.task_id for task in rows if task.created_at <= ages.pruned and is_over(task, ages.pruned)
                and task.status in TERMINAL and await is_away(engine, tenant_id, task.task_id)]
         for part in parts(old, LOCKED):
@@ -335,7 +337,7 @@ async def prune(engine: Engine, tenant_id: str, ages: Ages) -> int:
 
 async def is_away(engine: Engine, tenant_id: str, task_id: str) -> bool:
     """Whether a task has receipts in the archive and nowhere else."""
-    return bool(await engine.backend.archived(tenant_id, task_id)) and not await engine.backend.receipts(
+    return bool(await engine.backend.page(tenant_id, ArchivedFilter(task_id))) and not await engine.backend.page(
         tenant_id, ReceiptFilter(None, task_id, None, None, 1))
 
 
@@ -394,7 +396,7 @@ async def load(engine: Engine, pointers: list[Archived]) -> list[Receipt]:
 async def restore(engine: Engine, tenant_id: str, task_id: str) -> tuple[list[str], int]:
     """Bring back the chain that a task belongs to; return its tasks, and how many receipts it has."""
     chains = defaultdict[str, list[Archived]](list)
-    for pointer in await engine.backend.archived(tenant_id, task_id):
+    for pointer in await engine.backend.page(tenant_id, ArchivedFilter(task_id)):
         chains[pointer.chain].append(pointer)
     if not chains:
         raise ReceiptNotFound(f"the archive has no receipts of task {task_id}")
@@ -402,7 +404,7 @@ async def restore(engine: Engine, tenant_id: str, task_id: str) -> tuple[list[st
     for chain, (pointer, *_) in chains.items():
         tasks |= {*decode_tasks(pointer.tasks)}
         pointers = [one for id in (*decode_tasks(pointer.tasks), "")
-                    for one in await engine.backend.archived(tenant_id, id) if one.chain == chain]
+                    for one in await engine.backend.page(tenant_id, ArchivedFilter(id)) if one.chain == chain]
         count += await bring_back(engine, tenant_id, pointers)
     return sorted(tasks), count
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from asyncgate import Caller, Engine, Operation, barred
 from asyncgate.parts.identity.admin import operates
+from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.errors import InvalidRequest
+from asyncgate.parts.model.queries import ArchivedFilter, Rows
 from asyncgate.parts.model.stored import Archived
-from asyncgate.parts.model.views import shown
+from asyncgate.parts.model.views import show_receipt
 from asyncgate.parts.model.wire import Receipts
 from asyncgate.parts.model.wire_receipts import ArchiveRun, ListArchivedReceipts, RestoreArchive, Restored, RunArchive
 from asyncgate.parts.receipts import archive
@@ -28,8 +30,8 @@ async def run_archive(engine: Engine, caller: Caller, ask: RunArchive) -> Archiv
         total.pruned, total.more = total.pruned + done.pruned, total.more or done.more
         if total.more:
             break
-    if ask.vacuum and not total.more and everybody and (compact := getattr(engine.backend, "compact", None)):
-        await compact()
+    if ask.vacuum and not total.more and everybody and isinstance(engine.backend, FileBackend):
+        await engine.backend.compact()
     return ArchiveRun(total.receipts, total.segments, total.pruned, total.more)
 
 
@@ -51,7 +53,7 @@ async def list_archived_receipts(engine: Engine, caller: Caller, ask: ListArchiv
                 if row.to.same(caller.principal) or row.sender.same(caller.principal)]
         places = [row.receipt_id for row in rows]
     ends = engine.onward(caller, places, limit, ask.cursor, *mark)
-    return Receipts([shown(caller.tenant_id, row) for row in rows[:limit]], *ends)
+    return Receipts([show_receipt(caller.tenant_id, row) for row in rows[:limit]], *ends)
 
 
 async def pointers(engine: Engine, tenant_id: str, ask: ListArchivedReceipts, after: str) -> list[Archived]:
@@ -60,9 +62,9 @@ async def pointers(engine: Engine, tenant_id: str, ask: ListArchivedReceipts, af
         one = await engine.backend.record(tenant_id, Archived, ask.receipt_id)
         return [one] if one and one.receipt_id > after and ask.task_id in (None, one.task_id) else []
     if ask.task_id is not None:
-        return [one for one in await engine.backend.archived(tenant_id, ask.task_id) if one.receipt_id > after]
-    found: list[Archived] = await engine.backend.export(Archived, tenant_id, after)
-    return found
+        about = await engine.backend.page(tenant_id, ArchivedFilter(ask.task_id))
+        return [one for one in about if one.receipt_id > after]
+    return await engine.backend.page(tenant_id, Rows(Archived, after))
 
 
 async def restore_archive(engine: Engine, caller: Caller, ask: RestoreArchive) -> Restored:

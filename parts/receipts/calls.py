@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from asyncgate.parts.model.errors import GateError
-from asyncgate.parts.model.screening import MAX_DEPTH, screen
+from asyncgate.parts.model.screening import MAX_DEPTH, screen_body
 from asyncgate.parts.receipts.sinks import Garbled, Missing, Outage, Refusal, Unanswered
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ async def taken(answer: httpx2.Response, most_bytes: int) -> bytes:
             raise Garbled(f"the ledger's answer is larger than {most_bytes} bytes")
     content = b"".join(pieces)
     try:
-        await screen(content, ANY_NUMBER, MOST_DEPTH)
+        await screen_body(content, ANY_NUMBER, MOST_DEPTH)
     except (GateError, UnicodeDecodeError) as wrong:
         if answer.status_code == 200:
             raise Garbled(f"the ledger's answer cannot be read: {wrong}") from None

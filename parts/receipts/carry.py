@@ -10,10 +10,11 @@ from __future__ import annotations
 from msgspec.structs import asdict, replace
 
 from asyncgate import RECEIPT_TYPES, TERMINATES, Caller, Engine, Needs, Work, receipt_hash
-from asyncgate.parts.model.content import parsed
+from asyncgate.parts.model.content import parse_json
 from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.queries import ReceiptFilter, Rows
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.stored import Archived, Receipt, ReceiptFilter, SealHead
+from asyncgate.parts.model.stored import Archived, Receipt, SealHead
 from asyncgate.parts.model.wire_receipts import (
     Exported,
     ExportReceipts,
@@ -42,9 +43,9 @@ async def export_receipts(engine: Engine, caller: Caller, ask: ExportReceipts) -
 
 async def exported(engine: Engine, tenant_id: str, after: str | None, limit: int = PAGE) -> Exported:
     """Return a page of receipts as they are stored, those without a body too."""
-    rows = await engine.backend.receipts(tenant_id, ReceiptFilter(None, None, None, after, limit))
+    rows = await engine.backend.page(tenant_id, ReceiptFilter(None, None, None, after, limit))
     last = rows[-1].receipt_id if len(rows) == limit else None
-    away = [one for one in await engine.backend.export(Archived, tenant_id, after or "")
+    away = [one for one in await engine.backend.page(tenant_id, Rows(Archived, after or ""))
             if last is None or one.receipt_id < last][:limit]
     found = {row.receipt_id: row for row in (*await archive.load(engine, away), *rows)}     # one may just have moved
     return Exported([carried(row) for row in cut([found[id] for id in sorted(found)][:limit])])
@@ -136,7 +137,7 @@ def unsound(settings: Settings, receipt: Receipt) -> Problem | None:
     if len(body) > limits.max_body_size_bytes or len(receipt.parents) > limits.max_parents:
         return "too_large", f"a body has {limits.max_body_size_bytes} bytes at most, and {limits.max_parents} parents"
     try:
-        parsed(body, "body")
+        parse_json(body, "body")
         said = receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
                             receipt.schedule_id, receipt.parents, body)
     except (GateError, UnicodeEncodeError) as no:

@@ -16,8 +16,9 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncgate import TERMINATES, receipt_hash
-from asyncgate.parts.model.content import any_json, canonical
-from asyncgate.parts.model.stored import EntryFilter, Receipt
+from asyncgate.parts.model.content import decode_json, to_canonical
+from asyncgate.parts.model.queries import EntryFilter
+from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.receipts.files import Held
 from asyncgate.parts.receipts.may import why_not
 from asyncgate.parts.receipts.sinks import Filed, Outage, Refusal
@@ -182,7 +183,7 @@ def as_stored(found: Filed) -> Receipt:
         found.asyncgate_instance, found.hash, bytes(found.body).decode() or "null", tuple(sorted(found.parents)))
     if is_sound(receipt):
         return receipt
-    return replace(receipt, body=canonical(any_json(receipt.body)).decode())
+    return replace(receipt, body=to_canonical(decode_json(receipt.body)).decode())
 
 
 # From where.

@@ -25,7 +25,7 @@ from asyncgate import (
 )
 from asyncgate.parts.model.errors import InvalidRequest, ParentNotFound, ParentsRequired
 from asyncgate.parts.model.stored import Receipt, Schedule
-from asyncgate.parts.model.wire import EmitReceipt, Held, Ok, Principal
+from asyncgate.parts.model.wire import EmitReceipt, LeaseAsk, Ok, Principal
 from asyncgate.parts.receipts.may import MAY, discharges, why_not
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def schedule(engine: Engine, work: Work, caller: Caller, ask: EmitReceipt, by: P
         raise InvalidRequest("schedule.created needs schedule_id, and the task_id and lease_id of schedule.create")
     if (known := work.found(Schedule, ask.schedule_id)) and known.scheduler.same(by):
         return known.created
-    held = Held(worker_id=ask.worker_id, worker_kind=ask.worker_kind, task_id=ask.task_id, lease_id=ask.lease_id,
+    held = LeaseAsk(worker_id=ask.worker_id, worker_kind=ask.worker_kind, task_id=ask.task_id, lease_id=ask.lease_id,
                 worker_instance_id=ask.worker_instance_id, fence=ask.fence)
     task, lease = engine.require_lease(work, caller, held)
     if task.type != "schedule.create" or known is not None:

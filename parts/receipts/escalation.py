@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asyncgate import ESCALATED, Extension
-from asyncgate.parts.model.content import any_json
-from asyncgate.parts.model.views import terms_of
+from asyncgate.parts.model.content import decode_json
+from asyncgate.parts.model.views import decode_terms
 from asyncgate.parts.model.wire import Principal
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Escalation(Extension):
         chosen = class_of(self.settings, task, reason)
         if (target := self.settings.escalation.target(work.tenant_id, chosen)) is None:
             return
-        to, terms = Principal(target.to_kind, target.to_id), terms_of(task.terms)
+        to, terms = Principal(target.to_kind, target.to_id), decode_terms(task.terms)
         body: dict[str, Any] = {
             "escalation_class": chosen, "escalation_reason": reason, "escalation_to": to, "type": task.type,
             "attempt": task.attempt, "expiries": task.expiries, "previous_worker_id": lease.worker_id,
@@ -40,7 +40,7 @@ class Escalation(Extension):
 
 def class_of(settings: Settings, task: Task, reason: str) -> int:
     """Return the class that a task's payload asks for, or else the one of the settings."""
-    payload, usual = any_json(task.payload), settings.escalation
+    payload, usual = decode_json(task.payload), settings.escalation
     wished = payload.get("escalation_class") if isinstance(payload, dict) else None
     if type(wished) is int:     # a bool is no class
         return wished

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncgate.parts.model.errors import GateError
-from asyncgate.parts.model.screening import Screen, slices
+from asyncgate.parts.model.screening import BodyScreen, cut_slices
 from asyncgate.parts.model.stored import Receipt, Seal
 from asyncgate.parts.receipts.seals import Chain, digest
 
@@ -121,8 +121,8 @@ def bounded(file: IO[bytes], most: int) -> Iterator[bytes]:
 def shallow(text: bytes) -> None:
     """Refuse a line that is nested too deep to be worth reading."""
     if text.count(b"[") + text.count(b"{") > MOST_DEPTH:
-        judge = Screen(len(text), MOST_DEPTH)
-        for piece in slices(text):
+        judge = BodyScreen(len(text), MOST_DEPTH)
+        for piece in cut_slices(text):
             judge.look(piece)
 
 

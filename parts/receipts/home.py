@@ -17,7 +17,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncgate.parts.model.content import any_json, canonical
+from asyncgate.parts.model.content import decode_json, to_canonical
+from asyncgate.parts.model.database import Around
+from asyncgate.parts.model.queries import OutboxOf, Query, Rows
 from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.receipts.collected import Collected, Told, from_ledger, said_hash
 from asyncgate.parts.receipts.marks import adopted
@@ -44,17 +46,15 @@ class Brought(Struct):
     own: int = 0            # were whole all the time
 
 
-class Home:
+class Home(Around):
     """A backend that reads as another one, but for the bodies of receipts."""
 
     def __init__(self, backend: Any, sink: Any, *, lenient: bool) -> None:
-        self.backend, self.sink, self.lenient = backend, sink, lenient
+        super().__init__(backend)
+        self.sink, self.lenient = sink, lenient
         self.collected: dict[str, Collected] = {}
         self.stated: dict[str, dict[str, str]] = {}     # ids at the ledger of what workers stated under their own
         self.brought: dict[str, Brought] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.backend, name)
 
     async def collect(self, instances: Iterable[str], told: Told) -> Findings:
         """Read the whole ledger, and compare; raises Unreadable."""
@@ -76,10 +76,12 @@ class Home:
         for collected in self.collected.values():
             collected.close()
 
-    async def export(self, table: type[Struct], tenant_id: str, after: str) -> list[Any]:
-        """Return the next rows of a table; of receipts, whole ones."""
-        rows: list[Any] = await self.backend.export(table, tenant_id, after)
-        return await self._whole(tenant_id, rows, after) if table is Receipt else rows
+    async def page(self, tenant_id: str, query: Query[Any]) -> list[Any]:
+        """Return a page of rows; of exported receipts, whole ones."""
+        rows: list[Any] = await self.backend.page(tenant_id, query)
+        if isinstance(query, Rows) and query.table is Receipt:
+            return await self._whole(tenant_id, rows, query.after)
+        return rows
 
     async def _whole(self, tenant_id: str, receipts: list[Receipt], after: str) -> list[Receipt]:
         bare = [one.receipt_id for one in receipts if not one.body]
@@ -87,7 +89,7 @@ class Home:
         found = self.collected[tenant_id].get(there) if bare and tenant_id in self.collected else {}
         theirs = {there[id]: one for id, one in found.items()}
         waiting = {row.receipt_id: self.sink.body(row.content.encode())
-                   for row in await self.backend.outgoing(tenant_id, bare)} if bare else {}
+                   for row in await self.backend.page(tenant_id, OutboxOf(tuple(bare)))} if bare else {}
         if not after:
             self.brought[tenant_id] = Brought()
         brought, whole = self.brought[tenant_id], list[Receipt]()
@@ -118,7 +120,7 @@ def fitting(receipt: Receipt, body: str, theirs: Receipt | None) -> Receipt | No
     """
     texts = [body]
     with suppress(msgspec.MsgspecError, UnicodeError):
-        texts.append(canonical(any_json(body)).decode())
+        texts.append(to_canonical(decode_json(body)).decode())
     for text in texts:
         if said_hash(row := replace(receipt, body=text)) == receipt.hash:
             return row

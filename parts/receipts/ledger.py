@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Needs, Operation, Work, __version__, barred
 from asyncgate.parts.identity.admin import ID, operates, tenant_of
-from asyncgate.parts.model.content import any_json, sha256
+from asyncgate.parts.model.content import decode_json, sha256
 from asyncgate.parts.model.errors import (
     GateError,
     InvalidCursor,
@@ -28,10 +28,11 @@ from asyncgate.parts.model.errors import (
     TenantMismatch,
     TooManyParents,
 )
-from asyncgate.parts.model.naming import filtered
+from asyncgate.parts.model.naming import make_filter
+from asyncgate.parts.model.queries import EntryFilter, wanted_is
 from asyncgate.parts.model.screening import MAX_DEPTH
-from asyncgate.parts.model.stored import Account, Entry, EntryFilter, wanted_is
-from asyncgate.parts.model.views import outside
+from asyncgate.parts.model.stored import Account, Entry
+from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Ask, GateConfig, GetConfig, Problem
 from asyncgate.parts.model.wire_ledger import (
     Arriving,
@@ -99,7 +100,7 @@ async def store_receipt(engine: Engine, caller: Caller, ask: StoreReceipts) -> S
 def refusal(ask: StoreReceipts, at: int, no: GateError) -> Stored:
     """Tell what is wrong with one receipt of many."""
     try:
-        said = any_json(ask.receipts[at])["receipt_id"]
+        said = decode_json(ask.receipts[at])["receipt_id"]
     except (msgspec.DecodeError, KeyError, TypeError):
         said = None
     return Stored(said if isinstance(said, str) else None, error=Problem(no.code, str(no), str(no)))
@@ -108,7 +109,7 @@ def refusal(ask: StoreReceipts, at: int, no: GateError) -> Stored:
 def filed(engine: Engine, caller: Caller, ask: StoreReceipts, content: bytes) -> tuple[str, Entry]:
     """Read a receipt, and say in whose ledger and under what it is filed."""
     try:
-        said, whole = read(content), any_json(content)
+        said, whole = read(content), decode_json(content)
     except (msgspec.DecodeError, ValueError, RecursionError) as wrong:
         raise InvalidRequest(f"a receipt cannot be read: {wrong}") from None
     limits = engine.settings.receipts
@@ -161,7 +162,7 @@ def kept(work: Work, entry: Entry) -> Stored | GateError:
     """Store one receipt, unless it is there."""
     if (first := work.found(Entry, entry.receipt_id)) is None:
         work.keep(replace(entry, arrival=work.new_id()))
-        return Stored(entry.receipt_id, work.tenant_id, outside(work.now))
+        return Stored(entry.receipt_id, work.tenant_id, to_utc(work.now))
     if first.digest != entry.digest:
         return ReceiptIdCollision(f"another receipt was stored as {entry.receipt_id}, and receipts never change",
                                   receipt_id=entry.receipt_id)
@@ -175,7 +176,7 @@ async def list_receipts(engine: Engine, caller: Caller, ask: ListFiled) -> Filed
     own inbox, and with task_id the whole story of a task that they take part in.  Spec 20.13.
     """
     tenant_id = await room(engine, caller, ask.tenant)
-    to = filtered("to_kind", ask.to_kind, "to_id", ask.to_id)
+    to = make_filter("to_kind", ask.to_kind, "to_id", ask.to_id)
     if not caller.sees_all:
         if not wanted_is(to, caller.principal):
             raise barred(caller, f"this credential sees what is addressed to {caller.principal} only")
@@ -183,7 +184,7 @@ async def list_receipts(engine: Engine, caller: Caller, ask: ListFiled) -> Filed
             to = caller.principal
     after = await arrival(engine, tenant_id, ask.since_receipt_id) if ask.since_receipt_id else None
     limit = engine.limit(ask.limit)
-    rows = await engine.backend.entries(tenant_id, EntryFilter(
+    rows = await engine.backend.page(tenant_id, EntryFilter(
         to, ask.task_id, ask.receipt_type, ask.asyncgate_instance, after, limit + 1))
     last = rows[:limit][-1].receipt_id if rows else ask.since_receipt_id
     return Filed([Raw(row.content.encode()) for row in rows[:limit]], last if len(rows) > limit else None, last,
@@ -197,7 +198,7 @@ async def takes_part(engine: Engine, tenant_id: str, caller: Caller, task_id: st
     """
     after = None
     for _ in range(LOOKS):
-        rows = await engine.backend.entries(tenant_id, EntryFilter(None, task_id, None, None, after, PAGE))
+        rows = await engine.backend.page(tenant_id, EntryFilter(None, task_id, None, None, after, PAGE))
         if any(row.stated_role in OF_GATES and caller.principal.same(end)
                for row in rows for end in (row.sender, row.to)):
             return True

@@ -17,8 +17,9 @@ import msgspec
 from msgspec import Raw
 
 from asyncgate import COMPLETED, FAILED
-from asyncgate.parts.model.content import canonical
-from asyncgate.parts.model.stored import Lease, Task, TaskFilter
+from asyncgate.parts.model.content import to_canonical
+from asyncgate.parts.model.queries import TaskFilter
+from asyncgate.parts.model.stored import Lease, Task
 from asyncgate.parts.receipts.adoption import JOB, Adopter
 from asyncgate.parts.receipts.sinks import Filed
 
@@ -42,14 +43,14 @@ class Noticer(Adopter):
 
     async def look(self) -> None:
         """Ask after some leases of every tenant; one of several processes does."""
-        if self.reading.sink.binds is not False and await self.engine.backend.lead(JOB):
+        if self.reading.sink.binds is not False and await self.engine.leads(JOB):
             for tenant_id in await self.engine.backend.tenants():
                 for status in ("leased", "running"):
                     await self._ask_after(tenant_id, status)
 
     async def _ask_after(self, tenant_id: str, status: str) -> None:
         before = self.places.get((tenant_id, status))
-        rows = await self.engine.backend.tasks(tenant_id, TaskFilter(None, status, None, before, MOST))
+        rows = await self.engine.backend.page(tenant_id, TaskFilter(None, status, None, before, MOST))
         self.places[tenant_id, status] = rows[-1][0].task_id if len(rows) == MOST else None
         for task, lease, _ in rows:
             if lease is not None:
@@ -83,7 +84,7 @@ def ending_of(one: dict[str, Any], task: Task, lease: Lease, source: str) -> Fil
             "from": {"kind": worker, "id": one.get("from_principal")}, "to": {"kind": "asyncgate", "id": source},
             "task_id": task.task_id, "lease_id": lease_id or lease.lease_id, "tenant_id": "",
             "parents": [task.duty] if one.get("obligation_id") == task.duty else [],
-            "body": Raw(canonical(body_of(one, receipt_type))), "stated_by": {"kind": worker, "id": by}}, type=Filed)
+            "body": Raw(to_canonical(body_of(one, receipt_type))), "stated_by": {"kind": worker, "id": by}}, type=Filed)
     except msgspec.ValidationError:
         return None
 

@@ -23,6 +23,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from asyncgate import ACCEPTED, ANOMALY, COMPLETED, FAILED, Caller, Engine, Extension, Needs, News
+from asyncgate.parts.model.queries import OutboxFilter, Rows
 from asyncgate.parts.model.settings import CircuitBreaker
 from asyncgate.parts.model.stored import Lag, Outgoing, export_key
 from asyncgate.parts.model.wire import Ask, GateConfig, GetConfig, Healthy, LedgerLag
@@ -290,13 +291,13 @@ class Sender(Extension):
 
     async def _look(self) -> None:
         """Look now and then for what nobody has called for: left by a process that died, or written by another."""
-        alone, poll = self.engine.backend.alone, self.engine.settings.database.poll_seconds
+        alone, poll = self.engine.is_alone(), self.engine.settings.database.poll_seconds
         while True:
             with contextlib.suppress(Exception):    # the database is away: its log says so, and it is asked again
                 for tenant_id in await self.engine.backend.unsent():
                     self.call(tenant_id)
             await asyncio.sleep(self.retry.retry_interval_seconds if alone else poll)
-            alone = self.engine.backend.alone
+            alone = self.engine.is_alone()
 
     def _time(self) -> float:
         return asyncio.get_running_loop().time()
@@ -310,12 +311,12 @@ class Sender(Extension):
         already, and what follows it in its task must not overtake it.  One reading shows no receipt without those.
         """
         try:
-            if not await self.engine.backend.lead(JOB):
+            if not await self.engine.leads(JOB):
                 self.following_until = self._time() + self.engine.settings.database.poll_seconds
                 return
             left, stuck = 0, dict[str, float]()
             while True:
-                rows = await self.engine.backend.outbox(tenant_id, "", PAGE + left)
+                rows = await self.engine.backend.page(tenant_id, OutboxFilter("", PAGE + left))
                 gone = await self._work_off(tenant_id, rows, stuck)
                 if self.closed or self.breaker.state == "open" or (not gone and len(rows) < PAGE + left):
                     break
@@ -469,7 +470,7 @@ async def resend(engine: Engine, tenant_id: str) -> int:
     For whoever has seen to it that the ledger takes them now.
     """
     after, count = "", 0
-    while page := await engine.backend.export(Outgoing, tenant_id, after):
+    while page := await engine.backend.page(tenant_id, Rows(Outgoing, after)):
         after = export_key(page[-1])
         again = [replace(row, state="waiting", reason=None, tries=0) for row in page if row.state == "parked"]
         caller = engine.itself(tenant_id)

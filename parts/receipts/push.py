@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from asyncgate import Engine
+from asyncgate.parts.model.queries import OutboxOf
 from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.receipts.carry import exported, stored
 from asyncgate.parts.receipts.collected import as_stored
@@ -201,7 +202,7 @@ class FromDatabase:
     async def _ready(self, tenant_id: str, page: list[Receipt]) -> list[Ready]:
         backend, ready = self.engine.backend, list[Ready]()
         outbox = {row.receipt_id: row.content.encode()
-                  for row in await backend.outgoing(tenant_id, [one.receipt_id for one in page])}
+                  for row in await backend.page(tenant_id, OutboxOf(tuple([one.receipt_id for one in page])))}
         tasks = {} if self.push.sink.reads else {
             task_id: await backend.task(tenant_id, task_id) for task_id in {one.task_id for one in page} - {""}}
         for receipt in page:

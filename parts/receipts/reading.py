@@ -18,7 +18,8 @@ from msgspec.structs import replace
 
 from asyncgate import TERMINATES, Caller, Engine, Extension
 from asyncgate.parts.model.errors import ReceiptNotFound
-from asyncgate.parts.model.stored import Archived, EntryFilter, LedgerMark
+from asyncgate.parts.model.queries import EntryFilter, OutboxOf
+from asyncgate.parts.model.stored import Archived, LedgerMark
 from asyncgate.parts.model.wire import (
     AckReceipt,
     Bootstrap,
@@ -183,7 +184,7 @@ class Reading(Extension):
     async def _fill(self, tenant_id: str, records: list[ReceiptRecord]) -> list[str]:
         """Give skeletons their bodies back: from the outbox, or from the ledger; return what to warn of."""
         bare = {one.receipt_id: one for one in records if bytes(one.body) == b"null"}
-        for row in await self.engine.backend.outgoing(tenant_id, list(bare)) if bare else ():
+        for row in await self.engine.backend.page(tenant_id, OutboxOf(tuple(bare))) if bare else ():
             bare.pop(row.receipt_id).body = Raw(self.sink.body(row.content.encode()))
         for receipt_id in [id for id in bare if (tenant_id, id) in self.bodies]:
             bare.pop(receipt_id).body = self.bodies[tenant_id, receipt_id]

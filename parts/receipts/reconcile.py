@@ -31,8 +31,9 @@ from asyncgate import (
     TERMINAL,
     TERMINATES,
 )
-from asyncgate.parts.model.stored import Archived, Lease, Outgoing, Receipt, ReceiptFilter, Task, export_key
-from asyncgate.parts.model.views import outside
+from asyncgate.parts.model.queries import OutboxOf, ReceiptFilter, Rows
+from asyncgate.parts.model.stored import Archived, Lease, Outgoing, Receipt, Task, export_key
+from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.receipts.collected import Collected, Told, as_stored, attempt, from_ledger, is_sound, said_hash
 from asyncgate.parts.receipts.marks import adopted
 from asyncgate.parts.receipts.restated import story_of
@@ -190,7 +191,7 @@ class Comparison:
 
     async def _pages(self, table: type[Struct]) -> AsyncIterator[list[Any]]:
         after = ""
-        while page := await self.backend.export(table, self.tenant_id, after):
+        while page := await self.backend.page(self.tenant_id, Rows(table, after)):
             yield page
             after = export_key(page[-1])
 
@@ -202,7 +203,7 @@ class Comparison:
     async def _here(self, page: list[Receipt]) -> None:
         self.instances.update(one.asyncgate_instance for one in page)
         ids = [one.receipt_id for one in page]
-        outbox = {row.receipt_id: row for row in await self.backend.outgoing(self.tenant_id, ids)}
+        outbox = {row.receipt_id: row for row in await self.backend.page(self.tenant_id, OutboxOf(tuple(ids)))}
         there = [self.stated.get(id, id) for id in ids]     # what a worker has stated may have an id of its own there
         theirs = self.collected.get(there)
         if late := [one for one in there if one not in theirs and one not in outbox]:   # it may have arrived meanwhile
@@ -249,7 +250,7 @@ class Comparison:
         async for page in self._pages(Lease):
             live = {lease.accepted: lease for lease in page if lease.ending == "live"}
             known = self.collected.get(live)
-            outbox = {row.receipt_id for row in await self.backend.outgoing(self.tenant_id, list(live))}
+            outbox = {row.receipt_id for row in await self.backend.page(self.tenant_id, OutboxOf(tuple(live)))}
             for receipt_id, lease in live.items():
                 receipt = await self.backend.receipt(self.tenant_id, receipt_id)
                 if receipt_id not in known and receipt_id not in outbox and not (receipt and receipt.body):
@@ -324,7 +325,7 @@ def differing(ours: Receipt, theirs: Receipt) -> list[str]:
     """Name what a receipt at the ledger says otherwise."""
     names = FACTS if theirs.receipt_key else OF_A_STATEMENT
     wrong = [name for name in names if getattr(ours, name) != getattr(theirs, name)]
-    if theirs.receipt_key and outside(ours.created_at) != outside(theirs.created_at):
+    if theirs.receipt_key and to_utc(ours.created_at) != to_utc(theirs.created_at):
         wrong.append("created_at")
     said = said_hash(replace(ours, body=theirs.body))
     body_fits = said == ours.hash or (not theirs.receipt_key and theirs.hash == ours.hash)
@@ -363,7 +364,7 @@ async def receipts_of(backend: Backend, tenant_id: str, task_id: str) -> list[Re
     """Return all receipts of a task that are known here."""
     found: list[Receipt] = []
     after = None
-    while page := await backend.receipts(tenant_id, ReceiptFilter(None, task_id, None, after, 500)):
+    while page := await backend.page(tenant_id, ReceiptFilter(None, task_id, None, after, 500)):
         found += page
         after = page[-1].receipt_id
     return found

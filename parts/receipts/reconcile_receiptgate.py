@@ -11,6 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from asyncgate import TERMINAL
+from asyncgate.parts.model.queries import OutboxOf, Rows
 from asyncgate.parts.model.stored import Outgoing, Receipt, Task, export_key
 from asyncgate.parts.receipts.collected import PAUSE_SECONDS, Told, attempt
 from asyncgate.parts.receipts.reconcile import Findings, receipts_of
@@ -32,7 +33,7 @@ class GateComparison:
     async def run(self) -> None:
         """Ask after each task that is here."""
         after = ""
-        while page := await self.backend.export(Task, self.tenant_id, after):
+        while page := await self.backend.page(self.tenant_id, Rows(Task, after)):
             for task in page:
                 await self._task(task)
                 self.told(1)
@@ -44,7 +45,7 @@ class GateComparison:
         ours = await receipts_of(self.backend, self.tenant_id, task.task_id)
         self.findings.receipts += len(ours)
         ids = [*theirs, *(one.receipt_id for one in ours)]
-        outbox = {row.receipt_id: row for row in await self.backend.outgoing(self.tenant_id, ids)}
+        outbox = {row.receipt_id: row for row in await self.backend.page(self.tenant_id, OutboxOf(tuple(ids)))}
         keeps_custody = any("obligation_id" in one for one in rows)
         for receipt in ours:
             if is_forwarded(receipt, task) and (keeps_custody or not gives_back(receipt, task)):

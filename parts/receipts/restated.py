@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Raw, Struct, field
 
 from asyncgate import ACCEPTED, ASSIGNED, CANCELED, COMPLETED, EXPIRED, FAILED, PROGRESSED, RESULT_READY, lane_of
-from asyncgate.parts.model.content import any_json, canonical, needs_of
+from asyncgate.parts.model.content import decode_json, needs_of, to_canonical
 from asyncgate.parts.model.stored import KeptTerms, Lease, Progress, Receipt, Task
-from asyncgate.parts.model.views import terms_of
+from asyncgate.parts.model.views import decode_terms
 
 if TYPE_CHECKING:
     from asyncgate.parts.model.settings import Settings
@@ -67,7 +67,7 @@ def story_of(receipts: Sequence[Receipt]) -> Story:
 
 def body_of(receipt: Receipt) -> dict[str, Any]:
     """Return the body of a receipt; one without is an empty object."""
-    body = any_json(receipt.body) if receipt.body else {}
+    body = decode_json(receipt.body) if receipt.body else {}
     return body if isinstance(body, dict) else {}
 
 
@@ -106,7 +106,7 @@ def _completed(story: Story, receipt: Receipt, body: dict[str, Any]) -> None:
     _end_lease(story, receipt, "completed")
     _end(story, receipt, body, "result_payload")
     if (where := body.get("artifacts")) is not None:
-        story.artifacts = canonical(where).decode()
+        story.artifacts = to_canonical(where).decode()
 
 
 def _canceled(story: Story, receipt: Receipt, body: dict[str, Any]) -> None:
@@ -139,7 +139,7 @@ def _end(story: Story, receipt: Receipt, body: dict[str, Any], name: str) -> Non
         if name and digest in body:
             story.unknown.append(name.removesuffix("_payload"))
         elif name:
-            story.outcome = canonical(body.get(name)).decode()
+            story.outcome = to_canonical(body.get(name)).decode()
     story.ends.append(receipt)
 
 
@@ -150,9 +150,9 @@ def task_of(story: Story, settings: Settings, held: str) -> Task:
     """Make the task anew; what no receipt states is as for a new task, and an open one is held."""
     assert story.duty is not None
     duty, body, is_open = story.duty, body_of(story.duty), not story.ends
-    requirements = canonical(body.get("requirements")).decode()
-    terms = canonical({name: body[name] for name in KeptTerms.__struct_fields__ if name in body}).decode()
-    timeouts = terms_of(terms).timeouts
+    requirements = to_canonical(body.get("requirements")).decode()
+    terms = to_canonical({name: body[name] for name in KeptTerms.__struct_fields__ if name in body}).decode()
+    timeouts = decode_terms(terms).timeouts
     deadline = timeouts.deadline if timeouts and is_open else None
     return Task(
         task_id=duty.task_id, lane=lane_of(body["type"], needs_of(Raw(requirements.encode()))), type=body["type"],
@@ -163,7 +163,7 @@ def task_of(story: Story, settings: Settings, held: str) -> Task:
         created_at=duty.created_at, duty=duty.receipt_id, idempotency_key=None, fingerprint=None,
         asyncgate_instance=duty.asyncgate_instance, updated_at=story.updated_at, status=story.status,
         attempt=story.attempt, fence=story.fence, expiries=story.expiries, owed=story.owed,
-        held=held if is_open else None, lost_to=canonical(story.lost_to).decode(),
+        held=held if is_open else None, lost_to=to_canonical(story.lost_to).decode(),
         deadline_at=deadline.timestamp() if deadline else None, completed_at=story.ended_at, outcome=story.outcome,
         artifacts=story.artifacts)
 
@@ -183,7 +183,8 @@ def progress_of(story: Story) -> Progress | None:
     if (told := story.progress) is None:
         return None
     body = body_of(told)
-    return Progress(told.task_id, canonical(body.get("progress")).decode(), int(body.get("sequence", 1)), story.fence,
+    progress = to_canonical(body.get("progress")).decode()
+    return Progress(told.task_id, progress, int(body.get("sequence", 1)), story.fence,
                     told.created_at)
 
 

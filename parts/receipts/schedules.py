@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from asyncgate import ANOMALY, Caller, Engine, Needs, Operation, Sweep, Work, instant, its_tasks, speaker
 from asyncgate.parts.model.members import Unreadable
 from asyncgate.parts.model.stored import Schedule
-from asyncgate.parts.model.views import outside
+from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Principal, Problem, Reported, ReportSchedule, ScheduleState
 
 
@@ -47,7 +47,7 @@ def tell_if_late(engine: Engine, work: Work, schedule: Schedule) -> None:
     """Tell the owner of a schedule that it has missed two of its times, once for each time."""
     if schedule.late_at is None or schedule.late_at > work.now:
         return
-    due = outside(schedule.next_run_at or 0).isoformat()
+    due = to_utc(schedule.next_run_at or 0).isoformat()
     body = {"kind": "schedule_late", "recommended_action": "look whether the scheduler runs",
             "details": {"schedule_id": schedule.schedule_id, "next_run_at": due,
                         "interval_seconds": schedule.interval_seconds}}

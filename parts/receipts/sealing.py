@@ -14,8 +14,9 @@ import logging
 
 from asyncgate import Caller, Engine, Extension, Needs, Work
 from asyncgate.parts.model.errors import GateError, InvalidRequest
+from asyncgate.parts.model.queries import EntryFilter, ReceiptFilter
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.stored import Entry, EntryFilter, ReceiptFilter, SealHead
+from asyncgate.parts.model.stored import Entry, SealHead
 from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.receipts.seals import START, digest, digest_filed, head_of, sealed
 from asyncgate.parts.receipts.sinks import profile_of
@@ -65,8 +66,8 @@ async def seal(engine: Engine, tenant_id: str) -> SealHead:
 
 async def unsealed(engine: Engine, tenant_id: str, after: str) -> dict[str, bytes]:
     """Return the digests of what comes next, oldest first: of receipts, and in a ledger of what was filed."""
-    receipts = await engine.backend.receipts(tenant_id, ReceiptFilter(None, None, None, after, COVERED))
-    entries = await engine.backend.entries(tenant_id, EntryFilter(None, None, None, None, after, COVERED))
+    receipts = await engine.backend.page(tenant_id, ReceiptFilter(None, None, None, after, COVERED))
+    entries = await engine.backend.page(tenant_id, EntryFilter(None, None, None, None, after, COVERED))
     elsewhere = next((row.receipt_id for row in receipts if not row.body), None)
     if elsewhere is not None:
         receipts = [row for row in receipts if row.receipt_id < elsewhere]

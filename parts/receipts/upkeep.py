@@ -35,7 +35,7 @@ class Archiver:
 
     async def run(self) -> int:
         """Archive all that is old enough; return how many receipts moved and tasks went."""
-        if not await self.engine.backend.lead("archive"):
+        if not await self.engine.leads("archive"):
             return 0        # another process does
         waiting, done = await self.engine.backend.tenants(), 0
         while waiting:

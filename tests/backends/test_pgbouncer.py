@@ -29,6 +29,7 @@ from asyncgate.conformance.load import KEY, SERVE, Client, serving
 from asyncgate.conformance.plugin import MISSING
 from asyncgate.conformance.postgres_server import APP, Cluster, connected, find_programs, free_port
 from asyncgate.conformance.verify import verify
+from asyncgate.parts.model.database import LastingBackend
 from asyncgate.parts.model.settings import DatabaseSettings, Settings
 from tests.support.proxy import Proxy
 
@@ -136,6 +137,7 @@ async def opened(url: str, direct: str, **more: Any) -> AsyncIterator[Gate]:
     backend = await open_backend(url, serving=True, settings=settings)
     engine = Engine(backend, Settings(database=settings))
     try:
+        assert isinstance(backend, LastingBackend)
         await backend.join(engine.instance, 10.0, engine.hear)
         yield Gate(engine, str(uuid.uuid4()))
     finally:

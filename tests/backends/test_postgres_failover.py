@@ -19,6 +19,7 @@ from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.load import Load, serving
 from asyncgate.conformance.plugin import MISSING
 from asyncgate.conformance.postgres_server import Cluster, Standby, connected, find_programs, free_port
+from asyncgate.parts.model.database import LastingBackend
 from asyncgate.parts.model.errors import DatabaseUnavailable, NotNow
 from asyncgate.parts.model.settings import DatabaseSettings
 from tests.backends.test_postgres_faults import HASTY, codes, first_success, opened, until, wrong_with
@@ -212,13 +213,15 @@ async def test_a_primary_that_hangs_gives_way_to_the_standby_that_took_over(
         primary: Cluster, standby: Standby, proxy: Proxy) -> None:
     """Writers, readers and the connection that holds the lock: all go on elsewhere."""
     async with opened(both(proxy, standby), timeout_seconds=1) as gate:
-        await gate.backend.join("gate-1", 10.0, gate.engine.hear)
+        lasting = gate.backend
+        assert isinstance(lasting, LastingBackend)
+        await lasting.join("gate-1", 10.0, gate.engine.hear)
         await gate.create()
         proxy.swallow()
         await standby.promote()
 
         await until(lambda: works(gate.create))
-        await until(lambda: works(gate.backend.beat))
+        await until(lambda: works(lasting.beat))
 
 
 async def works(call: Any) -> bool:

@@ -29,6 +29,7 @@ from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, Load, Server,
 from asyncgate.conformance.plugin import MISSING
 from asyncgate.conformance.postgres_server import Cluster, connected, find_programs
 from asyncgate.conformance.verify import verify
+from asyncgate.parts.model.database import LastingBackend
 from asyncgate.parts.model.errors import DatabaseUnavailable
 from asyncgate.parts.model.settings import DatabaseSettings, Settings
 from asyncgate.parts.upkeep import Upkeep
@@ -635,6 +636,7 @@ async def test_a_database_that_may_only_be_read_is_a_503_for_writers_until_it_ma
 async def joined(url: str, name: str, **database: Any) -> AsyncIterator[Gate]:
     """A gate among others, that only news can wake."""
     async with opened(url, poll_seconds=600, **database) as gate:
+        assert isinstance(gate.backend, LastingBackend)
         await gate.backend.join(name, 10.0, gate.engine.hear)
         await gate.backend.beat()       # as upkeep does when it begins; until then the next one waits
         yield gate
@@ -703,6 +705,7 @@ async def test_an_instance_whose_connection_died_in_silence_is_back_when_the_dat
 async def beats(gate: Gate) -> bool:
     """Try to give a sign of life."""
     with contextlib.suppress(DatabaseUnavailable):
+        assert isinstance(gate.backend, LastingBackend)
         await gate.backend.beat()
         return True
     return False
@@ -738,6 +741,7 @@ async def test_a_lost_lease_of_a_dead_instance_is_taken_back_at_once(direct: str
 
         await outside.value("UPDATE asyncgate.instances SET beat_at = now() - interval '31 s' "
                             "WHERE instance_id = 'ghost'")
+        assert isinstance(gate.backend, LastingBackend)
         await gate.backend.beat()
         assert len(await tasks_due(gate)) == 2
 
@@ -748,6 +752,7 @@ async def test_a_lost_lease_of_an_instance_that_holds_its_lock_is_left_to_it_and
     heard: list[News] = []
     async with opened(direct) as gate, connected(cluster.admin_url(database)) as ghost:
         await ghost.execute("SELECT pg_advisory_lock(hashtextextended('ghost', 25959))")
+        assert isinstance(gate.backend, LastingBackend)
         await gate.backend.join("gate-2", 10.0, heard.append)
         heard.clear()       # whoever joins looks at once
 

@@ -23,11 +23,11 @@ from asyncgate.backends.postgres import PROBES_ONLY
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.postgres_server import Cluster, connected
+from asyncgate.parts.model.queries import EntryFilter, OutboxFilter, ReceiptFilter, Rows, TaskFilter
 from asyncgate.parts.model.stored import (
     Account,
     Audit,
     AuditHead,
-    EntryFilter,
     Event,
     Key,
     Lease,
@@ -35,10 +35,8 @@ from asyncgate.parts.model.stored import (
     Presence,
     Progress,
     Receipt,
-    ReceiptFilter,
     Schedule,
     Task,
-    TaskFilter,
 )
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.upkeep import Upkeep
@@ -193,7 +191,7 @@ async def tell(backend: Any) -> None:
     await administer(gate)
     await backend.next_due(TENANT)
     for table in EXPORTED:
-        await backend.export(table, TENANT, "")
+        await backend.page(TENANT, Rows(table))
 
 
 async def administer(gate: Gate) -> None:
@@ -459,7 +457,7 @@ async def test_a_list_of_tasks_is_read_by_the_index_of_what_it_lists(databases: 
         lists = itertools.product([*OWNERS, ANYBODY], (None, "queued"), (None, "type-2"), IDS, [50])
         for of in itertools.starmap(TaskFilter, lists):
             sent.clear()
-            await backend.tasks(TENANT, of)
+            await backend.page(TENANT, of)
             [text] = sent
             index, found = await first_scan(db, text, "tasks")
 
@@ -475,7 +473,7 @@ async def test_a_list_of_receipts_is_read_by_the_index_of_what_it_lists(
         lists = itertools.product([*OWNERS, ANYBODY], IDS, (None, "task.assigned"), IDS, [50])
         for of in itertools.starmap(ReceiptFilter, lists):
             sent.clear()
-            await backend.receipts(TENANT, of)
+            await backend.page(TENANT, of)
             [text] = [text for text in sent if "LIMIT 50" in text]
             index, _ = await first_scan(db, text, "receipts")
 
@@ -515,12 +513,12 @@ async def test_without_an_index_some_plan_would_be_at_fault(
 async def list_some(backend: Any) -> None:
     """List the tasks of an owner, the receipts of an inbox, and one of them."""
     ada = Principal("agent", "agent-1")
-    await backend.tasks(TENANT, TaskFilter(ada, None, None, None, 50))
-    await backend.receipts(TENANT, ReceiptFilter(ada, None, None, None, 50))
+    await backend.page(TENANT, TaskFilter(ada, None, None, None, 50))
+    await backend.page(TENANT, ReceiptFilter(ada, None, None, None, 50))
     await backend.receipt(TENANT, "none")
     for to, task_id, instance in [(ada, None, None), (None, "none", None), (None, None, "gate"), (None, None, None)]:
-        await backend.entries(TENANT, EntryFilter(to, task_id, None, instance, None, 50))
-    await backend.outbox(TENANT, "", 50)
+        await backend.page(TENANT, EntryFilter(to, task_id, None, instance, None, 50))
+    await backend.page(TENANT, OutboxFilter("", 50))
 
 
 # Heartbeats.

@@ -51,7 +51,7 @@ def test_a_backend_of_another_package_passes_the_suite(tmp_path: Path) -> None:
 
 
 TALKATIVE = """
-from asyncgate.backends.memory import Memory
+from asyncgate.backends.memory import BACKEND, Memory
 
 async def open_backend(url, *, serving=False, settings=None):
     print(serving, settings.pool_size)

@@ -15,6 +15,7 @@ from asyncgate.backends import open_backend
 from asyncgate.commands.main import main
 from asyncgate.conformance.harness import Gate
 from asyncgate.parts.model.errors import StartupError
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import ArchiveSettings, Settings
 from asyncgate.parts.model.stored import Archived, Receipt
 from asyncgate.parts.upkeep import Upkeep
@@ -51,7 +52,7 @@ async def aged(backend: Any, folder: Path, tasks: int, tenant_id: str = TENANT, 
 
 
 async def left(backend: Any, table: Any, tenant_id: str = TENANT) -> int:
-    return len(await backend.export(table, tenant_id, ""))
+    return len(await backend.page(tenant_id, Rows(table)))
 
 
 async def test_upkeep_archives_for_every_tenant_where_that_is_turned_on(backend: Any, folder: Path) -> None:

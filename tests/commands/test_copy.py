@@ -30,6 +30,8 @@ from asyncgate.conformance.history import stored, violations
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.model.errors import Refused
+from asyncgate.parts.model.news import News
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import ArchiveSettings, LedgerSettings, Settings
 from asyncgate.parts.model.stored import RECORDS, Entry, LedgerMark, Task, Usage, export_key
 from asyncgate.parts.model.wire import Principal
@@ -213,7 +215,7 @@ async def everything(backend: Any) -> dict[str, dict[str, list[Any]]]:
     for tenant_id in await backend.tenants():
         for table, name in copy.TABLES.items():
             rows = found.setdefault(tenant_id, {}).setdefault(name, [])
-            while page := await backend.export(table, tenant_id, export_key(rows[-1]) if rows else ""):
+            while page := await backend.page(tenant_id, Rows(table, export_key(rows[-1]) if rows else "")):
                 rows += page
     return found
 
@@ -523,7 +525,7 @@ async def test_the_same_command_goes_on_after_a_kill_and_after_ctrl_c(
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "asyncgate", "copy", source, target, stdout=PIPE, stderr=PIPE)
     backend = await open_backend(target)
-    while not await backend.export(Task, HOME, ""):
+    while not await backend.page(HOME, Rows(Task)):
         assert process.returncode is None, await process.communicate()
         assert time.monotonic() < deadline
     await backend.close()
@@ -631,9 +633,22 @@ class Shared(Memory):
         super().__init__()
         self.looks = looks
 
+    async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> None:
+        """Take part."""
+
     async def beat(self) -> None:
         self.looks -= 1
-        self.alone = self.looks > 0
+
+    def is_alone(self) -> bool:
+        """Whether nobody has come yet."""
+        return self.looks > 0
+
+    def tell(self, news: News) -> None:
+        """Tell nobody."""
+
+    async def lead(self, job: str) -> bool:
+        """Do everything."""
+        return True
 
 
 @pytest.mark.parametrize("looks", [1, 2, 4])

@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 from asyncgate.commands.main import main
 from asyncgate.parts.model import errors
 from asyncgate.parts.model.errors import GateError
-from asyncgate.parts.model.jsonrpc import both_names
+from asyncgate.parts.model.jsonrpc import spell_tool_name
 from asyncgate.parts.operations import OPERATIONS
 
 ROOT = Path(__file__).parents[2]
@@ -88,14 +88,14 @@ def test_every_name_in_it_is_one_of_the_gate() -> None:
     names = {part for text in quoted() for part in re.findall(r"(?<![\w/.-])[a-z]+(?:_[a-z]+)+(?![\w/-])", text)}
 
     assert len(names) > 40
-    assert names - known_names() - {both_names(name)[1] for name in OPERATIONS} == set()
+    assert names - known_names() - {spell_tool_name(name)[1] for name in OPERATIONS} == set()
 
 
 def test_every_tool_in_it_is_one_of_the_gate() -> None:
     tools = {name for name in quoted() if re.match(r"asyncgate[._](?!clients)\w+$", name)}
 
     assert len(tools) == 2
-    assert tools <= {name for operation in OPERATIONS for name in both_names(operation)}
+    assert tools <= {name for operation in OPERATIONS for name in spell_tool_name(operation)}
 
 
 def test_every_operation_of_agents_and_workers_that_matters_is_told() -> None:

@@ -35,7 +35,7 @@ GENERATORS = {
 def described(tmp_path: Path) -> Path:
     """Return the file of the document."""
     path = tmp_path / "openapi.json"
-    path.write_bytes(openapi.document((*OPERATIONS.values(), *LEASE_PROTOCOL), __version__))
+    path.write_bytes(openapi.build_document((*OPERATIONS.values(), *LEASE_PROTOCOL), __version__))
     return path
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from asyncgate.parts.faces.mcp.tools import input_schema, output_schema, tools
-from asyncgate.parts.model.jsonrpc import both_names
+from asyncgate.parts.faces.mcp.tools import describe_tools, make_input_schema, make_output_schema
+from asyncgate.parts.model.jsonrpc import spell_tool_name
 from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
@@ -85,7 +85,7 @@ async def test_names_with_dots_and_with_underscores_are_both_accepted_on_both_pa
     for path, separator in (("/mcp", "."), ("/mcp/u", "_")):
         async with connect(live_for_all, mode, path) as client:
             assert {tool.name[9] for tool in (await client.list_tools()).tools} == {separator}
-            for name in both_names("get_config"):
+            for name in spell_tool_name("get_config"):
                 result = await client.call_tool(name, {})
                 assert result.structured_content["receipt_mode"] == "standalone"
 
@@ -100,7 +100,7 @@ async def test_the_setting_chooses_the_names_that_are_listed(serve: Any) -> None
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_the_schemas_of_a_tool_take_the_example_of_its_operation_and_nothing_unknown(name: str) -> None:
-    takes, gives = input_schema(OPERATIONS[name]), output_schema(OPERATIONS[name])
+    takes, gives = make_input_schema(OPERATIONS[name]), make_output_schema(OPERATIONS[name])
     asked, answered = OPERATIONS[name].takes.example
 
     for schema in (takes, gives):
@@ -114,7 +114,7 @@ def test_the_schemas_of_a_tool_take_the_example_of_its_operation_and_nothing_unk
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_argument_may_be_null_unless_the_call_is_nothing_without_it(name: str) -> None:
-    schema = input_schema(OPERATIONS[name])
+    schema = make_input_schema(OPERATIONS[name])
 
     for field in schema["properties"].keys() - set(schema["required"]):
         jsonschema.validate({**OPERATIONS[name].takes.example[0], field: None}, schema)
@@ -130,12 +130,12 @@ def test_no_argument_and_no_reply_has_an_empty_schema() -> None:
                 if not schema.keys() - {"default", "description"}]
         return here + [found for name, part in node.items() for found in empty(part, f"{path}/{name}")]
 
-    listed = tools(OPERATIONS.values(), ".")
+    listed = describe_tools(OPERATIONS.values(), ".")
     assert [found for tool in listed for found in empty(tool, tool["name"])] == []
 
 
 def test_tools_say_what_they_do_and_what_comes_next() -> None:
-    listed = {tool["name"]: tool for tool in tools(OPERATIONS.values(), ".")}
+    listed = {tool["name"]: tool for tool in describe_tools(OPERATIONS.values(), ".")}
 
     lease = listed["asyncgate.lease_next"]["description"]
     assert "renew_every_seconds" in lease

@@ -10,7 +10,7 @@ import jsonschema  # type: ignore[import-untyped]
 import msgspec
 import pytest
 
-from asyncgate.parts.faces.mcp.tools import SETS, brief, tools
+from asyncgate.parts.faces.mcp.tools import SETS, describe_tools, make_brief_schema
 from asyncgate.parts.operations import OPERATIONS
 
 pytestmark = pytest.mark.anyio
@@ -52,7 +52,7 @@ async def test_a_list_is_small_also_where_the_credential_has_every_scope(served:
     assert len(answer.content) <= most
     # And where arguments say who asks, because the credential does not.
     may = [op for op in OPERATIONS.values() if role in op.roles or op.open]
-    assert len(msgspec.json.encode({"tools": tools(may, ".", "brief")})) <= most
+    assert len(msgspec.json.encode({"tools": describe_tools(may, ".", "brief")})) <= most
 
 
 @pytest.mark.parametrize("headers", [[], STANDARD], ids=["bare", "standard"])
@@ -100,7 +100,7 @@ async def test_a_set_that_there_is_not_is_refused_by_name(served: Any, headers: 
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_brief_schema_takes_the_example_and_says_nothing_that_a_model_does_not_need(name: str, named: bool) -> None:
-    schema = brief(OPERATIONS[name], named=named)
+    schema = make_brief_schema(OPERATIONS[name], named=named)
 
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(OPERATIONS[name].takes.example[0], schema)
@@ -128,7 +128,8 @@ async def test_who_asks_is_no_argument_where_the_credential_says_it(served: Any)
 async def test_everything_there_is_to_say_is_shown_on_demand(served: Any) -> None:
     shown = await listed(served, "/mcp?schemas=full")
 
-    assert {tool["name"] for tool in tools(OPERATIONS.values(), ".")} == {tool["name"] for tool in shown.values()}
+    names = {tool["name"] for tool in describe_tools(OPERATIONS.values(), ".")}
+    assert names == {tool["name"] for tool in shown.values()}
     assert "outputSchema" in shown["get_task"]
     assert "tenant_id" in shown["get_task"]["inputSchema"]["properties"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from asyncgate.parts.model.errors import InvalidRequest
-from asyncgate.parts.model.members import Reader, warned
+from asyncgate.parts.model.members import Reader, add_warnings
 from asyncgate.parts.model.wire import CreateTask
 from asyncgate.parts.operations import OPERATIONS
 
@@ -176,7 +176,7 @@ async def test_the_token_that_a_peer_sends_as_an_argument_is_known(served: Any) 
 
 
 def test_a_reply_that_has_warnings_keeps_them() -> None:
-    assert json.loads(warned(b'{"warnings":["one"]}', ("two",))) == {"warnings": ["one", "two"]}
+    assert json.loads(add_warnings(b'{"warnings":["one"]}', ("two",))) == {"warnings": ["one", "two"]}
 
 
 def test_what_is_missing_is_told_beside_what_is_unknown() -> None:

@@ -17,12 +17,12 @@ import asyncgate
 from asyncgate import Operation, __version__
 from asyncgate.parts.faces import openapi
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
-from asyncgate.parts.model.clauses import plainly
+from asyncgate.parts.model.clauses import remove_clause_numbers
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.wire import Name
 
 OPERATIONS = asyncgate.OPERATIONS | {op.name: op for op in LEASE_PROTOCOL}
-DOCUMENT = json.loads(openapi.document(OPERATIONS.values(), __version__))
+DOCUMENT = json.loads(openapi.build_document(OPERATIONS.values(), __version__))
 WAYS = [(op, verb, path) for op in OPERATIONS.values() for verb, path in op.rest]
 KINDS: list[type[GateError]] = [GateError, *GateError.__subclasses__()]
 REFUSALS = {kind.code: kind.status for kind in KINDS}
@@ -67,7 +67,7 @@ def test_no_text_has_a_clause_number_of_the_specification() -> None:
     ("Gone.  Spec 6.1, 14.1, PH.6.", "Gone."), ("RFC 9110 15.6 says", "RFC 9110 15.6 says"),
     ("up to 30 (seconds)", "up to 30 (seconds)"), ("Version 2.0 of it", "Version 2.0 of it"), ("Old (13).", "Old.")])
 def test_a_text_without_clauses_says_the_rest(text: str, expected: str) -> None:
-    assert plainly(text) == expected
+    assert remove_clause_numbers(text) == expected
 
 
 def test_every_way_has_its_own_name_and_the_first_has_the_operation_s() -> None:
@@ -81,8 +81,8 @@ def test_every_way_has_its_own_name_and_the_first_has_the_operation_s() -> None:
 def test_every_way_tells_what_a_reader_needs(op: Operation, verb: str, path: str) -> None:
     told = said(verb, path)
 
-    assert told["summary"] == plainly(op.summary)
-    assert told["description"] == (plainly(op.text.strip()) or plainly(op.summary))
+    assert told["summary"] == remove_clause_numbers(op.summary)
+    assert told["description"] == (remove_clause_numbers(op.text.strip()) or remove_clause_numbers(op.summary))
     assert told["x-roles"] == list(op.roles)
     assert set(told["x-scopes"]) <= op.scopes
     assert (told["x-scopes"] == []) == (not op.scopes)
@@ -213,7 +213,7 @@ async def test_the_document_is_served_to_everybody_and_is_the_one_that_the_comma
     answer = await served.call("GET", "/openapi.json", token=None)
 
     assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
-    assert answer.content == openapi.document(OPERATIONS.values(), __version__)
+    assert answer.content == openapi.build_document(OPERATIONS.values(), __version__)
     assert answer.headers["content-security-policy"] == "default-src 'none'; frame-ancestors 'none'"
 
 

@@ -25,7 +25,7 @@ ALWAYS = ["not_a_server_error", "status_code_conformance", "content_type_conform
 FEW = hypothesis.settings(max_examples=5, deadline=None, derandomize=True, database=None,
                           suppress_health_check=list(hypothesis.HealthCheck))
 ONE = hypothesis.settings(FEW, max_examples=1)
-DOCUMENT = json.loads(openapi.document((*OPERATIONS.values(), *LEASE_PROTOCOL), __version__))
+DOCUMENT = json.loads(openapi.build_document((*OPERATIONS.values(), *LEASE_PROTOCOL), __version__))
 # What a schema cannot say: a cursor comes from the gate, parents exist, a shared token needs a worker's name.
 BEYOND_SCHEMAS = {"invalid_cursor", "parents_required", "parent_not_found", "not_locatable"}
 # Nor that one field needs another, an end comes behind its beginning, a kind has no keys, times begin with 1970, null

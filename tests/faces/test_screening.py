@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from asyncgate.commands.bench.bodies import KEYS, SIZE, worst
 from asyncgate.parts.model.errors import GateError
-from asyncgate.parts.model.screening import MAX_DEPTH, SLICE, Screen, screen, slices
+from asyncgate.parts.model.queries import Rows
+from asyncgate.parts.model.screening import MAX_DEPTH, SLICE, BodyScreen, cut_slices, screen_body
 from asyncgate.parts.model.stored import Audit
 
 pytestmark = pytest.mark.anyio
@@ -26,9 +27,9 @@ TREES = st.recursive(st.none() | st.integers() | TEXTS, lambda inner: st.lists(i
 
 def judged(body: bytes, size: int, most_values: int = VALUES, most_depth: int = MAX_DEPTH) -> str:
     """Judge a body in slices of a size; return the code of the refusal."""
-    judge = Screen(most_values, most_depth)
+    judge = BodyScreen(most_values, most_depth)
     try:
-        for piece in slices(body, size):
+        for piece in cut_slices(body, size):
             judge.look(piece)
         judge.end()
     except GateError as no:
@@ -61,7 +62,7 @@ def test_slices_of_any_size_find_what_a_decoder_finds(tree: Any, size: int, asci
 
 @given(body=st.binary(max_size=200), size=st.integers(1, 9))
 def test_slices_are_the_body_and_none_is_larger_than_asked(body: bytes, size: int) -> None:
-    pieces = list(slices(body, size + 1))
+    pieces = list(cut_slices(body, size + 1))
 
     assert b"".join(pieces) == body
     assert all(0 < len(piece) <= size + 1 for piece in pieces)
@@ -78,7 +79,7 @@ def test_only_structure_counts_and_only_real_escapes(body: bytes, code: str, siz
 @pytest.mark.parametrize("body", [b'"\xff"', b'"' + b"a" * SLICE + b'\xc3"', "é".encode()[:1]])
 async def test_what_is_no_utf_8_is_refused_also_where_nothing_is_decoded(body: bytes) -> None:
     with pytest.raises(UnicodeDecodeError):
-        await screen(body, VALUES)
+        await screen_body(body, VALUES)
 
 
 async def test_a_large_body_is_judged_in_many_turns() -> None:
@@ -86,7 +87,7 @@ async def test_a_large_body_is_judged_in_many_turns() -> None:
 
     async def judge() -> None:
         nonlocal done
-        await screen(body, VALUES)
+        await screen_body(body, VALUES)
         done = True
 
     task = asyncio.create_task(judge())
@@ -189,7 +190,7 @@ async def test_too_many_parents_are_neither_looked_up_nor_reported_one_by_one(se
 
     assert answer.json()["error"] == "too_many_parents"
     await served.gate.guard.auditor.flush()
-    assert not [line for line in await served.backend.export(Audit, served.tenant_id, "") if "unknown" in line.body]
+    assert not [line for line in await served.backend.page(served.tenant_id, Rows(Audit)) if "unknown" in line.body]
 
 
 async def test_the_most_values_of_a_request_are_a_setting(serve: Any) -> None:

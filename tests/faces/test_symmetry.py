@@ -26,6 +26,7 @@ from asyncgate.conformance.model import Rules
 from asyncgate.conformance.test_programs import OnSides, Run, Side, Who, facts, run_programs, written_out
 from asyncgate.parts.app import Gate
 from asyncgate.parts.identity.guard import Guard
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
@@ -313,7 +314,7 @@ async def stored(gate: Gate) -> list[Any]:
     from asyncgate.conformance.harness import STORED
 
     backend = gate.engine.backend
-    return facts({kind.__name__: await backend.export(kind, TENANT, "") for kind in STORED})
+    return facts({kind.__name__: await backend.page(TENANT, Rows(kind)) for kind in STORED})
 
 
 async def told(story: Callable[[Do], Awaitable[None]], ask: Any, gate: Gate, http: httpx2.AsyncClient) -> list[Any]:

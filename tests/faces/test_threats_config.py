@@ -84,8 +84,8 @@ from asyncgate.parts.model.settings import (
     Settings,
     SettingsError,
     Tls,
-    effective,
-    leaves,
+    list_settings,
+    list_values,
     load_settings,
 )
 from asyncgate.parts.model.wire import Name
@@ -447,13 +447,13 @@ def test_h4_insecure_dev_warns_at_every_start(caplog: pytest.LogCaptureFixture) 
 # H5: secrets come from files.
 
 
-IN_FILE = [setting for setting in leaves(Settings) if setting.in_file]
+IN_FILE = [setting for setting in list_settings(Settings) if setting.in_file]
 
 
 def test_h5_whatever_is_secret_or_holds_a_password_may_come_from_a_file() -> None:
     names = {setting.name for setting in IN_FILE}
 
-    assert {setting.name for setting in leaves(Settings) if setting.secret} <= names
+    assert {setting.name for setting in list_settings(Settings) if setting.secret} <= names
     assert {"api_key", "database.url", "database.direct_url", "security.rate_limiting.redis_url",
             "security.tls.private_key_password"} <= names
 
@@ -467,7 +467,7 @@ def test_h5_every_secret_may_come_from_a_file(setting: Any, tmp_path: Path) -> N
 
     assert attrgetter(setting.name)(configured.settings) == secret
     assert configured.origins[setting.name] == f"environment {setting.environment}_FILE"
-    assert "hunter2" not in str(effective(configured))
+    assert "hunter2" not in str(list_values(configured))
 
 
 @pytest.mark.parametrize("setting", IN_FILE, ids=lambda setting: setting.name)
@@ -538,6 +538,6 @@ def test_a_name_holds_nothing_invisible(character: str) -> None:
 
 
 def test_the_pattern_of_a_name_is_one_that_javascript_reads() -> None:
-    pattern = openapi.components(list(OPERATIONS.values()))["Name"]["pattern"]
+    pattern = openapi.build_schemas(list(OPERATIONS.values()))["Name"]["pattern"]
 
     assert not [character for character in pattern if ord(character) > 0xffff], "it reads no such range without a flag"

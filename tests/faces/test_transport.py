@@ -113,7 +113,7 @@ def drain():
     released.set()
 
 
-sys.exit(server.run(app, options, drain=drain, ready=say))
+sys.exit(server.run_server(app, options, drain=drain, ready=say))
 """
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from asyncgate.parts.model.durations import duration, moment, seconds_of
+from asyncgate.parts.model.durations import parse_duration, parse_moment, parse_seconds
 from asyncgate.parts.model.settings import SettingsError, load_settings
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
@@ -18,12 +18,12 @@ NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
     ("1h 30m", 5400), (" 5M ", 300), ("45", None), ("", None), ("d", None), ("5 apples", None), ("-5m", None),
     ("5m5", None)])
 def test_a_duration_is_numbers_with_units(text: str, seconds: float | None) -> None:
-    assert seconds_of(text) == seconds
+    assert parse_seconds(text) == seconds
 
 
 def test_a_number_without_a_unit_counts_in_its_own() -> None:
-    assert duration("45") == 45
-    assert duration("36h", 86_400) == 1.5
+    assert parse_duration("45") == 45
+    assert parse_duration("36h", 86_400) == 1.5
 
 
 @pytest.mark.parametrize(("text", "said"), [
@@ -31,13 +31,13 @@ def test_a_number_without_a_unit_counts_in_its_own() -> None:
     ("2026-12-31T18:00:00Z", "2026-12-31T18:00:00+00:00"), ("2026-12-31T18:00+02:00", "2026-12-31T18:00:00+02:00"),
     ("90d", "2027-02-20T12:00:00+00:00"), ("1h", "2026-11-22T13:00:00+00:00")])
 def test_a_moment_is_a_day_a_time_or_a_duration_from_now(text: str, said: str) -> None:
-    assert moment(text, NOW).isoformat() == said
+    assert parse_moment(text, NOW).isoformat() == said
 
 
 @pytest.mark.parametrize("text", ["", "soon", "31.12.2026", "2026-13-01", "99999w"])
 def test_what_is_no_moment_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
-        moment(text, NOW)
+        parse_moment(text, NOW)
 
 
 @pytest.mark.parametrize(("name", "text", "value"), [

@@ -20,13 +20,13 @@ from asyncgate.parts.process.outgoing import (
     Barred,
     Guard,
     Oversized,
-    client,
-    exceptions,
-    fit,
+    check_headers,
     is_own,
     is_public,
-    plainest,
-    resolved,
+    make_client,
+    resolve_host,
+    split_exceptions,
+    unmap_ipv4,
 )
 
 pytestmark = pytest.mark.anyio
@@ -50,7 +50,7 @@ async def by_hand(host: str, port: int) -> list[str]:
     if host in NAMES:
         return NAMES[host]
     assert host == "localhost" or re.fullmatch(r"[0-9a-fx.:]+", host), host
-    return await resolved(host, port)
+    return await resolve_host(host, port)
 
 
 def guard(*allow: str, plain: bool = True) -> Guard:
@@ -154,7 +154,7 @@ NO_CALL = ["file:///etc/passwd", "gopher://127.0.0.1:6379/_FLUSHALL", "ftp://pub
 
 @pytest.mark.parametrize("url", LOOPBACK)
 async def test_no_spelling_of_this_machine_is_called(server: Server, url: str) -> None:
-    async with client(plain=True, resolve=by_hand) as http:
+    async with make_client(plain=True, resolve=by_hand) as http:
         with pytest.raises((Barred, httpx2.InvalidURL, httpx2.ConnectError)):
             await http.get(url.format(port=server.port))
 
@@ -163,14 +163,14 @@ async def test_no_spelling_of_this_machine_is_called(server: Server, url: str) -
 
 @pytest.mark.parametrize("url", ELSEWHERE)
 async def test_nothing_that_is_not_public_is_called(url: str) -> None:
-    async with client(plain=True, resolve=by_hand) as http:
+    async with make_client(plain=True, resolve=by_hand) as http:
         with pytest.raises(Barred):
             await http.get(url)
 
 
 @pytest.mark.parametrize("url", NO_CALL)
 async def test_what_is_no_http_url_with_a_host_is_not_called(url: str) -> None:
-    async with client(plain=True, resolve=by_hand) as http:
+    async with make_client(plain=True, resolve=by_hand) as http:
         with pytest.raises((Barred, httpx2.InvalidURL)):
             await http.get(url)
 
@@ -195,13 +195,13 @@ async def test_a_name_that_does_not_resolve_is_a_failed_connection() -> None:
         raise OSError("no such name")
 
     for resolve in (failing, by_hand):
-        async with client(resolve=resolve) as http:
+        async with make_client(resolve=resolve) as http:
             with pytest.raises(httpx2.ConnectError):
                 await http.get("https://nothing.example/")
 
 
 async def test_a_name_that_no_dns_could_hold_is_a_failed_connection() -> None:
-    async with client(plain=True) as http:
+    async with make_client(plain=True) as http:
         with pytest.raises(httpx2.ConnectError):
             await http.get(f"http://{'a' * 300}.example/")
 
@@ -230,7 +230,7 @@ async def test_a_host_is_looked_up_once_and_called_where_it_was_found(monkeypatc
         raise OSError("this test has no internet")
 
     monkeypatch.setattr("anyio.connect_tcp", connect)     # the system's door, below everything that is tested
-    async with client(plain=True, resolve=rebinding) as http:
+    async with make_client(plain=True, resolve=rebinding) as http:
         with pytest.raises(httpx2.ConnectError):
             await http.get("http://rebind.example/")
 
@@ -241,7 +241,7 @@ async def test_a_name_that_has_moved_to_this_machine_is_not_called_the_second_ti
     rebinding = Rebinding()
     rebinding.answers = []
 
-    async with client(plain=True, resolve=rebinding) as http:
+    async with make_client(plain=True, resolve=rebinding) as http:
         with pytest.raises(Barred):
             await http.get(f"http://rebind.example:{server.port}/")
 
@@ -253,7 +253,7 @@ async def test_a_name_that_has_moved_to_this_machine_is_not_called_the_second_ti
 
 @pytest.mark.parametrize("allow", ["127.0.0.1", "127.0.0.0/8", "0.0.0.0/0"])
 async def test_a_network_on_the_list_may_be_called_also_without_tls(server: Server, allow: str) -> None:
-    async with client(allow=[allow], resolve=by_hand) as http:
+    async with make_client(allow=[allow], resolve=by_hand) as http:
         answer = await http.get(f"http://localtest.example:{server.port}/x?y=1")
 
     assert (answer.status_code, answer.text) == (200, "hello")
@@ -263,7 +263,7 @@ async def test_a_network_on_the_list_may_be_called_also_without_tls(server: Serv
 
 @pytest.mark.parametrize("allow", ["localtest.example", "LocalTest.Example", "localtest.example."])
 async def test_a_host_on_the_list_may_be_called_but_not_another_name_of_its_address(server: Server, allow: str) -> None:
-    async with client(allow=[allow], resolve=by_hand) as http:
+    async with make_client(allow=[allow], resolve=by_hand) as http:
         answer = await http.get(f"http://localtest.example:{server.port}/")
         with pytest.raises(Barred):
             await http.get(f"http://127.0.0.1:{server.port}/")
@@ -274,7 +274,7 @@ async def test_a_host_on_the_list_may_be_called_but_not_another_name_of_its_addr
 
 
 async def test_a_list_of_one_network_opens_no_other(server: Server) -> None:
-    async with client(allow=["10.0.0.0/8"], resolve=by_hand, plain=True) as http:
+    async with make_client(allow=["10.0.0.0/8"], resolve=by_hand, plain=True) as http:
         with pytest.raises(Barred):
             await http.get(f"http://127.0.0.1:{server.port}/")
 
@@ -285,7 +285,7 @@ async def test_all_addresses_of_a_host_must_be_on_the_list(server: Server) -> No
     async def resolve(host: str, port: int) -> list[str]:
         return ["127.0.0.1", "10.0.0.1"]
 
-    async with client(allow=["127.0.0.0/8"], resolve=resolve, plain=True) as http:
+    async with make_client(allow=["127.0.0.0/8"], resolve=resolve, plain=True) as http:
         with pytest.raises(Barred):
             await http.get(f"http://both.example:{server.port}/")
 
@@ -295,14 +295,14 @@ async def test_all_addresses_of_a_host_must_be_on_the_list(server: Server) -> No
 @pytest.mark.parametrize("wrong", ["10.0.0.0/33", "10.0.0.1/8", "http://localhost", "localhost:8080", "fe80::/200"])
 def test_what_is_neither_host_nor_network_stops_the_start(wrong: str) -> None:
     with pytest.raises(StartupError, match=r"security\.outgoing\.allow"):
-        exceptions([wrong])
+        split_exceptions([wrong])
 
 
 async def test_proxies_of_the_environment_are_not_used(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{server.port}")
 
-    async with client(plain=True, resolve=by_hand) as http:
+    async with make_client(plain=True, resolve=by_hand) as http:
         with pytest.raises(Barred):
             await http.get("http://10.0.0.1/")
 
@@ -315,7 +315,7 @@ async def test_proxies_of_the_environment_are_not_used(server: Server, monkeypat
 async def test_a_redirect_is_not_followed_unless_asked_for(server: Server) -> None:
     server.says("302 Found\r\nlocation: /there\r\ncontent-length: 0")
 
-    async with client(allow=["127.0.0.1"]) as http:
+    async with make_client(allow=["127.0.0.1"]) as http:
         answer = await http.get(f"http://127.0.0.1:{server.port}/")
 
     assert (answer.status_code, server.connections) == (302, 1)
@@ -326,7 +326,7 @@ async def test_a_redirect_is_not_followed_unless_asked_for(server: Server) -> No
 async def test_a_redirect_leads_nowhere_that_the_first_url_could_not(server: Server, there: str) -> None:
     server.says(f"302 Found\r\nlocation: {there.format(port=server.port)}\r\ncontent-length: 0")
 
-    async with client(allow=["localtest.example"], redirects=3, resolve=by_hand, plain=True) as http:
+    async with make_client(allow=["localtest.example"], redirects=3, resolve=by_hand, plain=True) as http:
         with pytest.raises((Barred, httpx2.UnsupportedProtocol)):
             await http.get(f"http://localtest.example:{server.port}/")
 
@@ -337,7 +337,7 @@ async def test_a_redirect_leads_nowhere_that_the_first_url_could_not(server: Ser
 async def test_at_most_three_redirects_are_followed(server: Server, asked: int) -> None:
     server.says("302 Found\r\nlocation: /again\r\ncontent-length: 0")
 
-    async with client(allow=["127.0.0.1"], redirects=asked) as http:
+    async with make_client(allow=["127.0.0.1"], redirects=asked) as http:
         with pytest.raises(httpx2.TooManyRedirects):
             await http.get(f"http://127.0.0.1:{server.port}/")
 
@@ -349,7 +349,7 @@ async def test_at_most_three_redirects_are_followed(server: Server, asked: int) 
 
 async def test_the_certificate_is_checked_for_the_name_though_the_address_is_called(authority: trustme.CA) -> None:
     async with (listening(certified(authority, "localtest.example")) as server,
-                client(allow=["127.0.0.1"], resolve=by_hand, tls=trusting(authority)) as http):
+                make_client(allow=["127.0.0.1"], resolve=by_hand, tls=trusting(authority)) as http):
         answer = await http.get(f"https://localtest.example:{server.port}/")
 
     assert answer.text == "hello"
@@ -358,7 +358,7 @@ async def test_the_certificate_is_checked_for_the_name_though_the_address_is_cal
 @pytest.mark.parametrize("certificate", ["other.example", "127.0.0.1"])
 async def test_a_certificate_for_another_name_is_refused(authority: trustme.CA, certificate: str) -> None:
     async with (listening(certified(authority, certificate)) as server,
-                client(allow=["127.0.0.1"], resolve=by_hand, tls=trusting(authority)) as http):
+                make_client(allow=["127.0.0.1"], resolve=by_hand, tls=trusting(authority)) as http):
         with pytest.raises(httpx2.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             await http.get(f"https://localtest.example:{server.port}/")
 
@@ -367,7 +367,7 @@ async def test_a_certificate_for_another_name_is_refused(authority: trustme.CA, 
 
 async def test_a_certificate_of_an_unknown_authority_is_refused(authority: trustme.CA) -> None:
     async with (listening(certified(authority, "localtest.example")) as server,
-                client(allow=["127.0.0.1"], resolve=by_hand) as http):
+                make_client(allow=["127.0.0.1"], resolve=by_hand) as http):
         with pytest.raises(httpx2.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             await http.get(f"https://localtest.example:{server.port}/")
 
@@ -379,7 +379,7 @@ async def test_a_connection_to_one_name_serves_no_other_name_of_the_same_address
         return ["127.0.0.1"]
 
     async with (listening(certified(authority, "one.example")) as server,
-                client(allow=["127.0.0.1"], resolve=resolve, tls=trusting(authority)) as http):
+                make_client(allow=["127.0.0.1"], resolve=resolve, tls=trusting(authority)) as http):
         answer = await http.get(f"https://one.example:{server.port}/")
         with pytest.raises(httpx2.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             await http.get(f"https://two.example:{server.port}/")
@@ -392,7 +392,7 @@ async def test_the_next_address_is_tried_when_one_does_not_answer(server: Server
     async def resolve(host: str, port: int) -> list[str]:
         return ["127.9.9.9", "127.0.0.1"]        # nobody listens at the first one
 
-    async with client(allow=["127.0.0.0/8"], resolve=resolve) as http:
+    async with make_client(allow=["127.0.0.0/8"], resolve=resolve) as http:
         answer = await http.post(f"http://two.example:{server.port}/", content=b"once")
 
     assert answer.text == "hello"
@@ -413,7 +413,7 @@ def endless(piece: bytes) -> Conversation:
 async def test_an_endless_body_ends_at_the_limit(server: Server) -> None:
     server.tell = endless(b"x" * 65_536)
 
-    async with client(allow=["127.0.0.1"], timeout_seconds=30) as http:
+    async with make_client(allow=["127.0.0.1"], timeout_seconds=30) as http:
         with pytest.raises(Oversized, match="1048576"):
             await http.get(f"http://127.0.0.1:{server.port}/")
 
@@ -422,7 +422,7 @@ async def test_an_endless_body_ends_at_the_limit(server: Server) -> None:
 async def test_the_limit_is_exact(server: Server, size: int, good: bool) -> None:
     server.says(f"200 OK\r\ncontent-length: {size}", b"x" * size)
 
-    async with client(allow=["127.0.0.1"], most_bytes=1000) as http:
+    async with make_client(allow=["127.0.0.1"], most_bytes=1000) as http:
         with contextlib.nullcontext() if good else pytest.raises(Oversized):
             assert len((await http.get(f"http://127.0.0.1:{server.port}/")).content) == size
 
@@ -431,7 +431,7 @@ async def test_a_small_body_that_unpacks_to_a_large_one_is_refused(server: Serve
     packed = gzip.compress(bytes(50_000_000))
     server.says(f"200 OK\r\ncontent-encoding: gzip\r\ncontent-length: {len(packed)}", packed)
 
-    async with client(allow=["127.0.0.1"]) as http:
+    async with make_client(allow=["127.0.0.1"]) as http:
         with pytest.raises(Oversized, match="compressed"):
             await http.get(f"http://127.0.0.1:{server.port}/")
 
@@ -444,7 +444,7 @@ async def test_a_server_that_says_nothing_is_left_in_time(server: Server) -> Non
         await reader.read()     # until the client goes
 
     server.tell = tell
-    async with client(allow=["127.0.0.1"], timeout_seconds=0.05) as http:
+    async with make_client(allow=["127.0.0.1"], timeout_seconds=0.05) as http:
         with pytest.raises(httpx2.TimeoutException):
             await http.get(f"http://127.0.0.1:{server.port}/")
 
@@ -459,7 +459,7 @@ async def test_a_server_that_always_says_a_little_more_is_left_in_time_too(serve
                 await asyncio.wait_for(reader.read(1), 0.01)     # faster than any timeout for a single read
 
     server.tell = tell
-    async with client(allow=["127.0.0.1"], timeout_seconds=0.2) as http:
+    async with make_client(allow=["127.0.0.1"], timeout_seconds=0.2) as http:
         with pytest.raises(httpx2.ReadTimeout, match="no complete answer"):
             await http.get(f"http://127.0.0.1:{server.port}/")
 
@@ -488,7 +488,7 @@ async def test_a_slow_name_server_costs_no_more_time_than_there_is() -> None:
         await asyncio.Event().wait()
         return []
 
-    async with client(resolve=never, timeout_seconds=0.05) as http:
+    async with make_client(resolve=never, timeout_seconds=0.05) as http:
         with pytest.raises(httpx2.TimeoutException):
             await http.get("https://public.example/")
 
@@ -496,10 +496,10 @@ async def test_a_slow_name_server_costs_no_more_time_than_there_is() -> None:
 def test_an_ipv4_address_in_disguise_is_judged_as_what_it_is() -> None:
     from ipaddress import ip_address
 
-    assert plainest(ip_address("::ffff:10.0.0.1")) == ip_address("10.0.0.1")
-    assert plainest(ip_address("2001:db8::1")) == ip_address("2001:db8::1")
-    assert not is_public(plainest(ip_address("::ffff:192.168.1.1")))
-    assert is_public(plainest(ip_address("::ffff:93.184.216.34")))
+    assert unmap_ipv4(ip_address("::ffff:10.0.0.1")) == ip_address("10.0.0.1")
+    assert unmap_ipv4(ip_address("2001:db8::1")) == ip_address("2001:db8::1")
+    assert not is_public(unmap_ipv4(ip_address("::ffff:192.168.1.1")))
+    assert is_public(unmap_ipv4(ip_address("::ffff:93.184.216.34")))
 
 
 # This machine, by an address that is public.
@@ -540,15 +540,16 @@ def test_an_address_of_this_machine_is_known_by_binding_it(address: str, own: bo
     {"X-A:": "b"}, {"X-A\r\nHost": "c"}, {f"x-{number}": "a" for number in range(51)}, {"X-A": "b" * 9000}])
 def test_headers_that_say_more_than_what_is_asked_for_are_refused(headers: dict[str, str]) -> None:
     with pytest.raises(Barred):
-        fit(headers)
+        check_headers(headers)
 
 
 def test_other_headers_are_the_caller_s() -> None:
-    fit({"Authorization": "Bearer x", "Accept": "text/html", "X-Who": "ada", "If-None-Match": '"1"', "X_Y": ""})
+    check_headers({
+        "Authorization": "Bearer x", "Accept": "text/html", "X-Who": "ada", "If-None-Match": '"1"', "X_Y": ""})
 
 
 async def test_a_call_has_the_host_header_of_its_url(server: Server) -> None:
-    async with client(allow=["127.0.0.1"], plain=True) as http:
+    async with make_client(allow=["127.0.0.1"], plain=True) as http:
         with pytest.raises(Barred, match="Host"):
             await http.get(f"http://127.0.0.1:{server.port}/", headers={"Host": "internal.example"})
     assert server.asked == []

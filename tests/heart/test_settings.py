@@ -16,8 +16,8 @@ from asyncgate.parts.model.settings import (
     Setting,
     Settings,
     SettingsError,
-    effective,
-    leaves,
+    list_settings,
+    list_values,
     load_settings,
 )
 
@@ -304,21 +304,21 @@ def test_every_default_of_spec_19_has_its_value_under_its_own_name(load: Load, n
 
 
 def test_every_setting_has_a_short_description_and_says_what_it_takes() -> None:
-    for setting in leaves(Settings):
+    for setting in list_settings(Settings):
         assert 0 < len(setting.says) <= 100, setting.name
         assert "\n" not in setting.says
         assert setting.kind, setting.name
 
 
 def test_every_number_has_a_range() -> None:
-    numbers = [setting for setting in leaves(Settings) if type(setting.default) in (int, float)]
+    numbers = [setting for setting in list_settings(Settings) if type(setting.default) in (int, float)]
 
     assert numbers
     assert [setting.name for setting in numbers if " from " not in setting.kind] == []
 
 
 def test_no_two_settings_share_a_name_in_the_environment() -> None:
-    names = [setting.environment for setting in leaves(Settings)]
+    names = [setting.environment for setting in list_settings(Settings)]
 
     assert len(set(names)) == len(names)
     assert not {"ASYNCGATE_CONFIG", "ASYNCGATE_URL", "ASYNCGATE_API_KEY_FILE"}.intersection(names)
@@ -328,7 +328,7 @@ def test_no_two_settings_share_a_name_in_the_environment() -> None:
 def test_the_engine_reads_plain_values(load: Load) -> None:
     configured = load()
 
-    for setting in leaves(Settings):
+    for setting in list_settings(Settings):
         assert type(value(configured, setting.name)) in (int, float, str, bool, tuple), setting.name
 
 
@@ -509,9 +509,9 @@ def test_the_environment_names_the_file_unless_a_flag_does(tmp_path: Path) -> No
     assert load_settings(str(other), environ).settings.port == 1002
 
 
-@pytest.mark.parametrize("setting", leaves(Settings), ids=lambda setting: setting.name)
+@pytest.mark.parametrize("setting", list_settings(Settings), ids=lambda setting: setting.name)
 def test_every_setting_is_reached_by_its_name_in_the_environment(load: Load, setting: Any) -> None:
-    row = {name: text for name, text, _ in effective(load())}
+    row = {name: text for name, text, _ in list_values(load())}
 
     configured = load(environ={setting.environment: row[setting.name]})
 
@@ -622,7 +622,7 @@ def test_an_unknown_flag_stops_the_start(load: Load) -> None:
 )
 @pytest.mark.parametrize("layer", ["file", "environment", "flag"])
 def test_a_value_out_of_range_is_refused_in_every_layer(load: Load, layer: str, name: str, low: str, high: str) -> None:
-    (setting,) = [one for one in leaves(Settings) if one.name == name]
+    (setting,) = [one for one in list_settings(Settings) if one.name == name]
     given: dict[str, Callable[[str], str]] = {
         "file": lambda text: refusal(load, f"{name}: {text}"),
         "environment": lambda text: refusal(load, environ={setting.environment: text}),
@@ -668,7 +668,7 @@ def test_a_value_out_of_range_is_refused_in_every_layer(load: Load, layer: str, 
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused_with_the_kind_it_takes(load: Load, name: str, text: str) -> None:
-    (setting,) = [one for one in leaves(Settings) if one.name == name]
+    (setting,) = [one for one in list_settings(Settings) if one.name == name]
 
     message = refusal(load, environ={setting.environment: text})
 
@@ -733,10 +733,10 @@ def test_a_setting_of_the_ledger_has_two_spellings_in_every_layer(load: Load, ol
                   load(**{spelling.replace(".", "__"): text})]
         assert [value(configured, name) for configured in layers] == [said] * 3
         assert [configured.origins[name].split()[0] for configured in layers] == ["file", "environment", "flag"]
-        assert [row for row, _, origin in effective(layers[0]) if origin != "default"] == [name]
+        assert [row for row, _, origin in list_values(layers[0]) if origin != "default"] == [name]
 
 
-@pytest.mark.parametrize("setting", [one for one in leaves(Settings) if one.name.startswith("ledger.")],
+@pytest.mark.parametrize("setting", [one for one in list_settings(Settings) if one.name.startswith("ledger.")],
                          ids=lambda one: one.name)
 def test_every_setting_that_was_below_memorygate_is_still_read_there(load: Load, setting: Setting) -> None:
     new = {"ledger.profile", "ledger.dialect", "ledger.source_system", "ledger.contents", "ledger.adopt_seconds"}
@@ -838,10 +838,10 @@ CONFIDENTIAL = {
 def test_a_secret_is_never_shown(load: Load, name: str) -> None:
     configured = load(**{name.replace(".", "__"): CONFIDENTIAL[name]})
 
-    rows = {row: text for row, text, _ in effective(configured)}
+    rows = {row: text for row, text, _ in list_values(configured)}
 
     assert "***" in rows[name]
-    assert "hunter2" not in str(effective(configured))
+    assert "hunter2" not in str(list_values(configured))
     assert "hunter2" not in repr(configured)
 
 
@@ -857,7 +857,7 @@ def test_a_secret_is_never_shown(load: Load, name: str) -> None:
     ],
 )
 def test_a_url_is_shown_without_its_password(load: Load, url: str, masked: str | None) -> None:
-    rows = {name: text for name, text, _ in effective(load(database__url=url))}
+    rows = {name: text for name, text, _ in list_values(load(database__url=url))}
 
     expected = masked or "postgresql://db/gate?user=ann&password=***&sslmode=require"
     assert rows["database.url"] == expected
@@ -882,9 +882,9 @@ def test_a_refusal_does_not_repeat_a_secret(load: Load, text: str, name: str) ->
 
 
 def test_effective_lists_every_setting_with_its_origin(load: Load) -> None:
-    rows = effective(load("port: 9000", {"ASYNCGATE_LOG_LEVEL": "debug"}))
+    rows = list_values(load("port: 9000", {"ASYNCGATE_LOG_LEVEL": "debug"}))
 
-    assert [name for name, _, _ in rows] == [setting.name for setting in leaves(Settings)]
+    assert [name for name, _, _ in rows] == [setting.name for setting in list_settings(Settings)]
     assert ("log_level", "debug", "environment ASYNCGATE_LOG_LEVEL") in rows
     assert ("host", "127.0.0.1", "default") in rows
     assert [text for name, text, _ in rows if name == "port"] == ["9000"]
@@ -939,4 +939,4 @@ def test_the_targets_of_escalations_are_read_and_shown_as_peers_write_them() -> 
     (target,) = configured.settings.escalation.targets
     assert (target.escalation_class, target.to_kind, target.to_id) == (1, "worker", "fallback")
     assert configured.settings.escalation.lease_expiry_class == 4
-    assert {name: value for name, value, _ in effective(configured)}["escalation.targets"] == said
+    assert {name: value for name, value, _ in list_values(configured)}["escalation.targets"] == said

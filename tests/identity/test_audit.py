@@ -34,6 +34,7 @@ from asyncgate.parts.identity.keys import HELD_SECONDS
 from asyncgate.parts.identity.keys_stored import generate
 from asyncgate.parts.model.errors import DatabaseUnavailable
 from asyncgate.parts.model.ids import Ids, mark_of
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import ArchiveSettings, Settings
 from asyncgate.parts.model.stored import Audit, AuditHead
 from asyncgate.parts.operations import OPERATIONS
@@ -618,7 +619,7 @@ async def chain(house: House) -> list[Audit]:
         await house.key("worker", f"w{n}")
     await house.audit()
     rows: list[Audit] = []
-    while more := await house.served.backend.export(Audit, HOME, rows[-1].audit_id if rows else ""):
+    while more := await house.served.backend.page(HOME, Rows(Audit, rows[-1].audit_id if rows else "")):
         rows += more
     return rows
 
@@ -734,7 +735,7 @@ async def shortened(house: House, *numbers: int) -> set[int]:
             work.drop(Audit, f"{number:012d}")
     with contextlib.suppress(Exception):
         await house.served.backend.transact(THIRD, Needs(), decide)
-    return {line.number for line in await house.served.backend.export(Audit, THIRD, "")}
+    return {line.number for line in await house.served.backend.page(THIRD, Rows(Audit))}
 
 
 @pytest.fixture

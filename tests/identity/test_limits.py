@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncgate.parts.faces.http import refusal_headers
+from asyncgate.parts.faces.http import make_refusal_headers
 from asyncgate.parts.identity.buckets import (
     UNLIMITED,
     Bucket,
@@ -21,7 +21,7 @@ from asyncgate.parts.identity.buckets import (
 )
 from asyncgate.parts.identity.limits import open_limits
 from asyncgate.parts.identity.limits.memory import MemoryLimits, steady
-from asyncgate.parts.model.connection import client_address
+from asyncgate.parts.model.connection import find_client_address
 from asyncgate.parts.model.settings import Settings, SettingsError, load_settings
 from asyncgate.parts.model.wire import Principal
 
@@ -360,7 +360,7 @@ PROXIES = ("10.0.0.0/8", "2001:db8:ffff::/48")
 
 def seen(peer: str | None, *forwarded: str, trusted: tuple[str, ...] = PROXIES) -> str:
     scope: dict[str, Any] = {"client": peer and (peer, 1234)}
-    return client_address(scope, [(b"x-forwarded-for", one.encode("latin-1")) for one in forwarded], trusted)
+    return find_client_address(scope, [(b"x-forwarded-for", one.encode("latin-1")) for one in forwarded], trusted)
 
 
 @pytest.mark.parametrize(("peer", "forwarded", "found"), [
@@ -425,7 +425,7 @@ def test_the_refusal_is_that_of_the_spec() -> None:
     assert no.status == 429
     assert no.body() == {"error": "rate_limit_exceeded", "message": message, "detail": message, "retry_after": 36,
                          "limit": 1000, "window": "1h"}
-    assert refusal_headers(no) == [(b"retry-after", b"36")]
+    assert make_refusal_headers(no) == [(b"retry-after", b"36")]
 
 
 @pytest.mark.parametrize(("tier", "counted", "seconds", "message", "window"), [

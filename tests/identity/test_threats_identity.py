@@ -25,8 +25,9 @@ from asyncgate.parts.identity.audit import Auditor, broken
 from asyncgate.parts.identity.guard import Accounts, Guard
 from asyncgate.parts.identity.keys import Failures, Proven
 from asyncgate.parts.identity.keys_stored import checksum, generate, parse
-from asyncgate.parts.model.content import canonical
-from asyncgate.parts.model.naming import claimed
+from asyncgate.parts.model.content import to_canonical
+from asyncgate.parts.model.naming import read_principal
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Audit, AuditHead
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
@@ -484,7 +485,7 @@ async def the_audit_of_administration(house: House) -> bool:
 async def the_chain(house: House) -> bool:
     await house.key()
     await house.audit()
-    first, *rest = await house.served.backend.export(Audit, HOME, "")
+    first, *rest = await house.served.backend.page(HOME, Rows(Audit))
     return broken([replace(first, event="nothing"), *rest], AuditHead(0, "")) is not None
 
 
@@ -505,7 +506,7 @@ GUARDS: dict[str, tuple[Check, Any, str, Any]] = {
     "role": (the_role, OPERATIONS["create_task"], "roles", ("agent", "worker", "admin")),
     "scope": (the_scope, OPERATIONS["create_task"], "scopes", frozenset()),
     "tenant": (the_tenant, Engine, "at_home", ignore),
-    "speaker": (the_speaker, asyncgate, "speaker", lambda caller, ask: claimed(ask) or caller.principal),
+    "speaker": (the_speaker, asyncgate, "speaker", lambda caller, ask: read_principal(ask) or caller.principal),
     "owner": (the_owner, Engine, "_own", lambda self, work, caller, ask: work.task(ask.task_id)),
     "holder": (the_holder, asyncgate, "lost", ignore),
     "operator": (the_operator, identity_admin, "operator", ignore),
@@ -521,7 +522,7 @@ GUARDS: dict[str, tuple[Check, Any, str, Any]] = {
     "audit of foreign ids": (the_audit_of_foreign_ids, Auditor, "_suspect", ignore),
     "audit of administration": (the_audit_of_administration, identity_admin, "told", ignore),
     "chain": (the_chain, identity_audit, "link", lambda head, line: replace(LINK(head, line), hash="")),
-    "redaction": (the_redaction, identity_audit, "worded", lambda settings, said: canonical(said)),
+    "redaction": (the_redaction, identity_audit, "worded", lambda settings, said: to_canonical(said)),
 }
 
 

@@ -15,7 +15,7 @@ from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.faces.lease_protocol import PollForTask, offer_task
 from asyncgate.parts.model.ids import Ids
-from asyncgate.parts.model.members import beside
+from asyncgate.parts.model.members import read_warnings
 from asyncgate.parts.model.settings import EscalationSettings, EscalationTarget, Settings
 from asyncgate.parts.model.wire import ReceiptRecord
 from asyncgate.parts.receipts.adoption import Adopter
@@ -215,7 +215,7 @@ async def test_an_unreadable_ledger_is_a_warning_and_never_an_error(
     assert [(one.task_id, bytes(one.body) != b"null") for one in page.receipts] == [
         (offer.task_id, False), (offer.task_id, False), (open_one, True)]
     assert [one.task_id for one in owed.open_obligations] == [open_one]
-    assert beside(owed) == (UNREADABLE,)
+    assert read_warnings(owed) == (UNREADABLE,)
     assert (welcome.warnings, welcome.receipt_ledger_lag.waiting) == ([UNREADABLE], 1)
     assert len(history.events) == 4
     with refused("receipt_not_found"):

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from asyncgate.backends import open_backend
 from asyncgate.conformance.verify_ledger import verify_ledger
 from asyncgate.parts.ledger_app import LedgerGate
+from asyncgate.parts.model.queries import EntryFilter, Query, Rows
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.stored import Entry, EntryFilter
+from asyncgate.parts.model.stored import Entry
 from asyncgate.parts.receipts.sealing import Sealer
 from tests.conftest import TOKEN, Served
 
@@ -65,14 +66,14 @@ async def test_a_ledger_names_its_own_operations_and_no_others(shelf: Served) ->
 
 async def test_storing_again_writes_nothing_and_other_content_is_refused(shelf: Served) -> None:
     await shelf.post("/v1/receipts", receipt())
-    rows = await shelf.backend.export(Entry, shelf.tenant_id, "")
+    rows = await shelf.backend.page(shelf.tenant_id, Rows(Entry))
 
     again = await shelf.post("/v1/receipts", {**receipt(), "tenant_id": "default", "delivered_at": None})
     other = await shelf.call("POST", "/v1/receipts", receipt(body={"n": 2}))
 
     assert again["replay"] is True
     assert (other.status, other.json()["error"]) == (409, "receipt_id_collision")
-    assert await shelf.backend.export(Entry, shelf.tenant_id, "") == rows
+    assert await shelf.backend.page(shelf.tenant_id, Rows(Entry)) == rows
 
 
 async def test_many_are_stored_at_once_and_each_has_its_own_answer(shelf: Served) -> None:
@@ -191,7 +192,7 @@ async def test_a_ledger_seals_what_it_has_filed_and_names_what_was_changed(shelf
     await shelf.post("/v1/receipts", many(*(receipt(f"r-{n}") for n in (3, 1, 2))))
     assert await sealer.run() == 1
     assert (await verify_ledger(shelf.backend)).problems == []
-    [entry] = [one for one in await shelf.backend.export(Entry, shelf.tenant_id, "") if one.receipt_id == "r-1"]
+    [entry] = [one for one in await shelf.backend.page(shelf.tenant_id, Rows(Entry)) if one.receipt_id == "r-1"]
 
     class Tampered:
         """The same database, and somebody has changed one word in it."""
@@ -199,8 +200,10 @@ async def test_a_ledger_seals_what_it_has_filed_and_names_what_was_changed(shelf
         def __getattr__(self, name: str) -> Any:
             return getattr(shelf.backend, name)
 
-        async def entries(self, tenant_id: str, of: EntryFilter) -> list[Entry]:
-            rows = await shelf.backend.entries(tenant_id, of)
+        async def page(self, tenant_id: str, query: Query[Any]) -> list[Any]:
+            rows = await shelf.backend.page(tenant_id, query)
+            if not isinstance(query, EntryFilter):
+                return rows
             return [replace(one, content=one.content.replace("plan", "plot")) if one == entry else one for one in rows]
 
     found = await verify_ledger(Tampered())

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from asyncgate.conformance.harness import Gate, under
+from asyncgate.parts.model.queries import OutboxFilter, ReceiptFilter, Rows
 from asyncgate.parts.model.settings import LedgerSettings
-from asyncgate.parts.model.stored import Receipt, ReceiptFilter
+from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.receipts.outbox import Ledger
 
 pytestmark = pytest.mark.anyio
@@ -26,14 +27,14 @@ def gate(make_gate: Callable[..., Gate]) -> Gate:
 
 
 async def outbox(gate: Gate) -> list[dict[str, Any]]:
-    return [json.loads(row.content) for row in await gate.backend.outbox(gate.tenant_id, "", 1000)]
+    return [json.loads(row.content) for row in await gate.backend.page(gate.tenant_id, OutboxFilter("", 1000))]
 
 
 async def test_every_receipt_waits_whole_and_leaves_a_skeleton(gate: Gate) -> None:
     offer = await gate.finished()
 
     waiting = await outbox(gate)
-    stored = await gate.backend.export(Receipt, gate.tenant_id, "")
+    stored = await gate.backend.page(gate.tenant_id, Rows(Receipt))
 
     types = ["task.assigned", "task.accepted", "task.completed", "task.result_ready"]
     assert [one["receipt_type"] for one in waiting] == types
@@ -46,7 +47,7 @@ async def test_every_receipt_waits_whole_and_leaves_a_skeleton(gate: Gate) -> No
 
 async def test_a_receipt_that_was_written_before_is_not_sent_again(gate: Gate) -> None:
     offer = await gate.finished()
-    [receipt] = await gate.backend.receipts(gate.tenant_id, of_type("task.result_ready"))
+    [receipt] = await gate.backend.page(gate.tenant_id, of_type("task.result_ready"))
     await gate.as_agent().ack_receipt(receipt_id=receipt.receipt_id)
     before = await outbox(gate)
 

@@ -21,9 +21,10 @@ from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.queries import OutboxFilter, Rows
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Event, Lease, Obligation, Receipt, Schedule, Task, export_key
-from asyncgate.parts.model.views import outside
+from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts.adoption import Adopter
 from asyncgate.parts.receipts.collected import Collected, from_ledger
@@ -55,7 +56,7 @@ async def opened(url: str) -> AsyncIterator[Any]:
 
 async def rows(backend: Any, table: Any, tenant_id: str) -> list[Any]:
     found: list[Any] = []
-    while page := await backend.export(table, tenant_id, export_key(found[-1]) if found else ""):
+    while page := await backend.page(tenant_id, Rows(table, export_key(found[-1]) if found else "")):
         found += page
     return found
 
@@ -112,7 +113,7 @@ async def schedules(gate: Gate) -> None:
 
 def shown(receipt: Receipt) -> Receipt:
     """A receipt with its time as the world sees it, which is what a ledger has."""
-    return replace(receipt, created_at=outside(receipt.created_at).timestamp(), delivered_at=None)
+    return replace(receipt, created_at=to_utc(receipt.created_at).timestamp(), delivered_at=None)
 
 
 async def rebuilt(gate: Gate, target: str, **more: Any) -> Result:
@@ -211,7 +212,7 @@ async def test_what_the_old_gate_could_not_tell_any_more_is_told_now(gate: Gate,
     assert result.exit_code == 0, result.output
     async with opened(target) as backend:
         new = Gate(Engine(backend, Settings(instance_id="asyncgate-1")), away.tenant_id)
-        [waiting] = await backend.outbox(away.tenant_id, "", 10)
+        [waiting] = await backend.page(away.tenant_id, OutboxFilter("", 10))
         said = json.loads(waiting.content)
         assert said["receipt_type"] == "task.result_ready"
         assert said["body"] == {"status": "succeeded", "result_payload": {"ok": True}, "schema_version": "1",

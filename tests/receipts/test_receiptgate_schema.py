@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from asyncgate.parts.model.content import canonical
+from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.settings import EscalationSettings, EscalationTarget
 from asyncgate.parts.model.stored import Lease, Receipt, Task
 from asyncgate.parts.receipts.sinks.receiptgate_schema import Handed, ledger_receipt, located, plain, sent
@@ -48,7 +48,7 @@ def told(receipt: Receipt, task: Task = TASK, lease: Lease | None = None, **more
 
 
 def completed(**body: Any) -> Receipt:
-    return replace(RECEIPT, body=canonical(body).decode())
+    return replace(RECEIPT, body=to_canonical(body).decode())
 
 
 # Stories, as the gate itself writes them.
@@ -174,7 +174,7 @@ LOST = replace(RECEIPT, receipt_id="x1", receipt_type="lease.expired", from_kind
 
 @pytest.mark.parametrize("reason", ["expired", "released"])
 def test_the_end_of_a_lease_gives_custody_back_to_the_gate_and_is_nothing_to_dialect_1_0(reason: str) -> None:
-    lost = replace(LOST, body=canonical({"reason": reason}).decode())
+    lost = replace(LOST, body=to_canonical({"reason": reason}).decode())
     back = told(lost, lease=replace(LEASE, worker_id="w1", fence=1, accepted="r1"), source="svc:gate")
 
     assert (back["phase"], back["escalation_reason"]) == ("escalate", f"lease_{reason}")
@@ -228,7 +228,7 @@ def test_with_digests_no_content_is_told() -> None:
 
 def test_an_escalation_goes_to_its_target_on_behalf_of_the_worker_that_was_lost() -> None:
     sent = told(replace(RECEIPT, receipt_type="task.escalated", from_kind="asyncgate", from_id="asyncgate-1",
-                        body=canonical(ESCALATED).decode()))
+                        body=to_canonical(ESCALATED).decode()))
 
     assert (sent["phase"], sent["escalation_class"], sent["escalation_reason"]) == (
         "escalate", "policy", "lease_expired")
@@ -365,4 +365,4 @@ def test_nothing_that_anybody_sends_makes_a_receipt_that_is_refused(
     more = ESCALATED if type == "task.escalated" else {"attempt": 0}
 
     told(replace(RECEIPT, receipt_type=type, from_id=names[3],
-                 body=canonical({**body, "artifacts": artifacts, **more}).decode()), task)
+                 body=to_canonical({**body, "artifacts": artifacts, **more}).decode()), task)

@@ -9,14 +9,15 @@ import httpx2
 import pytest
 from msgspec.structs import replace
 
-from asyncgate.parts.model.content import canonical
+from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.receipts.sinks.receiptgate_schema import ledger_receipt, plain
 from tests.receipts.test_receiptgate_schema import ESCALATED, RECEIPT, TASK, completed
 from tests.support.receiptgate_stand_in import FIELDS, KEY, StandIn, problems, served
 
 FILE = [{"uri": "file:///a"}]
 ACCEPTED = replace(RECEIPT, receipt_type="task.accepted", receipt_id="a1", body='{"attempt":0}')
-TO_FALLBACK = replace(RECEIPT, receipt_type="task.escalated", receipt_id="e1", body=canonical(ESCALATED).decode())
+TO_FALLBACK = replace(
+    RECEIPT, receipt_type="task.escalated", receipt_id="e1", body=to_canonical(ESCALATED).decode())
 GOOD = {"accepted": ACCEPTED, "complete": completed(artifacts=FILE), "escalate": TO_FALLBACK}
 
 

@@ -24,6 +24,7 @@ from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.verify import verify
 from asyncgate.conformance.verify_ledger import verify_ledger
 from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import ArchiveSettings, Settings
 from asyncgate.parts.model.stored import Archived, Obligation, Outgoing, Receipt, SealHead, Task, export_key
 from asyncgate.parts.model.wire import ReceiptRecord
@@ -106,7 +107,7 @@ def good(result: Result) -> Result:
 
 async def rows(gate: Gate, table: Any) -> list[Any]:
     found: list[Any] = []
-    while page := await gate.backend.export(table, gate.tenant_id, export_key(found[-1]) if found else ""):
+    while page := await gate.backend.page(gate.tenant_id, Rows(table, export_key(found[-1]) if found else "")):
         found += page
     return found
 

@@ -19,6 +19,8 @@ from asyncgate.commands.main import main
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.verify import verify
+from asyncgate.parts.model.database import ArchivingBackend, LastingBackend
+from asyncgate.parts.model.queries import OutboxFilter, Rows
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import (
     Archived,
@@ -54,7 +56,7 @@ async def emptied(gate: Gate) -> None:
 
 async def rows(gate: Gate, table: Any) -> list[Any]:
     found: list[Any] = []
-    while page := await gate.backend.export(table, gate.tenant_id, export_key(found[-1]) if found else ""):
+    while page := await gate.backend.page(gate.tenant_id, Rows(table, export_key(found[-1]) if found else "")):
         found += page
     return found
 
@@ -181,8 +183,8 @@ async def test_what_is_in_the_archive_here_is_no_difference_unless_somebody_chan
             work.keep(pointer(one))
             work.drop(Receipt, one.receipt_id)
     await decided(gate, lambda work: work.keep(SealHead(last_id=here[-1].receipt_id)))
-    if register := getattr(gate.backend, "register_segment", None):
-        await register(gate.tenant_id, "segment")
+    if isinstance(gate.backend, ArchivingBackend):
+        await gate.backend.register_segment(gate.tenant_id, "segment")
     await decided(gate, let_go, receipts={one.receipt_id for one in here})
     assert await rows(gate, Receipt) == []
     assert await kinds(gate) == []
@@ -244,7 +246,7 @@ async def test_a_refused_receipt_is_offered_once_more(gate: Gate, ledger: Ledger
     gate.ledger.sender.closed = True
     await silent.create()
     await silent.ledger.sink.close()
-    [row] = await gate.backend.outbox(gate.tenant_id, "", 10)
+    [row] = await gate.backend.page(gate.tenant_id, OutboxFilter("", 10))
     await decided(gate, lambda work: work.keep(replace(row, state="parked", reason="422 no")))
     [parked] = await found(gate)
     assert (parked.kind, parked.detail) == ("parked", "the ledger refuses the task.assigned: 422 no")
@@ -586,6 +588,7 @@ async def test_a_repair_beside_a_serving_gate_is_refused_and_says_why(url: str, 
                                                                       receipts: Any) -> None:
     await standalone(url)
     serving = await open_backend(url, serving=True)
+    assert isinstance(serving, LastingBackend)
     await serving.join("asyncgate-1", 1.0, lambda news: None)
     await serving.beat()        # until then it only begins, and others that begin wait for it
 

@@ -20,6 +20,7 @@ from asyncgate.backends import open_backend
 from asyncgate.commands.main import main
 from asyncgate.conformance.harness import Gate, refused
 from asyncgate.conformance.verify_ledger import Sealed, verify_ledger
+from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Receipt, Seal, SealHead
 from asyncgate.parts.receipts.sealing import seal
@@ -136,7 +137,7 @@ async def test_a_change_to_a_seal_is_found(path: Path, ids: list[str], column: s
     (2, ["the seals end with number 1, {first}, but number 2, {second}, was the last one written"])])
 async def test_a_seal_that_is_taken_away_is_missed(
         gate: Gate, path: Path, ids: list[str], gone: int, says: list[str]) -> None:
-    hashes = [one.hash[:16] for one in await gate.backend.export(Seal, TENANT, "")]
+    hashes = [one.hash[:16] for one in await gate.backend.page(TENANT, Rows(Seal))]
     damage(path, "DELETE FROM seals WHERE number = :gone", gone=gone)
 
     problems = (await checked(path)).problems

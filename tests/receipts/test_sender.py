@@ -15,8 +15,9 @@ import pytest
 from asyncgate import NOBODY
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.ledgers import HASTY, LedgerServer
+from asyncgate.parts.model.queries import OutboxFilter, ReceiptFilter, Rows
 from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, LedgerSettings
-from asyncgate.parts.model.stored import Lag, Receipt, ReceiptFilter
+from asyncgate.parts.model.stored import Lag, Receipt
 from asyncgate.parts.model.wire import Health
 from asyncgate.parts.receipts.outbox import Breaker, Ledger, resend
 from tests.support.stub_ledger import CUT, StubLedger
@@ -70,7 +71,7 @@ async def test_the_ledger_has_every_receipt_as_the_gate_would_show_it(
     assert types(there) == ["task.assigned", "task.accepted", "task.completed", "task.result_ready"]
     alone = make_gate()
     await alone.finished()
-    here = [json.loads(row.body) for row in await alone.backend.export(Receipt, alone.tenant_id, "")]
+    here = [json.loads(row.body) for row in await alone.backend.page(alone.tenant_id, Rows(Receipt))]
     assert [one["body"] for one in there] == here
     assert {one["task_id"] for one in there} == {offer.task_id}
     assert {one["tenant_id"] for one in there} == {gate.tenant_id}
@@ -81,7 +82,7 @@ async def test_many_receipts_share_a_call_and_the_refused_ones_are_parked(
     async with integrated(ledger.url, auth_token="not yet good") as gate:
         for _ in range(30):
             await gate.finished()
-        [first, *_] = await gate.backend.outbox(gate.tenant_id, "", 1)
+        [first, *_] = await gate.backend.page(gate.tenant_id, OutboxFilter("", 1))
         ledger.call("POST", "/v1/receipts", {**json.loads(first.content), "body": {"another": True}})
     async with integrated(ledger.url, gate.tenant_id, auth_token=ledger.token) as gate:
         await emptied(gate)
@@ -123,7 +124,7 @@ async def test_a_refused_receipt_is_parked_and_told_and_does_not_open_the_circui
         await emptied(gate)
         lag = await gate.ledger.lag(gate.tenant_id)
         assert (await gate.engine.health(NOBODY, Health())).receipt_ledger_lag.parked == 4
-        rows = await gate.backend.receipts(gate.tenant_id, ALL)
+        rows = await gate.backend.page(gate.tenant_id, ALL)
 
     assert (lag.waiting, lag.parked, lag.circuit) == (0, 4, "closed")
     told = [receipt["body"] for receipt in stub.taken if receipt["receipt_type"] == "system.anomaly"]

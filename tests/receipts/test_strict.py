@@ -10,6 +10,7 @@ import pytest
 
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.ledgers import HASTY
+from asyncgate.parts.model.queries import OutboxFilter
 from asyncgate.parts.model.settings import LedgerSettings
 from asyncgate.parts.receipts.outbox import Ledger
 from tests.support.stub_ledger import StubLedger
@@ -49,7 +50,7 @@ async def test_the_ledger_has_a_receipt_before_its_change_is_there(gate: Gate, s
 
     assert seen == [task_id]
     assert (await gate.task(task_id)).status == "queued"
-    assert await gate.backend.outbox(gate.tenant_id, "", 10) == []
+    assert await gate.backend.page(gate.tenant_id, OutboxFilter("", 10)) == []
 
 
 @pytest.mark.parametrize("status", [422, 503])

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from asyncgate import Needs, Work
-from asyncgate.backends.memory import Memory, Row, Tenant
+from asyncgate.backends.memory import Memory, Tenant
+from asyncgate.parts.model.queries import ObligationFilter, Query, ReceiptFilter, Row
 from asyncgate.parts.model.settings import DatabaseSettings
-from asyncgate.parts.model.stored import Key, Receipt, ReceiptFilter, Task
-from asyncgate.parts.model.wire import Principal
+from asyncgate.parts.model.stored import Key, Task
 
+T = TypeVar("T")
 
 class DropsParents(Memory):
     """Stores receipts without what they answer."""
@@ -58,9 +59,10 @@ class LosesCommits(Memory):
 class ShowsOthersObligations(Memory):
     """Answers with the obligations of every tenant."""
 
-    async def obligations(self, tenant_id: str, to: Principal, since: str | None, limit: int) -> list[Receipt]:
-        """Return a page of anybody's open obligations."""
-        return [receipt for other in list(self.all) for receipt in await super().obligations(other, to, since, limit)]
+    async def page(self, tenant_id: str, query: Query[T]) -> list[T]:
+        """Return a page, of anybody's open obligations."""
+        tenants = list(self.all) if isinstance(query, ObligationFilter) else [tenant_id]
+        return [row for other in tenants for row in await super(ShowsOthersObligations, self).page(other, query)]
 
 
 class ForgetsDischarge(Memory):
@@ -88,11 +90,13 @@ class ReadsStale(Memory):
 class FiltersAfterTheLimit(Memory):
     """Cuts a page of receipts before it looks at what was asked for."""
 
-    async def receipts(self, tenant_id: str, of: ReceiptFilter) -> list[Receipt]:
+    async def page(self, tenant_id: str, query: Query[Any]) -> list[Any]:
         """Return what happens to fit of the next rows."""
-        rows = await super().receipts(tenant_id, ReceiptFilter(None, None, None, of.after, of.limit))
-        return [row for row in rows if (of.to is None or row.to.same(of.to)) and of.task_id in (None, row.task_id)
-                and of.receipt_type in (None, row.receipt_type)]
+        if not isinstance(query, ReceiptFilter):
+            return await super().page(tenant_id, query)
+        rows = await super().page(tenant_id, ReceiptFilter(None, None, None, query.after, query.limit))
+        return [row for row in rows if (query.to is None or row.to.same(query.to))
+                and query.task_id in (None, row.task_id) and query.receipt_type in (None, row.receipt_type)]
 
 
 class ForgetsKeys(Memory):
@@ -149,6 +153,9 @@ FAULTS: dict[str, Any] = {
     "forgets_discharge": ForgetsDischarge, "reads_stale": ReadsStale, "filters_after_the_limit": FiltersAfterTheLimit,
     "forgets_keys": ForgetsKeys, "ignores_lanes": IgnoresLanes, "keeps_refused_batches": KeepsRefusedBatches,
     "keeps_one_line": KeepsOneLine, "forgets_suspensions": ForgetsSuspensions}
+
+
+BACKEND = Memory
 
 
 async def open_backend(url: str, *, serving: bool = False, settings: DatabaseSettings | None = None) -> Memory:

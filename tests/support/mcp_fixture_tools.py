@@ -20,21 +20,30 @@ from mcp.shared.exceptions import MCPError
 
 from asyncgate.commands.main import main
 from asyncgate.parts.faces.mcp import facade as mcp_facade
-from asyncgate.parts.faces.mcp.tasks import EXTENSION, Context, Json, TaskParams, Tasks, UpdateParams, handle, wanted
-from asyncgate.parts.faces.mcp.tools import found
+from asyncgate.parts.faces.mcp.tasks import (
+    EXTENSION,
+    Context,
+    TaskParams,
+    Tasks,
+    UpdateParams,
+    make_handle,
+    wants_handle,
+)
+from asyncgate.parts.faces.mcp.tools import make_result
+from asyncgate.parts.model.content import JsonObject
 from asyncgate.parts.model.errors import LeaseInvalid
 from asyncgate.parts.operations import OPERATIONS
 
 STRING, NUMBER = {"type": "string"}, {"type": "number"}
-TOOLS: dict[str, Json] = {
+TOOLS: dict[str, JsonObject] = {
     "greet": {"name": STRING}, "slow_compute": {"seconds": NUMBER, "label": STRING}, "failing_job": {},
     "protocol_error_job": {}, "confirm_delete": {"filename": STRING}, "multi_input": {}, "test_tool_with_task": {}}
 NEEDS_HANDLES = {"failing_job", "test_tool_with_task"}
 WORKER = "fixtures"
-_json = msgspec.json.Decoder(Json).decode
+_json = msgspec.json.Decoder(JsonObject).decode
 
 
-def question(name: str) -> Json:
+def question(name: str) -> JsonObject:
     """Ask the caller for one text."""
     wants = {"type": "object", "properties": {name: {"type": "string"}}, "required": [name]}
     return {"method": "elicitation/create", "params": {"mode": "form", "message": name, "requestedSchema": wants}}
@@ -49,10 +58,10 @@ class AskingTasks(Tasks):
 
     def __init__(self, perform: Any) -> None:
         super().__init__(perform)
-        self.asked: dict[str, Json] = {}
+        self.asked: dict[str, JsonObject] = {}
         self.answered = asyncio.Condition()
 
-    async def get(self, ctx: Context, params: TaskParams) -> Json:
+    async def get(self, ctx: Context, params: TaskParams) -> JsonObject:
         """Show what a task still asks, and a request that broke as broken."""
         shown = await super().get(ctx, params)
         if shown["status"] == "working" and (open_ := self.asked.get(params.task_id)):
@@ -62,7 +71,7 @@ class AskingTasks(Tasks):
                     "error": {"code": types.INTERNAL_ERROR, "message": "the request broke"}}
         return shown
 
-    async def update(self, ctx: Context, params: UpdateParams) -> Json:
+    async def update(self, ctx: Context, params: UpdateParams) -> JsonObject:
         """Take answers to what a task has asked."""
         acknowledged = await super().update(ctx, params)
         async with self.answered:
@@ -71,7 +80,7 @@ class AskingTasks(Tasks):
             self.answered.notify_all()
         return acknowledged
 
-    async def ask(self, task_id: str, questions: Json) -> None:
+    async def ask(self, task_id: str, questions: JsonObject) -> None:
         """Ask, and wait until all is answered."""
         async with self.answered:
             self.asked[task_id] = dict(questions)
@@ -104,13 +113,13 @@ class Fixtures(mcp_facade.Facade):
                for name, fields in TOOLS.items()]
         return types.ListToolsResult(tools=[*(await super()._list(ctx, params)).tools, *own])
 
-    async def _call(self, ctx: Context, params: types.CallToolRequestParams) -> Json:
+    async def _call(self, ctx: Context, params: types.CallToolRequestParams) -> JsonObject:
         fields = params.arguments or {}
         if params.name not in TOOLS:
             return await super()._call(ctx, params)
         if params.name == "greet":
             return mcp_facade.COMPLETE | {"content": [{"type": "text", "text": f"Hello, {fields['name']}!"}]}
-        if params.name in NEEDS_HANDLES and not wanted(ctx):
+        if params.name in NEEDS_HANDLES and not wants_handle(ctx):
             raise MCPError(types.MISSING_REQUIRED_CLIENT_CAPABILITY, f"declare the extension {EXTENSION}",
                            {"requiredCapabilities": {"extensions": {EXTENSION: {}}}})
         if params.name == "test_tool_with_task":
@@ -120,14 +129,14 @@ class Fixtures(mcp_facade.Facade):
             fields = msgspec.to_builtins(getattr(answer, "content", {}))
         return await self._run_task(ctx, params.name, fields)
 
-    async def _run_task(self, ctx: Context, name: str, fields: Json) -> Json:
-        waits = 0.0 if wanted(ctx) else 20.0
+    async def _run_task(self, ctx: Context, name: str, fields: JsonObject) -> JsonObject:
+        waits = 0.0 if wants_handle(ctx) else 20.0
         reply = await self._do(ctx, "run_task", {"type": name, "payload": fields, "wait_seconds": waits})
-        return handle(reply) if wanted(ctx) else mcp_facade.COMPLETE | found(reply)
+        return make_handle(reply) if wants_handle(ctx) else mcp_facade.COMPLETE | make_result(reply)
 
     # The worker.
 
-    async def _say(self, operation: str, **fields: Any) -> Json:
+    async def _say(self, operation: str, **fields: Any) -> JsonObject:
         op = OPERATIONS[operation]
         asks = op.reader.body(msgspec.json.encode({"worker_id": WORKER, **fields}))[0]
         return _json(msgspec.json.encode(await self.gate.perform(op, await self.gate.known([]), asks)))
@@ -143,11 +152,11 @@ class Fixtures(mcp_facade.Facade):
             for offer in leased["tasks"]:
                 self._begin(self._do_one(offer))
 
-    async def _do_one(self, offer: Json) -> None:
+    async def _do_one(self, offer: JsonObject) -> None:
         with contextlib.suppress(LeaseInvalid):     # somebody has canceled it
             await self._end(offer)
 
-    async def _end(self, offer: Json) -> None:
+    async def _end(self, offer: JsonObject) -> None:
         held = {"task_id": offer["task_id"], "lease_id": offer["lease_id"]}
         kind, payload = offer["type"], offer["payload"]
         await self._say("start_task", **held)

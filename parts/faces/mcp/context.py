@@ -18,39 +18,37 @@ from typing import TYPE_CHECKING, Any
 
 import mcp_types as types
 import msgspec
-from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.server.subscriptions import ListenHandler, ResourceUpdated, ServerEvent
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from asyncgate import Extension
-from asyncgate.parts.faces.mcp.tools import told_refusal
+from asyncgate.parts.faces.mcp.tools import make_refusal_data
+from asyncgate.parts.model.content import JsonObject, encode_json
 from asyncgate.parts.model.errors import GateError, TooManyWaiting
 from asyncgate.parts.model.stored import Account, Key
 from asyncgate.parts.model.wire import Principal
 
 if TYPE_CHECKING:
     from asyncgate import Caller, Engine, News, Work
-    from asyncgate.parts.faces.mcp.tasks import Perform
+    from asyncgate.parts.faces.mcp.tasks import Context, Perform
 
-Context = ServerRequestContext[Any]
-Json = dict[str, Any]
-OBLIGATIONS, TASK = "asyncgate://obligations", "asyncgate://tasks/"
+OBLIGATIONS_URI, TASK_URI = "asyncgate://obligations", "asyncgate://tasks/"
 URI = re.compile(r"asyncgate://(?:tasks/(?P<task>[^/?#]+)|[^/?#]+/tasks/(?P<result>[^/?#]+)/result)\Z")
 NOT_FOUND_BEFORE_2026 = -32002
-STATUS_SECONDS = 5.0        # after which it is asked again whether the credential of a subscription is good
-SHOWN = 20      # obligations and leases that a prompt tells one by one
-_json = msgspec.json.Decoder(Json).decode
-encode = msgspec.json.encode
+CREDENTIAL_CHECK_SECONDS = 5.0        # after which it is asked again whether the credential of a subscription is good
+MOST_SHOWN = 20      # obligations and leases that a prompt tells one by one
+_json = msgspec.json.Decoder(JsonObject).decode
 
 TEMPLATES = [
-    types.ResourceTemplate(uri_template=TASK + "{task_id}", name="task", title="One task", mime_type="application/json",
-                           description="The full record of a task, with its result or error once it has ended."),
+    types.ResourceTemplate(uri_template=TASK_URI + "{task_id}", name="task", title="One task",
+                           mime_type="application/json", description="The full record of a task, with its "
+                           "result or error once it has ended."),
     types.ResourceTemplate(uri_template="asyncgate://{instance}/tasks/{task_id}/result", name="result",
                            title="The result of a task", mime_type="application/json",
                            description="The result that a completed task holds in its record.")]
-RESOURCES = [types.Resource(uri=OBLIGATIONS, name="obligations", title="What is owed to you",
+RESOURCES = [types.Resource(uri=OBLIGATIONS_URI, name="obligations", title="What is owed to you",
                             mime_type="application/json", description="Your open obligations, oldest first.")]
 PROMPTS = [
     types.Prompt(name="resume_work", title="Resume work",
@@ -113,17 +111,17 @@ class Library:
         """Return what lies at an address; what the caller may not read is not there."""
         named = URI.match(uri)
         try:
-            if uri == OBLIGATIONS:
+            if uri == OBLIGATIONS_URI:
                 return await self.perform(ctx, "list_open_obligations", {})
             if named and (task_id := named["task"]):
                 return await self.perform(ctx, "get_task", {"task_id": task_id})
             task = _json(await self.perform(ctx, "get_task", {"task_id": named["result"]})) if named else {}
             if (outcome := task.get("result")) is not None:
-                return encode(outcome["result"])
+                return encode_json(outcome["result"])
         except GateError as no:
             if no.status == 400 or no.status >= 500:
                 code = types.INVALID_PARAMS if no.status == 400 else types.INTERNAL_ERROR
-                raise MCPError(code, str(no), told_refusal(no)) from None
+                raise MCPError(code, str(no), make_refusal_data(no)) from None
         modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
         raise MCPError(types.INVALID_PARAMS if modern else NOT_FOUND_BEFORE_2026, f"there is no resource {uri}",
                        {"uri": uri})
@@ -145,7 +143,7 @@ class Library:
                     watch.cancel()
                     await asyncio.gather(watch, return_exceptions=True)
         except TooManyWaiting as no:
-            raise MCPError(types.INTERNAL_ERROR, str(no), told_refusal(no)) from None
+            raise MCPError(types.INTERNAL_ERROR, str(no), make_refusal_data(no)) from None
         finally:
             self.listening.discard(handler)
 
@@ -160,7 +158,7 @@ class Library:
                 await engine.still_good(caller)
                 changed.clear()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), STATUS_SECONDS)
+                    await asyncio.wait_for(changed.wait(), CREDENTIAL_CHECK_SECONDS)
         except GateError:
             handler.close()
         finally:
@@ -178,7 +176,7 @@ class Library:
         if params.name == "resume_work":
             text = await self._resume(ctx, given)
         elif params.name == "delegate" and given.get("goal"):
-            text = DELEGATE.format(goal=given["goal"], type=quoted(given.get("type") or "of your choice"))
+            text = DELEGATE.format(goal=given["goal"], type=quote_text(given.get("type") or "of your choice"))
         else:
             raise MCPError(types.INVALID_PARAMS, "there are the prompts resume_work, and delegate, which needs a goal")
         return types.GetPromptResult(messages=[
@@ -190,33 +188,35 @@ class Library:
             owed = await self._owed(ctx, {"agent_id": given["agent_id"]} if given.get("agent_id") else {})
             held = await self._held(ctx, {"worker_id": given["worker_id"]} if given.get("worker_id") else {})
         except GateError as no:
-            raise MCPError(types.INVALID_PARAMS, str(no), told_refusal(no)) from None
+            raise MCPError(types.INVALID_PARAMS, str(no), make_refusal_data(no)) from None
         return "\n".join(["You are resuming work; this is what AsyncGate has on record.", "", "What you owe:",
                           *(held or ["- nothing"]), "", "What is owed to you:", *(owed or ["- nothing"])])
 
-    async def _owed(self, ctx: Context, who: Json) -> list[str]:
-        found = _json(await self.perform(ctx, "list_open_obligations", {**who, "limit": SHOWN}))
+    async def _owed(self, ctx: Context, who: JsonObject) -> list[str]:
+        found = _json(await self.perform(ctx, "list_open_obligations", {**who, "limit": MOST_SHOWN}))
         lines = []
         for receipt in found["open_obligations"]:
             if receipt["receipt_type"] == "task.assigned":
                 with suppress(GateError):
-                    lines.append(waiting(_json(await self.perform(ctx, "get_task", {"task_id": receipt["task_id"]}))))
+                    task = await self.perform(ctx, "get_task", {"task_id": receipt["task_id"]})
+                    lines.append(describe_task(_json(task)))
             else:
-                lines.append(f"- the schedule {quoted(receipt['schedule_id'])} runs: emit_receipt schedule.deleted "
-                             f"with parents [{quoted(receipt['receipt_id'])}] ends it")
-        more = len(found["open_obligations"]) == SHOWN
+                lines.append(f"- the schedule {quote_text(receipt['schedule_id'])} runs: emit_receipt schedule.deleted "
+                             f"with parents [{quote_text(receipt['receipt_id'])}] ends it")
+        more = len(found["open_obligations"]) == MOST_SHOWN
         return [*lines, *([f"- maybe more: list_open_obligations since_receipt_id {found['cursor']}"] if more else [])]
 
-    async def _held(self, ctx: Context, who: Json) -> list[str]:
+    async def _held(self, ctx: Context, who: JsonObject) -> list[str]:
         try:
             found = _json(await self.perform(ctx, "list_leases", who))["leases"]
         except GateError as no:
             if no.status == 403:    # agents hold no leases
                 return []
             raise
-        return [f"- the task {lease['task_id']} of type {quoted(lease['type'])}, under lease {lease['lease_id']} until "
-                f"{lease['expires_at']}: renew_lease every {lease['renew_every_seconds']:.0f} s, then complete, fail "
-                "or release_lease" for lease in found[:SHOWN]]
+        return [f"- the task {lease['task_id']} of type {quote_text(lease['type'])}, under lease "
+                f"{lease['lease_id']} until {lease['expires_at']}: renew_lease every "
+                f"{lease['renew_every_seconds']:.0f} s, then complete, fail or release_lease"
+                for lease in found[:MOST_SHOWN]]
 
 
 class Credentials(Extension):
@@ -259,17 +259,17 @@ class Subscription(Extension):
         if work.tenant_id != self.tenant_id:
             return
         for task_id in {*work.added, *work.moved, *work.progressed}:
-            self.listener(ResourceUpdated(uri=TASK + task_id))
+            self.listener(ResourceUpdated(uri=TASK_URI + task_id))
         if any(owner.same(self.who) for owner in (*work.opened.values(), *work.closed.values())):
-            self.listener(ResourceUpdated(uri=OBLIGATIONS))
+            self.listener(ResourceUpdated(uri=OBLIGATIONS_URI))
 
     def heard(self, news: News) -> None:
         """Tell of the tasks that have ended in another process."""
         for task_id in news.ended if news.tenant_id == self.tenant_id else ():
-            self.listener(ResourceUpdated(uri=TASK + task_id))
+            self.listener(ResourceUpdated(uri=TASK_URI + task_id))
 
 
-def waiting(task: Json) -> str:
+def describe_task(task: JsonObject) -> str:
     """Say of a task that is owed what it waits for."""
     task_id, status = task["task_id"], task["status"]
     step = f"get_task {task_id} with wait_seconds waits for the end, cancel_task takes it back"
@@ -277,9 +277,9 @@ def waiting(task: Json) -> str:
         step = "it kept losing its workers and is held: release_hold offers it again, cancel_task takes it back"
     elif status == "succeeded":
         step = "read its result with get_task, then attach_artifacts to say where the result lies; that discharges it"
-    return f"- the task {task_id} of type {quoted(task['type'])} is {status}: {step}"
+    return f"- the task {task_id} of type {quote_text(task['type'])} is {status}: {step}"
 
 
-def quoted(text: str) -> str:
+def quote_text(text: str) -> str:
     """Write text that others chose so that it stays one word of a prompt."""
-    return encode(text).decode()
+    return encode_json(text).decode()

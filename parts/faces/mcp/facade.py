@@ -19,37 +19,37 @@ from typing import TYPE_CHECKING, Any
 import mcp_types as types
 import msgspec
 from mcp.server.caching import CacheableMethod, CacheHint
-from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 
 from asyncgate.parts.faces.http import (
-    asked,
-    claimed_tenants,
-    fill,
+    fill_principal,
+    make_refusal_headers,
     read_body,
-    refusal_headers,
-    while_connected,
+    read_claimed_tenants,
+    read_query,
+    run_while_connected,
     without_nulls,
 )
 from asyncgate.parts.faces.mcp.context import Library
-from asyncgate.parts.faces.mcp.tasks import Tasks, handle, wanted
+from asyncgate.parts.faces.mcp.tasks import Context, Tasks, make_handle, wants_handle
 from asyncgate.parts.faces.mcp.tools import (
-    ABOUT,
-    BRIEF,
-    FULL,
-    NAMED,
-    Form,
-    found,
-    input_schema,
+    BRIEF_FORM,
+    BRIEF_NAMED,
+    FULL_FORM,
+    INSTRUCTIONS,
+    ToolForm,
+    describe_tools,
     is_in,
-    refused,
-    sets_of,
-    told_refusal,
-    tools,
+    make_input_schema,
+    make_refusal_data,
+    make_refusal_result,
+    make_result,
+    read_sets,
 )
-from asyncgate.parts.model.connection import Headers, Receive, Scope, Send, presented
+from asyncgate.parts.model.connection import Headers, Receive, Scope, Send, read_token
+from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import (
     GateError,
     InvalidRequest,
@@ -57,21 +57,21 @@ from asyncgate.parts.model.errors import (
     PayloadTooDeep,
     PayloadTooLarge,
     Unauthenticated,
-    fault,
+    log_fault,
 )
 from asyncgate.parts.model.jsonrpc import (
-    BROKEN,
     CODES,
     DOTTED,
+    INTERNAL_ERROR,
     PARSE_ERROR,
-    PREFIX,
+    TOOL_PREFIX,
     UNDERSCORED,
     UNKNOWN_METHOD,
-    both_names,
+    spell_tool_name,
 )
-from asyncgate.parts.model.members import Rule, beside, header, problem, warned
-from asyncgate.parts.model.naming import silent
-from asyncgate.parts.model.screening import MAX_DEPTH, breathe, refusal
+from asyncgate.parts.model.members import Rule, add_warnings, describe_problem, make_warning_header, read_warnings
+from asyncgate.parts.model.naming import names_nobody
+from asyncgate.parts.model.screening import MAX_DEPTH, find_refusal, let_others_run
 from asyncgate.parts.model.wire import Ask, ListOpenObligations, Principal, RunTask
 
 if TYPE_CHECKING:
@@ -79,7 +79,6 @@ if TYPE_CHECKING:
     from asyncgate.parts.faces.serving import Serving
 
 Members = dict[str, msgspec.Raw]
-Context = ServerRequestContext[Any]
 
 HOUR_MS = 3_600_000
 ENVELOPE_BYTES = 64 * 2**10         # of a message that the SDK reads, which makes models of it
@@ -87,14 +86,13 @@ STRANGERS_BYTES = 256 * 2**10       # of a request whose token, if any, is insid
 SAME_FOR_ALL: tuple[CacheableMethod, ...] = ("prompts/list", "resources/list", "resources/templates/list")
 AROUND = 2      # levels of a message around the arguments of its call
 PASSING = (408, 429)        # refusals of which the next try may hear nothing
-NULL, NOTHING = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
+NULL, EMPTY_OBJECT = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
 VISIT = "asyncgate.visit"       # where the ASGI scope carries a visit through the SDK
 COMPLETE = {"resultType": "complete"}       # what the newest revision wants to read, and older ones do not get
 HANDSHAKE = {"initialize", "ping", "server/discover"}
 
 logging.getLogger("mcp").setLevel(logging.WARNING)      # at info it tells of every request
 
-encode = msgspec.json.encode
 _members = msgspec.json.Decoder(Members).decode
 _text = msgspec.json.Decoder(str).decode
 
@@ -102,26 +100,26 @@ _text = msgspec.json.Decoder(str).decode
 class Catalog:
     """All that is made of the operations once: the tools by either name, what they take, and their listings."""
 
-    def __init__(self, operations: tuple[Operation, ...], prefix: str = PREFIX) -> None:
-        self.tools = {name: op for op in operations for name in both_names(op.name, prefix)}
+    def __init__(self, operations: tuple[Operation, ...], prefix: str = TOOL_PREFIX) -> None:
+        self.tools = {name: op for op in operations for name in spell_tool_name(op.name, prefix)}
         self.prefix = prefix
-        schemas = {op.name: input_schema(op) for op in operations}
+        schemas = {op.name: make_input_schema(op) for op in operations}
         self.schemas = {name: schemas[op.name] for name, op in self.tools.items()}
-        self.shelves: dict[tuple[str, Form], list[Shown]] = {}
+        self.shelves: dict[tuple[str, ToolForm], list[ListedTool]] = {}
         for separator in (DOTTED, UNDERSCORED):
-            for form in (BRIEF, NAMED):
+            for form in (BRIEF_FORM, BRIEF_NAMED):
                 self.shelf(separator, form)
 
-    def shelf(self, separator: str, form: Form) -> list[Shown]:
+    def shelf(self, separator: str, form: ToolForm) -> list[ListedTool]:
         """Return all tools as they are listed in a form, by name."""
         if (separator, form) not in self.shelves:
-            listed = tools({op.name: op for op in self.tools.values()}.values(), separator, form, self.prefix)
+            listed = describe_tools({op.name: op for op in self.tools.values()}.values(), separator, form, self.prefix)
             self.shelves[separator, form] = [
-                Shown(self.tools[one["name"]], one, types.Tool.model_validate(one)) for one in listed]
+                ListedTool(self.tools[one["name"]], one, types.Tool.model_validate(one)) for one in listed]
         return self.shelves[separator, form]
 
 
-class Shown(msgspec.Struct):
+class ListedTool(msgspec.Struct):
     """A tool as it is listed: for the bare dialect, and for the SDK."""
 
     op: Operation
@@ -129,10 +127,10 @@ class Shown(msgspec.Struct):
     model: types.Tool
 
 
-catalog = cache(Catalog)
+make_catalog = cache(Catalog)
 
 
-class Call(msgspec.Struct):
+class ToolCall(msgspec.Struct):
     """A call of an operation: what it asks, or why it cannot be asked."""
 
     op: Operation
@@ -147,10 +145,10 @@ class Visit(msgspec.Struct):
 
     caller: Caller
     query: dict[str, str]
-    call: Call | None = None
+    call: ToolCall | None = None
 
 
-class Asked(msgspec.Struct):
+class JsonRpcMessage(msgspec.Struct):
     """A JSON-RPC message, taken apart only as far as it must be."""
 
     members: Members
@@ -168,13 +166,13 @@ class Asked(msgspec.Struct):
     def arguments(self) -> msgspec.Raw:
         """Return the arguments of a tool call as they came."""
         given = self.params.get("arguments", NULL)
-        return NOTHING if bytes(given).strip() == b"null" else given
+        return EMPTY_OBJECT if bytes(given).strip() == b"null" else given
 
     def emptied(self) -> bytes:
         """Return the message without its arguments."""
         if "arguments" not in self.params:
-            return encode(self.members)
-        return encode({**self.members, "params": {**self.params, "arguments": NOTHING}})
+            return encode_json(self.members)
+        return encode_json({**self.members, "params": {**self.params, "arguments": EMPTY_OBJECT}})
 
 
 class FixedLists(Server[Any]):
@@ -192,22 +190,22 @@ class FixedLists(Server[Any]):
 class Facade:
     """Answers what comes to /mcp."""
 
-    PREFIX = PREFIX     # of the names of its tools
+    PREFIX = TOOL_PREFIX        # of the names of its tools
 
     def __init__(self, gate: Serving, operations: dict[str, Operation], version: str) -> None:
         self.gate, self.settings, self.operations, self.version = gate, gate.settings, operations, version
-        self.catalog = catalog(tuple(operations.values()), self.PREFIX)
+        self.catalog = make_catalog(tuple(operations.values()), self.PREFIX)
         self.stranger = msgspec.structs.replace(
             gate.settings, max_request_bytes=min(STRANGERS_BYTES, gate.settings.max_request_bytes))
         self.library = Library(self._do, self._whose, lambda: gate.engine, self.settings.max_waiting_claims,
-                               lambda ctx: visit_of(ctx).caller)
+                               lambda ctx: find_visit(ctx).caller)
         self.manager = StreamableHTTPSessionManager(
             self._server(), stateless=True, json_response=True, max_request_body_size=self.settings.max_request_bytes)
         self.over = asyncio.Event()
 
     def _server(self) -> Server[Any]:
         server: Server[Any] = FixedLists(
-            "asyncgate", version=self.version, title="AsyncGate", instructions=ABOUT,
+            "asyncgate", version=self.version, title="AsyncGate", instructions=INSTRUCTIONS,
             get_tool_input_schema=self.catalog.schemas.get,      # or the SDK lists all tools again on every call
             cache_hints={**dict.fromkeys(SAME_FOR_ALL, CacheHint(ttl_ms=HOUR_MS, scope="public")),
                          "tools/list": CacheHint(ttl_ms=HOUR_MS, scope="private")},      # by role and scopes
@@ -222,7 +220,7 @@ class Facade:
     @classmethod
     def prepare(cls, operations: tuple[Operation, ...]) -> None:
         """Make the catalog of tools beforehand, on a thread: that takes a third of a second."""
-        catalog(operations, cls.PREFIX)
+        make_catalog(operations, cls.PREFIX)
 
     async def open(self) -> Facade:
         """Start the SDK's manager in a task of its own, which must also end it."""
@@ -249,39 +247,39 @@ class Facade:
             await self._answer(scope, receive, send)
         except GateError as no:
             self.gate.refused(scope, no)
-            await self.gate.send(send, scope, no.status, encode(no.body()), refusal_headers(no))
+            await self.gate.send(send, scope, no.status, encode_json(no.body()), make_refusal_headers(no))
         except asyncio.CancelledError:
             return      # the client has gone
         except Exception as bug:
-            await self.gate.send(send, scope, 500, encode(fault(scope["path"], bug).body()))
+            await self.gate.send(send, scope, 500, encode_json(log_fault(scope["path"], bug).body()))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":       # no stream to listen to, no session to delete: every POST stands alone
             raise MethodNotAllowed(f"{scope['method']} is not for {scope['path']}; POST JSON-RPC", allow=["POST"])
         headers: Headers = scope["headers"]
-        standard = marked(headers)
+        standard = has_mcp_headers(headers)
         caller = await self._known(scope, standard)
         body = await read_body(scope, receive, self.settings if caller else self.stranger)
         message = await self._read_apart(body)
-        if not standard and not (message and in_era(message)):
+        if not standard and not (message and is_mcp_message(message)):
             return await self._bare(scope, receive, send, message)
         caller = caller or await self.gate.admit(scope)
         op = self._called(message) if message else None
         await self.gate.meter(scope, caller, op)
         await self._sdk(scope, receive, send, body, message, caller)
 
-    async def _read_apart(self, body: bytes) -> Asked | None:
+    async def _read_apart(self, body: bytes) -> JsonRpcMessage | None:
         """Judge a message and take it apart; what is wrong with the arguments alone is for whoever answers the call."""
         wrong = None
         try:
-            wrong = await refusal(body, self.settings.max_request_values, MAX_DEPTH + AROUND)
+            wrong = await find_refusal(body, self.settings.max_request_values, MAX_DEPTH + AROUND)
             # What has too many values is not even taken apart.
-            message = None if isinstance(wrong, PayloadTooLarge) else taken_apart(body)
+            message = None if isinstance(wrong, PayloadTooLarge) else parse_message(body)
         except RecursionError:
             raise PayloadTooDeep("the message is nested too deep") from None
         except (msgspec.DecodeError, UnicodeDecodeError):
             message = None
-        await breathe(len(body))
+        await let_others_run(len(body))
         if wrong is not None and (message is None or self._called(message) is None):
             raise wrong
         if message is not None:
@@ -290,18 +288,18 @@ class Facade:
 
     async def _known(self, scope: Scope, standard: bool) -> Caller | None:
         """Return who the headers say it is; only a peer may come without a token there, and only with little."""
-        if not standard and presented(scope["headers"]) is None:
+        if not standard and read_token(scope["headers"]) is None:
             try:
                 await self.gate.known(scope["headers"])
             except Unauthenticated:
                 return None
         return await self.gate.admit(scope)
 
-    async def _sdk(self, scope: Scope, receive: Receive, send: Send, body: bytes, message: Asked | None,
+    async def _sdk(self, scope: Scope, receive: Receive, send: Send, body: bytes, message: JsonRpcMessage | None,
                    caller: Caller) -> None:
         """Let the SDK answer, over the message without its arguments."""
-        visit = Visit(caller, query_of(scope))
-        sets_of(visit.query.get("tools"))       # a set that is none is refused at once, whatever is asked
+        visit = Visit(caller, read_query_of(scope))
+        read_sets(visit.query.get("tools"))       # a set that is none is refused at once, whatever is asked
         if message and (op := self._called(message)) and message.arguments_are_an_object:   # else the SDK refuses them
             visit.call = self._read(scope, op, "refuse", message, caller)      # as its schema says
             body = message.emptied()
@@ -310,10 +308,10 @@ class Facade:
         # White space around a header's value is not part of it, and not every HTTP parser leaves it away.
         stripped = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         answer = self.manager.handle_request(
-            {**scope, "headers": stripped, VISIT: visit}, once(body), self._safe(scope, send))
+            {**scope, "headers": stripped, VISIT: visit}, replay_body(body), self._safe(scope, send))
         waits = visit.call is not None and getattr(visit.call.ask, "wait_seconds", 0) > 0
         if waits or (message and message.method == "subscriptions/listen"):
-            return await while_connected(answer, receive)  # type: ignore[no-any-return]
+            return await run_while_connected(answer, receive)  # type: ignore[no-any-return]
         await answer
 
     def _safe(self, scope: Scope, send: Send) -> Send:
@@ -325,40 +323,40 @@ class Facade:
             await send(message)
         return safe
 
-    def _read(self, scope: Scope, op: Operation, rule: Rule, message: Asked, caller: Caller) -> Call:
+    def _read(self, scope: Scope, op: Operation, rule: Rule, message: JsonRpcMessage, caller: Caller) -> ToolCall:
         """Make the ask of a call, or keep the refusal for whoever answers."""
-        query = query_of(scope)
+        query = read_query_of(scope)
         try:
             self.gate.engine.permit(op, caller)
             if message.refusal is not None:
                 raise message.refusal
-            arguments = without_nulls(without_token(message.arguments) if rule != "refuse" else message.arguments)
+            arguments = without_nulls(drop_token(message.arguments) if rule != "refuse" else message.arguments)
             ask, unknown = op.reader.body(arguments, rule)
-            fill(ask, query)
-            for tenant in claimed_tenants(query, scope["headers"]):
+            fill_principal(ask, query)
+            for tenant in read_claimed_tenants(query, scope["headers"]):
                 self.gate.engine.at_home(caller, tenant)
         except GateError as no:
-            return Call(op, refusal=no)
+            return ToolCall(op, refusal=no)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
-            return Call(op, refusal=InvalidRequest(f"{op.name}: {problem(wrong)}"))
-        return Call(op, ask, unknown=unknown)
+            return ToolCall(op, refusal=InvalidRequest(f"{op.name}: {describe_problem(wrong)}"))
+        return ToolCall(op, ask, unknown=unknown)
 
-    async def _perform(self, call: Call, caller: Caller) -> bytes:
+    async def _perform(self, call: ToolCall, caller: Caller) -> bytes:
         """Carry out a call and return its reply as JSON; a defect becomes a refusal too."""
         try:
             if call.refusal is not None:
                 raise call.refusal
             assert call.ask is not None
             reply = await self.gate.perform(call.op, caller, call.ask)
-            call.beside = beside(reply)
-            return encode(reply)
+            call.beside = read_warnings(reply)
+            return encode_json(reply)
         except GateError as no:
             self.gate.refused_call(caller, no, call.op.name, call.ask)
             raise
         except Exception as bug:
-            raise fault(call.op.name, bug) from bug
+            raise log_fault(call.op.name, bug) from bug
 
-    def _called(self, message: Asked) -> Operation | None:
+    def _called(self, message: JsonRpcMessage) -> Operation | None:
         """Return the operation that a message calls, if it calls one."""
         return self.catalog.tools.get(message.name) if message.method == "tools/call" else None
 
@@ -366,46 +364,46 @@ class Facade:
 
     async def _list(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         assert ctx.request is not None
-        visit = visit_of(ctx)
+        visit = find_visit(ctx)
         shown = self._shown(ctx.request.url.path, visit.caller, visit.query)
         return types.ListToolsResult(tools=[one.model for one in shown])
 
-    def _shown(self, path: str, caller: Caller, query: dict[str, str]) -> list[Shown]:
+    def _shown(self, path: str, caller: Caller, query: dict[str, str]) -> list[ListedTool]:
         """Return the tools that a caller may use, of the sets that the address asks for; all can be called by name."""
         underscored = path.endswith("/u") or self.settings.mcp_tool_names == "underscore"
         named = (caller.bound and not caller.sees_all) or "principal_id" in query
-        form = FULL if query.get("schemas") == "full" else NAMED if named else BRIEF
-        sets = sets_of(query.get("tools"))
+        form = FULL_FORM if query.get("schemas") == "full" else BRIEF_NAMED if named else BRIEF_FORM
+        sets = read_sets(query.get("tools"))
         return [one for one in self.catalog.shelf(UNDERSCORED if underscored else DOTTED, form)
                 if one.op.fits(caller) and is_in(one.op, sets)]
 
     async def _call(self, ctx: Context, params: types.CallToolRequestParams) -> dict[str, Any]:
-        visit = visit_of(ctx)
+        visit = find_visit(ctx)
         if visit.call is None:
             raise MCPError(types.INVALID_PARAMS, f"no tool {params.name}; tools/list names them")
         ask = visit.call.ask
-        if by_handle := isinstance(ask, RunTask) and wanted(ctx):
+        if by_handle := isinstance(ask, RunTask) and wants_handle(ctx):
             ask.wait_seconds = 0.0      # it is the client that waits
         try:
             reply = await self._perform(visit.call, visit.caller)
         except GateError as no:
-            return COMPLETE | refused(no)
+            return COMPLETE | make_refusal_result(no)
         told = {"_meta": {"asyncgate/warnings": visit.call.beside}} if visit.call.beside else {}
-        return handle(reply) if by_handle else COMPLETE | found(reply) | told
+        return make_handle(reply) if by_handle else COMPLETE | make_result(reply) | told
 
     async def _do(self, ctx: Context, operation: str, fields: dict[str, Any]) -> bytes:
         """Carry out an operation that a request means without naming it."""
         assert ctx.request is not None
-        op, visit = self.operations[operation], visit_of(ctx)
-        meant = Asked({}, {"arguments": msgspec.Raw(encode(fields))})
+        op, visit = self.operations[operation], find_visit(ctx)
+        meant = JsonRpcMessage({}, {"arguments": msgspec.Raw(encode_json(fields))})
         return await self._perform(self._read(ctx.request.scope, op, "ignore", meant, visit.caller), visit.caller)
 
     def _whose(self, ctx: Context) -> tuple[str, Principal]:
         """Return the tenant and the principal that a request without an operation comes from."""
-        visit, ask = visit_of(ctx), ListOpenObligations()
-        fill(ask, visit.query)
+        visit, ask = find_visit(ctx), ListOpenObligations()
+        fill_principal(ask, visit.query)
         try:
-            who = visit.caller.principal if silent(ask) else self.gate.engine.whose(visit.caller, ask)
+            who = visit.caller.principal if names_nobody(ask) else self.gate.engine.whose(visit.caller, ask)
             return visit.caller.tenant_id, who
         except GateError as no:
             self.gate.refused_call(visit.caller, no, "subscriptions/listen")
@@ -413,7 +411,7 @@ class Facade:
 
     # The dialect of peers: JSON-RPC without a handshake, whose result is the raw reply.
 
-    async def _bare(self, scope: Scope, receive: Receive, send: Send, message: Asked | None) -> None:
+    async def _bare(self, scope: Scope, receive: Receive, send: Send, message: JsonRpcMessage | None) -> None:
         if message is None:
             return await self._error(scope, send, NULL, PARSE_ERROR, InvalidRequest("the body is no JSON-RPC message"))
         id = message.members.get("id", NULL)
@@ -424,17 +422,18 @@ class Facade:
             result = await self._bare_result(scope, receive, message)
         except GateError as no:
             self.gate.refused(scope, no)
-            return await self._error(scope, send, id, CODES.get(no.status, BROKEN), no)
-        await self.gate.send(send, scope, 200, encode({"jsonrpc": "2.0", "id": id, "result": result}), warning(scope))
+            return await self._error(scope, send, id, CODES.get(no.status, INTERNAL_ERROR), no)
+        reply = encode_json({"jsonrpc": "2.0", "id": id, "result": result})
+        await self.gate.send(send, scope, 200, reply, make_warning_headers(scope))
 
-    async def _bare_result(self, scope: Scope, receive: Receive, message: Asked) -> Any:
+    async def _bare_result(self, scope: Scope, receive: Receive, message: JsonRpcMessage) -> Any:
         op = self._called(message)
-        caller = await self.gate.admit(scope, op, credentials(scope, message))
+        caller = await self.gate.admit(scope, op, read_credentials(scope, message))
         if op is None:
             await self.gate.meter(scope, caller, None)
-        await breathe(len(message.arguments))
+        await let_others_run(len(message.arguments))
         if message.method == "tools/list":
-            return {"tools": [one.plain for one in self._shown(scope["path"], caller, query_of(scope))]}
+            return {"tools": [one.plain for one in self._shown(scope["path"], caller, read_query_of(scope))]}
         if op is None:
             raise InvalidRequest(f"no tool {message.name!r}; tools/list names them")
         if not message.arguments_are_an_object:
@@ -443,39 +442,40 @@ class Facade:
         if call.unknown:
             scope["asyncgate.unknown"] = call.unknown
         work: Awaitable[bytes] = self._perform(call, caller)
-        reply = await (while_connected(work, receive) if getattr(call.ask, "wait_seconds", 0) > 0 else work)
-        reply = warned(reply, call.unknown) if call.unknown else reply
+        reply = await (run_while_connected(work, receive) if getattr(call.ask, "wait_seconds", 0) > 0 else work)
+        reply = add_warnings(reply, call.unknown) if call.unknown else reply
         if call.beside:
             scope["asyncgate.beside"] = call.beside
-        return {**_members(reply), **found(reply)}
+        return {**_members(reply), **make_result(reply)}
 
     async def _error(self, scope: Scope, send: Send, id: msgspec.Raw, code: int, no: GateError) -> None:
         """Answer a failure: an integer for JSON-RPC, and in `data` the code that every façade gives."""
         unknown = {"warnings": scope["asyncgate.unknown"]} if "asyncgate.unknown" in scope else {}
-        error = {"code": code, "message": str(no), "data": {**told_refusal(no), **unknown}}
+        error = {"code": code, "message": str(no), "data": {**make_refusal_data(no), **unknown}}
         # A worker that reads no body stops at 4xx, and repeats what failed otherwise, also with the status 200.
         status = no.status if 400 <= no.status < 500 and no.status not in PASSING else 200
-        await self.gate.send(send, scope, status, encode({"jsonrpc": "2.0", "id": id, "error": error}),
-                             [*refusal_headers(no), *warning(scope)])
+        await self.gate.send(send, scope, status, encode_json({"jsonrpc": "2.0", "id": id, "error": error}),
+                             [*make_refusal_headers(no), *make_warning_headers(scope)])
 
 
-def taken_apart(body: bytes) -> Asked:
+def parse_message(body: bytes) -> JsonRpcMessage:
     """Read the message as far as the arguments, which stay as they are."""
     members = _members(body)
-    params = optional(_members, members.get("params", NOTHING)) or {}
-    method, name = (optional(_text, held.get(key, NULL)) or "" for held, key in ((members, "method"), (params, "name")))
-    return Asked(members, params, method, name)
+    params = decode_or_none(_members, members.get("params", EMPTY_OBJECT)) or {}
+    method = decode_or_none(_text, members.get("method", NULL)) or ""
+    name = decode_or_none(_text, params.get("name", NULL)) or ""
+    return JsonRpcMessage(members, params, method, name)
 
 
-def query_of(scope: Scope) -> dict[str, str]:
+def read_query_of(scope: Scope) -> dict[str, str]:
     """Decode the query of a request."""
     try:
-        return asked(scope["query_string"])
+        return read_query(scope["query_string"])
     except ValueError as wrong:
         raise InvalidRequest(f"the query: {wrong}") from None
 
 
-def optional(decode: Callable[[msgspec.Raw], Any], raw: msgspec.Raw) -> Any:
+def decode_or_none(decode: Callable[[msgspec.Raw], Any], raw: msgspec.Raw) -> Any:
     """Decode a part, or return None where it is something else."""
     try:
         return decode(raw)
@@ -483,50 +483,50 @@ def optional(decode: Callable[[msgspec.Raw], Any], raw: msgspec.Raw) -> Any:
         return None
 
 
-def marked(headers: Headers) -> bool:
+def has_mcp_headers(headers: Headers) -> bool:
     """Whether the headers are those of an MCP client; each revision that has HTTP makes it accept event streams."""
     return any(name.startswith(b"mcp-") or (name == b"accept" and b"text/event-stream" in value.lower())
                for name, value in headers)
 
 
-def in_era(message: Asked) -> bool:
+def is_mcp_message(message: JsonRpcMessage) -> bool:
     """Whether a message itself is one of MCP: of the handshake, or with a protocol version of its own."""
-    meta = optional(_members, message.params.get("_meta", NULL)) or {}
+    meta = decode_or_none(_members, message.params.get("_meta", NULL)) or {}
     shakes = message.method in HANDSHAKE or message.method.startswith("notifications/")
     return shakes or any(name.endswith("protocolVersion") for name in meta)
 
 
-def warning(scope: Scope) -> Headers:
+def make_warning_headers(scope: Scope) -> Headers:
     """Name in a header the members of a call that nobody knows, and warnings that its reply has no place for."""
     told = (*scope.get("asyncgate.unknown", ()), *scope.get("asyncgate.beside", ()))
-    return [header(told)] if told else []
+    return [make_warning_header(told)] if told else []
 
 
-def without_token(arguments: msgspec.Raw) -> msgspec.Raw:
+def drop_token(arguments: msgspec.Raw) -> msgspec.Raw:
     """Leave away the token that peers may send as an argument."""
     if b'"auth_token"' not in bytes(arguments):
         return arguments
-    return msgspec.Raw(encode({name: held for name, held in _members(arguments).items() if name != "auth_token"}))
+    return msgspec.Raw(encode_json({name: held for name, held in _members(arguments).items() if name != "auth_token"}))
 
 
-def credentials(scope: Scope, message: Asked) -> Headers:
+def read_credentials(scope: Scope, message: JsonRpcMessage) -> Headers:
     """Return the headers, and the token that peers may send as an argument instead."""
     headers: Headers = scope["headers"]
-    held = optional(_members, message.arguments) or {}
-    token = optional(_text, held.get("auth_token", NULL))
-    if not token or presented(headers) == token:
+    held = decode_or_none(_members, message.arguments) or {}
+    token = decode_or_none(_text, held.get("auth_token", NULL))
+    if not token or read_token(headers) == token:
         return headers
     return [*headers, (b"x-api-key", token.encode())]
 
 
-def visit_of(ctx: Context) -> Visit:
+def find_visit(ctx: Context) -> Visit:
     """Return the visit that a request of the SDK belongs to."""
     assert ctx.request is not None
     visit: Visit = ctx.request.scope[VISIT]
     return visit
 
 
-def once(body: bytes) -> Receive:
+def replay_body(body: bytes) -> Receive:
     """Return what hands out a body that has been read already, and then keeps quiet."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 

@@ -17,20 +17,20 @@ from mcp.server.lowlevel import Server
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from asyncgate.parts.faces.mcp.tools import found, told_refusal
+from asyncgate.parts.faces.mcp.tools import make_refusal_data, make_result
+from asyncgate.parts.model.content import JsonObject
 from asyncgate.parts.model.errors import GateError, no_task
 
 Context = ServerRequestContext[Any]
 Perform = Callable[[Context, str, dict[str, Any]], Awaitable[bytes]]
-Json = dict[str, Any]
 
 EXTENSION = "io.modelcontextprotocol/tasks"
 POLL_MS = {"queued": 2000, "leased": 1000, "running": 1000}
 # A task that failed has a result, which says so; "failed" is for a request that broke.
-STATUSES = {"queued": "working", "leased": "working", "running": "working", "succeeded": "completed",
+MCP_STATUSES = {"queued": "working", "leased": "working", "running": "working", "succeeded": "completed",
             "failed": "completed", "canceled": "cancelled"}
 MOST_PROGRESS = 500     # characters of it in a status message
-_record = msgspec.json.Decoder(Json).decode
+_record = msgspec.json.Decoder(JsonObject).decode
 
 
 class TaskParams(types.RequestParams):
@@ -42,39 +42,39 @@ class TaskParams(types.RequestParams):
 class UpdateParams(TaskParams):
     """Answers to what a task has asked for."""
 
-    input_responses: Json | None = None
+    input_responses: JsonObject | None = None
 
 
-def wanted(ctx: Context) -> bool:
+def wants_handle(ctx: Context) -> bool:
     """Whether a client takes handles: it says so with every request, and older revisions have no word for them."""
     can = ctx.session.client_capabilities
     return bool(ctx.protocol_version in MODERN_PROTOCOL_VERSIONS and can and can.extensions
                 and EXTENSION in can.extensions)
 
 
-def handle(reply: bytes) -> Json:
+def make_handle(reply: bytes) -> JsonObject:
     """Make the handle of a task of its record."""
-    return {"resultType": "task", **state(_record(reply))}
+    return {"resultType": "task", **show_state(_record(reply))}
 
 
-def state(record: Json) -> Json:
+def show_state(record: JsonObject) -> JsonObject:
     """Say how far a task is."""
     progress = "" if record["progress"] is None else f": {msgspec.json.encode(record['progress']).decode()}"
-    return {"taskId": record["task_id"], "status": STATUSES[record["status"]], "createdAt": record["created_at"],
+    return {"taskId": record["task_id"], "status": MCP_STATUSES[record["status"]], "createdAt": record["created_at"],
             "lastUpdatedAt": record["updated_at"], "ttlMs": None,
             "statusMessage": (record["held"] or record["status"]) + progress[:MOST_PROGRESS],
             **({"pollIntervalMs": POLL_MS[record["status"]]} if record["status"] in POLL_MS else {})}
 
 
-def outcome(reply: bytes) -> Json:
+def show_progress(reply: bytes) -> JsonObject:
     """Say how far a task is, with the result of the call that made it once there is one."""
     record = _record(reply)
-    if STATUSES[record["status"]] != "completed":
-        return state(record)
+    if MCP_STATUSES[record["status"]] != "completed":
+        return show_state(record)
     text = {"content": [{"type": "text", "text": reply.decode()}], "isError": True,
             "_meta": {"asyncgate/error": {"code": "task_failed", "retryable": False}}}
-    return {**state(record), "result": {"resultType": "complete", **(
-        found(reply) if record["status"] == "succeeded" else text)}}
+    return {**show_state(record), "result": {"resultType": "complete", **(
+        make_result(reply) if record["status"] == "succeeded" else text)}}
 
 
 class Tasks:
@@ -90,16 +90,16 @@ class Tasks:
         server.add_request_handler("tasks/update", UpdateParams, self.update)
         server.add_request_handler("tasks/cancel", TaskParams, self.cancel)
 
-    async def get(self, ctx: Context, params: TaskParams) -> Json:
+    async def get(self, ctx: Context, params: TaskParams) -> JsonObject:
         """Return the state of a task, and its result if it has one."""
-        return outcome(await self._task(ctx, params))
+        return show_progress(await self._task(ctx, params))
 
-    async def update(self, ctx: Context, params: UpdateParams) -> Json:
+    async def update(self, ctx: Context, params: UpdateParams) -> JsonObject:
         """Take answers; no task of the gate ever asks, so there is nothing to do with them."""
         await self._task(ctx, params)
         return {}
 
-    async def cancel(self, ctx: Context, params: TaskParams) -> Json:
+    async def cancel(self, ctx: Context, params: TaskParams) -> JsonObject:
         """Cancel a task; one that has ended stays as it is."""
         await self._task(ctx, params)
         await self._done(ctx, "cancel_task", params)
@@ -111,7 +111,7 @@ class Tasks:
         named = ctx.request.headers.get("mcp-name") if ctx.request else None
         if named is not None and named != params.task_id:
             raise MCPError(types.HEADER_MISMATCH, "the header Mcp-Name is not params.taskId")
-        if not wanted(ctx):
+        if not wants_handle(ctx):
             raise MCPError(types.MISSING_REQUIRED_CLIENT_CAPABILITY, f"declare the extension {EXTENSION}",
                            {"requiredCapabilities": {"extensions": {EXTENSION: {}}}})
         return await self._done(ctx, "get_task", params)
@@ -123,4 +123,4 @@ class Tasks:
             code = types.INVALID_PARAMS if no.status < 500 else types.INTERNAL_ERROR
             if no.status == 403:        # whether a foreign task exists is nobody's business
                 no = no_task(params.task_id)
-            raise MCPError(code, str(no), told_refusal(no)) from None
+            raise MCPError(code, str(no), make_refusal_data(no)) from None

@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from asyncgate.parts.model.clauses import plainly
-from asyncgate.parts.model.content import any_json
+from asyncgate.parts.model.clauses import remove_clause_numbers
+from asyncgate.parts.model.content import JsonObject, decode_json, encode_json
 from asyncgate.parts.model.errors import GateError, InvalidRequest
-from asyncgate.parts.model.jsonrpc import PREFIX
+from asyncgate.parts.model.jsonrpc import TOOL_PREFIX
 from asyncgate.parts.model.wire import (
     ANY_JSON,
-    LONGEST,
+    LONGEST_PAUSE_SECONDS,
     WIDEST,
     AsEither,
     Ask,
@@ -26,42 +26,42 @@ from asyncgate.parts.model.wire import (
     CreateTask,
 )
 
-Json = dict[str, Any]
-encode = msgspec.json.encode
 # What a host may pick with /mcp?tools=…: what agents do, what workers do, and what neither may.
 SETS = {"delegate": "agent", "work": "worker", "admin": ""}
 # How a tool is listed: with all there is to say of it, or briefly, with who asks among its arguments or without.
-Form = Literal["full", "brief", "named"]
-FULL: Form = "full"
-BRIEF: Form = "brief"
-NAMED: Form = "named"
+ToolForm = Literal["full", "brief", "named"]
+FULL_FORM: ToolForm = "full"
+BRIEF_FORM: ToolForm = "brief"
+BRIEF_NAMED: ToolForm = "named"
 # Who asks, as a model says it; the other spellings, and what peers send beside it, are accepted and not shown.
-WHO = {"agent_id": "who you are", "worker_id": "the worker you are; the same after a restart"}
+ASKER_ARGUMENTS = {"agent_id": "who you are", "worker_id": "the worker you are; the same after a restart"}
 ASKING = (AsPrincipal, AsWorker, AsEither)
 ASKERS = frozenset(name for kind in ASKING for name in kind.__struct_fields__)
-ABOUT = """AsyncGate keeps tasks for agents that forget. As an agent: create_task or run_task, then get_task; after a
-restart call list_open_obligations first, it says what is still owed to you. As a worker: lease_next, renew_lease every
-renew_every_seconds, then complete, fail or release_lease; a lease that ran out is lost. Every error has a code and
-names the next legal call. Name yourself with agent_id or worker_id where your credential does not."""
+INSTRUCTIONS = """AsyncGate keeps tasks for agents that forget. As an agent: create_task or run_task, then get_task.
+After a restart, call list_open_obligations first: it lists what is still owed to you. As a worker: lease_next,
+renew_lease every renew_every_seconds, then complete, fail or release_lease; a lease that ran out is lost. Every error
+has a code and names the next legal call. If your credential does not name you, send agent_id or worker_id."""
 
 
-def tool(op: Any, name: str, form: Form = FULL) -> Json:
+def describe_tool(op: Any, name: str, form: ToolForm = FULL_FORM) -> JsonObject:
     """Describe the tool of an operation; a model reads every word of it, so briefly if it may be."""
-    takes = {"inputSchema": input_schema(op), "outputSchema": output_schema(op)} if form == FULL else {
-        "inputSchema": brief(op, named=form == NAMED)}
+    takes = {"inputSchema": make_input_schema(op), "outputSchema": make_output_schema(op)} if form == FULL_FORM else {
+        "inputSchema": make_brief_schema(op, named=form == BRIEF_NAMED)}
     return {
         "name": name, "title": op.name.replace("_", " ").capitalize(),
-        "description": description(op, name.startswith(PREFIX)), **takes,
+        "description": describe_purpose(op, name.startswith(TOOL_PREFIX)), **takes,
         "annotations": {"readOnlyHint": op.kind != "W", "destructiveHint": op.destructive,
                         "idempotentHint": op.idempotent, "openWorldHint": False}}
 
 
-def tools(operations: Iterable[Any], separator: str, form: Form = FULL, prefix: str = PREFIX) -> list[Json]:
+def describe_tools(operations: Iterable[Any], separator: str, form: ToolForm = FULL_FORM,
+                   prefix: str = TOOL_PREFIX) -> list[JsonObject]:
     """Describe the tools of all operations, sorted by name."""
-    return [tool(op, f"{prefix}{separator}{op.name}", form) for op in sorted(operations, key=lambda op: op.name)]
+    by_name = sorted(operations, key=lambda op: op.name)
+    return [describe_tool(op, f"{prefix}{separator}{op.name}", form) for op in by_name]
 
 
-def sets_of(named: str | None) -> frozenset[str]:
+def read_sets(named: str | None) -> frozenset[str]:
     """Read which sets of tools an address asks for; all if it names none."""
     wanted = frozenset(named.split(",")) if named else frozenset(SETS)
     if unknown := wanted - SETS.keys():
@@ -75,78 +75,78 @@ def is_in(op: Any, sets: frozenset[str]) -> bool:
     return op.open or bool(roles & {*op.roles}) or ("" in roles and not {"agent", "worker"} & {*op.roles})
 
 
-def description(op: Any, of_a_gate: bool = True) -> str:
+def describe_purpose(op: Any, of_a_gate: bool = True) -> str:
     """Say what a tool does and, where it is one of a gate, what may follow it."""
-    text = plainly(" ".join(f"{op.summary} {op.text.strip()}".split())).removesuffix(" One transaction.")
+    text = remove_clause_numbers(" ".join(f"{op.summary} {op.text.strip()}".split())).removesuffix(" One transaction.")
     return f"{text} Next: {op.takes.next_step}" if of_a_gate and op.takes.next_step else text
 
 
-def input_schema(op: Any) -> Json:
+def make_input_schema(op: Any) -> JsonObject:
     """Return the schema of a tool's arguments, an object at its root."""
-    schema = rooted(op.reader.exact)
+    schema = make_rooted_schema(op.reader.exact)
     required = sorted({*schema.get("required", ()), *op.takes.needed})
-    properties = {name: said if name in required else nullable(said)
+    properties = {name: said if name in required else allow_null(said)
                   for name, said in schema.get("properties", {}).items()}
     return {**schema, "properties": properties, "required": required}
 
 
-def brief(op: Any, *, named: bool) -> Json:
+def make_brief_schema(op: Any, *, named: bool) -> JsonObject:
     """Return the schema of a tool's arguments as a model needs it: what to send, without what it can leave to the gate.
 
     Other spellings of who asks are left out, and if the credential names the caller all of them are.  Limits that no
     sensible call comes near are left out too, and that null means absent.  The gate takes what it always takes.
     """
-    hidden = {*(WHO if named else ()), *(() if "worker" in op.roles else ("worker_id",))}
-    schema: Json = shortened(input_schema(op), hidden)
-    for name in schema["properties"].keys() & WHO.keys() if issubclass(op.takes, ASKING) else ():
-        schema["properties"][name]["description"] = WHO[name]
-    defs: Json = schema.pop("$defs", {})
-    used = {name: said for name, said in defs.items() if f"/{name}\"" in encode([schema, defs]).decode()}
+    hidden = {*(ASKER_ARGUMENTS if named else ()), *(() if "worker" in op.roles else ("worker_id",))}
+    schema: JsonObject = shorten_schema(make_input_schema(op), hidden)
+    for name in schema["properties"].keys() & ASKER_ARGUMENTS.keys() if issubclass(op.takes, ASKING) else ():
+        schema["properties"][name]["description"] = ASKER_ARGUMENTS[name]
+    defs: JsonObject = schema.pop("$defs", {})
+    used = {name: said for name, said in defs.items() if f"/{name}\"" in encode_json([schema, defs]).decode()}
     return {**schema, "$defs": used} if used else schema
 
 
-def shortened(schema: Any, hidden: Set[str]) -> Any:
+def shorten_schema(schema: Any, hidden: Set[str]) -> Any:
     """Leave out of a schema what a model does not need."""
     if isinstance(schema, list):
-        return [shortened(part, hidden) for part in schema]
+        return [shorten_schema(part, hidden) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {name: shortened(part, hidden) for name, part in schema.items() if not needless(name, part)}
+    kept = {name: shorten_schema(part, hidden) for name, part in schema.items() if not is_needless(name, part)}
     if "properties" in schema:
-        out = spellings(schema["title"], hidden)
-        kept["properties"] = {name: shortened(part, hidden) for name, part in schema["properties"].items()
+        out = find_spellings(schema["title"], hidden)
+        kept["properties"] = {name: shorten_schema(part, hidden) for name, part in schema["properties"].items()
                               if name not in out}
         for name in kept.get("required", ()):       # what cannot be absent may be null
             if {"type": "null"} in schema["properties"][name].get("anyOf", ()):
-                kept["properties"][name] = nullable(kept["properties"][name])
-    return without_null(kept)
+                kept["properties"][name] = allow_null(kept["properties"][name])
+    return drop_null(kept)
 
 
-def spellings(title: str, hidden: Set[str]) -> Set[str]:
+def find_spellings(title: str, hidden: Set[str]) -> Set[str]:
     """Return the members of a request by which it says who asks, but for those that a model is shown."""
-    kind = kinds(Ask).get(title)
+    kind = find_kinds(Ask).get(title)
     if kind is None or not issubclass(kind, ASKING):
         return {"tenant_id"} if kind else frozenset()
-    return (ASKERS - WHO.keys()) | hidden | ({"created_by"} if issubclass(kind, CreateTask) else set())
+    return (ASKERS - ASKER_ARGUMENTS.keys()) | hidden | ({"created_by"} if issubclass(kind, CreateTask) else set())
 
 
 @cache
-def kinds(above: type[Ask]) -> dict[str, type[Ask]]:
+def find_kinds(above: type[Ask]) -> dict[str, type[Ask]]:
     """Return every kind of request by its name."""
     found = {above.__name__: above}
     for kind in above.__subclasses__():
-        found |= kinds(kind)
+        found |= find_kinds(kind)
     return found
 
 
-def needless(name: str, said: Any) -> bool:
+def is_needless(name: str, said: Any) -> bool:
     """Whether a keyword of a schema tells a model nothing."""
     return (name in ("title", "minLength", "maxLength", "additionalProperties", "properties")
             or (name == "default" and said is None) or (name == "required" and not said)
-            or (name in ("minimum", "maximum") and abs(said) in (WIDEST, LONGEST)))
+            or (name in ("minimum", "maximum") and abs(said) in (WIDEST, LONGEST_PAUSE_SECONDS)))
 
 
-def without_null(schema: Json) -> Json:
+def drop_null(schema: JsonObject) -> JsonObject:
     """Say nothing of null, which means absent; where any JSON is taken it is one of the values."""
     if "anyOf" in schema:
         some = [one for one in schema["anyOf"] if one != {"type": "null"}]
@@ -160,33 +160,33 @@ def without_null(schema: Json) -> Json:
     return schema
 
 
-def output_schema(op: Any) -> Json:
+def make_output_schema(op: Any) -> JsonObject:
     """Return the schema of a tool's structured content, an object at its root."""
-    return rooted(op.gives)
+    return make_rooted_schema(op.gives)
 
 
-def rooted(kind: type[msgspec.Struct]) -> Json:
+def make_rooted_schema(kind: type[msgspec.Struct]) -> JsonObject:
     """Return a Struct's schema with its own properties at the root, where older revisions of MCP want them."""
-    schema = plain(msgspec.json.schema(kind))
-    defs: Json = schema["$defs"]
-    root: Json = defs.pop(schema["$ref"].rpartition("/")[2])
+    schema = simplify_schema(msgspec.json.schema(kind))
+    defs: JsonObject = schema["$defs"]
+    root: JsonObject = defs.pop(schema["$ref"].rpartition("/")[2])
     return {**root, "$defs": defs} if defs else root
 
 
-def plain(schema: Any) -> Any:
+def simplify_schema(schema: Any) -> Any:
     """Leave out what readers of schemas stumble over; the gate checks it all the same."""
     if isinstance(schema, list):
-        return [plain(part) for part in schema]
+        return [simplify_schema(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
     out = {"pattern", "uniqueItems", *(["default"] if schema.get("default") == "" else ())}
-    kept = {name: plain(part) for name, part in schema.items() if name not in out}
+    kept = {name: simplify_schema(part) for name, part in schema.items() if name not in out}
     if isinstance(said := kept.get("description"), str):
-        kept["description"] = plainly(said)
+        kept["description"] = remove_clause_numbers(said)
     return {**kept, **ANY_JSON} if kept.keys() <= {"default", "description"} and "default" in kept else kept
 
 
-def nullable(schema: Json) -> Json:
+def allow_null(schema: JsonObject) -> JsonObject:
     """Let an argument be null, which means absent."""
     if "anyOf" in schema or "$ref" in schema:
         inner = schema.get("anyOf") or [{"$ref": schema["$ref"]}]
@@ -203,23 +203,23 @@ def nullable(schema: Json) -> Json:
 # Answers.
 
 
-def about(no: GateError) -> Json:
+def describe_refusal(no: GateError) -> JsonObject:
     """Name a refusal, and say whether the same call may succeed later."""
     return {"code": no.code, "retryable": no.status in (408, 429, 503)}
 
 
-def told_refusal(no: GateError) -> Json:
+def make_refusal_data(no: GateError) -> JsonObject:
     """Return all there is to say of a refusal, for the data of a JSON-RPC error."""
-    return {**no.body(), **about(no)}
+    return {**no.body(), **describe_refusal(no)}
 
 
-def found(reply: bytes) -> Json:
+def make_result(reply: bytes) -> JsonObject:
     """Wrap a reply as the result of a tool."""
     text = {"type": "text", "text": reply.decode()}
-    return {"content": [text], "structuredContent": any_json(reply), "isError": False}
+    return {"content": [text], "structuredContent": decode_json(reply), "isError": False}
 
 
-def refused(no: GateError) -> Json:
+def make_refusal_result(no: GateError) -> JsonObject:
     """Wrap a refusal; without structuredContent, which some clients would hold against the output schema."""
-    return {"content": [{"type": "text", "text": encode(no.body()).decode()}], "isError": True,
-            "_meta": {"asyncgate/error": about(no)}}
+    return {"content": [{"type": "text", "text": encode_json(no.body()).decode()}], "isError": True,
+            "_meta": {"asyncgate/error": describe_refusal(no)}}

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from msgspec import Raw, Struct, field
 
 from asyncgate.parts.model.errors import StartupError
-from asyncgate.parts.model.stored import EntryFilter
-from asyncgate.parts.model.wire import NOTHING, Principal, ReceiptRecord
+from asyncgate.parts.model.queries import EntryFilter
+from asyncgate.parts.model.wire import JSON_NULL, Principal, ReceiptRecord
 
 if TYPE_CHECKING:
     from asyncgate.parts.model.settings import Settings
@@ -61,7 +61,7 @@ class Filed(ReceiptRecord, kw_only=True):
     schedule_id: str | None = None
     parents: list[str] = field(default_factory=list)
     asyncgate_instance: str = ""
-    body: Raw = NOTHING
+    body: Raw = JSON_NULL
     hash: str = ""
     receipt_key: str = ""       # only a gate gives it one
     stated_by: Principal | None = None      # as the ledger says, never as the receipt does

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from asyncgate.parts.model.views import outside, shown
+from asyncgate.parts.model.views import show_receipt, to_utc
 from asyncgate.parts.model.wire import Principal, Problem, ReceiptRecord
 from asyncgate.parts.receipts.calls import BESIDE_BODY, MOST_TOLD, Calls, problem
 from asyncgate.parts.receipts.sinks import Filed, Garbled, LedgerPage, Missing, Outage, Refusal, Singly
@@ -23,8 +23,9 @@ from asyncgate.parts.receipts.sinks.standalone import NoCustody
 from asyncgate.parts.receipts.wires import LOOK_SECONDS, pace_of
 
 if TYPE_CHECKING:
+    from asyncgate.parts.model.queries import EntryFilter
     from asyncgate.parts.model.settings import Settings
-    from asyncgate.parts.model.stored import EntryFilter, Lease, Receipt, Task
+    from asyncgate.parts.model.stored import Lease, Receipt, Task
     from asyncgate.parts.receipts.sinks import Bulk, Sink
 
 NO_REFUSALS = {"forbidden", "tenant_mismatch"}      # what a ledger like ours says of the gate's credential
@@ -102,7 +103,7 @@ class MemoryGate(NoCustody):
 
     def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
         """Return the receipt as it is shown, and its key."""
-        view = shown(self.tenant(tenant_id), receipt)
+        view = show_receipt(self.tenant(tenant_id), receipt)
         facts = {name: getattr(view, name) for name in ReceiptRecord.__struct_fields__ if name != "delivered_at"}
         return encode(Sent(**facts, receipt_key=receipt.receipt_key))
 
@@ -177,7 +178,7 @@ class MemoryGate(NoCustody):
         """Have a key issued that states and reads receipts as one principal; a ledger of another make issues none."""
         about = {"tenant": self.tenant(tenant_id), "name": f"{who.id} by way of its gate"[:200],
                  "principal_kind": who.kind, "principal_id": who.id, "role": "worker",
-                 "scopes": ["receipts:ack", "receipts:read"], "expires_at": outside(until)}
+                 "scopes": ["receipts:ack", "receipts:read"], "expires_at": to_utc(until)}
         keys = self.url.removesuffix("/receipts") + "/keys"
         try:
             return issued(await self._ask("POST", "", at=keys, content=encode(about))).api_key

@@ -31,8 +31,9 @@ from asyncgate.parts.receipts.sinks.receiptgate_schema import (
 from asyncgate.parts.receipts.wires import LOOK_SECONDS, pace_of, same
 
 if TYPE_CHECKING:
+    from asyncgate.parts.model.queries import EntryFilter
     from asyncgate.parts.model.settings import Settings
-    from asyncgate.parts.model.stored import EntryFilter, Lease, Receipt, Task
+    from asyncgate.parts.model.stored import Lease, Receipt, Task
     from asyncgate.parts.model.wire import Principal
     from asyncgate.parts.receipts.sinks import Sink
 

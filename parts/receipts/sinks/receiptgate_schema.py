@@ -29,9 +29,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from asyncgate.parts.model.content import any_json, canonical
+from asyncgate.parts.model.content import decode_json, to_canonical
 from asyncgate.parts.model.stored import Lease, Receipt, Task
-from asyncgate.parts.model.views import cause_of, terms_of
+from asyncgate.parts.model.views import decode_terms, read_cause
 from asyncgate.parts.model.wire import WIDEST, Terms
 
 # What becomes of our types: the phase, and the status of an end.
@@ -98,7 +98,7 @@ class Handed(Struct, frozen=True, array_like=True):
     @property
     def text(self) -> str:
         """Return it as it is stored."""
-        return canonical(self).decode()
+        return to_canonical(self).decode()
 
 
 handed_of = msgspec.json.Decoder(Handed).decode
@@ -184,7 +184,7 @@ def with_older(tenant_id: str, receipt: Receipt, how: Telling) -> Json:
 
 def plain(receipt: bytes) -> bytes | None:
     """Return a receipt in dialect 1.0, or None if that has no place for it."""
-    known = any_json(receipt)
+    known = decode_json(receipt)
     if (otherwise := known.pop(OLDER, {})) is None:
         return None
     known.pop("obligation_id", None)
@@ -193,13 +193,13 @@ def plain(receipt: bytes) -> bytes | None:
 
 def sent(receipt: bytes) -> bytes:
     """Return a receipt as it is sent in dialect 1.1."""
-    known = any_json(receipt)
+    known = decode_json(receipt)
     return receipt if OLDER not in known else written({name: value for name, value in known.items() if name != OLDER})
 
 
 def as_accepted(receipt: bytes) -> bytes | None:
     """Return a hand-over as the acceptance that it is where nobody has accepted yet; None of any other receipt."""
-    known = any_json(receipt)
+    known = decode_json(receipt)
     if (otherwise := known.pop(OLDER, None)) is None or otherwise.get("phase") != "accepted":
         return None
     return written(known | otherwise)
@@ -207,7 +207,7 @@ def as_accepted(receipt: bytes) -> bytes | None:
 
 def undone(receipt: bytes, receipt_id: str, at: float, source: str) -> bytes | None:
     """Return what undoes an acceptance whose lease was never granted: custody goes back, and 1.0 is told of an end."""
-    known = any_json(receipt)
+    known = decode_json(receipt)
     if known["metadata"]["receipt_type"] != "task.accepted":
         return None
     worker, told, when = known["for_principal"], known["receipt_id"], moment(at)
@@ -226,14 +226,14 @@ def undone(receipt: bytes, receipt_id: str, at: float, source: str) -> bytes | N
 
 def only_custody(receipt: bytes) -> bytes | None:
     """Return a hand-over that is nothing where no custody is kept; None of what is none."""
-    known = any_json(receipt)
+    known = decode_json(receipt)
     return written({**known, OLDER: None}) if known["phase"] == "escalate" else None
 
 
 def written(receipt: Json) -> bytes:
     """Write a receipt in the one way that it is always written."""
     try:
-        return canonical(receipt)
+        return to_canonical(receipt)
     except OverflowError:       # an integer of more than 64 bits
         return _plainly(receipt).encode()
 
@@ -242,7 +242,7 @@ def fields(tenant_id: str, receipt: Receipt, how: Telling) -> Json:
     """Return every field that the schema requires."""
     task, most = how.task, how.most
     phase, status = phase_of(receipt, how)
-    body, terms, at = read(receipt.body), terms_of(task.terms), moment(receipt.created_at)
+    body, terms, at = read(receipt.body), decode_terms(task.terms), moment(receipt.created_at)
     common = {
         "schema_version": "1.0", "obligation_id": task.duty, "tenant_id": tenant_id, "receipt_id": receipt.receipt_id,
         "task_id": task.task_id, "parent_task_id": "NA", "dedupe_key": receipt.receipt_key,
@@ -276,7 +276,7 @@ def cause(receipt: Receipt, how: Telling) -> str:
             return (before.receipt_id if how.custody else "") or "NA"
         return how.lease.accepted if how.lease else before.receipt_id if before else "NA"
     known = before is not None and (how.custody or before.to is not None)
-    return cause_of(how.task.payload) or (before.receipt_id if before and known else "") or "NA"
+    return read_cause(how.task.payload) or (before.receipt_id if before and known else "") or "NA"
 
 
 def parties(receipt: Receipt, body: Json, how: Telling) -> dict[str, str]:
@@ -479,7 +479,7 @@ def clipped(text: str, most: int) -> str:
 def read(text: str) -> Any:
     """Read stored JSON, or stand in for what this reader cannot take, such as an integer of a thousand digits."""
     try:
-        return any_json(text)
+        return decode_json(text)
     except (ValueError, RecursionError):
         return hashed(text)
 

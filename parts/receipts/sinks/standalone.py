@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from asyncgate.parts.receipts.sinks import Filed, LedgerPage
 
 if TYPE_CHECKING:
+    from asyncgate.parts.model.queries import EntryFilter
     from asyncgate.parts.model.settings import Settings
-    from asyncgate.parts.model.stored import EntryFilter, Lease, Receipt, Task
+    from asyncgate.parts.model.stored import Lease, Receipt, Task
     from asyncgate.parts.model.wire import Principal
     from asyncgate.parts.receipts.sinks import Sink
 

@@ -1,0 +1,99 @@
+"""Paged reads of a database in SQL: one method for each kind of query, told apart here."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from asyncgate.parts.model.queries import (
+    ArchivedFilter,
+    EntryFilter,
+    EventFilter,
+    LeaseFilter,
+    ObligationFilter,
+    OutboxFilter,
+    OutboxOf,
+    Query,
+    ReceiptFilter,
+    Row,
+    Rows,
+    TaskFilter,
+)
+from asyncgate.parts.model.stored import Archived, Entry, Event, Lease, Outgoing, Receipt, Task
+
+T = TypeVar("T")
+
+
+class Pages(ABC):
+    """The part of a backend that answers `page`."""
+
+    async def page(self, tenant_id: str, query: Query[T]) -> list[T]:
+        """Return a page of rows."""
+        rows: list[Any] = await self._found(tenant_id, query)
+        return rows
+
+    async def _found(self, tenant_id: str, query: Query[Any]) -> list[Any]:
+        match query:
+            case TaskFilter():
+                return await self.find_tasks(tenant_id, query)
+            case LeaseFilter():
+                return await self.find_leases(tenant_id, query)
+            case EventFilter():
+                return await self.find_events(tenant_id, query)
+            case ReceiptFilter():
+                return await self.find_receipts(tenant_id, query)
+            case ObligationFilter():
+                return await self.find_obligations(tenant_id, query)
+            case OutboxFilter():
+                return await self.find_waiting(tenant_id, query)
+            case OutboxOf():
+                return await self.find_outgoing(tenant_id, query)
+            case EntryFilter():
+                return await self.find_entries(tenant_id, query)
+            case ArchivedFilter():
+                return await self.find_archived(tenant_id, query)
+            case Rows():
+                return await self.find_rows(tenant_id, query.table, query.after)
+        raise TypeError(f"no page of {query}")
+
+    @abstractmethod
+    async def find_tasks(self, tenant_id: str, of: TaskFilter) -> list[Row]:
+        """Return a page of tasks, newest first."""
+
+    @abstractmethod
+    async def find_leases(self, tenant_id: str, of: LeaseFilter) -> list[tuple[Task, Lease]]:
+        """Return the live leases of a worker."""
+
+    @abstractmethod
+    async def find_events(self, tenant_id: str, of: EventFilter) -> list[Event]:
+        """Return a page of a task's events."""
+
+    @abstractmethod
+    async def find_receipts(self, tenant_id: str, of: ReceiptFilter) -> list[Receipt]:
+        """Return a page of receipts, oldest first."""
+
+    @abstractmethod
+    async def find_obligations(self, tenant_id: str, of: ObligationFilter) -> list[Receipt]:
+        """Return a page of open obligations from their index."""
+
+    @abstractmethod
+    async def find_waiting(self, tenant_id: str, of: OutboxFilter) -> list[Outgoing]:
+        """Return a page of the receipts that wait for the ledger."""
+
+    @abstractmethod
+    async def find_outgoing(self, tenant_id: str, of: OutboxOf) -> list[Outgoing]:
+        """Return those of some receipts that the ledger does not have yet."""
+
+    @abstractmethod
+    async def find_entries(self, tenant_id: str, of: EntryFilter) -> list[Entry]:
+        """Return a page of what others have stored here."""
+
+    @abstractmethod
+    async def find_archived(self, tenant_id: str, of: ArchivedFilter) -> list[Archived]:
+        """Return where the archived receipts of a task are."""
+
+    @abstractmethod
+    async def find_rows(self, tenant_id: str, table: type[Struct], after: str) -> list[Any]:
+        """Return the next 1,000 rows of a table."""

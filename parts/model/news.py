@@ -1,0 +1,19 @@
+"""What the processes that share a database tell each other."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class News(Struct, frozen=True):
+    """What one process has committed with a batch, as far as the others must know it soon."""
+
+    tenant_id: str
+    queued: tuple[tuple[str, tuple[str, ...]], ...] = ()    # type and needed capabilities of each task, claimable now
+    ended: tuple[str, ...] = ()                             # tasks
+    due: float | None = None                                # when the first of the delayed tasks may be leased
+    many: bool = False                                      # more than is listed: look for whatever there may be
+    keys: tuple[str, ...] = ()                              # issued keys that have changed
+    account: bool = False                                   # whether what is agreed with the tenant has changed
+    posted: bool = False                                    # whether receipts wait for the ledger
+    lapse: float | None = None                              # when a lease runs out, earlier than was known before

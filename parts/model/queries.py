@@ -1,0 +1,132 @@
+"""What a database is asked for in pages: one Struct for each kind of rows, which says what they are.
+
+`await backend.page(tenant_id, TaskFilter(...))` gives a list of the rows R that `TaskFilter` is a `Query` of.  Filters
+apply before limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar, get_args
+
+from msgspec import Struct
+
+from asyncgate.parts.model.stored import Archived, Entry, Event, Lease, Outgoing, Progress, Receipt, Task
+from asyncgate.parts.model.wire import Kind, Principal
+
+R = TypeVar("R")
+S = TypeVar("S", bound=Struct)
+Row = tuple[Task, Lease | None, Progress | None]
+ANY_KIND = ""       # of a principal in a filter: whoever has that id
+
+
+class Query(Struct, Generic[R], frozen=True):
+    """What a page of rows R is asked with: one of the following."""
+
+
+class TaskFilter(Query[Row], frozen=True):
+    """Tasks with their latest leases and progress, newest first; an owner of ANY_KIND is whoever has that id."""
+
+    owner: Principal | None
+    status: str | None
+    type: str | None
+    before: str | None          # a task_id
+    limit: int
+
+
+class LeaseFilter(Query[tuple[Task, Lease]], frozen=True):
+    """All live leases of a worker (of one instance, if it names one), oldest first."""
+
+    worker: Principal
+
+
+class EventFilter(Query[Event], frozen=True):
+    """What happened to a task, oldest first."""
+
+    task_id: str
+    after: str | None           # an event_id
+    limit: int
+
+
+class ReceiptFilter(Query[Receipt], frozen=True):
+    """Receipts, oldest first, and none that a later commit can still add one before."""
+
+    to: Principal | None        # of ANY_KIND: whoever has that id
+    task_id: str | None
+    receipt_type: str | None
+    after: str | None           # a receipt_id
+    limit: int
+    newest: bool = False        # the last ones; still oldest first
+
+
+class ObligationFilter(Query[Receipt], frozen=True):
+    """What is owed to somebody, oldest first, in time that does not depend on history."""
+
+    to: Principal
+    after: str | None           # a receipt_id
+    limit: int
+
+
+class OutboxFilter(Query[Outgoing], frozen=True):
+    """Receipts that wait for the ledger, oldest first."""
+
+    after: str                  # a receipt_id
+    limit: int
+
+
+class OutboxOf(Query[Outgoing], frozen=True):
+    """Those of some receipts that the ledger does not have yet, waiting or parked, in any order."""
+
+    receipt_ids: tuple[str, ...]
+
+
+class EntryFilter(Query[Entry], frozen=True):
+    """What others have stored here, by arrival, and nothing that a later commit can still add something before."""
+
+    to: Principal | None        # of ANY_KIND: whoever has that id
+    task_id: str | None
+    receipt_type: str | None
+    instance: str | None
+    after: str | None           # an arrival
+    limit: int
+
+
+class ArchivedFilter(Query[Archived], frozen=True):
+    """Where the archived receipts of a task are, oldest first."""
+
+    task_id: str
+
+
+class Rows(Query[S], Generic[S], frozen=True):
+    """The next 1,000 rows of a table, in the order of its `export_order`, byte by byte.
+
+    Receipts come with their parents and telemetry.  Of a table whose order is empty a tenant has one row.
+    """
+
+    table: type[S]
+    after: str = ""             # the `export_key` of the last row
+
+
+# For those who answer.
+
+
+def wanted_is(wanted: Principal | None, who: Principal) -> bool:
+    """Whether a filter lets somebody through."""
+    return wanted is None or (wanted.id == who.id and wanted.kind in (ANY_KIND, who.kind))
+
+
+def page_of(sql: str, wanted: Principal | None, column: str, order: str, place: int, limit: int,
+            given: Callable[[str], str]) -> str:
+    """End a query with its order and limit; where a filter names any kind, read a range of the index for each.
+
+    `column` holds the kind, `place` is where the query selects what it is ordered by, `given` takes a parameter and
+    returns its name.
+    """
+    if wanted is None:
+        return f"{sql} ORDER BY {order} LIMIT {limit:d}"
+    parts = [f"{sql} AND {column} = {given(kind)} ORDER BY {order} LIMIT {limit:d}"
+             for kind in ((wanted.kind,) if wanted.kind else get_args(Kind))]
+    if len(parts) == 1:
+        return parts[0]
+    each = " UNION ALL ".join(f"SELECT * FROM ({part}) AS range_{at}" for at, part in enumerate(parts))
+    return f"{each} ORDER BY {place} {order.partition(' ')[2]} LIMIT {limit:d}"
