@@ -431,8 +431,8 @@ def worker(ctx: click.Context, /, at: Connection, what: str | None, profile_file
     """
     from asyncgate.clients.worker import program as part
     command = ctx.meta["passed"]
-    if what not in (None, *part.TASKS):
-        raise click.UsageError(f"{what!r} is none of {', '.join(part.TASKS)}; a program stands behind --")
+    if what not in (None, *part.BUILT_IN_TASKS):
+        raise click.UsageError(f"{what!r} is none of {', '.join(part.BUILT_IN_TASKS)}; a program stands behind --")
     about |= {"url": at.url, "token": at.token}
     if [bool(what), bool(command), bool(profile_file)].count(True) != 1 or (command and not about["types"]):
         raise click.UsageError("say which tasks: echo, sleep_then_return, http_get, --ai FILE, "
@@ -449,10 +449,10 @@ def worker(ctx: click.Context, /, at: Connection, what: str | None, profile_file
             if profile_file:
                 for of_http_get in ("allow", "plain_http", "timeout_seconds"):
                     del about[of_http_get]
-                from asyncgate.clients.ai_worker.command import run
-                run(profile_file, quiet=quiet, **about)
+                from asyncgate.clients.ai_worker.command import run_ai_worker
+                run_ai_worker(profile_file, quiet=quiet, **about)
             else:
-                part.run(what, command, quiet=quiet, **about)
+                part.run_worker(what, command, quiet=quiet, **about)
     except OSError as wrong:
         raise click.ClickException(str(wrong)) from None
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from asyncgate import SCOPES, Caller
+from asyncgate.conformance.harness import CHEAP
 from asyncgate.parts.identity import keys as identity_keys
 from asyncgate.parts.identity.keys import Bounded, IssuedKeys, network
 from asyncgate.parts.identity.keys_stored import (
@@ -43,7 +44,6 @@ from asyncgate.parts.model.wire import Principal
 pytestmark = pytest.mark.anyio
 T = TypeVar("T")
 
-CHEAP = ApiKeys(hash_time_cost=1, hash_memory_cost=8)
 TENANT = "00000000-0000-4000-8000-000000000001"
 HOME = "192.0.2.1"
 NOON = 1_800_000_000.0
