@@ -475,9 +475,9 @@ class AsyncOperations:
     async def create_tenant(
         self, name: str, *, tenant: str | None = None, tier: Tier | None = None, tenant_id: str | None = None,
     ) -> TenantRecord:
-        """Make a tenant, with a unique name and a tier; making one again returns it as it is.
+        """Create a tenant with a unique name and a tier; a repeated call returns the tenant unchanged.
 
-        For the operator.  Then issue_key gives it its first key.  One transaction.  Spec 21.3.1.
+        For the operator.  Then issue_key makes its first key.  One transaction.  Spec 21.3.1.
         """
         return await self.ask("create_tenant", TenantRecord, locals())
 
@@ -523,7 +523,7 @@ class AsyncOperations:
     async def get_limits(
         self, *, tenant: str | None = None, tenant_id: str | None = None,
     ) -> Limits:
-        """Return what a tenant may use, what of it is used, and whether that is enforced; -1 is unlimited.
+        """Return a tenant's limits, its usage, and whether the limits are enforced; -1 is unlimited.
 
         Spec 21.4.2.
         """
@@ -582,11 +582,11 @@ class AsyncOperations:
         not_before: datetime | None = None, expires_at: datetime | None = None, tenant_id: str | None = None,
         principal_kind: Kind | None = None, principal_instance_id: str | None = None,
     ) -> IssuedKey:
-        """Issue a key for a worker, an agent or a service; its text is in this answer and never shown again.
+        """Issue a key for a worker, an agent or a service; only this answer shows its text.
 
-        It stands for one principal of one tenant, with a role, scopes and, if wished, the only capabilities and task
-        types
-        that it is good for.  Spec 21.2.2.
+        The key identifies one principal of one tenant, with a role and scopes.  It can be limited to some capabilities
+        and
+        task types.  Spec 21.2.2.
         """
         return await self.ask("issue_key", IssuedKey, locals())
 
@@ -624,7 +624,7 @@ class AsyncOperations:
         principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
         worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> AuditLines:
-        """Read the tenant's audit log, oldest first; no line is ever changed.
+        """List the tenant's audit log, oldest first; its lines never change.
 
         Lines are kept for security.audit_logging.retention_days, 90 at least.  Spec 21.7.4.
         """
@@ -761,7 +761,7 @@ class AsyncOperations:
     async def revoke_key(
         self, key_id: str, *, tenant: str | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> Ok:
-        """Take a key back: this process refuses it at once, others within five seconds; again is no error.
+        """Revoke a key: this process refuses it at once, others within five seconds; a repeated call is a no-op.
 
         Spec 21.9.1.
         """
@@ -771,10 +771,11 @@ class AsyncOperations:
         self, *, tenant: str | None = None, overlap_seconds: float | None = None, issued_before: datetime | None = None,
         reason: str | None = None, tenant_id: str | None = None,
     ) -> RotatedCredentials:
-        """Replace every good key of a tenant at once, and refuse all access tokens that were issued before now.
+        """Replace all valid keys of a tenant, and refuse all access tokens that were issued before now.
 
-        The new texts are in this answer and never shown again; the old keys, your own among them, stay good for
-        overlap_seconds, by default 0.  While the answer says more, call again with its issued_before.  Spec 21.9.1.
+        Only this answer shows the new texts.  The old keys, also your own, stay valid for overlap_seconds, by default
+        0.
+        While the answer has more, call again with its issued_before.  Spec 21.9.1.
         """
         return await self.ask("rotate_credentials", RotatedCredentials, locals())
 
@@ -782,9 +783,9 @@ class AsyncOperations:
         self, key_id: str, *, tenant: str | None = None, overlap_seconds: float | None = None,
         tenant_id: str | None = None,
     ) -> IssuedKey:
-        """Replace a key by a new one with the same rights; the old one stays good for overlap_seconds.
+        """Replace a key by a new one with the same rights; the old one stays valid for overlap_seconds.
 
-        The new text is in this answer and never shown again.
+        Only this answer shows the new text.
         """
         return await self.ask("rotate_key", IssuedKey, locals())
 
@@ -831,11 +832,11 @@ class AsyncOperations:
         stricter_calls_per_hour: int | None = None, stricter_tasks_per_hour: int | None = None,
         stricter_until: datetime | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> Limits:
-        """Give a tenant another tier, exempt it from all limits until a time (21.4.5), or limit it further (21.9.2).
+        """Set a tenant's tier, exempt it from all limits until a time (21.4.5), or set stricter limits (21.9.2).
 
-        For the operator.  An exemption and stricter limits need a reason.  Stricter limits hold also where limits are
-        not
-        enforced.  Other processes follow within five seconds.
+        For the operator.  An exemption and stricter limits need a reason.  Stricter limits are enforced even where
+        other
+        limits are not.  Other processes apply the change within five seconds.
         """
         return await self.ask("set_limits", Limits, locals())
 
@@ -849,9 +850,9 @@ class AsyncOperations:
     async def suspend_tenant(
         self, tenant: str, *, suspended: bool | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> TenantRecord:
-        """Suspend a tenant: within five seconds none of its credentials is good any more; or let it in again.
+        """Suspend a tenant, or end its suspension; within five seconds its credentials are refused or accepted again.
 
-        For the operator.  Its tasks stay as they are, its leases run out.  Spec 21.9.
+        For the operator.  Its tasks stay as they are; its leases run out.  Spec 21.9.
         """
         return await self.ask("suspend_tenant", TenantRecord, locals())
 
@@ -976,9 +977,9 @@ class SyncOperations:
     def create_tenant(
         self, name: str, *, tenant: str | None = None, tier: Tier | None = None, tenant_id: str | None = None,
     ) -> TenantRecord:
-        """Make a tenant, with a unique name and a tier; making one again returns it as it is.
+        """Create a tenant with a unique name and a tier; a repeated call returns the tenant unchanged.
 
-        For the operator.  Then issue_key gives it its first key.  One transaction.  Spec 21.3.1.
+        For the operator.  Then issue_key makes its first key.  One transaction.  Spec 21.3.1.
         """
         return self.ask("create_tenant", TenantRecord, locals())
 
@@ -1024,7 +1025,7 @@ class SyncOperations:
     def get_limits(
         self, *, tenant: str | None = None, tenant_id: str | None = None,
     ) -> Limits:
-        """Return what a tenant may use, what of it is used, and whether that is enforced; -1 is unlimited.
+        """Return a tenant's limits, its usage, and whether the limits are enforced; -1 is unlimited.
 
         Spec 21.4.2.
         """
@@ -1083,11 +1084,11 @@ class SyncOperations:
         not_before: datetime | None = None, expires_at: datetime | None = None, tenant_id: str | None = None,
         principal_kind: Kind | None = None, principal_instance_id: str | None = None,
     ) -> IssuedKey:
-        """Issue a key for a worker, an agent or a service; its text is in this answer and never shown again.
+        """Issue a key for a worker, an agent or a service; only this answer shows its text.
 
-        It stands for one principal of one tenant, with a role, scopes and, if wished, the only capabilities and task
-        types
-        that it is good for.  Spec 21.2.2.
+        The key identifies one principal of one tenant, with a role and scopes.  It can be limited to some capabilities
+        and
+        task types.  Spec 21.2.2.
         """
         return self.ask("issue_key", IssuedKey, locals())
 
@@ -1125,7 +1126,7 @@ class SyncOperations:
         principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
         worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> AuditLines:
-        """Read the tenant's audit log, oldest first; no line is ever changed.
+        """List the tenant's audit log, oldest first; its lines never change.
 
         Lines are kept for security.audit_logging.retention_days, 90 at least.  Spec 21.7.4.
         """
@@ -1262,7 +1263,7 @@ class SyncOperations:
     def revoke_key(
         self, key_id: str, *, tenant: str | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> Ok:
-        """Take a key back: this process refuses it at once, others within five seconds; again is no error.
+        """Revoke a key: this process refuses it at once, others within five seconds; a repeated call is a no-op.
 
         Spec 21.9.1.
         """
@@ -1272,10 +1273,11 @@ class SyncOperations:
         self, *, tenant: str | None = None, overlap_seconds: float | None = None, issued_before: datetime | None = None,
         reason: str | None = None, tenant_id: str | None = None,
     ) -> RotatedCredentials:
-        """Replace every good key of a tenant at once, and refuse all access tokens that were issued before now.
+        """Replace all valid keys of a tenant, and refuse all access tokens that were issued before now.
 
-        The new texts are in this answer and never shown again; the old keys, your own among them, stay good for
-        overlap_seconds, by default 0.  While the answer says more, call again with its issued_before.  Spec 21.9.1.
+        Only this answer shows the new texts.  The old keys, also your own, stay valid for overlap_seconds, by default
+        0.
+        While the answer has more, call again with its issued_before.  Spec 21.9.1.
         """
         return self.ask("rotate_credentials", RotatedCredentials, locals())
 
@@ -1283,9 +1285,9 @@ class SyncOperations:
         self, key_id: str, *, tenant: str | None = None, overlap_seconds: float | None = None,
         tenant_id: str | None = None,
     ) -> IssuedKey:
-        """Replace a key by a new one with the same rights; the old one stays good for overlap_seconds.
+        """Replace a key by a new one with the same rights; the old one stays valid for overlap_seconds.
 
-        The new text is in this answer and never shown again.
+        Only this answer shows the new text.
         """
         return self.ask("rotate_key", IssuedKey, locals())
 
@@ -1332,11 +1334,11 @@ class SyncOperations:
         stricter_calls_per_hour: int | None = None, stricter_tasks_per_hour: int | None = None,
         stricter_until: datetime | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> Limits:
-        """Give a tenant another tier, exempt it from all limits until a time (21.4.5), or limit it further (21.9.2).
+        """Set a tenant's tier, exempt it from all limits until a time (21.4.5), or set stricter limits (21.9.2).
 
-        For the operator.  An exemption and stricter limits need a reason.  Stricter limits hold also where limits are
-        not
-        enforced.  Other processes follow within five seconds.
+        For the operator.  An exemption and stricter limits need a reason.  Stricter limits are enforced even where
+        other
+        limits are not.  Other processes apply the change within five seconds.
         """
         return self.ask("set_limits", Limits, locals())
 
@@ -1350,9 +1352,9 @@ class SyncOperations:
     def suspend_tenant(
         self, tenant: str, *, suspended: bool | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> TenantRecord:
-        """Suspend a tenant: within five seconds none of its credentials is good any more; or let it in again.
+        """Suspend a tenant, or end its suspension; within five seconds its credentials are refused or accepted again.
 
-        For the operator.  Its tasks stay as they are, its leases run out.  Spec 21.9.
+        For the operator.  Its tasks stay as they are; its leases run out.  Spec 21.9.
         """
         return self.ask("suspend_tenant", TenantRecord, locals())
 

@@ -24,7 +24,7 @@ from asyncgate.parts.model.database import Around
 from asyncgate.parts.model.errors import GateError, InvalidRequest
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.settings import ApiKeys, Settings
+from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import (
     Account,
     Audit,
@@ -48,10 +48,6 @@ if TYPE_CHECKING:
 
 PATIENCE = 10       # seconds after which what should have happened will not
 STORED = (Task, Lease, Progress, Receipt, Event, Schedule, Obligation, Account, Key, Audit, AuditHead)
-
-
-# A key costs next to nothing to prove: by default each takes 64 MiB, and the tests issue thousands.
-CHEAP = ApiKeys(hash_time_cost=1, hash_memory_cost=8)
 
 
 def ask_of(op: Operation, fields: dict[str, Any]) -> Ask:

@@ -19,11 +19,11 @@ import pytest
 
 from asyncgate import Engine
 from asyncgate.backends import open_backend
-from asyncgate.conformance.harness import CHEAP, Gate, OwnTenants
+from asyncgate.conformance.harness import Gate, OwnTenants
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.postgres_server import URL_GIVEN, Cluster, Programs, Server, empty, find_programs
 from asyncgate.parts.extensions import engine_over
-from asyncgate.parts.model.settings import SecuritySettings, Settings
+from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.receipts.outbox import Ledger
 
 POSTGRES = "postgres:"
@@ -212,8 +212,7 @@ async def make_gate(backend_url: str, receipts: dict[str, Any]) -> AsyncIterator
     loop = asyncio.get_running_loop()
 
     def make(**settings: Any) -> Gate:
-        common = {"instance_id": "asyncgate-1", "security": SecuritySettings(api_keys=CHEAP)}
-        engines.append(engine_over(backend, Settings(**{**common, **receipts, **settings})))
+        engines.append(engine_over(backend, Settings(**{"instance_id": "asyncgate-1", **receipts, **settings})))
         if receipts and "receipt_mode" not in settings:
             engines[-1].extend(ledger := Ledger(engines[-1]))
             loop.call_soon(ledger.open)     # a fixture that is no coroutine makes gates outside the loop

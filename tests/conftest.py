@@ -26,13 +26,12 @@ import pytest
 from msgspec.structs import replace
 
 from asyncgate.backends import open_backend
-from asyncgate.conformance.harness import CHEAP
 from asyncgate.conformance.ledgers import Drain
 from asyncgate.conformance.plugin import SHARED
 from asyncgate.conformance.postgres_server import Server
 from asyncgate.parts.app import Gate
 from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.settings import SecuritySettings, Settings
+from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import (
     Account,
     Event,
@@ -187,8 +186,7 @@ async def serve(url: str) -> AsyncIterator[Serve]:
     """Return what starts a gate with these settings, over an empty database."""
     async with contextlib.AsyncExitStack() as running:
         async def serve(**settings: Any) -> Served:
-            settings = {"api_key": TOKEN, "lease_sweep_interval_seconds": 3600.0,
-                        "security": SecuritySettings(api_keys=CHEAP), **settings}
+            settings = {"api_key": TOKEN, "lease_sweep_interval_seconds": 3600.0, **settings}
             gate = Gate(Settings(**settings), await open_backend(url))
             await running.enter_async_context(gate.app.router.lifespan_context(gate.app))
             return Served(gate)

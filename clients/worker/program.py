@@ -83,7 +83,7 @@ def http_get(allow: Sequence[str], plain: bool, timeout_seconds: float) -> Calla
 
     try:
         client = outgoing.make_client(allow=allow, plain=plain, redirects=outgoing.MOST_REDIRECTS,
-                                 timeout_seconds=timeout_seconds)
+                                      timeout_seconds=timeout_seconds)
     except StartupError as wrong:
         raise ValueError(str(wrong).replace("security.outgoing.allow", "--allow")) from None
 

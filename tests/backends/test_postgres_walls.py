@@ -268,14 +268,14 @@ async def away(gate: Gate, mark: str) -> dict[str, str]:
     beside = gate.beside(archive=ArchiveSettings(directory=ARCHIVE.name))
     duty = await gate.backend.receipt(gate.tenant_id, done.obligation_receipt_id)
     assert duty is not None
-    chain = await archive.whole(beside.engine, gate.tenant_id, duty)
+    chain = await archive.gather_chain(beside.engine, gate.tenant_id, duty)
     assert chain is not None
-    moved, ages = archive.Moved(), archive.Ages(math.inf, math.inf, math.inf, "g")
+    moved, ages = archive.ArchiveTally(), archive.Ages(math.inf, math.inf, math.inf, "g")
     head = await seal(gate.engine, gate.tenant_id)
     if head.last_id < max(chain.receipts):  # nothing is sealed behind what is in a ledger, and what is not sealed stays
         head = replace(head, last_id=max(chain.receipts))
         await gate.backend.transact(gate.tenant_id, Needs(), lambda work: work.keep(head))
-    await archive.store(beside.engine, gate.tenant_id, ages, [chain], moved)
+    await archive.move_chains(beside.engine, gate.tenant_id, ages, [chain], moved)
     assert moved.receipts == 4
     page = await beside.as_admin().list_archived_receipts(task_id=done.task_id, limit=1)
     return {"away_task_id": done.task_id, "away_receipt_id": done.obligation_receipt_id,

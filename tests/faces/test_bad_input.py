@@ -26,13 +26,11 @@ IDS = [f"{verb} {path}" for _, verb, path in WAYS]
 POSTS = [way for way in WAYS if way[1] == "POST"]
 POST_IDS = [way for way in IDS if way.startswith("POST")]
 WIDEST = 2**53 - 1
-# What is refused while it is read never gets as far as a store; that no store gets it is asserted all the same.
-in_memory = pytest.mark.parametrize("url", ["memory:"])
 
 
 @pytest.fixture
 def url(backend_url: str) -> str:
-    """Run on every kind of store what may get as far as one."""
+    """Run each test on every kind of store."""
     return backend_url
 
 
@@ -156,7 +154,6 @@ def fields_of(kind: type[msgspec.Struct]) -> list[Field]:
     return [Field(field) for field in msgspec.structs.fields(kind)]
 
 
-@in_memory
 @pytest.mark.parametrize(("op", "verb", "path"), WAYS, ids=IDS)
 async def test_what_a_field_cannot_take_is_refused_and_nothing_is_written(
     served: Any, op: Operation, verb: str, path: str
@@ -202,7 +199,6 @@ async def test_what_a_field_of_an_item_cannot_take_refuses_that_item_alone(serve
             assert not [no for no in refusals if f"{ITEMS[name]}[1]" in no["message"]]
 
 
-@in_memory
 @pytest.mark.parametrize(("op", "verb", "path"), WAYS, ids=IDS)
 async def test_the_nul_character_is_refused_everywhere(served: Any, op: Operation, verb: str, path: str) -> None:
     known, carried = await stocked(served), re.findall(r"{(\w+)}", path)
@@ -267,14 +263,12 @@ BROKEN = {
 }
 
 
-@in_memory
 @pytest.mark.parametrize("body", BROKEN.values(), ids=BROKEN)
 async def test_what_is_not_json_or_not_an_object_is_refused(served: Any, body: bytes) -> None:
     async with served.unchanged():
         refused(await served.call("POST", "/v1/tasks", body), 400, "invalid_request")
 
 
-@in_memory
 @pytest.mark.parametrize(("op", "verb", "path"), POSTS, ids=POST_IDS)
 async def test_every_operation_refuses_broken_json(served: Any, op: Operation, verb: str, path: str) -> None:
     known = await stocked(served)

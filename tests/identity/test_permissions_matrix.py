@@ -9,7 +9,7 @@ import pytest
 
 from asyncgate import SCOPES, Caller, Needs, Operation, Work
 from asyncgate.conformance.harness import NEEDED, least
-from asyncgate.parts.identity.keys_stored import generate, hashed, parse
+from asyncgate.parts.identity.keys_stored import generate, hash_secret, parse
 from asyncgate.parts.model.stored import Key
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
@@ -40,12 +40,6 @@ GUARDED = [op for op in OPERATIONS.values() if op.roles]
 def filled(name: str) -> dict[str, Any]:
     """Say enough for an operation to get past who may ask it; what it then says does not matter."""
     return {**least(name), **MORE.get(name, {})}
-
-
-@pytest.fixture
-async def house(serve: Any) -> House:
-    """A gate that issues keys."""
-    return House(await serve(security=security()))
 
 
 # The table of operations says what the spec says.
@@ -227,8 +221,8 @@ async def test_a_key_that_stands_for_the_system_opens_nothing_even_if_it_is_stor
     text = generate()
     found = parse(text)
     assert found is not None
-    key = Key(found[0], hashed(found[1], security().api_keys), "x", "agent", "ada", None, "agent", '["tasks:read"]',
-              None, None, 0.0, None, None, None, 1, 0.0, "x")
+    key = Key(found[0], hash_secret(found[1], security().api_keys), "x", "agent", "ada", None, "agent",
+              '["tasks:read"]', None, None, 0.0, None, None, None, 1, 0.0, "x")
 
     def keep(engine: Any, work: Work, caller: Any, ask: Any) -> None:
         work.keep(msgspec.structs.replace(key, **fields))

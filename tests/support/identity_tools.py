@@ -12,9 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from asyncgate.clients.http import Exchange
-from asyncgate.conformance.harness import CHEAP
 from asyncgate.parts.identity.limits.memory import MemoryLimits
 from asyncgate.parts.model.settings import (
+    ApiKeys,
     AuditLogging,
     RateLimiting,
     RateLimits,
@@ -39,7 +39,7 @@ STATUSES = {"rate_limit_exceeded": 429, "unauthenticated": 401, "invalid_request
 
 def security(*, limits: bool = False, audit: bool = True, **limiting: Any) -> SecuritySettings:
     """Settings under which a key costs next to nothing to prove."""
-    return SecuritySettings(api_keys=CHEAP,
+    return SecuritySettings(api_keys=ApiKeys(hash_time_cost=1, hash_memory_cost=8),
                             rate_limiting=RateLimiting(enabled=limits, **limiting),
                             audit_logging=AuditLogging(enabled=audit))
 
