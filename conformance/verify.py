@@ -14,11 +14,23 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from asyncgate import ACTIVE, DISCHARGING, TERMINAL, TERMINATES, fences_skipped, receipt_hash
+from asyncgate import DISCHARGING, TERMINATES, fences_skipped, receipt_hash
 from asyncgate.parts.identity.audit import find_break, last_pruned
 from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import Archived, Audit, AuditHead, Event, Lease, Obligation, Receipt, Task, export_key
+from asyncgate.parts.model.stored import (
+    ACTIVE,
+    TERMINAL,
+    Archived,
+    Audit,
+    AuditHead,
+    Event,
+    Lease,
+    Obligation,
+    Receipt,
+    Task,
+    export_key,
+)
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts.marks import list_adopted
 

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from asyncgate import TERMINAL, TERMINATES, Caller, Engine, Needs, Work
+from asyncgate import TERMINATES, Caller, Engine, Needs, Work
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.database import ArchivingBackend
 from asyncgate.parts.model.durations import DAY_SECONDS
@@ -32,7 +32,7 @@ from asyncgate.parts.model.errors import ArchiveUnavailable, ReceiptNotFound
 from asyncgate.parts.model.queries import ArchivedFilter, ObligationFilter, ReceiptFilter, Rows
 from asyncgate.parts.model.quotas import GIGABYTE, find_allowance
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.stored import Account, Archived, Receipt, Task, Usage
+from asyncgate.parts.model.stored import TERMINAL, Account, Archived, Receipt, Task, Usage
 from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.receipts.files import Header, Reading, fsync_folder, pack_receipts
 from asyncgate.parts.receipts.may import discharges

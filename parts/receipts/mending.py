@@ -18,19 +18,17 @@ from msgspec.structs import replace
 
 from asyncgate import (
     ACCEPTED,
-    ACTIVE,
     DISCHARGING,
     EXPIRED,
     FAILED,
     FENCES_SKIPPED,
     SCHEDULED,
-    TERMINAL,
     TERMINATES,
     UNSCHEDULED,
     Caller,
     Needs,
 )
-from asyncgate.parts.model.stored import Lease, Outgoing, Receipt, Schedule, Task
+from asyncgate.parts.model.stored import ACTIVE, TERMINAL, Lease, Outgoing, Receipt, Schedule, Task
 from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.receipts.reconcile import describe_lead, find_behind
 from asyncgate.parts.receipts.restated import Story, body_of, restate_lease, story_of

@@ -19,20 +19,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncgate import (
-    ACCEPTED,
-    ACTIVE,
-    ASSIGNED,
-    CANCELED,
-    COMPLETED,
-    EXPIRED,
-    FAILED,
-    RESULT_READY,
-    TERMINAL,
-    TERMINATES,
-)
+from asyncgate import ACCEPTED, ASSIGNED, CANCELED, COMPLETED, EXPIRED, FAILED, RESULT_READY, TERMINATES
 from asyncgate.parts.model.queries import OutboxOf, ReceiptFilter, Rows
-from asyncgate.parts.model.stored import Archived, Lease, Outgoing, Receipt, Task, export_key
+from asyncgate.parts.model.stored import ACTIVE, TERMINAL, Archived, Lease, Outgoing, Receipt, Task, export_key
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.receipts.collected import (
     Collected,

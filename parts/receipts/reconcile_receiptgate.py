@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from asyncgate import TERMINAL
 from asyncgate.parts.model.queries import OutboxOf, Rows
-from asyncgate.parts.model.stored import Outgoing, Receipt, Task, export_key
+from asyncgate.parts.model.stored import TERMINAL, Outgoing, Receipt, Task, export_key
 from asyncgate.parts.receipts.collected import READ_PAUSE_SECONDS, CountCopied, retry_read
 from asyncgate.parts.receipts.reconcile import Findings, list_known_receipts
 from asyncgate.parts.receipts.sinks.receiptgate_schema import gives_back, is_forwarded, write_canonical
