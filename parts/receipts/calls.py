@@ -1,7 +1,7 @@
 """Calls of a ledger: in time, without redirects or proxies, and with answers that are bounded before they are read.
 
 A ledger is somebody else's program, and agents may have written the contents of its answers.  So an answer is read as
-it arrives, never decompressed, up to a limit of bytes for its call, and its nesting is checked on its bytes. 
+it arrives, never decompressed, up to a limit of bytes for its call, and its nesting is checked on its bytes.
 An invalid answer is not an outage: otherwise anybody who can make a ledger give one could stop all receipts.
 """
 

@@ -61,13 +61,13 @@ class Issued(Struct):
 
 
 class Answered(Struct):
-    """What became of one receipt of many."""
+    """The answer for one receipt of many."""
 
     error: Problem | None = None
 
 
 class AllAnswered(Struct):
-    """What became of each."""
+    """The answers for all receipts of a call."""
 
     results: list[Answered]
 
@@ -89,7 +89,7 @@ class MemoryGate(NoCustody):
     binds: bool | None = True       # until it gives a list that does not say so
 
     def __init__(self, settings: Settings) -> None:
-        ours = settings.memorygate
+        ours = settings.ledger
         self.url = ours.url.rstrip("/").removesuffix("/v1/receipts") + "/v1/receipts"     # H.6 writes the whole path
         self.home, self.filed_under = settings.default_tenant_id, ours.tenant_id
         token = ours.auth_token or os.environ.get(ours.auth_token_env, "")
@@ -98,7 +98,7 @@ class MemoryGate(NoCustody):
         self.weight = settings.receipts.max_body_size_bytes + BESIDE_BODY       # of a receipt, at most
 
     def tenant(self, tenant_id: str) -> str:
-        """Return under which tenant the ledger files a tenant of ours: memorygate.tenant_id is the default one's."""
+        """Return under which tenant the ledger files a tenant of ours: ledger.tenant_id is the default one's."""
         return self.filed_under if self.filed_under and tenant_id == self.home else tenant_id
 
     def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
@@ -195,7 +195,7 @@ class MemoryGate(NoCustody):
         raise answer_error(verb, answer)
 
     async def close(self) -> None:
-        """Let the connections go."""
+        """Close the connections."""
         await self.calls.close()
 
 
@@ -208,7 +208,7 @@ def read_answer(decode: Callable[[bytes], T], text: bytes) -> T:
 
 
 def attribute(page: Listed) -> Listed:
-    """Say of each receipt who stated it, as the ledger does; what a receipt says of itself does not count."""
+    """Set each receipt's author from the ledger's attribution, never from the receipt itself."""
     known = page.stated_by if len(page.stated_by) == len(page.receipts) else [None] * len(page.receipts)
     for one, by in zip(page.receipts, known, strict=True):
         one.stated_by = by
