@@ -81,12 +81,13 @@ from asyncgate.parts.model.ids import Ids, mark_of
 from asyncgate.parts.model.members import Reader, Unreadable
 from asyncgate.parts.model.naming import read_principal, make_filter, read_instance_id, names_nobody
 from asyncgate.parts.model.news import News
+from asyncgate.parts.model.overdue import alive, is_late, is_lost, is_spent, is_stuck
 from asyncgate.parts.model.queries import (
     EntryFilter, EventFilter, LeaseFilter, ObligationFilter, ReceiptFilter, TaskFilter, wanted_is)
 from asyncgate.parts.model.settings import DatabaseSettings, Settings, load_settings
 from asyncgate.parts.model.stored import (
-    Account, Archived, Audit, Entry, Event, Key, key_of, Lag, Lease, Outgoing, Presence, Progress, Receipt, Schedule,
-    Task, Usage)
+    ACTIVE, QUEUED, TERMINAL, Account, Archived, Audit, Entry, Event, Key, key_of, Lag, Lease, Outgoing, Presence,
+    Progress, Receipt, Schedule, Task, Usage)
 from asyncgate.parts.model.views import (
     decode_terms, show_lease, show_offer, show_receipt, show_task, to_raw, to_utc, to_utc_or_none)
 from asyncgate.parts.model.wire import (
@@ -218,9 +219,6 @@ class Step(Struct, frozen=True):
     to: Status
 
 
-QUEUED, ACTIVE, TERMINAL = frozenset({"queued"}), frozenset({"leased", "running"}), frozenset(
-    {"succeeded", "failed", "canceled"})
-
 CLAIM = Step("claim", QUEUED, "leased")
 START = Step("start", frozenset({"leased"}), "running")
 SUCCEED = Step("succeed", ACTIVE, "succeeded")
@@ -350,11 +348,6 @@ def prolonged(lease: Lease, silent_since: float, now: float, grace: float) -> fl
     """
     left = min(lease.expires_at - silent_since, lease.ttl_seconds or lease.expires_at - lease.acquired_at)
     return max(lease.expires_at, now + left + grace)
-
-
-def alive(lease: Lease | None, now: float, grace: float) -> bool:
-    """Whether a lease still protects its task; it ends at its time, whether or not the sweep has seen it."""
-    return lease is not None and lease.ending == "live" and lease.expires_at + grace > now
 
 
 ENDINGS = {"completed": "completed", "failed": "failed", "canceled": "canceled"}
@@ -1417,7 +1410,7 @@ class Engine:
         if self._told(work, caller, ask, FAILED):   # and leased again since, so it was requeued
             return Released(True, "queued", True)
         task, lease = self.require_lease(work, caller, ask)
-        again = bool(ask.retryable) and task.attempt + 1 < task.max_attempts
+        again = bool(ask.retryable) and not is_spent(task, task.attempt + 1)
         body = {**self._enclosed("error", value, error, task.task_id), "attempt": task.attempt, "requeued": again,
                 "retry_recommended": bool(ask.retryable), "retry_after_seconds": ask.retry_after_seconds}
         work.hold(replace(lease, ending="failed"))
@@ -1721,13 +1714,13 @@ class Engine:
 
     def _look_after(self, work: Work, task: Task, crowd: int) -> None:
         lease = work.leases.get(task.task_id)
-        if task.status in ACTIVE and lease and not alive(lease, work.now, self.settings.lease_grace_seconds):
+        if lease and is_lost(task, lease, work.now, self.settings.lease_grace_seconds):
             task = self._expire(work, task, lease, crowd)
-        if task.deadline_at is not None and task.deadline_at <= work.now and task.status not in TERMINAL:
+        if is_late(task, work.now):
             task = work.change(task, deadline_at=None)
             self._anomaly(work, task, "deadline_passed", status=task.status,
                           recommended_action="wait for the result, or cancel the task")
-        if task.status == "queued" and task.attempt >= task.max_attempts:
+        if is_stuck(task):
             self._anomaly(work, task, "attempts_spent_but_queued", attempt=task.attempt,
                           recommended_action="cancel the task, or report this as a defect of the gate")
 
@@ -2233,11 +2226,9 @@ class Operation:
         self.scopes = frozenset(scopes.split() + (ADMIN_SCOPES[kind] if scopes else []))
         self.scope = scopes             # what the table says; an admin's scopes are good for all
         self.open = not roles           # no credential needed
-        self.idempotent = idempotent or kind != "W"     # asked again, it changes nothing more
-        self.destructive = destructive  # it takes away what somebody waits for
+        self.idempotent, self.destructive = idempotent or kind != "W", destructive      # what MCP is told of it
         self.heartbeat = heartbeat      # it keeps a lease, and is counted apart from other calls
-        self.successor = successor      # the operation to use instead of this one, which is deprecated
-        self.nothing = nothing          # what no answer means (204), where there may be none
+        self.successor, self.nothing = successor, nothing   # what to call instead; what no answer means (204)
         self.takes: type[Ask] = hints["ask"]
         self.gives: type[Struct] = next(kind for kind in (*get_args(hints["return"]), hints["return"])
                                         if kind is not type(None))

@@ -16,11 +16,12 @@ from typing import Any, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncgate import TERMINAL, Needs, Work
+from asyncgate import Needs, Work
 from asyncgate.backends import Backend
 from asyncgate.backends.lanes import Lanes
 from asyncgate.parts.model.errors import Refused
 from asyncgate.parts.model.ids import Ids
+from asyncgate.parts.model.overdue import has_passed, is_overdue
 from asyncgate.parts.model.queries import (
     ArchivedFilter,
     EntryFilter,
@@ -39,6 +40,7 @@ from asyncgate.parts.model.queries import (
 from asyncgate.parts.model.settings import DatabaseSettings
 from asyncgate.parts.model.stored import (
     RECORDS,
+    TERMINAL,
     Account,
     Archived,
     Audit,
@@ -316,12 +318,8 @@ class Memory:
         """Return what upkeep must look at, tenant by tenant."""
         found = []
         for tenant_id, tenant in self.all.items():
-            tasks = {lease.task_id for lease in tenant.live() if lease.expires_at + grace <= now}
-            tasks |= {task.task_id for task in tenant.tasks.values() if task.status not in TERMINAL
-                      and (task.deadline_at or now + 1) <= now}
-            tasks |= {task.task_id for task in tenant.tasks.values() if task.status == "queued"
-                      and task.attempt >= task.max_attempts}
-            late = [id for (id,), schedule in tenant.records[Schedule].items() if (schedule.late_at or now + 1) <= now]
+            tasks = [id for id, task in tenant.tasks.items() if is_overdue(task, tenant.leases.get(id), now, grace)]
+            late = [id for (id,), schedule in tenant.records[Schedule].items() if has_passed(schedule.late_at, now)]
             if tasks or late:
                 found.append((tenant_id, sorted(tasks)[:limit], late[:limit]))
         return found

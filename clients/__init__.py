@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from asyncgate.clients.worker import Retry as Retry
     from asyncgate.clients.worker import Worker as Worker
 
-# Where each is; the gate's own programs import this package too, and need none of it.
-EXPORTS = {"AsyncGate": "client", "Handle": "client", "TaskCanceled": "client", "TaskFailed": "client",
+# The module of each name.  Names are imported on first use: the gate's own programs import this package and use none.
+MODULE_OF_NAME = {"AsyncGate": "client", "Handle": "client", "TaskCanceled": "client", "TaskFailed": "client",
            "Refusal": "http", "Unreachable": "http", "SyncGate": "sync", "SyncHandle": "sync",
            **dict.fromkeys(("Done", "Fail", "Job", "Lost", "Retry", "Worker"), "worker")}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for."""
-    if name not in EXPORTS:
+    """Import a public name on first use."""
+    if name not in MODULE_OF_NAME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{EXPORTS[name]}"), name)
+    return getattr(import_module(f"{__name__}.{MODULE_OF_NAME[name]}"), name)

@@ -1,16 +1,16 @@
-"""How an operation is called; the generated table of them is in `operations.py`."""
+"""How a client calls one operation; `operations.py` holds the generated table of all of them."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
 
-class Call(NamedTuple):
-    """An operation over REST: its verb and path, and how a client completes and repeats it."""
+class CallSpec(NamedTuple):
+    """One operation over REST: verb, path, and what a client may fill in and repeat."""
 
     name: str
     verb: str
     path: str
-    repeatable: bool                            # a second call does no harm
-    caller: Literal["principal", "worker", ""]  # who may be named in the request
-    keys: tuple[str, ...]                       # members that tell the gate a repetition from a new call
+    repeatable: bool                            # a second call is a no-op
+    caller: Literal["principal", "worker", ""]  # whom the request may name as its caller
+    keys: tuple[str, ...]                       # fields by which the gate deduplicates

@@ -1,11 +1,11 @@
-"""The Python client: hand over work and get its outcome, whatever is restarted meanwhile.
+"""The Python client: hand over work and get its result, even if the gate or a worker restarts meanwhile.
 
     async with AsyncGate(agent_id="ada") as gate:           # ASYNCGATE_URL, ASYNCGATE_API_KEY
         handle = await gate.submit("ocr.page", {"page": 3}, needs={"ocr"}, key="doc-7")
         text = await handle.result()
 
-Every operation is a method beside that, typed: see operations.py, which is made from the gate's own table.  A call that
-fails is repeated where that can do no harm, and only for so long; `Refusal` and `Unreachable` say what is wrong.
+Every operation is also a typed method: see operations.py, generated from the gate's own table.  The client retries a
+failed call if a second call is safe, until its patience runs out; then it raises `Refusal` or `Unreachable`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, Unpack
 
 import msgspec
 
-from asyncgate.clients.call import Call
+from asyncgate.clients.call import CallSpec
 from asyncgate.clients.http import FIRST_PAUSE, AsyncHttp, Refusal, Unreachable, WrongAddress, pause_after
 from asyncgate.clients.operations import CALLS, AsyncOperations, Names, TaskRecord, TaskTerms
 from asyncgate.parts.model.wire import Status
@@ -31,66 +31,66 @@ if TYPE_CHECKING:
 
 
 R = TypeVar("R")
-PATIENCE_SECONDS = 30.0     # for a call with all its repetitions, beyond what it asks the gate to wait
-QUIET_SECONDS = 1.0         # that a gate may be away before anybody is told
-LONG_POLL = 25.0            # that a question for an outcome stays open
-OVER = ("succeeded", "failed", "canceled")
-# Answers that come before anything is done, and one after which nobody knows.
+DEFAULT_PATIENCE_SECONDS = 30.0     # for one call with all its retries, in addition to `wait_seconds`
+QUIET_SECONDS = 1.0         # of an unreachable gate before the client logs a warning
+LONG_POLL = 25.0            # seconds that a wait for an ended task stays open
+ENDED_STATUSES = ("succeeded", "failed", "canceled")
+# NOT_DONE: the gate did nothing.  OUTCOME_UNKNOWN: the gate may have carried out the call.
 NOT_DONE = {408, 429, 503}
 OUTCOME_UNKNOWN = {"database_unavailable", "unexpected_answer"}
-AWAY = {*NOT_DONE, 502, 504}
+AWAY_STATUSES = {*NOT_DONE, 502, 504}
 
 
 class TaskFailed(Exception):
-    """The task failed for good; `error` is what its worker said, `task` all that is known."""
+    """The task failed and gets no further attempt; `error` is its worker's error, `task` the whole task."""
 
     def __init__(self, task: TaskRecord) -> None:
         self.task, self.error = task, task.result.error if task.result else None
-        super().__init__(f"task {task.task_id} ({task.type}) failed: {brief(self.error)}")
+        super().__init__(f"task {task.task_id} ({task.type}) failed: {shorten_json(self.error)}")
 
 
 class TaskCanceled(Exception):
-    """The task was canceled; `task` is all that is known."""
+    """The task was canceled; `task` is the whole task."""
 
     def __init__(self, task: TaskRecord) -> None:
         self.task = task
         super().__init__(f"task {task.task_id} ({task.type}) was canceled")
 
 
-def brief(value: Any) -> str:
-    """Write any JSON in one short line."""
+def shorten_json(value: Any) -> str:
+    """Write any JSON value in at most 200 characters."""
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     return text if len(text) <= 200 else text[:199] + "…"
 
 
 class Way(Protocol):
-    """How requests reach the gate, once, and without a second try."""
+    """A transport to the gate: it sends each request once and never retries."""
 
     async def __aenter__(self) -> Way:
-        """Make ready."""
+        """Open the connections."""
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        """Let go."""
+        """Close the connections."""
 
     async def send(self, operation: str, fields: Mapping[str, Any]) -> bytes:
         """Call an operation and return its reply as JSON; raises Refusal or Unreachable."""
 
 
 class AsyncGate(AsyncOperations):
-    """A gate, to await: one connection pool, who asks, and how long to go on trying.
+    """An asyncio client of a gate: one connection pool, the caller's name, and how long to retry.
 
-    `agent_id` or `worker_id` say who asks where the credential does not.  One AsyncGate may be used by many tasks.
+    `agent_id` or `worker_id` names the caller if the credential does not.  Many asyncio tasks may share one AsyncGate.
     """
 
     def __init__(
         self, url: str | None = None, token: str | None = None, *, via: Literal["rest", "mcp"] = "rest",
-        agent_id: str | None = None, worker_id: str | None = None, patience_seconds: float = PATIENCE_SECONDS,
+        agent_id: str | None = None, worker_id: str | None = None, patience_seconds: float = DEFAULT_PATIENCE_SECONDS,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         self.agent_id, self.worker_id, self.patience_seconds = agent_id, worker_id, patience_seconds
-        self.way: Way = way_to(via, url, token, transport)
+        self.way: Way = make_way(via, url, token, transport)
         self.opened = False
 
     async def __aenter__(self) -> Self:
@@ -104,7 +104,7 @@ class AsyncGate(AsyncOperations):
         await self.way.__aexit__(kind, error, at)
 
     def speaking_as(self, *, agent_id: str | None = None, worker_id: str | None = None) -> Self:
-        """Return this gate for somebody else who asks; both share the connections, and are open as long as this is."""
+        """Return a client for another caller; it shares this client's connections and closes with this client."""
         other = copy.copy(self)
         other.agent_id, other.worker_id = agent_id, worker_id
         return other
@@ -114,10 +114,10 @@ class AsyncGate(AsyncOperations):
     async def submit(
         self, type: str, payload: Any = None, *, needs: Names = (), key: str | None = None, **terms: Unpack[TaskTerms],
     ) -> Handle:
-        """Hand over a task and return its handle; the same `key` again returns the handle of the first task.
+        """Create a task and return its handle; a repeated `key` returns the handle of the first task.
 
-        `needs` are the capabilities that a worker must have.  Unless `result_delivery` says otherwise, the result that
-        the worker stores with the gate is all that is owed.
+        `needs` are the capabilities that a worker must have.  By default (`result_delivery="inline"`) the worker only
+        has to store the result in the gate.
         """
         said: dict[str, Any] = {"result_delivery": "inline", **terms}
         wanted = {"capabilities": sorted(needs)} if needs else None
@@ -125,28 +125,28 @@ class AsyncGate(AsyncOperations):
         return self.handle(made.task_id)
 
     def handle(self, task_id: str) -> Handle:
-        """Return the handle of a task that is there already, as after a restart."""
+        """Return the handle of an existing task, for example after a restart."""
         return Handle(self, task_id)
 
     # Calling.
 
     async def ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:
-        """Call an operation with what was said, and make its reply of what comes back."""
-        needed = {"payload"} if said.get("payload_pointer") is None else set()      # None is a payload like another
+        """Call an operation and return its reply, decoded into `reply`."""
+        needed = {"payload"} if said.get("payload_pointer") is None else set()      # None is a valid payload
         fields = {name: value for name, value in said.items()
                   if name != "self" and (value is not None or name in needed)}
-        return decode(await self.send(operation, fields), reply)
+        return decode_reply(await self.send(operation, fields), reply)
 
     async def call(self, operation: str, /, **fields: Any) -> Any:
         """Call an operation by its name and return its reply as plain JSON values."""
         return msgspec.json.decode(await self.send(operation, fields))
 
     async def send(self, operation: str, fields: Mapping[str, Any]) -> bytes:
-        """Call an operation, again and again while that is safe and there is time; return the reply as JSON."""
+        """Call an operation, with retries while they are safe and time is left; return the reply as JSON."""
         if not self.opened:
-            raise RuntimeError("a gate is used inside `async with AsyncGate(...) as gate`")
+            raise RuntimeError("this client is not open; call it inside `async with AsyncGate(...) as gate`")
         op = CALLS[operation]
-        tries = Tries(op, self._complete(op, fields), self.patience_seconds)
+        tries = Attempts(op, self._complete(op, fields), self.patience_seconds)
         try:
             async with asyncio.timeout(tries.seconds) as clock:
                 while True:
@@ -159,13 +159,13 @@ class AsyncGate(AsyncOperations):
                 raise
             raise tries.too_late() from None
 
-    def _complete(self, op: Call, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Say who asks, where nobody is named, and give the request what makes a repetition harmless."""
+    def _complete(self, op: CallSpec, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Add the caller, if the request names none, and the keys by which the gate deduplicates."""
         told = {name: value for name, value in fields.items() if value is not None or name == "payload"}
-        return repeatable(op, {**self._who(op, told), **told})
+        return add_repeat_keys(op, {**self._who(op, told), **told})
 
-    def _who(self, op: Call, told: Mapping[str, Any]) -> dict[str, str]:
-        named = {name for name in told if name in WHO}
+    def _who(self, op: CallSpec, told: Mapping[str, Any]) -> dict[str, str]:
+        named = {name for name in told if name in CALLER_FIELDS}
         if self.agent_id and not named and op.caller == "principal":
             return {"principal_kind": "agent", "principal_id": self.agent_id}
         if self.worker_id and not named and op.caller == "worker":
@@ -175,54 +175,54 @@ class AsyncGate(AsyncOperations):
 
 log = logging.getLogger("asyncgate.client")
 
-READERS: dict[Any, Callable[[bytes], Any]] = {}
-WHO = {"principal_id", "agent_id", "worker_id", "created_by"}
+REPLY_DECODERS: dict[Any, Callable[[bytes], Any]] = {}
+CALLER_FIELDS = {"principal_id", "agent_id", "worker_id", "created_by"}
 
 
-def way_to(via: str, url: str | None, token: str | None, transport: httpx2.AsyncBaseTransport | None) -> Way:
-    """Return the way to the gate that was asked for."""
+def make_way(via: str, url: str | None, token: str | None, transport: httpx2.AsyncBaseTransport | None) -> Way:
+    """Return the transport to the gate by its name."""
     if via == "rest":
         return AsyncHttp(url, token, transport=transport)
-    if via == "mcp":        # imported here: it takes the SDK along, which is large
+    if via == "mcp":        # imported here, because it imports the large MCP SDK
         from asyncgate.clients.via_mcp import McpWay
         return McpWay(url, token, transport)
-    raise ValueError(f"a gate is reached via rest or mcp, not {via!r}")
+    raise ValueError(f"via must be 'rest' or 'mcp', not {via!r}")
 
 
-def decode(text: bytes, reply: type[R]) -> R:
-    """Make a reply of its JSON."""
-    if reply not in READERS:
-        READERS[reply] = msgspec.json.Decoder(reply).decode
-    made: R = READERS[reply](text)
+def decode_reply(text: bytes, reply: type[R]) -> R:
+    """Decode the JSON of a reply."""
+    if reply not in REPLY_DECODERS:
+        REPLY_DECODERS[reply] = msgspec.json.Decoder(reply).decode
+    made: R = REPLY_DECODERS[reply](text)
     return made
 
 
 # Trying again.
 
 
-def repeatable(op: Call, fields: dict[str, Any]) -> dict[str, Any]:
-    """Give a request, and each task of a batch, the key by which the gate knows that it has seen it before."""
+def add_repeat_keys(op: CallSpec, fields: dict[str, Any]) -> dict[str, Any]:
+    """Add the idempotency keys to a request, or to each task of a batch, so that the gate deduplicates retries."""
     made = {name: uuid.uuid4().hex for name in op.keys}
     if op.name == "create_tasks":
         key = uuid.uuid4().hex
-        fields["tasks"] = [{"idempotency_key": f"{key}-{number}", **present(task)}
+        fields["tasks"] = [{"idempotency_key": f"{key}-{number}", **drop_nulls(task)}
                            for number, task in enumerate(fields.get("tasks", ()))]
     return {**made, **fields}
 
 
-def present(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what is null, which means absent."""
+def drop_nulls(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out null fields: null means absent."""
     return {name: value for name, value in task.items() if value is not None}
 
 
-class Tries:
-    """The attempts at one call: whether there is another one, and when.
+class Attempts:
+    """The attempts at one call: whether another one is allowed, and when.
 
-    A read, and a write that the gate knows again, may be repeated whatever happened; any other call only when it was
-    certainly not carried out.
+    A read, or a write that the gate deduplicates, may always be repeated.  Any other call may be repeated only if the
+    gate certainly did not carry it out.
     """
 
-    def __init__(self, op: Call, fields: dict[str, Any], patience_seconds: float) -> None:
+    def __init__(self, op: CallSpec, fields: dict[str, Any], patience_seconds: float) -> None:
         self.op, self.said, self.began, self.count = op, fields, time.monotonic(), 0
         self.waits = float(fields.get("wait_seconds", 30.0 if op.name == "run_task" else 0.0))
         self.seconds = patience_seconds + self.waits
@@ -231,24 +231,25 @@ class Tries:
         self.harmless = op.repeatable
 
     def fields(self) -> dict[str, Any]:
-        """Return the request; one that is repeated asks the gate to wait only for the time that is left."""
+        """Return the request; a repeated one asks the gate to wait only for the time that is left."""
         if self.count == 0 or not self.waits:
             return self.said
         left = self.waits - (time.monotonic() - self.began)
         return {**self.said, "wait_seconds": max(round(left, 3), 0.0)}
 
     def pause(self, error: Refusal | Unreachable) -> float:
-        """Return how many seconds to wait before the next attempt; raise the error when there is none."""
+        """Return how many seconds to wait before the next attempt; raise the error if none is allowed."""
         self.count, self.last = self.count + 1, error
         passed = time.monotonic() - self.began
         cut_off = self.count == 1 and isinstance(error, Unreachable) and self.waits and passed > FIRST_PAUSE
-        pause = 0.0 if cut_off else pause_after(self.count)     # whoever cut a waiting call off may be back already
+        # A gate that restarts cuts waiting calls off, and may be back already.
+        pause = 0.0 if cut_off else pause_after(self.count)
         pause += (error.retry_after or 0.0) if isinstance(error, Refusal) else 0.0
         if not self._may_repeat(error) or passed + pause > self.seconds:
             raise error
         if passed > QUIET_SECONDS and not self.told:
             self.told = True
-            log.warning("%s: %s; trying on for %.0f s", self.op.name, error, self.seconds - passed)
+            log.warning("%s: %s; retrying for %.0f s", self.op.name, error, self.seconds - passed)
         return pause
 
     def _may_repeat(self, error: Refusal | Unreachable) -> bool:
@@ -269,7 +270,7 @@ class Tries:
 
 
 class Handle:
-    """A task that was handed over: its id is all that must be remembered."""
+    """A task that was handed over; to find it again after a restart, keep only its id."""
 
     def __init__(self, gate: AsyncGate, task_id: str) -> None:
         self.gate, self.task_id = gate, task_id
@@ -278,7 +279,7 @@ class Handle:
         return f"<task {self.task_id}>"
 
     async def task(self) -> TaskRecord:
-        """Return all that is known of the task."""
+        """Return the whole task."""
         return await self.gate.get_task(self.task_id)
 
     async def status(self) -> Status:
@@ -286,18 +287,18 @@ class Handle:
         return (await self.task()).status
 
     async def progress(self) -> Any:
-        """Return what its worker reported last, or None."""
+        """Return the worker's latest progress report, or None."""
         return (await self.task()).progress
 
     async def cancel(self, reason: str | None = None) -> bool:
-        """Cancel the task; tell whether it is canceled now, which it is not when it had ended before."""
+        """Cancel the task; return whether its status is canceled now: False if the task had already ended."""
         return (await self.gate.cancel_task(self.task_id, reason=reason)).status == "canceled"
 
     async def result(self, timeout: float | None = None) -> Any:  # noqa: ASYNC109  # as asyncio's own waits
         """Wait until the task has ended and return its result.
 
-        A gate that is away is waited for.  Raises TaskFailed, TaskCanceled, or TimeoutError after `timeout` seconds;
-        the task itself goes on then.
+        An unreachable gate does not end the wait.  Raises TaskFailed, TaskCanceled, or TimeoutError after `timeout`
+        seconds; a timeout does not stop the task.
         """
         ended = await self.ended(timeout)
         if ended.status == "failed":
@@ -307,7 +308,7 @@ class Handle:
         return ended.result.result if ended.result else None
 
     async def ended(self, timeout: float | None = None) -> TaskRecord:  # noqa: ASYNC109
-        """Wait until the task has ended, well or not, and return all that is known of it."""
+        """Wait until the task has ended, in success or not, and return the whole task."""
         try:
             async with asyncio.timeout(timeout) as clock:
                 return await self._ended()
@@ -322,14 +323,14 @@ class Handle:
             asked, least = time.monotonic(), 0.0
             try:
                 task = await self.gate.get_task(self.task_id, wait_seconds=LONG_POLL)
-                if task.status in OVER:
+                if task.status in ENDED_STATUSES:
                     return task
             except Unreachable:
                 pass
             except Refusal as no:
-                if no.status not in AWAY:
+                if no.status not in AWAY_STATUSES:
                     raise
                 least = no.retry_after or 0.0
-            # A gate that stops, or waits for nobody, answers at once: then this does not ask without a pause.
+            # A gate that is stopping answers long polls at once: pause, so that this loop does not spin.
             pauses = 0 if time.monotonic() - asked > LONG_POLL / 2 else pauses + 1
             await asyncio.sleep(least + pause_after(pauses + 1))

@@ -1,9 +1,9 @@
-"""Calling a gate over HTTP: one small caller for every program here, for threads and for asyncio.
+"""Call a gate over HTTP: one small client for threads and one for asyncio, shared by every program here.
 
     with Http() as gate:                                    # ASYNCGATE_URL, ASYNCGATE_API_KEY
         made = gate.call("create_task", type="echo", payload={"hello": "world"})
 
-An operation is called by its name with the fields of its request, and answers with its reply as plain JSON values.
+A call names the operation and the fields of its request, and returns the reply as plain JSON values.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     import httpx2
 
 DEFAULT_URL = "http://127.0.0.1:8080"
-# Between two tries, of every program here: who is only being restarted is asked often, for ten seconds at least.
+# Pauses between retries, for every program here: short ones for at least ten seconds, because a restart is short.
 FIRST_PAUSE, SHORT_PAUSE, LONGEST_PAUSE, SHORT_PAUSES = 0.05, 0.5, 5.0, 60
 NO_HOST = ("Name or service not known", "nodename nor servname", "No address associated")
-ENDINGS = ("/v1", "/mcp", "/mcp/u", "/docs")
-PATIENCE_SECONDS = 30.0     # for an answer, beyond what the request itself asks the gate to wait
+URL_ENDINGS = ("/v1", "/mcp", "/mcp/u", "/docs")
+ANSWER_SECONDS = 30.0     # to wait for an answer, in addition to the request's own `wait_seconds`
 
 
 class Refusal(Exception):
-    """The gate said no; `code` is stable, `status` is HTTP's, `more` is whatever else the answer says."""
+    """The gate refused a call; `code` is stable, `status` is the HTTP status, `more` has the answer's other fields."""
 
     def __init__(self, status: int, body: Mapping[str, Any], retry_after: float | None = None) -> None:
         super().__init__(str(body.get("message") or body.get("detail") or f"the answer has the status {status}"))
@@ -44,12 +44,12 @@ class Refusal(Exception):
 
     @property
     def message(self) -> str:
-        """Return the sentence for people."""
+        """Return the message for people."""
         return str(self)
 
 
 class Unreachable(Exception):
-    """No gate answered: the text is one line that says which, and what to do; `sent` when it may have heard us."""
+    """No gate answered; the one-line text says which and what to do.  `sent`: the gate may have received the call."""
 
     def __init__(self, message: str, *, sent: bool = True) -> None:
         super().__init__(message)
@@ -57,25 +57,25 @@ class Unreachable(Exception):
 
 
 class WrongAddress(Unreachable):
-    """Somebody is there, or nobody can be, and trying again changes nothing."""
+    """The address is wrong: another try cannot succeed."""
 
 
 class Exchange:
-    """What both callers share: which request an operation is, and what its answer means."""
+    """What both clients share: building the request of an operation and reading its answer."""
 
-    patience_seconds = PATIENCE_SECONDS
+    patience_seconds = ANSWER_SECONDS
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
         self.url = root_of(url or os.environ.get("ASYNCGATE_URL") or DEFAULT_URL)
-        self.token = token_of_environment() if token is None else token
-        where = place_of(self.url)
-        if not fit(self.token):        # the libraries below would name it, and it is a secret
-            raise ValueError("the gate's credential holds a character that no header can (a line break at its end?)")
-        keep_private(self.token, self.url)
+        self.token = read_token() if token is None else token
+        where = split_url(self.url)
+        if not fits_header(self.token):        # the HTTP library's error would show the secret
+            raise ValueError("the credential holds a character that no HTTP header can (a line break at its end?)")
+        require_private(self.token, self.url)
         self.settings: dict[str, Any] = {
             "headers": {"authorization": f"Bearer {self.token}"} if self.token else {},
-            "verify": where.scheme == "https",          # loading certificates takes longer than a call
-            "trust_env": not is_loopback(where.hostname or ""),    # no proxy leads to this machine
+            "verify": where.scheme == "https",          # else do not load certificates: that takes longer than a call
+            "trust_env": not is_loopback(where.hostname or ""),    # use no proxy for this machine
         }
 
     def request(self, operation: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,15 +85,15 @@ class Exchange:
         for name in [name for name in said if f"{{{name}}}" in path]:
             path = path.replace(f"{{{name}}}", quote(str(said.pop(name)), safe=""))
         if "{" in path:
-            raise ValueError(f"{operation} needs {path.partition('{')[2].partition('}')[0]}")
+            raise ValueError(f"{operation} needs the argument {path.partition('{')[2].partition('}')[0]}")
         wait = float(said.get("wait_seconds", 30.0 if operation == "run_task" else 0.0))
         request = {"method": verb, "url": self.url + path, "timeout": self.patience_seconds + wait}
         if verb == "GET":
-            return {**request, "params": {name: in_query(value) for name, value in said.items()}}
+            return {**request, "params": {name: format_query_value(value) for name, value in said.items()}}
         return {**request, "content": msgspec.json.encode(said), "headers": {"content-type": "application/json"}}
 
     def reply(self, response: httpx2.Response) -> bytes:
-        """Return the JSON of an answer, or raise the refusal that it is."""
+        """Return the JSON of a successful answer; raise Refusal for any other."""
         try:
             body = msgspec.json.decode(response.content)
         except ValueError:
@@ -104,13 +104,13 @@ class Exchange:
         elif response.is_success:
             return response.content
         asked = body.get("retry_after", response.headers.get("retry-after"))
-        raise Refusal(response.status_code, body, pause_asked(asked))
+        raise Refusal(response.status_code, body, read_retry_after(asked))
 
     def unreachable(self, error: httpx2.TransportError) -> Unreachable:
-        """Say in one line why there was no answer."""
+        """Explain in one line why no answer came."""
         import httpx2
 
-        if why := misunderstood(self.url, str(error)):
+        if why := explain_bad_address(self.url, str(error)):
             return WrongAddress(why, sent=False)
         if any(sign in str(error) for sign in NO_HOST):
             return Unreachable(f"there is no host named {urlsplit(self.url).hostname}", sent=False)
@@ -125,20 +125,20 @@ class Exchange:
 
 
 def root_of(url: str) -> str:
-    """Return the address of the gate itself, also where that of its REST interface, of MCP or of a page was copied."""
+    """Return the gate's base URL; strips /v1, /mcp and /docs from a copied address."""
     url = url.rstrip("/")
-    return next((url.removesuffix(ending) for ending in ENDINGS if url.endswith(ending)), url)
+    return next((url.removesuffix(ending) for ending in URL_ENDINGS if url.endswith(ending)), url)
 
 
-def token_of_environment() -> str:
-    """Return the credential that the environment has, or names the file of; raises ValueError."""
+def read_token() -> str:
+    """Return the credential in ASYNCGATE_API_KEY, or in the file of ASYNCGATE_API_KEY_FILE; raises ValueError."""
     token, path = os.environ.get("ASYNCGATE_API_KEY", ""), os.environ.get("ASYNCGATE_API_KEY_FILE")
     if token and path:
-        raise ValueError("ASYNCGATE_API_KEY and ASYNCGATE_API_KEY_FILE are both set; one of them is enough")
-    return token_in(path, "ASYNCGATE_API_KEY_FILE") if path else token
+        raise ValueError("ASYNCGATE_API_KEY and ASYNCGATE_API_KEY_FILE are both set; unset one of them")
+    return read_token_file(path, "ASYNCGATE_API_KEY_FILE") if path else token
 
 
-def token_in(path: str, origin: str) -> str:
+def read_token_file(path: str, origin: str) -> str:
     """Read a credential from a file; raises ValueError."""
     try:
         with open(path, encoding="utf-8") as file:
@@ -150,60 +150,61 @@ def token_in(path: str, origin: str) -> str:
     return token
 
 
-def keep_private(token: str, url: str) -> None:
-    """See that a credential can be read by nobody on its way; raises ValueError."""
+def require_private(token: str, url: str) -> None:
+    """Check that nobody on the network can read the credential; raises ValueError."""
     if token and not is_private(urlsplit(url)):
-        raise ValueError(f"{url} is plain HTTP, and everybody on the way could read the credential: use https://, or "
+        raise ValueError(f"{url} is plain HTTP, so anybody on the network could read the credential: use https://, or "
                          "set ASYNCGATE_PLAIN_HTTP=true if the network is your own")
 
 
 def is_private(where: SplitResult) -> bool:
-    """Whether nobody on the way can read what is sent there, or the user has said that it does not matter."""
+    """Whether the connection is encrypted or local, or the user allows plain HTTP."""
     return (where.scheme == "https" or is_loopback(where.hostname or "")
             or os.environ.get("ASYNCGATE_PLAIN_HTTP", "").lower() in ("1", "true", "yes"))
 
 
-def misunderstood(url: str, said: str) -> str:
-    """Say what is wrong with an address, if that is what an error of the transport says."""
+def explain_bad_address(url: str, said: str) -> str:
+    """Explain what is wrong with an address, if the transport's error is about that; else return an empty text."""
     if "CERTIFICATE_VERIFY_FAILED" in said:
         why = said.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or "it is not trusted"
-        return f"the certificate of {url} is refused: {why}; SSL_CERT_FILE names a file of other authorities"
+        return f"the certificate of {url} is refused: {why}; to trust another authority, name its file in SSL_CERT_FILE"
     if url.startswith("https:") and ("WRONG_VERSION_NUMBER" in said or "record layer failure" in said.lower()):
         return f"{url} does not speak TLS; is its address {url.replace('https', 'http', 1)}?"
     return ""
 
 
-def place_of(url: str) -> SplitResult:
-    """Take the URL of a gate apart; raise ValueError where it is none."""
-    with contextlib.suppress(ValueError):       # a port that is none is noticed when it is looked at
+def split_url(url: str) -> SplitResult:
+    """Split the URL of a gate into its parts; raise ValueError if it is invalid."""
+    with contextlib.suppress(ValueError):       # reading `port` raises if it is invalid
         where = urlsplit(url)
-        if where.scheme in ("http", "https") and where.hostname and where.port != 0 and fit(url) and " " not in url:
+        valid = where.scheme in ("http", "https") and where.hostname and where.port != 0
+        if valid and fits_header(url) and " " not in url:
             return where
     raise ValueError(f"a gate's URL is like {DEFAULT_URL}, not {url!r}")
 
 
-def fit(text: str) -> bool:
-    """Whether a text goes into a header as it is."""
+def fits_header(text: str) -> bool:
+    """Whether a text is valid in an HTTP header."""
     return text.isascii() and text.isprintable() and text == text.strip()
 
 
 def pause_after(failures: int, least: float = 0.0) -> float:
-    """Draw a pause from what doubles with each failure, so that those who fail together do not return together.
+    """Return a random pause whose upper bound doubles with each failure, so that clients do not retry all at once.
 
-    `least` is the share of it that is not left to chance.
+    `least` is the lower bound, as a share of the upper one.
     """
     return random.uniform(least, 1.0) * longest_after(failures)
 
 
 def longest_after(failures: int) -> float:
-    """Return the longest pause after so many failures: below half a second for a while, then up to five."""
+    """Return the longest pause after so many failures: up to half a second at first, later up to five seconds."""
     if failures <= SHORT_PAUSES:
         return min(FIRST_PAUSE * 2.0 ** min(failures - 1, 16), SHORT_PAUSE)
     return min(SHORT_PAUSE * 2.0 ** min(failures - SHORT_PAUSES, 16), LONGEST_PAUSE)
 
 
-def pause_asked(said: Any) -> float | None:
-    """Return the seconds that a Retry-After asks for, which is a number of them or a date; None if it is neither."""
+def read_retry_after(said: Any) -> float | None:
+    """Return the seconds that a Retry-After header asks for (a number or a date); None if it is invalid."""
     from email.utils import parsedate_to_datetime
 
     with contextlib.suppress(ValueError):
@@ -215,13 +216,13 @@ def pause_asked(said: Any) -> float | None:
     return None
 
 
-def in_query(value: Any) -> str:
-    """Write a value as a query takes it: text as it is, everything else as JSON."""
+def format_query_value(value: Any) -> str:
+    """Format a value for a URL query: text as it is, everything else as JSON."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 class Http(Exchange):
-    """Calls a gate and waits for the answer."""
+    """A blocking client of a gate."""
 
     def __enter__(self) -> Http:
         import httpx2
@@ -233,11 +234,11 @@ class Http(Exchange):
         self.client.close()
 
     def call(self, operation: str, /, **fields: Any) -> Any:
-        """Call an operation; raise Refusal when the gate says no, Unreachable when there is none."""
+        """Call an operation; raises Refusal if the gate refuses it, Unreachable if no gate answers."""
         return msgspec.json.decode(self.send(operation, fields))
 
     def send(self, operation: str, fields: Mapping[str, Any]) -> bytes:
-        """Call an operation and return its reply as it came."""
+        """Call an operation and return its reply as JSON."""
         import httpx2
 
         try:
@@ -247,12 +248,12 @@ class Http(Exchange):
 
 
 class AsyncHttp(Exchange):
-    """Calls a gate from asyncio."""
+    """An asyncio client of a gate."""
 
     def __init__(self, url: str | None = None, token: str | None = None, *,
                  transport: httpx2.AsyncBaseTransport | None = None) -> None:
         super().__init__(url, token)
-        self.settings["transport"] = transport      # another way than sockets, such as into this process
+        self.settings["transport"] = transport      # tests may use another transport than sockets
 
     async def __aenter__(self) -> AsyncHttp:
         import httpx2
@@ -266,11 +267,11 @@ class AsyncHttp(Exchange):
         await self.client.aclose()
 
     async def call(self, operation: str, /, **fields: Any) -> Any:
-        """Call an operation; raise Refusal when the gate says no, Unreachable when there is none."""
+        """Call an operation; raises Refusal if the gate refuses it, Unreachable if no gate answers."""
         return msgspec.json.decode(await self.send(operation, fields))
 
     async def send(self, operation: str, fields: Mapping[str, Any]) -> bytes:
-        """Call an operation and return its reply as it came."""
+        """Call an operation and return its reply as JSON."""
         import httpx2
 
         try:

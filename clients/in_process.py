@@ -1,7 +1,7 @@
-"""A transport into an ASGI application of this process, with what a server would do: cancellation, streams, an end.
+"""A transport into an ASGI application of this process, with a server's cancellation, streaming and shutdown.
 
-httpx2's own transport collects a whole answer before it returns, and loses a cancellation that the application takes
-for the end of its client.
+httpx2's own transport buffers the whole answer before it returns.  It also never tells the application that a
+cancelled client has gone.
 """
 
 from __future__ import annotations
@@ -12,55 +12,55 @@ from typing import Any
 
 import httpx2
 
-Message = MutableMapping[str, Any]
-App = Callable[[Any, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
+AsgiMessage = MutableMapping[str, Any]
+App = Callable[[Any, Callable[[], Awaitable[AsgiMessage]], Callable[[AsgiMessage], Awaitable[None]]], Awaitable[None]]
 
 
 class InProcess(httpx2.AsyncBaseTransport):
-    """Hands requests to an application; each is served by a task of its own, as a server would."""
+    """Passes requests to an application; each request runs in its own asyncio task, as in a server."""
 
     def __init__(self, app: App) -> None:
         self.app = app
         self.running: set[asyncio.Task[None]] = set()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Serve one request and return its answer once that begins."""
-        answer = Answer(await request.aread())
+        """Serve one request; return as soon as its answer begins."""
+        answer = StreamedAnswer(await request.aread())
         serving = asyncio.create_task(answer.serve(self.app, scope_of(request)))
         self.running.add(serving)
         serving.add_done_callback(self.running.discard)
         try:
             head = await answer.messages.get()
         except BaseException:
-            answer.gone.set()       # the application learns that nobody waits any more
+            answer.gone.set()       # tell the application that its client has gone
             raise
         if head is None:
             await serving
-            raise httpx2.RemoteProtocolError("the application left without an answer", request=request)
+            raise httpx2.RemoteProtocolError("the application ended without an answer", request=request)
         return httpx2.Response(head["status"], headers=head["headers"], stream=answer, request=request)
 
     async def aclose(self) -> None:
-        """Wait until every request is done with."""
+        """Wait until every request has ended."""
         await asyncio.gather(*self.running, return_exceptions=True)
 
 
-class Answer(httpx2.AsyncByteStream):
-    """What an application says to one request, piece by piece."""
+class StreamedAnswer(httpx2.AsyncByteStream):
+    """The streamed answer of an application to one request."""
 
     def __init__(self, body: bytes) -> None:
         self.body = [body]
-        self.messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        self.messages: asyncio.Queue[AsgiMessage | None] = asyncio.Queue()
         self.gone = asyncio.Event()
 
     async def serve(self, app: App, scope: dict[str, Any]) -> None:
-        """Run the application; its end is the last message."""
+        """Run the application; a final None marks its end."""
         try:
             await app(scope, self.receive, self.messages.put)
         finally:
             self.messages.put_nowait(None)
 
-    async def receive(self) -> Message:
-        """Give the application the request, and later the news that its client has gone."""
+    async def receive(self) -> AsgiMessage:
+        """Give the application the request body, and later the disconnect of its client."""
         if self.body:
             return {"type": "http.request", "body": self.body.pop(), "more_body": False}
         await self.gone.wait()
@@ -73,12 +73,12 @@ class Answer(httpx2.AsyncByteStream):
                 return
 
     async def aclose(self) -> None:
-        """Want no more of it."""
+        """Disconnect: tell the application that its client has gone."""
         self.gone.set()
 
 
 def scope_of(request: httpx2.Request) -> dict[str, Any]:
-    """Describe a request as ASGI does."""
+    """Return the ASGI scope of a request."""
     url = request.url
     return {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": request.method,

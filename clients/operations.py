@@ -1,6 +1,6 @@
 """Every operation of the gate as a typed method, and what comes back.
 
-Made by `python -m asyncgate.commands.declare` from the table of operations; change that, then make this anew.
+Made by `python -m asyncgate.commands.declare` from the table of operations; change the table, then run it again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Required, TypedDict, TypeVar
 
 from msgspec import Struct, field
 
-from asyncgate.clients.call import Call
+from asyncgate.clients.call import CallSpec
 from asyncgate.parts.model.wire import (
     Created,
     CreatedBy,
@@ -314,53 +314,53 @@ class Tasks(Struct, kw_only=True):
 
 
 CALLS = {
-    "ack_receipt": Call("ack_receipt", "POST", "/v1/receipts/{receipt_id}/ack", True, "principal", ()),
-    "attach_artifacts": Call("attach_artifacts", "POST", "/v1/tasks/{task_id}/artifacts", True, "principal", ()),
-    "bootstrap": Call("bootstrap", "GET", "/v1/bootstrap", True, "principal", ()),
-    "cancel_task": Call("cancel_task", "POST", "/v1/tasks/{task_id}/cancel", True, "principal", ()),
-    "check_terminator": Call("check_terminator", "POST", "/v1/receipts/check-terminator", True, "", ()),
-    "complete": Call("complete", "POST", "/v1/tasks/{task_id}/complete", True, "worker", ()),
-    "complete_tasks": Call("complete_tasks", "POST", "/v1/tasks/complete-batch", True, "worker", ()),
-    "create_task": Call("create_task", "POST", "/v1/tasks", True, "principal", ("idempotency_key",)),
-    "create_tasks": Call("create_tasks", "POST", "/v1/tasks/batch", True, "principal", ()),
-    "create_tenant": Call("create_tenant", "POST", "/v1/tenants", False, "", ()),
-    "emit_receipt": Call("emit_receipt", "POST", "/v1/receipts", True, "worker", ()),
-    "export_receipts": Call("export_receipts", "GET", "/v1/export/receipts", True, "", ()),
-    "fail": Call("fail", "POST", "/v1/tasks/{task_id}/fail", True, "worker", ()),
-    "get_config": Call("get_config", "GET", "/v1/config", True, "", ()),
-    "get_limits": Call("get_limits", "GET", "/v1/limits", True, "", ()),
-    "get_receipt": Call("get_receipt", "GET", "/v1/receipts/{receipt_id}", True, "principal", ()),
-    "get_task": Call("get_task", "GET", "/v1/tasks/{task_id}", True, "principal", ()),
-    "get_task_history": Call("get_task_history", "GET", "/v1/tasks/{task_id}/history", True, "principal", ()),
-    "health": Call("health", "GET", "/v1/health", True, "", ()),
-    "import_receipts": Call("import_receipts", "POST", "/v1/import/receipts", False, "", ()),
-    "issue_key": Call("issue_key", "POST", "/v1/keys", False, "", ()),
-    "lease_next": Call("lease_next", "POST", "/v1/leases/claim", True, "worker", ("claim_id",)),
-    "list_archived_receipts": Call("list_archived_receipts", "GET", "/v1/archive/receipts", True, "principal", ()),
-    "list_audit": Call("list_audit", "GET", "/v1/audit", True, "principal", ()),
-    "list_keys": Call("list_keys", "GET", "/v1/keys", True, "principal", ()),
-    "list_leases": Call("list_leases", "GET", "/v1/leases", True, "worker", ()),
-    "list_open_obligations": Call("list_open_obligations", "GET", "/v1/obligations/open", True, "principal", ()),
-    "list_receipts": Call("list_receipts", "GET", "/v1/receipts", True, "principal", ()),
-    "list_seals": Call("list_seals", "GET", "/v1/seals", True, "principal", ()),
-    "list_tasks": Call("list_tasks", "GET", "/v1/tasks", True, "principal", ()),
-    "list_tenants": Call("list_tenants", "GET", "/v1/tenants", True, "", ()),
-    "release_hold": Call("release_hold", "POST", "/v1/tasks/{task_id}/release", False, "principal", ()),
-    "release_lease": Call("release_lease", "POST", "/v1/leases/release", True, "worker", ()),
-    "renew_lease": Call("renew_lease", "POST", "/v1/leases/renew", True, "worker", ()),
-    "report_progress": Call("report_progress", "POST", "/v1/tasks/{task_id}/progress", False, "worker", ()),
-    "report_schedule": Call("report_schedule", "POST", "/v1/schedules/report", True, "worker", ()),
-    "restore_archive": Call("restore_archive", "POST", "/v1/archive/{task_id}/restore", False, "", ()),
-    "revoke_key": Call("revoke_key", "POST", "/v1/keys/{key_id}/revoke", False, "", ()),
-    "rotate_credentials": Call("rotate_credentials", "POST", "/v1/credentials/rotate", False, "", ()),
-    "rotate_key": Call("rotate_key", "POST", "/v1/keys/{key_id}/rotate", False, "", ()),
-    "run_archive": Call("run_archive", "POST", "/v1/archive/run", False, "", ()),
-    "run_task": Call("run_task", "POST", "/v1/tasks/run", True, "principal", ("idempotency_key",)),
-    "seal_receipts": Call("seal_receipts", "POST", "/v1/seals", False, "", ()),
-    "set_limits": Call("set_limits", "POST", "/v1/tenants/{tenant}/limits", False, "", ()),
-    "start_task": Call("start_task", "POST", "/v1/tasks/{task_id}/running", True, "worker", ()),
-    "suspend_tenant": Call("suspend_tenant", "POST", "/v1/tenants/{tenant}/suspend", False, "", ()),
-    "whoami": Call("whoami", "GET", "/v1/whoami", True, "", ()),
+    "ack_receipt": CallSpec("ack_receipt", "POST", "/v1/receipts/{receipt_id}/ack", True, "principal", ()),
+    "attach_artifacts": CallSpec("attach_artifacts", "POST", "/v1/tasks/{task_id}/artifacts", True, "principal", ()),
+    "bootstrap": CallSpec("bootstrap", "GET", "/v1/bootstrap", True, "principal", ()),
+    "cancel_task": CallSpec("cancel_task", "POST", "/v1/tasks/{task_id}/cancel", True, "principal", ()),
+    "check_terminator": CallSpec("check_terminator", "POST", "/v1/receipts/check-terminator", True, "", ()),
+    "complete": CallSpec("complete", "POST", "/v1/tasks/{task_id}/complete", True, "worker", ()),
+    "complete_tasks": CallSpec("complete_tasks", "POST", "/v1/tasks/complete-batch", True, "worker", ()),
+    "create_task": CallSpec("create_task", "POST", "/v1/tasks", True, "principal", ("idempotency_key",)),
+    "create_tasks": CallSpec("create_tasks", "POST", "/v1/tasks/batch", True, "principal", ()),
+    "create_tenant": CallSpec("create_tenant", "POST", "/v1/tenants", False, "", ()),
+    "emit_receipt": CallSpec("emit_receipt", "POST", "/v1/receipts", True, "worker", ()),
+    "export_receipts": CallSpec("export_receipts", "GET", "/v1/export/receipts", True, "", ()),
+    "fail": CallSpec("fail", "POST", "/v1/tasks/{task_id}/fail", True, "worker", ()),
+    "get_config": CallSpec("get_config", "GET", "/v1/config", True, "", ()),
+    "get_limits": CallSpec("get_limits", "GET", "/v1/limits", True, "", ()),
+    "get_receipt": CallSpec("get_receipt", "GET", "/v1/receipts/{receipt_id}", True, "principal", ()),
+    "get_task": CallSpec("get_task", "GET", "/v1/tasks/{task_id}", True, "principal", ()),
+    "get_task_history": CallSpec("get_task_history", "GET", "/v1/tasks/{task_id}/history", True, "principal", ()),
+    "health": CallSpec("health", "GET", "/v1/health", True, "", ()),
+    "import_receipts": CallSpec("import_receipts", "POST", "/v1/import/receipts", False, "", ()),
+    "issue_key": CallSpec("issue_key", "POST", "/v1/keys", False, "", ()),
+    "lease_next": CallSpec("lease_next", "POST", "/v1/leases/claim", True, "worker", ("claim_id",)),
+    "list_archived_receipts": CallSpec("list_archived_receipts", "GET", "/v1/archive/receipts", True, "principal", ()),
+    "list_audit": CallSpec("list_audit", "GET", "/v1/audit", True, "principal", ()),
+    "list_keys": CallSpec("list_keys", "GET", "/v1/keys", True, "principal", ()),
+    "list_leases": CallSpec("list_leases", "GET", "/v1/leases", True, "worker", ()),
+    "list_open_obligations": CallSpec("list_open_obligations", "GET", "/v1/obligations/open", True, "principal", ()),
+    "list_receipts": CallSpec("list_receipts", "GET", "/v1/receipts", True, "principal", ()),
+    "list_seals": CallSpec("list_seals", "GET", "/v1/seals", True, "principal", ()),
+    "list_tasks": CallSpec("list_tasks", "GET", "/v1/tasks", True, "principal", ()),
+    "list_tenants": CallSpec("list_tenants", "GET", "/v1/tenants", True, "", ()),
+    "release_hold": CallSpec("release_hold", "POST", "/v1/tasks/{task_id}/release", False, "principal", ()),
+    "release_lease": CallSpec("release_lease", "POST", "/v1/leases/release", True, "worker", ()),
+    "renew_lease": CallSpec("renew_lease", "POST", "/v1/leases/renew", True, "worker", ()),
+    "report_progress": CallSpec("report_progress", "POST", "/v1/tasks/{task_id}/progress", False, "worker", ()),
+    "report_schedule": CallSpec("report_schedule", "POST", "/v1/schedules/report", True, "worker", ()),
+    "restore_archive": CallSpec("restore_archive", "POST", "/v1/archive/{task_id}/restore", False, "", ()),
+    "revoke_key": CallSpec("revoke_key", "POST", "/v1/keys/{key_id}/revoke", False, "", ()),
+    "rotate_credentials": CallSpec("rotate_credentials", "POST", "/v1/credentials/rotate", False, "", ()),
+    "rotate_key": CallSpec("rotate_key", "POST", "/v1/keys/{key_id}/rotate", False, "", ()),
+    "run_archive": CallSpec("run_archive", "POST", "/v1/archive/run", False, "", ()),
+    "run_task": CallSpec("run_task", "POST", "/v1/tasks/run", True, "principal", ("idempotency_key",)),
+    "seal_receipts": CallSpec("seal_receipts", "POST", "/v1/seals", False, "", ()),
+    "set_limits": CallSpec("set_limits", "POST", "/v1/tenants/{tenant}/limits", False, "", ()),
+    "start_task": CallSpec("start_task", "POST", "/v1/tasks/{task_id}/running", True, "worker", ()),
+    "suspend_tenant": CallSpec("suspend_tenant", "POST", "/v1/tenants/{tenant}/suspend", False, "", ()),
+    "whoami": CallSpec("whoami", "GET", "/v1/whoami", True, "", ()),
 }
 
 
@@ -368,7 +368,7 @@ class AsyncOperations:
     """All operations, to await; who makes a request is filled in."""
 
     async def ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:
-        """Call an operation with what was said, and make its reply of what comes back."""
+        """Call an operation and return its reply, decoded into `reply`."""
         raise NotImplementedError
 
     async def ack_receipt(
@@ -475,9 +475,9 @@ class AsyncOperations:
     async def create_tenant(
         self, name: str, *, tenant: str | None = None, tier: Tier | None = None, tenant_id: str | None = None,
     ) -> TenantRecord:
-        """Make a tenant, with a unique name and a tier; making one again returns it as it is.
+        """Create a tenant with a unique name and a tier; a repeated call returns the tenant unchanged.
 
-        For the operator.  Then issue_key gives it its first key.  One transaction.  Spec 21.3.1.
+        For the operator.  Then issue_key makes its first key.  One transaction.  Spec 21.3.1.
         """
         return await self.ask("create_tenant", TenantRecord, locals())
 
@@ -523,7 +523,7 @@ class AsyncOperations:
     async def get_limits(
         self, *, tenant: str | None = None, tenant_id: str | None = None,
     ) -> Limits:
-        """Return what a tenant may use, what of it is used, and whether that is enforced; -1 is unlimited.
+        """Return a tenant's limits, its usage, and whether the limits are enforced; -1 is unlimited.
 
         Spec 21.4.2.
         """
@@ -582,11 +582,11 @@ class AsyncOperations:
         not_before: datetime | None = None, expires_at: datetime | None = None, tenant_id: str | None = None,
         principal_kind: Kind | None = None, principal_instance_id: str | None = None,
     ) -> IssuedKey:
-        """Issue a key for a worker, an agent or a service; its text is in this answer and never shown again.
+        """Issue a key for a worker, an agent or a service; only this answer shows its text.
 
-        It stands for one principal of one tenant, with a role, scopes and, if wished, the only capabilities and task
-        types
-        that it is good for.  Spec 21.2.2.
+        The key identifies one principal of one tenant, with a role and scopes.  It can be limited to some capabilities
+        and
+        task types.  Spec 21.2.2.
         """
         return await self.ask("issue_key", IssuedKey, locals())
 
@@ -624,7 +624,7 @@ class AsyncOperations:
         principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
         worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> AuditLines:
-        """Read the tenant's audit log, oldest first; no line is ever changed.
+        """List the tenant's audit log, oldest first; its lines never change.
 
         Lines are kept for security.audit_logging.retention_days, 90 at least.  Spec 21.7.4.
         """
@@ -761,7 +761,7 @@ class AsyncOperations:
     async def revoke_key(
         self, key_id: str, *, tenant: str | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> Ok:
-        """Take a key back: this process refuses it at once, others within five seconds; again is no error.
+        """Revoke a key: this process refuses it at once, others within five seconds; a repeated call is a no-op.
 
         Spec 21.9.1.
         """
@@ -771,10 +771,11 @@ class AsyncOperations:
         self, *, tenant: str | None = None, overlap_seconds: float | None = None, issued_before: datetime | None = None,
         reason: str | None = None, tenant_id: str | None = None,
     ) -> RotatedCredentials:
-        """Replace every good key of a tenant at once, and refuse all access tokens that were issued before now.
+        """Replace all valid keys of a tenant, and refuse all access tokens that were issued before now.
 
-        The new texts are in this answer and never shown again; the old keys, your own among them, stay good for
-        overlap_seconds, by default 0.  While the answer says more, call again with its issued_before.  Spec 21.9.1.
+        Only this answer shows the new texts.  The old keys, also your own, stay valid for overlap_seconds, by default
+        0.
+        While the answer has more, call again with its issued_before.  Spec 21.9.1.
         """
         return await self.ask("rotate_credentials", RotatedCredentials, locals())
 
@@ -782,9 +783,9 @@ class AsyncOperations:
         self, key_id: str, *, tenant: str | None = None, overlap_seconds: float | None = None,
         tenant_id: str | None = None,
     ) -> IssuedKey:
-        """Replace a key by a new one with the same rights; the old one stays good for overlap_seconds.
+        """Replace a key by a new one with the same rights; the old one stays valid for overlap_seconds.
 
-        The new text is in this answer and never shown again.
+        Only this answer shows the new text.
         """
         return await self.ask("rotate_key", IssuedKey, locals())
 
@@ -831,11 +832,11 @@ class AsyncOperations:
         stricter_calls_per_hour: int | None = None, stricter_tasks_per_hour: int | None = None,
         stricter_until: datetime | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> Limits:
-        """Give a tenant another tier, exempt it from all limits until a time (21.4.5), or limit it further (21.9.2).
+        """Set a tenant's tier, exempt it from all limits until a time (21.4.5), or set stricter limits (21.9.2).
 
-        For the operator.  An exemption and stricter limits need a reason.  Stricter limits hold also where limits are
-        not
-        enforced.  Other processes follow within five seconds.
+        For the operator.  An exemption and stricter limits need a reason.  Stricter limits are enforced even where
+        other
+        limits are not.  Other processes apply the change within five seconds.
         """
         return await self.ask("set_limits", Limits, locals())
 
@@ -849,9 +850,9 @@ class AsyncOperations:
     async def suspend_tenant(
         self, tenant: str, *, suspended: bool | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> TenantRecord:
-        """Suspend a tenant: within five seconds none of its credentials is good any more; or let it in again.
+        """Suspend a tenant, or end its suspension; within five seconds its credentials are refused or accepted again.
 
-        For the operator.  Its tasks stay as they are, its leases run out.  Spec 21.9.
+        For the operator.  Its tasks stay as they are; its leases run out.  Spec 21.9.
         """
         return await self.ask("suspend_tenant", TenantRecord, locals())
 
@@ -869,7 +870,7 @@ class SyncOperations:
     """All operations, to call from where nothing can be awaited."""
 
     def ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:
-        """Call an operation with what was said, and make its reply of what comes back."""
+        """Call an operation and return its reply, decoded into `reply`."""
         raise NotImplementedError
 
     def ack_receipt(
@@ -976,9 +977,9 @@ class SyncOperations:
     def create_tenant(
         self, name: str, *, tenant: str | None = None, tier: Tier | None = None, tenant_id: str | None = None,
     ) -> TenantRecord:
-        """Make a tenant, with a unique name and a tier; making one again returns it as it is.
+        """Create a tenant with a unique name and a tier; a repeated call returns the tenant unchanged.
 
-        For the operator.  Then issue_key gives it its first key.  One transaction.  Spec 21.3.1.
+        For the operator.  Then issue_key makes its first key.  One transaction.  Spec 21.3.1.
         """
         return self.ask("create_tenant", TenantRecord, locals())
 
@@ -1024,7 +1025,7 @@ class SyncOperations:
     def get_limits(
         self, *, tenant: str | None = None, tenant_id: str | None = None,
     ) -> Limits:
-        """Return what a tenant may use, what of it is used, and whether that is enforced; -1 is unlimited.
+        """Return a tenant's limits, its usage, and whether the limits are enforced; -1 is unlimited.
 
         Spec 21.4.2.
         """
@@ -1083,11 +1084,11 @@ class SyncOperations:
         not_before: datetime | None = None, expires_at: datetime | None = None, tenant_id: str | None = None,
         principal_kind: Kind | None = None, principal_instance_id: str | None = None,
     ) -> IssuedKey:
-        """Issue a key for a worker, an agent or a service; its text is in this answer and never shown again.
+        """Issue a key for a worker, an agent or a service; only this answer shows its text.
 
-        It stands for one principal of one tenant, with a role, scopes and, if wished, the only capabilities and task
-        types
-        that it is good for.  Spec 21.2.2.
+        The key identifies one principal of one tenant, with a role and scopes.  It can be limited to some capabilities
+        and
+        task types.  Spec 21.2.2.
         """
         return self.ask("issue_key", IssuedKey, locals())
 
@@ -1125,7 +1126,7 @@ class SyncOperations:
         principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
         worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> AuditLines:
-        """Read the tenant's audit log, oldest first; no line is ever changed.
+        """List the tenant's audit log, oldest first; its lines never change.
 
         Lines are kept for security.audit_logging.retention_days, 90 at least.  Spec 21.7.4.
         """
@@ -1262,7 +1263,7 @@ class SyncOperations:
     def revoke_key(
         self, key_id: str, *, tenant: str | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> Ok:
-        """Take a key back: this process refuses it at once, others within five seconds; again is no error.
+        """Revoke a key: this process refuses it at once, others within five seconds; a repeated call is a no-op.
 
         Spec 21.9.1.
         """
@@ -1272,10 +1273,11 @@ class SyncOperations:
         self, *, tenant: str | None = None, overlap_seconds: float | None = None, issued_before: datetime | None = None,
         reason: str | None = None, tenant_id: str | None = None,
     ) -> RotatedCredentials:
-        """Replace every good key of a tenant at once, and refuse all access tokens that were issued before now.
+        """Replace all valid keys of a tenant, and refuse all access tokens that were issued before now.
 
-        The new texts are in this answer and never shown again; the old keys, your own among them, stay good for
-        overlap_seconds, by default 0.  While the answer says more, call again with its issued_before.  Spec 21.9.1.
+        Only this answer shows the new texts.  The old keys, also your own, stay valid for overlap_seconds, by default
+        0.
+        While the answer has more, call again with its issued_before.  Spec 21.9.1.
         """
         return self.ask("rotate_credentials", RotatedCredentials, locals())
 
@@ -1283,9 +1285,9 @@ class SyncOperations:
         self, key_id: str, *, tenant: str | None = None, overlap_seconds: float | None = None,
         tenant_id: str | None = None,
     ) -> IssuedKey:
-        """Replace a key by a new one with the same rights; the old one stays good for overlap_seconds.
+        """Replace a key by a new one with the same rights; the old one stays valid for overlap_seconds.
 
-        The new text is in this answer and never shown again.
+        Only this answer shows the new text.
         """
         return self.ask("rotate_key", IssuedKey, locals())
 
@@ -1332,11 +1334,11 @@ class SyncOperations:
         stricter_calls_per_hour: int | None = None, stricter_tasks_per_hour: int | None = None,
         stricter_until: datetime | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> Limits:
-        """Give a tenant another tier, exempt it from all limits until a time (21.4.5), or limit it further (21.9.2).
+        """Set a tenant's tier, exempt it from all limits until a time (21.4.5), or set stricter limits (21.9.2).
 
-        For the operator.  An exemption and stricter limits need a reason.  Stricter limits hold also where limits are
-        not
-        enforced.  Other processes follow within five seconds.
+        For the operator.  An exemption and stricter limits need a reason.  Stricter limits are enforced even where
+        other
+        limits are not.  Other processes apply the change within five seconds.
         """
         return self.ask("set_limits", Limits, locals())
 
@@ -1350,9 +1352,9 @@ class SyncOperations:
     def suspend_tenant(
         self, tenant: str, *, suspended: bool | None = None, reason: str | None = None, tenant_id: str | None = None,
     ) -> TenantRecord:
-        """Suspend a tenant: within five seconds none of its credentials is good any more; or let it in again.
+        """Suspend a tenant, or end its suspension; within five seconds its credentials are refused or accepted again.
 
-        For the operator.  Its tasks stay as they are, its leases run out.  Spec 21.9.
+        For the operator.  Its tasks stay as they are; its leases run out.  Spec 21.9.
         """
         return self.ask("suspend_tenant", TenantRecord, locals())
 

@@ -1,7 +1,7 @@
 """Fixtures for pytest: `pytest_plugins = ["asyncgate.clients.pytest_fixtures"]`.
 
-`async_gate` is for coroutines (run by anyio's plugin, or by pytest-asyncio in its automatic mode), `sync_gate` for
-plain tests.  Each is a fresh gate in memory with a clock that the test can advance.
+Use `async_gate` in async tests (run by anyio's plugin, or by pytest-asyncio in auto mode) and `sync_gate` in plain
+tests.  Each is a fresh gate in memory with a clock that the test can advance.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from asyncgate.clients.testing import AsyncTestGate, Gate, SyncTestGate
 
 @pytest.fixture
 async def async_gate() -> AsyncIterator[AsyncTestGate]:
-    """Return a running gate, to await."""
+    """Yield a running gate with an asyncio client."""
     async with Gate() as gate:
         yield gate
 
 
 @pytest.fixture
 def sync_gate() -> Iterator[SyncTestGate]:
-    """Return a running gate, to call."""
+    """Yield a running gate with a blocking client."""
     with Gate() as gate:
         yield gate

@@ -1,7 +1,7 @@
-"""The Python client's way through MCP: every operation as a call of its tool, with the official SDK's client.
+"""The Python client's MCP transport: it calls each operation as an MCP tool, with the official SDK's client.
 
-The SDK ends a whole session when one request finds no server.  So what goes wrong on the way is turned into an answer
-here, below the SDK, and into the client's own errors again above it.
+The SDK ends a whole session if one request finds no server.  So this module turns transport errors into answers below
+the SDK, and turns those answers into the client's own errors above it.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import msgspec
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
-from asyncgate.clients.http import PATIENCE_SECONDS, Exchange, Refusal, Unreachable, pause_asked
+from asyncgate.clients.http import ANSWER_SECONDS, Exchange, Refusal, Unreachable, read_retry_after
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.jsonrpc import INTERNAL_ERROR, spell_tool_name
 
-REVISION = "2026-07-28"         # needs no handshake, so that a restarted gate is no matter
-LONGEST_WAIT = 60.0             # that a gate can be set to keep a call open
-UNREACHABLE, STATUS = "asyncgate/unreachable", "asyncgate/status"       # what this module puts into an answer
+REVISION = "2026-07-28"         # this revision has no handshake, so the client survives a restart of the gate
+LONGEST_WAIT = 60.0             # seconds: the most that a gate's settings allow for one call
+UNREACHABLE, STATUS = "asyncgate/unreachable", "asyncgate/status"       # keys that this module adds to an answer
 
 
 class McpWay(Exchange):
-    """Calls the tools of a gate at /mcp."""
+    """Calls the MCP tools of a gate at /mcp."""
 
     def __init__(self, url: str | None, token: str | None, transport: httpx2.AsyncBaseTransport | None = None) -> None:
         super().__init__(url, token)
-        self.settings |= {"transport": transport, "timeout": PATIENCE_SECONDS + LONGEST_WAIT}
+        self.settings |= {"transport": transport, "timeout": ANSWER_SECONDS + LONGEST_WAIT}
         self.opened = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> McpWay:
@@ -53,47 +53,47 @@ class McpWay(Exchange):
         try:
             told = await self.client.call_tool(spell_tool_name(operation)[0], arguments)
         except MCPError as error:
-            raise understood(error) from error
+            raise translate_error(error) from error
         text = "".join(getattr(part, "text", "") for part in told.content)
         if not told.is_error:
             return text.encode()
-        body = members(text.encode()) or {"message": text}
-        raise refusal(status_of(str(body.get("error"))), body)
+        body = read_object(text.encode()) or {"message": text}
+        raise make_refusal(find_status(str(body.get("error"))), body)
 
 
 class Answering(httpx2.AsyncClient):
-    """An HTTP client that always answers in JSON-RPC, also when nobody is there or what is there refuses outright."""
+    """An HTTP client that always returns JSON-RPC, even if no server answers or the answer is not JSON-RPC."""
 
     def __init__(self, way: Exchange) -> None:
         super().__init__(**way.settings)
         self.way = way
 
     async def send(self, request: httpx2.Request, **more: Any) -> httpx2.Response:
-        """Send a request, and read its answer while failures can still be told."""
+        """Send a request and read its answer here, where a failure can still become an answer."""
         try:
             answer = await super().send(request, **more)
             if answer.headers.get("content-type", "").startswith("text/event-stream"):
                 return answer
-            body = members(await answer.aread())
+            body = read_object(await answer.aread())
         except httpx2.TransportError as error:
             none = self.way.unreachable(error)
-            return problem(request, str(none), {UNREACHABLE: True, "sent": none.sent})
+            return make_error_answer(request, str(none), {UNREACHABLE: True, "sent": none.sent})
         if answer.status_code < 400 or "jsonrpc" in body:
             return answer
         told = {**body, STATUS: answer.status_code}
         if after := answer.headers.get("retry-after"):
             told.setdefault("retry_after", after)
-        return problem(request, str(body.get("message", f"{self.way.url} does not answer like a gate")), told)
+        return make_error_answer(request, str(body.get("message", f"{self.way.url} does not answer like a gate")), told)
 
 
-def problem(request: httpx2.Request, message: str, told: dict[str, Any]) -> httpx2.Response:
-    """Make the answer that carries a failure through the SDK."""
+def make_error_answer(request: httpx2.Request, message: str, told: dict[str, Any]) -> httpx2.Response:
+    """Return the JSON-RPC answer that carries a failure through the SDK."""
     error = {"code": INTERNAL_ERROR, "message": message, "data": told}
     return httpx2.Response(503, json={"jsonrpc": "2.0", "id": None, "error": error}, request=request)
 
 
-def members(body: bytes) -> dict[str, Any]:
-    """Read a JSON object; anything else has no members."""
+def read_object(body: bytes) -> dict[str, Any]:
+    """Read a JSON object; return an empty one for anything else."""
     try:
         found = msgspec.json.decode(body)
     except ValueError:
@@ -101,23 +101,23 @@ def members(body: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def understood(error: MCPError) -> Exception:
-    """Return what the error of an MCP call is for this client."""
+def translate_error(error: MCPError) -> Exception:
+    """Translate the error of an MCP call into this client's Refusal or Unreachable."""
     told = error.data if isinstance(error.data, dict) else {}
     if UNREACHABLE in told:
         return Unreachable(error.message, sent=told["sent"])
-    if "error" not in told and STATUS not in told:      # of the SDK itself: it took too long, or its session ended
+    if "error" not in told and STATUS not in told:      # the SDK's own error: a timeout, or its session ended
         return Unreachable(f"no answer came through MCP: {error.message}")
-    return refusal(told.pop(STATUS, None) or status_of(str(told["error"])), {"message": error.message, **told})
+    return make_refusal(told.pop(STATUS, None) or find_status(str(told["error"])), {"message": error.message, **told})
 
 
-def refusal(status: int, body: dict[str, Any]) -> Refusal:
-    """Make the same refusal that REST would give."""
-    return Refusal(status, body, pause_asked(body.get("retry_after")))
+def make_refusal(status: int, body: dict[str, Any]) -> Refusal:
+    """Return the refusal that REST would raise."""
+    return Refusal(status, body, read_retry_after(body.get("retry_after")))
 
 
-def status_of(code: str) -> int:
-    """Return what HTTP calls a refusal; MCP does not say."""
+def find_status(code: str) -> int:
+    """Return the HTTP status of an error code, which MCP does not transmit."""
     found: list[type[GateError]] = [GateError]
     for kind in found:
         if kind.code == code:

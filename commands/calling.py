@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import click
 
-from asyncgate.clients.http import DEFAULT_URL, Http, Refusal, Unreachable, token_in
+from asyncgate.clients.http import DEFAULT_URL, Http, Refusal, Unreachable, read_token_file
 from asyncgate.commands import profiles, remembered
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import plain
@@ -93,7 +93,7 @@ class Credential(click.ParamType[str]):
         if not str(value).startswith("@"):
             return str(value)
         try:
-            return token_in(str(value)[1:], param.opts[0] if param else "the credential")
+            return read_token_file(str(value)[1:], param.opts[0] if param else "the credential")
         except ValueError as wrong:
             self.fail(str(wrong), param, ctx)
 

@@ -19,9 +19,9 @@ from asyncgate.parts.model.stored import Receipt, Seal
 from asyncgate.parts.receipts.files import (
     Damaged,
     Header,
-    Held,
     Line,
     Reading,
+    SealedReading,
     Writer,
     decode_line,
     fsync_folder,
@@ -208,7 +208,7 @@ class Verdict(NamedTuple):
 
 def verified(path: str, told: Any = lambda rows: None) -> Verdict:
     """Check a file without any database: its sum, its chain of seals, each receipt's hash and its parents."""
-    held, problems = Held(path), list[str]()
+    held, problems = SealedReading(path), list[str]()
     for line in held.lines():
         if (one := line.receipt) is None:
             continue

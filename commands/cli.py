@@ -41,7 +41,7 @@ from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import Bar, plain, show_block, show_table
 from asyncgate.commands.verdicts import put
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
-from asyncgate.parts.identity.startup import guard_start
+from asyncgate.parts.identity.startup import require_safe_start
 from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.errors import GateError, NotNow, StartupError
 from asyncgate.parts.model.settings import Configured, SettingsError, list_values, load_settings, mask_credentials
@@ -431,8 +431,8 @@ def worker(ctx: click.Context, /, at: Connection, what: str | None, profile_file
     """
     from asyncgate.clients.worker import program as part
     command = ctx.meta["passed"]
-    if what not in (None, *part.TASKS):
-        raise click.UsageError(f"{what!r} is none of {', '.join(part.TASKS)}; a program stands behind --")
+    if what not in (None, *part.BUILT_IN_TASKS):
+        raise click.UsageError(f"{what!r} is none of {', '.join(part.BUILT_IN_TASKS)}; a program stands behind --")
     about |= {"url": at.url, "token": at.token}
     if [bool(what), bool(command), bool(profile_file)].count(True) != 1 or (command and not about["types"]):
         raise click.UsageError("say which tasks: echo, sleep_then_return, http_get, --ai FILE, "
@@ -449,10 +449,10 @@ def worker(ctx: click.Context, /, at: Connection, what: str | None, profile_file
             if profile_file:
                 for of_http_get in ("allow", "plain_http", "timeout_seconds"):
                     del about[of_http_get]
-                from asyncgate.clients.ai_worker.command import run
-                run(profile_file, quiet=quiet, **about)
+                from asyncgate.clients.ai_worker.command import run_ai_worker
+                run_ai_worker(profile_file, quiet=quiet, **about)
             else:
-                part.run(what, command, quiet=quiet, **about)
+                part.run_worker(what, command, quiet=quiet, **about)
     except OSError as wrong:
         raise click.ClickException(str(wrong)) from None
 
@@ -506,9 +506,9 @@ def config(configured: Configured, as_json: bool) -> None:
 def ledger(configured: Configured) -> None:
     """Serve a receipt ledger for gates in integrated mode: MemoryGate's role, on a database of its own."""
     start_logging(configured.settings)
-    guard_start(configured.settings)
-    from asyncgate.parts.ledger_app import serve
-    sys.exit(serve(configured.settings))
+    require_safe_start(configured.settings)
+    from asyncgate.parts.ledger_app import serve_ledger
+    sys.exit(serve_ledger(configured.settings))
 
 
 @commands.command()

@@ -17,12 +17,13 @@ from typing import Any, Protocol, TypeVar
 from msgspec import Raw, Struct, field
 from msgspec.structs import astuple, fields, replace
 
-from asyncgate import FENCES_SKIPPED, TERMINAL, Needs, Work, fences_skipped
+from asyncgate import FENCES_SKIPPED, Needs, Work, fences_skipped
 from asyncgate.parts.model.content import encode_json, needs_of
 from asyncgate.parts.model.database import LastingBackend, SharedBackend
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.queries import Query, Rows
 from asyncgate.parts.model.stored import (
+    TERMINAL,
     Account,
     Archived,
     Audit,

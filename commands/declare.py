@@ -35,7 +35,7 @@ PLAIN = {Raw: "Any", Any: "Any", datetime: "datetime", str: "str", int: "int", f
 HEAD = '''\
 """Every operation of the gate as a typed method, and what comes back.
 
-Made by `python -m asyncgate.commands.declare` from the table of operations; change that, then make this anew.
+Made by `python -m asyncgate.commands.declare` from the table of operations; change the table, then run it again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from typing import Any, Required, TypedDict, TypeVar
 
 from msgspec import Struct, field
 
-from asyncgate.clients.call import Call
+from asyncgate.clients.call import CallSpec
 '''
 SHARED = '''
 R = TypeVar("R")
@@ -209,7 +209,7 @@ def methods(name: str) -> str:
     """Write the class of all methods."""
     define, wait, says = ABOUT[name]
     ask = (f"    {define} ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:\n"
-           f'        """Call an operation with what was said, and make its reply of what comes back."""\n'
+           f'        """Call an operation and return its reply, decoded into `reply`."""\n'
            f"        raise NotImplementedError")
     made = (method(op, define, wait) for op in sorted(OPERATIONS.values(), key=lambda op: op.name))
     return "\n\n".join([f'class {name}:\n    """{says}"""', ask, *made])
@@ -240,7 +240,7 @@ def is_own(module: Any, name: str) -> bool:
 
 def calls(ops: Sequence[Operation]) -> str:
     """Write how each operation is called over REST, and whether its repetition does no harm."""
-    lines = [f'    "{op.name}": Call("{op.name}", "{op.rest[0][0]}", "{op.rest[0][1]}", {is_repeatable(op)}, '
+    lines = [f'    "{op.name}": CallSpec("{op.name}", "{op.rest[0][0]}", "{op.rest[0][1]}", {is_repeatable(op)}, '
              f'"{caller_of(op)}", {keys_of(op)}),'.replace("'", '"') for op in ops]
     return "\n".join(["CALLS = {", *lines, "}"])
 
@@ -259,7 +259,7 @@ def keys_of(op: Operation) -> tuple[str, ...]:
 
 def is_repeatable(op: Operation) -> bool:
     """Whether a call may be repeated when nobody knows whether it was carried out."""
-    return op.idempotent or op.name in ("create_tasks", "bootstrap") or keys_of(op) != ()
+    return op.idempotent or any(name in KEYS for kind in reached([op.takes]) for name in kind.__struct_fields__)
 
 
 def source() -> str:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 import asyncgate
 from asyncgate.clients.http import DEFAULT_URL
 from asyncgate.parts.app import serve_forever
-from asyncgate.parts.identity.startup import guard_start
+from asyncgate.parts.identity.startup import require_safe_start
 from asyncgate.parts.model.settings import UNPREFIXED, Configured, Settings
 from asyncgate.parts.process.logs import start_logging
 
@@ -49,7 +49,7 @@ def run(configured: Configured, *, worker: bool) -> int:
     """Serve until a signal comes, with an echo worker beside; return the exit status."""
     settings = settings_for(configured)
     start_logging(settings)
-    guard_start(settings)
+    require_safe_start(settings)
     children: list[subprocess.Popen[Any]] = []
 
     def ready(url: str) -> None:

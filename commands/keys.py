@@ -17,7 +17,7 @@ from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.commands import cli
 from asyncgate.commands.calling import BROKEN, CONFLICT, STATUSES, WRONG, Group, as_json, ended
-from asyncgate.parts.identity.admin import first_key
+from asyncgate.parts.identity.admin import issue_first_key
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.settings import Configured, Settings
 from asyncgate.parts.model.wire_admin import IssueKey
@@ -36,7 +36,7 @@ async def issued(settings: Settings, said: dict[str, Any]) -> Any:
     """Write a new key into the database of the settings."""
     backend = await open_backend(settings.database.url, serving=True, settings=settings.database)
     try:
-        return await first_key(Engine(backend, settings), msgspec.convert(said, IssueKey, strict=False))
+        return await issue_first_key(Engine(backend, settings), msgspec.convert(said, IssueKey, strict=False))
     finally:
         await backend.close()
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
-from asyncgate.clients.http import DEFAULT_URL, is_private, place_of, root_of
+from asyncgate.clients.http import DEFAULT_URL, is_private, root_of, split_url
 from asyncgate.commands import profiles
 from asyncgate.commands.calling import NOT_THERE, WRONG, as_json, ended, gate_at
 from asyncgate.commands.profiles import DEFAULT, Connection, Profile
@@ -31,7 +31,7 @@ def login(url: str | None, name: str, plain_http: bool, as_json: bool) -> None:
     """
     try:
         url = root_of(url or os.environ.get("ASYNCGATE_URL") or DEFAULT_URL)
-        if not is_private(place_of(url)) and not plain_http:
+        if not is_private(split_url(url)) and not plain_http:
             raise ValueError(f"{url} is plain HTTP, and everybody on the way could read the credential: use https://, "
                              "or say --plain-http if the network is your own")
         kept = profiles.all_of_them()

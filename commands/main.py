@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from asyncgate import __version__
-from asyncgate.parts.identity.startup import guard_start
+from asyncgate.parts.identity.startup import require_safe_start
 from asyncgate.parts.model.settings import Configured
 from asyncgate.parts.process.configured import configured
 from asyncgate.parts.process.logs import start_logging
@@ -57,5 +57,5 @@ def serve(configured: Configured) -> None:
     """Serve the gate until it is told to stop (SIGTERM): what runs is committed, waiting polls are answered."""
     from asyncgate.parts.app import serve_forever
     start_logging(configured.settings)
-    guard_start(configured.settings)
+    require_safe_start(configured.settings)
     sys.exit(serve_forever(configured.settings))

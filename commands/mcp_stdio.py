@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from asyncgate.clients.http import PATIENCE_SECONDS, Exchange
+from asyncgate.clients.http import ANSWER_SECONDS, Exchange
 from asyncgate.parts.app import Gate
 from asyncgate.parts.model.jsonrpc import CODES, INTERNAL_ERROR, PARSE_ERROR, UNKNOWN_METHOD
 from asyncgate.parts.model.settings import Settings
@@ -84,7 +84,7 @@ class Bridge:
         if method == LISTEN and not self.streams:
             return self.refuse(id, UNKNOWN_METHOD, "subscriptions need a running gate: --url")
         headers = self.headers(message, method)
-        patience = httpx2.Timeout(PATIENCE_SECONDS, read=None) if method == LISTEN else self.client.timeout
+        patience = httpx2.Timeout(ANSWER_SECONDS, read=None) if method == LISTEN else self.client.timeout
         try:
             async with self.client.stream("POST", self.url, content=line, headers=headers,
                                           timeout=patience) as answer:
@@ -164,7 +164,7 @@ async def to_running(url: str | None, token: str | None, path: str) -> None:
     import httpx2
 
     exchange = Exchange(url, token)
-    patience = PATIENCE_SECONDS + LONGEST_WAIT_SECONDS
+    patience = ANSWER_SECONDS + LONGEST_WAIT_SECONDS
     async with httpx2.AsyncClient(**exchange.settings, timeout=patience) as client:
         await Bridge(client, exchange, path, written, streams=True).serve(sys.stdin.buffer.readline)
 

@@ -52,14 +52,14 @@ def push(configured: Configured, file: str | None, tenants: tuple[str, ...], aft
     """
     from asyncgate.parts.receipts import push as part
     settings = integrated(configured.settings)
-    tally, refusals = part.Tally(), list[dict[str, str]]()
+    tally, refusals = part.PushTally(), list[dict[str, str]]()
     try:
         with said_of(file or "the database"):
             verified = verified_file(file) if file else None
         with closing(Bar("sending", "receipts", verified.receipts if verified else None)) as bar:
             asyncio.run(pushed(settings, file, owner_of(verified), tenants, after, tally, bar,
                                told_of(refusals, as_json)))
-    except part.Away as away:
+    except part.LedgerAway as away:
         report(tally, refusals, as_json)
         raise ended(f"{plain(str(away))}; {further(tally)}", NO_GATE) from None
     except KeyboardInterrupt:
@@ -114,7 +114,7 @@ async def pushed(settings: Settings, file: str | None, of_file: str | None, tena
             if not sink.reads:
                 raise StartupError("this ledger wants to know of tasks, too: push from the database")
             (tenant_id,) = tenants if len(tenants) == 1 else (of_file or "",)      # a file says whose it is
-            await push.send(tenant_id, part.from_file(push, tenant_id, carry.batches(file), behind))
+            await push.send(tenant_id, part.read_exported(push, tenant_id, carry.batches(file), behind))
             return
         backend = await recovery.beside(opened, cli.existing(settings.database.url), settings)
         bar.of(None if after or tenants else await verdicts.rows_of(backend, [Receipt]))
@@ -174,7 +174,7 @@ def home(configured: Configured, target: str, leave_lost: bool, as_json: bool) -
         status = asyncio.run(brought(recovery.patient(configured.settings), target, leave_lost, as_json))
     except collected.Unreadable as away:
         raise ended(f"{plain(str(away))}; nothing was written", NO_GATE) from None
-    except (copying.TargetUsed, part.InTheWay, part.NoBody) as no:
+    except (copying.TargetUsed, part.Unsettled, part.MissingBody) as no:
         raise ended(plain(str(no)), CONFLICT) from None
     except (SettingsError, StartupError) as wrong:
         raise calling.refused(wrong) from None
@@ -196,12 +196,12 @@ async def brought(settings: Settings, target: str, leave_lost: bool, as_json: bo
         sink = recovery.sink_of(settings)
         opened.push_async_callback(sink.close)
         backend = await cli.alone(copying, opened, "database", cli.existing(source))
-        there = part.Home(backend, sink, lenient=leave_lost)
+        there = part.LedgerBackedGate(backend, sink, lenient=leave_lost)
         opened.callback(there.close)
         with closing(Bar("reading")) as bar:
             findings = await there.collect({Engine(backend, settings).instance, backend.instance}, bar.add)
         with closing(findings):
-            part.in_the_way(findings, leave_lost)
+            part.require_settled(findings, leave_lost)
             waiting, foreign = findings.waiting + findings.counts["parked"], findings.foreign
         new = await cli.alone(copying, opened, "target", target)
         with closing(Bar("comparing")) as bar:

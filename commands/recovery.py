@@ -38,8 +38,9 @@ def sink_of(settings: Settings, *, whole: bool = True) -> Any:
         raise StartupError("receipt_mode is standalone: there is no ledger; `asyncgate verify` checks what is stored")
     sink = sinks.open_sink(settings)
     if whole and not sink.reads:
-        raise StartupError(f"a ledger of the profile {sinks.profile_of(settings)} cannot be read back: the receipts "
-                           "are here, whole, and what it refused is in the outbox")
+        raise StartupError(
+            f"a ledger of the profile {sinks.ledger_profile(settings)} cannot be read back: the whole receipts are in "
+            "this gate's database, and those that the ledger refused are in the outbox")
     return sink
 
 
@@ -110,7 +111,7 @@ async def compared(comparing: Any, backend: Any, sink: Any, names: set[str], ten
                    mend: Any = None) -> Any:
     """Compare once, with a line that says how far it is."""
     with closing(Bar("comparing")) as bar:
-        return await comparing.compare(backend, sink, set(names), bar.add, tenants, mend)
+        return await comparing.compare_all(backend, sink, set(names), bar.add, tenants, mend)
 
 
 async def add_state(backend: Any, findings: Any) -> None:
@@ -228,13 +229,13 @@ async def rebuilt(settings: Settings, file: str | None, tenants: tuple[str, ...]
         problems: list[str] = []
         for collected in sources.values():
             part.choose(collected, frozenset(collected.instances()) if all_instances else instances)
-            problems += part.undamaged(collected, skip_damaged)
+            problems += part.require_undamaged(collected, skip_damaged)
         tallies = []
         with closing(Bar("writing", "receipts", sum(one.count() for one in sources.values()))) as bar:
             for tenant_id, collected in sources.items():
                 job = part.Rebuild(backend, settings, tenant_id, collected, skeletons=file is None, told=bar.add)
                 tallies.append(await job.run())
-        made, url = part.summary(tallies), mask_credentials(settings.database.url)
+        made, url = part.total_of(tallies), mask_credentials(settings.database.url)
         made["problems"] = [*problems, *made["problems"]]
         if not as_json:
             report(made)
@@ -249,13 +250,13 @@ async def read(opened: AsyncExitStack, settings: Settings, file: str | None,
     sources: dict[str, Any] = {}
     with closing(Bar("reading", "receipts")) as bar:
         if file is not None:
-            tenant_id, sources[tenant_id] = part.from_file(file, bar.add)
+            tenant_id, sources[tenant_id] = part.collect_from_file(file, bar.add)
             opened.callback(sources[tenant_id].close)
             return sources
         sink = sink_of(settings)
         opened.push_async_callback(sink.close)
         for tenant_id in tenants or (settings.default_tenant_id,):
-            sources[tenant_id] = await part.from_ledger(sink, tenant_id, bar.add)
+            sources[tenant_id] = await part.collect_from_ledger(sink, tenant_id, bar.add)
             opened.callback(sources[tenant_id].close)
     return sources
 

@@ -10,7 +10,7 @@ import sqlite3
 
 import click
 
-from asyncgate.clients.http import AsyncHttp, token_in, token_of_environment
+from asyncgate.clients.http import AsyncHttp, read_token, read_token_file
 from asyncgate.clients.scheduler import Scheduler
 from asyncgate.clients.scheduler.store import Store, StoreError
 from asyncgate.commands.calling import CREDENTIAL
@@ -22,9 +22,9 @@ def key_for(variable: str, given: str | None) -> str:
     if given:
         return given
     if text and path:
-        raise click.UsageError(f"{variable} and {variable}_FILE are both set; one of them is enough")
+        raise click.UsageError(f"{variable} and {variable}_FILE are both set; unset one of them")
     try:
-        return (token_in(path, f"{variable}_FILE") if path else text) or token_of_environment()
+        return (read_token_file(path, f"{variable}_FILE") if path else text) or read_token()
     except ValueError as wrong:
         raise click.UsageError(str(wrong)) from None
 

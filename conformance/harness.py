@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from msgspec.structs import fields
 
 from asyncgate import SCOPES, Caller, Engine, Operation
 from asyncgate.parts.extensions import engine_over
@@ -57,8 +58,15 @@ def ask_of(op: Operation, fields: dict[str, Any]) -> Ask:
         raise InvalidRequest(f"{op.name}: {wrong}") from None
 
 
-# What some verbs of a worker need beside its lease.
-NEEDED: dict[str, dict[str, Any]] = {"report_progress": {"progress": 1}, "fail": {"error": "no luck"}}
+# What the requests of some operations must say, beside what they are about.
+NEEDED: dict[str, dict[str, Any]] = {
+    name: said for name, op in OPERATIONS.items()
+    if (said := {field.name: op.takes.example[0][field.name] for field in fields(op.takes) if field.required})}
+
+
+def least(operation: str) -> dict[str, Any]:
+    """Return the least that an operation can be asked with, about something that is not there."""
+    return {**dict.fromkeys(OPERATIONS[operation].takes.needed, "none"), **NEEDED.get(operation, {})}
 
 
 def under(offer: Offer, **more: Any) -> dict[str, Any]:

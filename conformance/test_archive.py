@@ -413,7 +413,7 @@ async def test_what_changed_while_its_segment_was_written_stays(
     [chain] = [one async for one in archive.old_chains(gate.engine, gate.tenant_id, ages)]
     await gate.as_agent().ack_receipt(receipt_id=offer.obligation_receipt_id)
 
-    await archive.store(gate.engine, gate.tenant_id, ages, [chain], done := archive.Moved())
+    await archive.move_chains(gate.engine, gate.tenant_id, ages, [chain], done := archive.ArchiveTally())
 
     assert (done.receipts, await away(gate)) == (0, [])
     assert len(await stored(gate)) == 5

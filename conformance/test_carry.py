@@ -14,8 +14,8 @@ from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.test_seals import checked
 from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.model.wire_receipts import Imported
-from asyncgate.parts.receipts.carry import carried
-from asyncgate.parts.receipts.seals import digest
+from asyncgate.parts.receipts.carry import as_wire
+from asyncgate.parts.receipts.seals import receipt_digest
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +31,7 @@ async def exported(gate: Gate, limit: int | None = None) -> list[Receipt]:
 
 async def taken(gate: Gate, receipts: list[Receipt]) -> Imported:
     """Offer receipts to a tenant."""
-    answer: Imported = await gate.as_admin().import_receipts(receipts=[asdict(carried(one)) for one in receipts])
+    answer: Imported = await gate.as_admin().import_receipts(receipts=[asdict(as_wire(one)) for one in receipts])
     return answer
 
 
@@ -61,7 +61,7 @@ async def test_every_receipt_comes_along_as_it_is(source: Gate, limit: int | Non
 
     assert (answer.imported, answer.present, answer.refused) == (len(receipts), 0, [])
     assert await exported(other) == receipts
-    assert [digest(one) for one in await exported(other)] == [digest(one) for one in receipts]
+    assert [receipt_digest(one) for one in await exported(other)] == [receipt_digest(one) for one in receipts]
 
 
 async def test_what_is_owed_there_is_owed_here(source: Gate) -> None:

@@ -9,7 +9,7 @@ import pytest
 from asyncgate import RECEIPT_TYPES, TERMINATES
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.parts.model.stored import Receipt
-from asyncgate.parts.receipts.may import MAY, discharges, why_not
+from asyncgate.parts.receipts.may import MAY, broken_rule, discharges
 
 pytestmark = pytest.mark.anyio
 
@@ -122,6 +122,6 @@ def test_whatever_its_way_a_receipt_discharges_only_what_it_is_about(way: Any, o
                    for task, about in (("t", schedule), ("other", another)))
 
     assert discharges(same, parent)
-    assert why_not(way, same, [parent]) is None
+    assert broken_rule(way, same, [parent]) is None
     assert not discharges(other, parent)
-    assert "about something else" in (why_not(way, other, [parent]) or "")
+    assert "about something else" in (broken_rule(way, other, [parent]) or "")

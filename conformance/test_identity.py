@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from asyncgate import Needs, Work
 from asyncgate.conformance.harness import Gate
 from asyncgate.conformance.verify import verify
-from asyncgate.parts.identity.audit import broken, chained, head, prune, pruned
+from asyncgate.parts.identity.audit import add_line, find_break, last_pruned, load_head, prune_lines
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Account, Audit, AuditHead, Key, export_key
 
@@ -95,10 +95,10 @@ async def test_a_line_comes_back_as_it_was_written_and_in_its_place(gate: Gate) 
     written: list[Audit] = []
 
     def decide(work: Work) -> None:
-        written.extend(chained(work, f"event {number}", "info", b'{"text":"\xc3\xa9 \\"\\u0001"}', number / 4)
+        written.extend(add_line(work, f"event {number}", "info", b'{"text":"\xc3\xa9 \\"\\u0001"}', number / 4)
                        for number in range(1500))
     needs = Needs()
-    head(needs, gate.caller, None)
+    load_head(needs, gate.caller, None)
     await gate.backend.transact(gate.tenant_id, needs, decide)
 
     assert await lines_of(gate) == written
@@ -113,7 +113,7 @@ async def test_a_log_is_one_chain_however_many_write_at_once(gate: Gate) -> None
 
     lines = await lines_of(gate)
     assert [line.number for line in lines] == [*range(1, 61)]
-    assert broken(lines, AuditHead(0, "")) is None
+    assert find_break(lines, AuditHead(0, "")) is None
     assert await gate.backend.record(gate.tenant_id, AuditHead) == AuditHead(60, lines[-1].hash)
 
 
@@ -121,9 +121,9 @@ async def write_lines(gate: Gate, ages: Iterable[float]) -> None:
     """Write lines that are so many days old."""
     def decide(work: Work) -> None:
         for number, age in enumerate(ages):
-            chained(work, f"event {number}", "info", b"{}", work.now - age * 86_400)
+            add_line(work, f"event {number}", "info", b"{}", work.now - age * 86_400)
     needs = Needs()
-    head(needs, gate.caller, None)
+    load_head(needs, gate.caller, None)
     await gate.backend.transact(gate.tenant_id, needs, decide)
 
 
@@ -136,22 +136,22 @@ async def test_old_lines_go_and_what_is_left_proves_where_it_begins(gate: Gate) 
     """Spec 21.7.4: 90 days minimum."""
     await write_lines(gate, [95, 93, 92, 89, 94, 1])
 
-    assert await prune(gate.engine, gate.tenant_id) == 3
-    assert await prune(gate.engine, gate.tenant_id) == 0
+    assert await prune_lines(gate.engine, gate.tenant_id) == 3
+    assert await prune_lines(gate.engine, gate.tenant_id) == 0
 
     lines = await lines_of(gate)
     assert [line.number for line in lines] == [4, 5, 6, 7]
-    begin = pruned(lines[-1])
+    begin = last_pruned(lines[-1])
     assert begin is not None
     assert begin.number == 3
-    assert broken(lines, begin) is None
+    assert find_break(lines, begin) is None
     assert await problems(gate) == []
 
 
 async def test_a_log_goes_on_behind_its_last_line_when_all_of_it_has_gone(gate: Gate) -> None:
     await write_lines(gate, [200] * 1200)
 
-    assert [await prune(gate.engine, gate.tenant_id) for _ in range(3)] == [1000, 200, 0]
+    assert [await prune_lines(gate.engine, gate.tenant_id) for _ in range(3)] == [1000, 200, 0]
 
     lines = await lines_of(gate)
     assert [line.number for line in lines] == [1201, 1202]
@@ -164,9 +164,9 @@ async def test_a_log_whose_beginning_was_cut_off_is_found(gate: Gate) -> None:
 
     def decide(work: Work) -> None:
         work.drop(Audit, f"{1:012d}")
-        chained(work, "audit_pruned", "info", b'{"hash":"made up","up_to":1}')
+        add_line(work, "audit_pruned", "info", b'{"hash":"made up","up_to":1}')
     needs = Needs()
-    head(needs, gate.caller, None)
+    load_head(needs, gate.caller, None)
     await gate.backend.transact(gate.tenant_id, needs, decide)
 
     [problem] = await problems(gate)
@@ -175,11 +175,11 @@ async def test_a_log_whose_beginning_was_cut_off_is_found(gate: Gate) -> None:
 
 async def test_what_is_refused_is_not_in_the_log_of_what_was_done(gate: Gate) -> None:
     def decide(work: Work) -> None:
-        chained(work, "an event", "info", b"{}")
+        add_line(work, "an event", "info", b"{}")
         raise ZeroDivisionError
 
     needs = Needs()
-    head(needs, gate.caller, None)
+    load_head(needs, gate.caller, None)
     with pytest.raises(ZeroDivisionError):
         await gate.backend.transact(gate.tenant_id, needs, decide)
 

@@ -14,13 +14,25 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from asyncgate import ACTIVE, DISCHARGING, TERMINAL, TERMINATES, fences_skipped, receipt_hash
-from asyncgate.parts.identity.audit import broken, pruned
+from asyncgate import DISCHARGING, TERMINATES, fences_skipped, receipt_hash
+from asyncgate.parts.identity.audit import find_break, last_pruned
 from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.stored import Archived, Audit, AuditHead, Event, Lease, Obligation, Receipt, Task, export_key
+from asyncgate.parts.model.stored import (
+    ACTIVE,
+    TERMINAL,
+    Archived,
+    Audit,
+    AuditHead,
+    Event,
+    Lease,
+    Obligation,
+    Receipt,
+    Task,
+    export_key,
+)
 from asyncgate.parts.model.wire import Principal
-from asyncgate.parts.receipts.marks import adopted
+from asyncgate.parts.receipts.marks import list_adopted
 
 ENDINGS = {"succeeded": "task.completed", "failed": "task.failed", "canceled": "task.canceled"}
 MOST = 1000     # problems that are worth telling
@@ -129,7 +141,7 @@ class Tenant:
             yield len(obligations)
         async for count in self._audit():
             yield count
-        self._parents(await adopted(self.backend, self.tenant_id))
+        self._parents(await list_adopted(self.backend, self.tenant_id))
         self._obligations(index)
         for task_id, facts in self.tasks.items():
             self._ended(task_id, facts)
@@ -149,15 +161,15 @@ class Tenant:
         end, first, begin = AuditHead(0, ""), None, None
         async for lines in self._pages(Audit):
             for line in lines:
-                first, begin = first or line, pruned(line) or begin
+                first, begin = first or line, last_pruned(line) or begin
                 if line is first and line.number > 1:
                     pass        # what it follows is gone; a later line, which this one proves, says what that was
-                elif problem := broken([line], end):
+                elif problem := find_break([line], end):
                     self._wrong(f"tenant {self.tenant_id}: {problem}")
                 end = AuditHead(line.number, line.hash)
             self.verdict.audited += len(lines)
             yield len(lines)
-        if first and first.number > 1 and (begin is None or broken([first], begin)):
+        if first and first.number > 1 and (begin is None or find_break([first], begin)):
             self._wrong(f"tenant {self.tenant_id}: line 1 of the audit log is missing: {first.audit_id} is number "
                         f"{first.number}, and no line says that those before it were old enough to go")
         head = await self.backend.record(self.tenant_id, AuditHead) or AuditHead(0, "")

@@ -17,7 +17,7 @@ from msgspec import Struct
 from asyncgate.parts.model.queries import EntryFilter, Rows
 from asyncgate.parts.model.stored import Archived, Receipt, Seal, SealHead, export_key
 from asyncgate.parts.receipts.files import Reading
-from asyncgate.parts.receipts.seals import Chain, digest, digest_filed
+from asyncgate.parts.receipts.seals import SealChain, entry_digest, receipt_digest
 
 Told = Callable[[int], None]
 PAGE = 1000
@@ -53,7 +53,7 @@ async def verify_ledger(backend: Any, *, anchors: tuple[str, ...] = (), director
 async def _once(backend: Any, anchors: tuple[str, ...], directory: str, progress: Told | None) -> Sealed:
     found, noted = Sealed(), dict.fromkeys(anchors, False)
     for tenant_id in await backend.tenants():
-        chain = Chain()
+        chain = SealChain()
         try:
             async for rows in _held(backend, tenant_id, chain, noted):
                 found.receipts += rows
@@ -70,7 +70,7 @@ async def _once(backend: Any, anchors: tuple[str, ...], directory: str, progress
     return found
 
 
-async def _held(backend: Any, tenant_id: str, chain: Chain, noted: dict[str, bool]) -> AsyncIterator[int]:
+async def _held(backend: Any, tenant_id: str, chain: SealChain, noted: dict[str, bool]) -> AsyncIterator[int]:
     """Hold one tenant's receipts against its seals; yield how many each page had."""
     head = await backend.record(tenant_id, SealHead)
     async for seals in pages(backend, Seal, tenant_id):
@@ -105,7 +105,7 @@ async def all_digests(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
 async def here(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
     """Yield the digests of the receipts of a gate."""
     async for receipts in pages(backend, Receipt, tenant_id):
-        yield [(one.receipt_id, digest(one)) for one in receipts]
+        yield [(one.receipt_id, receipt_digest(one)) for one in receipts]
 
 
 async def away(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
@@ -118,7 +118,7 @@ async def filed(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
     """Yield the digests of what others have stored, where the gate plays the ledger."""
     after: str | None = None
     while entries := await backend.page(tenant_id, EntryFilter(None, None, None, None, after, PAGE)):
-        yield [(one.arrival, digest_filed(one)) for one in entries]
+        yield [(one.arrival, entry_digest(one)) for one in entries]
         after = entries[-1].arrival
 
 
@@ -163,7 +163,7 @@ def segment_problems(directory: str, segment: str, wanted: list[Archived]) -> li
         for number, line in enumerate(reading.lines(), 1):
             problems += [f"line {number} is not receipt {pointer.receipt_id} as it was archived"
                          for pointer in left.pop(number, ())
-                         if line.receipt is None or digest(line.receipt).hex() != pointer.digest]
+                         if line.receipt is None or receipt_digest(line.receipt).hex() != pointer.digest]
     except OSError as error:
         return [f"it cannot be read: {error.strerror or error}"]
     return [*reading.problems, *problems, *(f"line {number}, receipt {pointer.receipt_id}, is missing"

@@ -29,7 +29,7 @@ from asyncgate.parts.model.errors import DatabaseUnavailable, Forbidden, GateErr
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Ask, CreateTask, CreateTasks, Healthy
 from asyncgate.parts.operations import OPERATIONS
-from asyncgate.parts.receipts.archive import relieve
+from asyncgate.parts.receipts.archive import free_storage
 from asyncgate.parts.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Gate:
             from asyncgate.parts.receipts.outbox import Ledger  # with the HTTP client, which is large
             self.ledger = Ledger(engine)
             engine.extend(self.ledger)
-        self.engine, self.guard = engine, Guard(engine, relieve)
+        self.engine, self.guard = engine, Guard(engine, free_storage)
         self.identity.ways.insert(0, Keys(self.guard.keys))
 
     def drain(self) -> None:

@@ -75,6 +75,6 @@ class LedgerGate(Gate):
         return [Route(path, self.mcp) for path in ("/mcp", "/mcp/u")]
 
 
-def serve(settings: Settings) -> int:
+def serve_ledger(settings: Settings) -> int:
     """Serve a ledger until a signal comes; return the exit status."""
     return serve_forever(replace(settings, receipt_mode="standalone"), kind=LedgerGate)

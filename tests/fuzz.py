@@ -123,13 +123,13 @@ def files() -> Target:
     """A file of receipts, packed or not."""
     import gzip
 
-    from asyncgate.parts.receipts.files import Header, Held, packed
-    whole = packed(Header("asyncgate-receipts", "t"), [])
+    from asyncgate.parts.receipts.files import Header, SealedReading, pack_receipts
+    whole = pack_receipts(Header("asyncgate-receipts", "t"), [])
     path = Path(tempfile.mkdtemp()) / "receipts"
 
     def read(text: bytes) -> None:
         path.write_bytes(text)
-        for _ in Held(str(path)).lines():
+        for _ in SealedReading(str(path)).lines():
             pass
     return [whole, gzip.decompress(whole), gzip.decompress(whole) * 2], read
 
@@ -137,15 +137,15 @@ def files() -> Target:
 def ledgers() -> Target:
     """What a ledger answers."""
     from asyncgate.parts.receipts.sinks import Garbled
-    from asyncgate.parts.receipts.sinks.memorygate import listed, many, read, record
-    from asyncgate.parts.receipts.sinks.receiptgate import refusal
+    from asyncgate.parts.receipts.sinks.memorygate import decode_answers, decode_filed, decode_page, read_answer
+    from asyncgate.parts.receipts.sinks.receiptgate import call_error
     one = {"receipt_id": "r", "receipt_type": "t", "created_at": "2026-11-22T07:00:00Z", "parents": ["p"],
            "from": {"kind": "agent", "id": "a"}, "to": {"kind": "agent", "id": "b"}, "body": {"n": [1, {"x": None}]}}
 
     def answered(text: bytes) -> None:
-        for decode in (listed, record, many):
-            may_raise(lambda text, decode=decode: read(decode, text), Garbled)(text)  # type: ignore[misc]
-        may_raise(lambda text: refusal(msgspec.json.decode(text)), msgspec.DecodeError, UnicodeDecodeError,
+        for decode in (decode_page, decode_filed, decode_answers):
+            may_raise(lambda text, decode=decode: read_answer(decode, text), Garbled)(text)  # type: ignore[misc]
+        may_raise(lambda text: call_error(msgspec.json.decode(text)), msgspec.DecodeError, UnicodeDecodeError,
                   RecursionError)(text)
     pages: tuple[dict[str, Any], ...] = (
         {"receipts": [one, one], "next_cursor": None}, one, {"results": [{}]}, {"code": "x", "message": "y"})

@@ -57,10 +57,6 @@ def modules(*parts: str) -> list[Path]:
     return sorted(path for part in parts for path in (ROOT / part).rglob("*.py"))
 
 
-def module_of(path: Path) -> str:
-    return "asyncgate." + name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-
-
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 

@@ -18,10 +18,13 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from asyncgate import ACTIVE, TERMINAL, Needs, Work
+from asyncgate import Needs, Work
+from asyncgate.parts.model.overdue import is_stuck
 from asyncgate.parts.model.stored import (
+    ACTIVE,
     APPEND_ONLY,
     RECORDS,
+    TERMINAL,
     Archived,
     Audit,
     Entry,
@@ -438,7 +441,7 @@ def state(work: Work, task_id: str) -> tuple[Any, ...]:
 
 def check_at(task: Task, lease: Lease | None) -> float | None:
     """Return when upkeep must look at a task: its lease runs out, its deadline passes, or it ought not to be queued."""
-    if task.status == "queued" and task.attempt >= task.max_attempts:
+    if is_stuck(task):
         return 0.0
     moments = [lease.expires_at] if lease and task.status in ACTIVE else []
     if task.deadline_at is not None and task.status not in TERMINAL:

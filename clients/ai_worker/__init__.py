@@ -1,8 +1,8 @@
-"""An AI worker: does tasks with a language model and the tools of MCP servers (`asyncgate worker --ai profile.yaml`).
+"""An AI worker: it does tasks with a language model and MCP tools (`asyncgate worker --ai profile.yaml`).
 
-Executor is the JobExecutor of the lease-to-receipt flow.  A job is a conversation: the model answers, its tool calls
-are carried out, the results are appended, until it ends the task or a limit ends it.  After each step the conversation
-goes to the gate as progress, so that another worker can go on from there; work since the last report may be done twice.
+Executor is the JobExecutor of the lease-to-receipt flow.  A job is a conversation.  In each step the model answers
+and the worker carries out its tool calls, until the model ends the task or a limit ends it.  After each step the worker
+saves the conversation in the gate, so that another worker can resume it; work since the last save may run twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from asyncgate.clients.ai_worker.model import Answer, Call, JobFailed, Message, Model
+from asyncgate.clients.ai_worker.model import ChatMessage, JobFailed, Model, ModelAnswer, ToolRequest
 from asyncgate.clients.ai_worker.profile import Profile, Secrets
 from asyncgate.clients.ai_worker.talk import (
     FINISH,
@@ -28,34 +28,34 @@ from asyncgate.clients.ai_worker.talk import (
     SUMMARY,
     Ending,
     Offer,
+    add_seal,
     as_text,
     checkpoint_in,
     claimed_checkpoint,
-    ending_called,
-    ending_of,
-    genuine,
-    opening,
-    sealed,
-    shrunk,
-    size,
+    count_json_bytes,
+    is_genuine,
+    make_opening,
+    read_ending,
+    read_finish_arguments,
+    shrink_messages,
     tool_message,
 )
-from asyncgate.clients.ai_worker.tools import McpServer, Told, Tool, Toolbox, function_of
+from asyncgate.clients.ai_worker.tools import McpServer, Tool, Toolbox, ToolResult, function_of
 from asyncgate.clients.worker.job import Done, Lost
 from asyncgate.parts.model.connection import is_loopback
 
 log = logging.getLogger("asyncgate.worker.ai")
 Report = Callable[[dict[str, Any]], Awaitable[None]]
-MOST_CALLS = 32             # of tools in one answer; a model that asks for more is told so
-LEAST_CHECKPOINT = 1000     # bytes; below that only the counts are kept
+MOST_CALLS = 32             # of tools in one answer; further calls get an error
+LEAST_CHECKPOINT = 1000     # bytes; a smaller checkpoint keeps only the counts
 
 
 class ReportTooLarge(Exception):
-    """The gate takes no progress of this size."""
+    """The gate refused progress of this size."""
 
 
 class Executor:
-    """Does jobs with one profile; its model's connections and its tools' servers are shared by all of them."""
+    """Does jobs with one profile; all jobs share the model's connections and the MCP servers."""
 
     def __init__(self, profile: Profile, environ: Mapping[str, str] | None = None) -> None:
         self.profile = profile
@@ -79,13 +79,13 @@ class Executor:
         await self._open.aclose()
 
     async def execute(self, offer: Offer, report: Report, is_cancelled: Callable[[], bool]) -> Done:
-        """Do one task; raises JobFailed when it cannot be done, Lost when it is no longer wanted.
+        """Do one task; raises JobFailed if it fails, Lost if it is no longer wanted.
 
-        `report` sends progress.  To cancel what runs between two looks at `is_cancelled`, cancel the asyncio task: that
-        breaks off the question to the model, and tells the server of a running tool.
+        `report` sends progress.  `is_cancelled` is checked between steps.  To stop within a step, cancel the asyncio
+        task: that aborts the request to the model, and cancels a running tool at its server.
         """
         try:
-            done = await Job(self, offer, report, is_cancelled).run()
+            done = await Conversation(self, offer, report, is_cancelled).run()
         except JobFailed as failed:
             failed.message = self.secrets.hidden(failed.message)
             failed.args = (failed.message,)
@@ -95,8 +95,8 @@ class Executor:
         return Done(said["result"], artifacts=said["artifacts"], summary=said["result_summary"])
 
 
-class Job:
-    """One task on its way."""
+class Conversation:
+    """The conversation that does one task."""
 
     def __init__(self, executor: Executor, offer: Offer, report: Report, is_cancelled: Callable[[], bool]) -> None:
         self.executor, self.profile, self.limits = executor, executor.profile, executor.profile.limits
@@ -108,10 +108,10 @@ class Job:
         self.tools: dict[str, tuple[McpServer, Tool]] = {}
 
     async def run(self) -> Done:
-        """Go through the conversation to its end."""
-        first = opening(self.profile, self.offer, earlier=self._earlier())
+        """Run the conversation to its end."""
+        first = make_opening(self.profile, self.offer, earlier=self._earlier())
         if self.spent.steps:
-            log.info("task %s: going on after step %d", self.offer.get("task_id"), self.spent.steps)
+            log.info("task %s: resuming after step %d", self.offer.get("task_id"), self.spent.steps)
         left = self.limits.seconds - self.spent.seconds
         try:
             async with asyncio.timeout(max(left, 0.0)) as limit:
@@ -122,19 +122,20 @@ class Job:
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise JobFailed("time_limit", f"the task was not done in {self.limits.seconds:g} s") from None
+            why = f"the task was not done in {self.limits.seconds:g} s (limits.seconds)"
+            raise JobFailed("time_limit", why) from None
 
     def _earlier(self) -> str:
-        """Return what another worker left as a checkpoint, which is no conversation of ours."""
+        """Return another worker's checkpoint as text, if a worker of this profile did not seal it."""
         said = claimed_checkpoint(progress := self.offer.get("progress"))
-        if said is None or genuine(progress, self.task_id, self.key):
+        if said is None or is_genuine(progress, self.task_id, self.key):
             return ""
-        log.warning("task %s: its checkpoint was not sealed by a worker of this profile: it is shown as data",
+        log.warning("task %s: no worker of this profile sealed its checkpoint: the model sees it as data",
                     self.task_id)
         return as_text(said).encode()[:self.limits.tool_result_bytes].decode(errors="ignore")
 
-    async def _step(self, first: list[Message]) -> Done | None:
-        """Let the model answer once, carry out what it asks for, and report."""
+    async def _step(self, first: list[ChatMessage]) -> Done | None:
+        """Let the model answer once, carry out its tool calls, and report progress."""
         self._look()
         functions = [function_of(name, tool) for name, (_, tool) in self.tools.items()]
         answer = await self.executor.model.ask([*first, *self.spent.messages],
@@ -142,7 +143,7 @@ class Job:
         self.spent.steps += 1
         self.spent.tokens += answer.tokens
         if not answer.calls:
-            return self._done(ending_of(answer.text))
+            return self._done(read_ending(answer.text))
         told, ending = await self._carried_out(answer)
         if ending:
             return self._done(ending)
@@ -151,79 +152,81 @@ class Job:
         return None
 
     def _look(self) -> None:
-        """See whether the next step may be taken."""
+        """Check whether another step is allowed."""
         if self.is_cancelled():
             raise Lost("canceled")
         if self.spent.steps >= self.limits.steps:
-            raise JobFailed("step_limit", f"the task was not done in {self.limits.steps} steps")
+            raise JobFailed("step_limit", f"the task was not done in {self.limits.steps} steps (limits.steps)")
         if self.spent.tokens >= self.limits.tokens:
             raise JobFailed("token_limit", f"the task was not done with {self.limits.tokens} tokens "
-                                           f"({self.spent.tokens} were used)")
+                                           f"(limits.tokens; {self.spent.tokens} were used)")
 
-    async def _carried_out(self, answer: Answer) -> tuple[list[Message], Ending | None]:
-        """Call the tools of an answer one after another; `finish` is heard when it comes alone."""
+    async def _carried_out(self, answer: ModelAnswer) -> tuple[list[ChatMessage], Ending | None]:
+        """Call the tools of an answer one after another; `finish` is valid only as the single call."""
         told, alone = [], len(answer.calls) == 1
         for at, call in enumerate(answer.calls):
             if self.is_cancelled():
                 raise Lost("canceled")
             if self.profile.finish_tool and call.name == FINISH_NAME:
-                said = self._finished(call) if alone else Told("call finish alone, after all results", failed=True)
+                not_alone = ToolResult("call finish alone, after all results", failed=True)
+                said = self._finished(call) if alone else not_alone
                 if isinstance(said, Ending):
                     return [], said
             else:
-                too_many = Told(f"at most {MOST_CALLS} calls at once", failed=True)
+                too_many = ToolResult(f"at most {MOST_CALLS} calls at once", failed=True)
                 said = await self._called(call) if at < MOST_CALLS else too_many
             told.append(tool_message(call.id, f"error: {said.text}" if said.failed else said.text))
         return told, None
 
-    def _finished(self, call: Call) -> Ending | Told:
+    def _finished(self, call: ToolRequest) -> Ending | ToolResult:
         try:
-            return Told(call.wrong, True) if call.wrong else ending_called(call.arguments, self.limits)
+            return ToolResult(call.wrong, True) if call.wrong else read_finish_arguments(call.arguments, self.limits)
         except ValueError as wrong:
-            return Told(str(wrong), failed=True)
+            return ToolResult(str(wrong), failed=True)
 
-    async def _called(self, call: Call) -> Told:
-        """Call a tool; whatever is wrong is told to the model."""
+    async def _called(self, call: ToolRequest) -> ToolResult:
+        """Call a tool; the model gets any error as the result."""
         if call.wrong:
-            return Told(call.wrong, failed=True)
+            return ToolResult(call.wrong, failed=True)
         if call.name not in self.tools:
             there_are = ", ".join(self.tools) or "none"
-            return Told(f"there is no tool {call.name[:100]!r}; there are: {there_are}", failed=True)
+            return ToolResult(f"there is no tool {call.name[:100]!r}; there are: {there_are}", failed=True)
         began = time.monotonic()
         told = await self.executor.toolbox.call(*self.tools[call.name], call.arguments)
         log.info("task %s, step %d: %s %s after %.1f s", self.offer.get("task_id"), self.spent.steps, call.name,
                  "failed" if told.failed else "answered", time.monotonic() - began)
         return told
 
-    async def _tell(self, calls: list[Call]) -> None:
-        """Report the step, with all that another worker needs to go on."""
+    async def _tell(self, calls: list[ToolRequest]) -> None:
+        """Report the step, with a checkpoint from which another worker can resume."""
         names = ", ".join(call.name[:100] for call in calls)
         said = {"status": "running", "summary": f"step {self.spent.steps} of {self.limits.steps}: {names}"[:SUMMARY],
                 "step": self.spent.steps, "tokens": self.spent.tokens}
         while True:
             try:
-                hidden = self.executor.secrets.hidden       # before it is sealed, for the seal is over every word
-                checkpoint = sealed(hidden(self._checkpoint()), self.task_id, self.key)
+                hidden = self.executor.secrets.hidden       # hide secrets before sealing: the seal covers every word
+                checkpoint = add_seal(hidden(self._checkpoint()), self.task_id, self.key)
                 await self.report({**hidden(said), "checkpoint": checkpoint})
                 return
-            except ReportTooLarge:      # this gate takes less than the profile thinks
+            except ReportTooLarge:      # this gate's limit is lower than the profile's
                 if not self.checkpoint_bytes:
-                    return log.warning("task %s: the gate takes no progress of it", self.offer.get("task_id"))
+                    return log.warning("task %s: the gate refuses its progress, whatever the size", self.task_id)
                 self.checkpoint_bytes = self.checkpoint_bytes // 2 if self.checkpoint_bytes > LEAST_CHECKPOINT else 0
 
     def _checkpoint(self) -> dict[str, Any]:
         seconds = round(self.spent.seconds + time.monotonic() - self.began, 3)
-        kept = replace(self.spent, seconds=seconds, messages=shrunk(self.spent.messages, self.checkpoint_bytes))
+        messages = shrink_messages(self.spent.messages, self.checkpoint_bytes)
+        kept = replace(self.spent, seconds=seconds, messages=messages)
         told: dict[str, Any] = to_builtins(kept)
         return told
 
     def _done(self, ending: Ending) -> Done:
-        """Make the end of a conversation the end of a task."""
+        """Turn the end of a conversation into the task's result, or raise JobFailed."""
         summary = (ending.summary.strip() or as_text(ending.result))[:SUMMARY]
         if ending.outcome == "failed":
             raise JobFailed("gave_up", summary or "the model gave up")
         result = {"summary": summary, "result": ending.result, "model": self.profile.model,
                   "steps": self.spent.steps, "tokens": self.spent.tokens}
-        if size(result) + size(ending.artifacts) > self.limits.result_bytes:
+        if count_json_bytes(result) + count_json_bytes(ending.artifacts) > self.limits.result_bytes:
             raise JobFailed("result_too_large", f"the result is larger than {self.limits.result_bytes} bytes")
         return Done(result, artifacts=ending.artifacts or None, summary=summary)

@@ -1,4 +1,4 @@
-"""An AI worker at a gate: `asyncgate worker --ai profile.yaml`, or `task(executor)` for a Worker of one's own."""
+"""Connect an AI worker to a gate: `asyncgate worker --ai profile.yaml`, or `task(executor)` for your own Worker."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from asyncgate.clients.worker.children import hide_credential
 from asyncgate.clients.worker.program import start_logging
 
 log = logging.getLogger("asyncgate.worker.ai")
-HEARD_SECONDS = 2.0         # that a step waits for the gate to hear of the one before; a gate that is away hears later
-LONGEST_PAUSE = 3600.0      # before another attempt, whatever an endpoint asks for
+HEARD_SECONDS = 2.0         # that a step waits for the previous report; an unreachable gate gets the report later
+LONGEST_PAUSE = 3600.0      # the most that an endpoint can delay the next attempt
 
 
 def task(executor: Executor) -> Callable[[Any, Job], Awaitable[Done]]:
-    """Return the task function of an executor that is open."""
+    """Return the task function of an open executor."""
     async def work(payload: Any, job: Job) -> Done:
         async def report(progress: dict[str, Any]) -> None:
-            job.checkpoint = progress.pop("checkpoint")     # the report carries it along
+            job.checkpoint = progress.pop("checkpoint")     # the next line sends it
             job.report(progress)
             await asyncio.to_thread(job.flush, HEARD_SECONDS)
             if job.pulse.refused:
@@ -33,43 +33,43 @@ def task(executor: Executor) -> Callable[[Any, Job], Awaitable[Done]]:
         try:
             return await executor.execute(job.offer, report, job.lost.is_set)
         except JobFailed as failed:
-            raise ending_of(failed) from None
+            raise make_ending(failed) from None
 
     return work
 
 
-def ending_of(failed: JobFailed) -> Retry | Fail:
-    """Say to the worker how a job failed."""
+def make_ending(failed: JobFailed) -> Retry | Fail:
+    """Translate the failure of a job into the worker's Retry or Fail."""
     if not failed.retryable:
         return Fail(failed.message, code=failed.code)
     after = None if failed.retry_after is None else min(failed.retry_after, LONGEST_PAUSE)
     return Retry(failed.message, after=after, code=failed.code)
 
 
-def run(path: str, *, types: Sequence[str], capabilities: Sequence[str], quiet: bool, url: str | None,
+def run_ai_worker(path: str, *, types: Sequence[str], capabilities: Sequence[str], quiet: bool, url: str | None,
         **about: Any) -> None:
-    """Be an AI worker until told to stop; raises ProfileError when its profile or its tools are not in order."""
+    """Run an AI worker until it is stopped; raises ProfileError if its profile is invalid or its tools do not start."""
     start_logging(logging.WARNING if quiet else logging.INFO)
     profile = load_profile(path)
     executor, worker = Executor(profile), Worker(url, capabilities=[*profile.capabilities, *capabilities], **about)
-    hide_credential()       # from the servers of its tools
+    hide_credential()       # from the MCP servers that it starts
     for handler in logging.getLogger().handlers:
         handler.addFilter(Discreet(executor.secrets))
     try:
-        asyncio.run(serve(worker, executor, types or profile.types))
+        asyncio.run(serve_ai_worker(worker, executor, types or profile.types))
     except JobFailed as failed:
         raise ProfileError(f"{failed.message} (file {path})") from None
 
 
 class Discreet(logging.Filter):
-    """Keeps secrets out of the log, whoever writes to it: the SDK of MCP logs what a server said and could not mean."""
+    """Keeps secrets out of the log, also for other loggers: the MCP SDK logs a server's invalid messages."""
 
     def __init__(self, secrets: Secrets) -> None:
         super().__init__()
         self.secrets = secrets
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Blot out the secrets of a record."""
+        """Replace the secrets in a record."""
         record.msg, record.args = self.secrets.hidden(record.getMessage()), ()
         if record.exc_info:
             record.exc_text = self.secrets.hidden(logging.Formatter().formatException(record.exc_info))
@@ -77,8 +77,8 @@ class Discreet(logging.Filter):
         return True
 
 
-async def serve(worker: Worker, executor: Executor, types: Sequence[str]) -> None:
-    """Work until SIGTERM or SIGINT; tools that do not work at the start are a mistake, later they are a misfortune."""
+async def serve_ai_worker(worker: Worker, executor: Executor, types: Sequence[str]) -> None:
+    """Work until SIGTERM or SIGINT.  Tools that fail at the start stop the worker; later they fail only the attempt."""
     async with executor:
         tools = await executor.toolbox.open()
         worker.task(*types)(task(executor))

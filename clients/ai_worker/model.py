@@ -1,4 +1,4 @@
-"""Asking a model: chat completions of any OpenAI-compatible endpoint, tried again where that may help."""
+"""Ask a model: chat completions of any OpenAI-compatible endpoint, with retries."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from asyncgate.clients.ai_worker.profile import Profile, Secrets
-from asyncgate.clients.http import pause_asked
+from asyncgate.clients.http import read_retry_after
 
 if TYPE_CHECKING:
     import httpx2
 
 log = logging.getLogger("asyncgate.worker.ai")
-MOST_BYTES = 8 * 2**20      # of an answer
-BUSY = frozenset({408, 409, 425, 429})      # the endpoint is not ready; like any 5xx it may be later
-BARRED = frozenset({401, 403, 404})         # the key, or the name of the model, is wrong: no fault of the task
-SPENT = frozenset({"insufficient_quota", "billing_hard_limit_reached"})     # a 429 that no waiting mends
-Message = dict[str, Any]
+MOST_ANSWER_BYTES = 8 * 2**20      # of an answer
+BUSY_STATUSES = frozenset({408, 409, 425, 429})      # temporary, like any 5xx: the endpoint may be ready later
+UNAUTHORIZED_STATUSES = frozenset({401, 403, 404})      # the key or the name of the model is wrong, not the task
+QUOTA_CODES = frozenset({"insufficient_quota", "billing_hard_limit_reached"})     # a 429 that waiting does not solve
+ChatMessage = dict[str, Any]
 
 
 class JobFailed(Exception):
-    """The job cannot be done, or not now: what the task is failed with."""
+    """The job failed: the error that the task fails with, and whether another attempt may succeed."""
 
     def __init__(self, code: str, message: str, *, retryable: bool = False, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class JobFailed(Exception):
 
 
 class Trouble(Exception):
-    """No usable answer this time; `wait` is what the endpoint asks for."""
+    """One try gave no usable answer; `wait` is the pause that the endpoint asks for, `at_once` forbids another try."""
 
     def __init__(self, says: str, *, code: str = "model_unavailable", wait: float | None = None,
                  at_once: bool = False) -> None:
@@ -42,11 +42,11 @@ class Trouble(Exception):
         self.code, self.wait, self.at_once = code, wait, at_once
 
 
-# The part of an answer that is used; everything else in it is left alone.
+# The fields of an answer that this worker uses; it ignores all others.
 
 
 class Function(Struct):
-    """What a model calls, and with what."""
+    """The name and the arguments of a tool call."""
 
     name: Annotated[str, Meta(min_length=1)]
     arguments: str | dict[str, Any] | None = None      # some endpoints send the object itself
@@ -68,14 +68,14 @@ class Said(Struct):
 
 
 class Choice(Struct):
-    """The one answer that was asked for."""
+    """The single choice of an answer."""
 
     message: Said
     finish_reason: str | None = None
 
 
 class Usage(Struct):
-    """What an answer has cost."""
+    """The tokens that an answer used."""
 
     total_tokens: Annotated[int, Meta(ge=0)] | None = None
 
@@ -88,15 +88,15 @@ class Completion(Struct):
 
 
 class Complaint(Struct):
-    """The error of an endpoint, of which only the text and the code are told."""
+    """The error of an endpoint; only its text and code are shown."""
 
     message: str = ""
     code: str | int | None = None
     type: str | None = None
 
 
-class Call(Struct, frozen=True):
-    """A tool that the model wants called; `wrong` says why it cannot be."""
+class ToolRequest(Struct, frozen=True):
+    """A tool call that the model asks for; `wrong` says why it is invalid."""
 
     id: str
     name: str
@@ -104,17 +104,17 @@ class Call(Struct, frozen=True):
     wrong: str = ""
 
 
-class Answer(Struct, frozen=True):
-    """What a model said: text, calls of tools, or both; and the message to remember it by."""
+class ModelAnswer(Struct, frozen=True):
+    """A model's answer: text, tool calls, or both; `message` is its entry in the conversation."""
 
     text: str
-    calls: list[Call]
+    calls: list[ToolRequest]
     tokens: int
-    message: Message = field(default_factory=dict)
+    message: ChatMessage = field(default_factory=dict)
 
 
 class Model:
-    """Asks one model."""
+    """A client of one model."""
 
     def __init__(self, profile: Profile, secrets: Secrets, http: httpx2.AsyncClient) -> None:
         self.profile, self.limits, self.secrets, self.http = profile, profile.limits, secrets, http
@@ -122,8 +122,8 @@ class Model:
         key = secrets[profile.api_key_env] if profile.api_key_env else ""
         self.headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
 
-    async def ask(self, messages: Sequence[Message], tools: Sequence[Message]) -> Answer:
-        """Return the model's answer; raises JobFailed when there is none to be had."""
+    async def ask(self, messages: Sequence[ChatMessage], tools: Sequence[ChatMessage]) -> ModelAnswer:
+        """Return the model's answer; raises JobFailed if no try succeeds."""
         said = {**self.profile.parameters, "model": self.profile.model, "messages": messages,
                 **({"tools": tools} if tools else {})}
         body = msgspec.json.encode(said)
@@ -135,7 +135,7 @@ class Model:
         raise AssertionError("unreachable")     # the last try raises
 
     async def _wait(self, trouble: Trouble, tried: int) -> None:
-        """Wait before the next try, unless it is not worth holding the task for."""
+        """Wait before the next try; raise JobFailed if none is left or the pause is too long."""
         backoff = self.limits.retry_seconds * 2 ** (tried - 1) * random.uniform(0.5, 1.0)
         pause = backoff if trouble.wait is None else trouble.wait
         log.warning("the model gave no answer (try %d of %d): %s", tried, self.limits.answer_tries, trouble)
@@ -150,7 +150,7 @@ class Model:
         try:
             async with asyncio.timeout(self.limits.answer_seconds):
                 async with self.http.stream("POST", self.url, content=body, headers=self.headers) as response:
-                    content = await bounded(response)
+                    content = await read_bounded(response)
         except TimeoutError:
             raise Trouble(f"no complete answer within {self.limits.answer_seconds:g} s") from None
         except (httpx2.TransportError, httpx2.DecodingError) as error:
@@ -160,52 +160,52 @@ class Model:
         return content
 
     def _refused(self, response: httpx2.Response, content: bytes) -> None:
-        """Raise what a status other than 200 means."""
-        status, complaint = response.status_code, complaint_of(content)
+        """Raise the error that a status other than 200 means."""
+        status, complaint = response.status_code, read_complaint(content)
         text = self.secrets.hidden(" ".join(complaint.message.split()))[:500]
-        if status in BARRED:    # what the endpoint says here may repeat a part of the key
-            raise JobFailed("model_unauthorized", f"the endpoint refuses this worker or its model (status {status})",
+        if status in UNAUTHORIZED_STATUSES:    # the endpoint's text may quote a part of the key
+            raise JobFailed("model_unauthorized", f"the endpoint refuses the key or the model (status {status})",
                             retryable=True)
-        if status in BUSY or status >= 500:
-            spent = complaint.code in SPENT or complaint.type in SPENT
-            asked = pause_asked(response.headers.get("retry-after"))
+        if status in BUSY_STATUSES or status >= 500:
+            spent = complaint.code in QUOTA_CODES or complaint.type in QUOTA_CODES
+            asked = read_retry_after(response.headers.get("retry-after"))
             raise Trouble(f"status {status}: {text}", wait=asked, at_once=spent)
         raise JobFailed("model_rejected_request", f"the endpoint refuses the request (status {status}): {text}")
 
-    def _answer(self, content: bytes, asked: int) -> Answer:
-        """Read an answer; one that makes no sense is asked for once more."""
+    def _answer(self, content: bytes, asked: int) -> ModelAnswer:
+        """Read an answer; an invalid one is worth another try."""
         try:
             completion, raw = msgspec.json.decode(content, type=Completion), msgspec.json.decode(content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
-            raise Trouble(f"the answer is no chat completion: {wrong}", code="model_malformed_answer") from None
+            raise Trouble(f"the answer is not a chat completion: {wrong}", code="model_malformed_answer") from None
         choice, usage = completion.choices[0], completion.usage
-        text, calls = text_of(choice.message.content), calls_of(choice.message.tool_calls or [])
+        text, calls = join_text(choice.message.content), read_calls(choice.message.tool_calls or [])
         if choice.message.refusal or choice.finish_reason == "content_filter":
             raise JobFailed("model_refused", "the model refuses to answer")
         if choice.finish_reason == "length" and not calls:
-            raise JobFailed("answer_cut_off", "the answer is longer than the endpoint lets it be; raise max_tokens or "
-                                              "max_completion_tokens in parameters")
+            raise JobFailed("answer_cut_off", "the endpoint cut off the answer at its length limit; raise max_tokens "
+                                              "or max_completion_tokens in parameters")
         if not text.strip() and not calls:
             raise Trouble("the answer is empty", code="model_malformed_answer")
-        # Without a count of the endpoint's: four bytes are about a token.
+        # If the endpoint gives no count: four bytes are about one token.
         counted = usage.total_tokens if usage and usage.total_tokens is not None else (asked + len(content)) // 4
         asks = raw["choices"][0]["message"].get("tool_calls") or []
-        return Answer(text, calls, counted, self.secrets.hidden(remembered(text, calls, asks)))
+        return ModelAnswer(text, calls, counted, self.secrets.hidden(make_assistant_message(text, calls, asks)))
 
 
-async def bounded(response: httpx2.Response) -> bytes:
-    """Read a body that is no larger than an answer can be."""
+async def read_bounded(response: httpx2.Response) -> bytes:
+    """Read a body, up to the limit of an answer."""
     parts, size = [], 0
     async for part in response.aiter_bytes():
         parts.append(part)
         size += len(part)
-        if size > MOST_BYTES:
-            raise Trouble(f"the answer is larger than {MOST_BYTES} bytes", code="model_malformed_answer")
+        if size > MOST_ANSWER_BYTES:
+            raise Trouble(f"the answer is larger than {MOST_ANSWER_BYTES} bytes", code="model_malformed_answer")
     return b"".join(parts)
 
 
-def complaint_of(content: bytes) -> Complaint:
-    """Read the error of an endpoint, of whatever shape."""
+def read_complaint(content: bytes) -> Complaint:
+    """Read the error of an endpoint, whatever its shape."""
     try:
         told = msgspec.json.decode(content)
         found = told.get("error", told) if isinstance(told, dict) else told
@@ -214,40 +214,40 @@ def complaint_of(content: bytes) -> Complaint:
         return Complaint(content[:300].decode(errors="replace"))
 
 
-def text_of(content: str | list[dict[str, Any]] | None) -> str:
-    """Return the text of a message, which may come in parts."""
+def join_text(content: str | list[dict[str, Any]] | None) -> str:
+    """Return the text of a message; join it if it comes in parts."""
     if not isinstance(content, list):
         return content or ""
     return "".join(str(part.get("text", "")) for part in content if part.get("type", "text") in ("text", "output_text"))
 
 
-def calls_of(asked: Sequence[ToolCall]) -> list[Call]:
-    """Read the calls of an answer; each has an id of its own in the end."""
-    calls: list[Call] = []
+def read_calls(asked: Sequence[ToolCall]) -> list[ToolRequest]:
+    """Read the tool calls of an answer; give each a unique id."""
+    calls: list[ToolRequest] = []
     for at, one in enumerate(asked):
         ids = {call.id for call in calls}
         id = one.id if one.id and one.id not in ids else f"{one.id or 'call'}_{at}"
-        arguments, wrong = arguments_of(one.function.arguments)
-        calls.append(Call(id, one.function.name, arguments, wrong))
+        arguments, wrong = read_arguments(one.function.arguments)
+        calls.append(ToolRequest(id, one.function.name, arguments, wrong))
     return calls
 
 
-def arguments_of(said: str | dict[str, Any] | None) -> tuple[dict[str, Any], str]:
-    """Read the arguments of a call; return also what is wrong with them."""
+def read_arguments(said: str | dict[str, Any] | None) -> tuple[dict[str, Any], str]:
+    """Read the arguments of a call; return them, and a text that says what is wrong (empty if nothing is)."""
     if not isinstance(said, str):
         return said or {}, ""
     try:
         told = msgspec.json.decode(said) if said.strip() else {}
     except (ValueError, RecursionError) as wrong:
         return {}, f"the arguments are not JSON: {wrong}"
-    return (told, "") if isinstance(told, dict) else ({}, "the arguments are no JSON object")
+    return (told, "") if isinstance(told, dict) else ({}, "the arguments are not a JSON object")
 
 
-def remembered(text: str, calls: Sequence[Call], asked: Sequence[Mapping[str, Any]]) -> Message:
-    """Return the message that stands for an answer in the conversation.
+def make_assistant_message(text: str, calls: Sequence[ToolRequest], asked: Sequence[Mapping[str, Any]]) -> ChatMessage:
+    """Return the message that represents an answer in the conversation.
 
-    What an endpoint adds to a call is kept, some want it back.  Arguments that were no JSON are not sent back: the
-    templates of some models break over them.
+    Extra fields of a call are kept, because some endpoints require them.  Invalid arguments are not sent back, because
+    they break the templates of some models.
     """
     wanted = [{**one, "id": call.id, "type": "function", "function": {
         "name": call.name, "arguments": msgspec.json.encode(call.arguments).decode()}}

@@ -1,7 +1,7 @@
-"""What an AI worker says to its model and reads from it: prompt, conversation, checkpoint, final answer.
+"""The texts between an AI worker and its model: prompt, conversation, checkpoint, final answer.
 
-Words of the task stand between marks with a random number in them.  Whoever writes a payload or answers a tool call
-cannot know it, so he cannot pretend that his text ends and the worker's own begins.
+The task's texts stand between marks that hold a random number.  The author of a payload or of a tool's result cannot
+know the number, so such a text cannot pretend to end and to be followed by the worker's own instructions.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
-from asyncgate.clients.ai_worker.model import JobFailed, Message
-from asyncgate.clients.ai_worker.profile import Limits, Profile
+from asyncgate.clients.ai_worker.model import ChatMessage, JobFailed
+from asyncgate.clients.ai_worker.profile import JobLimits, Profile
 
 Offer = Mapping[str, Any]
-Whole = Annotated[int, Meta(ge=0)]
-SUMMARY = 1000              # characters of a result's summary, as its receipt takes it
+NonNegativeInt = Annotated[int, Meta(ge=0)]
+SUMMARY = 1000              # characters of a result's summary, the limit of its receipt
 MOST_ARTIFACTS = 100
-ARTIFACT_BYTES = 32 * 2**10 # of all of them; a receipt has 64 KB for everything
-MOST_DEPTH = 48             # of a result; a gate takes 64, of the whole request
+ARTIFACT_BYTES = 32 * 2**10 # of all artifacts; a receipt has 64 KB in all
+MOST_RESULT_DEPTH = 48             # of a result; the gate's limit for the whole request is 64
 DROPPED = "[this result was dropped from the checkpoint]"
 FORGOTTEN = "[earlier steps were dropped from the checkpoint]"
 OWNER_SAYS = ("task_summary", "instructions", "success_criteria", "expected_outcome_kind", "expected_artifact_mime")
@@ -72,45 +72,45 @@ class Ending(Struct, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if any(not isinstance(one.get("uri"), str) or not one["uri"] for one in self.artifacts):
-            raise ValueError("each of artifacts needs a uri, a text")
-        if size(self.artifacts) > ARTIFACT_BYTES:
+            raise ValueError("each artifact needs a uri, a non-empty text")
+        if count_json_bytes(self.artifacts) > ARTIFACT_BYTES:
             raise ValueError(f"artifacts are larger than {ARTIFACT_BYTES} bytes: name fewer")
-        if too_deep([self.result, self.artifacts]):
-            raise ValueError(f"result and artifacts may be nested {MOST_DEPTH} deep at most")
+        if is_too_deep([self.result, self.artifacts]):
+            raise ValueError(f"result and artifacts may be nested {MOST_RESULT_DEPTH} deep at most")
 
 
 # Prompt.
 
 
-def opening(profile: Profile, offer: Offer, mark: str = "", earlier: str = "") -> list[Message]:
-    """Return what a conversation begins with: who the model is, what its owner wants, and the data.
+def make_opening(profile: Profile, offer: Offer, mark: str = "", earlier: str = "") -> list[ChatMessage]:
+    """Return the first messages of a conversation: the profile's instructions, the owner's wishes, and the data.
 
-    `earlier` is what somebody else left who held the task: data like any other.
+    `earlier` is another holder's unsealed checkpoint; it is data.
     """
     payload = as_text(offer.get("payload"))
     if len(payload.encode()) > profile.limits.payload_bytes:
-        raise JobFailed("payload_too_large", f"the payload has more than the {profile.limits.payload_bytes} bytes that "
-                                             "this worker shows to its model")
+        raise JobFailed("payload_too_large", f"the payload is larger than {profile.limits.payload_bytes} bytes, the "
+                                             "limit of this worker (limits.payload_bytes)")
     wishes = {f"{'' if name.startswith(('task_', 'expected_')) else 'task_'}{name}": as_text(offer[name])
               for name in OWNER_SAYS if offer.get(name) not in (None, "")}
     data = {"task_type": str(offer.get("type", "")), "payload": payload,
             **({"payload_pointer": str(offer["payload_pointer"])} if offer.get("payload_pointer") else {}),
             **({"earlier_progress": earlier} if earlier else {})}
-    mark = mark or unused([*wishes.values(), *data.values()])
+    mark = mark or draw_mark([*wishes.values(), *data.values()])
     rules = RULES.format(mark=mark, ending=BY_TOOL if profile.finish_tool else BY_TEXT)
-    system = [profile.instructions.strip(), rules, *(fenced(name, text, mark) for name, text in wishes.items())]
-    user = [*(fenced(name, text, mark) for name, text in data.items()), "Do the task."]
+    system = [profile.instructions.strip(), rules, *(fence_text(name, text, mark) for name, text in wishes.items())]
+    user = [*(fence_text(name, text, mark) for name, text in data.items()), "Do the task."]
     return [{"role": "system", "content": "\n\n".join(system)}, {"role": "user", "content": "\n\n".join(user)}]
 
 
-def unused(texts: Sequence[str]) -> str:
-    """Return a random number that no text holds."""
+def draw_mark(texts: Sequence[str]) -> str:
+    """Return a random number that occurs in no text."""
     while any((mark := secrets.token_hex(8)) in text for text in texts):
         pass
     return mark
 
 
-def fenced(name: str, text: str, mark: str) -> str:
+def fence_text(name: str, text: str, mark: str) -> str:
     """Put a text between marks."""
     return f"[begin {name} {mark}]\n{text}\n[end {name} {mark}]"
 
@@ -120,8 +120,8 @@ def as_text(said: Any) -> str:
     return said if isinstance(said, str) else msgspec.json.encode(said).decode()
 
 
-def tool_message(call_id: str, text: str) -> Message:
-    """Answer a call of a tool."""
+def tool_message(call_id: str, text: str) -> ChatMessage:
+    """Return the message that answers a tool call."""
     return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
@@ -129,35 +129,35 @@ def tool_message(call_id: str, text: str) -> Message:
 
 
 class Checkpoint(Struct, omit_defaults=True):
-    """What another worker needs to go on: who was at it, what was spent, and what was said since the opening."""
+    """What another worker needs to resume: the profile, what was spent, and the messages since the opening."""
 
     profile: str
     version: Literal[1] = 1
-    steps: Whole = 0
-    tokens: Whole = 0
+    steps: NonNegativeInt = 0
+    tokens: NonNegativeInt = 0
     seconds: Annotated[float, Meta(ge=0)] = 0.0
-    messages: list[Message] = field(default_factory=list)
+    messages: list[ChatMessage] = field(default_factory=list)
 
 
-def sealed(told: dict[str, Any], task_id: str, key: bytes) -> dict[str, Any]:
-    """Seal a checkpoint, as it goes to the gate: any worker may hold the task in between and write another one."""
+def add_seal(told: dict[str, Any], task_id: str, key: bytes) -> dict[str, Any]:
+    """Add a seal to a checkpoint: another worker of the tenant may hold the task in between and forge a checkpoint."""
     return {**told, "seal": seal_of(told, task_id, key)}
 
 
 def seal_of(told: Mapping[str, Any], task_id: str, key: bytes) -> str:
-    """Return the seal of a checkpoint: over the task, the counts and every word of it."""
+    """Return the seal of a checkpoint: an HMAC over the task's id and the whole checkpoint."""
     text = msgspec.json.encode([task_id, {name: held for name, held in told.items() if name != "seal"}],
                                order="deterministic")
     return hmac.digest(key, text, "sha256").hex()
 
 
 def claimed_checkpoint(progress: Any) -> dict[str, Any] | None:
-    """Return what an earlier lease left that says it is a checkpoint, whoever wrote it."""
+    """Return the checkpoint of an earlier lease, not yet verified, or None."""
     said = progress.get("checkpoint") if isinstance(progress, dict) else None
     return said if isinstance(said, dict) else None
 
 
-def genuine(progress: Any, task_id: str, key: bytes) -> bool:
+def is_genuine(progress: Any, task_id: str, key: bytes) -> bool:
     """Whether a checkpoint was sealed by a worker of this profile, for this task."""
     said = claimed_checkpoint(progress)
     return said is not None and hmac.compare_digest(
@@ -165,9 +165,9 @@ def genuine(progress: Any, task_id: str, key: bytes) -> bool:
 
 
 def checkpoint_in(progress: Any, profile: Profile, task_id: str, key: bytes) -> Checkpoint:
-    """Return the checkpoint of an earlier lease, or a fresh one: a forged, foreign or broken one is of no use."""
+    """Return the checkpoint of an earlier lease, or an empty one if that is forged, of another profile, or invalid."""
     fresh = Checkpoint(profile.name)
-    if not genuine(progress, task_id, key):
+    if not is_genuine(progress, task_id, key):
         return fresh
     try:
         found = msgspec.convert(claimed_checkpoint(progress), Checkpoint)
@@ -178,8 +178,8 @@ def checkpoint_in(progress: Any, profile: Profile, task_id: str, key: bytes) -> 
     return found if is_conversation(found.messages) else msgspec.structs.replace(found, messages=[])
 
 
-def is_conversation(messages: Sequence[Message]) -> bool:
-    """Whether messages are steps of a model: each call answered, nobody else speaking."""
+def is_conversation(messages: Sequence[ChatMessage]) -> bool:
+    """Whether messages are complete steps: only answers of the model, each tool call followed by its result."""
     open_calls: list[str] = []
     for message in messages:
         role = message.get("role")
@@ -192,15 +192,15 @@ def is_conversation(messages: Sequence[Message]) -> bool:
     return not open_calls
 
 
-def shrunk(messages: Sequence[Message], most: int) -> list[Message]:
-    """Make a conversation fit into so many bytes: old results of tools go first, then whole steps from the front."""
+def shrink_messages(messages: Sequence[ChatMessage], most: int) -> list[ChatMessage]:
+    """Shrink a conversation to so many bytes: drop old tool results first, then whole steps from the front."""
     kept = [dict(message) for message in messages]
     for message in kept:
-        if size(kept) <= most:
+        if count_json_bytes(kept) <= most:
             return kept
         if message["role"] == "tool" and len(str(message["content"])) > len(DROPPED):
             message["content"] = DROPPED
-    while kept and size(kept) > most:
+    while kept and count_json_bytes(kept) > most:
         following = [at for at, message in enumerate(kept) if at and message["role"] == "assistant"]
         del kept[:following[0] if following else len(kept)]
         if kept:
@@ -209,23 +209,23 @@ def shrunk(messages: Sequence[Message], most: int) -> list[Message]:
     return kept
 
 
-def too_deep(told: Any, left: int = MOST_DEPTH) -> bool:
-    """Whether a JSON value is nested deeper than a gate takes it."""
+def is_too_deep(told: Any, left: int = MOST_RESULT_DEPTH) -> bool:
+    """Whether a JSON value is nested deeper than the limit."""
     if not isinstance(told, dict | list):
         return False
     inner = told.values() if isinstance(told, dict) else told
-    return left == 0 or any(too_deep(one, left - 1) for one in inner)
+    return left == 0 or any(is_too_deep(one, left - 1) for one in inner)
 
 
-def size(told: Any) -> int:
-    """Return the bytes of a value as JSON."""
+def count_json_bytes(told: Any) -> int:
+    """Return the size of a value as JSON, in bytes."""
     return len(msgspec.json.encode(told))
 
 
 # The end.
 
 
-def ending_of(text: str) -> Ending:
+def read_ending(text: str) -> Ending:
     """Read a final answer: an object of the documented shape, or the text itself."""
     inner = re.fullmatch(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", text, re.S)
     try:
@@ -234,12 +234,12 @@ def ending_of(text: str) -> Ending:
         return Ending(summary=text.strip()[:SUMMARY], result=text.strip())
 
 
-def ending_called(arguments: Mapping[str, Any], limits: Limits) -> Ending:
-    """Read the arguments of `finish`; raises ValueError that tells the model what is wrong with them."""
+def read_finish_arguments(arguments: Mapping[str, Any], limits: JobLimits) -> Ending:
+    """Read the arguments of `finish`; raises ValueError, whose text tells the model what is wrong."""
     ending = msgspec.convert(dict(arguments), Ending)
     if not ending.summary.strip():
         raise ValueError("finish needs a summary")
-    if size(ending) > limits.result_bytes:
+    if count_json_bytes(ending) > limits.result_bytes:
         raise ValueError(f"result and artifacts are larger than {limits.result_bytes} bytes: store the result "
                          "somewhere and name it in artifacts")
     return ending

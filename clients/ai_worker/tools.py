@@ -1,7 +1,7 @@
-"""The tools of an AI worker: MCP servers, started once and shared by all its jobs, and what a model calls their tools.
+"""The tools of an AI worker: MCP servers, started once and shared by all its jobs, and the tools' names for a model.
 
-Whatever goes wrong with a call is told to the model as a result: it can try something else.  A server that is gone is
-started again for the next call.
+If a call fails, the model gets the error as the result and can try something else.  A server that has died is started
+again for the next call.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import msgspec
 from msgspec import Struct
 
 from asyncgate.clients.ai_worker.model import JobFailed
-from asyncgate.clients.ai_worker.profile import Limits, Profile, Secrets, Server
+from asyncgate.clients.ai_worker.profile import JobLimits, Profile, Secrets, ServerProfile
 from asyncgate.parts.model.connection import is_loopback
 
 if TYPE_CHECKING:
     from mcp import Client
 
 log = logging.getLogger("asyncgate.worker.ai")
-LONGEST_NAME = 64           # of a function, as endpoints take it
+LONGEST_FUNCTION_NAME = 64           # of a function's name, the limit of common endpoints
 MOST_PAGES = 100            # of a server's list of tools
-LAST_SECONDS = 10.0         # that a server has to end
+STOP_SECONDS = 10.0         # for a server to stop before it is cancelled
 
 
 class Tool(Struct, frozen=True):
@@ -41,17 +41,17 @@ class Tool(Struct, frozen=True):
     schema: dict[str, Any]
 
 
-class Told(Struct, frozen=True):
-    """What a call of a tool came to."""
+class ToolResult(Struct, frozen=True):
+    """The result or the error of a tool call."""
 
     text: str
     failed: bool = False
 
 
 class McpServer:
-    """One MCP server.  A task of its own opens and closes it, as the SDK wants both to happen in one task."""
+    """One MCP server.  Its own asyncio task opens and closes it, because the SDK requires the same task for both."""
 
-    def __init__(self, name: str, settings: Server, secrets: Secrets, limits: Limits) -> None:
+    def __init__(self, name: str, settings: ServerProfile, secrets: Secrets, limits: JobLimits) -> None:
         self.name, self.settings, self.secrets, self.limits = name, settings, secrets, limits
         self.tools: list[Tool] = []
         self._opening = asyncio.Lock()      # one caller starts it, the others wait
@@ -60,7 +60,7 @@ class McpServer:
         self._leave = asyncio.Event()
 
     async def client(self) -> Client:
-        """Return the connection; start the server if it does not run.  Raises JobFailed when it cannot be had."""
+        """Return the connection; start the server if it does not run.  Raises JobFailed if it does not start."""
         async with self._opening:
             if self._keeper is None or self._keeper.done() or self._leave.is_set():
                 await self.close()
@@ -68,7 +68,7 @@ class McpServer:
             assert self._ready
             try:
                 async with asyncio.timeout(self.limits.start_seconds):
-                    return await asyncio.shield(self._ready)    # a job that is cancelled leaves the start to the next
+                    return await asyncio.shield(self._ready)    # shielded: a cancelled job does not stop the start
             except TimeoutError:
                 await self.close()
                 raise JobFailed("tools_unavailable", f"the MCP server {self.name!r} did not start within "
@@ -77,21 +77,22 @@ class McpServer:
     def _open(self) -> None:
         loop = asyncio.get_running_loop()
         self._ready, self._leave = loop.create_future(), asyncio.Event()
-        self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())     # it counts as heard
+        # Retrieve the error, so that asyncio does not log it.
+        self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
         self._keeper = loop.create_task(self._keep(self._ready, self._leave), name=f"mcp {self.name}")
 
     async def _keep(self, ready: asyncio.Future[Client], leave: asyncio.Event) -> None:
-        """Open the server, list its tools, hold it open until told to leave."""
+        """Open the server, list its tools, and keep it open until `leave` is set."""
         try:
             async with self._connected() as client:
-                self.tools = self._allowed([tool async for tool in listed(client)])
+                self.tools = self._allowed([tool async for tool in list_tools(client)])
                 ready.set_result(client)
                 await leave.wait()
-        except Exception as error:      # whatever breaks a server breaks no worker
-            why = self.secrets.hidden(cause(error))
-            log.warning("the MCP server %r is gone: %s", self.name, why)
+        except Exception as error:      # no error of a server may stop the worker
+            why = self.secrets.hidden(describe_cause(error))
+            log.warning("the MCP server %r has stopped: %s", self.name, why)
             if not ready.done():
-                ready.set_exception(JobFailed("tools_unavailable", f"the MCP server {self.name!r} does not work: {why}",
+                ready.set_exception(JobFailed("tools_unavailable", f"the MCP server {self.name!r} failed: {why}",
                                               retryable=True))
 
     @contextlib.asynccontextmanager
@@ -115,45 +116,45 @@ class McpServer:
             yield await opened.enter_async_context(Client(server))
 
     def _allowed(self, found: list[Tool]) -> list[Tool]:
-        """Return the tools that the profile allows; a name in it that leads to none is a mistake worth hearing of."""
+        """Return the tools that the profile allows; raise LookupError if one of its names matches no tool."""
         for wish in self.settings.tools:
             if not any(fnmatchcase(tool.name, wish) for tool in found):
                 raise LookupError(f"servers.{self.name}.tools: the server has no tool {wish!r}")
         return [tool for tool in found if any(fnmatchcase(tool.name, wish) for wish in self.settings.tools)]
 
-    async def call(self, tool: str, arguments: dict[str, Any]) -> Told:
-        """Call a tool; what goes wrong is told and not raised, but for a cancellation."""
+    async def call(self, tool: str, arguments: dict[str, Any]) -> ToolResult:
+        """Call a tool; return errors as results, and raise only a cancellation."""
         client = None
         try:
             client = await self.client()
-            async with asyncio.timeout(self.limits.tool_seconds):   # the SDK tells the server when a call is given up
+            async with asyncio.timeout(self.limits.tool_seconds):   # on timeout the SDK cancels the call at the server
                 result = await client.call_tool(tool, arguments)
         except TimeoutError:
-            return Told(f"no answer within {self.limits.tool_seconds:g} s; the call was given up", failed=True)
+            return ToolResult(f"no answer within {self.limits.tool_seconds:g} s; the call was cancelled", failed=True)
         except Exception as error:
             if client is not None and is_broken(error) and self._is_current(client):
-                self._leave.set()       # the next call opens another connection
+                self._leave.set()       # the next call opens a new connection
             log.warning("a call of %s at the MCP server %r failed (%s)", tool, self.name, type(error).__name__)
-            return Told(self.secrets.hidden(cause(error)), failed=True)
-        return Told(self.secrets.hidden(spoken(result)), bool(result.is_error))
+            return ToolResult(self.secrets.hidden(describe_cause(error)), failed=True)
+        return ToolResult(self.secrets.hidden(format_result(result)), bool(result.is_error))
 
     def _is_current(self, client: Client) -> bool:
         return bool(self._ready and self._ready.done() and not self._ready.exception()
                     and self._ready.result() is client)
 
     async def close(self) -> None:
-        """End the server."""
+        """Stop the server."""
         if self._keeper is None:
             return
         self._leave.set()
-        await asyncio.wait([self._keeper], timeout=LAST_SECONDS)
+        await asyncio.wait([self._keeper], timeout=STOP_SECONDS)
         self._keeper.cancel()
         await asyncio.gather(self._keeper, return_exceptions=True)
         self._keeper = self._ready = None
 
 
 class Toolbox:
-    """All tools of a profile, under names that a model can call."""
+    """All tools of a profile, under unique names that endpoints accept."""
 
     def __init__(self, profile: Profile, secrets: Secrets, taken: Iterable[str] = ()) -> None:
         self.limits, self.taken = profile.limits, frozenset(taken)
@@ -161,22 +162,23 @@ class Toolbox:
                         for name, one in profile.servers.items()}
 
     async def open(self) -> dict[str, tuple[McpServer, Tool]]:
-        """Return every tool by the name that the model calls it; servers that do not run are started."""
+        """Start all servers that do not run; return every tool by its name for the model."""
         await asyncio.gather(*(server.client() for server in self.servers.values()))
-        return named([(server, tool) for server in self.servers.values() for tool in server.tools], self.taken)
+        found = [(server, tool) for server in self.servers.values() for tool in server.tools]
+        return make_tool_names(found, self.taken)
 
-    async def call(self, server: McpServer, tool: Tool, arguments: dict[str, Any]) -> Told:
-        """Call a tool; its result is cut to what the model may see of it."""
+    async def call(self, server: McpServer, tool: Tool, arguments: dict[str, Any]) -> ToolResult:
+        """Call a tool, and cut its result to the limit."""
         told = await server.call(tool.name, arguments)
-        return Told(shortened(told.text, self.limits.tool_result_bytes), told.failed)
+        return ToolResult(cut_text(told.text, self.limits.tool_result_bytes), told.failed)
 
     async def close(self) -> None:
-        """End all servers."""
+        """Stop all servers."""
         await asyncio.gather(*(server.close() for server in self.servers.values()))
 
 
-def named(found: list[tuple[McpServer, Tool]], taken: frozenset[str]) -> dict[str, tuple[McpServer, Tool]]:
-    """Give each tool a name of its own: its plain one, or with its server in front where several have it."""
+def make_tool_names(found: list[tuple[McpServer, Tool]], taken: frozenset[str]) -> dict[str, tuple[McpServer, Tool]]:
+    """Give each tool a unique name: its own, with its server's name in front if several tools share it."""
     plain = Counter(callable_name(tool.name) for _, tool in found) + Counter(taken)
     names: dict[str, tuple[McpServer, Tool]] = {}
     for server, tool in found:
@@ -184,22 +186,22 @@ def named(found: list[tuple[McpServer, Tool]], taken: frozenset[str]) -> dict[st
         name = own = callable_name(f"{server.name}_{tool.name}") if plain[own] > 1 else own
         number = 2
         while name in names or name in taken:
-            name, number = f"{own[:LONGEST_NAME - 4]}_{number}", number + 1
+            name, number = f"{own[:LONGEST_FUNCTION_NAME - 4]}_{number}", number + 1
         names[name] = server, tool
     return names
 
 
 def callable_name(name: str) -> str:
-    """Write a name as endpoints take it."""
-    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:LONGEST_NAME]
+    """Replace the characters of a name that endpoints refuse, and cut it to length."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:LONGEST_FUNCTION_NAME]
 
 
 def function_of(name: str, tool: Tool) -> dict[str, Any]:
-    """Describe a tool to a model."""
+    """Return the function definition of a tool for the model."""
     return {"type": "function", "function": {"name": name, "description": tool.description, "parameters": tool.schema}}
 
 
-async def listed(client: Client) -> AsyncIterator[Tool]:
+async def list_tools(client: Client) -> AsyncIterator[Tool]:
     """List the tools of a server."""
     if client.server_capabilities.tools is None:
         return
@@ -212,15 +214,15 @@ async def listed(client: Client) -> AsyncIterator[Tool]:
             return
 
 
-def spoken(result: Any) -> str:
-    """Return the result of a tool as text; what is no text is named."""
-    parts = [part for block in result.content if (part := spoken_block(block.model_dump(by_alias=True)))]
+def format_result(result: Any) -> str:
+    """Return the result of a tool as text; other content is only named."""
+    parts = [part for block in result.content if (part := format_block(block.model_dump(by_alias=True)))]
     if not parts and result.structured_content is not None:
         return msgspec.json.encode(result.structured_content).decode()
     return "\n".join(parts)
 
 
-def spoken_block(block: Mapping[str, Any]) -> str:
+def format_block(block: Mapping[str, Any]) -> str:
     """Return one block of a result as text."""
     kind, resource = block.get("type"), block.get("resource") or {}
     if kind == "text":
@@ -232,8 +234,8 @@ def spoken_block(block: Mapping[str, Any]) -> str:
     return f"[{kind} {block.get('mimeType') or resource.get('mimeType') or ''} is not shown]".replace("  ", " ")
 
 
-def shortened(text: str, most: int) -> str:
-    """Cut a text to so many bytes, and say that it was cut."""
+def cut_text(text: str, most: int) -> str:
+    """Cut a text to so many bytes, and note at its end that it was cut."""
     content = text.encode()
     if len(content) <= most:
         return text
@@ -242,7 +244,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def is_broken(error: Exception) -> bool:
-    """Whether an error says that the connection or the session is no more."""
+    """Whether an error means that the connection or the session has ended."""
     from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
     from mcp import MCPError
     from mcp.types import CONNECTION_CLOSED
@@ -252,11 +254,11 @@ def is_broken(error: Exception) -> bool:
     return isinstance(error, BrokenResourceError | ClosedResourceError | EndOfStream | OSError)
 
 
-def cause(error: BaseException) -> str:
-    """Say in one line what went wrong; a group of errors is told by its first."""
+def describe_cause(error: BaseException) -> str:
+    """Describe an error in one line; of a group of errors, the first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     text = " ".join(str(error).split())[:500]
-    if isinstance(error, JobFailed | LookupError):      # these speak for themselves
+    if isinstance(error, JobFailed | LookupError):      # their texts need no class name
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

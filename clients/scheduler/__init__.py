@@ -1,18 +1,18 @@
-"""The scheduler: a TASKEE that creates tasks at the times that agents asked for (spec 8, H.5).
+"""The scheduler: a TASKEE that creates tasks at the times that agents ordered (spec 8, H.5).
 
-It leases five types of control task, `schedule.create`, `.pause`, `.resume`, `.delete` and `.status`, keeps the
-schedules in a SQLite file of its own, and calls create_task when one is due.  It needs two credentials, because no role
-but an admin's may do both: a worker's for the control tasks, and an agent's, to whom the created tasks belong.
+It leases five types of control task (`schedule.create`, `.pause`, `.resume`, `.delete`, `.status`), stores the
+schedules in its own SQLite file, and calls create_task when one is due.  It needs two credentials, because only an
+admin may do both: a worker's for the control tasks, and an agent's, who owns the created tasks.
 
-Killed at any moment, it neither loses nor doubles a run or an order:
+If it is killed at any moment, no run and no order is lost or duplicated:
 
-- What is due is decided first, and the decision is on disk, with the whole create_task, before anything is created.
-- Each run is created under the key `schedule:{schedule_id}:{run_at_iso}`; then it is struck off.  If the scheduler dies
-  in between, its next life repeats the call, and the gate returns the task that is there.
-- A control task changes the file and writes down its answer in one transaction; when it comes again, after a lost lease
-  or a lost reply, it is answered again and changes nothing.
-- A new schedule begins to run when the gate has accepted the answer to its schedule.create.  If that task was canceled
-  meanwhile, the schedule is deleted again, and its receipts say so.
+- The scheduler writes each due run to disk, with the whole create_task request, before it creates the task.
+- It creates each run under the key `schedule:{schedule_id}:{run_at_iso}`, then removes the run from disk.  If it dies
+  in between, the next process repeats the call, and the gate deduplicates it.
+- A control task changes the file and stores its answer in one transaction.  If the gate offers the task again, after a
+  lost lease or a lost reply, the scheduler repeats the stored answer and changes nothing.
+- A new schedule starts to run when the gate has accepted the answer to its schedule.create.  If that task was canceled
+  meanwhile, the schedule is deleted, and its receipts say so.
 """
 
 from __future__ import annotations
@@ -28,58 +28,59 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from asyncgate.clients.http import FIRST_PAUSE, Refusal, Unreachable, pause_after
-from asyncgate.clients.scheduler.calendar import iso, to_run
-from asyncgate.clients.scheduler.plan import Invalid, OfSchedule, read, read_plan
+from asyncgate.clients.scheduler.calendar import find_due_runs, format_time
+from asyncgate.clients.scheduler.plan import Invalid, ScheduleRef, read_payload, read_plan
 from asyncgate.clients.scheduler.store import Control, Fired, Firing, Schedule, Store
 from asyncgate.parts.model.wire import LONGEST_PAUSE_SECONDS
 
-TYPES = ("schedule.create", "schedule.delete", "schedule.pause", "schedule.resume", "schedule.status")
-OVER = ("succeeded", "failed", "canceled")
-FINAL = (400, 409, 413)                 # refusals that a repetition would not change
-LOST = "lease_invalid_or_expired"
-TTL_SECONDS, WAIT_SECONDS = 60, 25.0    # of a lease on a control task, and that an empty claim stays open
-TICK_SECONDS = 1.0                      # between looks at the clock, which may be set at any time
-LATER_SECONDS = 60.0                    # before another look at what only somebody else can change
-LANES = 16                              # schedules whose runs are created at once
+CONTROL_TYPES = ("schedule.create", "schedule.delete", "schedule.pause", "schedule.resume", "schedule.status")
+ENDED_STATUSES = ("succeeded", "failed", "canceled")
+FINAL_STATUSES = (400, 409, 413)                 # refusals that a retry would not change
+LEASE_LOST = "lease_invalid_or_expired"
+TTL_SECONDS, CLAIM_WAIT_SECONDS = 60, 25.0    # of a control task's lease; that a claim stays open
+TICK_SECONDS = 1.0                      # between checks of the clock, which may be set at any time
+LATER_SECONDS = 60.0                    # before another check of what only somebody else can change
+CONCURRENT_SCHEDULES = 16                              # schedules whose runs are created concurrently
 REPORTED = 500                          # schedules in one report
-REMEMBERED_SECONDS = 30 * 86_400.0      # that an answer is kept after the gate has it
+REMEMBERED_SECONDS = 30 * 86_400.0      # that an answer is kept after the gate has accepted it
 
 
-class Gate(Protocol):
-    """What calls an operation of the gate with one of the credentials."""
+class OperationCaller(Protocol):
+    """A client of the gate with one of the two credentials."""
 
     async def call(self, operation: str, /, **fields: Any) -> Any:
         """Return the reply; raise Refusal or Unreachable."""
 
 
 class Patience:
-    """What to leave alone for a while after it went wrong: twice as long each time."""
+    """Pauses after failures, by name; each pause is twice as long as the last."""
 
     def __init__(self) -> None:
         self.until: dict[str, float] = {}
         self.failures = Counter[str]()
 
     def wants(self, what: str) -> bool:
-        """Whether something is to be left alone now."""
+        """Whether something is paused now."""
         return self.until.get(what, 0.0) > time.monotonic()
 
     def failed(self, what: str, at_least: float | None = None) -> float:
-        """Leave something alone; return for how long."""
+        """Pause something after a failure; return the seconds."""
         self.failures[what] += 1
         pause = max(pause_after(self.failures[what], 0.5), at_least or 0.0)
         self.until[what] = time.monotonic() + pause
         return pause
 
     def worked(self, what: str) -> None:
-        """Forget what went wrong."""
+        """Forget the failures of something that succeeded."""
         self.until.pop(what, None)
         self.failures.pop(what, None)
 
 
 class Scheduler:
-    """Carries out control tasks, and creates what is due."""
+    """Carries out control tasks, and creates the tasks of due runs."""
 
-    def __init__(self, store: Store, worker: Gate, agent: Gate, *, clock: Callable[[], float] = time.time,
+    def __init__(self, store: Store, worker: OperationCaller, agent: OperationCaller, *,
+                 clock: Callable[[], float] = time.time,
                  as_worker: Mapping[str, str] = {}, as_agent: Mapping[str, str] = {},
                  say: Callable[[str], None] = lambda text: None) -> None:
         self.store, self.worker, self.agent, self.clock, self.say = store, worker, agent, clock, say
@@ -93,9 +94,9 @@ class Scheduler:
     # The clock.
 
     async def run(self) -> None:
-        """Create what is due and carry out control tasks, until cancelled; then give back what is held."""
+        """Create due tasks and carry out control tasks until cancelled; then release all leases."""
         self.store.forget(self.clock() - REMEMBERED_SECONDS)
-        await self.tick()       # first: an earlier life may have left answers, and the leases to give them under
+        await self.tick()       # first: an earlier process may have left answers, which need its leases
         await self._give_back()
         obeying = asyncio.ensure_future(self._obey())
         try:
@@ -112,12 +113,12 @@ class Scheduler:
             await self._give_back()
 
     def _pause(self) -> float:
-        """Say how long nothing is to do; never long, for the clock may be set and a gate may come back."""
+        """Return the seconds to sleep; short, because the clock may be set and an unreachable gate may return."""
         due = self.store.next_due_at()
         return min(max(due - self.clock(), 0.0), TICK_SECONDS) if due is not None else TICK_SECONDS
 
     async def tick(self) -> None:
-        """Give open answers, create what is due, and report: all that can be done now (H.5)."""
+        """Send open answers, create due tasks, and report schedules: all that is possible now (H.5)."""
         for control in self.store.unanswered():
             if control.task_id not in self.in_hand and not self.patience.wants(control.task_id):
                 await self._try(control.task_id, self._answer(control))
@@ -140,17 +141,17 @@ class Scheduler:
             self._complain(what, error)
 
     def _complain(self, what: str, error: Exception, key: str = "worker") -> None:
-        """Say what is wrong, once for as long as it stays the same; a gate that is away is told of once for all."""
+        """Print an error once until it changes; an unreachable gate is one error for all calls."""
         what = "gate" if isinstance(error, Unreachable) else what
         if self.complaints.get(what) != str(error):
             self.complaints[what] = str(error)
             asked = f" (asked with the {key}'s key)" if getattr(error, "status", None) in (401, 403) else ""
-            self.say(f"{error}; trying on" if what == "gate" else f"{what}: {error}{asked}")
+            self.say(f"{error}; retrying" if what == "gate" else f"{what}: {error}{asked}")
 
     # What is due.
 
     async def _create_due(self) -> None:
-        """Create what is decided, then decide what is due by now, and create that."""
+        """Create the runs on disk, then write the runs that are due now, and create them."""
         await self._fire()
         if decisions := [self._decision(schedule, self.clock()) for schedule in self.store.due(self.clock())]:
             self.store.decide(decisions)
@@ -159,18 +160,18 @@ class Scheduler:
     def _decision(self, schedule: Schedule, now: float) -> tuple[Schedule, list[Firing]]:
         try:
             return self._runs(schedule, now)
-        except ValueError as wrong:     # its zone was there once: look again later, and let the others run meanwhile
+        except ValueError as wrong:     # its time zone is gone: retry later, and let the others run
             self._complain(f"schedule {schedule.schedule_id}", wrong)
             return structs.replace(schedule, due_at=now + LATER_SECONDS, last_status=f"waiting: {wrong}"), []
 
     def _runs(self, schedule: Schedule, now: float) -> tuple[Schedule, list[Firing]]:
-        runs = to_run(schedule.timing(), schedule.plan.misfire_policy, schedule.since, now)
+        runs = find_due_runs(schedule.timing(), schedule.plan.misfire_policy, schedule.since, now)
         firings = [Firing(schedule.schedule_id, run, schedule.plan.task(schedule.schedule_id, schedule.owner_id, run,
                                                                        now)) for run in runs]
         return schedule.settled(runs[-1] if runs else schedule.since), firings
 
     async def _fire(self) -> None:
-        lanes = asyncio.Semaphore(LANES)
+        lanes = asyncio.Semaphore(CONCURRENT_SCHEDULES)
 
         async def one(schedule_id: str, firings: list[Firing]) -> list[Fired]:
             async with lanes:
@@ -183,13 +184,13 @@ class Scheduler:
             self.store.fired(fired)
 
     async def _fire_in_order(self, schedule_id: str, firings: list[Firing]) -> list[Fired]:
-        """Create runs until one cannot be created now; those that the gate will never take are done with."""
+        """Create runs until one fails for now; a run that the gate refuses for good counts as done."""
         done = []
         for firing in firings:
             try:
                 reply = await self.agent.call("create_task", **self.as_agent, **firing.ask)
             except (Refusal, Unreachable) as error:
-                if not final(error):
+                if not is_final(error):
                     self._put_off(schedule_id, error)
                     break
                 done.append(Fired(firing, f"refused: {getattr(error, 'code', '')}: {error}"))
@@ -201,7 +202,7 @@ class Scheduler:
         return done
 
     def _put_off(self, schedule_id: str, error: Refusal | Unreachable) -> None:
-        """Leave a schedule alone for a while, or all of them when no gate answers."""
+        """Pause one schedule, or all of them if no gate answers."""
         if isinstance(error, Unreachable):
             self.patience.failed("gate")
             return self._complain("gate", error)
@@ -211,24 +212,24 @@ class Scheduler:
         if (schedule := self.store.schedule(schedule_id)) and schedule.last_status != status:
             self.store.keep(structs.replace(schedule, last_status=status))
 
-    # What the gate watches over: H.7.4.
+    # Reports, by which the gate notices a silent scheduler: H.7.4.
 
     async def _report(self) -> None:
-        """Tell the gate when schedules run next, wherever that has changed."""
+        """Tell the gate the next run of each schedule for which it has changed."""
         live = {schedule.schedule_id: schedule for schedule in self.store.live()}
-        news = [name for name, schedule in live.items() if self.reported.get(name) != told_of(schedule)]
+        news = [name for name, schedule in live.items() if self.reported.get(name) != report_key(schedule)]
         for at in range(0, len(news), REPORTED):
             some = [live[name] for name in news[at:at + REPORTED]]
-            reply = await self.worker.call("report_schedule", **self.as_worker, schedules=list(map(state_of, some)))
-            self.reported |= {schedule.schedule_id: told_of(schedule) for schedule in some}
+            reply = await self.worker.call("report_schedule", **self.as_worker, schedules=list(map(make_report, some)))
+            self.reported |= {schedule.schedule_id: report_key(schedule) for schedule in some}
             for unknown in reply["unknown"]:
-                self.say(f"schedule {unknown}: the gate does not know it, so it will not notice its silence")
+                self.say(f"schedule {unknown}: unknown to the gate, which will not notice if it stops running")
         self.reported = {name: told for name, told in self.reported.items() if name in live}
 
     # Control tasks.
 
     async def _obey(self) -> None:
-        """Carry out control tasks, one after another, for as long as there is a gate."""
+        """Carry out control tasks, one after another, for ever."""
         while True:
             asked = time.monotonic()
             try:
@@ -237,29 +238,29 @@ class Scheduler:
                     self.patience.worked(what)
                     self.complaints.pop(what, None)
                 if not found and time.monotonic() - asked < FIRST_PAUSE:
-                    await asyncio.sleep(FIRST_PAUSE)      # a gate that stops answers waiting claims at once
+                    await asyncio.sleep(FIRST_PAUSE)      # a gate that is stopping answers waiting claims at once
             except (Refusal, Unreachable) as error:
                 self._complain("control tasks", error)
                 await asyncio.sleep(self.patience.failed("control tasks", getattr(error, "retry_after", None)))
 
-    async def obey(self, wait_seconds: float = WAIT_SECONDS) -> bool:
-        """Wait for a control task and carry it out; return whether there was one."""
+    async def obey(self, wait_seconds: float = CLAIM_WAIT_SECONDS) -> bool:
+        """Wait for a control task and carry it out; return whether one came."""
         reply = await self.worker.call(
-            "lease_next", **self.as_worker, accept_types=list(TYPES), capabilities=["scheduler"],
+            "lease_next", **self.as_worker, accept_types=list(CONTROL_TYPES), capabilities=["scheduler"],
             lease_ttl_seconds=TTL_SECONDS, wait_seconds=wait_seconds)
         for offer in reply["tasks"]:
             await self.carry_out(offer)
         return bool(reply["tasks"])
 
     async def carry_out(self, offer: Mapping[str, Any]) -> None:
-        """Carry out a control task, or repeat the answer to one that came before."""
+        """Carry out a control task; repeat the stored answer if it came before."""
         lease = {name: offer[name] for name in ("lease_id", "fence")}
         if control := self.store.control(offer["task_id"]):
             control = structs.replace(control, lease=lease)
             self.store.carry_out(control)
         else:
             async with self.turn:
-                await self._create_due()        # what was due before the order came is not subject to it
+                await self._create_due()        # the order does not apply to runs that were due before it
                 control = self._carried_out(offer, lease)
         self.in_hand.add(control.task_id)
         try:
@@ -280,23 +281,24 @@ class Scheduler:
         return control
 
     def _ordered(self, offer: Mapping[str, Any]) -> tuple[Schedule, dict[str, Any]]:
-        """Return what an order makes of its schedule, and the answer to it."""
+        """Return the changed schedule of a control task, and the answer."""
         if offer["type"] == "schedule.create":
             schedule = self._drawn_up(offer)
-            return schedule, {"schedule_id": schedule.schedule_id, "next_run_at": when(schedule.next_run_at)}
+            next_run_at = format_time_or_none(schedule.next_run_at)
+            return schedule, {"schedule_id": schedule.schedule_id, "next_run_at": next_run_at}
         schedule = self._meant(offer)
         if offer["type"] == "schedule.status":
-            return schedule, status_of(schedule)
+            return schedule, describe_status(schedule)
         if offer["type"] == "schedule.delete":
-            return ended(schedule), {"ok": True}
+            return mark_deleted(schedule), {"ok": True}
         if offer["type"] == "schedule.pause":
             return structs.replace(schedule, enabled=False).settled(schedule.since), {"ok": True}
-        if not schedule.enabled:        # what passed while it was paused was not missed
+        if not schedule.enabled:        # runs during the pause do not count as missed
             schedule = structs.replace(schedule, enabled=True).settled(self.clock())
-        return schedule, {"ok": True, "next_run_at": when(schedule.next_run_at)}
+        return schedule, {"ok": True, "next_run_at": format_time_or_none(schedule.next_run_at)}
 
     def _drawn_up(self, offer: Mapping[str, Any]) -> Schedule:
-        """Make a schedule; its id follows from its task, so that the same order never makes two."""
+        """Make a new schedule; its id is derived from its task, so that a repeated order makes no second one."""
         now = self.clock()
         plan, owner = read_plan(offer["payload"], now), offer["created_by"]
         schedule = Schedule(schedule_id=f"sched-{offer['task_id']}", plan=plan, owner_kind=owner["kind"],
@@ -304,8 +306,8 @@ class Scheduler:
         return schedule.settled(schedule.since)
 
     def _meant(self, offer: Mapping[str, Any]) -> Schedule:
-        """Return the schedule that an order is about, if it belongs to whoever gives the order."""
-        schedule_id, owner = read(offer["payload"], OfSchedule).schedule_id, offer["created_by"]
+        """Return the schedule that a control task names; raise Invalid unless its owner created the task."""
+        schedule_id, owner = read_payload(offer["payload"], ScheduleRef).schedule_id, offer["created_by"]
         schedule = self.store.schedule(schedule_id)
         if schedule is None or (schedule.owner_kind, schedule.owner_id) != (owner["kind"], owner["id"]):
             raise Invalid("schedule_id", f"{owner['kind']} {owner['id']} has no schedule {schedule_id} here",
@@ -315,13 +317,13 @@ class Scheduler:
     # Answers, and the receipts of schedules.
 
     async def _answer(self, control: Control) -> None:
-        """Give the gate the answer to a control task; without a lease, wait until the task comes again or is over."""
+        """Send the answer to a control task; if its lease is lost, wait until the task comes again or has ended."""
         try:
             if control.type == "schedule.create" and control.error is None:
                 await self._announce(control)
             await self._end(control)
         except Refusal as no:
-            if no.code != "task_not_found" and no.code != LOST:
+            if no.code != "task_not_found" and no.code != LEASE_LOST:
                 raise
             if no.code == "task_not_found" or await self._over(control, no):
                 return self._unwanted(control)
@@ -331,26 +333,26 @@ class Scheduler:
         self.store.answered(control, self.clock(), schedule and structs.replace(schedule, state="live"))
 
     async def _over(self, control: Control, lost: Refusal) -> bool:
-        """Whether the task of a lost lease has ended; release_lease tells whoever had the lease, also after another."""
+        """Whether the task of a lost lease has ended; release_lease tells that to any earlier holder."""
         if "status" not in lost.more:
             try:
                 await self.worker.call("release_lease", **self.as_worker, **control.lease, task_id=control.task_id)
             except Refusal as no:
                 lost = no
-        return lost.more.get("status") in OVER
+        return lost.more.get("status") in ENDED_STATUSES
 
     async def _announce(self, control: Control) -> None:
-        """Emit schedule.created, once; a schedule that the gate refuses to know is not made."""
+        """Emit schedule.created once; if the gate refuses the receipt, delete the schedule."""
         schedule = self.store.schedule(control.schedule_id or "")
         if schedule is None or schedule.receipt_id:
             return
         try:
             receipt_id = await self._created(schedule, control.lease)
         except Refusal as no:
-            if no.code == LOST or not final(no):
+            if no.code == LEASE_LOST or not is_final(no):
                 raise
             control.error, control.result = {"code": no.code, "field": "payload", "message": str(no)}, None
-            self.store.carry_out(control, ended(schedule))
+            self.store.carry_out(control, mark_deleted(schedule))
         else:
             if schedule := self.store.schedule(schedule.schedule_id):
                 self.store.keep(structs.replace(schedule, receipt_id=receipt_id))
@@ -375,83 +377,84 @@ class Scheduler:
         await self.worker.call("complete", **mine, result=control.result, artifacts=[record])
 
     def _unwanted(self, control: Control) -> None:
-        """Let go of an answer that nobody waits for any more: a schedule of a canceled order must not run."""
+        """Drop an answer that nobody waits for; the schedule of a canceled schedule.create must not run."""
         schedule = self.store.schedule(control.schedule_id or "") if control.type == "schedule.create" else None
         if schedule is not None and schedule.state == "new":
-            schedule = ended(schedule)
+            schedule = mark_deleted(schedule)
         self.store.answered(control, self.clock(), schedule)
 
     async def _take_leave(self, schedule: Schedule) -> None:
-        """Emit schedule.deleted for a schedule that the gate knows, then forget it."""
+        """Emit schedule.deleted for a schedule that has its schedule.created, then remove it."""
         try:
             created = schedule.receipt_id or await self._announced(schedule)
             if created is not None:
                 await self.worker.call("emit_receipt", **self.as_worker, receipt_type="schedule.deleted",
                                        schedule_id=schedule.schedule_id, parents=[created])
         except Refusal as no:
-            if not final(no):
+            if not is_final(no):
                 raise
-            self.say(f"schedule {schedule.schedule_id} is deleted, but the gate does not take the receipt: {no}")
+            self.say(f"schedule {schedule.schedule_id} is deleted, but the gate refused the receipt: {no}")
         self.store.remove(schedule.schedule_id)
 
     async def _announced(self, schedule: Schedule) -> str | None:
-        """Ask for the schedule.created of a schedule again, in case that the answer was never read."""
+        """Emit the schedule.created of a schedule again, in case the first reply was lost."""
         if (control := self.store.control(schedule.task_id)) is None:
             return None
         try:
             return await self._created(schedule, control.lease)
         except Refusal as no:
-            if not final(no):
+            if not is_final(no):
                 raise
-            return None         # it was never emitted, or is another scheduler's
+            return None         # the receipt was never emitted, or another scheduler holds the task
 
     async def _give_back(self) -> None:
-        """Release control tasks that are held, also what a claim got whose answer was never read."""
+        """Release all control tasks, including those of a claim whose answer was lost."""
         with contextlib.suppress(Unreachable, Refusal):
             for lease in (await self.worker.call("list_leases", **self.as_worker, resume=False))["leases"]:
-                if lease["type"] in TYPES:
+                if lease["type"] in CONTROL_TYPES:
                     held = {name: lease[name] for name in ("task_id", "lease_id")}
                     await self.worker.call("release_lease", **self.as_worker, **held)
 
 
-def final(error: Refusal | Unreachable) -> bool:
-    """Whether a gate, and not something in between, has said what it would say again."""
-    return isinstance(error, Refusal) and error.status in FINAL and error.code != "unexpected_answer"
+def is_final(error: Refusal | Unreachable) -> bool:
+    """Whether a gate (not a proxy) has refused for good."""
+    return isinstance(error, Refusal) and error.status in FINAL_STATUSES and error.code != "unexpected_answer"
 
 
-def when(moment: int | None) -> str | None:
-    """Write a time that may be none."""
-    return None if moment is None else iso(moment)
+def format_time_or_none(moment: int | None) -> str | None:
+    """Format a time, or return None."""
+    return None if moment is None else format_time(moment)
 
 
-def ended(schedule: Schedule) -> Schedule:
-    """Return a schedule that runs no more."""
+def mark_deleted(schedule: Schedule) -> Schedule:
+    """Return a schedule as deleted, without further runs."""
     return structs.replace(schedule, state="deleted", enabled=False, next_run_at=None, due_at=None)
 
 
-def status_of(schedule: Schedule) -> dict[str, Any]:
-    """Return what schedule.status answers."""
+def describe_status(schedule: Schedule) -> dict[str, Any]:
+    """Return the answer to schedule.status."""
     return {"schedule_id": schedule.schedule_id, "name": schedule.plan.name, "enabled": schedule.enabled,
-            "next_run_at": when(schedule.next_run_at), "last_run_at": when(schedule.last_run_at),
+            "next_run_at": format_time_or_none(schedule.next_run_at),
+            "last_run_at": format_time_or_none(schedule.last_run_at),
             "last_status": schedule.last_status, "last_task_id": schedule.last_task_id}
 
 
-def told_of(schedule: Schedule) -> tuple[bool, int | None]:
-    """Return what a report must be repeated for when it changes."""
+def report_key(schedule: Schedule) -> tuple[bool, int | None]:
+    """Return the values whose change needs a new report."""
     return schedule.enabled, schedule.next_run_at
 
 
-def state_of(schedule: Schedule) -> dict[str, Any]:
-    """Return what report_schedule says; the interval of a cron expression is the time from one run to the next."""
+def make_report(schedule: Schedule) -> dict[str, Any]:
+    """Return an item of report_schedule; a cron schedule's interval is the time between its next two runs."""
     return {"schedule_id": schedule.schedule_id, "enabled": schedule.enabled, "interval_seconds": gap_after(schedule),
-            "next_run_at": when(schedule.next_run_at)}
+            "next_run_at": format_time_or_none(schedule.next_run_at)}
 
 
 def gap_after(schedule: Schedule) -> int | None:
-    """Return how long after its next run a schedule runs again, if it does."""
+    """Return the seconds between a schedule's next run and the one after, or None."""
     if schedule.next_run_at is None:
         return None
-    with contextlib.suppress(ValueError):       # a zone that is no more
+    with contextlib.suppress(ValueError):       # its time zone is gone
         following = next(schedule.timing().after(schedule.next_run_at), None)
         return min(following[0] - schedule.next_run_at, LONGEST_PAUSE_SECONDS) if following else None
     return None

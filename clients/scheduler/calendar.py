@@ -1,16 +1,16 @@
-"""When a schedule runs: intervals, cron expressions in a time zone, jitter, and what becomes of missed runs (H.5).
+"""When a schedule runs: intervals, cron expressions in a time zone, jitter, and missed runs (H.5).
 
-Everything here is a pure function of its arguments; nobody reads a clock.  Times are whole seconds since 1970, in UTC:
-they are what a run is named by, so two processes that compute the same run name it alike.
+Every function here is pure; none reads a clock.  Times are whole seconds since 1970, in UTC.  A run's time is part of
+its idempotency key, so two processes that compute the same run give it the same key.
 
-A cron expression has five fields and is read on the clock of its zone, as Debian's cron reads it:
+A cron expression has five fields and means local times of its zone, as in Debian's cron:
 
-- Where neither minute nor hour begins with `*`, it names times on the wall.  A time that the clock skips in spring runs
-  at the moment when the clock has skipped it; a time that comes twice in autumn runs once, the first time.
-- Otherwise it means "every so often" and runs at each moment at which the clock shows a time that matches: never in an
-  hour that is skipped, twice in an hour that comes twice.
+- If neither minute nor hour begins with `*`, it names local times.  A time that the clock skips in spring runs at the
+  moment of the change; a time that occurs twice in autumn runs once, the first time.
+- Otherwise it means "every so often" and runs whenever the local time matches: never in a skipped hour, twice in a
+  repeated hour.
 
-cronsim knows the calendar; the time zone is dealt with here, so that a run never depends on where a search began.
+cronsim computes the calendar; this module handles the time zone, so that a run never depends on where a search began.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from msgspec import Struct
 
-DAY = 86_400
+DAY_SECONDS = 86_400
 MisfirePolicy = Literal["skip", "catch_up_one", "catch_up_all"]
 
 
@@ -38,7 +38,7 @@ class Calendar(Protocol):
 
 
 class Every(Struct, frozen=True):
-    """An interval, counted from an anchor that is no run time itself."""
+    """An interval, counted from an anchor; the anchor itself is not a run."""
 
     anchor: int
     seconds: int
@@ -52,23 +52,23 @@ class Every(Struct, frozen=True):
 
 
 class Cron:
-    """A cron expression of five fields on the clock of a zone; raises ValueError, which says what is wrong with it."""
+    """A cron expression of five fields in a time zone; raises ValueError, which says what is wrong."""
 
     def __init__(self, expr: str, zone: str) -> None:
-        self.expr, self.zone = expr, zone_of(zone)
+        self.expr, self.zone = expr, load_zone(zone)
         if len(fields := expr.split()) != 5:
             raise ValueError(f"a cron expression has five fields (minute, hour, day of month, month, day of week), "
                              f"not {len(fields)}: {expr!r}")
         self.on_the_wall = not (fields[0].startswith("*") or fields[1].startswith("*"))
         if next(self._walls(0), None) is None:
-            raise ValueError(f"{expr!r} names a time that never comes")
+            raise ValueError(f"{expr!r} never runs: no date matches it")
 
     def after(self, moment: float) -> Iterator[int]:
         """Yield the run times after a moment."""
         return self._named(moment) if self.on_the_wall else self._matching(moment)
 
     def _named(self, moment: float) -> Iterator[int]:
-        """Find the moment of each time on the wall; several times in a skipped hour share one."""
+        """Yield the moment of each local time; several times in a skipped hour share one moment."""
         last = moment
         for wall in self._walls(floor(moment) + self._offset(moment)):
             if (run := self._moment_of(wall)) > last:
@@ -79,10 +79,10 @@ class Cron:
         first, second = (wall - self._offset_at(wall, fold) for fold in (0, 1))
         if self._offset(first) == wall - first:
             return first
-        return self._change(second, first)      # in a gap fold=0 lies after the change, and fold=1 before it
+        return self._change(second, first)      # in a gap, fold=0 lies after the change and fold=1 before it
 
     def _matching(self, moment: float) -> Iterator[int]:
-        """Match what the clock shows from one change of its offset to the next: between them it runs evenly."""
+        """Match local times from one change of the UTC offset to the next; in between the offset is constant."""
         start = floor(moment)
         while True:
             offset, end = self._offset(start), self._steady_until(start)
@@ -94,11 +94,11 @@ class Cron:
                     yield run
             if run is None or run < end:
                 return
-            # Days without a match are jumped over, but never a change: it can bring matches back.
-            start = end if self._offset(end) != offset else max(end, run - 2 * DAY)
+            # Skip days without a match, but never an offset change, because it can repeat matches.
+            start = end if self._offset(end) != offset else max(end, run - 2 * DAY_SECONDS)
 
     def _steady_until(self, start: int) -> int:
-        end = start + DAY
+        end = start + DAY_SECONDS
         return end if self._offset(end) == self._offset(start) else self._change(start, end)
 
     def _change(self, before: int, after: int) -> int:
@@ -110,33 +110,33 @@ class Cron:
         return after
 
     def _walls(self, wall: int) -> Iterator[int]:
-        """Yield the times on a wall that match, as if the clock there never changed; cronsim gives up in 50 years."""
+        """Yield matching local times, as if the offset never changed; cronsim stops searching after 50 years."""
         from cronsim import CronSim, CronSimError
 
         try:
             for found in CronSim(self.expr, datetime.fromtimestamp(wall, UTC).replace(tzinfo=None)):
                 yield int(found.replace(tzinfo=UTC).timestamp())
         except CronSimError as wrong:
-            raise ValueError(f"{self.expr!r} is no cron expression: {str(wrong).lower()}") from None
-        except OverflowError:       # the year 9999 is the last one
+            raise ValueError(f"{self.expr!r} is not a cron expression: {str(wrong).lower()}") from None
+        except OverflowError:       # after the year 9999
             return
 
     def _offset(self, moment: float) -> int:
-        return seconds_of(datetime.fromtimestamp(moment, self.zone))
+        return utc_offset_seconds(datetime.fromtimestamp(moment, self.zone))
 
     def _offset_at(self, wall: int, fold: int) -> int:
-        return seconds_of(datetime.fromtimestamp(wall, UTC).replace(tzinfo=self.zone, fold=fold))
+        return utc_offset_seconds(datetime.fromtimestamp(wall, UTC).replace(tzinfo=self.zone, fold=fold))
 
 
-def seconds_of(local: datetime) -> int:
-    """Return how many seconds a clock is ahead of UTC."""
+def utc_offset_seconds(local: datetime) -> int:
+    """Return how many seconds a local time is ahead of UTC."""
     ahead = local.utcoffset()
     assert ahead is not None
     return int(ahead.total_seconds())
 
 
-def zone_of(name: str) -> ZoneInfo:
-    """Return a time zone by its IANA name; raise ValueError if there is none."""
+def load_zone(name: str) -> ZoneInfo:
+    """Return a time zone by its IANA name; raise ValueError if it is unknown."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -144,20 +144,20 @@ def zone_of(name: str) -> ZoneInfo:
     try:
         ZoneInfo("Europe/London")
     except ZoneInfoNotFoundError:
-        raise ValueError("the scheduler's machine has no time zone database (pip install tzdata)") from None
-    raise ValueError(f"{name!r} is no time zone; its name is like Europe/Berlin or UTC")
+        raise ValueError("the scheduler's machine has no time zone database: pip install tzdata") from None
+    raise ValueError(f"{name!r} is not a time zone; use an IANA name such as Europe/Berlin or UTC")
 
 
 class Timing(Struct, frozen=True):
     """The run times of one schedule, and when each of them is due: up to `jitter` seconds later, but always before
-    the next run.  Which delay a run gets follows from its name, so it is the same after a restart."""
+    the next run.  The delay of a run is derived from its id and time, so it is the same after a restart."""
 
     schedule_id: str
     calendar: Calendar
     jitter: int = 0
 
     def after(self, moment: float) -> Iterator[tuple[int, float]]:
-        """Yield the run times after a moment, each with the time when it is due."""
+        """Yield the run times after a moment, each with its due time."""
         for run, following in pairwise(chain(self.calendar.after(moment), [inf])):
             yield int(run), self._due(int(run), following)
 
@@ -176,7 +176,7 @@ class Timing(Struct, frozen=True):
                 yield run
 
     def newest(self, since: float, until: float, count: int) -> list[int]:
-        """Return the last few expected run times, without a walk through all of them."""
+        """Return the last `count` expected run times without computing all of them."""
         width = 60.0
         while True:
             start = max(since, until - width)
@@ -186,13 +186,13 @@ class Timing(Struct, frozen=True):
             width *= 4
 
 
-# H.5.  The newest expected run is the current one, however late it is; those before it were missed.
+# H.5.  The newest expected run is the current one, however late it is; the earlier ones were missed.
 
 
-def to_run(timing: Timing, policy: MisfirePolicy, since: float, now: float, most: int = 500) -> list[int]:
-    """Return the runs that a schedule owes at `now`, oldest first, when everything up to `since` is settled.
+def find_due_runs(timing: Timing, policy: MisfirePolicy, since: float, now: float, most: int = 500) -> list[int]:
+    """Return the runs to create at `now`, oldest first; runs up to `since` are settled.
 
-    The last of them settles all before it.  catch_up_all owes every run, and gives `most` of them at a time.
+    The last of them settles all before it.  catch_up_all creates every missed run, at most `most` per call.
     """
     return CHOICES[policy](timing, since, now, most)
 
@@ -204,6 +204,6 @@ CHOICES: dict[str, Callable[[Timing, float, float, int], list[int]]] = {
 }
 
 
-def iso(moment: float, zone: tzinfo = UTC) -> str:
-    """Write a time as RFC 3339, to the second: in UTC, or as the clock of a zone shows it."""
+def format_time(moment: float, zone: tzinfo = UTC) -> str:
+    """Format a time as RFC 3339, to the second: in UTC, or in a time zone."""
     return datetime.fromtimestamp(floor(moment), zone).isoformat()

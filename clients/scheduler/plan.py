@@ -1,6 +1,6 @@
-"""What an agent asks of a scheduler (spec 8.1, 8.2): the payloads of the control tasks, checked to the last field.
+"""The payloads of the control tasks (spec 8.1, 8.2), with all checks.
 
-A plan that cannot be carried out is refused when it is made and not when it should run; the refusal names the field.
+An invalid plan is refused when it is created, not when it should run; the refusal names the field.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from asyncgate.clients.scheduler.calendar import Calendar, Cron, Every, MisfirePolicy, Timing, iso, zone_of
+from asyncgate.clients.scheduler.calendar import Calendar, Cron, Every, MisfirePolicy, Timing, format_time, load_zone
 from asyncgate.parts.model.wire import LONGEST_PAUSE_SECONDS, CreateTask, Name, Requirements
 
-PLACES = ("schedule_id", "name", "run_at", "run_at_local", "now")
-PLACE = re.compile(r"(\\?)\{\{([^{}]*)\}\}")
-NAMED, PATH = re.compile(r"field `(\w+)`"), re.compile(r"- at `\$\.?([^`]*)`$")
+PLACEHOLDERS = ("schedule_id", "name", "run_at", "run_at_local", "now")
+PLACEHOLDER = re.compile(r"(\\?)\{\{([^{}]*)\}\}")
+FIELD_NAME, FIELD_PATH = re.compile(r"field `(\w+)`"), re.compile(r"- at `\$\.?([^`]*)`$")
 
 
 class Invalid(Exception):
-    """What was asked for makes no sense: `field` says where, the text says why."""
+    """The order is invalid: `field` says where, the text says why."""
 
     def __init__(self, field: str, message: str, code: str = "invalid_schedule") -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class Invalid(Exception):
 
 
 class TaskTemplate(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """The task that each run creates; all but the payload goes to create_task as it is, which knows what it may be."""
+    """The task that each run creates; every field but the payload goes unchanged to create_task, which checks it."""
 
     type: Any
     payload_template: Any = None
@@ -60,7 +60,7 @@ class Plan(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True)
     jitter_seconds: Annotated[int, Meta(ge=0, le=LONGEST_PAUSE_SECONDS)] = 0
 
     def timing(self, schedule_id: str, anchor: int) -> Timing:
-        """Return when a schedule of this plan runs that began at `anchor`."""
+        """Return the run times of a schedule of this plan that was created at `anchor`."""
         return Timing(schedule_id, self._calendar(anchor), self.jitter_seconds)
 
     def _calendar(self, anchor: int) -> Calendar:
@@ -69,40 +69,40 @@ class Plan(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True)
         return Every(anchor, self.interval_seconds or 0)
 
     def task(self, schedule_id: str, owner_id: str, run_at: int, now: float) -> dict[str, Any]:
-        """Return the create_task of one run, under the key that makes it one task however often it is sent (8.3)."""
+        """Return the create_task request of one run, with the key by which the gate deduplicates it (8.3)."""
         local = msgspec.to_builtins(self.task_template)
         payload = render(local.pop("payload_template", None), {
-            "schedule_id": schedule_id, "name": self.name, "run_at": iso(run_at), "now": iso(now),
-            "run_at_local": iso(run_at, zone_of(self.timezone))})
+            "schedule_id": schedule_id, "name": self.name, "run_at": format_time(run_at), "now": format_time(now),
+            "run_at_local": format_time(run_at, load_zone(self.timezone))})
         return {**local, "payload": payload, "principal_ai": owner_id,
-                "idempotency_key": f"schedule:{schedule_id}:{iso(run_at)}"}
+                "idempotency_key": f"schedule:{schedule_id}:{format_time(run_at)}"}
 
 
-class OfSchedule(Struct, forbid_unknown_fields=True):
+class ScheduleRef(Struct, forbid_unknown_fields=True):
     """The payload of the other control tasks."""
 
     schedule_id: Name
 
 
-class Demanding(Struct):
-    """What of a template the gate reads apart."""
+class TemplateRequirements(Struct):
+    """The field of a template that create_task decodes separately."""
 
     requirements: Requirements | None
 
 
-T = TypeVar("T", Plan, OfSchedule)
+T = TypeVar("T", Plan, ScheduleRef)
 
 
-def read(payload: Any, kind: type[T]) -> T:
-    """Read a payload; an explicit null means absent."""
+def read_payload(payload: Any, kind: type[T]) -> T:
+    """Decode a payload; raises Invalid.  Null means absent."""
     try:
-        return msgspec.convert(given(payload), kind)
+        return msgspec.convert(drop_nulls(payload), kind)
     except msgspec.ValidationError as wrong:
-        raise Invalid(field_in(str(wrong)), str(wrong)) from None
+        raise Invalid(find_field(str(wrong)), str(wrong)) from None
 
 
-def given(payload: Any) -> Any:
-    """Leave out the fields that are null, but none of the payload that is to be rendered."""
+def drop_nulls(payload: Any) -> Any:
+    """Leave out null fields, but keep those of the payload template."""
     if not isinstance(payload, dict):
         return payload
     said = {name: value for name, value in payload.items() if value is not None}
@@ -111,29 +111,29 @@ def given(payload: Any) -> Any:
     return said
 
 
-def field_in(message: str, within: str = "") -> str:
-    """Find in a complaint of msgspec which field it is about."""
-    path, name = PATH.search(message), NAMED.search(message)
+def find_field(message: str, within: str = "") -> str:
+    """Return the field that an error message of msgspec is about."""
+    path, name = FIELD_PATH.search(message), FIELD_NAME.search(message)
     return ".".join(part for part in (within, path and path[1], name and name[1]) if part) or "payload"
 
 
 def read_plan(payload: Any, now: float) -> Plan:
-    """Read the payload of schedule.create, and see that its times and its task are possible."""
-    plan = read(payload, Plan)
+    """Decode the payload of schedule.create, and check its times and its task; raises Invalid."""
+    plan = read_payload(payload, Plan)
     wanted, other = ("interval_seconds", "cron_expr")[::1 if plan.mode == "interval" else -1]
     if getattr(plan, wanted) is None:
         raise Invalid(wanted, f"mode {plan.mode} needs {wanted}")
     if getattr(plan, other) is not None:
-        raise Invalid(other, f"mode {plan.mode} takes no {other}")
+        raise Invalid(other, f"mode {plan.mode} takes no {other}; leave it out")
     check_times(plan)
     check_task(plan, now)
     return plan
 
 
 def check_times(plan: Plan) -> None:
-    """Refuse a zone that is none, and a cron expression that is none or never comes true."""
+    """Refuse an unknown time zone, and a cron expression that is invalid or never runs."""
     try:
-        zone_of(plan.timezone)
+        load_zone(plan.timezone)
     except ValueError as wrong:
         raise Invalid("timezone", str(wrong)) from None
     try:
@@ -143,36 +143,36 @@ def check_times(plan: Plan) -> None:
 
 
 def check_task(plan: Plan, now: float) -> None:
-    """Refuse a template with a place that nothing fills, and a task that no gate would take."""
-    for path, text in texts(plan.task_template.payload_template, "task_template.payload_template"):
-        for escaped, place in PLACE.findall(text):
-            if not escaped and place.strip() not in PLACES:
-                raise Invalid(path, f"{{{{{place}}}}} is nothing that a schedule knows; it fills in "
-                                    f"{', '.join(PLACES)}, and \\{{{{...}}}} stands for itself")
+    """Refuse a template with an unknown placeholder, and a task that the gate would refuse."""
+    for path, text in find_texts(plan.task_template.payload_template, "task_template.payload_template"):
+        for escaped, place in PLACEHOLDER.findall(text):
+            if not escaped and place.strip() not in PLACEHOLDERS:
+                raise Invalid(path, f"{{{{{place}}}}} is not a placeholder; use one of "
+                                    f"{', '.join(PLACEHOLDERS)}, or write \\{{{{...}}}} for literal braces")
     task = plan.task("0" * 36, "x", 0, now)
     try:
         msgspec.json.decode(msgspec.json.encode(task), type=CreateTask)
-        msgspec.convert({"requirements": task.get("requirements")}, Demanding)
+        msgspec.convert({"requirements": task.get("requirements")}, TemplateRequirements)
     except msgspec.ValidationError as wrong:
-        raise Invalid(field_in(str(wrong), "task_template"), str(wrong)) from None
+        raise Invalid(find_field(str(wrong), "task_template"), str(wrong)) from None
 
 
-def texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield every text in a JSON value with its path; names of members are no texts."""
+def find_texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield every text in a JSON value with its path, but not the names of members."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, dict):
         for name, inner in value.items():
-            yield from texts(inner, f"{path}.{name}")
+            yield from find_texts(inner, f"{path}.{name}")
     elif isinstance(value, list):
         for at, inner in enumerate(value):
-            yield from texts(inner, f"{path}[{at}]")
+            yield from find_texts(inner, f"{path}[{at}]")
 
 
 def render(template: Any, known: Mapping[str, str]) -> Any:
-    """Fill in the {{places}} of every text in a JSON value."""
+    """Replace the {{placeholders}} in every text of a JSON value."""
     if isinstance(template, str):
-        return PLACE.sub(lambda found: found[0][1:] if found[1] else known[found[2].strip()], template)
+        return PLACEHOLDER.sub(lambda found: found[0][1:] if found[1] else known[found[2].strip()], template)
     if isinstance(template, dict):
         return {name: render(inner, known) for name, inner in template.items()}
     if isinstance(template, list):

@@ -1,11 +1,11 @@
-"""The file in which a scheduler keeps what it must not forget: schedules, runs to be created, and answers to be given.
+"""The file of a scheduler: schedules, runs to create, and answers to send.
 
-One SQLite file, one process.  Each method is one transaction and on disk when it returns, so a scheduler that is killed
-finds what it had decided, and does it again under the same names:
+One SQLite file, one process.  Each method is one transaction and is synced to disk when it returns.  So after a kill
+the next process finds every decision, and repeats it under the same keys:
 
-    schedules   what was asked for, and up to when its runs are settled
-    firings     runs that are decided but not yet known to be created, each with the whole create_task
-    controls    control tasks that were carried out, with the answer: told again when the gate asks again
+    schedules   the plan of each, and the time up to which its runs are settled
+    firings     runs that are decided but not confirmed as created, each with the whole create_task
+    controls    control tasks that were carried out, with the answer to repeat if the gate offers the task again
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from asyncgate.clients.scheduler.calendar import Timing
 from asyncgate.clients.scheduler.plan import Plan
 
 SCHEMA = 1
-TABLES = """
+SCHEDULE_TABLES = """
 CREATE TABLE schedules (
     schedule_id TEXT PRIMARY KEY,
-    state TEXT NOT NULL,            -- new: not yet promised to its owner; live; deleted: to be taken leave of
-    due_at REAL,                    -- when the next run is due; NULL while it runs no more
+    state TEXT NOT NULL,            -- new: not confirmed to its owner; live; deleted: receipt not sent yet
+    due_at REAL,                    -- when the next run is due; NULL if there is none
     record BLOB NOT NULL            -- the Schedule, as JSON
 ) WITHOUT ROWID;
 CREATE INDEX schedules_due ON schedules (due_at) WHERE state = 'live' AND due_at IS NOT NULL;
@@ -59,7 +59,7 @@ class Schedule(Struct, kw_only=True):
     owner_id: str
     task_id: str                        # of its schedule.create
     created_at: int                     # the anchor of an interval
-    since: float                        # what came up to here is settled: decided, or passed while it was paused
+    since: float                        # runs up to here are settled: decided, or passed while paused
     state: Literal["new", "live", "deleted"] = "new"
     enabled: bool = True
     next_run_at: int | None = None
@@ -70,7 +70,7 @@ class Schedule(Struct, kw_only=True):
     receipt_id: str | None = None       # its schedule.created
 
     def timing(self) -> Timing:
-        """Return when it runs."""
+        """Return the run times of the schedule."""
         return self.plan.timing(self.schedule_id, self.created_at)
 
     def settled(self, since: float) -> Schedule:
@@ -80,7 +80,7 @@ class Schedule(Struct, kw_only=True):
 
 
 class Firing(Struct):
-    """A run that is decided."""
+    """A run that is decided but not confirmed as created."""
 
     schedule_id: str
     run_at: int
@@ -88,7 +88,7 @@ class Firing(Struct):
 
 
 class Fired(Struct):
-    """What became of a firing: a task, or the refusal of one."""
+    """The outcome of a firing: a task, or a refusal."""
 
     firing: Firing
     status: str
@@ -96,23 +96,23 @@ class Fired(Struct):
 
 
 class Control(Struct, kw_only=True):
-    """A control task that was carried out, or refused: its answer is `result`, or `error`."""
+    """A control task that was carried out or refused; its answer is `result` or `error`."""
 
     task_id: str
     type: str
-    lease: dict[str, Any]               # what an answer must name: the lease under which the task came last
+    lease: dict[str, Any]               # the task's latest lease, which an answer must name
     result: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     schedule_id: str | None = None
 
 
 class Store:
-    """The file of one scheduler, which keeps others out of it for as long as it is open."""
+    """The file of one scheduler, locked while it is open."""
 
     def __init__(self, path: str) -> None:
         with contextlib.ExitStack() as opened:
             try:
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))     # payloads are nobody else's business
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))     # only the owner may read payloads
                 self.db = sqlite3.connect(path, isolation_level=None, timeout=0)
                 opened.callback(self.db.close)
                 self._migrate()
@@ -126,12 +126,12 @@ class Store:
                               "BEGIN EXCLUSIVE; COMMIT;")
         version = self.db.execute("PRAGMA user_version").fetchone()[0]
         if version > SCHEMA:
-            raise sqlite3.DatabaseError(f"its schema is {version}, of a newer AsyncGate than this one")
+            raise sqlite3.DatabaseError(f"its schema is {version}, of a newer AsyncGate: use that version")
         if version == 0:
-            self.db.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
+            self.db.executescript(f"BEGIN IMMEDIATE; {SCHEDULE_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
 
     def close(self) -> None:
-        """Let others have the file."""
+        """Close and unlock the file."""
         self.db.close()
 
     @contextlib.contextmanager
@@ -152,20 +152,20 @@ class Store:
         return next(found, None)
 
     def live(self) -> list[Schedule]:
-        """Return all schedules that are promised."""
+        """Return all live schedules."""
         return list(self._schedules("WHERE state = 'live'"))
 
     def deleted(self) -> list[Schedule]:
-        """Return the schedules whose end the gate has not been told."""
+        """Return the schedules whose schedule.deleted is not sent yet."""
         return list(self._schedules("WHERE state = 'deleted'"))
 
     def due(self, now: float) -> list[Schedule]:
-        """Return the schedules with runs to decide: those whose last runs are not yet created must wait."""
+        """Return the schedules with runs to decide, but none whose last runs are not yet created."""
         return list(self._schedules("WHERE state = 'live' AND due_at <= ? AND NOT EXISTS ("
                                     "SELECT 1 FROM firings AS f WHERE f.schedule_id = schedules.schedule_id)", now))
 
     def next_due_at(self) -> float | None:
-        """Return when the next run is to be decided."""
+        """Return the earliest time of a run to decide, or None."""
         found: float | None = self.db.execute(
             "SELECT min(due_at) FROM schedules WHERE state = 'live' AND due_at IS NOT NULL AND NOT EXISTS ("
             "SELECT 1 FROM firings AS f WHERE f.schedule_id = schedules.schedule_id)").fetchone()[0]
@@ -180,19 +180,19 @@ class Store:
                         (schedule.schedule_id, schedule.state, schedule.due_at, msgspec.json.encode(schedule)))
 
     def keep(self, schedule: Schedule) -> None:
-        """Write a schedule as it is now."""
+        """Write a schedule."""
         with self._transaction():
             self._keep(schedule)
 
     def remove(self, schedule_id: str) -> None:
-        """Forget a schedule that is deleted."""
+        """Remove a deleted schedule from the file."""
         with self._transaction():
             self.db.execute("DELETE FROM schedules WHERE schedule_id = ? AND state = 'deleted'", (schedule_id,))
 
     # Runs.
 
     def decide(self, decisions: Iterable[tuple[Schedule, list[Firing]]]) -> None:
-        """Write which runs are to be created, and that their schedules are settled up to them."""
+        """Write the runs to create, and their schedules, which are settled up to these runs."""
         with self._transaction():
             for schedule, firings in decisions:
                 self._keep(schedule)
@@ -200,12 +200,12 @@ class Store:
                     (firing.schedule_id, firing.run_at, msgspec.json.encode(firing.ask)) for firing in firings))
 
     def firings(self) -> list[Firing]:
-        """Return the runs that are not yet known to be created, those of a schedule oldest first."""
+        """Return the runs that are not confirmed as created, by schedule, oldest first."""
         rows = self.db.execute("SELECT schedule_id, run_at, ask FROM firings ORDER BY schedule_id, run_at")
         return [Firing(schedule_id, run_at, msgspec.json.decode(ask)) for schedule_id, run_at, ask in rows]
 
     def fired(self, outcomes: Iterable[Fired]) -> None:
-        """Write what became of runs, those of a schedule oldest first."""
+        """Write the outcomes of runs, by schedule, oldest first."""
         with self._transaction():
             for fired in outcomes:
                 named = fired.firing.schedule_id, fired.firing.run_at
@@ -217,24 +217,24 @@ class Store:
     # Control tasks.
 
     def control(self, task_id: str) -> Control | None:
-        """Return a control task that came before."""
+        """Return a control task that was carried out before, or None."""
         row = self.db.execute("SELECT record FROM controls WHERE task_id = ?", (task_id,)).fetchone()
         return msgspec.json.decode(row[0], type=Control) if row else None
 
     def unanswered(self) -> list[Control]:
-        """Return the control tasks whose answers the gate does not have yet."""
+        """Return the control tasks whose answers the gate has not accepted yet."""
         rows = self.db.execute("SELECT record FROM controls WHERE done_at IS NULL ORDER BY task_id")
         return [msgspec.json.decode(record, type=Control) for (record,) in rows]
 
     def carry_out(self, control: Control, schedule: Schedule | None = None) -> None:
-        """Write an answer together with the change that it tells of; what stops running fires no more."""
+        """Write an answer and its change of the schedule; a paused or deleted schedule loses its open runs."""
         with self._transaction():
             self._keep_control(control, None)
             if schedule is not None:
                 self._change(schedule)
 
     def answered(self, control: Control, now: float, schedule: Schedule | None = None) -> None:
-        """Write that the gate has the answer, or wants none any more, and what follows of it for a schedule."""
+        """Write that the gate has the answer or no longer needs it, and the resulting change of the schedule."""
         with self._transaction():
             self._keep_control(control, now)
             if schedule is not None:
@@ -250,6 +250,6 @@ class Store:
                         (control.task_id, done_at, msgspec.json.encode(control)))
 
     def forget(self, before: float) -> None:
-        """Forget answers that the gate has had for long: it never asks again for a task that has ended."""
+        """Remove old answers that the gate has accepted: it never offers an ended task again."""
         with self._transaction():
             self.db.execute("DELETE FROM controls WHERE done_at < ?", (before,))

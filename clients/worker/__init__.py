@@ -1,4 +1,4 @@
-"""Workers: functions that do the tasks of a gate.
+"""A worker: it runs your functions for the tasks of a gate.
 
     from asyncgate.clients.worker import Worker
 
@@ -10,9 +10,9 @@
 
     worker.run()
 
-A worker leases tasks, keeps their leases, runs a function for each, and reports how it ended until the gate has heard
-it.  What a function needs to know of that is its `Job`.  Work may run twice (a worker that dies after the work and
-before the report makes it run again), so its effect should depend on the task and not on the run.
+A worker leases tasks, renews their leases, runs a function for each task, and reports the result until the gate has
+received it.  A function can use its `Job` to report progress and to learn that the lease is lost.  A task may run twice
+(if a worker dies after the work and before the report), so make functions idempotent.
 """
 
 from __future__ import annotations
@@ -33,73 +33,74 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncgate.clients.http import FIRST_PAUSE, AsyncHttp, Refusal, Unreachable, WrongAddress, pause_after
-from asyncgate.clients.worker.heart import Heart, passing
-from asyncgate.clients.worker.job import Done, Fail, Job, Lost, Retry, Task, told, words
-from asyncgate.clients.worker.state import Letter, Place, default_folder, take
+from asyncgate.clients.worker.heart import Heart, is_temporary
+from asyncgate.clients.worker.job import Done, Fail, Job, Lost, Retry, TaskFunction, describe_error, to_json_value
+from asyncgate.clients.worker.state import Letter, Place, default_folder, take_place
 
 __all__ = ["Done", "Fail", "Job", "Lost", "Retry", "Worker"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
-WAIT_SECONDS = 25.0         # that an empty claim stays open
-SOON_SECONDS = 1.0          # the same while an end waits to be told
-QUIET_SECONDS = 1.0         # that a gate may be away before it is worth a word
-TRIES = 50                  # to deliver an ending, some twenty seconds in all
-CANCEL_SECONDS = 10.0       # that an async function has to end when it is canceled
-NOTICE_SECONDS = 1.0        # that a plain one has, which cannot be canceled
-DEFAULT: Any = object()
+CLAIM_WAIT_SECONDS = 25.0         # that a claim stays open while no task arrives
+SHORT_WAIT_SECONDS = 1.0          # the same while an undelivered result waits
+QUIET_SECONDS = 1.0         # of an unreachable gate before the worker logs a warning
+DELIVERY_TRIES = 50                  # to deliver a result: some twenty seconds in all
+CANCEL_SECONDS = 10.0       # for an async function to end after it is canceled
+NOTICE_SECONDS = 1.0        # for a plain function, which cannot be canceled
+DEFAULT_STATE: Any = object()
 ME = ("worker_id", "worker_kind", "worker_instance_id")
 
 log = logging.getLogger("asyncgate.worker")
 
 
-def named(capabilities: Sequence[str]) -> list[str]:
-    """Return capabilities one by one; a text names them with commas between."""
+def split_capabilities(capabilities: Sequence[str]) -> list[str]:
+    """Return a list of capabilities; a text holds several, separated by commas."""
     return [name.strip() for name in capabilities.split(",")] if isinstance(capabilities, str) else list(capabilities)
 
 
 class Worker:
-    """Leases the tasks that it has functions for, and works on them until it is told to stop."""
+    """Leases the tasks that it has functions for, and runs those functions until it is stopped."""
 
     def __init__(
             self, gate: Any = None, worker_id: str | None = None, *, token: str | None = None,
             worker_kind: str | None = None, capabilities: Sequence[str] = (), concurrency: int = 1,
-            ttl_seconds: int | None = None, state: str | Path | None = DEFAULT, drain_seconds: float = 20.0,
-            delivery_tries: int = TRIES) -> None:
-        """Make a worker of the gate at a URL, or of the one that a client speaks with.
+            ttl_seconds: int | None = None, state: str | Path | None = DEFAULT_STATE, drain_seconds: float = 20.0,
+            delivery_tries: int = DELIVERY_TRIES) -> None:
+        """Make a worker for the gate at a URL, or for the gate of an existing client.
 
-        Without `worker_id` it is the principal of the issued key, or else the host's name.  `state` is a folder for
-        what must outlive the process, by default one of the user's; None keeps nothing.  `ttl_seconds` is how long a
-        lost worker's task waits; without it the task or the gate decides.
+        `worker_id` defaults to the principal of the issued key, or to the host's name.  `state` is the folder for data
+        that must outlive the process; it defaults to a folder of the user, and None keeps nothing.  `ttl_seconds` is
+        the length of a lease: a task waits so long if its worker dies.  It defaults to the task's or gate's setting.
         """
-        way = getattr(gate, "way", gate)        # how an AsyncGate speaks
+        way = getattr(gate, "way", gate)        # an AsyncGate's transport
         if getattr(way, "settings", {}).get("transport") is not None:
-            raise ValueError("a worker speaks HTTP, from two threads; a test's gate needs a port: Gate(port=0)")
+            raise ValueError("a worker needs a gate on a port, because it calls from two threads: use Gate(port=0)")
         self.gate = AsyncHttp(getattr(way, "url", way), getattr(way, "token", None) if token is None else token)
-        self.worker_id = worker_id or ""        # until the gate has said whose the credential is
-        self.worker_kind, self.capabilities, self.concurrency = worker_kind, named(capabilities), concurrency
+        self.worker_id = worker_id or ""        # empty until the gate names the credential's principal
+        self.worker_kind, self.capabilities = worker_kind, split_capabilities(capabilities)
+        self.concurrency = concurrency
         self.ttl_seconds, self.drain_seconds, self.delivery_tries = ttl_seconds, drain_seconds, delivery_tries
-        self.state = default_folder(self.gate.url) if state is DEFAULT else None if state is None else Path(state)
-        self.tasks: dict[str | None, Task] = {}
+        self.state = default_folder(self.gate.url) if state is DEFAULT_STATE else None if state is None else Path(state)
+        self.tasks: dict[str | None, TaskFunction] = {}
         self.jobs: dict[str, asyncio.Task[None]] = {}       # by lease
-        self.unfinished: set[str] = set()                   # leases of functions that do not end
+        self.unfinished: set[str] = set()                   # leases of functions that did not end in time
         self.running = False
 
     def task(self, *types: str, payload: Any = None, retry: tuple[type[BaseException], ...] = (OSError,),
              ) -> Callable[[F], F]:
-        """Declare the function that does tasks of these types, or of all types when none is named.
+        """Register the function for tasks of these types, or of all types if none is named.
 
-        The function takes the payload, decoded into the type that it declares, and the job if it wants that too.
-        What it returns is the result.  An error of the classes in `retry` costs an attempt, any other one the task.
+        The function takes the payload, decoded into its annotated type, and optionally the job.  Its return value is
+        the result.  An error of a class in `retry` fails this attempt; any other error fails the task.
         """
         def declare(function: F) -> F:
             for type in types or (None,):
-                self.tasks[type] = Task(function, retry, payload)
+                self.tasks[type] = TaskFunction(function, retry, payload)
             return function
         return declare
 
     def run(self) -> None:
-        """Work until SIGTERM or SIGINT comes: then take no more tasks, finish those under way, give back the rest."""
+        """Work until SIGTERM or SIGINT; then take no more tasks, finish the running ones, and release the rest."""
         asyncio.run(self._until_told())
 
     async def _until_told(self) -> None:
@@ -109,14 +110,14 @@ class Worker:
         await self.serve()
 
     def stop(self) -> None:
-        """Take no more tasks and end what is under way, within `drain_seconds`; the second time, at once."""
+        """Take no more tasks and finish the running ones within `drain_seconds`; a second call stops at once."""
         if self.running:
             (self.hurried if self.stopping.is_set() else self.stopping).set()
 
     async def serve(self) -> None:
-        """Work until `stop`; canceled, it gives back at once what it holds."""
+        """Work until `stop`; if canceled, release all leases at once."""
         self.stopping, self.hurried, self.loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
-        self.kept = asyncio.Event()     # an end that could not be told
+        self.kept = asyncio.Event()     # set when a result could not be delivered
         self.instance, self.claim_id, self.away_since, self.known = "", uuid.uuid4().hex, 0.0, False
         self.warned: list[str] = []
         self.running = True
@@ -129,13 +130,13 @@ class Worker:
                 await self._live()
 
     async def _be_named(self) -> None:
-        """Learn from the gate whose the credential is; one that stands for everybody leaves the host's name."""
+        """Ask the gate for the credential's principal; a shared token has none, so the host's name is used."""
         if self.worker_id and self.worker_kind:
             return
         try:
             you = await self.gate.call("whoami")
         except Refusal as no:
-            if no.status != 404:        # a gate that does not know the question yet
+            if no.status != 404:        # an older gate without this operation
                 raise
             you = {}
         if you.get("principal_id") and self.worker_id in ("", you["principal_id"]):
@@ -143,8 +144,8 @@ class Worker:
         self.worker_id = self.worker_id or socket.gethostname()
 
     async def _live(self) -> None:
-        """Work under a name."""
-        self.place = take(self.state, self.worker_id)
+        """Work until stopped, now that the worker has a name."""
+        self.place = take_place(self.state, self.worker_id)
         self.me = {"worker_id": self.worker_id, "worker_kind": self.worker_kind,
                    "worker_instance_id": self.place.instance_id}
         self.heart = Heart(self.gate.url, self.gate.token, self.me, self.ttl_seconds)
@@ -160,7 +161,7 @@ class Worker:
             await self._leave()
 
     async def _unless(self, event: asyncio.Event, doing: Awaitable[T]) -> T | None:
-        """Do something until it is done or an event is set; None if it was given up."""
+        """Await something until it ends or the event is set; return None if the event came first."""
         work, told = asyncio.ensure_future(doing), asyncio.ensure_future(event.wait())
         try:
             await asyncio.wait([work, told], return_when=asyncio.FIRST_COMPLETED)
@@ -174,7 +175,7 @@ class Worker:
     # Taking tasks.
 
     async def _come_back(self) -> None:
-        """Say what could not be said before, and go on with what is still held from an earlier life."""
+        """Deliver results kept from earlier runs, and resume the leases of an earlier process."""
         self.instance = (await self.gate.call("get_config"))["instance_id"]
         for place in (self.place, *self.place.abandoned()):
             await self._replay(place)
@@ -183,7 +184,7 @@ class Worker:
                 await self._resume(lease)
 
     async def _held(self, resume: bool) -> list[dict[str, Any]]:
-        """Return the leases that this worker holds, without those whose end only waits to be delivered."""
+        """Return this worker's leases, except those whose result only waits to be delivered."""
         told = {letter.fields["lease_id"] for letter in self.place.letters()}
         leases = (await self.gate.call("list_leases", **self.me, resume=resume))["leases"]
         return [lease for lease in leases if lease["lease_id"] not in told]
@@ -194,12 +195,12 @@ class Worker:
         try:
             task = await self.gate.call("get_task", **self.me, task_id=lease["task_id"])
         except Refusal as no:
-            return log.warning("task %s: cannot go on under its lease: %s", lease["task_id"], no)
-        log.info("task %s: going on under the lease of an earlier life", lease["task_id"])
+            return log.warning("task %s: cannot resume its lease: %s", lease["task_id"], no)
+        log.info("task %s: resuming the lease of an earlier process", lease["task_id"])
         self._begin({**task, **lease})
 
     async def _turn(self) -> None:
-        """Wait for room, then for tasks."""
+        """Wait until fewer than `concurrency` jobs run, then claim tasks."""
         while len(self.jobs) >= self.concurrency:
             await asyncio.wait(self.jobs.values(), return_when=asyncio.FIRST_COMPLETED)
         await self._insist(self._claim)
@@ -208,30 +209,30 @@ class Worker:
         self.kept.clear()
         left = await self._replay(self.place)
         asked = time.monotonic()
-        # A claim that waits is given up when an end could not be told: the lease of that may run out before.
+        # An undelivered result interrupts a waiting claim, because its lease may run out before the claim returns.
         reply = await self._unless(self.kept, self.gate.call(
             "lease_next", **self.me, accept_types=None if None in self.tasks else list(self.tasks),
             capabilities=self.capabilities, max_tasks=self.concurrency - len(self.jobs),
-            lease_ttl_seconds=self.ttl_seconds, wait_seconds=SOON_SECONDS if left else WAIT_SECONDS,
+            lease_ttl_seconds=self.ttl_seconds, wait_seconds=SHORT_WAIT_SECONDS if left else CLAIM_WAIT_SECONDS,
             claim_id=self.claim_id))
         if reply is None:
-            return      # the next claim has the same id
-        self.claim_id = uuid.uuid4().hex    # had the answer been lost, the same claim would have got the same leases
+            return      # the next claim repeats this one, with the same id
+        self.claim_id = uuid.uuid4().hex    # the answer has arrived; only a lost answer needs the same id again
         self._warn(reply.get("warnings") or [])
         for offer in reply["tasks"]:
             self._begin(offer)
         if not reply["tasks"] and time.monotonic() - asked < FIRST_PAUSE:
-            await asyncio.sleep(FIRST_PAUSE)    # a gate that stops answers waiting claims at once
+            await asyncio.sleep(FIRST_PAUSE)    # a gate that is stopping answers waiting claims at once
 
     def _warn(self, texts: list[str]) -> None:
-        """Say what the gate warns of, once for as long as it does."""
+        """Log each warning of the gate once, until it goes away."""
         for text in texts:
             if text not in self.warned:
                 log.warning("%s: %s", self.worker_id, text)
         self.warned = texts
 
     async def _insist(self, call: Callable[[], Awaitable[None]]) -> None:
-        """Call until it is answered; a gate that has refused this worker from the start is not asked again."""
+        """Call until the call succeeds; raise if the gate's first answer shows that no further call can succeed."""
         for failures in count(1):
             asked = time.monotonic()
             try:
@@ -239,22 +240,22 @@ class Worker:
                 self.away_since, self.known = 0.0, True
                 return
             except (Unreachable, Refusal) as error:
-                if not self.known and hopeless(error):
+                if not self.known and is_hopeless(error):
                     raise
                 self._tell(error)
                 if failures == 1 and isinstance(error, Unreachable) and time.monotonic() - asked > FIRST_PAUSE:
-                    continue        # a call that waited was cut off: whoever cut it off may be back already
+                    continue        # a waiting call was cut off: the gate may be back already
                 await asyncio.sleep(max(pause_after(failures, 0.5), getattr(error, "retry_after", None) or 0.0))
 
     def _tell(self, error: Exception) -> None:
-        """Say what is wrong, but not about a gate that is only being restarted, and only once while it is away."""
+        """Log an error; for an unreachable gate only once, and only if it stays away longer than a restart."""
         now = time.monotonic()
         if not isinstance(error, Unreachable):
             log.warning("%s: %s", self.worker_id or "worker", error)
         elif not self.away_since:
             self.away_since = now
         elif now - self.away_since > QUIET_SECONDS:
-            log.warning("%s: %s; trying on", self.worker_id or "worker", error)
+            log.warning("%s: %s; retrying", self.worker_id or "worker", error)
             self.away_since = float("inf")
 
     # Working on them.
@@ -268,20 +269,20 @@ class Worker:
             self.jobs[lease_id] = doing = asyncio.ensure_future(self._do(job))
             doing.add_done_callback(lambda _: self.jobs.pop(lease_id, None))
 
-    def _task(self, job: Job) -> Task:
+    def _task(self, job: Job) -> TaskFunction:
         return self.tasks.get(job.type) or self.tasks[None]
 
     async def _do(self, job: Job) -> None:
-        """Do one task and report its end."""
+        """Run one task and report its result."""
         try:
             await self._deliver(job, await self._worked(job))
         except Exception:
-            log.exception("%s: this worker has a fault; the lease will run out", job)
+            log.exception("%s: internal error of this worker; the lease will run out", job)
         finally:
             self.heart.drop(job.pulse)
 
     async def _worked(self, job: Job) -> Letter | None:
-        """Run the function; return what reports its end, None if there is nothing to report."""
+        """Wait for the function; return the report of its result, or None if there is nothing to report."""
         try:
             await asyncio.wait([job.work])
         except asyncio.CancelledError:
@@ -290,33 +291,33 @@ class Worker:
         if job.lost.is_set():
             log.warning("%s: dropped, the lease is lost (%s)", job, job.reason)
             if not job.work.cancelled():
-                job.work.exception()    # looked at, so that asyncio does not complain; it is about nothing any more
+                job.work.exception()    # retrieved, so that asyncio does not log it
             return None
         return self._ending(job, self._task(job), job.work)
 
     async def _stopped(self, job: Job) -> None:
-        """Take the work away from a function, because this worker stops."""
+        """Stop a function, because this worker stops."""
         job.lose("stopping")
         await asyncio.wait([job.work], timeout=CANCEL_SECONDS if self._task(job).is_async else NOTICE_SECONDS)
-        if not job.work.done():     # whoever is given the task now would do it at the same time
+        if not job.work.done():     # another worker would run the task at the same time
             self.unfinished.add(job.lease_id)
-            log.warning("%s: its function does not end; its lease is not given back", job)
+            log.warning("%s: its function did not stop in time; the lease is kept until it runs out", job)
 
     def _lost(self, job: Job) -> None:
-        """Called from any thread: stop an async function; a plain one looks at `job.lost`, or reports and is told."""
+        """Called from any thread: stop an async function; a plain one learns it from `job.lost` or its next report."""
         if self._task(job).is_async:
             with contextlib.suppress(RuntimeError):     # the loop may have ended
                 self.loop.call_soon_threadsafe(job.work.cancel)
 
-    def _ending(self, job: Job, task: Task, work: asyncio.Future[Any]) -> Letter:
-        error: BaseException | None = Retry("it was canceled from within") if work.cancelled() else work.exception()
+    def _ending(self, job: Job, task: TaskFunction, work: asyncio.Future[Any]) -> Letter:
+        error: BaseException | None = Retry("the function canceled itself") if work.cancelled() else work.exception()
         try:
             if error is None:
                 return self._letter(job, "complete", **self._result(job, work.result()))
-        except Fail as unfit:
-            error = unfit
+        except Fail as invalid:
+            error = invalid
         expected = isinstance(error, Retry | Fail)
-        log.warning("%s: failed: %s", job, words(error), exc_info=None if expected else error)
+        log.warning("%s: failed: %s", job, describe_error(error), exc_info=None if expected else error)
         return self._letter(job, "fail", **task.failure(error))
 
     def _result(self, job: Job, value: Any) -> dict[str, Any]:
@@ -324,7 +325,7 @@ class Worker:
         if done.artifacts is None and done.delivery_proof is None:
             where = f"asyncgate://{self.instance}/tasks/{job.task_id}/result"
             done = msgspec.structs.replace(done, artifacts=[{"type": "inline", "uri": where}])
-        return plain(done)
+        return encode_completion(done)
 
     def _letter(self, job: Job, operation: str, **fields: Any) -> Letter:
         return Letter(operation, {**self.me, **job.under, **fields})
@@ -332,7 +333,7 @@ class Worker:
     # Reporting their ends.
 
     async def _deliver(self, job: Job, letter: Letter | None) -> None:
-        """Report an end, again and again while the gate is away; then keep it on disk."""
+        """Deliver a result, with retries while the gate is unreachable; then keep it on disk."""
         tried = 0
         try:
             while letter and tried < self.delivery_tries and not self._superseded(job):
@@ -340,40 +341,40 @@ class Worker:
                 tried += 1
                 if letter and tried < self.delivery_tries:
                     await asyncio.sleep(max(wait, pause_after(tried, 0.75)))
-        finally:    # also when this worker is stopped meanwhile
+        finally:    # also if this worker is stopped meanwhile
             if letter and not self._superseded(job):
                 self.place.keep(letter)
                 self.kept.set()
 
     def _superseded(self, job: Job) -> bool:
-        """Whether nobody wants to hear of it any more; that it was heard already is no reason to give up."""
-        # That it ran out is a matter of clocks, which the gate decides; that it was completed may be our own doing.
+        """Whether the lease was lost so that the result is no longer wanted."""
+        # "expired": the gate's clock decides, so try.  "completed": this worker's own earlier attempt may have done it.
         gone = job.lost.is_set() and job.reason not in ("completed", "expired", "stopping")
         if gone:
-            log.warning("%s: its end is dropped, the lease is lost (%s)", job, job.reason)
+            log.warning("%s: its result is dropped, the lease is lost (%s)", job, job.reason)
         return gone
 
     async def _send(self, letter: Letter) -> tuple[Letter | None, float]:
-        """Send a letter; return what is left to be sent, and after how many seconds."""
+        """Send a letter; return what is left to send (None if nothing), and the seconds to wait before that."""
         try:
             await self.gate.call(letter.operation, **letter.fields)
         except Unreachable as none:
             return replace(letter, why=str(none)), 0.0
         except Refusal as no:
-            if passing(no):
+            if is_temporary(no):
                 return replace(letter, why=str(no)), no.retry_after or 0.0
-            if no.status in (400, 413) and (changed := unfit(letter, no)) != letter:
+            if no.status in (400, 413) and (changed := make_failure(letter, no)) != letter:
                 return changed, 0.0
-            log.warning("task %s: its end is dropped: %s (%s)", letter.fields["task_id"], no,
+            log.warning("task %s: its result is dropped: %s (%s)", letter.fields["task_id"], no,
                         no.more.get("reason", no.code))
         return None, 0.0
 
     async def _replay(self, place: Place) -> bool:
-        """Send what earlier tries could not, each under the lease that it was done under; tell whether any is left."""
+        """Send the kept letters, each under its own lease; return whether any is left."""
         while letters := place.letters():
             left, _ = await self._send(letters[0])
             if left and replace(left, why="") == replace(letters[0], why=""):
-                return True     # later, then
+                return True     # try again later
             if left:
                 place.keep(left)
             if not place.forget(letters[0]):
@@ -383,16 +384,16 @@ class Worker:
     # Stopping.
 
     async def _drain(self) -> None:
-        """Wait for what is under way, then take it away from its functions."""
+        """Wait for the running jobs, at most `drain_seconds`."""
         if self.jobs:
-            log.info("%s: stopping; %d under way", self.worker_id, len(self.jobs))
+            log.info("%s: stopping; %d jobs running", self.worker_id, len(self.jobs))
         hurried, until = asyncio.ensure_future(self.hurried.wait()), self.loop.time() + self.drain_seconds
         while self.jobs and not hurried.done() and (left := until - self.loop.time()) > 0:
             await asyncio.wait([hurried, *self.jobs.values()], timeout=left, return_when=asyncio.FIRST_COMPLETED)
         hurried.cancel()
 
     async def _leave(self) -> None:
-        """End what is under way, and give back all that is held, also what a claim got whose answer was never read."""
+        """Stop the running jobs and release all leases, including those of a claim whose answer was lost."""
         doing = list(self.jobs.values())
         for one in doing:
             one.cancel()
@@ -409,25 +410,25 @@ class Worker:
         await self.gate.call("release_lease", **self.me, task_id=lease["task_id"], lease_id=lease["lease_id"])
 
 
-def hopeless(error: Exception) -> bool:
-    """Whether a first answer says that no further one will be better."""
+def is_hopeless(error: Exception) -> bool:
+    """Whether an error shows that no further call can succeed."""
     if isinstance(error, Refusal):
         return error.status < 500 and error.status != 429
     return isinstance(error, WrongAddress)
 
 
-def unfit(letter: Letter, no: Refusal) -> Letter:
-    """Make of an end that the gate can never take a failure that says so."""
+def make_failure(letter: Letter, no: Refusal) -> Letter:
+    """Turn a result that the gate refuses for good into a failure that says so."""
     kept = {name: letter.fields[name] for name in (*ME, "task_id", "lease_id", "fence", "retryable")
             if name in letter.fields}
     what = "result" if letter.operation == "complete" else "error"
-    said = {"code": no.code, "message": f"the gate does not take the {what}: {no}"}
+    said = {"code": no.code, "message": f"the gate refused the {what}: {no}"}
     return Letter("fail", {"retryable": False, **kept, "error": said}, letter.why)
 
 
-def plain(done: Done) -> dict[str, Any]:
-    """Return the fields of a completion as JSON has them; raises Fail where JSON has nothing like it."""
+def encode_completion(done: Done) -> dict[str, Any]:
+    """Return the fields of a completion as JSON values; raises Fail if JSON cannot express the result."""
     try:
-        return dict(told(done))
+        return dict(to_json_value(done))
     except (TypeError, ValueError, RecursionError) as wrong:
-        raise Fail(f"the result is nothing that JSON can say: {wrong}", code="invalid_result") from None
+        raise Fail(f"the result cannot be written as JSON: {wrong}", code="invalid_result") from None

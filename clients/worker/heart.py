@@ -1,7 +1,7 @@
-"""The heart of a worker: it keeps leases from a thread and a connection of its own.
+"""The heartbeat of a worker: it renews leases from its own thread and connection.
 
-So work that blocks the event loop loses no lease.  The same thread learns that a lease is lost, and tells the gate how
-far the work is: whatever is said under a lease goes out in order, from one place.
+So a function that blocks the event loop loses no lease.  The same thread notices lost leases and sends progress, so all
+calls under one lease go out in order, from one place.
 """
 
 from __future__ import annotations
@@ -14,55 +14,55 @@ from typing import Any
 
 from asyncgate.clients.http import Http, Refusal, Unreachable
 
-PATIENCE_SECONDS = 5.0      # for an answer; with a longer one, a gate that hangs would cost a lease that could be kept
-LOOK_SECONDS = 2.0          # between two looks at which leases this worker still holds
+HEARTBEAT_TIMEOUT_SECONDS = 5.0     # short, so that a hanging gate does not cost a lease that a retry could keep
+LOOK_SECONDS = 2.0          # between two checks of which leases this worker still holds
 GONE = "lease_invalid_or_expired"
 
 log = logging.getLogger("asyncgate.worker")
 
 
 class Pulse:
-    """One lease that is kept: until when it lives, when it is renewed, what is still to be told under it."""
+    """One lease: when it ends, when to renew it, and which progress is still to be sent."""
 
     def __init__(self, under: dict[str, Any], every_seconds: float, lost: Callable[[str], None]) -> None:
         now = time.monotonic()
         self.under, self.lost = under, lost
         self.until, self.renew_at, self.rest_until = now + 3 * every_seconds, now + every_seconds, 0.0
-        self.news: Any = None       # the progress that the gate has not heard of: the newest, older ones say nothing
-        self.refused: Refusal | None = None     # why the gate did not take the last one
-        self.running = False        # whether the gate knows that the work has begun
+        self.news: Any = None       # the newest progress that is not sent yet; it replaces older progress
+        self.refused: Refusal | None = None     # why the gate refused the last progress
+        self.running = False        # whether the gate has marked the task as running
         self.silent = threading.Event()
         self.silent.set()
 
     @property
     def due(self) -> float:
-        """When something is to be done about it."""
+        """When the next call or check of this lease is due."""
         return min(self.until, max(self.rest_until, 0.0 if self.news is not None else self.renew_at))
 
 
 class Heart:
-    """Renews the leases of one worker, and looks now and then which it still has."""
+    """Renews the leases of one worker, and regularly checks which of them still exist."""
 
     def __init__(self, url: str, token: str, me: dict[str, Any], ttl_seconds: int | None) -> None:
         self.http, self.me, self.ttl_seconds = Http(url, token), me, ttl_seconds
-        self.http.patience_seconds = PATIENCE_SECONDS
+        self.http.patience_seconds = HEARTBEAT_TIMEOUT_SECONDS
         self.pulses: dict[str, Pulse] = {}
         self.changed, self.stopped, self.look_at = threading.Condition(), False, 0.0
         self.thread = threading.Thread(target=self._run, name="asyncgate-heart", daemon=True)
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Start the heartbeat thread."""
         self.thread.start()
 
     def stop(self) -> None:
-        """Stop beating; what is held now runs out by itself."""
+        """Stop the heartbeat thread; leases that are not released run out."""
         with self.changed:
             self.stopped = True
             self.changed.notify()
         self.thread.join()
 
     def keep(self, pulse: Pulse) -> None:
-        """Keep a lease from now on."""
+        """Start to renew a lease."""
         with self.changed:
             if not self.pulses:
                 self.look_at = time.monotonic() + LOOK_SECONDS
@@ -70,13 +70,13 @@ class Heart:
             self.changed.notify()
 
     def drop(self, pulse: Pulse) -> None:
-        """Keep a lease no more."""
+        """Stop renewing a lease."""
         with self.changed:
             self.pulses.pop(pulse.under["lease_id"], None)
             pulse.silent.set()
 
     def tell(self, pulse: Pulse, progress: dict[str, Any]) -> None:
-        """Report progress under a lease as soon as the gate hears it; newer progress takes the place of older."""
+        """Send progress under a lease as soon as possible; newer progress replaces older."""
         with self.changed:
             if pulse.under["lease_id"] in self.pulses:
                 pulse.news, pulse.refused = progress, None
@@ -93,13 +93,13 @@ class Heart:
                         self._beat(pulse)
                     if time.monotonic() >= self.look_at:
                         self._look()
-                except Exception:       # without this thread every lease would be lost
-                    log.exception("the heart of this worker missed a beat")
+                except Exception:       # keep the thread alive: without it every lease would be lost
+                    log.exception("internal error in this worker's heartbeat; retrying in a second")
                     for pulse in due:
                         self._rest(pulse, 1.0)
 
     def _due(self) -> list[Pulse] | None:
-        """Wait until something is to be done; None when this worker stops."""
+        """Wait until a lease is due; return None when this worker stops."""
         with self.changed:
             while not self.stopped:
                 now = time.monotonic()
@@ -125,36 +125,36 @@ class Heart:
             self._heard(pulse, told)
 
     def _heard(self, pulse: Pulse, told: Any, refused: Refusal | None = None) -> None:
-        """Take note that the gate has judged a report, unless there is a newer one."""
+        """Mark a report as answered by the gate, unless a newer one waits."""
         with self.changed:
             if pulse.news is told:
                 pulse.news, pulse.refused = None, refused
                 pulse.silent.set()
 
     def _renew(self, pulse: Pulse) -> None:
-        asked = time.monotonic()    # the gate counts from later, so this side gives up first
+        asked = time.monotonic()    # the gate's lease starts later, so this side ends it first
         if reply := self._say(pulse, "renew_lease", extend_by_seconds=self.ttl_seconds):
             every = float(reply["renew_every_seconds"])
             pulse.until, pulse.renew_at = asked + 3 * every, asked + every
 
     def _look(self) -> None:
-        """Find out which leases are gone, long before they would be renewed: a canceled task shall not go on."""
+        """Find lost leases long before their renewal, so that the work on a canceled task stops soon."""
         self.look_at = time.monotonic() + LOOK_SECONDS
         with self.changed:
             known = list(self.pulses.values())
         try:
             leases = self.http.call("list_leases", **self.me, resume=False)["leases"]
         except (Unreachable, Refusal):
-            return      # renewals will tell
+            return      # the renewals will show it
         live = {lease["lease_id"] for lease in leases}
         for pulse in known:
             if pulse.under["lease_id"] not in live:
-                self._renew(pulse)      # the refusal says why
+                self._renew(pulse)      # the gate refuses, and its refusal says why
             elif not pulse.running:
                 pulse.running = self._say(pulse, "start_task") is not None
 
     def _say(self, pulse: Pulse, operation: str, **fields: Any) -> Any:
-        """Say something under a lease; None when it was not heard."""
+        """Call an operation under a lease; return None if it failed."""
         try:
             return self.http.call(operation, **self.me, **pulse.under, **fields)
         except Refusal as no:
@@ -165,17 +165,17 @@ class Heart:
     def _refused(self, pulse: Pulse, operation: str, no: Refusal, told: Any) -> None:
         if no.code in (GONE, "task_not_found"):
             self._end(pulse, str(no.more.get("reason", "unknown")))
-        elif passing(no):
+        elif is_temporary(no):
             self._rest(pulse, no.retry_after or 1.0)
         elif operation == "report_progress":
-            log.warning("task %s: its progress is not taken: %s", pulse.under["task_id"], no)
+            log.warning("task %s: the gate refused its progress: %s", pulse.under["task_id"], no)
             self._heard(pulse, told, no)
-        else:       # it may not be renewed any more, but it lives until its end
+        else:       # it cannot be renewed any more, but it lasts until its end
             log.warning("task %s: %s", pulse.under["task_id"], no)
             pulse.renew_at, pulse.running = pulse.until, True
 
     def _rest(self, pulse: Pulse, seconds: float) -> None:
-        """Try again soon, and several times before the lease runs out."""
+        """Pause, but so briefly that several retries fit in before the lease runs out."""
         now = time.monotonic()
         pulse.rest_until = now + min(seconds, max(0.05, (pulse.until - now) / 4))
 
@@ -187,6 +187,6 @@ class Heart:
             pulse.lost(reason)
 
 
-def passing(no: Refusal) -> bool:
-    """Whether a refusal is about now and not about what was asked."""
+def is_temporary(no: Refusal) -> bool:
+    """Whether a refusal may go away: it is about the gate's or the credential's state, not about the request."""
     return no.status in (401, 403, 408, 425, 429) or no.status >= 500 or no.code == "unexpected_answer"

@@ -1,4 +1,4 @@
-"""One task in the hands of a worker: what its function is given, and what the function may answer or raise."""
+"""One task of a worker: what its function gets, may return, and may raise."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import msgspec
 
 from asyncgate.clients.worker.heart import Heart, Pulse
 
-CHECKPOINT = "checkpoint"       # the member of the progress that the next worker goes on from
+CHECKPOINT = "checkpoint"       # the field of the progress from which the next worker resumes
 MESSAGE_LENGTH = 4000
-# No future takes the first, and the others would mean something else to the loop.
+# A future refuses the first; the others would stop the event loop.
 UNSPEAKABLE = (StopIteration, asyncio.CancelledError, SystemExit, KeyboardInterrupt)
 
 
 class Retry(Exception):
-    """Raised by a task function: this attempt failed, another may succeed, `after` so many seconds if that is said."""
+    """Raise it in a task function: this attempt failed, another may succeed, at the earliest `after` seconds."""
 
     def __init__(self, message: str = "try again", *, after: float | None = None, code: str = "retry") -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class Retry(Exception):
 
 
 class Fail(Exception):
-    """Raised by a task function: the task failed, and another attempt would fail too."""
+    """Raise it in a task function: the task failed, and another attempt would fail too."""
 
     def __init__(self, message: str = "failed", *, code: str = "failed", detail: Any = None) -> None:
         super().__init__(message)
@@ -45,9 +45,9 @@ class Lost(Exception):
 
 
 class Done(msgspec.Struct, rename={"summary": "result_summary"}):
-    """What a task function returns when it has more to say than its result.
+    """What a task function returns if it has more than its result: artifacts, a delivery proof, a summary.
 
-    Without artifacts and proof, the result counts as delivered by lying in the task's own record.
+    Without artifacts and proof, the result counts as delivered inline, in the task.
     """
 
     result: Any = None
@@ -63,7 +63,7 @@ class Job:
         self.offer = offer
         self.task_id, self.lease_id, self.fence = offer["task_id"], offer["lease_id"], offer["fence"]
         self.type, self.attempt = offer["type"], offer["attempt"]
-        self.progress = offer.get("progress")       # the last one of an earlier lease
+        self.progress = offer.get("progress")       # the latest of an earlier lease
         self.checkpoint = self.progress.get(CHECKPOINT) if isinstance(self.progress, dict) else None
         self.lost, self.reason = threading.Event(), ""
         self.under = {"task_id": self.task_id, "lease_id": self.lease_id, "fence": self.fence}
@@ -77,17 +77,17 @@ class Job:
         return f"task {self.task_id} ({self.type})"
 
     def report(self, progress: Any) -> None:
-        """Report progress.  It returns at once; the newest progress goes out first.  Raises Lost."""
-        progress = told(progress)
+        """Report progress.  It returns at once; newer progress replaces older that is not sent yet.  Raises Lost."""
+        progress = to_json_value(progress)
         self._said = progress if isinstance(progress, dict) else {"progress": progress}
         self._send()
 
     def save(self, checkpoint: Any) -> None:
-        """Save what the next worker needs to go on from here, should this one be lost.  Raises Lost.
+        """Save a checkpoint from which the next worker can resume if this worker dies.  Raises Lost.
 
-        It returns at once; `flush` waits until the gate has it.
+        It returns at once; `flush` waits until the gate has stored the checkpoint.
         """
-        self.checkpoint = told(checkpoint)
+        self.checkpoint = to_json_value(checkpoint)
         self._send()
 
     def _send(self) -> None:
@@ -96,7 +96,7 @@ class Job:
         self._heart.tell(self.pulse, {**self._said, **mark})
 
     def flush(self, timeout_seconds: float = 30.0) -> bool:
-        """Wait until the gate has heard all that was reported; it blocks, so in async code give it a thread."""
+        """Wait until the gate has all reports; return whether it has.  It blocks: in async code, use a thread."""
         heard = self.pulse.silent.wait(timeout_seconds)
         self.check()
         return heard
@@ -107,15 +107,15 @@ class Job:
             raise Lost(self.reason)
 
     def lose(self, reason: str) -> None:
-        """Take note that the lease is gone; the function learns it at once."""
+        """Mark the lease as lost, and stop the function."""
         if not self.lost.is_set():
             self.reason = reason
             self.lost.set()
             self._tell(self)
 
 
-class Task:
-    """A task function: what it takes, how it runs, which of its errors deserve another attempt."""
+class TaskFunction:
+    """A task function: what it takes, how it runs, which of its errors allow another attempt."""
 
     def __init__(self, function: Callable[..., Any], retry: tuple[type[BaseException], ...], payload: Any) -> None:
         self.function, self.retry = function, retry
@@ -124,34 +124,34 @@ class Task:
         names = [one for one in inspect.signature(function).parameters.values()
                  if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is one.empty]
         if len(names) not in (1, 2):
-            raise TypeError(f"{function!r} must take the payload, or the payload and the job")
+            raise TypeError(f"{function!r} must take one argument (the payload) or two (the payload and the job)")
         self.takes_job = len(names) == 2
-        self.payload = annotated(body, names[0].name) if payload is None else payload
+        self.payload = find_annotation(body, names[0].name) if payload is None else payload
 
     def decoded(self, payload: Any) -> Any:
-        """Turn the payload into what the function takes; raises Fail when it is something else."""
+        """Convert the payload into the function's type; raises Fail if that is impossible."""
         if self.payload is Any:
             return payload
         try:
             return msgspec.convert(payload, self.payload, str_keys=True)
         except msgspec.ValidationError as wrong:
-            raise Fail(f"the payload is not what this task takes: {wrong}", code="invalid_payload") from None
+            raise Fail(f"the payload is invalid for this task: {wrong}", code="invalid_payload") from None
 
     async def run(self, job: Job) -> Any:
-        """Call the function, a plain one in a thread of its own."""
+        """Call the function; a plain function runs in its own thread."""
         given = [self.decoded(job.offer["payload"]), *([job] if self.takes_job else [])]
         try:
-            return await (self.function(*given) if self.is_async else in_thread(self.function, *given))
-        except (SystemExit, KeyboardInterrupt) as error:    # they would end the loop, and with it the worker
+            return await (self.function(*given) if self.is_async else run_in_thread(self.function, *given))
+        except (SystemExit, KeyboardInterrupt) as error:    # they would stop the event loop, and so the worker
             raise RuntimeError(f"the function ended with {error!r}") from error
 
     def failure(self, error: BaseException) -> dict[str, Any]:
-        """Say what `fail` is told about an error."""
+        """Return the fields of the `fail` request for an error."""
         code = getattr(error, "code", None) if isinstance(error, Retry | Fail) else type(error).__name__
-        said: dict[str, Any] = {"code": readable(str(code)), "message": words(error)}
+        said: dict[str, Any] = {"code": clean_text(str(code)), "message": describe_error(error)}
         if isinstance(error, Fail):
-            with contextlib.suppress(TypeError, ValueError, RecursionError):    # a detail that JSON can say
-                said |= {} if error.detail is None else {"detail": told(error.detail)}
+            with contextlib.suppress(TypeError, ValueError, RecursionError):    # leave out a detail that is not JSON
+                said |= {} if error.detail is None else {"detail": to_json_value(error.detail)}
             return {"error": said, "retryable": False}
         if isinstance(error, Retry):
             after = error.after if isinstance(error.after, int | float) and error.after >= 0 else None
@@ -159,36 +159,36 @@ class Task:
         return {"error": said, "retryable": isinstance(error, self.retry)}
 
 
-def told(value: Any) -> Any:
-    """Return a value as JSON has it; raises TypeError or ValueError where JSON has nothing like it."""
+def to_json_value(value: Any) -> Any:
+    """Convert a value into plain JSON values; raises TypeError or ValueError if JSON cannot express it."""
     found = msgspec.to_builtins(value, str_keys=True)
     msgspec.json.encode(found)
     return found
 
 
-def words(error: BaseException) -> str:
-    """Say what an error says, or what it is if it says nothing or fails to."""
+def describe_error(error: BaseException) -> str:
+    """Return the text of an error, or its class if the text is empty or raises."""
     try:
-        return readable(str(error)) or type(error).__name__
+        return clean_text(str(error)) or type(error).__name__
     except Exception as worse:
-        return f"{type(error).__name__}, whose text cannot be had: {type(worse).__name__}"
+        return f"{type(error).__name__}, and its text raised {type(worse).__name__}"
 
 
-def readable(text: str) -> str:
-    """Return what of a text every gate takes: not too long, no NUL, no half of a character."""
+def clean_text(text: str) -> str:
+    """Return a text that every gate accepts: cut to length, without NUL and lone surrogates."""
     return text[:MESSAGE_LENGTH].encode(errors="replace").decode().replace("\0", "\ufffd")
 
 
-def annotated(function: Callable[..., Any], name: str) -> Any:
-    """Return the type of a parameter, Any if it has none."""
+def find_annotation(function: Callable[..., Any], name: str) -> Any:
+    """Return the annotated type of a parameter, or Any."""
     try:
         return get_type_hints(inspect.unwrap(function), include_extras=True).get(name, Any)
     except NameError as unknown:
-        raise TypeError(f"the type of {name!r} cannot be found ({unknown}); give it as payload= to task()") from None
+        raise TypeError(f"the type of {name!r} is unknown ({unknown}); pass it to task() as payload=") from None
 
 
-async def in_thread(function: Callable[..., Any], *given: Any) -> Any:
-    """Run a function in a thread that does not keep the process from ending."""
+async def run_in_thread(function: Callable[..., Any], *given: Any) -> Any:
+    """Run a function in a daemon thread, which does not keep the process alive."""
     loop, context = asyncio.get_running_loop(), contextvars.copy_context()
     done: asyncio.Future[Any] = loop.create_future()
 
@@ -203,9 +203,9 @@ async def in_thread(function: Callable[..., Any], *given: Any) -> Any:
             value = context.run(function, *given)
         except UNSPEAKABLE as error:
             wrong = RuntimeError(f"the function ended with {error!r}")
-        except BaseException as error:      # whatever it is: a thread that ends without a word is waited for for ever
+        except BaseException as error:      # every error: else the caller would wait for ever
             wrong = error
-        with contextlib.suppress(RuntimeError):     # a worker that has stopped waits for this no more
+        with contextlib.suppress(RuntimeError):     # the worker's loop may have ended
             loop.call_soon_threadsafe(settle, value, wrong)
 
     threading.Thread(target=run, name=getattr(function, "__name__", "task"), daemon=True).start()

@@ -30,7 +30,7 @@ from asyncgate.commands.bench.wire import Failed, Gate, NoGate, run
 from asyncgate.commands.calling import BROKEN, CREDENTIAL, NO_GATE, STATUSES, WRONG, Duration, ended
 from asyncgate.commands.terminal import plain
 from asyncgate.parts.app import serve_forever
-from asyncgate.parts.identity.startup import guard_start
+from asyncgate.parts.identity.startup import require_safe_start
 from asyncgate.parts.model.settings import Configured
 from asyncgate.parts.process.configured import configured
 from asyncgate.parts.process.logs import start_logging
@@ -327,6 +327,6 @@ async def echo(request: Any) -> Any:
 @configured
 def bench_server(configured: Configured) -> None:
     """Serve a gate with a bare echo at /echo beside it, the yardstick of `asyncgate bench`."""
-    guard_start(configured.settings)
+    require_safe_start(configured.settings)
     start_logging(configured.settings)
     sys.exit(serve_forever(configured.settings, beside=[Route("/echo", echo, methods=["POST"])]))

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from asyncgate.clients.http import keep_private
+from asyncgate.clients.http import require_private
 
 T = TypeVar("T")
 CONNECT_SECONDS = 10.0
@@ -123,7 +123,7 @@ class Gate:
             raise ValueError(f"a gate's URL is like http://127.0.0.1:8080, not {url!r}")
         if not re.fullmatch(r"[!-~]*", token):
             raise ValueError("a token is made of printable ASCII characters without blanks")
-        keep_private(token, url)
+        require_private(token, url)
         self.url, self.token, self.name, self.host = url, token, name, where.hostname
         self.tls = ssl.create_default_context() if where.scheme == "https" else None
         self.port = where.port or (443 if self.tls else 80)

@@ -1,7 +1,7 @@
 """Administration: tenants, issued keys, limits, the audit log (spec 21.2.2, 21.4.5, 21.7.4, 21.9).
 
-An admin administers its own tenant.  The operator, who is an admin of the default tenant, makes tenants, suspends them,
-says what they may use, and may name any of them; for everybody else another tenant's keys and log do not exist.
+An admin administers its own tenant.  The operator is an admin of the default tenant: it creates and suspends tenants,
+sets their limits, and may name any of them.  Everybody else gets not found for another tenant's keys and log.
 Each change is written to the tenant's audit log in the transaction that makes it.
 """
 
@@ -19,18 +19,26 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from asyncgate import SCOPES, Caller, Engine, Needs, Operation, Work, barred, instant
-from asyncgate.parts.identity.audit import Severity, chained, head, spoken, visitor, who, worded
+from asyncgate.parts.identity.audit import (
+    Severity,
+    add_line,
+    body_of_line,
+    current_visitor,
+    describe_caller,
+    load_head,
+    log_line,
+)
 from asyncgate.parts.identity.keys_stored import (
     default_role,
     default_scopes,
+    encode_names,
     generate,
-    hashed,
-    listed,
+    hash_secret,
     parse,
-    retired,
+    retire_key,
 )
-from asyncgate.parts.identity.notices import admins, tell_admins
-from asyncgate.parts.identity.oversight import telling
+from asyncgate.parts.identity.notices import list_admins, tell_admins
+from asyncgate.parts.identity.oversight import mark_as_told
 from asyncgate.parts.model.errors import Forbidden, InvalidRequest, InvalidTransition, KeyNotFound, TenantNotFound
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.quotas import apply_stricter_limits, find_allowance, is_throttled, tier_of
@@ -63,52 +71,52 @@ from asyncgate.parts.model.wire_admin import (
 T = TypeVar("T")
 
 
-def known(kind: type[Struct], *key: str) -> Callable[[Needs, Caller, Any], None]:
+def load_record(kind: type[Struct], *key: str) -> Callable[[Needs, Caller, Any], None]:
     """Load one record, and where the audit log ends."""
     def load(needs: Needs, caller: Caller, ask: Any) -> None:
         needs.records.add((kind, key))
-        head(needs, caller, ask)
+        load_head(needs, caller, ask)
     return load
 
 
-def told(engine: Engine, work: Work, event: str, severity: Severity, caller: Caller, **said: Any) -> None:
-    """Write what an administrator has done into the log of the tenant that it was done to."""
-    telling()
-    body = worded(engine.settings, {**visitor(), **who(caller), **said})
-    spoken(severity, event, work.tenant_id, body)
+def audit_change(engine: Engine, work: Work, event: str, severity: Severity, caller: Caller, **said: Any) -> None:
+    """Write an administrator's change into the audit log of the tenant that was changed."""
+    mark_as_told()
+    body = body_of_line(engine.settings, {**current_visitor(), **describe_caller(caller), **said})
+    log_line(severity, event, work.tenant_id, body)
     if engine.settings.security.audit_logging.enabled:
-        chained(work, event, severity, body)
+        add_line(work, event, severity, body)
 
 
-async def change(engine: Engine, caller: Caller, tenant_id: str, kind: type[Struct], key: tuple[str, ...],
-                 run: Callable[[Work], T]) -> T:
+async def change_record(engine: Engine, caller: Caller, tenant_id: str, kind: type[Struct], key: tuple[str, ...],
+                        run: Callable[[Work], T]) -> T:
     """Let `run` change one record of a tenant, in the tenant's next batch."""
-    context = copy_context()    # a batch is decided elsewhere, and the log says where the request came from
+    context = copy_context()    # the batch is decided in another task, and the audit log needs the client's address
 
     def decide(engine: Engine, work: Work, caller: Caller, ask: Ask) -> T:
         return context.run(run, work)
-    done: T = await engine.write(decide, known(kind, *key), replace(caller, tenant_id=tenant_id), Ask())
+    done: T = await engine.write(decide, load_record(kind, *key), replace(caller, tenant_id=tenant_id), Ask())
     return done
 
 
 def operates(engine: Engine, caller: Caller) -> bool:
-    """Whether a caller is the operator, who looks after all tenants."""
+    """Whether a caller is the operator, who administers all tenants."""
     return caller.role == "admin" and caller.tenant_id == engine.settings.default_tenant_id
 
 
-def operator(engine: Engine, caller: Caller) -> None:
+def require_operator(engine: Engine, caller: Caller) -> None:
     """Refuse everybody but the operator."""
     if not operates(engine, caller):
-        raise barred(caller, "only the operator, an admin of the default tenant, looks after tenants")
+        raise barred(caller, "only the operator, an admin of the default tenant, administers tenants")
 
 
-async def home(engine: Engine, caller: Caller, named: str | None) -> str:
-    """Return the tenant that is meant: another than one's own is there for the operator only."""
+async def target_tenant(engine: Engine, caller: Caller, named: str | None) -> str:
+    """Return the tenant that a request names; only the operator may name another than its own."""
     if named is None or named == caller.tenant_id:
         return caller.tenant_id
     if operates(engine, caller):
         return await tenant_of(engine, named)
-    account = None if ID.match(named) else await engine.backend.record(caller.tenant_id, Account)
+    account = None if UUID_TEXT.match(named) else await engine.backend.record(caller.tenant_id, Account)
     if account is None or account.name != named:
         raise TenantNotFound(f"no tenant {named}")
     return caller.tenant_id
@@ -117,58 +125,59 @@ async def home(engine: Engine, caller: Caller, named: str | None) -> str:
 # Tenants.
 
 
-ID = re.compile(r"[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\Z")
-NAMED = uuid.UUID("0a6f7a52-6cf8-4f0e-9a0c-5d1e2b7c9f31")     # of which the ids of tenants are, that have a name only
-DEFAULT = "default"
+UUID_TEXT = re.compile(r"[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\Z")
+# The namespace of the ids of tenants that were made by name.
+TENANT_NAMES = uuid.UUID("0a6f7a52-6cf8-4f0e-9a0c-5d1e2b7c9f31")
+DEFAULT_TENANT = "default"
 
 
 async def tenant_of(engine: Engine, named: str) -> str:
-    """Return the id of a tenant that is named by its id or its name."""
-    if ID.match(named):
+    """Return the id of a tenant, given its id or its name."""
+    if UUID_TEXT.match(named):
         return named.lower()
-    if (found := await called(engine, named)) is None:
-        raise TenantNotFound(f"no tenant {named}; list_tenants shows the tenants there are, create_tenant makes one")
+    if (found := await find_tenant_named(engine, named)) is None:
+        raise TenantNotFound(f"no tenant {named}; list_tenants shows all tenants, create_tenant makes one")
     return found
 
 
-async def called(engine: Engine, name: str) -> str | None:
-    """Return the id of the tenant of a name."""
-    if name == DEFAULT:
+async def find_tenant_named(engine: Engine, name: str) -> str | None:
+    """Return the id of the tenant that has a name."""
+    if name == DEFAULT_TENANT:
         return engine.settings.default_tenant_id
-    if (account := await engine.backend.record(likely := made_of(name), Account)) and account.name == name:
+    if (account := await engine.backend.record(likely := id_of_name(name), Account)) and account.name == name:
         return likely
     found = [id for id in await engine.backend.tenants()
              if (account := await engine.backend.record(id, Account)) and account.name == name]
     if len(found) > 1:      # from before names were unique
-        raise InvalidRequest(f"{len(found)} tenants are called {name}: say which by its id, {' or '.join(found)}")
+        raise InvalidRequest(f"{len(found)} tenants are called {name}: name one by its id, {' or '.join(found)}")
     return found[0] if found else None
 
 
-def made_of(name: str) -> str:
-    """Return the id that a tenant has by its name: two that make it at once make the same one."""
-    return str(uuid.uuid5(NAMED, name))
+def id_of_name(name: str) -> str:
+    """Return the id that a name gives a tenant, so two calls that create it at once create the same one."""
+    return str(uuid.uuid5(TENANT_NAMES, name))
 
 
 async def create_tenant(engine: Engine, caller: Caller, ask: CreateTenant) -> TenantRecord:
-    """Make a tenant, with a unique name and a tier; making one again returns it as it is.
+    """Create a tenant with a unique name and a tier; a repeated call returns the tenant unchanged.
 
-    For the operator.  Then issue_key gives it its first key.  One transaction.  Spec 21.3.1.
+    For the operator.  Then issue_key makes its first key.  One transaction.  Spec 21.3.1.
     """
-    operator(engine, caller)
-    if ID.match(ask.name):
-        raise InvalidRequest("a tenant's name cannot look like an id: both are good wherever a tenant is named")
-    named = await called(engine, ask.name)
-    tenant_id = ask.tenant or named or made_of(ask.name)
+    require_operator(engine, caller)
+    if UUID_TEXT.match(ask.name):
+        raise InvalidRequest("a tenant's name cannot look like an id, because requests accept either one")
+    named = await find_tenant_named(engine, ask.name)
+    tenant_id = ask.tenant or named or id_of_name(ask.name)
     if named not in (None, tenant_id) and await engine.backend.record(tenant_id, Account) is None:
-        raise InvalidRequest(f"{ask.name} is the name of tenant {named} already; names are unique")
+        raise InvalidRequest(f"tenant {named} already has the name {ask.name}; names are unique")
 
     def make(work: Work) -> TenantRecord:
         account = work.found(Account)
         if account is None:
             work.keep(account := Account(ask.name, work.now, ask.tier or ""))
-            told(engine, work, "tenant_created", "info", caller, name=ask.name, tier=ask.tier)
-        return shown(engine.settings, tenant_id, account)
-    return await change(engine, caller, tenant_id, Account, (), make)
+            audit_change(engine, work, "tenant_created", "info", caller, name=ask.name, tier=ask.tier)
+        return as_tenant_record(engine.settings, tenant_id, account)
+    return await change_record(engine, caller, tenant_id, Account, (), make)
 
 
 async def list_tenants(engine: Engine, caller: Caller, ask: ListTenants) -> Tenants:
@@ -176,17 +185,17 @@ async def list_tenants(engine: Engine, caller: Caller, ask: ListTenants) -> Tena
 
     For the operator.
     """
-    operator(engine, caller)
+    require_operator(engine, caller)
     found = [(id, await engine.backend.record(id, Account)) for id in await engine.backend.tenants()]
-    return Tenants([shown(engine.settings, id, account) for id, account in found])
+    return Tenants([as_tenant_record(engine.settings, id, account) for id, account in found])
 
 
 async def suspend_tenant(engine: Engine, caller: Caller, ask: SuspendTenant) -> TenantRecord:
-    """Suspend a tenant: within five seconds none of its credentials is good any more; or let it in again.
+    """Suspend a tenant, or end its suspension; within five seconds its credentials are refused or accepted again.
 
-    For the operator.  Its tasks stay as they are, its leases run out.  Spec 21.9.
+    For the operator.  Its tasks stay as they are; its leases run out.  Spec 21.9.
     """
-    operator(engine, caller)
+    require_operator(engine, caller)
     tenant_id = await tenant_of(engine, ask.tenant or "")
     if tenant_id == engine.settings.default_tenant_id:
         raise Forbidden("the default tenant is the operator's own and cannot be suspended")
@@ -196,12 +205,12 @@ async def suspend_tenant(engine: Engine, caller: Caller, ask: SuspendTenant) -> 
         if ask.suspended != (account.suspended_at is not None):
             work.keep(account := replace(account, suspended_at=work.now if ask.suspended else None))
             event = "tenant_suspended" if ask.suspended else "tenant_resumed"
-            told(engine, work, event, "critical", caller, reason=ask.reason)
-        return shown(engine.settings, tenant_id, account)
-    return await change(engine, caller, tenant_id, Account, (), suspend)
+            audit_change(engine, work, event, "critical", caller, reason=ask.reason)
+        return as_tenant_record(engine.settings, tenant_id, account)
+    return await change_record(engine, caller, tenant_id, Account, (), suspend)
 
 
-def shown(settings: Settings, tenant_id: str, account: Account | None) -> TenantRecord:
+def as_tenant_record(settings: Settings, tenant_id: str, account: Account | None) -> TenantRecord:
     """Show a tenant."""
     if account is None:
         return TenantRecord(tenant_id, "", settings.security.rate_limiting.default_tier)
@@ -215,40 +224,40 @@ def shown(settings: Settings, tenant_id: str, account: Account | None) -> Tenant
 
 
 async def get_limits(engine: Engine, caller: Caller, ask: GetLimits) -> Limits:
-    """Return what a tenant may use, what of it is used, and whether that is enforced; -1 is unlimited.
+    """Return a tenant's limits, its usage, and whether the limits are enforced; -1 is unlimited.
 
     Spec 21.4.2.
     """
-    tenant_id = await home(engine, caller, ask.tenant)
+    tenant_id = await target_tenant(engine, caller, ask.tenant)
 
     def count(engine: Engine, work: Work, caller: Caller, ask: Ask) -> Limits:
-        limits, usage = allowed(engine.settings, tenant_id, work.found(Account), work.now), work.found(Usage)
+        limits, usage = as_limits_record(engine.settings, tenant_id, work.found(Account), work.now), work.found(Usage)
         assert usage is not None
         limits.used = Used(usage.active, usage.leases, usage.receipt_bytes, usage.terminal)
         return limits
-    found: Limits = await engine.write(count, used, replace(caller, tenant_id=tenant_id), Ask())
+    found: Limits = await engine.write(count, load_usage, replace(caller, tenant_id=tenant_id), Ask())
     return found
 
 
-def used(needs: Needs, caller: Caller, ask: Any) -> None:
-    """Load what a tenant has, counted anew."""
+def load_usage(needs: Needs, caller: Caller, ask: Any) -> None:
+    """Load a tenant's usage, counted again from its rows."""
     needs.records |= {(Account, ()), (Usage, ())}
     needs.recount = True
 
 
 async def set_limits(engine: Engine, caller: Caller, ask: SetLimits) -> Limits:
-    """Give a tenant another tier, exempt it from all limits until a time (21.4.5), or limit it further (21.9.2).
+    """Set a tenant's tier, exempt it from all limits until a time (21.4.5), or set stricter limits (21.9.2).
 
-    For the operator.  An exemption and stricter limits need a reason.  Stricter limits hold also where limits are not
-    enforced.  Other processes follow within five seconds.
+    For the operator.  An exemption and stricter limits need a reason.  Stricter limits are enforced even where other
+    limits are not.  Other processes apply the change within five seconds.
     """
-    operator(engine, caller)
+    require_operator(engine, caller)
     tenant_id = await tenant_of(engine, ask.tenant or "")
     until, strict = instant(ask.exempt_until), instant(ask.stricter_until)
-    whom = await admins(engine, tenant_id)
+    whom = await list_admins(engine, tenant_id)
     asked_calls, asked_tasks = ask.stricter_calls_per_hour, ask.stricter_tasks_per_hour
     if (until is not None or strict is not None) and not ask.reason:
-        raise InvalidRequest("exempt_until and stricter_until need a reason; it is kept in the audit log (spec 21.4.5)")
+        raise InvalidRequest("exempt_until and stricter_until need a reason; the audit log keeps it (spec 21.4.5)")
     if (strict is None) != (asked_calls is None and asked_tasks is None) and (
             strict is None or strict > engine.backend.now()):
         raise InvalidRequest("stricter limits need stricter_until, and stricter_calls_per_hour or "
@@ -258,28 +267,28 @@ async def set_limits(engine: Engine, caller: Caller, ask: SetLimits) -> Limits:
         account = work.found(Account) or Account("", work.now)
         if ask.tier is not None:
             account = replace(account, tier=ask.tier)
-            told(engine, work, "tier_changed", "warning", caller, tier=ask.tier, reason=ask.reason)
+            audit_change(engine, work, "tier_changed", "warning", caller, tier=ask.tier, reason=ask.reason)
         if until is not None:
             account = replace(account, exempt_until=until, exempt_why=ask.reason)
             granted = "rate_limit_bypass_granted" if until > work.now else "rate_limit_bypass_ended"
-            told(engine, work, granted, "warning", caller, reason=ask.reason, approved_by=caller.principal.id,
-                 expires_at=to_utc(until))
+            audit_change(engine, work, granted, "warning", caller, reason=ask.reason, approved_by=caller.principal.id,
+                         expires_at=to_utc(until))
         if strict is not None:
             account = replace(account, stricter_until=strict, stricter_why=ask.reason, stricter_calls=asked_calls,
                               stricter_tasks=asked_tasks)
             event = "rate_limit_tightened" if strict > work.now else "rate_limit_tightening_ended"
-            told(engine, work, event, "critical", caller, reason=ask.reason, calls_per_hour=asked_calls,
-                 tasks_per_hour=asked_tasks, expires_at=to_utc(strict))
+            audit_change(engine, work, event, "critical", caller, reason=ask.reason, calls_per_hour=asked_calls,
+                         tasks_per_hour=asked_tasks, expires_at=to_utc(strict))
             if strict > work.now:
                 tell_admins(engine, work, whom, "rate_limit_tightened", reason=ask.reason, calls_per_hour=asked_calls,
                             tasks_per_hour=asked_tasks, until=to_utc(strict).isoformat())
         work.keep(account)
-        return allowed(engine.settings, tenant_id, account, work.now)
-    return await change(engine, caller, tenant_id, Account, (), agree)
+        return as_limits_record(engine.settings, tenant_id, account, work.now)
+    return await change_record(engine, caller, tenant_id, Account, (), agree)
 
 
-def allowed(settings: Settings, tenant_id: str, account: Account | None, now: float) -> Limits:
-    """Show what a tenant may use; beside that, whether it is exempt."""
+def as_limits_record(settings: Settings, tenant_id: str, account: Account | None, now: float) -> Limits:
+    """Show a tenant's limits, and until when it is exempt from them."""
     account = account or Account("", 0.0)
     may = apply_stricter_limits(find_allowance(settings, replace(account, exempt_until=None), now), account, now)
     strict = is_throttled(account, now)
@@ -292,127 +301,128 @@ def allowed(settings: Settings, tenant_id: str, account: Account | None, now: fl
 # Issued keys.
 
 
-async def issuer(engine: Engine, caller: Caller, named: str | None) -> str:
-    """Return the tenant that a caller may issue keys for; a limited key would issue itself one without its limits."""
+async def tenant_to_issue_for(engine: Engine, caller: Caller, named: str | None) -> str:
+    """Return the tenant that a caller may issue keys for; a limited key may not, for it could drop its own limits."""
     if caller.capabilities is not None or caller.task_types is not None:
         raise barred(caller, "a key that is limited to capabilities or task types cannot issue keys")
-    return await home(engine, caller, named)
+    return await target_tenant(engine, caller, named)
 
 
 async def issue_key(engine: Engine, caller: Caller, ask: IssueKey) -> IssuedKey:
-    """Issue a key for a worker, an agent or a service; its text is in this answer and never shown again.
+    """Issue a key for a worker, an agent or a service; only this answer shows its text.
 
-    It stands for one principal of one tenant, with a role, scopes and, if wished, the only capabilities and task types
-    that it is good for.  Spec 21.2.2.
+    The key identifies one principal of one tenant, with a role and scopes.  It can be limited to some capabilities and
+    task types.  Spec 21.2.2.
     """
-    tenant_id = await issuer(engine, caller, ask.tenant)
-    text, key = await drawn(engine.settings, ask, caller, engine.backend.now())
-    no_more_than_own(caller, key)
+    tenant_id = await tenant_to_issue_for(engine, caller, ask.tenant)
+    text, key = await draw_key(engine.settings, ask, caller, engine.backend.now())
+    require_own_rights(caller, key)
 
     def issue(work: Work) -> None:
         work.keep(key)
-        told(engine, work, "key_issued", "info", caller, issued=key.key_id, name=key.name, issued_to=key.principal_id,
-             issued_role=key.role)
-    await change(engine, caller, tenant_id, Key, (key.key_id,), issue)
-    return IssuedKey(text, described(tenant_id, key))
+        audit_change(engine, work, "key_issued", "info", caller, issued=key.key_id, name=key.name,
+                     issued_to=key.principal_id, issued_role=key.role)
+    await change_record(engine, caller, tenant_id, Key, (key.key_id,), issue)
+    return IssuedKey(text, as_key_record(tenant_id, key))
 
 
-def no_more_than_own(caller: Caller, key: Key) -> None:
-    """Refuse a key that may do what its issuer may not: by way of it the issuer could."""
+def require_own_rights(caller: Caller, key: Key) -> None:
+    """Refuse to issue a key with more rights than its issuer has."""
     if beyond := msgspec.json.decode(key.scopes, type=frozenset[str]) - caller.scopes:
-        raise barred(caller, f"this credential has no scope {', '.join(sorted(beyond))}, so it cannot give a key that "
-                             "has; name scopes that it has")
+        raise barred(caller, f"this credential has no scope {', '.join(sorted(beyond))}, so it cannot issue a key that "
+                             "has; name only scopes that it has")
 
 
-async def drawn(settings: Settings, ask: IssueKey, caller: Caller, now: float) -> tuple[str, Key]:
-    """Draw a new key: its text, and what is stored of it."""
+async def draw_key(settings: Settings, ask: IssueKey, caller: Caller, now: float) -> tuple[str, Key]:
+    """Draw a new key: its text, and its row."""
     role = ask.role or default_role(ask.principal_kind)
     if role == "system" or ask.principal_kind in ("system", "asyncgate"):
-        raise InvalidRequest("a key stands for an agent, a worker, a service or a human; nobody outside is the system")
+        raise InvalidRequest("a key identifies an agent, a worker, a service or a human; the kinds system "
+                             "and asyncgate are reserved")
     if unknown := (ask.scopes or frozenset()) - SCOPES:
         raise InvalidRequest(f"no scope {min(unknown)}; there are {', '.join(sorted(SCOPES))}")
     begins, ends = instant(ask.not_before), instant(ask.expires_at)
     if ends is not None and ends <= max(now, begins or 0.0):
-        raise InvalidRequest("expires_at is over before the key begins to be good")
-    text, hash, key_id = await made(settings)
+        raise InvalidRequest("expires_at is before not_before, so the key would never be valid")
+    text, hash, key_id = await make_key(settings)
     key = Key(
         key_id=key_id, hash=hash, name=ask.name, principal_kind=ask.principal_kind, principal_id=ask.principal_id,
         principal_instance_id=ask.principal_instance_id, role=role,
-        scopes=listed(default_scopes(role) if ask.scopes is None else ask.scopes) or "[]",
-        capabilities=listed(ask.capabilities), task_types=listed(ask.task_types),
+        scopes=encode_names(default_scopes(role) if ask.scopes is None else ask.scopes) or "[]",
+        capabilities=encode_names(ask.capabilities), task_types=encode_names(ask.task_types),
         not_before=now if begins is None else begins, expires_at=ends, revoked_at=None, rotated_to=None, version=1,
         created_at=now, created_by=str(caller.principal))
     return text, key
 
 
-async def made(settings: Settings) -> tuple[str, str, str]:
+async def make_key(settings: Settings) -> tuple[str, str, str]:
     """Return the text of a new key, the hash of its secret, and its id."""
     text = generate()
     parts = parse(text)
     assert parts is not None
-    return text, await asyncio.to_thread(hashed, parts[1], settings.security.api_keys), parts[0]
+    return text, await asyncio.to_thread(hash_secret, parts[1], settings.security.api_keys), parts[0]
 
 
 async def list_keys(engine: Engine, caller: Caller, ask: ListKeys) -> Keys:
     """List the tenant's keys, revoked ones too; none of them can be read out of it."""
-    tenant_id = await home(engine, caller, ask.tenant)
-    rows, *ends = await page(engine, caller, ask, ("keys", tenant_id),
+    tenant_id = await target_tenant(engine, caller, ask.tenant)
+    rows, *ends = await read_page(engine, caller, ask, ("keys", tenant_id),
                              lambda after: engine.backend.page(tenant_id, Rows(Key, after)),
-                             lambda key: key.key_id, lambda key: True)
-    return Keys([described(tenant_id, key) for key in rows], *ends)
+                                  lambda key: key.key_id, lambda key: True)
+    return Keys([as_key_record(tenant_id, key) for key in rows], *ends)
 
 
 async def rotate_key(engine: Engine, caller: Caller, ask: RotateKey) -> IssuedKey:
-    """Replace a key by a new one with the same rights; the old one stays good for overlap_seconds.
+    """Replace a key by a new one with the same rights; the old one stays valid for overlap_seconds.
 
-    The new text is in this answer and never shown again.
+    Only this answer shows the new text.
     """
-    tenant_id = await issuer(engine, caller, ask.tenant)
-    text, hash, key_id = await made(engine.settings)
+    tenant_id = await tenant_to_issue_for(engine, caller, ask.tenant)
+    text, hash, key_id = await make_key(engine.settings)
 
     def rotate(work: Work) -> Key:
-        old = good(work.found(Key, ask.key_id), ask.key_id)
+        old = require_key(work.found(Key, ask.key_id), ask.key_id)
         if old.revoked_at is not None or old.rotated_to is not None:
-            raise InvalidTransition(f"key {old.key_id} was revoked or rotated already; issue_key makes a new one")
-        no_more_than_own(caller, old)
+            raise InvalidTransition(f"key {old.key_id} is already revoked or rotated; issue_key makes a new one")
+        require_own_rights(caller, old)
         new = replace(old, key_id=key_id, hash=hash, not_before=work.now, created_at=work.now, last_used_at=None,
                       created_by=str(caller.principal))
-        work.keep(retired(old, key_id, work.now, ask.overlap_seconds))
+        work.keep(retire_key(old, key_id, work.now, ask.overlap_seconds))
         work.keep(new)
-        told(engine, work, "key_rotated", "info", caller, rotated=old.key_id, rotated_to=key_id)
+        audit_change(engine, work, "key_rotated", "info", caller, rotated=old.key_id, rotated_to=key_id)
         return new
-    new = await change(engine, caller, tenant_id, Key, (ask.key_id,), rotate)
-    return IssuedKey(text, described(tenant_id, new))
+    new = await change_record(engine, caller, tenant_id, Key, (ask.key_id,), rotate)
+    return IssuedKey(text, as_key_record(tenant_id, new))
 
 
 async def revoke_key(engine: Engine, caller: Caller, ask: RevokeKey) -> Ok:
-    """Take a key back: this process refuses it at once, others within five seconds; again is no error.
+    """Revoke a key: this process refuses it at once, others within five seconds; a repeated call is a no-op.
 
     Spec 21.9.1.
     """
-    tenant_id = await home(engine, caller, ask.tenant)
-    whom = await admins(engine, tenant_id)
+    tenant_id = await target_tenant(engine, caller, ask.tenant)
+    whom = await list_admins(engine, tenant_id)
 
     def revoke(work: Work) -> Ok:
-        key = good(work.found(Key, ask.key_id), ask.key_id)
+        key = require_key(work.found(Key, ask.key_id), ask.key_id)
         if key.revoked_at is None:
             work.keep(replace(key, revoked_at=work.now))
-            told(engine, work, "key_revoked", "warning", caller, revoked=key.key_id, reason=ask.reason)
+            audit_change(engine, work, "key_revoked", "warning", caller, revoked=key.key_id, reason=ask.reason)
             tell_admins(engine, work, whom, "key_revoked", key_id=key.key_id, name=key.name, reason=ask.reason,
                         by=str(caller.principal))
         return Ok(True)
-    return await change(engine, caller, tenant_id, Key, (ask.key_id,), revoke)
+    return await change_record(engine, caller, tenant_id, Key, (ask.key_id,), revoke)
 
 
-def good(key: Key | None, key_id: str) -> Key:
-    """Return the key if there is one."""
+def require_key(key: Key | None, key_id: str) -> Key:
+    """Return a key; raises KeyNotFound for None."""
     if key is None:
-        raise KeyNotFound(f"no key {key_id}; list_keys shows the keys there are")
+        raise KeyNotFound(f"no key {key_id}; list_keys shows all keys")
     return key
 
 
-def described(tenant_id: str, key: Key) -> KeyRecord:
-    """Show a key without its secret, and without the hash of it."""
+def as_key_record(tenant_id: str, key: Key) -> KeyRecord:
+    """Show a key without its secret and without the hash of the secret."""
     def names(text: str | None) -> list[str] | None:
         return None if text is None else msgspec.json.decode(text, type=list[str])
 
@@ -428,37 +438,38 @@ def described(tenant_id: str, key: Key) -> KeyRecord:
 
 
 async def list_audit(engine: Engine, caller: Caller, ask: ListAudit) -> AuditLines:
-    """Read the tenant's audit log, oldest first; no line is ever changed.
+    """List the tenant's audit log, oldest first; its lines never change.
 
     Lines are kept for security.audit_logging.retention_days, 90 at least.  Spec 21.7.4.
     """
-    tenant_id = await home(engine, caller, ask.tenant)
+    tenant_id = await target_tenant(engine, caller, ask.tenant)
 
     def wanted(line: Audit) -> bool:
         return (ask.event in (None, line.event) and ask.severity in (None, line.severity)
-                and (ask.key_id is None or concerns(line, ask.key_id)))
-    rows, *ends = await page(engine, caller, ask, ("audit", tenant_id, ask.event, ask.severity, ask.key_id),
+                and (ask.key_id is None or concerns_key(line, ask.key_id)))
+    rows, *ends = await read_page(engine, caller, ask, ("audit", tenant_id, ask.event, ask.severity, ask.key_id),
                              lambda after: engine.backend.page(tenant_id, Rows(Audit, after)),
                              lambda line: line.audit_id, wanted)
-    return AuditLines([audited(tenant_id, line) for line in rows], *ends)
+    return AuditLines([as_audit_line(tenant_id, line) for line in rows], *ends)
 
 
-def concerns(line: Audit, key_id: str) -> bool:
-    """Whether a line tells of what was done with a key or to it."""
+def concerns_key(line: Audit, key_id: str) -> bool:
+    """Whether a line is about an action by a key or on a key."""
     said = msgspec.json.decode(line.body)
     return key_id in [said.get(name) for name in ("key_id", "issued", "rotated", "rotated_to", "revoked")]
 
 
-def audited(tenant_id: str, line: Audit) -> AuditLine:
-    """Show a line of the audit log; what spec 21.7.4 has at the top level stands there too."""
+def as_audit_line(tenant_id: str, line: Audit) -> AuditLine:
+    """Show a line of the audit log, with the fields that spec 21.7.4 wants at the top level."""
     said = msgspec.json.decode(line.body)
     return AuditLine(
         line.audit_id, line.number, tenant_id, to_utc(line.at), line.event, line.severity, said.get("principal_id"),
         said.get("ip"), said.get("user_agent"), said.get("reason"), Raw(line.body.encode()), line.hash)
 
 
-async def page(engine: Engine, caller: Caller, ask: Any, mark: tuple[Any, ...], read: Callable[[str], Any],
-               name: Callable[[Any], str], wanted: Callable[[Any], bool]) -> tuple[list[Any], str | None, str | None]:
+async def read_page(engine: Engine, caller: Caller, ask: Any, mark: tuple[Any, ...], read: Callable[[str], Any],
+                    name: Callable[[Any], str], wanted: Callable[[Any], bool],
+                    ) -> tuple[list[Any], str | None, str | None]:
     """Return the rows of one page of an exported table, its next_cursor and its cursor."""
     limit, after = engine.limit(ask.limit), engine.position(caller, ask.cursor, *mark) or ""
     found: list[Any] = []
@@ -482,7 +493,7 @@ OPERATIONS = [
 ]
 
 
-async def first_key(engine: Engine, ask: IssueKey) -> IssuedKey:
-    """Issue a key as the operator, beside the gate: the very first one has nobody else to issue it."""
+async def issue_first_key(engine: Engine, ask: IssueKey) -> IssuedKey:
+    """Issue a key as the operator, without a running gate: nobody has a key yet who could issue the first one."""
     tenant_id = engine.settings.default_tenant_id
     return await issue_key(engine, Caller(tenant_id, Principal("system", "cli"), "admin", SCOPES), ask)

@@ -23,9 +23,10 @@ import msgspec
 from msgspec import Raw, Struct
 
 from asyncgate import Caller, Engine, Sweep, Work, its_lease
-from asyncgate.parts.identity.notices import notify
+from asyncgate.parts.identity.notices import write_notice
 from asyncgate.parts.model.connection import group_address
 from asyncgate.parts.model.content import to_canonical
+from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.ids import mark_in, mark_of
 from asyncgate.parts.model.queries import Rows
@@ -51,8 +52,8 @@ FLUSH_SECONDS, MOST_NOTED = 1.0, 100            # different lines of one tenant;
 COUNTED_SECONDS, MOST_COUNTED = 300.0, 10_000   # what is no refusal: noted when it first happens, then counted
 LINES_OF_PLACE, LINES_OF_STRANGERS = 20, 100    # in a minute, caused by those without a good credential
 MOST_TASKS, USES_SECONDS, NOTICE_SECONDS = 200, 60.0, 3600.0
-DAY, PRUNED = 86_400, "audit_pruned"
-SUSPECTS, TENANTS_SECONDS, LAST_SECONDS = 100, 60.0, 1.0
+PRUNED = "audit_pruned"
+SUSPECTS, TENANTS_SECONDS, LAST_FLUSH_SECONDS = 100, 60.0, 1.0
 # What a refusal is called in the log; of the others the answer itself is enough.
 EVENTS: dict[str, tuple[str, Severity]] = {
     "tenant_mismatch": ("cross_tenant_attempt", "critical"),
@@ -69,7 +70,7 @@ FOREIGN = {"task_not_found": "task_id", "receipt_not_found": "receipt_id", "key_
 visit: ContextVar[Scope | None] = ContextVar("visit", default=None)
 
 
-def visitor() -> dict[str, str | None]:
+def current_visitor() -> dict[str, str | None]:
     """Return from where the request of the running task came; the text of its client is cut short."""
     if (scope := visit.get()) is None:
         return {}
@@ -77,26 +78,26 @@ def visitor() -> dict[str, str | None]:
     return {"ip": scope.get("asyncgate.address"), "user_agent": agents[0][:200].decode("latin-1") if agents else None}
 
 
-def worded(settings: Settings, said: dict[str, Any]) -> bytes:
+def body_of_line(settings: Settings, said: dict[str, Any]) -> bytes:
     """Write what there is to say; a secret that somebody put where it does not belong is left out."""
-    redaction = redacting(tuple(settings.security.audit_logging.sensitive_fields))
+    redaction = redactor_of(tuple(settings.security.audit_logging.sensitive_fields))
     return to_canonical(redaction.tree({name: value for name, value in said.items() if value is not None}))
 
 
 @lru_cache(8)
-def redacting(fields: tuple[str, ...]) -> Redaction:
+def redactor_of(fields: tuple[str, ...]) -> Redaction:
     """Return what hides these fields; to make it costs more than to use it."""
     return Redaction(fields)
 
 
-def spoken(severity: Severity, event: str, tenant_id: str, body: bytes) -> None:
+def log_line(severity: Severity, event: str, tenant_id: str, body: bytes) -> None:
     """Tell the process's own log; where that is JSON, what there is to say stands at the top level (21.7.4)."""
     fields = {"event": event, "severity": severity, "tenant_id": tenant_id, **msgspec.json.decode(body)}
     log.log(LEVELS[severity], "%s %s tenant=%s %s", severity, event, tenant_id, body.decode(),
             extra={"fields": fields})
 
 
-def changed(ask: Any, reply: Any) -> list[str]:
+def changed_tasks(ask: Any, reply: Any) -> list[str]:
     """Return the tasks that an operation was about."""
     named = [getattr(reply, "task_id", None) or getattr(ask, "task_id", None)]
     named += [one.task_id for one in getattr(reply, "results", None) or getattr(reply, "tasks", None) or ()]
@@ -106,39 +107,39 @@ def changed(ask: Any, reply: Any) -> list[str]:
 # The chain.
 
 
-def chained(work: Work, event: str, severity: Severity, said: bytes, at: float | None = None) -> Audit:
+def add_line(work: Work, event: str, severity: Severity, said: bytes, at: float | None = None) -> Audit:
     """Add a line to the tenant's log; the batch must have loaded its `head`.
 
     Its id is its number: lines sort as they are chained whatever process wrote them, and no number is given twice.
     """
     head = work.found(AuditHead) or AuditHead(0, "")
     number = head.number + 1
-    line = link(head, Audit(f"{number:012d}", number, work.now if at is None else at, event, severity, said.decode(),
-                            ""))
+    line = link_line(head, Audit(
+        f"{number:012d}", number, work.now if at is None else at, event, severity, said.decode(), ""))
     work.log(line)
     work.keep(AuditHead(line.number, line.hash))
     return line
 
 
-def link(head: AuditHead, line: Audit) -> Audit:
+def link_line(head: AuditHead, line: Audit) -> Audit:
     """Return a line with its hash, which covers the line before it."""
     told = to_canonical((head.hash, line.audit_id, line.number, line.at, line.event, line.severity,
-                      Raw(line.body.encode())))
+                         Raw(line.body.encode())))
     return Audit(line.audit_id, line.number, line.at, line.event, line.severity, line.body,
                  hashlib.sha256(told).hexdigest())
 
 
-def head(needs: Needs, caller: Caller, ask: Any) -> None:
+def load_head(needs: Needs, caller: Caller, ask: Any) -> None:
     """Load where the log ends, and keep others from adding to it meanwhile."""
     needs.records.add((AuditHead, ()))
 
 
-def broken(lines: Iterable[Audit], before: AuditHead) -> str | None:
+def find_break(lines: Iterable[Audit], before: AuditHead) -> str | None:
     """Say what is wrong with the next lines of a log, or nothing."""
     for line in lines:
         if line.number != before.number + 1:
             return f"line {before.number + 1} of the audit log is missing: {line.audit_id} is number {line.number}"
-        if link(before, line).hash != line.hash:
+        if link_line(before, line).hash != line.hash:
             return f"line {line.number} of the audit log, {line.audit_id}, is not what was written"
         before = AuditHead(line.number, line.hash)
     return None
@@ -147,7 +148,7 @@ def broken(lines: Iterable[Audit], before: AuditHead) -> str | None:
 # Its beginning (21.7.4: 90 days at least).
 
 
-async def prune(engine: Engine, tenant_id: str) -> int:
+async def prune_lines(engine: Engine, tenant_id: str) -> int:
     """Let the lines go that are too old, as many as one page has; a new line says which was the last of them.
 
     So what remains proves itself: the hashes reach from its first line, which covers the last one that has gone, to the
@@ -155,21 +156,21 @@ async def prune(engine: Engine, tenant_id: str) -> int:
     """
     now = engine.backend.now()
     page = await engine.backend.page(tenant_id, Rows(Audit))
-    oldest = now - DAY * engine.settings.security.audit_logging.retention_days
+    oldest = now - DAY_SECONDS * engine.settings.security.audit_logging.retention_days
     old: list[Audit] = list(takewhile(lambda line: line.at < oldest, page))
-    if not old or old[0].at > oldest - DAY:     # what goes, goes once a day
+    if not old or old[0].at > oldest - DAY_SECONDS:     # what goes, goes once a day
         return 0
 
     def drop(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
         for line in old:
             work.drop(Audit, line.audit_id)
         told = {"up_to": old[-1].number, "hash": old[-1].hash, "lines": len(old)}
-        chained(work, PRUNED, "info", to_canonical(told))
-    await engine.write(drop, head, engine.itself(tenant_id), Sweep())
+        add_line(work, PRUNED, "info", to_canonical(told))
+    await engine.write(drop, load_head, engine.itself(tenant_id), Sweep())
     return len(old)
 
 
-def pruned(line: Audit) -> AuditHead | None:
+def last_pruned(line: Audit) -> AuditHead | None:
     """Return which line was the last one to go, if this line says so."""
     if line.event != PRUNED:
         return None
@@ -189,7 +190,7 @@ class Pruner:
             return 0        # another process does
         gone = 0
         for tenant_id in await self.engine.backend.tenants():
-            while lines := await prune(self.engine, tenant_id):
+            while lines := await prune_lines(self.engine, tenant_id):
                 gone += lines
         return gone
 
@@ -197,7 +198,7 @@ class Pruner:
 # Beside the requests.
 
 
-def who(caller: Caller) -> dict[str, Any]:
+def describe_caller(caller: Caller) -> dict[str, Any]:
     """Return what the log says of a caller: never what it showed."""
     return {"principal_kind": caller.principal.kind, "principal_id": caller.principal.id, "role": caller.role,
             "key_id": caller.key_id}
@@ -282,14 +283,14 @@ class Auditor:
         if self.flushing is not None:
             await asyncio.wait([self.flushing])     # what it has taken is not among the notes any more
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_SECONDS):
+            async with asyncio.timeout(LAST_FLUSH_SECONDS):
                 await self.ask_all()
         self.count()
         await self.flush()
 
     def note(self, tenant_id: str, event: str, severity: Severity, *, place: str | None = None, **said: Any) -> None:
         """Note that something happened; what strangers do, from a place, has a budget."""
-        line = (event, severity, self._worded({**visitor(), **said}))
+        line = (event, severity, self._worded({**current_visitor(), **said}))
         noted = self.noted[tenant_id]
         if place is not None and line not in noted and not self.strangers.may_be_told(place, event):
             return
@@ -299,13 +300,13 @@ class Auditor:
         since, times = noted.get(line, (self.engine.backend.now(), 0))
         noted[line] = since, times + 1
         if not times:       # the process's own log learns how often when the line is written
-            spoken(severity, event, tenant_id, line[2])
+            log_line(severity, event, tenant_id, line[2])
 
     def _worded(self, said: dict[str, Any]) -> bytes:
         """Write what there is to say; in a flood most of it was said within this second."""
         raw = to_canonical(said)
         if (text := self.words.get(raw)) is None:
-            text = worded(self.engine.settings, said)
+            text = body_of_line(self.engine.settings, said)
             if len(self.words) < MOST_NOTED:
                 self.words[raw] = text
         return text
@@ -326,12 +327,12 @@ class Auditor:
         if code == "lease_invalid_or_expired" and reason != "unknown":
             return      # it came too late; else the lease is another worker's, another tenant's, or made up
         if code == "lease_invalid_or_expired":
-            self.note(caller.tenant_id, "lease_refused", "warning", **who(caller), operation=operation, reason=code,
-                      message=message)
+            self.note(caller.tenant_id, "lease_refused", "warning", **describe_caller(caller), operation=operation,
+                      reason=code, message=message)
         if code in EVENTS:
             event, severity = EVENTS[code]
-            self.note(caller.tenant_id, event, severity, **who(caller), operation=operation, reason=code,
-                      message=message)
+            self.note(caller.tenant_id, event, severity, **describe_caller(caller), operation=operation,
+                      reason=code, message=message)
         elif code == "parent_not_found":
             for parent in ask.parents:
                 self._suspect(caller, "receipt_id", parent)
@@ -361,8 +362,8 @@ class Auditor:
         if (counted := self.counted.get(key)) is not None:
             counted.uses += 1
         elif len(self.counted) < MOST_COUNTED:
-            self.counted[key] = Counted(caller.tenant_id, event, severity, {**who(caller), **said})
-            self.note(caller.tenant_id, event, severity, **who(caller), **said)
+            self.counted[key] = Counted(caller.tenant_id, event, severity, {**describe_caller(caller), **said})
+            self.note(caller.tenant_id, event, severity, **describe_caller(caller), **said)
         else:       # told apart no further
             rest = self.counted.setdefault((caller.tenant_id, event), Counted(caller.tenant_id, event, severity, {}))
             rest.uses += 1
@@ -375,7 +376,7 @@ class Auditor:
                 self._tell_uses()
             uses = self.uses[key] = Uses(caller)
         uses.operations[op.name] = uses.operations.get(op.name, 0) + 1
-        for task_id in changed(ask, reply) if op.kind == "W" else ():
+        for task_id in changed_tasks(ask, reply) if op.kind == "W" else ():
             if len(uses.tasks) < MOST_TASKS:
                 uses.tasks[task_id] = None
             elif task_id not in uses.tasks:
@@ -391,7 +392,7 @@ class Auditor:
         """Note what was done with each key, without the addresses of who happens to ask now."""
         uses, self.uses = self.uses, {}
         for one in uses.values():
-            said = {**who(one.caller), "operations": one.operations, "tasks": list(one.tasks) or None,
+            said = {**describe_caller(one.caller), "operations": one.operations, "tasks": list(one.tasks) or None,
                     "more_tasks": one.more or None}
             self.note(one.caller.tenant_id, "key_used", "info", **said)
 
@@ -401,7 +402,7 @@ class Auditor:
         if now - self.noticed.get((tenant_id, kind), -inf) < NOTICE_SECONDS or len(self.noticed) >= MOST_COUNTED:
             return
         self.noticed[tenant_id, kind] = now
-        task = asyncio.create_task(notify(self.engine, tenant_id, kind, **details))
+        task = asyncio.create_task(write_notice(self.engine, tenant_id, kind, **details))
         self.telling.add(task)
         task.add_done_callback(self.telling.discard)
 
@@ -434,11 +435,11 @@ class Auditor:
         for (event, severity, body), (since, times) in noted.items():
             if times > 1:
                 body = to_canonical({**msgspec.json.decode(body), "times": times})
-                spoken(severity, event, tenant_id, body)
+                log_line(severity, event, tenant_id, body)
             lines.append((since, (event, severity, body)))
         if missed:
             body = to_canonical({"times": missed})
-            spoken("critical", "audit_overflow", tenant_id, body)
+            log_line("critical", "audit_overflow", tenant_id, body)
             lines.append((self.engine.backend.now(), ("audit_overflow", "critical", body)))
         return lines
 
@@ -455,12 +456,12 @@ class Auditor:
     async def _write(self, tenant_id: str, lines: list[tuple[float, Line]]) -> bool:
         def write(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
             for at, (event, severity, said) in lines:
-                chained(work, event, severity, said, at)
+                add_line(work, event, severity, said, at)
 
         caller = self.engine.itself(tenant_id)
         try:
             if self.enabled:
-                await self.engine.write(write, head, caller, Sweep())
+                await self.engine.write(write, load_head, caller, Sweep())
             return True
         except GateError:
             log.exception("%d lines of the audit log of tenant %s are not written yet", len(lines), tenant_id)
@@ -490,7 +491,7 @@ class Auditor:
         if self.suspects.full():
             self.missed[caller.tenant_id]["unknown_id"] += 1
         elif id:
-            self.suspects.put_nowait((caller, name, id, visitor()))
+            self.suspects.put_nowait((caller, name, id, current_visitor()))
 
     async def _asking(self) -> None:
         while True:
@@ -508,7 +509,7 @@ class Auditor:
     async def _ask(self, caller: Caller, name: str, id: str, where: dict[str, Any]) -> None:
         try:
             if await self._elsewhere(caller.tenant_id, name, id):
-                self.note(caller.tenant_id, "cross_tenant_attempt", "critical", **where, **who(caller),
+                self.note(caller.tenant_id, "cross_tenant_attempt", "critical", **where, **describe_caller(caller),
                           **{f"foreign_{name}": id}, reason=f"{name.removesuffix('_id')}_not_found",
                           message="the id belongs to another tenant")
                 self.notice(caller.tenant_id, "cross_tenant_attempt", key_id=caller.key_id,

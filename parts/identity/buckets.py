@@ -19,10 +19,10 @@ from asyncgate.parts.model.settings import Settings, Tier
 from asyncgate.parts.model.wire import Principal
 
 HOUR, MINUTE = 3600, 60
-MOST = 2**51 // 1000        # calls times seconds: Lua counts in floats, which are exact to 2**53
-WHO = {"server": "Server", "ip": "Address", "tenant": "Tenant", "principal": "Principal"}
-WHAT = {"api_calls": "API call", "heartbeats": "heartbeat", "anonymous": "anonymous call", "tasks": "task"}
-UNITS = [("d", "day", 86_400), ("h", "hour", HOUR), ("m", "minute", MINUTE), ("s", "second", 1)]
+MOST_CALL_SECONDS = 2**51 // 1000        # calls times seconds: Lua counts in floats, which are exact to 2**53
+TIER_NAMES = {"server": "Server", "ip": "Address", "tenant": "Tenant", "principal": "Principal"}
+CALL_NAMES = {"api_calls": "API call", "heartbeats": "heartbeat", "anonymous": "anonymous call", "tasks": "task"}
+WINDOW_UNITS = [("d", "day", 86_400), ("h", "hour", HOUR), ("m", "minute", MINUTE), ("s", "second", 1)]
 
 
 class Bucket(Struct, frozen=True):
@@ -35,11 +35,11 @@ class Bucket(Struct, frozen=True):
     burst: int
 
     def __post_init__(self) -> None:
-        if not (-1 <= self.limit <= MOST // self.window_seconds and self.burst >= min(self.limit, 0)):
+        if not (-1 <= self.limit <= MOST_CALL_SECONDS // self.window_seconds and self.burst >= min(self.limit, 0)):
             raise ValueError(f"{self.limit} in {self.window_seconds} s cannot be counted exactly")
 
 
-class Verdict(Struct, frozen=True):
+class LimitVerdict(Struct, frozen=True):
     """Whether a call may pass, and how it stands with the bucket that decides: the emptiest, or the last to refill."""
 
     admitted: bool
@@ -53,7 +53,7 @@ class Verdict(Struct, frozen=True):
     wait_ms: int            # exact: a call that comes earlier is refused, one that comes then is admitted
 
 
-UNLIMITED = Verdict(True, "", "", -1, -1, 0, 0, 0, 0)
+UNLIMITED = LimitVerdict(True, "", "", -1, -1, 0, 0, 0, 0)
 
 
 def buckets_for(settings: Settings, may: Tier | None, tenant_id: str | None, principal: Principal | None,
@@ -64,43 +64,43 @@ def buckets_for(settings: Settings, may: Tier | None, tenant_id: str | None, pri
     may do everything is exempt from all limits but the server's.
     """
     limiting, place = settings.security.rate_limiting, f"ip:{group_address(address)}"
-    server = bucket("server", "server:api_calls", limiting.server_calls_per_minute, MINUTE)
+    server = make_bucket("server", "server:api_calls", limiting.server_calls_per_minute, MINUTE)
     if tenant_id is None:
-        return [server, bucket("ip", f"{place}:anonymous", limiting.anonymous_calls_per_minute, MINUTE)]
+        return [server, make_bucket("ip", f"{place}:anonymous", limiting.anonymous_calls_per_minute, MINUTE)]
     if may is None:
         return [server]
     limit, what = may.api_calls_per_hour, "api_calls"
     if heartbeat:
-        limit, what = part(limit, 100 * limiting.heartbeat_factor), "heartbeats"
-    found = [server, bucket("tenant", f"tenant:{tenant_id}:{what}", limit, HOUR)]
+        limit, what = percent_of(limit, 100 * limiting.heartbeat_factor), "heartbeats"
+    found = [server, make_bucket("tenant", f"tenant:{tenant_id}:{what}", limit, HOUR)]
     if principal:
         name = f"principal:{tenant_id}:{principal.kind}:{quote(principal.id, safe='@')}:{what}"
-        found.append(bucket("principal", name, part(limit, limiting.principal_percent), HOUR))
-    return [*found, bucket("ip", f"{place}:api_calls", limiting.address_calls_per_minute, MINUTE)]
+        found.append(make_bucket("principal", name, percent_of(limit, limiting.principal_percent), HOUR))
+    return [*found, make_bucket("ip", f"{place}:api_calls", limiting.address_calls_per_minute, MINUTE)]
 
 
 def call_bucket(may: Tier, tenant_id: str) -> Bucket:
     """Return the bucket that all calls of a tenant are drawn from."""
-    return bucket("tenant", f"tenant:{tenant_id}:api_calls", may.api_calls_per_hour, HOUR)
+    return make_bucket("tenant", f"tenant:{tenant_id}:api_calls", may.api_calls_per_hour, HOUR)
 
 
 def task_bucket(may: Tier, tenant_id: str) -> Bucket:
     """Return the bucket that new tasks are drawn from, each one apart from the call that creates it (21.4.2)."""
-    return bucket("tenant", f"tenant:{tenant_id}:tasks", may.tasks_per_hour, HOUR)
+    return make_bucket("tenant", f"tenant:{tenant_id}:tasks", may.tasks_per_hour, HOUR)
 
 
-def bucket(tier: str, key: str, limit: int, window_seconds: int) -> Bucket:
+def make_bucket(tier: str, key: str, limit: int, window_seconds: int) -> Bucket:
     """Make a bucket that may be emptied at once; a limit beyond what can be counted is the greatest that can."""
-    limit = min(limit, MOST // window_seconds)
+    limit = min(limit, MOST_CALL_SECONDS // window_seconds)
     return Bucket(tier, key, limit, window_seconds, max(limit, 0))
 
 
-def part(limit: int, percent: int) -> int:
+def percent_of(limit: int, percent: int) -> int:
     """Take a part of a limit; of some it is at least one, of none and of no limit it is the same."""
     return max(1, limit * percent // 100) if limit > 0 else limit
 
 
-def headers(verdict: Verdict) -> list[tuple[bytes, bytes]]:
+def limit_headers(verdict: LimitVerdict) -> list[tuple[bytes, bytes]]:
     """Say in the answer's headers how the caller stands (21.4.3); to whom nothing is limited they say nothing."""
     if verdict.limit < 0:
         return []
@@ -108,10 +108,10 @@ def headers(verdict: Verdict) -> list[tuple[bytes, bytes]]:
             (b"x-ratelimit-reset", b"%d" % verdict.reset_at), (b"x-ratelimit-bucket", verdict.bucket.encode("ascii"))]
 
 
-def exceeded(verdict: Verdict) -> RateLimitExceeded:
+def limit_error(verdict: LimitVerdict) -> RateLimitExceeded:
     """Make the refusal of a call that found a bucket empty (21.4.4)."""
-    who, what = WHO[verdict.tier], WHAT[verdict.bucket.rpartition(":")[2]]
-    short, long, seconds = next(unit for unit in UNITS if verdict.window_seconds % unit[2] == 0)
+    who, what = TIER_NAMES[verdict.tier], CALL_NAMES[verdict.bucket.rpartition(":")[2]]
+    short, long, seconds = next(unit for unit in WINDOW_UNITS if verdict.window_seconds % unit[2] == 0)
     count = verdict.window_seconds // seconds
     per = long if count == 1 else f"{count} {long}s"
     return RateLimitExceeded(f"{who} {what} limit exceeded ({verdict.limit}/{per})", retry_after=verdict.retry_after,

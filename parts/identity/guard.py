@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Extension, Needs, News, Work
-from asyncgate.parts.identity.audit import Auditor, visit, who
-from asyncgate.parts.identity.buckets import Bucket, buckets_for, call_bucket, exceeded, task_bucket
-from asyncgate.parts.identity.buckets import headers as limit_headers
+from asyncgate.parts.identity.audit import Auditor, describe_caller, visit
+from asyncgate.parts.identity.buckets import Bucket, buckets_for, call_bucket, limit_error, task_bucket
+from asyncgate.parts.identity.buckets import limit_headers as limit_headers
 from asyncgate.parts.identity.keys import PLACES, IssuedKeys, places_of
-from asyncgate.parts.identity.keys_stored import PREFIX
+from asyncgate.parts.identity.keys_stored import KEY_PREFIX
 from asyncgate.parts.identity.limits import open_limits
 from asyncgate.parts.identity.oversight import oversee
 from asyncgate.parts.model.connection import Headers, Scope, find_client_address, read_token
@@ -130,7 +130,7 @@ class Keys:
     async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
         """Return whom a key stands for."""
         caller = await self.keys.caller(token, address)
-        if caller is None and token is not None and token.startswith(PREFIX):
+        if caller is None and token is not None and token.startswith(KEY_PREFIX):
             raise InvalidToken("this credential is not good")
         return caller
 
@@ -201,7 +201,7 @@ class Guard(Extension):
             await self.accounts.admit(caller)
         except Unauthenticated as no:
             self.auditor.stranger(no)
-            if not (read_token(headers) or PREFIX).startswith(PREFIX):     # of issued keys the wrong ones are held back
+            if not (read_token(headers) or KEY_PREFIX).startswith(KEY_PREFIX):     # wrong issued keys are slowed down
                 await self.keys.guessed(address)
             await self._draw(scope, self._strangers(address))
             raise
@@ -244,7 +244,7 @@ class Guard(Extension):
         if not verdict.admitted:
             if (scope := visit.get()) is not None:
                 scope["asyncgate.limits"] = limit_headers(verdict)
-            raise exceeded(verdict)
+            raise limit_error(verdict)
         try:
             reply = await create()
         except GateError as no:
@@ -289,7 +289,7 @@ class Guard(Extension):
 
     def moved(self, caller: Caller, place: str) -> None:
         """Note that a key is used from where it never was (spec 21.9.1)."""
-        self.auditor.note(caller.tenant_id, "unusual_address", "warning", **who(caller), place=place)
+        self.auditor.note(caller.tenant_id, "unusual_address", "warning", **describe_caller(caller), place=place)
         self.auditor.notice(caller.tenant_id, "unusual_address", key_id=caller.key_id, place=place,
                             principal=str(caller.principal))
 
@@ -332,7 +332,7 @@ class Guard(Extension):
         verdict = await self.limits.take(buckets)
         scope["asyncgate.limits"] = limit_headers(verdict)
         if not verdict.admitted:
-            raise exceeded(verdict)
+            raise limit_error(verdict)
 
     def refused(self, scope: Scope, no: GateError, ask: Ask | None = None) -> None:
         """Write down a refusal, where that is a matter of security; each is written once."""

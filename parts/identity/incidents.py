@@ -1,4 +1,4 @@
-"""What an operator or an admin does when credentials may be in wrong hands (spec 21.9)."""
+"""The response to leaked credentials, for operators and admins (spec 21.9)."""
 
 from __future__ import annotations
 
@@ -9,72 +9,78 @@ from typing import Any
 from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Needs, Operation, Work, instant
-from asyncgate.parts.identity.admin import described, issuer, made, no_more_than_own, told
-from asyncgate.parts.identity.audit import head
-from asyncgate.parts.identity.keys_stored import retired
-from asyncgate.parts.identity.notices import admins, tell_admins
+from asyncgate.parts.identity.admin import (
+    as_key_record,
+    audit_change,
+    make_key,
+    require_own_rights,
+    tenant_to_issue_for,
+)
+from asyncgate.parts.identity.audit import load_head
+from asyncgate.parts.identity.keys_stored import retire_key
+from asyncgate.parts.identity.notices import list_admins, tell_admins
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Account, Key, export_key
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Ask
 from asyncgate.parts.model.wire_admin import IssuedKey, RotateCredentials, RotatedCredentials
 
-AT_ONCE = 50        # keys of one call: each costs an Argon2
+KEYS_PER_CALL = 50        # keys of one call: each costs an Argon2
 
 
 async def rotate_credentials(engine: Engine, caller: Caller, ask: RotateCredentials) -> RotatedCredentials:
-    """Replace every good key of a tenant at once, and refuse all access tokens that were issued before now.
+    """Replace all valid keys of a tenant, and refuse all access tokens that were issued before now.
 
-    The new texts are in this answer and never shown again; the old keys, your own among them, stay good for
-    overlap_seconds, by default 0.  While the answer says more, call again with its issued_before.  Spec 21.9.1.
+    Only this answer shows the new texts.  The old keys, also your own, stay valid for overlap_seconds, by default 0.
+    While the answer has more, call again with its issued_before.  Spec 21.9.1.
     """
-    tenant_id, now = await issuer(engine, caller, ask.tenant), engine.backend.now()
+    tenant_id, now = await tenant_to_issue_for(engine, caller, ask.tenant), engine.backend.now()
     before = min(now, now if (given := instant(ask.issued_before)) is None else given)
-    old = await good_keys(engine, tenant_id, before, now)
-    for key in old[:AT_ONCE]:
-        no_more_than_own(caller, key)
-    fresh = dict(zip([key.key_id for key in old[:AT_ONCE]],
-                     await asyncio.gather(*(made(engine.settings) for _ in old[:AT_ONCE])), strict=True))
-    whom, context = await admins(engine, tenant_id), copy_context()
+    old = await list_good_keys(engine, tenant_id, before, now)
+    for key in old[:KEYS_PER_CALL]:
+        require_own_rights(caller, key)
+    fresh = dict(zip([key.key_id for key in old[:KEYS_PER_CALL]],
+                     await asyncio.gather(*(make_key(engine.settings) for _ in old[:KEYS_PER_CALL])), strict=True))
+    whom, context = await list_admins(engine, tenant_id), copy_context()
 
     def rotate(work: Work) -> list[IssuedKey]:
         account = work.found(Account) or Account("", work.now)
         work.keep(replace(account, tokens_since=max(before, account.tokens_since or 0.0)))
-        issued = [IssuedKey(text, described(tenant_id, new)) for key_id, (text, hash, new_id) in fresh.items()
-                  if (new := renewed(work, caller, key_id, new_id, hash, ask.overlap_seconds))]
-        told(engine, work, "credentials_rotated", "critical", caller, reason=ask.reason, keys=len(issued),
-             tokens_since=to_utc(before))
+        issued = [IssuedKey(text, as_key_record(tenant_id, new)) for key_id, (text, hash, new_id) in fresh.items()
+                  if (new := replace_key(work, caller, key_id, new_id, hash, ask.overlap_seconds))]
+        audit_change(engine, work, "credentials_rotated", "critical", caller, reason=ask.reason, keys=len(issued),
+                     tokens_since=to_utc(before))
         tell_admins(engine, work, whom, "credentials_rotated", reason=ask.reason, keys=len(issued),
                     by=str(caller.principal))
         return issued
 
     def load(needs: Needs, caller: Caller, ask: Any) -> None:
         needs.records |= {(Account, ()), *((Key, (key_id,)) for key_id in fresh)}
-        head(needs, caller, ask)
+        load_head(needs, caller, ask)
 
     def decide(engine: Engine, work: Work, caller: Caller, ask: Ask) -> list[IssuedKey]:
         return context.run(rotate, work)
     issued = await engine.write(decide, load, replace(caller, tenant_id=tenant_id), Ask())
-    return RotatedCredentials(issued, to_utc(before), len(old) > AT_ONCE)
+    return RotatedCredentials(issued, to_utc(before), len(old) > KEYS_PER_CALL)
 
 
-def renewed(work: Work, caller: Caller, key_id: str, new_id: str, hash: str, overlap: float) -> Key | None:
-    """Put a new key in the place of an old one, unless that has gone meanwhile."""
+def replace_key(work: Work, caller: Caller, key_id: str, new_id: str, hash: str, overlap: float) -> Key | None:
+    """Replace a key by a new one, unless somebody revoked or rotated it meanwhile."""
     old = work.found(Key, key_id)
     if old is None or old.revoked_at is not None or old.rotated_to is not None:
         return None
     new = replace(old, key_id=new_id, hash=hash, not_before=work.now, created_at=work.now, last_used_at=None,
                   places=None, created_by=str(caller.principal))
-    work.keep(retired(old, new_id, work.now, overlap))
+    work.keep(retire_key(old, new_id, work.now, overlap))
     work.keep(new)
     return new
 
 
-async def good_keys(engine: Engine, tenant_id: str, before: float, now: float) -> list[Key]:
-    """Return the keys of a tenant that were issued before a time and have no successor yet, one more than fit."""
+async def list_good_keys(engine: Engine, tenant_id: str, before: float, now: float) -> list[Key]:
+    """Return valid keys that were issued before a time and have no successor; one page more than a call replaces."""
     found: list[Key] = []
     after = ""
-    while len(found) <= AT_ONCE and (page := await engine.backend.page(tenant_id, Rows(Key, after))):
+    while len(found) <= KEYS_PER_CALL and (page := await engine.backend.page(tenant_id, Rows(Key, after))):
         found += [key for key in page if key.created_at <= before and key.revoked_at is None and key.rotated_to is None
                   and (key.expires_at is None or key.expires_at > now)]
         after = export_key(page[-1])

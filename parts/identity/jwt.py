@@ -28,6 +28,7 @@ from msgspec import Meta, Struct
 
 from asyncgate import SCOPES, Caller
 from asyncgate.parts.identity import WayIn
+from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.errors import InvalidToken, IssuerUnavailable, StartupError
 from asyncgate.parts.model.settings import Jwt, Settings, Uuid, mask_credentials
 from asyncgate.parts.model.wire import Name, Principal
@@ -35,16 +36,15 @@ from asyncgate.parts.model.wire import Name, Principal
 if TYPE_CHECKING:
     import httpx2
 
-Form = TypeVar("Form")
+JsonForm = TypeVar("JsonForm")
 
 log = logging.getLogger("asyncgate")
 
-LARGEST = 8192              # characters of a token
-REMEMBERED = 10_000         # tokens
-DAY = 86_400
+MOST_TOKEN_BYTES = 8192              # characters of a token
+MOST_TOKENS_REMEMBERED = 10_000         # tokens
 KEY_BITS = range(2048, 8193)
 MOST_KEYS = 100             # of a key set
-PAUSE_SECONDS = 60.0        # at least, between two looks at the issuer's keys
+REFETCH_SECONDS = 60.0        # at least, between two looks at the issuer's keys
 FRESH_SECONDS = 600.0       # at most, until a key that the issuer withdrew is noticed
 FETCH_SECONDS = 5.0
 FOREIGN = {"jwk", "jku", "x5u", "x5c", "crit", "b64", "zip", "enc"}     # headers that would change what is trusted
@@ -123,8 +123,8 @@ class AccessTokens:
         self.revocations: Revocations = NoRevocations()
         self.proven: OrderedDict[bytes, tuple[Caller, Claims]] = OrderedDict()     # by digest: the tokens are secrets
         url = self.jwt.jwks if "://" in self.jwt.jwks else ""
-        http = http or (fetcher(settings) if url else None)
-        self.keys = KeyRing(keys_on_disk(self.jwt), url, http, self.proven.clear, clock)
+        http = http or (make_fetcher(settings) if url else None)
+        self.keys = KeyRing(load_key_files(self.jwt), url, http, self.proven.clear, clock)
 
     async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
         """Return who a token of the issuer stands for; what does not look like a JWT is left to other ways in."""
@@ -140,8 +140,8 @@ class AccessTokens:
             raise no from None
 
     async def _caller(self, token: str) -> Caller:
-        if len(token) > LARGEST:
-            raise Flaw(f"it is longer than {LARGEST} characters", "token_too_long")
+        if len(token) > MOST_TOKEN_BYTES:
+            raise Flaw(f"it is longer than {MOST_TOKEN_BYTES} characters", "token_too_long")
         digest = sha256(token.encode()).digest()
         caller, claims = self.proven.get(digest) or await self._prove(token, digest)
         if self.now() >= claims.exp + self.jwt.leeway_seconds:
@@ -155,18 +155,18 @@ class AccessTokens:
     async def _prove(self, token: str, digest: bytes) -> tuple[Caller, Claims]:
         key = await self.keys.find(key_id(token))
         # Nothing is awaited from here on, so no change of keys comes between the proof and its place in memory.
-        claims = read(signed(token, key), Claims)
-        if wrong := flaw(claims, self.jwt, self.now()):
+        claims = decode_strictly(verify_signature(token, key), Claims)
+        if wrong := find_flaw(claims, self.jwt, self.now()):
             raise Flaw(*wrong)
-        self.proven[digest] = caller_of(claims), claims
-        if len(self.proven) > REMEMBERED:
+        self.proven[digest] = caller_of_claims(claims), claims
+        if len(self.proven) > MOST_TOKENS_REMEMBERED:
             self.proven.popitem(last=False)
         return self.proven[digest]
 
 
 def key_id(token: str) -> str | None:
     """Return which key a token says it is signed with; raises Flaw for a header that says more than it may."""
-    header = read(urlsafe_b64decode(token.partition(".")[0].encode()), dict[str, Any])
+    header = decode_strictly(urlsafe_b64decode(token.partition(".")[0].encode()), dict[str, Any])
     if header.get("alg") != "RS256":
         raise Flaw("alg is not RS256", "token_algorithm")
     if str(header.get("typ")).lower() not in ("at+jwt", "application/at+jwt"):     # an ID token is no access token
@@ -179,18 +179,18 @@ def key_id(token: str) -> str | None:
     return kid
 
 
-def signed(token: str, key: RSAKey) -> bytes:
+def verify_signature(token: str, key: RSAKey) -> bytes:
     """Return what the key has signed; raises JoseError if it has not."""
     return jws.deserialize_compact(token, key, algorithms=["RS256"]).payload
 
 
-def read(text: bytes, form: type[Form]) -> Form:
+def decode_strictly(text: bytes, form: type[JsonForm]) -> JsonForm:
     """Decode JSON in which no name is said twice: readers differ in which of the two they believe."""
-    json.loads(text, object_pairs_hook=once)
+    json.loads(text, object_pairs_hook=unique_members)
     return msgspec.json.decode(text, type=form)     # stricter about text and numbers than the other
 
 
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make an object of its members."""
     if len(members := dict(pairs)) != len(pairs):
         raise Flaw("a name is said twice")
@@ -209,7 +209,7 @@ def reason_of(wrong: Exception) -> tuple[str, str]:
     return "token_malformed", type(wrong).__name__
 
 
-def flaw(claims: Claims, jwt: Jwt, now: float) -> tuple[str, str] | None:
+def find_flaw(claims: Claims, jwt: Jwt, now: float) -> tuple[str, str] | None:
     """Name what is wrong with claims at this moment, if anything, in words and as a code."""
     audience = {claims.aud} if isinstance(claims.aud, str) else {*claims.aud}
     wrong = {
@@ -220,7 +220,7 @@ def flaw(claims: Claims, jwt: Jwt, now: float) -> tuple[str, str] | None:
         ("the issuer may not speak for that tenant", "token_tenant"): bool(jwt.tenants) and (
             claims.tenant_id not in jwt.tenants),
         ("the issuer may not give that role", "token_role"): role_of(claims) not in jwt.roles,
-        ("exp is too long after iat", "token_lifetime"): claims.exp - claims.iat > jwt.max_lifetime_days * DAY,
+        ("exp is too long after iat", "token_lifetime"): claims.exp - claims.iat > jwt.max_lifetime_days * DAY_SECONDS,
     }
     return next((what for what, is_so in wrong.items() if is_so), None)
 
@@ -230,7 +230,7 @@ def role_of(claims: Claims) -> Literal["agent", "worker", "admin"]:
     return claims.role or ("worker" if claims.principal_kind == "worker" else "agent")
 
 
-def caller_of(claims: Claims) -> Caller:
+def caller_of_claims(claims: Claims) -> Caller:
     """Return whom good claims stand for; scopes of others, such as openid, mean nothing here."""
     role = role_of(claims)
     scopes = DEFAULT_SCOPES[role] if claims.scope is None else SCOPES.intersection(re.split("[ ,]+", claims.scope))
@@ -253,12 +253,12 @@ class KeyRing:
         """Return a key by its id, or the only one to a token that names none; the issuer may have got a new one."""
         key = self._held(kid)
         if key is None:
-            self.freshen(PAUSE_SECONDS)
+            self.freshen(REFETCH_SECONDS)
             if self.looking:
                 await asyncio.shield(self.looking)      # others wait for the same look
             key = self._held(kid)
         if key is None and self.away:
-            wait = max(1, round(self.looked_at + PAUSE_SECONDS - self.clock()))
+            wait = max(1, round(self.looked_at + REFETCH_SECONDS - self.clock()))
             raise IssuerUnavailable("the keys of the issuer cannot be had, so this access token cannot be checked; "
                                     "try again later", retry_after=wait)
         if key is None:
@@ -305,7 +305,7 @@ class JwkSet(Struct):
     keys: list[dict[str, Any]]
 
 
-def fetcher(settings: Settings) -> httpx2.AsyncClient:
+def make_fetcher(settings: Settings) -> httpx2.AsyncClient:
     """Return the client that fetches the keys."""
     from asyncgate.parts.process.outgoing import make_client  # only who has a URL pays for it
 
@@ -313,14 +313,14 @@ def fetcher(settings: Settings) -> httpx2.AsyncClient:
     return make_client(allow=outgoing.allow, deny=outgoing.deny, timeout_seconds=FETCH_SECONDS)
 
 
-def keys_on_disk(jwt: Jwt) -> list[RSAKey]:
+def load_key_files(jwt: Jwt) -> list[RSAKey]:
     """Load the keys that the settings name; raises StartupError for any that nobody should trust."""
     paths = {"private_key_path": jwt.private_key_path, "public_key_path": jwt.public_key_path,
              "jwks": "" if "://" in jwt.jwks else jwt.jwks}
     found: list[RSAKey] = []
     for name, path in paths.items():
         try:
-            found += loaded(path, name) if path else []
+            found += load_key_file(path, name) if path else []
         except OSError as error:
             shown = mask_credentials(path)
             raise StartupError(f"security.jwt.{name}: {shown!r} cannot be read: {error.strerror}") from None
@@ -329,24 +329,24 @@ def keys_on_disk(jwt: Jwt) -> list[RSAKey]:
     return found
 
 
-def loaded(path: str, name: str) -> list[RSAKey]:
+def load_key_file(path: str, name: str) -> list[RSAKey]:
     """Load the public keys of one file."""
     with open(path, "rb") as file:
         text, others = file.read(), os.fstat(file.fileno()).st_mode & 0o077
-    keys = key_set(text, strict=True) if name == "jwks" else [imported(text)]
+    keys = key_set(text, strict=True) if name == "jwks" else [import_key(text)]
     if others and any(key.is_private for key in keys):
         raise Flaw("it holds a private key that others than its owner may use; chmod 600")
     if name == "private_key_path" and not keys[0].is_private:
         raise Flaw("it holds no private key")
-    return [imported(key.public_key, key.kid) for key in keys]
+    return [import_key(key.public_key, key.kid) for key in keys]
 
 
 def key_set(text: bytes, *, strict: bool) -> list[RSAKey]:
     """Read the keys of a JWKS that check signatures; what is no such key is an error or, if not strict, left out."""
     keys: list[RSAKey] = []
-    for jwk in read(text, JwkSet).keys[:MOST_KEYS]:
+    for jwk in decode_strictly(text, JwkSet).keys[:MOST_KEYS]:
         try:
-            keys += [imported(jwk)] if fits(jwk, strict) else []
+            keys += [import_key(jwk)] if fits_signatures(jwk, strict) else []
         except UNFIT as error:
             if strict:
                 raise
@@ -356,7 +356,7 @@ def key_set(text: bytes, *, strict: bool) -> list[RSAKey]:
     return keys
 
 
-def fits(jwk: dict[str, Any], strict: bool) -> bool:
+def fits_signatures(jwk: dict[str, Any], strict: bool) -> bool:
     """Whether a key checks our signatures; what no key set should hold is an error."""
     if jwk.get("use", "sig") != "sig" or "verify" not in jwk.get("key_ops", ["verify"]):
         return False
@@ -369,7 +369,7 @@ def fits(jwk: dict[str, Any], strict: bool) -> bool:
     return False
 
 
-def imported(value: Any, kid: str | None = None) -> RSAKey:
+def import_key(value: Any, kid: str | None = None) -> RSAKey:
     """Make a key of a PEM, a JWK or what the library has; its id is its thumbprint (RFC 7638) unless it has one."""
     with warnings.catch_warnings(action="ignore", category=SecurityWarning):     # of small keys, which are refused here
         key = RSAKey.import_key(value, {"kid": kid} if kid else None)

@@ -38,15 +38,15 @@ from msgspec import Struct
 from asyncgate import SCOPES, Caller
 from asyncgate.parts.identity import WayIn
 from asyncgate.parts.identity.keys_stored import (
-    DAY,
     ID_END,
     ID_START,
     LENGTH,
     KeyStore,
-    hashed,
+    hash_secret,
     parse,
-    proves,
+    proves_secret,
 )
+from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.errors import Overloaded, RateLimitExceeded
 from asyncgate.parts.model.settings import ApiKeys
 from asyncgate.parts.model.stored import Key
@@ -58,13 +58,13 @@ A = TypeVar("A")
 K = TypeVar("K")
 V = TypeVar("V")
 
-PROVEN_SECONDS, STATUS_SECONDS, REFUSED_SECONDS, USED_SECONDS = DAY, 5.0, 60.0, 60.0
+PROVEN_SECONDS, ROW_SECONDS, REFUSED_SECONDS, USED_SECONDS = DAY_SECONDS, 5.0, 60.0, 60.0
 FAILURES, FAILURES_SECONDS = 10, 60.0       # wrong keys by one address, or for one key id
-HASHING, WAITING = 2, 16
+MOST_HASHING, MOST_WAITING = 2, 16
 REST_SECONDS, SLOW_EACH, SLOW_ALL = 0.25, 32, 1000     # of the slow lane: between two proofs, and how many may wait
 HELD_SECONDS, MOST_HELD = 1.0, 1000         # refusals of those who go on trying
 PLACES, ADDRESSES = 16, 256                 # of one key: networks that are kept, addresses that a process remembers
-REMEMBERED = 10_000                         # entries of each memory
+MOST_PROOFS_REMEMBERED = 10_000                         # entries of each memory
 
 
 # What a process remembers.
@@ -73,7 +73,7 @@ REMEMBERED = 10_000                         # entries of each memory
 class Bounded(OrderedDict[K, V]):
     """A mapping that forgets what has not been put or moved to the end for longest."""
 
-    def __init__(self, most: int = REMEMBERED) -> None:
+    def __init__(self, most: int = MOST_PROOFS_REMEMBERED) -> None:
         super().__init__()
         self.most = most
 
@@ -137,8 +137,8 @@ class Proven(Struct, eq=False):
         self.begins = inf if barred else key.not_before
         self.ends = inf if key.expires_at is None else key.expires_at
         self.since = max(read_at, self.begins)
-        self.until = min(read_at + STATUS_SECONDS, self.ends, self.proven_at + PROVEN_SECONDS)
-        self.read_at, self.caller = read_at, caller_of(tenant_id, key)
+        self.until = min(read_at + ROW_SECONDS, self.ends, self.proven_at + PROVEN_SECONDS)
+        self.read_at, self.caller = read_at, caller_of_key(tenant_id, key)
         self.places = [*dict.fromkeys([*self.places, *places_of(key)])][:PLACES]
 
     def forget(self) -> None:
@@ -154,7 +154,7 @@ def places_of(key: Key) -> list[str]:
 UNREACHABLE = ("system", "asyncgate")   # kinds of principal that nobody outside is
 
 
-def caller_of(tenant_id: str, key: Key) -> Caller:
+def caller_of_key(tenant_id: str, key: Key) -> Caller:
     """Return whom a key stands for."""
     def names(text: str) -> frozenset[str]:
         return msgspec.json.decode(text, type=frozenset[str])
@@ -165,7 +165,7 @@ def caller_of(tenant_id: str, key: Key) -> Caller:
                   task_types=task_types)
 
 
-def network(address: str | None) -> str:
+def network_of(address: str | None) -> str:
     """Return what the failures of an address are counted by: of IPv6 the /64, which one client has to itself."""
     try:
         ip = ip_address(address or "")
@@ -179,7 +179,7 @@ def network(address: str | None) -> str:
 def place_of(address: str | None) -> str:
     """Return what an address counts as when somebody asks whether it is a usual one: its neighbourhood."""
     try:
-        ip = ip_address(network(address).partition("/")[0])
+        ip = ip_address(network_of(address).partition("/")[0])
     except ValueError:
         return ""
     return str(ip_network((ip, 24 if isinstance(ip, IPv4Address) else 48), strict=False))
@@ -188,13 +188,13 @@ def place_of(address: str | None) -> str:
 # Letting in.
 
 
-async def outcome(task: asyncio.Task[A]) -> A:
+async def share_outcome(task: asyncio.Task[A]) -> A:
     """Wait for what others wait for too: who stops waiting does not stop it."""
     await asyncio.wait([task])
     return task.result()
 
 
-def stand_back() -> None:
+def lower_priority() -> None:
     """Let the event loop go before this thread: on Linux, and only there, a thread has a priority of its own."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):      # a sandbox may forbid it
@@ -205,12 +205,12 @@ class Hasher:
     """Argon2 beside the event loop: two at a time, sixteen waiting, whoever else comes is told to come back."""
 
     def __init__(self, executor: Executor | None = None) -> None:
-        self.executor = executor or ThreadPoolExecutor(HASHING, "asyncgate-keys", stand_back)
-        self.turns, self.waiting = asyncio.Semaphore(HASHING), 0
+        self.executor = executor or ThreadPoolExecutor(MOST_HASHING, "asyncgate-keys", lower_priority)
+        self.turns, self.waiting = asyncio.Semaphore(MOST_HASHING), 0
 
     async def run(self, work: Callable[[], A], still: Callable[[], None] = lambda: None) -> A:
         """Do the work when its turn comes; `still` may then refuse that it is worth it."""
-        if self.waiting >= WAITING:
+        if self.waiting >= MOST_WAITING:
             raise Overloaded("more keys are to be checked than the gate can keep up with; try again", retry_after=1)
         self.waiting += 1
         try:
@@ -326,7 +326,7 @@ class IssuedKeys:
 
     async def guessed(self, address: str | None) -> None:
         """Count a credential of no known kind, such as a guess at the shared token; who goes on guessing waits."""
-        where, now = network(address), self.clock()
+        where, now = network_of(address), self.clock()
         over = self.failures.over(now, where)
         self.failures.add(now, where)
         if over is not None:
@@ -354,7 +354,7 @@ class IssuedKeys:
 
     async def hash(self, secret: str) -> str:
         """Return the hash of a new key's secret, with the costs of the settings, when its turn has come."""
-        return await self.hasher.run(partial(hashed, secret, self.costs))
+        return await self.hasher.run(partial(hash_secret, secret, self.costs))
 
     async def close(self) -> None:
         """Finish what is under way and let the threads go."""
@@ -382,13 +382,13 @@ class IssuedKeys:
 
     async def _proved(self, key_id: str, secret: str, digest: bytes, address: str | None) -> Proven | None:
         """Have the secret proven, once for all who show it meanwhile."""
-        where, now = network(address), self.clock()
+        where, now = network_of(address), self.clock()
         over = self.failures.over(now, where, key_id)
         found: Proven | None = None
         if not 0 <= now - self.refused.get(digest, -inf) < REFUSED_SECONDS:
             if (flight := self.flights.get(digest)) is None:
                 flight = self.flights[digest] = self._begin(self._fly(key_id, secret, digest, address))
-            found = await outcome(flight)
+            found = await share_outcome(flight)
         if found is None and over is not None:
             await self._hold_back()
             raise self.failures.refusal(self.clock(), over)
@@ -410,7 +410,7 @@ class IssuedKeys:
             del self.flights[digest]
 
     async def _prove(self, key_id: str, secret: str, digest: bytes, address: str | None) -> Proven | None:
-        where, found = network(address), await self.store.find_key(key_id)
+        where, found = network_of(address), await self.store.find_key(key_id)
         if found is None:   # no Argon2 to hide that: the id is no secret, and a flood of them would be handed the CPU
             self._refuse(digest, where)
             return None
@@ -427,7 +427,7 @@ class IssuedKeys:
 
     async def _verified(self, key: Key, secret: str, address: str | None) -> bool:
         """Whether a secret is the key's; who may be guessing is told so slowly."""
-        where, work = network(address), partial(proves, secret, key.hash)
+        where, work = network_of(address), partial(proves_secret, secret, key.hash)
         if self._suspect(key, address):
             return await self.slow.run((where, key.key_id), work)
         with contextlib.suppress(Guessing):
@@ -436,7 +436,7 @@ class IssuedKeys:
 
     def _suspect(self, key: Key, address: str | None) -> bool:
         """Whether there were too many failures for this to be nothing but the key's holder."""
-        now, where = self.clock(), network(address)
+        now, where = self.clock(), network_of(address)
         if self.failures.over(now, where) is not None:
             return True
         usual = place_of(address) in places_of(key)     # it was proven from there: that outlives a restart
@@ -455,9 +455,9 @@ class IssuedKeys:
 
         While the database does not answer nobody is let in for longer than the 5 seconds: a key may have been revoked.
         """
-        if not 0 <= self.clock() - entry.read_at < STATUS_SECONDS and not entry.void:
+        if not 0 <= self.clock() - entry.read_at < ROW_SECONDS and not entry.void:
             entry.reading = entry.reading or self._begin(self._read(key_id, entry))
-            await outcome(entry.reading)
+            await share_outcome(entry.reading)
         return not entry.void
 
     async def _read(self, key_id: str, entry: Proven) -> None:

@@ -18,30 +18,30 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncgate import SCOPES
+from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.settings import ApiKeys
 from asyncgate.parts.model.stored import Key
 from asyncgate.parts.model.wire import Kind, Role
 
-DAY = 86_400.0
-LONGEST_OVERLAP = 30 * DAY
+LONGEST_OVERLAP = 30 * DAY_SECONDS
 
 # What a key looks like.
 
-PREFIX, ID_LENGTH, SECRET_LENGTH, LENGTH = "aga_", 12, 43, 65
-ID_START, ID_END, SECRET_END = len(PREFIX), len(PREFIX) + ID_LENGTH, len(PREFIX) + ID_LENGTH + SECRET_LENGTH
-DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
-PAIRS = [high + low for high in DIGITS for low in DIGITS]
+KEY_PREFIX, ID_LENGTH, SECRET_LENGTH, LENGTH = "aga_", 12, 43, 65
+ID_START, ID_END, SECRET_END = len(KEY_PREFIX), len(KEY_PREFIX) + ID_LENGTH, len(KEY_PREFIX) + ID_LENGTH + SECRET_LENGTH
+BASE62_DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
+PAIRS = [high + low for high in BASE62_DIGITS for low in BASE62_DIGITS]
 
 
 def generate() -> str:
     """Return a new key: 71 bits of id, which are no secret, and 256 bits of secret."""
-    start = PREFIX + "".join([secrets.choice(DIGITS) for _ in range(ID_LENGTH + SECRET_LENGTH)])
+    start = KEY_PREFIX + "".join([secrets.choice(BASE62_DIGITS) for _ in range(ID_LENGTH + SECRET_LENGTH)])
     return start + checksum(start)
 
 
 def parse(token: str) -> tuple[str, str] | None:
     """Return the key id and the secret, or None if this is no key at all."""
-    if len(token) != LENGTH or not token.startswith(PREFIX) or not token.isascii():
+    if len(token) != LENGTH or not token.startswith(KEY_PREFIX) or not token.isascii():
         return None
     if not token[ID_START:].isalnum() or token[SECRET_END:] != checksum(token[:SECRET_END]):
         return None
@@ -68,7 +68,7 @@ class KeyStore(Protocol):
         """Note that a key was used; the later of two times stays, and a place joins those known."""
 
 
-def listed(names: Iterable[str] | None) -> str | None:
+def encode_names(names: Iterable[str] | None) -> str | None:
     """Write scopes, capabilities or task types as they are stored."""
     return None if names is None else msgspec.json.encode(sorted(names)).decode()
 
@@ -84,20 +84,20 @@ def default_scopes(role: Role) -> frozenset[str]:
             "worker": frozenset({"tasks:lease", "receipts:read"}), "admin": SCOPES}.get(role, frozenset())
 
 
-def retired(key: Key, successor: str, now: float, overlap_seconds: float = DAY) -> Key:
+def retire_key(key: Key, successor: str, now: float, overlap_seconds: float = DAY_SECONDS) -> Key:
     """Return a key as rotation leaves it: good for the overlap, 30 days at most, and no longer than it was before."""
     end = now + min(overlap_seconds, LONGEST_OVERLAP)
     return replace(key, rotated_to=successor, expires_at=min(end, inf if key.expires_at is None else key.expires_at))
 
 
-def hashed(secret: str, costs: ApiKeys) -> str:
+def hash_secret(secret: str, costs: ApiKeys) -> str:
     """Return the hash of a secret as it is stored; with the default costs it takes 0.1 s and 64 MiB."""
     from argon2 import PasswordHasher
 
     return PasswordHasher(costs.hash_time_cost, costs.hash_memory_cost, costs.hash_parallelism).hash(secret)
 
 
-def proves(secret: str, hash: str) -> bool:
+def proves_secret(secret: str, hash: str) -> bool:
     """Whether a secret is the one behind a hash, which says itself what it costs to find out."""
     from argon2 import PasswordHasher
     from argon2.exceptions import VerifyMismatchError

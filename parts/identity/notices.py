@@ -1,6 +1,6 @@
-"""Notices to a tenant's admins: what happened to its credentials lies in their inboxes (spec 21.9.1, 21.9.2).
+"""Notices to a tenant's admins about its credentials and limits, in their inboxes (spec 21.9.1, 21.9.2).
 
-A notice is a system.anomaly, as all that the gate tells of its own accord: list_receipts and bootstrap show it.
+A notice is a system.anomaly receipt; list_receipts and bootstrap show it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ log = logging.getLogger("asyncgate")
 
 MOST_ADMINS = 20        # of a tenant; each notice is a receipt for each
 ADVICE = {
-    "key_revoked": "see what it was used for: list_audit with its key_id",
-    "credentials_rotated": "hand out the new keys; whoever shows an old one is refused",
+    "key_revoked": "find out how it was used: list_audit with its key_id",
+    "credentials_rotated": "hand out the new keys; the gate refuses the old ones",
     "rate_limit_tightened": "find out what sends so many calls, then ask the operator",
-    "unusual_address": "if nobody of yours uses the key from there, revoke_key, then list_audit with its key_id",
-    "cross_tenant_attempt": "see what the key was used for: list_audit with its key_id",
+    "unusual_address": "if none of your people uses the key from there, revoke_key, then list_audit with its key_id",
+    "cross_tenant_attempt": "find out how the key was used: list_audit with its key_id",
 }
 
 
-async def admins(engine: Engine, tenant_id: str) -> list[Principal]:
-    """Return for whom the tenant's good keys of admins stand."""
+async def list_admins(engine: Engine, tenant_id: str) -> list[Principal]:
+    """Return the principals of the tenant's valid admin keys."""
     found: dict[tuple[str, str], Principal] = {}
     now, after = engine.backend.now(), ""
     while (page := await engine.backend.page(tenant_id, Rows(Key, after))) and len(found) < MOST_ADMINS:
@@ -43,7 +43,7 @@ async def admins(engine: Engine, tenant_id: str) -> list[Principal]:
 
 
 def tell_admins(engine: Engine, work: Work, whom: list[Principal], kind: str, **details: Any) -> None:
-    """Write a notice to each; every one is a receipt of its own."""
+    """Write a notice to each admin; each notice is one receipt."""
     said = {name: value for name, value in details.items() if value is not None}
     body = {"kind": kind, "details": said, "recommended_action": ADVICE[kind]}
     mark = f"{kind} {work.new_id()}"
@@ -51,9 +51,9 @@ def tell_admins(engine: Engine, work: Work, whom: list[Principal], kind: str, **
         engine.write_receipt(work, ANOMALY, None, body, to=admin, mark=mark)
 
 
-async def notify(engine: Engine, tenant_id: str, kind: str, **details: Any) -> None:
-    """Write a notice beside a request."""
-    if not (whom := await admins(engine, tenant_id)):
+async def write_notice(engine: Engine, tenant_id: str, kind: str, **details: Any) -> None:
+    """Write a notice in a transaction of its own."""
+    if not (whom := await list_admins(engine, tenant_id)):
         return
 
     def write(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:

@@ -1,4 +1,4 @@
-"""The shared token, and no token at all: the two ways in that need no administration (spec 19.2)."""
+"""The shared token, and no token at all: the two credentials that need no administration (spec 19.2)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from asyncgate.parts.model.wire import Principal
 
 
 def ways(settings: Settings) -> list[WayIn]:
-    """Return the ways in that the settings open."""
+    """Return the kinds of credential that the settings allow."""
     found: list[WayIn] = [SharedToken(settings)] if settings.api_key else []
     return [*found, InsecureDev(settings)] if settings.allow_insecure_dev else found
 
 
 class SharedToken:
-    """One secret for everybody (spec 19.2 mode A): admin of the default tenant, the principal is whom requests name."""
+    """One secret for everybody (spec 19.2 mode A): an admin of the default tenant; each request names its principal."""
 
     def __init__(self, settings: Settings) -> None:
-        self.secret, self.known = settings.api_key.encode(), everybody(settings)
+        self.secret, self.known = settings.api_key.encode(), unbound_caller(settings)
 
     async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
         """Compare in constant time."""
@@ -28,17 +28,17 @@ class SharedToken:
 
 
 class InsecureDev:
-    """No secret at all (spec 19.2 mode B); the gate opens it on loopback only."""
+    """No secret at all (spec 19.2 mode B); the gate allows it only on loopback."""
 
     def __init__(self, settings: Settings) -> None:
-        self.known, self.guarded = everybody(settings), bool(settings.api_key)
+        self.known, self.guarded = unbound_caller(settings), bool(settings.api_key)
 
     async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
         """Let everybody in, but a wrong token only where there is no right one."""
         return None if token and self.guarded else self.known
 
 
-def everybody(settings: Settings) -> Caller:
-    """Return the caller that an unbound credential stands for until the request says who it is."""
+def unbound_caller(settings: Settings) -> Caller:
+    """Return the caller of an unbound credential, before the request names its principal."""
     fallback = Principal(settings.default_fallback_owner_kind, settings.default_fallback_owner_id)
     return Caller(settings.default_tenant_id, fallback, "admin", SCOPES, bound=False)

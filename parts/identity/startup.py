@@ -1,4 +1,4 @@
-"""What keeps a gate from starting: settings under which its secrets, or all it holds, would be anybody's."""
+"""Checks before a gate starts: refuse settings that expose its secrets or its contents to strangers."""
 
 from __future__ import annotations
 
@@ -20,47 +20,47 @@ PLACEHOLDER = re.compile(      # written without what separates words
     r"|testing|demo|dev|development|letmein|qwerty|none|null|x)+)\d*", re.IGNORECASE)
 
 
-def guard_start(settings: Settings) -> None:
+def require_safe_start(settings: Settings) -> None:
     """Refuse to start what would be open to the world, or promise what this release cannot do."""
-    guard(settings)
+    require_safe_setting(settings)
     if settings.allow_insecure_dev and not is_loopback(settings.host):
         raise StartupError(f"allow_insecure_dev opens the gate to everybody who reaches it: it needs a loopback host, "
                            f"not {settings.host}")
     if settings.security.oauth.enabled:
-        raise StartupError("security.oauth.enabled is not part of this release; unset it")
+        raise StartupError("this release has no security.oauth.enabled; unset it")
     if settings.allow_insecure_dev:
-        log.warning("INSECURE: allow_insecure_dev is on, whoever reaches %s is admin", settings.host)
+        log.warning("INSECURE: allow_insecure_dev is on, so everybody who reaches %s is an admin", settings.host)
 
 
-def guard(settings: Settings) -> None:
-    """Refuse to start with what nobody should run; say which setting it is, and what to do."""
+def require_safe_setting(settings: Settings) -> None:
+    """Refuse one unsafe setting; the error names the setting and the remedy."""
     if settings.allow_insecure_dev and settings.database.url.startswith("postgres"):
-        raise StartupError("allow_insecure_dev lets everybody in as admin: it is for trials on SQLite or in memory, "
+        raise StartupError("allow_insecure_dev lets everybody in as an admin: it is for trials on SQLite or in memory, "
                            "not for a Postgres database; there set ASYNCGATE_API_KEY and run `asyncgate serve`")
     if settings.api_key and not is_loopback(settings.host):
-        guard_token(settings.api_key, settings.host)
-    guard_certificate(settings.security.tls)
+        require_strong_token(settings.api_key, settings.host)
+    require_private_certificate(settings.security.tls)
     covered = settings.security.tls.certificate_path or settings.trusted_proxies or settings.allow_insecure_dev
     if not (is_loopback(settings.host) or covered):
         log.warning("plain HTTP on %s: tokens travel readable unless a proxy in front speaks TLS; name that proxy in "
                     "trusted_proxies, or set security.tls.certificate_path", settings.host)
 
 
-def guard_token(token: str, host: str) -> None:
-    """Refuse a shared token that whoever reaches the gate could guess; the text does not repeat it."""
-    better = "take a random one, as `openssl rand -hex 32` writes it"
+def require_strong_token(token: str, host: str) -> None:
+    """Refuse a shared token that is easy to guess; the error does not repeat the token."""
+    better = "set a random one, for example the output of `openssl rand -hex 32`"
     if PLACEHOLDER.fullmatch(re.sub(r"[\W_]", "", token)):
-        raise StartupError(f"api_key is a placeholder, and {host} is reached by others: {better}")
+        raise StartupError(f"api_key is a placeholder, and others can reach {host}: {better}")
     if (token + token).find(token, 1) < LEAST:      # so long is what it repeats, if it repeats something
-        raise StartupError(f"api_key is shorter than {LEAST} characters, or a short text repeated, and {host} is "
-                           f"reached by others: {better}")
+        raise StartupError(f"api_key is shorter than {LEAST} characters, or a short text repeated, and others can "
+                           f"reach {host}: {better}")
 
 
-def guard_certificate(tls: Tls) -> None:
-    """Refuse a key without its certificate, and one that others than its owner may read or change."""
+def require_private_certificate(tls: Tls) -> None:
+    """Refuse a private key without its certificate, and one that others than its owner may read or change."""
     if not tls.certificate_path:
         if tls.private_key_path or tls.private_key_password:
-            raise StartupError("security.tls.certificate_path is missing: there is a private key, and no certificate")
+            raise StartupError("security.tls.certificate_path is not set, but a private key is; set both")
         return
     paths = {"certificate_path": tls.certificate_path, "private_key_path": tls.private_key_path}
     modes = {name: mode_of(name, path) for name, path in paths.items() if path}
@@ -71,7 +71,7 @@ def guard_certificate(tls: Tls) -> None:
 
 
 def mode_of(name: str, path: str) -> int:
-    """Return who may do what with a file; what was pasted in place of its path is not repeated."""
+    """Return a file's permissions; the error does not repeat a secret that was pasted in place of the path."""
     try:
         return os.stat(path).st_mode
     except (OSError, ValueError) as error:

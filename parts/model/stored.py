@@ -13,6 +13,10 @@ from msgspec import Struct
 
 from asyncgate.parts.model.wire import Kind, Principal, Role, Status, Terms
 
+# The states of a task (spec 5): before a lease, under one, at the end.
+QUEUED, ACTIVE, TERMINAL = frozenset({"queued"}), frozenset({"leased", "running"}), frozenset(
+    {"succeeded", "failed", "canceled"})
+
 
 class Task(Struct, frozen=True):
     """One piece of work, from its creation to its end."""

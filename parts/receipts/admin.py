@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from asyncgate import Caller, Engine, Operation
-from asyncgate.parts.identity.admin import page
+from asyncgate.parts.identity.admin import read_page
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Seal
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire_receipts import ListSeals, SealEnd, SealReceipts, SealRecord, Seals
 from asyncgate.parts.receipts.carry import export_receipts, import_receipts, its_receipts
-from asyncgate.parts.receipts.sealing import kept_here, seal
+from asyncgate.parts.receipts.sealing import require_bodies, seal
 
-named = msgspec.json.Decoder(list[str]).decode
+decode_names = msgspec.json.Decoder(list[str]).decode
 
 
 async def seal_receipts(engine: Engine, caller: Caller, ask: SealReceipts) -> SealEnd:
@@ -22,19 +22,19 @@ async def seal_receipts(engine: Engine, caller: Caller, ask: SealReceipts) -> Se
     Keep the number and the hash elsewhere: `asyncgate verify --ledger --seal NUMBER:HASH` proves later that no receipt
     up to last_receipt_id was rewritten, whoever had the database meanwhile.
     """
-    kept_here(engine)
+    require_bodies(engine)
     head = await seal(engine, caller.tenant_id)
     return SealEnd(caller.tenant_id, head.number, head.last_id or None, head.hash)
 
 
 async def list_seals(engine: Engine, caller: Caller, ask: ListSeals) -> Seals:
     """List the seals over the tenant's receipts, oldest first."""
-    rows, *ends = await page(
+    rows, *ends = await read_page(
         engine, caller, ask, ("seals", ask.after),
         lambda after: engine.backend.page(caller.tenant_id, Rows(Seal, after or f"{ask.after:012d}")),
         lambda row: row.seal_id, lambda row: True)
     return Seals([SealRecord(row.number, row.last_id, row.count, row.digest, row.marks, to_utc(row.sealed_at),
-                             row.hash, named(row.late) if row.late else None) for row in rows], *ends)
+                             row.hash, decode_names(row.late) if row.late else None) for row in rows], *ends)
 
 
 SEALING = [

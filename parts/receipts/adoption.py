@@ -28,7 +28,7 @@ from asyncgate.parts.model.errors import GateError, InvalidRequest, LeaseInvalid
 from asyncgate.parts.model.queries import EntryFilter
 from asyncgate.parts.model.stored import LedgerMark, Receipt, SealHead
 from asyncgate.parts.model.wire import Ask, Complete, Fail, Principal
-from asyncgate.parts.receipts.marks import ADOPTED, STATED
+from asyncgate.parts.receipts.marks import ADOPTED_PREFIX, STATED_PREFIX
 from asyncgate.parts.receipts.may import MAY
 from asyncgate.parts.receipts.sinks import Filed, Outage
 from asyncgate.parts.receipts.strict import Recorded
@@ -109,7 +109,7 @@ class Adopter:
         backend = self.engine.backend
         if found.receipt_key or found.task_id is None or await backend.receipt(tenant_id, found.receipt_id) is not None:
             return
-        if await backend.record(tenant_id, LedgerMark, ADOPTED + found.receipt_id) is not None:
+        if await backend.record(tenant_id, LedgerMark, ADOPTED_PREFIX + found.receipt_id) is not None:
             return
         if (row := await backend.task(tenant_id, found.task_id)) is None:
             return
@@ -145,7 +145,7 @@ def asked(found: Filed) -> Complete | Fail:
         result = body.get("result_payload", body.get("result"))
         return msgspec.json.decode(encode_json({**held, "result": result}), type=Complete)
     return msgspec.json.decode(encode_json({**held, "error": body.get("error"),
-                                       "retryable": bool(body.get("retry_recommended"))}), type=Fail)
+                                            "retryable": bool(body.get("retry_recommended"))}), type=Fail)
 
 
 def by_its_author(found: Filed) -> None:
@@ -221,8 +221,8 @@ def adopt(engine: Engine, work: Work, caller: Caller, ask: Adopt) -> None:
     work.known_elsewhere(replace(receipt, hash=found.hash or said))
     if not ages(found.receipt_id, work.now) or found.receipt_id <= (work.found(SealHead) or SealHead()).last_id:
         work.rename(found.receipt_id, ended.receipt_id)
-        work.keep(LedgerMark(ADOPTED + found.receipt_id, ended.receipt_id))
-        work.keep(LedgerMark(STATED + ended.receipt_id, found.receipt_id))
+        work.keep(LedgerMark(ADOPTED_PREFIX + found.receipt_id, ended.receipt_id))
+        work.keep(LedgerMark(STATED_PREFIX + ended.receipt_id, found.receipt_id))
 
 
 def ages(receipt_id: str, now: float) -> bool:

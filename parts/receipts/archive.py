@@ -24,30 +24,30 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from asyncgate import TERMINAL, TERMINATES, Caller, Engine, Needs, Work
+from asyncgate import TERMINATES, Caller, Engine, Needs, Work
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.database import ArchivingBackend
+from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.errors import ArchiveUnavailable, ReceiptNotFound
 from asyncgate.parts.model.queries import ArchivedFilter, ObligationFilter, ReceiptFilter, Rows
 from asyncgate.parts.model.quotas import GIGABYTE, find_allowance
 from asyncgate.parts.model.settings import Settings
-from asyncgate.parts.model.stored import Account, Archived, Receipt, Task, Usage
+from asyncgate.parts.model.stored import TERMINAL, Account, Archived, Receipt, Task, Usage
 from asyncgate.parts.model.wire import Ask
-from asyncgate.parts.receipts.files import Header, Reading, fsync_folder, packed
+from asyncgate.parts.receipts.files import Header, Reading, fsync_folder, pack_receipts
 from asyncgate.parts.receipts.may import discharges
 from asyncgate.parts.receipts.sealing import seal
-from asyncgate.parts.receipts.seals import digest
+from asyncgate.parts.receipts.seals import receipt_digest
 
-DAY = 86_400.0
-PAGE = 250              # receipts read at once
-SEGMENT = 2000          # receipts of one file, about: reading one of them reads the file
-LOCKED = 200            # receipts of one transaction, about: each of them is locked
-LARGEST = 5000          # receipts of one chain; a larger one stays where it is
+RECEIPTS_PER_PAGE = 250              # receipts read at once
+RECEIPTS_PER_SEGMENT = 2000          # receipts of one file, about: reading one of them reads the file
+RECEIPTS_PER_TRANSACTION = 200            # receipts of one transaction, about: each of them is locked
+MOST_RECEIPTS_PER_CHAIN = 5000          # receipts of one chain; a larger one stays where it is
 
 decode_tasks = msgspec.json.Decoder(list[str]).decode
 
 
-class Chain(Struct):
+class ReceiptChain(Struct):
     """What moves together."""
 
     receipts: dict[str, Receipt] = field(default_factory=dict)
@@ -70,11 +70,12 @@ class Ages(Struct, frozen=True):
     @classmethod
     def of(cls, settings: Settings, now: float, sealed: str) -> Ages:
         """Work them out."""
-        return cls(now - settings.receipt_retention_days * DAY, now - settings.archive.terminal_days * DAY,
-                   now - settings.task_retention_days * DAY, sealed)
+        return cls(now - settings.receipt_retention_days * DAY_SECONDS,
+                   now - settings.archive.terminal_days * DAY_SECONDS,
+                   now - settings.task_retention_days * DAY_SECONDS, sealed)
 
 
-class Moved(Struct):
+class ArchiveTally(Struct):
     """What a run has done."""
 
     receipts: int = 0
@@ -86,18 +87,18 @@ class Moved(Struct):
 # A run.
 
 
-async def relieve(engine: Engine, tenant_id: str) -> int:
+async def free_storage(engine: Engine, tenant_id: str) -> int:
     """Archive a tenant's oldest receipts, however young, until a tenth of its storage is free (spec 21.6.3)."""
     moved = 0
-    while await full(engine, tenant_id):
-        done = await run(engine, tenant_id, SEGMENT, urgent=True)
+    while await is_storage_full(engine, tenant_id):
+        done = await archive_receipts(engine, tenant_id, RECEIPTS_PER_SEGMENT, urgent=True)
         moved += done.receipts
         if not done.receipts:
             break       # all that is left is owed, or belongs to tasks that have not ended
     return moved
 
 
-async def full(engine: Engine, tenant_id: str) -> bool:
+async def is_storage_full(engine: Engine, tenant_id: str) -> bool:
     """Whether a tenant's receipts take up nine tenths of the room that it has."""
     usage = await engine.backend.record(tenant_id, Usage)
     account = await engine.backend.record(tenant_id, Account)
@@ -105,38 +106,38 @@ async def full(engine: Engine, tenant_id: str) -> bool:
     return usage is not None and 0 <= 0.9 * most <= usage.receipt_bytes
 
 
-async def run(engine: Engine, tenant_id: str, most: int, *, urgent: bool = False) -> Moved:
+async def archive_receipts(engine: Engine, tenant_id: str, most: int, *, urgent: bool = False) -> ArchiveTally:
     """Archive about so many receipts of a tenant that are old enough, and prune the tasks that are.
 
     When it is urgent everything settled is old enough.
     """
-    folder(engine.settings)
+    archive_folder(engine.settings)
     head = await seal(engine, tenant_id)
-    ages, done = Ages.of(engine.settings, engine.backend.now(), head.last_id), Moved()
+    ages, done = Ages.of(engine.settings, engine.backend.now(), head.last_id), ArchiveTally()
     if urgent:
         ages = replace(ages, receipt=engine.backend.now(), ended=engine.backend.now())
-    waiting: list[Chain] = []
+    waiting: list[ReceiptChain] = []
     async for chain in old_chains(engine, tenant_id, ages):
         waiting.append(chain)
-        if size(waiting) >= min(SEGMENT, most - done.receipts):
-            await store(engine, tenant_id, ages, waiting, done)
+        if count_receipts(waiting) >= min(RECEIPTS_PER_SEGMENT, most - done.receipts):
+            await move_chains(engine, tenant_id, ages, waiting, done)
             waiting = []
         if done.receipts >= most:
             return replace(done, more=True)
     if waiting:
-        await store(engine, tenant_id, ages, waiting, done)
-    done.pruned = await prune(engine, tenant_id, ages)
+        await move_chains(engine, tenant_id, ages, waiting, done)
+    done.pruned = await prune_tasks(engine, tenant_id, ages)
     return done
 
 
-def folder(settings: Settings) -> Path:
+def archive_folder(settings: Settings) -> Path:
     """Return where the archive is."""
     if not settings.archive.directory:
         raise ArchiveUnavailable("archive.directory is not set: it names the folder of the archive")
     return Path(settings.archive.directory)
 
 
-def size(chains: Iterable[Chain]) -> int:
+def count_receipts(chains: Iterable[ReceiptChain]) -> int:
     """Count the receipts."""
     return sum(len(chain.receipts) for chain in chains)
 
@@ -147,38 +148,38 @@ def size(chains: Iterable[Chain]) -> int:
 async def old_chains(engine: Engine, tenant_id: str, ages: Ages) -> Any:
     """Yield every chain that may move as far as reading can tell, oldest first."""
     after, seen = "", set[str]()
-    while rows := await engine.backend.page(tenant_id, ReceiptFilter(None, None, None, after, PAGE)):
+    while rows := await engine.backend.page(tenant_id, ReceiptFilter(None, None, None, after, RECEIPTS_PER_PAGE)):
         for row in rows:
             if row.created_at > ages.receipt:
                 return
             if row.receipt_id in seen or (row.task_id and row.task_id in seen):
                 continue
-            chain = await whole(engine, tenant_id, row)
+            chain = await gather_chain(engine, tenant_id, row)
             seen |= {*(chain.tasks if chain else {row.task_id} - {""}),
                      *([id for id, one in chain.receipts.items() if not one.task_id] if chain else ())}
-            if chain and may_move(chain, ages) and not await owes(engine, tenant_id, chain):
+            if chain and may_move(chain, ages) and not await has_open_obligation(engine, tenant_id, chain):
                 yield chain
         after = rows[-1].receipt_id
 
 
-async def whole(engine: Engine, tenant_id: str, row: Receipt) -> Chain | None:
+async def gather_chain(engine: Engine, tenant_id: str, row: Receipt) -> ReceiptChain | None:
     """Gather all that a receipt is joined to by tasks, parents and children; None if that is too much."""
-    chain, wanted, asked = Chain(), {row.receipt_id}, set[str]()
+    chain, wanted, asked = ReceiptChain(), {row.receipt_id}, set[str]()
     while wanted:
         for receipt_id in wanted:
             if (found := await engine.backend.receipt(tenant_id, receipt_id)) is not None:
-                await take(engine, tenant_id, chain, found)
-        if size([chain]) > LARGEST:
+                await add_to_chain(engine, tenant_id, chain, found)
+        if count_receipts([chain]) > MOST_RECEIPTS_PER_CHAIN:
             return None
         new = chain.receipts.keys() - asked
         asked |= new
         parents = {parent for id in new for parent in chain.receipts[id].parents}
-        wanted = (parents | await children(engine, tenant_id, new)) - chain.receipts.keys() - asked
+        wanted = (parents | await find_answers(engine, tenant_id, new)) - chain.receipts.keys() - asked
         asked |= wanted      # one that is not there is in the archive, or was never here
     return chain
 
 
-async def take(engine: Engine, tenant_id: str, chain: Chain, found: Receipt) -> None:
+async def add_to_chain(engine: Engine, tenant_id: str, chain: ReceiptChain, found: Receipt) -> None:
     """Take a receipt into a chain, and with it all of its task."""
     if not found.task_id:
         chain.receipts[found.receipt_id] = found
@@ -186,16 +187,16 @@ async def take(engine: Engine, tenant_id: str, chain: Chain, found: Receipt) -> 
         return
     chain.tasks.add(found.task_id)
     after: str | None = None
-    while size([chain]) <= LARGEST and (rows := await engine.backend.page(
-            tenant_id, ReceiptFilter(None, found.task_id, None, after, PAGE))):
+    while count_receipts([chain]) <= MOST_RECEIPTS_PER_CHAIN and (rows := await engine.backend.page(
+            tenant_id, ReceiptFilter(None, found.task_id, None, after, RECEIPTS_PER_PAGE))):
         chain.receipts |= {one.receipt_id: one for one in rows}
         after = rows[-1].receipt_id
 
 
-async def children(engine: Engine, tenant_id: str, ids: Iterable[str]) -> set[str]:
+async def find_answers(engine: Engine, tenant_id: str, ids: Iterable[str]) -> set[str]:
     """Return the receipts that answer any of these."""
     found: set[str] = set()
-    for part in parts(sorted(ids), LOCKED):
+    for part in slices_of(sorted(ids), RECEIPTS_PER_TRANSACTION):
         def look(engine: Engine, work: Work, caller: Caller, ask: Ask) -> set[str]:
             return set(work.receipts)
 
@@ -205,12 +206,12 @@ async def children(engine: Engine, tenant_id: str, ids: Iterable[str]) -> set[st
     return found
 
 
-def parts(rows: list[Any], most: int) -> Iterator[list[Any]]:
+def slices_of(rows: list[Any], most: int) -> Iterator[list[Any]]:
     """Yield rows in pieces."""
     return (rows[at:at + most] for at in range(0, len(rows), most))
 
 
-def may_move(chain: Chain, ages: Ages) -> bool:
+def may_move(chain: ReceiptChain, ages: Ages) -> bool:
     """Whether all receipts of a chain are old and sealed, and everything that it opened is closed in it."""
     closed = {parent for one in chain.receipts.values() for parent in one.parents
               if parent in chain.receipts and discharges(one, chain.receipts[parent])}
@@ -219,7 +220,7 @@ def may_move(chain: Chain, ages: Ages) -> bool:
                for one in chain.receipts.values())
 
 
-async def owes(engine: Engine, tenant_id: str, chain: Chain) -> bool:
+async def has_open_obligation(engine: Engine, tenant_id: str, chain: ReceiptChain) -> bool:
     """Whether the index of obligations has any of a chain as open, whatever its receipts say."""
     for one in chain.receipts.values():
         if one.receipt_type in TERMINATES:
@@ -233,26 +234,27 @@ async def owes(engine: Engine, tenant_id: str, chain: Chain) -> bool:
 # How they move.
 
 
-async def store(engine: Engine, tenant_id: str, ages: Ages, chains: list[Chain], done: Moved) -> None:
+async def move_chains(engine: Engine, tenant_id: str, ages: Ages, chains: list[ReceiptChain],
+                      done: ArchiveTally) -> None:
     """Write a segment of chains, then let go of those that are still as they were."""
     rows = [one for chain in chains for _, one in sorted(chain.receipts.items())]
-    name = await asyncio.to_thread(write_segment, folder(engine.settings), tenant_id, rows)
+    name = await asyncio.to_thread(write_segment, archive_folder(engine.settings), tenant_id, rows)
     if isinstance(engine.backend, ArchivingBackend):
         await engine.backend.register_segment(tenant_id, name)
     lines = {one.receipt_id: at for at, one in enumerate(rows, 2)}      # behind the header
-    moved, batch = 0, list[Chain]()
+    moved, batch = 0, list[ReceiptChain]()
     for at, chain in enumerate(chains, 1):
         batch.append(chain)
-        if at == len(chains) or size(batch) >= LOCKED:
-            moved += await let_go(engine, tenant_id, ages, batch, name, lines)
+        if at == len(chains) or count_receipts(batch) >= RECEIPTS_PER_TRANSACTION:
+            moved += await replace_by_pointers(engine, tenant_id, ages, batch, name, lines)
             batch = []
     done.receipts, done.segments = done.receipts + moved, done.segments + bool(moved)
 
 
 def write_segment(directory: Path, tenant_id: str, rows: list[Receipt]) -> str:
     """Write a file of receipts so that it is there whole or not at all; return its name in the archive."""
-    text = packed(Header("asyncgate-archive", tenant_id), rows)
-    name = f"{tenant_id}/{rows[0].receipt_id}-{digest_of(rows)}.jsonl.gz"
+    text = pack_receipts(Header("asyncgate-archive", tenant_id), rows)
+    name = f"{tenant_id}/{rows[0].receipt_id}-{segment_digest(rows)}.jsonl.gz"
     path = directory / name
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -269,13 +271,13 @@ def write_segment(directory: Path, tenant_id: str, rows: list[Receipt]) -> str:
     return name
 
 
-def digest_of(rows: list[Receipt]) -> str:
+def segment_digest(rows: list[Receipt]) -> str:
     """Name receipts by what they are: equal ones make an equal file."""
-    return hashlib.sha256(b"".join(digest(one) for one in rows)).hexdigest()[:16]
+    return hashlib.sha256(b"".join(receipt_digest(one) for one in rows)).hexdigest()[:16]
 
 
-async def let_go(engine: Engine, tenant_id: str, ages: Ages, chains: list[Chain], segment: str,
-                 lines: dict[str, int]) -> int:
+async def replace_by_pointers(engine: Engine, tenant_id: str, ages: Ages, chains: list[ReceiptChain], segment: str,
+                              lines: dict[str, int]) -> int:
     """Keep pointers and drop receipts, of the chains that are still as they were; return how many receipts went."""
     def load(needs: Needs, caller: Caller, ask: Ask) -> None:
         for chain in chains:
@@ -283,17 +285,17 @@ async def let_go(engine: Engine, tenant_id: str, ages: Ages, chains: list[Chain]
             needs.tasks.update(chain.tasks)
 
     def go(engine: Engine, work: Work, caller: Caller, ask: Ask) -> int:
-        return sum(drop(work, chain, segment, lines) for chain in chains if unchanged(work, chain, ages))
+        return sum(replace_chain(work, chain, segment, lines) for chain in chains if is_unchanged(work, chain, ages))
 
     moved: int = await engine.write(go, load, engine.itself(tenant_id), Ask())
     return moved
 
 
-def unchanged(work: Work, chain: Chain, ages: Ages) -> bool:
+def is_unchanged(work: Work, chain: ReceiptChain, ages: Ages) -> bool:
     """Whether a chain is what was written into the segment, nothing was added, and its tasks are over."""
     for receipt_id, receipt in chain.receipts.items():
         there = work.receipts.get(receipt_id)
-        if there is None or digest(there) != digest(receipt):
+        if there is None or receipt_digest(there) != receipt_digest(receipt):
             return False
     if any(one.receipt_id not in chain.receipts and (one.task_id in chain.tasks or not chain.receipts.keys().isdisjoint(
             one.parents)) for one in work.receipts.values()):
@@ -306,12 +308,12 @@ def is_over(task: Task | None, ended: float) -> bool:
     return task is None or (task.status in TERMINAL and not task.owed and (task.completed_at or 0.0) <= ended)
 
 
-def drop(work: Work, chain: Chain, segment: str, lines: dict[str, int]) -> int:
+def replace_chain(work: Work, chain: ReceiptChain, segment: str, lines: dict[str, int]) -> int:
     """Put the pointers of a chain in the place of its receipts."""
     first, tasks = chain.first, to_canonical(sorted(chain.tasks)).decode()
     for receipt_id, one in chain.receipts.items():
-        work.keep(Archived(receipt_id, one.task_id, one.receipt_type, segment, lines[receipt_id], digest(one).hex(),
-                           first, tasks))
+        work.keep(Archived(receipt_id, one.task_id, one.receipt_type, segment, lines[receipt_id],
+                           receipt_digest(one).hex(), first, tasks))
         work.use(receipt_bytes=-len(one.body.encode()))
     for receipt_id in chain.receipts:
         work.drop(Receipt, receipt_id)
@@ -321,27 +323,27 @@ def drop(work: Work, chain: Chain, segment: str, lines: dict[str, int]) -> int:
 # Tasks.
 
 
-async def prune(engine: Engine, tenant_id: str, ages: Ages) -> int:
+async def prune_tasks(engine: Engine, tenant_id: str, ages: Ages) -> int:
     """Let go of the tasks that ended long ago and whose receipts are all in the archive; return how many."""
     after, pruned = "", 0
     while rows := await engine.backend.page(tenant_id, Rows(Task, after)):
         old = [task.task_id for task in rows if task.created_at <= ages.pruned and is_over(task, ages.pruned)
-               and task.status in TERMINAL and await is_away(engine, tenant_id, task.task_id)]
-        for part in parts(old, LOCKED):
-            pruned += await let_tasks_go(engine, tenant_id, ages, part)
+               and task.status in TERMINAL and await is_archived(engine, tenant_id, task.task_id)]
+        for part in slices_of(old, RECEIPTS_PER_TRANSACTION):
+            pruned += await drop_tasks(engine, tenant_id, ages, part)
         if rows[-1].created_at > ages.pruned:
             break
         after = rows[-1].task_id
     return pruned
 
 
-async def is_away(engine: Engine, tenant_id: str, task_id: str) -> bool:
+async def is_archived(engine: Engine, tenant_id: str, task_id: str) -> bool:
     """Whether a task has receipts in the archive and nowhere else."""
     return bool(await engine.backend.page(tenant_id, ArchivedFilter(task_id))) and not await engine.backend.page(
         tenant_id, ReceiptFilter(None, task_id, None, None, 1))
 
 
-async def let_tasks_go(engine: Engine, tenant_id: str, ages: Ages, ids: list[str]) -> int:
+async def drop_tasks(engine: Engine, tenant_id: str, ages: Ages, ids: list[str]) -> int:
     """Drop tasks, with their leases, progress and events."""
     def load(needs: Needs, caller: Caller, ask: Ask) -> None:
         needs.tasks.update(ids)
@@ -370,7 +372,7 @@ def read_segment(path: str, written: float) -> tuple[Receipt | None, ...]:
     return rows
 
 
-def read(directory: Path, pointers: list[Archived]) -> list[Receipt]:
+def read_archived(directory: Path, pointers: list[Archived]) -> list[Receipt]:
     """Return the receipts that pointers lead to, each byte for byte as it went."""
     found = []
     for pointer in pointers:
@@ -381,19 +383,19 @@ def read(directory: Path, pointers: list[Archived]) -> list[Receipt]:
             raise ArchiveUnavailable(f"segment {path.name} of the archive cannot be read: "
                                      f"{error.strerror or error}") from error
         row = rows[pointer.line - 1] if pointer.line <= len(rows) else None
-        if row is None or row.receipt_id != pointer.receipt_id or digest(row).hex() != pointer.digest:
+        if row is None or row.receipt_id != pointer.receipt_id or receipt_digest(row).hex() != pointer.digest:
             raise ArchiveUnavailable(f"line {pointer.line} of segment {path.name} is not receipt {pointer.receipt_id} "
                                      "as it was archived")
         found.append(row)
     return found
 
 
-async def load(engine: Engine, pointers: list[Archived]) -> list[Receipt]:
+async def load_archived(engine: Engine, pointers: list[Archived]) -> list[Receipt]:
     """Read receipts of the archive, on a thread."""
-    return await asyncio.to_thread(read, folder(engine.settings), pointers) if pointers else []
+    return await asyncio.to_thread(read_archived, archive_folder(engine.settings), pointers) if pointers else []
 
 
-async def restore(engine: Engine, tenant_id: str, task_id: str) -> tuple[list[str], int]:
+async def restore_chain(engine: Engine, tenant_id: str, task_id: str) -> tuple[list[str], int]:
     """Bring back the chain that a task belongs to; return its tasks, and how many receipts it has."""
     chains = defaultdict[str, list[Archived]](list)
     for pointer in await engine.backend.page(tenant_id, ArchivedFilter(task_id)):
@@ -405,13 +407,13 @@ async def restore(engine: Engine, tenant_id: str, task_id: str) -> tuple[list[st
         tasks |= {*decode_tasks(pointer.tasks)}
         pointers = [one for id in (*decode_tasks(pointer.tasks), "")
                     for one in await engine.backend.page(tenant_id, ArchivedFilter(id)) if one.chain == chain]
-        count += await bring_back(engine, tenant_id, pointers)
+        count += await write_chain_back(engine, tenant_id, pointers)
     return sorted(tasks), count
 
 
-async def bring_back(engine: Engine, tenant_id: str, pointers: list[Archived]) -> int:
+async def write_chain_back(engine: Engine, tenant_id: str, pointers: list[Archived]) -> int:
     """Write the receipts of a chain again and forget where they were; all of it or nothing."""
-    rows = await load(engine, pointers)
+    rows = await load_archived(engine, pointers)
 
     def needed(needs: Needs, caller: Caller, ask: Ask) -> None:
         needs.records.update((Archived, (one.receipt_id,)) for one in pointers)

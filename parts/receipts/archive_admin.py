@@ -12,7 +12,7 @@ from asyncgate.parts.model.views import show_receipt
 from asyncgate.parts.model.wire import Receipts
 from asyncgate.parts.model.wire_receipts import ArchiveRun, ListArchivedReceipts, RestoreArchive, Restored, RunArchive
 from asyncgate.parts.receipts import archive
-from asyncgate.parts.receipts.sealing import kept_here
+from asyncgate.parts.receipts.sealing import require_bodies
 
 
 async def run_archive(engine: Engine, caller: Caller, ask: RunArchive) -> ArchiveRun:
@@ -20,12 +20,12 @@ async def run_archive(engine: Engine, caller: Caller, ask: RunArchive) -> Archiv
 
     With archive.enabled upkeep does it every hour.  Call again while the answer says that there are more.  Spec H.11.
     """
-    kept_here(engine)
+    require_bodies(engine)
     if not engine.settings.archive.directory:
         raise InvalidRequest("this gate has no archive: archive.directory names the folder for it")
-    total, everybody = archive.Moved(), operates(engine, caller)
+    total, everybody = archive.ArchiveTally(), operates(engine, caller)
     for tenant_id in await engine.backend.tenants() if everybody else [caller.tenant_id]:
-        done = await archive.run(engine, tenant_id, ask.most - total.receipts)
+        done = await archive.archive_receipts(engine, tenant_id, ask.most - total.receipts)
         total.receipts, total.segments = total.receipts + done.receipts, total.segments + done.segments
         total.pruned, total.more = total.pruned + done.pruned, total.more or done.more
         if total.more:
@@ -47,9 +47,9 @@ async def list_archived_receipts(engine: Engine, caller: Caller, ask: ListArchiv
     found = await pointers(engine, caller.tenant_id, ask, after)
     places = [one.receipt_id for one in found]
     if caller.sees_all:
-        rows = await archive.load(engine, found[:limit])
+        rows = await archive.load_archived(engine, found[:limit])
     else:       # one task's at most, so all of them are read before a page is cut
-        rows = [row for row in await archive.load(engine, found)
+        rows = [row for row in await archive.load_archived(engine, found)
                 if row.to.same(caller.principal) or row.sender.same(caller.principal)]
         places = [row.receipt_id for row in rows]
     ends = engine.onward(caller, places, limit, ask.cursor, *mark)
@@ -72,7 +72,7 @@ async def restore_archive(engine: Engine, caller: Caller, ask: RestoreArchive) -
 
     They stay until the archive runs again.  One transaction.  Spec H.11.
     """
-    return Restored(*await archive.restore(engine, caller.tenant_id, ask.task_id))
+    return Restored(*await archive.restore_chain(engine, caller.tenant_id, ask.task_id))
 
 
 OPERATIONS = [

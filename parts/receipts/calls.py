@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 MOST_TOLD = 300             # characters of what a ledger says that are kept
 SMALL = 2**20               # bytes of an answer that holds no receipts
 BESIDE_BODY = 2**16         # bytes that a receipt may have beside its body
-MOST_DEPTH = MAX_DEPTH + 16     # a body as deep as the gate takes one, in a receipt, in a list, in an answer
+MOST_ANSWER_DEPTH = MAX_DEPTH + 16     # a body as deep as the gate takes one, in a receipt, in a list, in an answer
 ANY_NUMBER = 2**62          # of values: those of a body are not read here
 # Nobody's receipt makes a ledger answer with these: it, or the way to it, is out of order.
-AWAY = {401, 407, 421, 425, 429, 502, 503, 504}
+AWAY_STATUSES = {401, 407, 421, 425, 429, 502, 503, 504}
 ON_THE_WAY = {502, 504}     # what stands before it says so: the ledger itself may have done what it was asked
 # These say something about the ledger, or the gate's credential, and nothing about the receipt.
 NOT_ABOUT_THE_RECEIPT = {403, 404, 405, 408}
 
 
-class Answer(Struct):
+class LedgerAnswer(Struct):
     """What a ledger answered."""
 
     status_code: int
@@ -54,7 +54,7 @@ class Calls:
         self.connections = connections
         self.http: httpx2.AsyncClient | None = None
 
-    async def ask(self, verb: str, url: str, *, seconds: float, most_bytes: int = SMALL, **more: Any) -> Answer:
+    async def ask(self, verb: str, url: str, *, seconds: float, most_bytes: int = SMALL, **more: Any) -> LedgerAnswer:
         """Make one call, and read its answer in full."""
         import httpx2
         if self.http is None:
@@ -62,7 +62,7 @@ class Calls:
             self.http = httpx2.AsyncClient(trust_env=False, headers=self.headers, limits=limits)
         try:
             async with asyncio.timeout(seconds), self.http.stream(verb, url, timeout=seconds, **more) as answer:
-                content = await taken(answer, most_bytes)
+                content = await read_answer(answer, most_bytes)
         except (httpx2.TransportError, TimeoutError) as error:
             late = isinstance(error, TimeoutError | httpx2.ReadTimeout | httpx2.WriteTimeout)
             untaken = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
@@ -70,7 +70,7 @@ class Calls:
             raise (Unanswered if late else Outage)(why, untaken=untaken) from None
         except (httpx2.RequestError, httpx2.InvalidURL) as error:
             raise Garbled(f"{type(error).__name__}: {error}"[:MOST_TOLD]) from None
-        return Answer(answer.status_code, answer.headers, content)
+        return LedgerAnswer(answer.status_code, answer.headers, content)
 
     async def close(self) -> None:
         """Let the connections go."""
@@ -78,7 +78,7 @@ class Calls:
             await self.http.aclose()
 
 
-async def taken(answer: httpx2.Response, most_bytes: int) -> bytes:
+async def read_answer(answer: httpx2.Response, most_bytes: int) -> bytes:
     """Read an answer that is neither packed, nor too large, nor nested too deep to be read at all."""
     if answer.headers.get("content-encoding", "identity") != "identity":
         raise Garbled("the ledger packs its answer, which was not asked for")
@@ -90,19 +90,19 @@ async def taken(answer: httpx2.Response, most_bytes: int) -> bytes:
             raise Garbled(f"the ledger's answer is larger than {most_bytes} bytes")
     content = b"".join(pieces)
     try:
-        await screen_body(content, ANY_NUMBER, MOST_DEPTH)
+        await screen_body(content, ANY_NUMBER, MOST_ANSWER_DEPTH)
     except (GateError, UnicodeDecodeError) as wrong:
         if answer.status_code == 200:
             raise Garbled(f"the ledger's answer cannot be read: {wrong}") from None
     return content
 
 
-def problem(verb: str, answer: Answer) -> Exception:
+def answer_error(verb: str, answer: LedgerAnswer) -> Exception:
     """Tell a refusal of the receipt from an outage, and both from an answer that says nothing of either."""
     said = f"{answer.status_code} {answer.text}"[:MOST_TOLD]
     if answer.status_code == 404 and verb == "GET":
         return Missing(said)
-    if answer.status_code in AWAY:
+    if answer.status_code in AWAY_STATUSES:
         after = answer.headers.get("retry-after", "")
         return Outage(said, float(after) if after.isascii() and after.isdigit() else 0.0,
                       untaken=answer.status_code not in ON_THE_WAY)

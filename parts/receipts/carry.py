@@ -24,12 +24,12 @@ from asyncgate.parts.model.wire_receipts import (
     StoredReceipt,
 )
 from asyncgate.parts.receipts import archive
+from asyncgate.parts.receipts.may import broken_rule as may_not
 from asyncgate.parts.receipts.may import discharges
-from asyncgate.parts.receipts.may import why_not as may_not
-from asyncgate.parts.receipts.sealing import its_head, kept_here
-from asyncgate.parts.receipts.seals import START, digest, head_of, sealed
+from asyncgate.parts.receipts.sealing import its_head, require_bodies
+from asyncgate.parts.receipts.seals import START, make_seal, receipt_digest, seal_head
 
-PAGE, PAGE_BYTES = 1000, 4 * 2**20
+RECEIPTS_PER_EXPORT, PAGE_BYTES = 1000, 4 * 2**20
 
 
 async def export_receipts(engine: Engine, caller: Caller, ask: ExportReceipts) -> Exported:
@@ -37,21 +37,23 @@ async def export_receipts(engine: Engine, caller: Caller, ask: ExportReceipts) -
 
     `asyncgate receipts export FILE` writes them into a file, with their seals.  Spec 20.9.
     """
-    kept_here(engine)
-    return await exported(engine, caller.tenant_id, ask.after, min(ask.limit or PAGE, PAGE))
+    require_bodies(engine)
+    limit = min(ask.limit or RECEIPTS_PER_EXPORT, RECEIPTS_PER_EXPORT)
+    return await export_page(engine, caller.tenant_id, ask.after, limit)
 
 
-async def exported(engine: Engine, tenant_id: str, after: str | None, limit: int = PAGE) -> Exported:
+async def export_page(engine: Engine, tenant_id: str, after: str | None, limit: int = RECEIPTS_PER_EXPORT) -> Exported:
     """Return a page of receipts as they are stored, those without a body too."""
     rows = await engine.backend.page(tenant_id, ReceiptFilter(None, None, None, after, limit))
     last = rows[-1].receipt_id if len(rows) == limit else None
     away = [one for one in await engine.backend.page(tenant_id, Rows(Archived, after or ""))
             if last is None or one.receipt_id < last][:limit]
-    found = {row.receipt_id: row for row in (*await archive.load(engine, away), *rows)}     # one may just have moved
-    return Exported([carried(row) for row in cut([found[id] for id in sorted(found)][:limit])])
+    loaded = await archive.load_archived(engine, away)
+    found = {row.receipt_id: row for row in (*loaded, *rows)}     # a receipt may have moved since the first read
+    return Exported([as_wire(row) for row in cut_page([found[id] for id in sorted(found)][:limit])])
 
 
-def cut(rows: list[Receipt]) -> list[Receipt]:
+def cut_page(rows: list[Receipt]) -> list[Receipt]:
     """Leave away the end of a page whose bodies are too large together; one row stays."""
     size, kept = 0, list[Receipt]()
     for row in rows:
@@ -61,12 +63,12 @@ def cut(rows: list[Receipt]) -> list[Receipt]:
     return kept
 
 
-def carried(receipt: Receipt) -> StoredReceipt:
+def as_wire(receipt: Receipt) -> StoredReceipt:
     """Show a receipt as it is stored."""
     return StoredReceipt(**{**asdict(receipt), "parents": list(receipt.parents)})
 
 
-def stored(receipt: StoredReceipt) -> Receipt:
+def as_stored_receipt(receipt: StoredReceipt) -> Receipt:
     """Return a receipt that came over the wire as it is stored."""
     return Receipt(**{**asdict(receipt), "parents": tuple(sorted(receipt.parents))})
 
@@ -87,51 +89,52 @@ def import_receipts(engine: Engine, work: Work, caller: Caller, ask: ImportRecei
     Again is no error: what is there already is left alone, and told when it differs.  One transaction.  Their parents
     come before them.  `asyncgate receipts import FILE` sends a whole file.  Spec 20.9.
     """
-    kept_here(engine)
+    require_bodies(engine)
     now, present, written, refused = work.new_id(), 0, dict[str, Receipt](), list[NotImported]()
-    for receipt in map(stored, ask.receipts):
-        if problem := why_not(engine.settings, work, receipt, written, now):
+    for receipt in map(as_stored_receipt, ask.receipts):
+        if problem := find_problem(engine.settings, work, receipt, written, now):
             refused.append(NotImported(receipt.receipt_id, *problem))
         elif {receipt.receipt_id} & (work.receipts.keys() | written.keys()) or work.found(Archived, receipt.receipt_id):
             present += 1
         else:
             written[receipt.receipt_id] = receipt
     if written:
-        write(work, written)
-        cover(work, sorted(written.values(), key=lambda row: row.receipt_id))
+        write_receipts(work, written)
+        seal_late_receipts(work, sorted(written.values(), key=lambda row: row.receipt_id))
     return Imported(len(written), present, refused)
 
 
 Problem = tuple[str, str]
 
 
-def why_not(settings: Settings, work: Work, receipt: Receipt, written: dict[str, Receipt], now: str) -> Problem | None:
+def find_problem(settings: Settings, work: Work, receipt: Receipt, written: dict[str, Receipt],
+                 now: str) -> Problem | None:
     """Say why a receipt cannot be taken in, if so."""
     there = work.receipts.get(receipt.receipt_id) or written.get(receipt.receipt_id)
     if there is not None:
-        return None if digest(there) == digest(receipt) else (
+        return None if receipt_digest(there) == receipt_digest(receipt) else (
             "differs", "another receipt has this id here; nothing was written over it")
     if (away := work.found(Archived, receipt.receipt_id)) is not None:
-        return None if away.digest == digest(receipt).hex() else (
+        return None if away.digest == receipt_digest(receipt).hex() else (
             "differs", "another receipt has this id in the archive here")
-    if (other := said_already(work, receipt, written)) is not None:
+    if (other := find_same_statement(work, receipt, written)) is not None:
         return "stated_already", f"receipt {other} states the same here"
     if receipt.receipt_id >= now:
         return "too_young", "its id is younger than this gate's own time: readers would never see what comes now"
     if missing := [parent for parent in receipt.parents if parent not in work.receipts and parent not in written
                    and not work.found(Archived, parent)]:
         return "parent_missing", f"it answers {missing[0]}, which is not here"
-    return unsound(settings, receipt) or contradiction(work, receipt)
+    return find_flaw(settings, receipt) or find_contradiction(work, receipt)
 
 
-def said_already(work: Work, receipt: Receipt, written: dict[str, Receipt]) -> str | None:
+def find_same_statement(work: Work, receipt: Receipt, written: dict[str, Receipt]) -> str | None:
     """Return the receipt that has the same key, here or earlier in the same call."""
     mine = (receipt.task_id, receipt.receipt_key)
     return work.recorded.get(mine) or next(
         (one.receipt_id for one in written.values() if (one.task_id, one.receipt_key) == mine), None)
 
 
-def unsound(settings: Settings, receipt: Receipt) -> Problem | None:
+def find_flaw(settings: Settings, receipt: Receipt) -> Problem | None:
     """Say what is wrong with a receipt by itself."""
     limits, body = settings.receipts, receipt.body.encode()
     if len(body) > limits.max_body_size_bytes or len(receipt.parents) > limits.max_parents:
@@ -147,7 +150,7 @@ def unsound(settings: Settings, receipt: Receipt) -> Problem | None:
     return None
 
 
-def contradiction(work: Work, receipt: Receipt) -> Problem | None:
+def find_contradiction(work: Work, receipt: Receipt) -> Problem | None:
     """Say what a task of this gate has against a receipt: the state machine is authoritative (H.12)."""
     known = [work.receipts[parent] for parent in receipt.parents if parent in work.receipts]
     if receipt.receipt_type in TERMINATES["task.assigned"] and any(
@@ -165,7 +168,7 @@ def contradiction(work: Work, receipt: Receipt) -> Problem | None:
     return None
 
 
-def write(work: Work, written: dict[str, Receipt]) -> None:
+def write_receipts(work: Work, written: dict[str, Receipt]) -> None:
     """Put receipts among what is to be saved, with what they open and close; nothing here can fail."""
     family = {**work.receipts, **written}
     discharged = {parent for child in family.values() for parent in child.parents
@@ -183,13 +186,13 @@ def write(work: Work, written: dict[str, Receipt]) -> None:
         work.close(parent, family[parent].to)
 
 
-def cover(work: Work, rows: list[Receipt]) -> None:
+def seal_late_receipts(work: Work, rows: list[Receipt]) -> None:
     """Seal what is older than the last seal at once; the next seal covers the others, and is made anew if under way."""
     head = work.found(SealHead) or START
     late = [row for row in rows if row.receipt_id <= head.last_id]
     if late:
-        made = sealed(head, [digest(row) for row in late], head.last_id, round(work.now, 3),
-                      [row.receipt_id for row in late])
+        made = make_seal(head, [receipt_digest(row) for row in late], head.last_id, round(work.now, 3),
+                         [row.receipt_id for row in late])
         work.keep(made)
-        head = head_of(made, head.imports)
+        head = seal_head(made, head.imports)
     work.keep(replace(head, imports=head.imports + 1))

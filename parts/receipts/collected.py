@@ -19,26 +19,26 @@ from asyncgate import TERMINATES, receipt_hash
 from asyncgate.parts.model.content import decode_json, to_canonical
 from asyncgate.parts.model.queries import EntryFilter
 from asyncgate.parts.model.stored import Receipt
-from asyncgate.parts.receipts.files import Held
-from asyncgate.parts.receipts.may import why_not
+from asyncgate.parts.receipts.files import SealedReading
+from asyncgate.parts.receipts.may import broken_rule
 from asyncgate.parts.receipts.sinks import Filed, Outage, Refusal
 
 if TYPE_CHECKING:
     from asyncgate.parts.receipts.sinks import Sink
 
-PAGE = 200                          # of a ledger
-ATTEMPTS, PAUSE_SECONDS = 3, 0.5    # at a page, before the ledger counts as unreadable
-TABLES = """
+RECEIPTS_PER_COPY = 200                          # of a ledger
+READ_ATTEMPTS, READ_PAUSE_SECONDS = 3, 0.5    # at a page, before the ledger counts as unreadable
+SCHEMA_SQL = """
 CREATE TABLE receipts (receipt_id TEXT PRIMARY KEY, task_id TEXT, receipt_type TEXT, receipt_key TEXT, instance TEXT,
                        sound INTEGER, known INTEGER DEFAULT 0, content BLOB) WITHOUT ROWID;
 CREATE INDEX by_task ON receipts (task_id, receipt_id);
 CREATE INDEX unknown ON receipts (task_id) WHERE known = 0;
 CREATE TABLE edges (parent TEXT, child_type TEXT, child TEXT, PRIMARY KEY (parent, child)) WITHOUT ROWID;
 """
-Told = Callable[[int], None]
+CountCopied = Callable[[int], None]
 
-encode = msgspec.json.Encoder().encode
-stored = msgspec.json.Decoder(Receipt).decode
+encode_json = msgspec.json.Encoder().encode
+decode_receipt = msgspec.json.Decoder(Receipt).decode
 
 
 class Unreadable(Exception):
@@ -50,7 +50,7 @@ class Collected:
 
     def __init__(self) -> None:
         self.file = sqlite3.connect("", isolation_level=None)
-        self.file.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + TABLES)
+        self.file.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + SCHEMA_SQL)
         self.problems: list[str] = []       # of the file that they came in
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class Collected:
         self.file.execute("BEGIN")
         self.file.executemany("INSERT OR IGNORE INTO receipts VALUES (?, ?, ?, ?, ?, ?, 0, ?)", [
             (one.receipt_id, one.task_id, one.receipt_type, one.receipt_key, one.asyncgate_instance, is_sound(one),
-             encode(one)) for one in receipts])
+             encode_json(one)) for one in receipts])
         self.file.executemany("INSERT OR IGNORE INTO edges VALUES (?, ?, ?)", [
             (parent, one.receipt_type, one.receipt_id) for one in receipts for parent in one.parents])
         self.file.execute("COMMIT")
@@ -100,13 +100,13 @@ class Collected:
     def get(self, receipt_ids: Iterable[str]) -> dict[str, Receipt]:
         """Return those of some receipts that are there."""
         found = self.file.execute("SELECT content FROM receipts WHERE receipt_id IN (SELECT value FROM json_each(?))",
-                                  (encode(list(receipt_ids)).decode(),))
-        return {one.receipt_id: one for one in (stored(row[0]) for row in found)}
+                                  (encode_json(list(receipt_ids)).decode(),))
+        return {one.receipt_id: one for one in (decode_receipt(row[0]) for row in found)}
 
     def know(self, receipt_ids: Iterable[str]) -> None:
         """Note that the other side has these."""
         self.file.execute("UPDATE receipts SET known = 1 WHERE receipt_id IN (SELECT value FROM json_each(?))",
-                          (encode(list(receipt_ids)).decode(),))
+                          (encode_json(list(receipt_ids)).decode(),))
 
     def all(self) -> Iterator[Receipt]:
         """Yield every receipt, in the order of the ids."""
@@ -123,7 +123,7 @@ class Collected:
     def of_task(self, task_id: str) -> list[Receipt]:
         """Return the receipts of a task, oldest first."""
         rows = self.file.execute("SELECT content FROM receipts WHERE task_id = ? ORDER BY receipt_id", (task_id,))
-        return [stored(row[0]) for row in rows]
+        return [decode_receipt(row[0]) for row in rows]
 
     def tasks(self, which: str = "") -> Iterator[str]:
         """Yield the ids of all tasks that receipts are about."""
@@ -142,7 +142,7 @@ class Collected:
         """Whether a receipt here discharges one that opened an obligation (PH.1.3)."""
         ids = [child for by in sorted(TERMINATES[receipt.receipt_type])
                for child in self.children(receipt.receipt_id, by)]
-        return any(why_not("rebuilt", child, [receipt]) is None for child in self.get(ids).values())
+        return any(broken_rule("rebuilt", child, [receipt]) is None for child in self.get(ids).values())
 
     def children(self, receipt_id: str, receipt_type: str) -> list[str]:
         """Return the receipts of a type that answer one."""
@@ -157,11 +157,11 @@ class Collected:
                 f"SELECT content FROM receipts WHERE receipt_id > ? {which} ORDER BY receipt_id LIMIT 500",
                 (last,)).fetchall():
             for row in rows:
-                yield (one := stored(row[0]))
+                yield (one := decode_receipt(row[0]))
             last = one.receipt_id
 
 
-def said_hash(receipt: Receipt) -> str:
+def computed_hash(receipt: Receipt) -> str:
     """Return the hash of what a receipt says; that of one that cannot be read is empty."""
     try:
         return receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
@@ -172,7 +172,7 @@ def said_hash(receipt: Receipt) -> str:
 
 def is_sound(receipt: Receipt) -> bool:
     """Whether a receipt has the hash of what it says; of one that no gate wrote nobody can tell."""
-    return not receipt.receipt_key or said_hash(receipt) == receipt.hash
+    return not receipt.receipt_key or computed_hash(receipt) == receipt.hash
 
 
 def as_stored(found: Filed) -> Receipt:
@@ -189,13 +189,13 @@ def as_stored(found: Filed) -> Receipt:
 # From where.
 
 
-async def from_ledger(sink: Sink, tenant_id: str, told: Told) -> Collected:
+async def collect_from_ledger(sink: Sink, tenant_id: str, told: CountCopied) -> Collected:
     """Read all that a ledger has of a tenant; raises Unreadable rather than return a part of it."""
     collected, after = Collected(), None
     try:
         while True:
-            page = await attempt(lambda after=after: sink.page(    # type: ignore[misc]
-                tenant_id, EntryFilter(None, None, None, None, after, PAGE)))
+            page = await retry_read(lambda after=after: sink.page(    # type: ignore[misc]
+                tenant_id, EntryFilter(None, None, None, None, after, RECEIPTS_PER_COPY)))
             collected.add([as_stored(one) for one in page.receipts])
             told(len(page.receipts))
             if page.cursor in (None, after):
@@ -206,24 +206,24 @@ async def from_ledger(sink: Sink, tenant_id: str, told: Told) -> Collected:
         raise
 
 
-async def attempt(ask: Callable[[], Any]) -> Any:
+async def retry_read(ask: Callable[[], Any]) -> Any:
     """Ask a ledger, some times if it must be; raises Unreadable."""
-    for left in reversed(range(ATTEMPTS)):
+    for left in reversed(range(READ_ATTEMPTS)):
         try:
             return await ask()
         except (Outage, Refusal, msgspec.MsgspecError, UnicodeError) as away:
             if not left or not isinstance(away, Outage):
                 raise Unreadable(f"the ledger cannot be read: {away}") from away
-        await asyncio.sleep(PAUSE_SECONDS)
+        await asyncio.sleep(READ_PAUSE_SECONDS)
     raise AssertionError
 
 
-def from_file(path: str, told: Told) -> tuple[str, Collected]:
+def collect_from_file(path: str, told: CountCopied) -> tuple[str, Collected]:
     """Read an exported file; return the tenant it is of, and its receipts with all that is wrong with the file."""
-    held, collected = Held(path), Collected()
+    held, collected = SealedReading(path), Collected()
     try:
         found = (line.receipt for line in held.lines() if line.receipt is not None)
-        while page := list(islice(found, PAGE)):
+        while page := list(islice(found, RECEIPTS_PER_COPY)):
             collected.add([replace(one, parents=tuple(sorted(one.parents))) for one in page])
             told(len(page))
     except OSError as wrong:

@@ -26,7 +26,7 @@ from asyncgate import (
 from asyncgate.parts.model.errors import InvalidRequest, ParentNotFound, ParentsRequired
 from asyncgate.parts.model.stored import Receipt, Schedule
 from asyncgate.parts.model.wire import EmitReceipt, LeaseAsk, Ok, Principal
-from asyncgate.parts.receipts.may import MAY, discharges, why_not
+from asyncgate.parts.receipts.may import MAY, broken_rule, discharges
 
 if TYPE_CHECKING:
     from asyncgate import Contract
@@ -82,7 +82,7 @@ def schedule(engine: Engine, work: Work, caller: Caller, ask: EmitReceipt, by: P
     if (known := work.found(Schedule, ask.schedule_id)) and known.scheduler.same(by):
         return known.created
     held = LeaseAsk(worker_id=ask.worker_id, worker_kind=ask.worker_kind, task_id=ask.task_id, lease_id=ask.lease_id,
-                worker_instance_id=ask.worker_instance_id, fence=ask.fence)
+                    worker_instance_id=ask.worker_instance_id, fence=ask.fence)
     task, lease = engine.require_lease(work, caller, held)
     if task.type != "schedule.create" or known is not None:
         raise InvalidRequest(f"schedule.created belongs to a task of type schedule.create and a new schedule; "
@@ -128,7 +128,7 @@ def allowed(work: Work, caller: Caller, by: Principal, contract: Contract, ask: 
             work, caller, by, parent.task_id)
     said = Receipt("", "", contract.type, work.now, by.kind, by.id, "", "", task_id, ask.lease_id,
                    schedule_id or ask.schedule_id, "", "", "", parents)
-    if why := why_not("emitted", said, [work.receipts[parent] for parent in parents], own):
+    if why := broken_rule("emitted", said, [work.receipts[parent] for parent in parents], own):
         raise barred(caller, why)
 
 

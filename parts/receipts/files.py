@@ -18,12 +18,12 @@ from msgspec import Struct
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.screening import BodyScreen, cut_slices
 from asyncgate.parts.model.stored import Receipt, Seal
-from asyncgate.parts.receipts.seals import Chain, digest
+from asyncgate.parts.receipts.seals import SealChain, receipt_digest
 
 MAGIC = b"\x1f\x8b"
 MOST_LINE = 4 * 2**20               # bytes of a line: the body of a receipt is 64 KiB unless the settings say otherwise
 MOST_PROBLEMS = 1000                # that are told; behind them nobody reads on
-MOST_DEPTH = 128                    # of a line's JSON; a gate takes half of it
+MOST_LINE_DEPTH = 128                    # of a line's JSON; a gate takes half of it
 FREELY, TIMES = 64 * 2**20, 100     # bytes that any file may unpack to, and how many times its size a larger one
 
 
@@ -86,7 +86,7 @@ class Writer:
         self.file.write(encode_line(Line(trailer=Trailer(self.receipts, self.seals, self.sum.hexdigest()))) + b"\n")
 
 
-def packed(header: Header, receipts: Iterable[Receipt]) -> bytes:
+def pack_receipts(header: Header, receipts: Iterable[Receipt]) -> bytes:
     """Return a whole file of receipts, compressed; equal receipts make equal bytes."""
     import io
 
@@ -99,14 +99,14 @@ def packed(header: Header, receipts: Iterable[Receipt]) -> bytes:
         return gzip.compress(plain.getvalue(), 6, mtime=0)
 
 
-def opened(path: str) -> IO[bytes]:
+def open_receipts(path: str) -> IO[bytes]:
     """Open a file of receipts, compressed or not."""
     with open(path, "rb") as file:
         compressed = file.read(2) == MAGIC
     return gzip.open(path, "rb") if compressed else open(path, "rb")  # type: ignore[return-value]
 
 
-def bounded(file: IO[bytes], most: int) -> Iterator[bytes]:
+def bounded_lines(file: IO[bytes], most: int) -> Iterator[bytes]:
     """Yield the lines of a file, none of them too long and not too many; a short file may unpack to a very long one."""
     size = 0
     while text := file.readline(MOST_LINE + 1):
@@ -118,10 +118,10 @@ def bounded(file: IO[bytes], most: int) -> Iterator[bytes]:
         yield text
 
 
-def shallow(text: bytes) -> None:
+def require_shallow(text: bytes) -> None:
     """Refuse a line that is nested too deep to be worth reading."""
-    if text.count(b"[") + text.count(b"{") > MOST_DEPTH:
-        judge = BodyScreen(len(text), MOST_DEPTH)
+    if text.count(b"[") + text.count(b"{") > MOST_LINE_DEPTH:
+        judge = BodyScreen(len(text), MOST_LINE_DEPTH)
         for piece in cut_slices(text):
             judge.look(piece)
 
@@ -139,8 +139,8 @@ class Reading:
         """Yield the lines between header and trailer."""
         sum, number = hashlib.sha256(), 0
         try:
-            with opened(self.path) as file:
-                for number, text in enumerate(bounded(file, FREELY + TIMES * os.path.getsize(self.path)), 1):
+            with open_receipts(self.path) as file:
+                for number, text in enumerate(bounded_lines(file, FREELY + TIMES * os.path.getsize(self.path)), 1):
                     if (line := self._line(number, text, sum)) is not None:
                         yield line
                     if len(self.problems) >= MOST_PROBLEMS:
@@ -158,7 +158,7 @@ class Reading:
             self.problems.append(f"line {number} stands behind the trailer")
             return None
         try:
-            shallow(text)
+            require_shallow(text)
             line = decode_line(text)
         except (GateError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
             self.problems.append(f"line {number} cannot be read: {wrong}")
@@ -189,12 +189,12 @@ class Reading:
                                  f"{trailer.receipts} and {trailer.seals}")
 
 
-class Held(Reading):
+class SealedReading(Reading):
     """A pass that also holds the receipts against their seals and their parents."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self.chain = Chain()
+        self.chain = SealChain()
         self.ids, self.parents = set[str](), dict[str, str]()
 
     def lines(self) -> Iterator[Line]:
@@ -213,7 +213,7 @@ class Held(Reading):
                           for parent, child in self.parents.items() if parent not in self.ids]
 
     def _see(self, receipt: Receipt) -> None:
-        self.chain.see(receipt.receipt_id, digest(receipt))
+        self.chain.see(receipt.receipt_id, receipt_digest(receipt))
         self.ids.add(receipt.receipt_id)
         self.parents |= {parent: receipt.receipt_id for parent in receipt.parents if parent not in self.ids}
 

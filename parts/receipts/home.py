@@ -21,8 +21,8 @@ from asyncgate.parts.model.content import decode_json, to_canonical
 from asyncgate.parts.model.database import Around
 from asyncgate.parts.model.queries import OutboxOf, Query, Rows
 from asyncgate.parts.model.stored import Receipt
-from asyncgate.parts.receipts.collected import Collected, Told, from_ledger, said_hash
-from asyncgate.parts.receipts.marks import adopted
+from asyncgate.parts.receipts.collected import Collected, CountCopied, collect_from_ledger, computed_hash
+from asyncgate.parts.receipts.marks import list_adopted
 from asyncgate.parts.receipts.reconcile import Comparison, Findings
 
 # What is in the way: --repair of `asyncgate reconcile` does the first ones, nobody the others.
@@ -30,15 +30,15 @@ REPAIRED = ("ended_at_ledger", "lease_ended_at_ledger", "lease_unbacked", "not_c
 FINAL = ("lost_by_ledger", "tampered")
 
 
-class InTheWay(Exception):
+class Unsettled(Exception):
     """Gate and ledger differ in what has to be settled first."""
 
 
-class NoBody(Exception):
+class MissingBody(Exception):
     """A skeleton cannot be filled."""
 
 
-class Brought(Struct):
+class CopyCounts(Struct):
     """What came with the last walk through all receipts."""
 
     filled: int = 0
@@ -46,7 +46,7 @@ class Brought(Struct):
     own: int = 0            # were whole all the time
 
 
-class Home(Around):
+class LedgerBackedGate(Around):
     """A backend that reads as another one, but for the bodies of receipts."""
 
     def __init__(self, backend: Any, sink: Any, *, lenient: bool) -> None:
@@ -54,16 +54,16 @@ class Home(Around):
         self.sink, self.lenient = sink, lenient
         self.collected: dict[str, Collected] = {}
         self.stated: dict[str, dict[str, str]] = {}     # ids at the ledger of what workers stated under their own
-        self.brought: dict[str, Brought] = {}
+        self.brought: dict[str, CopyCounts] = {}
 
-    async def collect(self, instances: Iterable[str], told: Told) -> Findings:
+    async def collect(self, instances: Iterable[str], told: CountCopied) -> Findings:
         """Read the whole ledger, and compare; raises Unreadable."""
         findings = Findings()
         try:
             for tenant_id in await self.backend.tenants():
-                self.collected[tenant_id] = found = await from_ledger(self.sink, tenant_id, told)
+                self.collected[tenant_id] = found = await collect_from_ledger(self.sink, tenant_id, told)
                 self.stated[tenant_id] = {
-                    ours: theirs for theirs, ours in (await adopted(self.backend, tenant_id)).items()}
+                    ours: theirs for theirs, ours in (await list_adopted(self.backend, tenant_id)).items()}
                 comparison = Comparison(self.backend, self.sink, tenant_id, set(instances), found, findings, told)
                 await comparison.run()
         except BaseException:
@@ -91,7 +91,7 @@ class Home(Around):
         waiting = {row.receipt_id: self.sink.body(row.content.encode())
                    for row in await self.backend.page(tenant_id, OutboxOf(tuple(bare)))} if bare else {}
         if not after:
-            self.brought[tenant_id] = Brought()
+            self.brought[tenant_id] = CopyCounts()
         brought, whole = self.brought[tenant_id], list[Receipt]()
         for receipt in receipts:
             row = receipt
@@ -105,14 +105,14 @@ class Home(Around):
 
     def _filled(self, receipt: Receipt, waiting: bytes | None, theirs: Receipt | None) -> Receipt:
         for body in (*([waiting.decode()] if waiting else ()), *([theirs.body] if theirs else ())):
-            if (row := fitting(receipt, body, theirs)) is not None:
+            if (row := with_body(receipt, body, theirs)) is not None:
                 return row
         if not self.lenient:
-            raise NoBody(f"neither the outbox nor the ledger has what receipt {receipt.receipt_id} says")
+            raise MissingBody(f"neither the outbox nor the ledger has what receipt {receipt.receipt_id} says")
         return receipt
 
 
-def fitting(receipt: Receipt, body: str, theirs: Receipt | None) -> Receipt | None:
+def with_body(receipt: Receipt, body: str, theirs: Receipt | None) -> Receipt | None:
     """Return a receipt with its body, if it has the hash of it.
 
     A worker that stated a receipt in the ledger may have given it a hash of its own making, which the skeleton keeps:
@@ -122,23 +122,23 @@ def fitting(receipt: Receipt, body: str, theirs: Receipt | None) -> Receipt | No
     with suppress(msgspec.MsgspecError, UnicodeError):
         texts.append(to_canonical(decode_json(body)).decode())
     for text in texts:
-        if said_hash(row := replace(receipt, body=text)) == receipt.hash:
+        if computed_hash(row := replace(receipt, body=text)) == receipt.hash:
             return row
     stated = theirs is not None and not theirs.receipt_key and theirs.hash == receipt.hash
-    return replace(first := replace(receipt, body=body), hash=said_hash(first)) if stated else None
+    return replace(first := replace(receipt, body=body), hash=computed_hash(first)) if stated else None
 
 
-def in_the_way(findings: Findings, lenient: bool) -> None:
-    """See that nothing is left that a copy would make final; raises InTheWay."""
+def require_settled(findings: Findings, lenient: bool) -> None:
+    """Refuse to copy while a difference is left that the copy would make final; raises Unsettled."""
     kinds = Counter({kind: findings.counts[kind] for kind in (*REPAIRED, *FINAL)})
     if any(kinds[kind] for kind in REPAIRED):
-        raise InTheWay(f"the ledger knows what this gate does not: {told(kinds, REPAIRED)}.  `asyncgate reconcile "
-                       "--repair` first")
+        raise Unsettled(f"the ledger has receipts that this gate lacks: {describe_numbers(kinds, REPAIRED)}.  Run "
+                        "`asyncgate reconcile --repair` first")
     if any(kinds[kind] for kind in FINAL) and not lenient:
-        raise InTheWay(f"some receipts are not at the ledger as they were written: {told(kinds, FINAL)}.  `asyncgate "
-                       "reconcile` names them; --leave-lost comes home without what they said")
+        raise Unsettled(f"the ledger lost or changed some receipts: {describe_numbers(kinds, FINAL)}.  `asyncgate "
+                        "reconcile` names them; --leave-lost comes home without their bodies")
 
 
-def told(kinds: Counter[str], names: Iterable[str]) -> str:
-    """Put numbers in words."""
+def describe_numbers(kinds: Counter[str], names: Iterable[str]) -> str:
+    """Describe how many differences of each kind there are."""
     return ", ".join(f"{kinds[name]} {name}" for name in names if kinds[name])

@@ -16,7 +16,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from asyncgate import Caller, Engine, Needs, Operation, Work, __version__, barred
-from asyncgate.parts.identity.admin import ID, operates, tenant_of
+from asyncgate.parts.identity.admin import UUID_TEXT, operates, tenant_of
 from asyncgate.parts.model.content import decode_json, sha256
 from asyncgate.parts.model.errors import (
     GateError,
@@ -54,17 +54,17 @@ if TYPE_CHECKING:
 MOST_AT_ONCE = 500          # receipts of one call
 LONGEST_CHAIN = 2048        # receipts of one chain
 STORED_DEPTH = MAX_DEPTH + 8        # a body as deep as a gate takes one, in a receipt, in a list
-PAGE, LOOKS = 200, 5        # of the receipts of a task, in which is looked for a principal that takes part
+ENTRIES_PER_PAGE, LOOKS = 200, 5        # of the receipts of a task, in which is looked for a principal that takes part
 OF_GATES = {"admin", "system"}      # the roles of credentials that file for others
 CAPABILITIES = ["receipt_storage", "receipt_chains", "receipt_seals", "stated_by", "key_issuing"]
-TENANT = re.compile(r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
+TENANT_ID = re.compile(r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 NOT_SAID = ("tenant_id", "stored_at", "delivered_at")       # by the author, but by whoever files a receipt
 
-read = msgspec.json.Decoder(Arriving).decode
+decode_arriving = msgspec.json.Decoder(Arriving).decode
 list_of = msgspec.json.Decoder(list[Raw]).decode
 
 
-class Told(Ask, kw_only=True):
+class FiledReceipts(Ask, kw_only=True):
     """Receipts on their way into one tenant's ledger, and what cannot go there."""
 
     entries: list[Entry | GateError]
@@ -80,7 +80,7 @@ async def store_receipt(engine: Engine, caller: Caller, ask: StoreReceipts) -> S
     tenants, entries = set[str](), list[Entry | GateError]()
     for content in ask.receipts:
         try:
-            tenant_id, entry = filed(engine, caller, ask, bytes(content))
+            tenant_id, entry = parse_receipt(engine, caller, ask, bytes(content))
             tenants.add(tenant_id)
             entries.append(entry)
         except GateError as no:
@@ -88,16 +88,17 @@ async def store_receipt(engine: Engine, caller: Caller, ask: StoreReceipts) -> S
     if len(tenants) > 1:
         raise InvalidRequest("the receipts of one call belong to one tenant")
     into = replace(caller, tenant_id=tenants.pop() if tenants else caller.tenant_id)
-    results: list[Stored | GateError] = await engine.write(keep, its_entries, into, Told(entries=entries))
+    results: list[Stored | GateError] = await engine.write(
+        store_entries, load_entries, into, FiledReceipts(entries=entries))
     if not ask.alone:
-        return StoredAll([refusal(ask, at, one) if isinstance(one, GateError) else one
+        return StoredAll([stored_problem(ask, at, one) if isinstance(one, GateError) else one
                           for at, one in enumerate(results)])
     if isinstance(results[0], GateError):
         raise results[0]
     return results[0]
 
 
-def refusal(ask: StoreReceipts, at: int, no: GateError) -> Stored:
+def stored_problem(ask: StoreReceipts, at: int, no: GateError) -> Stored:
     """Tell what is wrong with one receipt of many."""
     try:
         said = decode_json(ask.receipts[at])["receipt_id"]
@@ -106,10 +107,10 @@ def refusal(ask: StoreReceipts, at: int, no: GateError) -> Stored:
     return Stored(said if isinstance(said, str) else None, error=Problem(no.code, str(no), str(no)))
 
 
-def filed(engine: Engine, caller: Caller, ask: StoreReceipts, content: bytes) -> tuple[str, Entry]:
+def parse_receipt(engine: Engine, caller: Caller, ask: StoreReceipts, content: bytes) -> tuple[str, Entry]:
     """Read a receipt, and say in whose ledger and under what it is filed."""
     try:
-        said, whole = read(content), decode_json(content)
+        said, whole = decode_arriving(content), decode_json(content)
     except (msgspec.DecodeError, ValueError, RecursionError) as wrong:
         raise InvalidRequest(f"a receipt cannot be read: {wrong}") from None
     limits = engine.settings.receipts
@@ -121,44 +122,44 @@ def filed(engine: Engine, caller: Caller, ask: StoreReceipts, content: bytes) ->
     if caller.bound and not caller.unlimited and not sender.same(caller.principal):
         raise barred(caller, f"this credential states receipts of {caller.principal} only")
     digest = sha256({name: value for name, value in whole.items() if name not in NOT_SAID})
-    return home(engine, caller, said.tenant_id), Entry(
+    return target_tenant(engine, caller, said.tenant_id), Entry(
         said.receipt_id, "", said.receipt_type, said.task_id or "", sender.kind, sender.id, said.to.kind, said.to.id,
         said.asyncgate_instance or "", digest, content.decode(),
         caller.principal.kind, caller.principal.id, caller.role)
 
 
-def home(engine: Engine, caller: Caller, named: str | None) -> str:
+def target_tenant(engine: Engine, caller: Caller, named: str | None) -> str:
     """Return the tenant that is meant: another than one's own is there for the operator only."""
     own = {None, caller.tenant_id, "default" if caller.tenant_id == engine.settings.default_tenant_id else None}
     if named in own or named is None:
         return caller.tenant_id
     if not operates(engine, caller):
         raise TenantMismatch("this credential belongs to another tenant than the request says")
-    if not TENANT.match(named):
+    if not TENANT_ID.match(named):
         raise InvalidRequest(f"tenant {named[:100]!r} is no UUID in lower case; list_tenants shows the tenants")
     return named
 
 
-async def room(engine: Engine, caller: Caller, named: str | None) -> str:
+async def tenant_to_read(engine: Engine, caller: Caller, named: str | None) -> str:
     """Return the tenant that is read, which may be named by its name."""
-    own = await engine.backend.record(caller.tenant_id, Account) if named and not ID.match(named) else None
+    own = await engine.backend.record(caller.tenant_id, Account) if named and not UUID_TEXT.match(named) else None
     if own is not None and own.name == named:
         return caller.tenant_id
-    tenant_id = home(engine, caller, named)
+    tenant_id = target_tenant(engine, caller, named)
     return await tenant_of(engine, tenant_id) if named and tenant_id == named else tenant_id
 
 
-def its_entries(needs: Needs, caller: Caller, ask: Told) -> None:
+def load_entries(needs: Needs, caller: Caller, ask: FiledReceipts) -> None:
     """Load what has been stored under the ids."""
     needs.records.update((Entry, (entry.receipt_id,)) for entry in ask.entries if isinstance(entry, Entry))
 
 
-def keep(engine: Engine, work: Work, caller: Caller, ask: Told) -> list[Stored | GateError]:
+def store_entries(engine: Engine, work: Work, caller: Caller, ask: FiledReceipts) -> list[Stored | GateError]:
     """Store what is new."""
-    return [entry if isinstance(entry, GateError) else kept(work, entry) for entry in ask.entries]
+    return [entry if isinstance(entry, GateError) else store_entry(work, entry) for entry in ask.entries]
 
 
-def kept(work: Work, entry: Entry) -> Stored | GateError:
+def store_entry(work: Work, entry: Entry) -> Stored | GateError:
     """Store one receipt, unless it is there."""
     if (first := work.found(Entry, entry.receipt_id)) is None:
         work.keep(replace(entry, arrival=work.new_id()))
@@ -175,14 +176,14 @@ async def list_receipts(engine: Engine, caller: Caller, ask: ListFiled) -> Filed
     Follow cursor as since_receipt_id: every receipt comes exactly once.  An admin may list everything, others their
     own inbox, and with task_id the whole story of a task that they take part in.  Spec 20.13.
     """
-    tenant_id = await room(engine, caller, ask.tenant)
+    tenant_id = await tenant_to_read(engine, caller, ask.tenant)
     to = make_filter("to_kind", ask.to_kind, "to_id", ask.to_id)
     if not caller.sees_all:
         if not wanted_is(to, caller.principal):
             raise barred(caller, f"this credential sees what is addressed to {caller.principal} only")
         if to is not None or ask.task_id is None or not await takes_part(engine, tenant_id, caller, ask.task_id):
             to = caller.principal
-    after = await arrival(engine, tenant_id, ask.since_receipt_id) if ask.since_receipt_id else None
+    after = await arrival_of(engine, tenant_id, ask.since_receipt_id) if ask.since_receipt_id else None
     limit = engine.limit(ask.limit)
     rows = await engine.backend.page(tenant_id, EntryFilter(
         to, ask.task_id, ask.receipt_type, ask.asyncgate_instance, after, limit + 1))
@@ -198,17 +199,17 @@ async def takes_part(engine: Engine, tenant_id: str, caller: Caller, task_id: st
     """
     after = None
     for _ in range(LOOKS):
-        rows = await engine.backend.page(tenant_id, EntryFilter(None, task_id, None, None, after, PAGE))
+        rows = await engine.backend.page(tenant_id, EntryFilter(None, task_id, None, None, after, ENTRIES_PER_PAGE))
         if any(row.stated_role in OF_GATES and caller.principal.same(end)
                for row in rows for end in (row.sender, row.to)):
             return True
-        if len(rows) < PAGE:
+        if len(rows) < ENTRIES_PER_PAGE:
             break
         after = rows[-1].arrival
     return False
 
 
-async def arrival(engine: Engine, tenant_id: str, receipt_id: str) -> str:
+async def arrival_of(engine: Engine, tenant_id: str, receipt_id: str) -> str:
     """Return when a receipt came."""
     if (entry := await engine.backend.record(tenant_id, Entry, receipt_id)) is None:
         raise InvalidCursor(f"no receipt {receipt_id} is stored here; begin again without since_receipt_id")
@@ -217,12 +218,12 @@ async def arrival(engine: Engine, tenant_id: str, receipt_id: str) -> str:
 
 async def get_receipt(engine: Engine, caller: Caller, ask: GetFiled) -> Raw:
     """Return one receipt as it came."""
-    return Raw((await found(engine, caller, ask)).content.encode())
+    return Raw((await readable_entry(engine, caller, ask)).content.encode())
 
 
-async def found(engine: Engine, caller: Caller, ask: GetFiled) -> Entry:
+async def readable_entry(engine: Engine, caller: Caller, ask: GetFiled) -> Entry:
     """Return a receipt that the caller may read."""
-    tenant_id = await room(engine, caller, ask.tenant)
+    tenant_id = await tenant_to_read(engine, caller, ask.tenant)
     if (entry := await engine.backend.record(tenant_id, Entry, ask.receipt_id)) is None:
         raise ReceiptNotFound(f"no receipt {ask.receipt_id} is stored here")
     if not caller.sees_all and not (entry.to.same(caller.principal) or entry.sender.same(caller.principal)):
@@ -232,10 +233,10 @@ async def found(engine: Engine, caller: Caller, ask: GetFiled) -> Entry:
 
 async def get_receipt_chain(engine: Engine, caller: Caller, ask: GetChain) -> Chain:
     """Return a receipt and all that it answers, up to what nothing caused (spec 20.13)."""
-    tenant_id, first = await room(engine, caller, ask.tenant), await found(engine, caller, ask)
+    tenant_id, first = await tenant_to_read(engine, caller, ask.tenant), await readable_entry(engine, caller, ask)
     chain, seen, missing = [first], {first.receipt_id}, list[str]()
     for entry in chain:         # which grows
-        for parent in read(entry.content.encode()).parents:
+        for parent in decode_arriving(entry.content.encode()).parents:
             if parent in seen or len(seen) >= LONGEST_CHAIN:
                 continue
             seen.add(parent)

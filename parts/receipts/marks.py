@@ -7,13 +7,15 @@ from typing import Any
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import LedgerMark, export_key
 
-ADOPTED, STATED = "adopted ", "stated "     # our id of a receipt by the author's, and the author's by ours
+ADOPTED_PREFIX = "adopted "     # the gate's id of a receipt, by its author's id
+STATED_PREFIX = "stated "       # the author's id of a receipt, by the gate's id
 
 
-async def adopted(backend: Any, tenant_id: str) -> dict[str, str]:
+async def list_adopted(backend: Any, tenant_id: str) -> dict[str, str]:
     """Return our ids of such receipts, by the authors'."""
     found, after = dict[str, str](), ""
     while page := await backend.page(tenant_id, Rows(LedgerMark, after)):
-        found.update({one.name.removeprefix(ADOPTED): one.receipt_id for one in page if one.name.startswith(ADOPTED)})
+        found.update({one.name.removeprefix(ADOPTED_PREFIX): one.receipt_id
+                      for one in page if one.name.startswith(ADOPTED_PREFIX)})
         after = export_key(page[-1])
     return found

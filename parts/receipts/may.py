@@ -42,8 +42,8 @@ def discharges(child: Receipt, parent: Receipt) -> bool:
     return child.schedule_id == parent.schedule_id if parent.schedule_id else child.task_id == parent.task_id
 
 
-def why_not(way: Way, child: Receipt, parents: Iterable[Receipt],
-            own: Callable[[Receipt], bool] = lambda _: True) -> str | None:
+def broken_rule(way: Way, child: Receipt, parents: Iterable[Receipt],
+                own: Callable[[Receipt], bool] = lambda _: True) -> str | None:
     """Say which rule a receipt breaks that comes in some way and answers these; None if it breaks none."""
     may = MAY[way]
     if child.receipt_type not in may.types:

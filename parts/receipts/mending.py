@@ -18,22 +18,20 @@ from msgspec.structs import replace
 
 from asyncgate import (
     ACCEPTED,
-    ACTIVE,
     DISCHARGING,
     EXPIRED,
     FAILED,
     FENCES_SKIPPED,
     SCHEDULED,
-    TERMINAL,
     TERMINATES,
     UNSCHEDULED,
     Caller,
     Needs,
 )
-from asyncgate.parts.model.stored import Lease, Outgoing, Receipt, Schedule, Task
+from asyncgate.parts.model.stored import ACTIVE, TERMINAL, Lease, Outgoing, Receipt, Schedule, Task
 from asyncgate.parts.model.wire import Ask
-from asyncgate.parts.receipts.reconcile import behind_of, verdict
-from asyncgate.parts.receipts.restated import Story, body_of, lease_of, story_of
+from asyncgate.parts.receipts.reconcile import describe_lead, find_behind
+from asyncgate.parts.receipts.restated import Story, body_of, restate_lease, story_of
 from asyncgate.parts.receipts.strict import undo
 
 if TYPE_CHECKING:
@@ -43,8 +41,8 @@ if TYPE_CHECKING:
     from asyncgate.parts.receipts.reconcile import Difference, Findings
     from asyncgate.parts.receipts.sinks import Sink
 
-TOGETHER = 200              # receipts that one transaction puts into the outbox
-POLL_SECONDS, PATIENCE_SECONDS = 0.1, 30.0      # without a receipt that arrived
+RECEIPTS_PER_RESEND = 200              # receipts that one transaction puts into the outbox
+POLL_SECONDS, DELIVERY_SECONDS = 0.1, 30.0      # without a receipt that arrived
 AHEAD = ("ended_at_ledger", "lease_ended_at_ledger", "not_committed")
 
 
@@ -80,9 +78,9 @@ class Mender:
 
     async def __call__(self, tenant_id: str, collected: Collected | None, findings: Findings) -> None:
         """Repair what was found of one tenant."""
-        resend = findings.of(tenant_id, "missing_at_ledger", "parked")
-        while batch := list(islice(resend, TOGETHER)):
-            await self._write(tenant_id, partial(resent, self.ledger.sink), its_rows, Resend(
+        unsent = findings.of(tenant_id, "missing_at_ledger", "parked")
+        while batch := list(islice(unsent, RECEIPTS_PER_RESEND)):
+            await self._write(tenant_id, partial(resend, self.ledger.sink), its_rows, Resend(
                 receipts=[one.receipt_id for one in batch],
                 tasks=[] if self.ledger.sink.reads else [one.task_id for one in batch if one.task_id]))
             self.done.update(one.kind for one in batch)
@@ -93,7 +91,7 @@ class Mender:
                 self.done[one.kind] += await self._take_over(one, collected)
         for one in findings.of(tenant_id, "lease_unbacked"):
             ask = Withdraw(task_id=one.task_id, accepted=one.receipt_id)
-            self.done[one.kind] += bool(await self._write(tenant_id, withdrawn, its_task, ask))
+            self.done[one.kind] += bool(await self._write(tenant_id, end_unbacked_lease, its_lease, ask))
 
     async def _undo(self, one: Difference) -> bool:
         """Let the outbox have what undoes a lease that was never granted."""
@@ -102,7 +100,7 @@ class Mender:
         if (found := await self.engine.backend.task(one.tenant_id, one.task_id)) is None:
             return False
         now = self.engine.backend.now()
-        row = await part.acceptance(sink, one.tenant_id, found[0], one.receipt_id, now)
+        row = await part.find_acceptance(sink, one.tenant_id, found[0], one.receipt_id, now)
         if row is None:
             return False
         await self.engine.backend.transact(one.tenant_id, Needs(tasks={one.task_id}), partial(undo, sink, [row]))
@@ -113,11 +111,11 @@ class Mender:
         if (found := await backend.task(one.tenant_id, one.task_id)) is None:
             return False
         task, lease, _ = found
-        behind = await behind_of(backend, one.tenant_id, collected, task)
-        if not behind.ahead or verdict(task, lease, behind) not in AHEAD:
+        behind = await find_behind(backend, one.tenant_id, collected, task)
+        if not behind.ahead or describe_lead(task, lease, behind) not in AHEAD:
             return False
         ask = TakeOver(task_id=task.task_id, seen=(task.status, task.fence), whole=behind.whole, ahead=behind.ahead)
-        return bool(await self._write(one.tenant_id, taken_over, its_evidence, ask))
+        return bool(await self._write(one.tenant_id, take_over, its_evidence, ask))
 
     async def _write(self, tenant_id: str, run: Any, loads: Any, ask: Ask) -> Any:
         caller = self.engine.itself(tenant_id)
@@ -129,7 +127,7 @@ class Mender:
         sender.open()
         try:
             quiet = 0.0
-            while (now := await self._waiting()) and quiet < PATIENCE_SECONDS:
+            while (now := await self._waiting()) and quiet < DELIVERY_SECONDS:
                 quiet = quiet + POLL_SECONDS if now == left else 0.0
                 left = now
                 await asyncio.sleep(POLL_SECONDS)
@@ -149,7 +147,7 @@ def its_rows(needs: Needs, caller: Caller, ask: Resend) -> None:
     needs.tasks.update(ask.tasks)
 
 
-def resent(sink: Sink, engine: Engine, work: Work, caller: Caller, ask: Resend) -> None:
+def resend(sink: Sink, engine: Engine, work: Work, caller: Caller, ask: Resend) -> None:
     """Put receipts into the outbox, or those that were refused back among what waits."""
     for receipt_id in ask.receipts:
         receipt, row = work.receipts[receipt_id], work.found(Outgoing, receipt_id)
@@ -161,12 +159,12 @@ def resent(sink: Sink, engine: Engine, work: Work, caller: Caller, ask: Resend) 
                 work.keep(Outgoing(receipt_id, receipt.task_id, content.decode(), work.now))
 
 
-def its_task(needs: Needs, caller: Caller, ask: Withdraw) -> None:
+def its_lease(needs: Needs, caller: Caller, ask: Withdraw) -> None:
     """Load the task, with its lease."""
     needs.tasks.add(ask.task_id)
 
 
-def withdrawn(engine: Engine, work: Work, caller: Caller, ask: Withdraw) -> bool:
+def end_unbacked_lease(engine: Engine, work: Work, caller: Caller, ask: Withdraw) -> bool:
     """End a lease that the ledger does not back; no receipt says so, for the ledger has none of its beginning."""
     task, lease = work.task(ask.task_id), work.leases.get(ask.task_id)
     if lease is None or lease.ending != "live" or lease.accepted != ask.accepted:
@@ -185,7 +183,7 @@ def its_evidence(needs: Needs, caller: Caller, ask: TakeOver) -> None:
     needs.records.update((Schedule, (one.schedule_id,)) for one in ask.ahead if one.schedule_id)
 
 
-def taken_over(engine: Engine, work: Work, caller: Caller, ask: TakeOver) -> bool:
+def take_over(engine: Engine, work: Work, caller: Caller, ask: TakeOver) -> bool:
     """Let a task become what the ledger says that it is."""
     task, lease = work.task(ask.task_id), work.leases.get(ask.task_id)
     if (task.status, task.fence) != ask.seen:
@@ -198,7 +196,7 @@ def taken_over(engine: Engine, work: Work, caller: Caller, ask: TakeOver) -> boo
     loose = _end_lease(work, task, lease, story, ask.ahead, leased)
     skipped = FENCES_SKIPPED if not over and loose else 0
     changes: dict[str, Any] = {"fence": task.fence + leased + skipped, "owed": bool(task.owed) and story.owed,
-                               **counted(task, ask.ahead)}
+                               **count_losses(task, ask.ahead)}
     if over and not was_over:
         work.use(active=-1, terminal=1)
         changes |= {"status": story.status, "completed_at": story.ended_at, "outcome": story.outcome, "held": None}
@@ -228,7 +226,7 @@ def _open_and_close(work: Work, receipt: Receipt) -> None:
 
 def _end_lease(work: Work, task: Task, lease: Lease | None, story: Story, ahead: list[Receipt], leased: int) -> bool:
     """Keep of the lease what the ledger says of it; tell whether one has come or gone."""
-    last = lease_of(story)
+    last = restate_lease(story)
     if leased and last is not None:
         work.hold(replace(last, fence=task.fence + leased))
         return True
@@ -239,7 +237,7 @@ def _end_lease(work: Work, task: Task, lease: Lease | None, story: Story, ahead:
     return True
 
 
-def counted(task: Task, ahead: list[Receipt]) -> dict[str, int]:
+def count_losses(task: Task, ahead: list[Receipt]) -> dict[str, int]:
     """Return how often the task has failed and lost its worker, with what the ledger has beyond this gate."""
     failed = sum(one.receipt_type == FAILED.type and task.duty not in one.parents for one in ahead)
     lost = sum(one.receipt_type == EXPIRED.type and body_of(one).get("reason") != "released" for one in ahead)

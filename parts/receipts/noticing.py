@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from asyncgate import Engine
     from asyncgate.parts.receipts.reading import Reading
 
-MOST = 100              # tasks that one look asks after
-REMEMBERED = 10_000     # receipts that have been judged
-TYPES = {"success": COMPLETED.type, "failure": FAILED.type}
+TASKS_PER_LOOK = 100              # tasks that one look asks after
+MOST_REMEMBERED = 10_000     # receipts that have been judged
+RECEIPT_TYPE_OF_STATUS = {"success": COMPLETED.type, "failure": FAILED.type}
 SAID = {"NA", "TBD", ""}
 
 
@@ -50,8 +50,8 @@ class Noticer(Adopter):
 
     async def _ask_after(self, tenant_id: str, status: str) -> None:
         before = self.places.get((tenant_id, status))
-        rows = await self.engine.backend.page(tenant_id, TaskFilter(None, status, None, before, MOST))
-        self.places[tenant_id, status] = rows[-1][0].task_id if len(rows) == MOST else None
+        rows = await self.engine.backend.page(tenant_id, TaskFilter(None, status, None, before, TASKS_PER_LOOK))
+        self.places[tenant_id, status] = rows[-1][0].task_id if len(rows) == TASKS_PER_LOOK else None
         for task, lease, _ in rows:
             if lease is not None:
                 await self._look_at(tenant_id, task, lease)
@@ -62,17 +62,17 @@ class Noticer(Adopter):
         if sink.binds is not True:
             return
         for one in theirs:
-            found = ending_of(one, task, lease, sink.source)
+            found = stated_ending(one, task, lease, sink.source)
             if found is not None and (tenant_id, found.receipt_id) not in self.judged:
                 await self._request(tenant_id, found)
                 self.judged[tenant_id, found.receipt_id] = None
-                while len(self.judged) > REMEMBERED:
+                while len(self.judged) > MOST_REMEMBERED:
                     self.judged.popitem(last=False)
 
 
-def ending_of(one: dict[str, Any], task: Task, lease: Lease, source: str) -> Filed | None:
+def stated_ending(one: dict[str, Any], task: Task, lease: Lease, source: str) -> Filed | None:
     """Return the end of a task that a worker states, as a ledger that gives receipts back would; None if it is none."""
-    receipt_type = TYPES.get(one.get("status", "")) if one.get("phase") == "complete" else None
+    receipt_type = RECEIPT_TYPE_OF_STATUS.get(one.get("status", "")) if one.get("phase") == "complete" else None
     by = one.get("source_system")
     if receipt_type is None or by == source:
         return None
@@ -84,12 +84,13 @@ def ending_of(one: dict[str, Any], task: Task, lease: Lease, source: str) -> Fil
             "from": {"kind": worker, "id": one.get("from_principal")}, "to": {"kind": "asyncgate", "id": source},
             "task_id": task.task_id, "lease_id": lease_id or lease.lease_id, "tenant_id": "",
             "parents": [task.duty] if one.get("obligation_id") == task.duty else [],
-            "body": Raw(to_canonical(body_of(one, receipt_type))), "stated_by": {"kind": worker, "id": by}}, type=Filed)
+            "body": Raw(to_canonical(stated_body(one, receipt_type))),
+            "stated_by": {"kind": worker, "id": by}}, type=Filed)
     except msgspec.ValidationError:
         return None
 
 
-def body_of(one: dict[str, Any], receipt_type: str) -> dict[str, Any]:
+def stated_body(one: dict[str, Any], receipt_type: str) -> dict[str, Any]:
     """Return what such a receipt says of the work, in the words of a receipt of ours."""
     held, text = one.get("body"), one.get("outcome_text")
     said: dict[str, Any] = held if isinstance(held, dict) else {}

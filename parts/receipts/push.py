@@ -20,9 +20,9 @@ from msgspec import Struct
 from asyncgate import Engine
 from asyncgate.parts.model.queries import OutboxOf
 from asyncgate.parts.model.stored import Receipt
-from asyncgate.parts.receipts.carry import exported, stored
+from asyncgate.parts.receipts.carry import as_stored_receipt, export_page
 from asyncgate.parts.receipts.collected import as_stored
-from asyncgate.parts.receipts.reconcile import differing
+from asyncgate.parts.receipts.reconcile import differing_facts
 from asyncgate.parts.receipts.sinks import Outage, Refusal, Singly
 from asyncgate.parts.receipts.wires import Wires, pace_of
 
@@ -32,11 +32,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("asyncgate.ledger")
 
-PAGE, BATCH, BATCH_BYTES = 1000, 250, 2 * 2**20     # receipts that are read, and that share a call
-SOON_SECONDS = 0.1          # before the first try again; each further one waits twice as long
+RECEIPTS_PER_READ = 1000
+RECEIPTS_PER_CALL, CALL_BYTES = 250, 2 * 2**20
+FIRST_RETRY_SECONDS = 0.1          # before the first try again; each further one waits twice as long
 
 
-class Away(Exception):
+class LedgerAway(Exception):
     """The ledger does not answer, however often it is asked."""
 
 
@@ -47,7 +48,7 @@ class Ready(Struct, frozen=True):
     content: bytes | None
 
 
-class Tally(Struct):
+class PushTally(Struct):
     """What became of the receipts so far."""
 
     taken: int = 0
@@ -60,7 +61,7 @@ class Tally(Struct):
 class Push:
     """Sends receipts to one ledger; `refused` is told of each that it does not take, and why."""
 
-    def __init__(self, sink: Any, settings: Settings, tally: Tally, told: Callable[[int], None],
+    def __init__(self, sink: Any, settings: Settings, tally: PushTally, told: Callable[[int], None],
                  refused: Callable[[str, str], None]) -> None:
         self.sink, self.tally, self.told, self.refused = sink, tally, told, refused
         self.retry, self.wires = settings.memorygate.emission_retry, Wires(pace_of(settings))
@@ -69,7 +70,7 @@ class Push:
     async def send(self, tenant_id: str, pages: AsyncIterator[list[Ready]]) -> None:
         """Send all receipts of a tenant; raises Away."""
         async for page in pages:
-            for batch in batches(page):
+            for batch in split_page(page):
                 await self._send(tenant_id, batch)
                 self.tally.after = f"{tenant_id}:{batch[-1].receipt.receipt_id}"
                 self.told(len(batch))
@@ -85,7 +86,7 @@ class Push:
             chains = defaultdict[str, list[Ready]](list)
             for one in whole:
                 chains[one.receipt.task_id or one.receipt.receipt_id].append(one)
-            await together(self._send_chain(tenant_id, chain) for chain in chains.values())
+            await send_chains(self._send_chain(tenant_id, chain) for chain in chains.values())
 
     async def _look_up(self, tenant_id: str, bare: list[Receipt]) -> None:
         """See that the ledger has those of which only a hash is here."""
@@ -94,7 +95,7 @@ class Push:
             if receipt.receipt_id not in theirs:
                 self.tally.lost += 1
                 self.refused(receipt.receipt_id, "only its hash is here, and the ledger does not have it")
-            elif wrong := differing(receipt, theirs[receipt.receipt_id]):
+            elif wrong := differing_facts(receipt, theirs[receipt.receipt_id]):
                 self._refuse(receipt, f"the ledger has it otherwise: it differs in {', '.join(wrong)}")
             else:
                 self.tally.taken += 1
@@ -133,14 +134,14 @@ class Push:
 
     async def _is_there(self, tenant_id: str, receipt: Receipt) -> bool:
         theirs = (await self._fetched(tenant_id, [receipt.receipt_id])).get(receipt.receipt_id)
-        return theirs is not None and not differing(receipt, theirs)
+        return theirs is not None and not differing_facts(receipt, theirs)
 
     async def _fetched(self, tenant_id: str, receipt_ids: list[str]) -> dict[str, Receipt]:
         """Return what the ledger has of some receipts."""
         try:
             found = await self._asked(lambda: self.sink.fetch(tenant_id, receipt_ids))
         except (Refusal, msgspec.MsgspecError, UnicodeError) as wrong:
-            raise Away(f"the ledger cannot be read: {wrong}") from None
+            raise LedgerAway(f"the ledger cannot be read: {wrong}") from None
         return {one.receipt_id: as_stored(one) for one in found}
 
     def _refuse(self, receipt: Receipt, why: str) -> None:
@@ -156,12 +157,12 @@ class Push:
             except Outage as away:
                 tries += 1
                 if tries > self.retry.max_retries:
-                    raise Away(f"the ledger does not answer: {away}") from None
-                pause = min(SOON_SECONDS * 2 ** (tries - 1), self.retry.retry_interval_seconds)
+                    raise LedgerAway(f"the ledger does not answer: {away}") from None
+                pause = min(FIRST_RETRY_SECONDS * 2 ** (tries - 1), self.retry.retry_interval_seconds)
                 await asyncio.sleep(max(pause, away.retry_after))
 
 
-async def together(sending: Iterable[Any]) -> None:
+async def send_chains(sending: Iterable[Any]) -> None:
     """Send chains beside one another; the first that cannot go on stops all."""
     try:
         async with asyncio.TaskGroup() as group:
@@ -171,12 +172,12 @@ async def together(sending: Iterable[Any]) -> None:
         raise several.exceptions[0] from None
 
 
-def batches(page: list[Ready]) -> list[list[Ready]]:
+def split_page(page: list[Ready]) -> list[list[Ready]]:
     """Cut a page into pieces that are not too large for one call."""
     cut, size = [list[Ready]()], 0
     for one in page:
         weight = len(one.content or b"")
-        if cut[-1] and (len(cut[-1]) == BATCH or size + weight > BATCH_BYTES):
+        if cut[-1] and (len(cut[-1]) == RECEIPTS_PER_CALL or size + weight > CALL_BYTES):
             cut.append([])
             size = 0
         cut[-1].append(one)
@@ -195,7 +196,8 @@ class FromDatabase:
 
     async def pages(self, tenant_id: str, after: str) -> AsyncIterator[list[Ready]]:
         """Yield a tenant's receipts in the order of their ids, from behind one."""
-        while page := [stored(one) for one in (await exported(self.engine, tenant_id, after or None)).receipts]:
+        while exported := (await export_page(self.engine, tenant_id, after or None)).receipts:
+            page = [as_stored_receipt(one) for one in exported]
             after = page[-1].receipt_id
             yield await self._ready(tenant_id, page)
 
@@ -223,8 +225,8 @@ class FromDatabase:
         return content
 
 
-async def from_file(push: Push, tenant_id: str, batches: Iterable[list[Receipt]],
-                    after: str) -> AsyncIterator[list[Ready]]:
+async def read_exported(push: Push, tenant_id: str, batches: Iterable[list[Receipt]],
+                        after: str) -> AsyncIterator[list[Ready]]:
     """Yield the receipts of an exported file, from behind one; it was verified before."""
     for batch in batches:
         yield [Ready(one, push.sink.render(tenant_id, one, None)) for one in batch if one.receipt_id > after]

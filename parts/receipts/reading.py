@@ -34,7 +34,7 @@ from asyncgate.parts.model.wire import (
     Receipts,
     Welcome,
 )
-from asyncgate.parts.receipts.marks import ADOPTED, STATED
+from asyncgate.parts.receipts.marks import ADOPTED_PREFIX, STATED_PREFIX
 from asyncgate.parts.receipts.routing import Routes
 from asyncgate.parts.receipts.sinks import Filed, Garbled, Outage
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from asyncgate.parts.receipts.sinks import Sink
 
 T = TypeVar("T")
-PAGE, PAGES = 200, 5        # of the ledger that one call looks through for what others stated
+BODIES_PER_READ, MOST_READS = 200, 5        # of the ledger that one call looks through for what others stated
 BODIES_BYTES = 8 * 2**20    # of bodies that are remembered
 SHELF_BYTES, SHELVES_BYTES = 2**20, 8 * 2**20       # of what others stated: in one inbox, and in all
 ANY_SIZE = 2**62
@@ -66,10 +66,10 @@ class Shelf(Struct):
     def add(self, one: ReceiptRecord) -> None:
         """Put down what came behind all others; the oldest go when it is too much."""
         self.rows[one.receipt_id] = one
-        self.size += weight(one)
+        self.size += receipt_weight(one)
         while self.size > self.most and len(self.rows) > 1:
             oldest = self.rows.pop(next(iter(self.rows)))
-            self.size, self.cut = self.size - weight(oldest), True
+            self.size, self.cut = self.size - receipt_weight(oldest), True
             self.closed.discard(oldest.receipt_id)
 
 
@@ -111,7 +111,7 @@ class Reading(Extension):
         if theirs or more:
             reply.cursor = engine.cursor(caller, f"{own or ''} {theirs or ''}", *seal)
             reply.next_cursor = reply.cursor if more else None
-        return said(reply, warnings)
+        return add_warnings(reply, warnings)
 
     async def get_receipt(self, engine: Engine, caller: Caller, ask: GetReceipt) -> ReceiptRecord:
         """Return a receipt of this gate, or one that others stated."""
@@ -205,7 +205,7 @@ class Reading(Extension):
     async def _fill_stated(self, tenant_id: str, bare: dict[str, ReceiptRecord]) -> None:
         """Give those their bodies that their authors have stored under ids of their own; take them out of `bare`."""
         for receipt_id in list(bare):
-            stated = await self.engine.backend.record(tenant_id, LedgerMark, STATED + receipt_id)
+            stated = await self.engine.backend.record(tenant_id, LedgerMark, STATED_PREFIX + receipt_id)
             if stated is None:
                 continue
             with contextlib.suppress(Outage):
@@ -291,11 +291,11 @@ class Reading(Extension):
             warnings += [UNREADABLE] if UNREADABLE not in warnings else []
         return list(passing.rows.values())
 
-    async def _look(self, where: Where, shelf: Shelf, pages: int = PAGES) -> None:
+    async def _look(self, where: Where, shelf: Shelf, pages: int = MOST_READS) -> None:
         """Look through what the ledger got since the last time."""
         tenant_id, to, task_id = where
         for _ in range(pages):
-            of = EntryFilter(to, task_id, None, None, shelf.after, PAGE)
+            of = EntryFilter(to, task_id, None, None, shelf.after, BODIES_PER_READ)
             page = await self.asked(lambda of=of: self.sink.page(tenant_id, of))   # type: ignore[misc]
             for one in page.receipts:
                 if not await self._is_ours(tenant_id, one):
@@ -313,7 +313,7 @@ class Reading(Extension):
             await backend.record(tenant_id, Archived, one.receipt_id) is not None)
         if here and one.receipt_key:
             self.ours.add(one.asyncgate_instance)
-        return here or await backend.record(tenant_id, LedgerMark, ADOPTED + one.receipt_id) is not None
+        return here or await backend.record(tenant_id, LedgerMark, ADOPTED_PREFIX + one.receipt_id) is not None
 
     async def _owed(self, where: Where, after: str | None, most: int, warnings: list[str]) -> list[ReceiptRecord]:
         """Return what others opened and nobody has discharged, by the evidence of the ledger."""
@@ -335,7 +335,7 @@ class Reading(Extension):
         """Whether a receipt in the ledger discharges one that opened an obligation (PH.1.3)."""
         after, by = None, TERMINATES[opened.receipt_type]
         while True:
-            of = EntryFilter(None, opened.task_id, None, None, after, PAGE)
+            of = EntryFilter(None, opened.task_id, None, None, after, BODIES_PER_READ)
             page = await self.asked(lambda of=of: self.sink.page(tenant_id, of))   # type: ignore[misc]
             if any(one.receipt_type in by and opened.receipt_id in one.parents for one in page.receipts):
                 return True
@@ -344,12 +344,12 @@ class Reading(Extension):
             after = page.cursor
 
 
-def weight(one: ReceiptRecord) -> int:
+def receipt_weight(one: ReceiptRecord) -> int:
     """Return about how many bytes a receipt takes."""
     return len(bytes(one.body)) + ROW_BYTES
 
 
-def said(reply: T, warnings: Iterable[str]) -> T:
+def add_warnings(reply: T, warnings: Iterable[str]) -> T:
     """Add warnings to a reply, if there are any."""
     if warnings := list(warnings):
         reply.warnings = warnings       # type: ignore[attr-defined]

@@ -33,16 +33,16 @@ from asyncgate.parts.model.content import needs_of
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.stored import Receipt, Schedule
 from asyncgate.parts.model.wire import Ask
-from asyncgate.parts.receipts.collected import Collected, said_hash
+from asyncgate.parts.receipts.collected import Collected, computed_hash
 from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.restated import (
     Story,
     body_of,
-    lease_of,
-    progress_of,
+    restate_lease,
+    restate_progress,
+    restate_task,
     story_of,
-    task_of,
-    unknown_of,
+    unknown_fields,
 )
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from asyncgate.backends import Backend
     from asyncgate.parts.model.settings import Settings
 
-HELD = "rebuilt"
-TASKS, RECEIPTS = 100, 500          # that one transaction writes
+REBUILT = "rebuilt"
+TASKS_PER_BATCH, RECEIPTS_PER_BATCH = 100, 500          # that one transaction writes
 SHOWN = 10                          # damaged receipts that are named
 WITHIN = {"status", "completion_metadata", "schema_version"}    # of a body, not of what task.result_ready repeats
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class RebuildFailed(Exception):
     """The database did not take what was written."""
 
 
-class Tally(Struct):
+class RebuildTally(Struct):
     """What a rebuild has made."""
 
     tasks: int = 0
@@ -107,7 +107,7 @@ def choose(collected: Collected, instances: frozenset[str] | None) -> None:
                            "--instance, or take --all-instances")
     collected.keep_only(instances if instances is not None else frozenset(found))
     for statement in list(_keyless(collected)):
-        if (taken := taken_up(collected, statement)) is None:
+        if (taken := find_adopted(collected, statement)) is None:
             collected.forget(statement.receipt_id)
         else:
             collected.replace(taken)
@@ -117,7 +117,7 @@ def _keyless(collected: Collected) -> Iterator[Receipt]:
     return (one for one in collected.all() if not one.receipt_key)
 
 
-def taken_up(collected: Collected, statement: Receipt) -> Receipt | None:
+def find_adopted(collected: Collected, statement: Receipt) -> Receipt | None:
     """Return what a worker stated as the gate keeps it that made a step of it; None where none did."""
     contract: Contract | None = {COMPLETED.type: COMPLETED, FAILED.type: FAILED}.get(statement.receipt_type)
     ready = collected.children(statement.receipt_id, RESULT_READY.type)
@@ -131,10 +131,10 @@ def taken_up(collected: Collected, statement: Receipt) -> Receipt | None:
     key = receipt_key(contract, statement.task_id, statement.sender, statement.lease_id, parents, mark)
     kept = replace(statement, receipt_key=key, parents=parents, asyncgate_instance=told.asyncgate_instance,
                    to_kind=told.from_kind, to_id=told.from_id)
-    return replace(kept, hash=said_hash(kept))
+    return replace(kept, hash=computed_hash(kept))
 
 
-def undamaged(collected: Collected, skip: bool) -> list[str]:
+def require_undamaged(collected: Collected, skip: bool) -> list[str]:
     """See that a file is as it was written, and each receipt has the hash of what it says; raises Damaged if not.
 
     With `skip` such receipts are left out, and what is wrong is told.
@@ -160,30 +160,30 @@ class Rebuild:
     def __init__(self, backend: Backend, settings: Settings, tenant_id: str, collected: Collected, *, skeletons: bool,
                  told: Callable[[int], None]) -> None:
         self.backend, self.settings, self.tenant_id, self.collected = backend, settings, tenant_id, collected
-        self.skeletons, self.told, self.tally = skeletons, told, Tally()
+        self.skeletons, self.told, self.tally = skeletons, told, RebuildTally()
         self.engine = Engine(backend, settings)
         if skeletons:
             self.engine.extend(Ledger(self.engine))
 
-    async def run(self) -> Tally:
+    async def run(self) -> RebuildTally:
         """Write tasks, then receipts with what they open, and at last what owners were not told."""
         late: list[tuple[str, Receipt]] = []
         self.backend.ids.after(self.collected.last())       # or what comes could seem older, where clocks differ
-        for page in pages(self._stories(), TASKS):
+        for page in split_batches(self._stories(), TASKS_PER_BATCH):
             await self._write(partial(self._put_tasks, page))
             self.tally.tasks += len(page)
             self.tally.held += sum(not story.ends for _, story in page)
             late += [(task_id, end) for task_id, story in page for end in story.unready]
             self.told(len(page))
-        for receipts in pages(self.collected.all(), RECEIPTS):
+        for receipts in split_batches(self.collected.all(), RECEIPTS_PER_BATCH):
             opened = [one for one in receipts if one.receipt_type in TERMINATES and not self.collected.answered(one)]
-            schedules = [scheduled(one) for one in opened if one.receipt_type == SCHEDULED.type]
+            schedules = [restore_schedule(one) for one in opened if one.receipt_type == SCHEDULED.type]
             await self._write(partial(self._put_receipts, receipts, opened, schedules))
             self.tally.receipts += len(receipts)
             self.tally.obligations += len(opened)
             self.tally.schedules += len(schedules)
             self.told(len(receipts))
-        for ends in pages(iter(late), TASKS):
+        for ends in split_batches(iter(late), TASKS_PER_BATCH):
             await self._announce(ends)
         if (ledger := self.engine.extension(Ledger)) is not None:
             await ledger.sink.close()
@@ -232,18 +232,18 @@ class Rebuild:
 def put_task(work: Work, settings: Settings, story: Story) -> None:
     """Put a task among what is to be saved, past all rules, with the events that say where it comes from."""
     assert story.duty is not None
-    task, open_fences = task_of(story, settings, HELD), 0 if story.ends else FENCES_SKIPPED
+    task, open_fences = restate_task(story, settings, REBUILT), 0 if story.ends else FENCES_SKIPPED
     work.add(replace(task, fence=task.fence + open_fences), needs_of(Raw(task.requirements.encode())))
-    if (lease := lease_of(story)) is not None:
+    if (lease := restate_lease(story)) is not None:
         work.hold(lease)
-    if (progress := progress_of(story)) is not None and not story.ends:
+    if (progress := restate_progress(story)) is not None and not story.ends:
         work.progress[task.task_id] = work.progressed[task.task_id] = progress
     if earlier := story.fence - len(story.accepted):    # the old gate was moved or rebuilt before
         work.tell(task.task_id, "task.moved", fences_skipped=earlier)
-    work.tell(task.task_id, "task.rebuilt", fences_skipped=open_fences, unknown=unknown_of(story))
+    work.tell(task.task_id, "task.rebuilt", fences_skipped=open_fences, unknown=unknown_fields(story))
 
 
-def scheduled(created: Receipt) -> Schedule:
+def restore_schedule(created: Receipt) -> Schedule:
     """Return what is known of a schedule: that it was made, by whom and for whom; its scheduler reports the rest."""
     return Schedule(created.schedule_id or "", created.to_kind, created.to_id, created.from_kind, created.from_id,
                     created.receipt_id)
@@ -265,13 +265,13 @@ def announce(engine: Engine, work: Work, caller: Caller, ask: Announce) -> None:
         engine.announce_end(work, work.task(task_id), end, said)
 
 
-def pages(rows: Iterator[T], size: int) -> Iterator[list[T]]:
+def split_batches(rows: Iterator[T], size: int) -> Iterator[list[T]]:
     """Yield rows so many at a time."""
     while page := list(islice(rows, size)):
         yield page
 
 
-def summary(tallies: list[Tally]) -> dict[str, Any]:
+def total_of(tallies: list[RebuildTally]) -> dict[str, Any]:
     """Add up what was made for several tenants."""
     names = ("tasks", "held", "receipts", "obligations", "schedules", "told")
     return {**{name: sum(getattr(tally, name) for tally in tallies) for name in names},

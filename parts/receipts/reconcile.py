@@ -19,23 +19,20 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncgate import (
-    ACCEPTED,
-    ACTIVE,
-    ASSIGNED,
-    CANCELED,
-    COMPLETED,
-    EXPIRED,
-    FAILED,
-    RESULT_READY,
-    TERMINAL,
-    TERMINATES,
-)
+from asyncgate import ACCEPTED, ASSIGNED, CANCELED, COMPLETED, EXPIRED, FAILED, RESULT_READY, TERMINATES
 from asyncgate.parts.model.queries import OutboxOf, ReceiptFilter, Rows
-from asyncgate.parts.model.stored import Archived, Lease, Outgoing, Receipt, Task, export_key
+from asyncgate.parts.model.stored import ACTIVE, TERMINAL, Archived, Lease, Outgoing, Receipt, Task, export_key
 from asyncgate.parts.model.views import to_utc
-from asyncgate.parts.receipts.collected import Collected, Told, as_stored, attempt, from_ledger, is_sound, said_hash
-from asyncgate.parts.receipts.marks import adopted
+from asyncgate.parts.receipts.collected import (
+    Collected,
+    CountCopied,
+    as_stored,
+    collect_from_ledger,
+    computed_hash,
+    is_sound,
+    retry_read,
+)
+from asyncgate.parts.receipts.marks import list_adopted
 from asyncgate.parts.receipts.restated import story_of
 
 if TYPE_CHECKING:
@@ -43,7 +40,7 @@ if TYPE_CHECKING:
     from asyncgate.parts.receipts.sinks import Sink
 
 STEPS = {ACCEPTED.type, COMPLETED.type, FAILED.type, CANCELED.type, EXPIRED.type, RESULT_READY.type}
-STATED = {COMPLETED.type, FAILED.type}      # what workers may write to the ledger themselves
+STATED_TYPES = {COMPLETED.type, FAILED.type}      # what workers may write to the ledger themselves
 FACTS = ("receipt_key", "receipt_type", "sender", "to", "task_id", "lease_id", "schedule_id", "asyncgate_instance",
          "parents", "hash")
 OF_A_STATEMENT = ("receipt_type", "sender", "task_id", "lease_id")      # a worker's own, which has no key
@@ -141,8 +138,8 @@ class Findings:
         self.file.close()
 
 
-async def compare(backend: Backend, sink: Sink, instances: Iterable[str], told: Told, tenants: Iterable[str] = (),
-                  mend: Mend | None = None) -> Findings:
+async def compare_all(backend: Backend, sink: Sink, instances: Iterable[str], told: CountCopied,
+                      tenants: Iterable[str] = (), mend: Mend | None = None) -> Findings:
     """Compare all of some tenants, or of every one; raises Unreadable.
 
     `mend` is called when all of a tenant is known, and never before.
@@ -156,7 +153,7 @@ async def compare(backend: Backend, sink: Sink, instances: Iterable[str], told: 
                 if mend is not None:
                     await mend(tenant_id, None, findings)
                 continue
-            collected = await from_ledger(sink, tenant_id, told)
+            collected = await collect_from_ledger(sink, tenant_id, told)
             try:
                 await Comparison(backend, sink, tenant_id, set(instances), collected, findings, told).run()
                 if mend is not None:
@@ -173,13 +170,13 @@ class Comparison:
     """One tenant."""
 
     def __init__(self, backend: Backend, sink: Sink, tenant_id: str, instances: set[str], collected: Collected,
-                 findings: Findings, told: Told) -> None:
+                 findings: Findings, told: CountCopied) -> None:
         self.backend, self.sink, self.tenant_id, self.collected = backend, sink, tenant_id, collected
         self.instances, self.findings, self.told = instances, findings, told
 
     async def run(self) -> None:
         """Look from here into the ledger, and then from the ledger to here."""
-        self.stated = {ours: theirs for theirs, ours in (await adopted(self.backend, self.tenant_id)).items()}
+        self.stated = {ours: theirs for theirs, ours in (await list_adopted(self.backend, self.tenant_id)).items()}
         async for page in self._pages(Receipt):
             await self._here(page)
             self.findings.receipts += len(page)
@@ -207,7 +204,7 @@ class Comparison:
         there = [self.stated.get(id, id) for id in ids]     # what a worker has stated may have an id of its own there
         theirs = self.collected.get(there)
         if late := [one for one in there if one not in theirs and one not in outbox]:   # it may have arrived meanwhile
-            found = await attempt(lambda: self.sink.fetch(self.tenant_id, late))
+            found = await retry_read(lambda: self.sink.fetch(self.tenant_id, late))
             self.collected.add([as_stored(one) for one in found])
             theirs |= self.collected.get(late)
         self.collected.know(there)
@@ -216,7 +213,7 @@ class Comparison:
 
     async def _one(self, receipt: Receipt, row: Outgoing | None, theirs: Receipt | None) -> None:
         if theirs is not None:
-            if wrong := differing(receipt, theirs):
+            if wrong := differing_facts(receipt, theirs):
                 self._found("tampered", f"the {receipt.receipt_type} at the ledger differs in {', '.join(wrong)}",
                             receipt)
             elif row is not None and row.state == "parked":
@@ -229,7 +226,7 @@ class Comparison:
             self._found("parked", f"the ledger refuses the {receipt.receipt_type}: {row.reason}", receipt)
         else:
             kind = "missing_at_ledger" if receipt.body else "lost_by_ledger"
-            owes = " and counts an obligation as open" if receipt.parents and receipt.receipt_type in ENDS else ""
+            owes = " and counts an obligation as open" if receipt.parents and receipt.receipt_type in DUTY_ENDS else ""
             self._found(kind, f"the ledger does not have the {receipt.receipt_type}{owes}", receipt)
 
     def _accepted_itself(self, receipt: Receipt) -> bool:
@@ -286,13 +283,13 @@ class Comparison:
                         "discharges, and nothing of it is here", receipt)
 
     def _stated(self, receipt: Receipt, task: Any) -> None:
-        if receipt.receipt_type in STATED and not receipt.receipt_key and task and task[0].status not in TERMINAL:
+        if receipt.receipt_type in STATED_TYPES and not receipt.receipt_key and task and task[0].status not in TERMINAL:
             self._found("stated_by_worker", f"{receipt.sender} states a {receipt.receipt_type} there, and the task is "
                         f"{task[0].status}", receipt)
 
     async def _behind(self, task: Task, lease: Lease | None) -> None:
         """Judge what the ledger knows of a task beyond what this gate knows."""
-        behind = await behind_of(self.backend, self.tenant_id, self.collected, task)
+        behind = await find_behind(self.backend, self.tenant_id, self.collected, task)
         for receipt in behind.twice:
             self._found("stated_twice", f"the ledger has two {receipt.receipt_type} that state the same", receipt)
         for receipt in behind.overtaken:
@@ -300,11 +297,11 @@ class Comparison:
         if not behind.ahead:
             return
         names = ", ".join(f"{one.receipt_type} {one.receipt_id}" for one in behind.ahead)
-        self._found(verdict(task, lease, behind), f"the task is {task.status}, and the ledger has {names}",
+        self._found(describe_lead(task, lease, behind), f"the task is {task.status}, and the ledger has {names}",
                     behind.ahead[0])
 
 
-def verdict(task: Task, lease: Lease | None, behind: Behind) -> str:
+def describe_lead(task: Task, lease: Lease | None, behind: Behind) -> str:
     """Say what it means that the ledger has more of a task."""
     story, over = story_of(behind.whole), task.status in TERMINAL
     if over and (story.contradicts or story.status != task.status):
@@ -318,16 +315,16 @@ def verdict(task: Task, lease: Lease | None, behind: Behind) -> str:
     return "not_committed"
 
 
-ENDS = TERMINATES[ASSIGNED.type]
+DUTY_ENDS = TERMINATES[ASSIGNED.type]
 
 
-def differing(ours: Receipt, theirs: Receipt) -> list[str]:
+def differing_facts(ours: Receipt, theirs: Receipt) -> list[str]:
     """Name what a receipt at the ledger says otherwise."""
     names = FACTS if theirs.receipt_key else OF_A_STATEMENT
     wrong = [name for name in names if getattr(ours, name) != getattr(theirs, name)]
     if theirs.receipt_key and to_utc(ours.created_at) != to_utc(theirs.created_at):
         wrong.append("created_at")
-    said = said_hash(replace(ours, body=theirs.body))
+    said = computed_hash(replace(ours, body=theirs.body))
     body_fits = said == ours.hash or (not theirs.receipt_key and theirs.hash == ours.hash)
     return wrong if body_fits else [*wrong, "body"]
 
@@ -341,9 +338,9 @@ class Behind(Struct):
     twice: list[Receipt]
 
 
-async def behind_of(backend: Backend, tenant_id: str, collected: Collected, task: Task) -> Behind:
+async def find_behind(backend: Backend, tenant_id: str, collected: Collected, task: Task) -> Behind:
     """Sort what the ledger has of a task beyond what is known here."""
-    here = await receipts_of(backend, tenant_id, task.task_id)
+    here = await list_known_receipts(backend, tenant_id, task.task_id)
     known, keys = {one.receipt_id for one in here}, {one.receipt_key for one in here}
     newest = max((one.receipt_id for one in here if one.receipt_type in STEPS), default=task.duty)
     there = {one.receipt_id: one for one in collected.of_task(task.task_id)}
@@ -360,7 +357,7 @@ async def behind_of(backend: Backend, tenant_id: str, collected: Collected, task
     return Behind([*whole, *ahead], ahead, overtaken, twice)
 
 
-async def receipts_of(backend: Backend, tenant_id: str, task_id: str) -> list[Receipt]:
+async def list_known_receipts(backend: Backend, tenant_id: str, task_id: str) -> list[Receipt]:
     """Return all receipts of a task that are known here."""
     found: list[Receipt] = []
     after = None

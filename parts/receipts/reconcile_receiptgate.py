@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from asyncgate import TERMINAL
 from asyncgate.parts.model.queries import OutboxOf, Rows
-from asyncgate.parts.model.stored import Outgoing, Receipt, Task, export_key
-from asyncgate.parts.receipts.collected import PAUSE_SECONDS, Told, attempt
-from asyncgate.parts.receipts.reconcile import Findings, receipts_of
-from asyncgate.parts.receipts.sinks.receiptgate_schema import gives_back, is_forwarded, written
+from asyncgate.parts.model.stored import TERMINAL, Outgoing, Receipt, Task, export_key
+from asyncgate.parts.receipts.collected import READ_PAUSE_SECONDS, CountCopied, retry_read
+from asyncgate.parts.receipts.reconcile import Findings, list_known_receipts
+from asyncgate.parts.receipts.sinks.receiptgate_schema import gives_back, is_forwarded, write_canonical
 
 if TYPE_CHECKING:
     from asyncgate.backends import Backend
@@ -26,7 +25,7 @@ Theirs = dict[str, dict[str, Any]]
 class GateComparison:
     """One tenant."""
 
-    def __init__(self, backend: Backend, sink: Any, tenant_id: str, findings: Findings, told: Told) -> None:
+    def __init__(self, backend: Backend, sink: Any, tenant_id: str, findings: Findings, told: CountCopied) -> None:
         self.backend, self.sink, self.tenant_id = backend, sink, tenant_id
         self.findings, self.told = findings, told
 
@@ -40,9 +39,9 @@ class GateComparison:
             after = export_key(page[-1])
 
     async def _task(self, task: Task) -> None:
-        rows = await attempt(lambda: self.sink.of_task(self.tenant_id, task.task_id))
+        rows = await retry_read(lambda: self.sink.of_task(self.tenant_id, task.task_id))
         theirs = {one["receipt_id"]: one for one in rows if isinstance(one.get("receipt_id"), str)}
-        ours = await receipts_of(self.backend, self.tenant_id, task.task_id)
+        ours = await list_known_receipts(self.backend, self.tenant_id, task.task_id)
         self.findings.receipts += len(ours)
         ids = [*theirs, *(one.receipt_id for one in ours)]
         outbox = {row.receipt_id: row for row in await self.backend.page(self.tenant_id, OutboxOf(tuple(ids)))}
@@ -62,7 +61,7 @@ class GateComparison:
         """Judge a receipt that the ledger is to have."""
         there, what = theirs.get(receipt.receipt_id), receipt.receipt_type
         if there is not None:
-            if about(there).get("hash") != receipt.hash:
+            if metadata_of(there).get("hash") != receipt.hash:
                 self.findings.add("tampered", self.tenant_id, f"the {what} at the ledger is not the one here", receipt)
         elif row is not None and row.state == "waiting":
             self.findings.waiting += 1
@@ -85,11 +84,11 @@ class GateComparison:
             if ended and task.status not in TERMINAL:
                 self._found("stated_by_worker", f"{one.get('source_system')} states an end there, and the task is "
                             f"{task.status}", id, task.task_id)
-        elif about(one).get("receipt_type") == "task.accepted":
+        elif metadata_of(one).get("receipt_type") == "task.accepted":
             if await self._is_open(task, one, theirs):
                 self._found("never_granted", f"the ledger has an acceptance by {one.get('for_principal')} that this "
                             "gate never granted", id, task.task_id)
-        elif ended and task.status not in TERMINAL and about(one).get("receipt_type") != "lease.undone":
+        elif ended and task.status not in TERMINAL and metadata_of(one).get("receipt_type") != "lease.undone":
             self._found("ended_there", f"the ledger has it that the task has ended ({one.get('status')}), and it is "
                         f"{task.status}", id, task.task_id)
 
@@ -99,20 +98,20 @@ class GateComparison:
                    for other in theirs.values())
         if over or task.status in TERMINAL:
             return False
-        await asyncio.sleep(PAUSE_SECONDS)      # a strict gate commits when the ledger has a receipt, and not before
+        await asyncio.sleep(READ_PAUSE_SECONDS)      # a strict gate commits only after the ledger has the receipt
         return await self.backend.receipt(self.tenant_id, one["receipt_id"]) is None
 
 
-def about(one: dict[str, Any]) -> dict[str, Any]:
+def metadata_of(one: dict[str, Any]) -> dict[str, Any]:
     """Return what of our receipt has no field of its own there."""
     metadata = one.get("metadata")
     return metadata if isinstance(metadata, dict) else {}
 
 
-async def acceptance(sink: Any, tenant_id: str, task: Task, receipt_id: str, at: float) -> Outgoing | None:
+async def find_acceptance(sink: Any, tenant_id: str, task: Task, receipt_id: str, at: float) -> Outgoing | None:
     """Return an acceptance that the ledger has as a row of the outbox, to be undone."""
     for one in await sink.of_task(tenant_id, task.task_id):
-        if one.get("receipt_id") == receipt_id and about(one).get("receipt_type") == "task.accepted":
-            content = written({**one, "obligation_id": task.duty})
+        if one.get("receipt_id") == receipt_id and metadata_of(one).get("receipt_type") == "task.accepted":
+            content = write_canonical({**one, "obligation_id": task.duty})
             return Outgoing(receipt_id, task.task_id, content.decode(), at)
     return None

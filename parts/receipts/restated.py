@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from asyncgate.parts.model.settings import Settings
     from asyncgate.parts.model.wire import Status
 
-STATUSES: dict[str, Status] = {
+ENDING_STATUSES: dict[str, Status] = {
     COMPLETED.type: "succeeded", FAILED.type: "failed", CANCELED.type: "canceled"}
 UNSTATED = ("priority", "max_attempts", "retry_backoff_seconds", "max_expiries", "idempotency_key", "principal_ai")
 NO_PAYLOAD = hashlib.sha256(b"null").hexdigest()
@@ -130,7 +130,7 @@ def _end_lease(story: Story, receipt: Receipt, ending: str) -> None:
 
 def _end(story: Story, receipt: Receipt, body: dict[str, Any], name: str) -> None:
     """Note an end; a success that was told where it is only later has two receipts, and the first has the result."""
-    status = STATUSES[receipt.receipt_type]
+    status = ENDING_STATUSES[receipt.receipt_type]
     story.contradicts |= bool(story.ends) and status != story.status
     story.owed = story.owed and not _answers_duty(story, receipt)
     if not story.ends:
@@ -146,7 +146,7 @@ def _end(story: Story, receipt: Receipt, body: dict[str, Any], name: str) -> Non
 # From the story to what is stored.
 
 
-def task_of(story: Story, settings: Settings, held: str) -> Task:
+def restate_task(story: Story, settings: Settings, held: str) -> Task:
     """Make the task anew; what no receipt states is as for a new task, and an open one is held."""
     assert story.duty is not None
     duty, body, is_open = story.duty, body_of(story.duty), not story.ends
@@ -168,7 +168,7 @@ def task_of(story: Story, settings: Settings, held: str) -> Task:
         artifacts=story.artifacts)
 
 
-def lease_of(story: Story) -> Lease | None:
+def restate_lease(story: Story) -> Lease | None:
     """Make the last lease anew, as one that has ended: when it would have run out nobody knows."""
     if not story.accepted:
         return None
@@ -178,7 +178,7 @@ def lease_of(story: Story) -> Lease | None:
                  over, 0, last.receipt_id, None, story.ending)
 
 
-def progress_of(story: Story) -> Progress | None:
+def restate_progress(story: Story) -> Progress | None:
     """Make the last progress anew, where it had a receipt."""
     if (told := story.progress) is None:
         return None
@@ -188,7 +188,7 @@ def progress_of(story: Story) -> Progress | None:
                     told.created_at)
 
 
-def unknown_of(story: Story) -> list[str]:
+def unknown_fields(story: Story) -> list[str]:
     """Name what the receipts of a task do not tell."""
     assert story.duty is not None
     payload = [] if body_of(story.duty).get("payload_sha256") == NO_PAYLOAD else ["payload"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from asyncgate import Caller, Engine, Extension
 from asyncgate.parts.model.wire import Bootstrap, LedgerLag, Principal, Routing, Welcome
-from asyncgate.parts.receipts.sinks import Outage, Refusal, profile_of
+from asyncgate.parts.receipts.sinks import Outage, Refusal, ledger_profile
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("asyncgate.ledger")
 
 GOOD_SECONDS, RENEW_SECONDS = 3600.0, 1800.0    # that a key lives, and that must be left of one that is given again
-KEPT = 10_000           # keys; who comes after that long is issued another one
+MOST_TOKENS = 10_000           # keys; who comes after that long is issued another one
 
 Holder = tuple[str, str, str]       # tenant, kind and id
 
@@ -51,8 +51,8 @@ class Routes(Extension):
         reply.receipt_ledger_lag = lag if lag.waiting or lag.parked or lag.circuit != "closed" else None
         settings = self.engine.settings
         if settings.worker_bootstrap.include_memorygate_routing:
-            reply.receipt_routing = Routing(settings.receipt_mode, settings.memorygate.url, profile_of(settings), False,
-                                            await self._token(caller, who))
+            reply.receipt_routing = Routing(settings.receipt_mode, settings.memorygate.url, ledger_profile(settings),
+                                            False, await self._token(caller, who))
 
     async def _token(self, caller: Caller, who: Principal) -> str | None:
         """Return a worker's own key at the ledger; nobody gets another's."""
@@ -70,6 +70,6 @@ class Routes(Extension):
         if token is not None:
             self.tokens[holder] = (token, now + GOOD_SECONDS)
             self.tokens.move_to_end(holder)
-            while len(self.tokens) > KEPT:
+            while len(self.tokens) > MOST_TOKENS:
                 self.tokens.popitem(last=False)
         return token

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from asyncgate import ANOMALY, Caller, Engine, Needs, Operation, Sweep, Work, instant, its_tasks, speaker
 from asyncgate.parts.model.members import Unreadable
+from asyncgate.parts.model.overdue import has_passed
 from asyncgate.parts.model.stored import Schedule
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Principal, Problem, Reported, ReportSchedule, ScheduleState
@@ -45,7 +46,7 @@ def updated(known: Schedule, state: ScheduleState) -> Schedule:
 
 def tell_if_late(engine: Engine, work: Work, schedule: Schedule) -> None:
     """Tell the owner of a schedule that it has missed two of its times, once for each time."""
-    if schedule.late_at is None or schedule.late_at > work.now:
+    if not has_passed(schedule.late_at, work.now):
         return
     due = to_utc(schedule.next_run_at or 0).isoformat()
     body = {"kind": "schedule_late", "recommended_action": "look whether the scheduler runs",

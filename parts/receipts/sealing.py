@@ -18,11 +18,11 @@ from asyncgate.parts.model.queries import EntryFilter, ReceiptFilter
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Entry, SealHead
 from asyncgate.parts.model.wire import Ask
-from asyncgate.parts.receipts.seals import START, digest, digest_filed, head_of, sealed
-from asyncgate.parts.receipts.sinks import profile_of
+from asyncgate.parts.receipts.seals import START, entry_digest, make_seal, receipt_digest, seal_head
+from asyncgate.parts.receipts.sinks import ledger_profile
 
 log = logging.getLogger("asyncgate.ledger")
-COVERED = 1000      # receipts of one seal, at most
+RECEIPTS_PER_SEAL = 1000      # receipts of one seal, at most
 
 
 def its_head(needs: Needs, caller: Caller, ask: Ask) -> None:
@@ -30,14 +30,14 @@ def its_head(needs: Needs, caller: Caller, ask: Ask) -> None:
     needs.records.add((SealHead, ()))
 
 
-def whole_here(settings: Settings) -> bool:
+def keeps_bodies(settings: Settings) -> bool:
     """Whether receipts stay here with their bodies: also beside a ReceiptGate, which cannot give them back."""
-    return profile_of(settings) != "memorygate"
+    return ledger_profile(settings) != "memorygate"
 
 
-def kept_here(engine: Engine) -> None:
+def require_bodies(engine: Engine) -> None:
     """Refuse to seal or archive what is only an index of receipts that lie elsewhere."""
-    if not whole_here(engine.settings):
+    if not keeps_bodies(engine.settings):
         raise InvalidRequest(f"receipt_mode is {engine.settings.receipt_mode}: the ledger keeps the receipts, so it "
                              "seals and archives them")
 
@@ -49,25 +49,25 @@ async def seal(engine: Engine, tenant_id: str) -> SealHead:
     """
     while True:
         head = await engine.backend.record(tenant_id, SealHead) or START
-        digests = await unsealed(engine, tenant_id, head.last_id)
+        digests = await next_digests(engine, tenant_id, head.last_id)
         if not digests:
             return head
 
         def write(engine: Engine, work: Work, caller: Caller, ask: Ask, head: SealHead = head,
                   digests: dict[str, bytes] = digests) -> None:
             if (work.found(SealHead) or START) == head:      # else somebody was faster, or has imported something
-                made = sealed(head, list(digests.values()), max(digests), round(work.now, 3))
+                made = make_seal(head, list(digests.values()), max(digests), round(work.now, 3))
                 work.keep(made)
-                work.keep(head_of(made, head.imports))
+                work.keep(seal_head(made, head.imports))
 
         caller = engine.itself(tenant_id)
         await engine.write(write, its_head, caller, Ask())
 
 
-async def unsealed(engine: Engine, tenant_id: str, after: str) -> dict[str, bytes]:
+async def next_digests(engine: Engine, tenant_id: str, after: str) -> dict[str, bytes]:
     """Return the digests of what comes next, oldest first: of receipts, and in a ledger of what was filed."""
-    receipts = await engine.backend.page(tenant_id, ReceiptFilter(None, None, None, after, COVERED))
-    entries = await engine.backend.page(tenant_id, EntryFilter(None, None, None, None, after, COVERED))
+    receipts = await engine.backend.page(tenant_id, ReceiptFilter(None, None, None, after, RECEIPTS_PER_SEAL))
+    entries = await engine.backend.page(tenant_id, EntryFilter(None, None, None, None, after, RECEIPTS_PER_SEAL))
     elsewhere = next((row.receipt_id for row in receipts if not row.body), None)
     if elsewhere is not None:
         receipts = [row for row in receipts if row.receipt_id < elsewhere]
@@ -75,9 +75,9 @@ async def unsealed(engine: Engine, tenant_id: str, after: str) -> dict[str, byte
         if not receipts and not entries:
             log.error("receipts of tenant %s are not sealed: what %s says is in a ledger; bring it here with "
                       "`asyncgate receipts home`", tenant_id, elsewhere)
-    found = await asyncio.to_thread(lambda: {**{row.receipt_id: digest(row) for row in receipts},
-                                             **{row.arrival: digest_filed(row) for row in entries}})
-    return {id: found[id] for id in sorted(found)[:COVERED]}
+    found = await asyncio.to_thread(lambda: {**{row.receipt_id: receipt_digest(row) for row in receipts},
+                                             **{row.arrival: entry_digest(row) for row in entries}})
+    return {id: found[id] for id in sorted(found)[:RECEIPTS_PER_SEAL]}
 
 
 class Sealer(Extension):

@@ -25,12 +25,12 @@ _ids = msgspec.json.Decoder(list[str]).decode
 START = SealHead()
 
 
-def digest(receipt: Receipt) -> bytes:
+def receipt_digest(receipt: Receipt) -> bytes:
     """Hash every byte of a receipt as it is stored; when it was delivered is no part of it."""
     return hashlib.sha256(_encode(astuple(receipt)[:-1])).digest()
 
 
-def digest_filed(entry: Entry) -> bytes:
+def entry_digest(entry: Entry) -> bytes:
     """Hash every byte of what a ledger has filed, and under what.
 
     An entry of an older release does not say who stated it, and keeps the hash that it was sealed with.
@@ -39,32 +39,32 @@ def digest_filed(entry: Entry) -> bytes:
     return hashlib.sha256(_encode(row if entry.stated_kind else row[:-3])).digest()
 
 
-def sealed(head: SealHead, digests: list[bytes], last_id: str, at: float, late: Iterable[str] = ()) -> Seal:
+def make_seal(head: SealHead, digests: list[bytes], last_id: str, at: float, late: Iterable[str] = ()) -> Seal:
     """Make the next seal over receipts with these digests; the time is to be a whole number of milliseconds."""
     named = list(late)
-    return linked(head, Seal(
-        f"{head.number + 1:012d}", head.number + 1, last_id, len(digests), over(digests),
+    return link_seal(head, Seal(
+        f"{head.number + 1:012d}", head.number + 1, last_id, len(digests), hash_digests(digests),
         base64.b64encode(b"".join([one[:MARK] for one in digests])).decode(),
         _encode(named).decode() if named else "", at, ""))
 
 
-def over(digests: Iterable[bytes]) -> str:
+def hash_digests(digests: Iterable[bytes]) -> str:
     """Hash the digests of several receipts."""
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
-def linked(head: SealHead, seal: Seal) -> Seal:
+def link_seal(head: SealHead, seal: Seal) -> Seal:
     """Return a seal with its hash, which covers the seal before it."""
     return msgspec.structs.replace(
         seal, hash=hashlib.sha256(_encode((head.hash, *astuple(seal)[:-1]))).hexdigest())
 
 
-def head_of(seal: Seal, imports: int = 0) -> SealHead:
+def seal_head(seal: Seal, imports: int = 0) -> SealHead:
     """Return where the chain ends when this seal is the last."""
     return SealHead(seal.number, seal.last_id, seal.hash, imports)
 
 
-class Chain:
+class SealChain:
     """Receipts held against their seals: add the seals in order, see the receipts in order, then close."""
 
     def __init__(self) -> None:
@@ -82,9 +82,9 @@ class Chain:
         """Take in the next seal; behind one that is wrong it goes on, so that each one is named."""
         if seal.number != self.head.number + 1:
             self.problems.append(f"seal {self.head.number + 1} is missing: the next one is number {seal.number}")
-        elif linked(self.head, seal).hash != seal.hash:
+        elif link_seal(self.head, seal).hash != seal.hash:
             self.problems.append(f"seal {seal.number} is not what was written")
-        self.head = head_of(seal)
+        self.head = seal_head(seal)
         if not seal.late:
             self.ranges.append(seal)
             return
@@ -128,19 +128,19 @@ class Chain:
         for seal in self.listed.values():
             ids = self._listed(seal)
             held = [(id, self.found[id]) for id in ids if id in self.found]
-            if over([one for _, one in held]) != seal.digest:
-                self.problems += differences(seal, held, ids)
+            if hash_digests([one for _, one in held]) != seal.digest:
+                self.problems += find_differences(seal, held, ids)
         return self.problems
 
     def _finish(self) -> None:
         """Compare a range with its seal, and go on to the next."""
         seal, held = self.ranges[self.at], self.held
         self.at, self.held = self.at + 1, []
-        if len(held) != seal.count or over([one for _, one in held]) != seal.digest:
-            self.problems += differences(seal, held)
+        if len(held) != seal.count or hash_digests([one for _, one in held]) != seal.digest:
+            self.problems += find_differences(seal, held)
 
 
-def differences(seal: Seal, held: list[tuple[str, bytes]], ids: list[str] | None = None) -> Iterator[str]:
+def find_differences(seal: Seal, held: list[tuple[str, bytes]], ids: list[str] | None = None) -> Iterator[str]:
     """Name what is not as it was sealed: receipts that were changed, that are missing, that have come."""
     try:
         marks = base64.b64decode(seal.marks)
@@ -148,16 +148,16 @@ def differences(seal: Seal, held: list[tuple[str, bytes]], ids: list[str] | None
         marks = b""
     sealed = [marks[at:at + MARK] for at in range(0, len(marks), MARK)]
     if ids is not None:
-        return listed_differences(seal, dict(held), list(zip(ids, sealed, strict=False)))
+        return find_listed_differences(seal, dict(held), list(zip(ids, sealed, strict=False)))
     found = [one[:MARK] for _, one in held]
     steps = SequenceMatcher(None, sealed, found, autojunk=False).get_opcodes()
     told = list(chain.from_iterable(
-        step(seal, held, was, now) for what, *at in steps if what != "equal"
+        describe_step(seal, held, was, now) for what, *at in steps if what != "equal"
         for was, now in [((at[0], at[1]), (at[2], at[3]))]))
     return iter(told or [f"the receipts of seal {seal.number} are not those that were sealed"])
 
 
-def listed_differences(seal: Seal, held: dict[str, bytes], sealed: list[tuple[str, bytes]]) -> Iterator[str]:
+def find_listed_differences(seal: Seal, held: dict[str, bytes], sealed: list[tuple[str, bytes]]) -> Iterator[str]:
     """Name what is wrong with receipts that a seal lists."""
     for receipt_id, mark in sealed:
         if receipt_id not in held:
@@ -166,7 +166,8 @@ def listed_differences(seal: Seal, held: dict[str, bytes], sealed: list[tuple[st
             yield f"receipt {receipt_id} is not what was sealed (seal {seal.number})"
 
 
-def step(seal: Seal, held: list[tuple[str, bytes]], was: tuple[int, int], now: tuple[int, int]) -> Iterator[str]:
+def describe_step(seal: Seal, held: list[tuple[str, bytes]], was: tuple[int, int],
+                  now: tuple[int, int]) -> Iterator[str]:
     """Say what became of some neighbours: so many were there, and these are there now."""
     there = [receipt_id for receipt_id, _ in held[now[0]:now[1]]]
     gone = was[1] - was[0]

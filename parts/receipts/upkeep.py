@@ -8,16 +8,16 @@ from asyncgate import Engine
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.process.duties import Duty
 from asyncgate.parts.receipts import archive
-from asyncgate.parts.receipts.sealing import Sealer, whole_here
+from asyncgate.parts.receipts.sealing import Sealer, keeps_bodies
 
 log = logging.getLogger("asyncgate.ledger")
-AT_ONCE = 5000      # receipts of one tenant, before the next tenant has its turn
+RECEIPTS_PER_TURN = 5000      # receipts of one tenant, before the next tenant has its turn
 
 
 def duties(engine: Engine) -> dict[str, Duty]:
     """Return the jobs by name; where another ledger keeps the receipts, it seals and archives them itself."""
     settings = engine.settings
-    if not whole_here(settings):
+    if not keeps_bodies(settings):
         return {}
     found = {"seal": Duty(settings.receipts.seal_interval_seconds, Sealer(engine).run)}
     if settings.archive.enabled:
@@ -41,7 +41,7 @@ class Archiver:
         while waiting:
             more = []
             for tenant_id in waiting:
-                moved = await archive.run(self.engine, tenant_id, AT_ONCE)
+                moved = await archive.archive_receipts(self.engine, tenant_id, RECEIPTS_PER_TURN)
                 done += moved.receipts + moved.pruned
                 more += [tenant_id] * moved.more
                 if moved.receipts or moved.pruned:

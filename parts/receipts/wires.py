@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from asyncgate.parts.receipts.sinks import Outage, Refusal, Unanswered, profile_of
+from asyncgate.parts.receipts.sinks import Outage, Refusal, Unanswered, ledger_profile
 
 if TYPE_CHECKING:
     from asyncgate.parts.model.settings import Settings
     from asyncgate.parts.receipts.sinks import Sink
 
 LOOK_SECONDS = 10.0     # that a look may take: what a slow ledger was sent before comes first there
-SOON = 0.5      # of the time-out: a ledger that needs longer gets no further wire
+SOON_SHARE = 0.5      # of the time-out: a ledger that needs longer gets no further wire
 
 
 class Pace(Struct, frozen=True):
@@ -40,7 +40,7 @@ FAST = Pace(0.5, 16, 16)                            # spec 20.12
 
 def pace_of(settings: Settings) -> Pace:
     """Return how the ledger of the settings is called."""
-    usual, ours = BY_PROFILE.get(profile_of(settings), FAST), settings.memorygate
+    usual, ours = BY_PROFILE.get(ledger_profile(settings), FAST), settings.memorygate
     most = ours.parallel or usual.most
     return Pace(ours.timeout_ms / 1000 or usual.timeout_seconds, most, min(usual.first, most))
 
@@ -101,7 +101,7 @@ class Wires:
 
     def in_time(self, began: float) -> None:
         """Note an answer: a round of them that came soon is worth a wire more."""
-        if self.clock() - began < SOON * self.pace.timeout_seconds:
+        if self.clock() - began < SOON_SHARE * self.pace.timeout_seconds:
             self.limit = min(self.limit + 1 / self.limit, float(self.pace.most))
 
     def late(self, began: float) -> None:
@@ -110,7 +110,7 @@ class Wires:
             self.limit, self.cut_at = max(self.limit / 2, 1.0), self.clock()
 
 
-def same(ours: bytes, theirs: Any, unlike: set[str]) -> bool:
+def same_receipt(ours: bytes, theirs: Any, unlike: set[str]) -> bool:
     """Whether a ledger has a receipt just as it was sent, but for what a ledger says itself."""
     sent = json.loads(ours)
     return isinstance(theirs, dict) and all(theirs.get(name) == value for name, value in sent.items()

@@ -27,6 +27,7 @@ CAUGHT = {
     "ignores_lanes": ("claim", "test_a_worker_gets_only_what_needs_a_subset_of_its_capabilities"),
     "keeps_refused_batches": ("batches", "test_an_operation_that_the_database_refuses_fails_alone"),
     "keeps_one_line": ("identity", "test_a_log_is_one_chain_however_many_write_at_once"),
+    "overlooks_stuck_tasks": ("overdue", "test_a_database_finds_the_tasks_that_the_law_calls_overdue"),
     "forgets_suspensions": ("identity", "test_a_key_tells_at_once_whether_its_tenant_is_suspended"),
 }
 

@@ -62,11 +62,6 @@ CLIENTS = "SELECT count(*) FROM pg_stat_activity WHERE datname = $1"
 ARTIFACTS = [{"uri": "file:///out"}]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     if find_programs() is None:

@@ -33,11 +33,6 @@ BURN = "SELECT pg_current_xact_id()::text::bigint"
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def primary() -> Iterator[Cluster]:
     """A server of this test alone, with a database in it."""
     if find_programs() is None:

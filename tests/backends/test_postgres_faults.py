@@ -54,11 +54,6 @@ AND database = (SELECT oid FROM pg_database WHERE datname = $1)"""
 END = "SELECT count(pg_terminate_backend(pid)) FROM unnest($1::int[]) AS h (pid)"
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A server that may be stopped: no other test uses it."""

@@ -25,11 +25,6 @@ from tests.backends.test_postgres_faults import opened
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(scope="module")
 def source() -> Iterator[Cluster]:
     """The server that is dumped."""

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from asyncgate.clients import AsyncGate, Refusal, SyncGate, Unreachable
 from asyncgate.clients import operations as made
-from asyncgate.clients.client import Tries
-from asyncgate.clients.http import FIRST_PAUSE, LONGEST_PAUSE, SHORT_PAUSES, longest_after, pause_asked
+from asyncgate.clients.client import Attempts
+from asyncgate.clients.http import FIRST_PAUSE, LONGEST_PAUSE, SHORT_PAUSES, longest_after, read_retry_after
 from asyncgate.clients.operations import CALLS, AsyncOperations, SyncOperations
 from asyncgate.commands.declare import FILE, holds_json, source
 from asyncgate.parts.operations import OPERATIONS
@@ -72,7 +72,7 @@ def refused(status: int, code: str, retry_after: float | None = None) -> Refusal
 def again(name: str, error: Refusal | Unreachable) -> bool:
     """Whether a call that failed so is tried again."""
     try:
-        return Tries(CALLS[name], {}, 1000.0).pause(error) >= 0
+        return Attempts(CALLS[name], {}, 1000.0).pause(error) >= 0
     except (Refusal, Unreachable):
         return False
 
@@ -101,7 +101,7 @@ def test_a_no_is_a_no(name: str) -> None:
 def test_a_pause_is_drawn_from_the_whole_of_what_doubles_up_to_a_limit_and_comes_after_what_was_asked(
     count: int, after: float | None,
 ) -> None:
-    tries = Tries(CALLS["get_task"], {}, 1000.0)
+    tries = Attempts(CALLS["get_task"], {}, 1000.0)
     tries.count = count
 
     pause = tries.pause(refused(503, "overloaded", after)) - (after or 0.0)
@@ -121,7 +121,7 @@ def test_who_is_only_being_restarted_is_asked_often_for_ten_seconds() -> None:
 
 
 def test_a_waiting_call_that_was_cut_off_is_asked_again_at_once_and_once_only() -> None:
-    tries = Tries(CALLS["lease_next"], {"wait_seconds": 25}, 1000.0)
+    tries = Attempts(CALLS["lease_next"], {"wait_seconds": 25}, 1000.0)
     tries.began -= 5
 
     assert tries.pause(LOST) == 0.0
@@ -129,11 +129,11 @@ def test_a_waiting_call_that_was_cut_off_is_asked_again_at_once_and_once_only() 
 
 
 def test_a_call_that_could_not_be_made_is_not_repeated_without_a_pause() -> None:
-    assert Tries(CALLS["get_config"], {}, 1000.0).pause(LOST) > 0
+    assert Attempts(CALLS["get_config"], {}, 1000.0).pause(LOST) > 0
 
 
 def test_pauses_differ_from_call_to_call() -> None:
-    drawn = {Tries(CALLS["get_task"], {}, 1000.0).pause(LOST) for _ in range(100)}
+    drawn = {Attempts(CALLS["get_task"], {}, 1000.0).pause(LOST) for _ in range(100)}
 
     assert len(drawn) > 90
     assert min(drawn) < FIRST_PAUSE / 4 < FIRST_PAUSE * 3 / 4 < max(drawn)
@@ -143,13 +143,13 @@ def test_there_is_no_time_for_a_pause_that_is_longer_than_what_is_left() -> None
     error = refused(429, "rate_limit_exceeded", 31)
 
     with pytest.raises(Refusal) as raised:
-        Tries(CALLS["get_task"], {}, 30.0).pause(error)
+        Attempts(CALLS["get_task"], {}, 30.0).pause(error)
 
     assert raised.value is error
 
 
 def test_a_repeated_poll_waits_only_for_what_is_left() -> None:
-    tries = Tries(CALLS["get_task"], {"task_id": "t", "wait_seconds": 20.0}, 30.0)
+    tries = Attempts(CALLS["get_task"], {"task_id": "t", "wait_seconds": 20.0}, 30.0)
     assert tries.fields()["wait_seconds"] == 20.0
     tries.pause(LOST)
     tries.began -= 15
@@ -170,7 +170,7 @@ async def test_a_gate_that_is_not_open_says_so() -> None:
 
 
 def test_there_is_no_third_way() -> None:
-    with pytest.raises(ValueError, match="rest or mcp"):
+    with pytest.raises(ValueError, match="'rest' or 'mcp'"):
         AsyncGate(via="pigeon")  # type: ignore[arg-type]
 
 
@@ -183,15 +183,15 @@ def test_a_url_that_leads_nowhere_is_refused_before_it_is_called(url: str) -> No
 
 @pytest.mark.parametrize("token", ["secret\n", " secret", "sec\x00ret", "s\xe9cret"])
 def test_a_credential_that_no_header_can_hold_is_refused_and_not_shown(token: str) -> None:
-    with pytest.raises(ValueError, match="credential holds a character that no header can") as refused:
+    with pytest.raises(ValueError, match="credential holds a character that no HTTP header can") as refused:
         AsyncGate("http://gate", token)
 
     assert "cret" not in str(refused.value)
 
 
 def test_retry_after_is_seconds_or_a_date() -> None:
-    assert pause_asked("2.5") == 2.5
-    assert pause_asked("soon") is pause_asked("-1") is pause_asked("9" * 400) is None
-    assert pause_asked(None) is None
-    assert 50 < (pause_asked(formatdate(time.time() + 60, usegmt=True)) or 0) <= 60
-    assert pause_asked(formatdate(time.time() - 60, usegmt=True)) == 0.0
+    assert read_retry_after("2.5") == 2.5
+    assert read_retry_after("soon") is read_retry_after("-1") is read_retry_after("9" * 400) is None
+    assert read_retry_after(None) is None
+    assert 50 < (read_retry_after(formatdate(time.time() + 60, usegmt=True)) or 0) <= 60
+    assert read_retry_after(formatdate(time.time() - 60, usegmt=True)) == 0.0

@@ -18,8 +18,8 @@ import msgspec
 import pytest
 
 from asyncgate.clients import AsyncGate, Refusal, SyncGate, TaskCanceled, TaskFailed, Unreachable
-from asyncgate.clients.client import OVER
-from asyncgate.clients.sync import Aside, Call
+from asyncgate.clients.client import ENDED_STATUSES
+from asyncgate.clients.sync import LoopThread, PendingCall
 from asyncgate.clients.testing import Gate, SyncTestGate
 from asyncgate.parts.model.wire import Principal, Timeouts
 
@@ -392,7 +392,7 @@ async def test_an_outcome_is_waited_for_over_restarts_of_the_gate(
         async with both(wire.url, via) as (reborn, _):      # all that the caller has kept is the id, or the key
             assert await reborn.handle(handle.task_id).result(PATIENCE_SECONDS) == {"n": 2}
             again = await reborn.submit("demo", {"n": 1}, key="once")
-            assert await again.status() in OVER
+            assert await again.status() in ENDED_STATUSES
 
 
 # For those who do not await.
@@ -438,7 +438,7 @@ def test_who_is_interrupted_gives_the_call_up(served: SyncTestGate) -> None:
     try:
         with SyncGate(served.url, TOKEN) as gate:
             with pytest.raises(KeyboardInterrupt):
-                gate.aside.run(interrupt())
+                gate.loop_thread.run(interrupt())
             assert canceled.wait(PATIENCE_SECONDS)
             assert gate.health().status == "healthy"
     finally:
@@ -461,7 +461,7 @@ async def test_a_call_that_is_given_up_before_it_begins_is_not_made() -> None:
     async def work() -> None:
         made.append("made")
 
-    call = Call(work())
+    call = PendingCall(work())
     call.give_up()
     with pytest.raises(asyncio.CancelledError):
         await call.make()
@@ -471,7 +471,7 @@ async def test_a_call_that_is_given_up_before_it_begins_is_not_made() -> None:
 
 def test_what_cannot_be_opened_says_so_and_leaves_no_thread() -> None:
     with pytest.raises(OSError, match="no such door"):
-        Aside(Shut()).__enter__()
+        LoopThread(Shut()).__enter__()
     with pytest.raises(ValueError, match="like http://127"):
         SyncGate("gate:8080")
 

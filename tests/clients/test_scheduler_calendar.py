@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncgate.clients.scheduler.calendar import CHOICES, Calendar, Cron, Every, MisfirePolicy, Timing, iso, to_run
+from asyncgate.clients.scheduler.calendar import (
+    CHOICES,
+    Calendar,
+    Cron,
+    Every,
+    MisfirePolicy,
+    Timing,
+    find_due_runs,
+    format_time,
+)
 
 MINUTE, DAY = 60, 86_400
 # Some change in the middle of the night, some by half an hour, one by a whole day, one at midnight, one not at all.
@@ -220,8 +229,8 @@ def test_a_run_that_is_delayed_is_not_owed_before_it_is_due() -> None:
     timing = Timing("a", Every(0, 3600), 600)
     run, due = next(timing.after(0))
 
-    assert to_run(timing, "catch_up_all", 0, due - 0.01) == []
-    assert to_run(timing, "catch_up_all", 0, due) == [run]
+    assert find_due_runs(timing, "catch_up_all", 0, due - 0.01) == []
+    assert find_due_runs(timing, "catch_up_all", 0, due) == [run]
 
 
 def misfires(calendar: Calendar, since: int, now: int) -> list[int]:
@@ -241,22 +250,22 @@ def test_each_policy_makes_up_for_what_it_promises_and_runs_the_current_one(poli
     missed = misfires(every, 0, 630)
     assert len(missed) == 9
 
-    assert to_run(Timing("a", every), policy, 0, 630) == [*missed[len(missed) - made_up:], 600]
+    assert find_due_runs(Timing("a", every), policy, 0, 630) == [*missed[len(missed) - made_up:], 600]
 
 
 @pytest.mark.parametrize("policy", CHOICES)
 def test_a_run_in_time_is_the_current_one_under_every_policy(policy: MisfirePolicy) -> None:
     timing = Timing("a", Every(0, 60))
 
-    assert to_run(timing, policy, 0, 59.9) == []
-    assert to_run(timing, policy, 0, 60) == [60]
-    assert to_run(timing, policy, 60, 60) == []
-    assert to_run(timing, policy, 60, 30) == [], "a clock that is set back runs nothing again"
+    assert find_due_runs(timing, policy, 0, 59.9) == []
+    assert find_due_runs(timing, policy, 0, 60) == [60]
+    assert find_due_runs(timing, policy, 60, 60) == []
+    assert find_due_runs(timing, policy, 60, 30) == [], "a clock that is set back runs nothing again"
 
 
 def test_a_long_absence_is_made_up_for_a_piece_at_a_time() -> None:
     timing, since, caught_up = Timing("a", Every(0, 60)), 0, []
-    while owed := to_run(timing, "catch_up_all", since, 6000, most=30):
+    while owed := find_due_runs(timing, "catch_up_all", since, 6000, most=30):
         assert len(owed) <= 30
         caught_up += owed
         since = owed[-1]
@@ -274,5 +283,5 @@ def test_the_newest_runs_are_found_without_a_walk_through_all(expr: str, back: i
 
 
 def test_times_are_named_in_utc() -> None:
-    assert iso(at("2026-03-29T03:00", "Europe/Berlin")) == "2026-03-29T01:00:00+00:00"
-    assert datetime.fromisoformat(iso(1)) == datetime.fromtimestamp(1, UTC)
+    assert format_time(at("2026-03-29T03:00", "Europe/Berlin")) == "2026-03-29T01:00:00+00:00"
+    assert datetime.fromisoformat(format_time(1)) == datetime.fromtimestamp(1, UTC)

@@ -21,7 +21,7 @@ from asyncgate.clients import AsyncGate
 from asyncgate.clients.http import AsyncHttp, Http, Refusal, Unreachable
 from asyncgate.clients.worker import Done, Fail, Job, Lost, Retry, Worker
 from asyncgate.clients.worker.heart import Heart, Pulse
-from asyncgate.clients.worker.state import Letter, Place, StateError, take
+from asyncgate.clients.worker.state import Letter, Place, StateError, take_place
 
 pytestmark = pytest.mark.anyio
 
@@ -228,7 +228,7 @@ async def test_a_payload_of_another_shape_fails_for_good_and_says_what_is_wrong(
 
     assert (task["status"], task["attempt"]) == ("failed", 0)
     assert task["result"]["error"] == {
-        "code": "invalid_payload", "message": "the payload is not what this task takes: Expected `str`, got `int` - at "
+        "code": "invalid_payload", "message": "the payload is invalid for this task: Expected `str`, got `int` - at "
                                               "`$.document`"}
 
 
@@ -315,7 +315,7 @@ async def test_a_result_that_cannot_be_told_fails_the_task(gate: AsyncHttp, resu
 
 @pytest.mark.parametrize("function", [lambda: None, lambda a, b, c: None])
 async def test_a_function_that_takes_neither_payload_nor_payload_and_job_is_refused(function: Any) -> None:
-    with pytest.raises(TypeError, match="must take the payload"):
+    with pytest.raises(TypeError, match="must take one argument"):
         Worker().task("t")(function)
 
 
@@ -466,7 +466,7 @@ async def test_an_end_that_waits_for_delivery_is_dropped_when_nobody_wants_it_an
         await gate.call("cancel_task", task_id=task_id)
         await until_so(lambda: not worker.jobs)
 
-    assert "its end is dropped, the lease is lost (canceled)" in caplog.text
+    assert "its result is dropped, the lease is lost (canceled)" in caplog.text
     assert not any("/complete" in asked for asked in door.asked)
     assert nothing_kept(tmp_path)
 
@@ -487,7 +487,7 @@ async def test_an_end_that_the_gate_refuses_is_dropped_and_never_sent_again(
 
     sent = [asked for asked in door.asked if f"{canceled['task_id']}/complete" in asked]
     assert (canceled["status"], len(sent)) == ("canceled", 1)
-    assert [one.levelname for one in caplog.records if "its end is dropped" in one.getMessage()
+    assert [one.levelname for one in caplog.records if "its result is dropped" in one.getMessage()
             and "(canceled)" in one.getMessage()] == ["WARNING"]
 
 
@@ -553,7 +553,7 @@ async def test_progress_that_the_gate_does_not_take_harms_nothing(
         task = await run(gate)
 
     assert task["result"]["result"] is True
-    assert any("its progress is not taken" in one.getMessage() for one in caplog.records)
+    assert any("the gate refused its progress" in one.getMessage() for one in caplog.records)
 
 
 def test_progress_that_is_refused_takes_no_newer_one_with_it() -> None:
@@ -606,7 +606,7 @@ async def test_an_issued_key_of_a_worker_is_enough(
     """The worker asks the gate who it is; nobody has to say it twice."""
     key = await gate.call("issue_key", name="ocr", principal_kind=kind, principal_id="ocr-1", role="worker")
     worker = Worker(gate.url, said, token=key["api_key"], ttl_seconds=3, state=tmp_path)
-    place = take(tmp_path, "ocr-1")
+    place = take_place(tmp_path, "ocr-1")
     await gate.call("create_task", type="t", payload=0)
     async with AsyncHttp(gate.url, key["api_key"]) as held:
         [offer] = (await held.call("lease_next", worker_instance_id=place.instance_id))["tasks"]
@@ -640,7 +640,7 @@ async def test_a_worker_with_the_shared_token_and_no_name_has_its_hosts(gate: As
 
 
 def test_a_gate_that_only_this_loop_reaches_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs a port"):
+    with pytest.raises(ValueError, match="needs a gate on a port"):
         Worker(AsyncGate("http://localhost", transport=httpx2.AsyncHTTPTransport()))
 
 
@@ -739,7 +739,7 @@ async def test_the_next_life_tells_what_the_last_could_not_unless_somebody_else_
 
 async def test_what_other_processes_of_a_worker_left_is_told_when_nobody_takes_their_place(
         gate: AsyncHttp, tmp_path: Path) -> None:
-    places = [take(tmp_path, "w") for _ in range(3)]
+    places = [take_place(tmp_path, "w") for _ in range(3)]
     ids = [(await gate.call("create_task", type="t", payload=None))["task_id"] for _ in places]
     for place in places:
         me = {"worker_id": "w", "worker_instance_id": place.instance_id}
@@ -761,7 +761,7 @@ async def test_what_other_processes_of_a_worker_left_is_told_when_nobody_takes_t
 
 
 async def test_a_worker_that_is_started_again_goes_on_under_its_lease(gate: AsyncHttp, tmp_path: Path) -> None:
-    place = take(tmp_path, "w")
+    place = take_place(tmp_path, "w")
     me = {"worker_id": "w", "worker_instance_id": place.instance_id}
     task_id = (await gate.call("create_task", type="t", payload="page"))["task_id"]
     [offer] = (await gate.call("lease_next", **me))["tasks"]
@@ -805,7 +805,7 @@ async def test_two_processes_of_one_worker_keep_out_of_each_others_leases(gate: 
 
 
 def test_letters_survive_a_crash_in_the_middle_of_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    place, letters = take(tmp_path, "a/b"), [Letter("complete", {"task_id": str(n)}, "away") for n in range(3)]
+    place, letters = take_place(tmp_path, "a/b"), [Letter("complete", {"task_id": str(n)}, "away") for n in range(3)]
     for letter in letters:
         place.keep(letter)
     assert place.file
@@ -823,7 +823,7 @@ def test_letters_survive_a_crash_in_the_middle_of_one(tmp_path: Path, caplog: py
     place.close()
     assert [path.name for path in tmp_path.iterdir()] == ["a%2Fb.1"]
     assert os.stat(tmp_path / "a%2Fb.1").st_mode & 0o777 == 0o600
-    assert "has a line that is no letter" in caplog.text
+    assert "has an invalid line" in caplog.text
 
 
 def test_a_worker_without_a_folder_tells_an_end_for_as_long_as_it_lives(caplog: pytest.LogCaptureFixture) -> None:
@@ -835,12 +835,12 @@ def test_a_worker_without_a_folder_tells_an_end_for_as_long_as_it_lives(caplog: 
     assert place.forget(letters[0])
     place.close()
     assert [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR] == [
-        "task t-2: its end is lost: away"]
+        "task t-2: its result is lost: away"]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no disk that is always full")
 def test_a_full_disk_spoils_no_letter_and_ends_no_worker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    place, letters = take(tmp_path, "w"), [Letter("complete", {"task_id": str(n)}, "away") for n in range(3)]
+    place, letters = take_place(tmp_path, "w"), [Letter("complete", {"task_id": str(n)}, "away") for n in range(3)]
     assert place.file
     for letter in letters[:2]:
         place.keep(letter)
@@ -849,7 +849,7 @@ def test_a_full_disk_spoils_no_letter_and_ends_no_worker(tmp_path: Path, caplog:
 
     place.keep(letters[2])
     assert place.letters() == letters
-    assert "its end is kept in memory only ([Errno 28] No space left on device)" in caplog.text
+    assert "its result is kept in memory only ([Errno 28] No space left on device)" in caplog.text
     assert (place.forget(letters[0]), place.forget(letters[2])) == (False, True)
 
     beside.unlink()
@@ -857,15 +857,15 @@ def test_a_full_disk_spoils_no_letter_and_ends_no_worker(tmp_path: Path, caplog:
 
 
 def test_a_worker_leaves_the_letters_of_another_whose_name_begins_like_its_own(tmp_path: Path) -> None:
-    other = take(tmp_path, "web.example")
+    other = take_place(tmp_path, "web.example")
     other.keep(Letter("complete", {"task_id": "t"}, "away"))
     other.close()
 
-    assert [place.path for place in take(tmp_path, "web").abandoned()] == []
+    assert [place.path for place in take_place(tmp_path, "web").abandoned()] == []
 
 
 def test_a_worker_with_a_very_long_name_has_a_place(tmp_path: Path) -> None:
-    places = [take(tmp_path, "\u5de5" * 199 + last) for last in "ab"]
+    places = [take_place(tmp_path, "\u5de5" * 199 + last) for last in "ab"]
 
     assert len({place.path for place in places}) == 2
 
@@ -875,7 +875,7 @@ def test_a_folder_that_cannot_be_used_is_named_with_a_way_out(tmp_path: Path, fo
     (tmp_path / "file").touch()
 
     with pytest.raises(StateError, match=r"cannot be kept in .*/file.*--forget"):
-        take(tmp_path / folder, "w")
+        take_place(tmp_path / folder, "w")
 
 
 def test_a_worker_that_has_no_home_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -965,7 +965,7 @@ async def test_a_worker_that_starts_before_its_gate_waits_for_it(
     worker.task("t")(lambda page: page)
 
     async with at_work(worker):
-        await until_so(lambda: "trying on" in caplog.text)
+        await until_so(lambda: "retrying" in caplog.text)
         await door.open()
         task = await run(gate)
 

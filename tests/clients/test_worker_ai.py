@@ -14,7 +14,7 @@ import pytest
 
 from asyncgate.clients.ai_worker import Executor, ReportTooLarge
 from asyncgate.clients.ai_worker.model import JobFailed
-from asyncgate.clients.ai_worker.profile import profile_of
+from asyncgate.clients.ai_worker.profile import convert_profile
 from asyncgate.clients.worker.job import Done, Lost
 from tests.support.ai_tools import KEY, PATIENCE_SECONDS, TOKEN, ModelProgram, Program, notes, profile_with, stdio
 
@@ -90,7 +90,7 @@ def begin(model: ModelProgram) -> Begin:
     """Return what opens an executor with a profile."""
     @asynccontextmanager
     async def begin(**profile: Any) -> AsyncIterator[Run]:
-        async with Executor(profile_of(profile_with(model.url, **profile)), ENVIRON) as executor:
+        async with Executor(convert_profile(profile_with(model.url, **profile)), ENVIRON) as executor:
             yield Run(executor)
 
     return begin
@@ -193,7 +193,7 @@ FAILING = [
     ({"name": "break", "arguments": {}}, "error: MCPError: it broke"),
     ({"name": "fly", "arguments": {}}, "error: there is no tool 'fly'; there are: add, break, fail"),
     ({"name": "add", "text": "{a: 2"}, "error: the arguments are not JSON"),
-    ({"name": "add", "text": "[2, 3]"}, "error: the arguments are no JSON object"),
+    ({"name": "add", "text": "[2, 3]"}, "error: the arguments are not a JSON object"),
     ({"name": "add", "arguments": {"a": 2}}, "error: MCPError: "),     # the server stumbles over it
 ]
 

@@ -149,15 +149,15 @@ async def archive_one(gate: Gate) -> None:
     duty = (await gate.receipts(task_id, "task.assigned"))[0].receipt_id
     with tempfile.TemporaryDirectory() as folder:
         beside = gate.beside(archive=ArchiveSettings(directory=folder)).engine
-        ages, moved = archive.Ages(math.inf, math.inf, math.inf, "g"), archive.Moved()
+        ages, moved = archive.Ages(math.inf, math.inf, math.inf, "g"), archive.ArchiveTally()
         first = await gate.backend.receipt(gate.tenant_id, duty)
         assert first is not None
-        chain = await archive.whole(beside, gate.tenant_id, first)
+        chain = await archive.gather_chain(beside, gate.tenant_id, first)
         assert chain is not None
         head = await seal(beside, gate.tenant_id)
         assert head.last_id >= max(chain.receipts)      # what is not sealed, no database lets go
-        await archive.store(beside, gate.tenant_id, ages, [chain], moved)
-        assert await archive.let_tasks_go(beside, gate.tenant_id, ages, [task_id]) == 1
+        await archive.move_chains(beside, gate.tenant_id, ages, [chain], moved)
+        assert await archive.drop_tasks(beside, gate.tenant_id, ages, [task_id]) == 1
     assert moved.receipts == 3
 
 

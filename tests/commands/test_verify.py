@@ -22,11 +22,6 @@ LINES = 5       # of the audit log of each
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "gate.db"
 

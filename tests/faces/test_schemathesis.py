@@ -30,8 +30,8 @@ DOCUMENT = json.loads(openapi.build_document((*OPERATIONS.values(), *LEASE_PROTO
 BEYOND_SCHEMAS = {"invalid_cursor", "parents_required", "parent_not_found", "not_locatable"}
 # Nor that one field needs another, an end comes behind its beginning, a kind has no keys, times begin with 1970, null
 # is absent where any other JSON is taken, or that an invisible character outside of JavaScript's ranges is in no name.
-BEYOND_FIELDS = ("an exemption needs a reason", "expires_at is over before the key begins to be good",
-                 "a key stands for an agent, a worker, a service or a human;", "this gate has no archive",
+BEYOND_FIELDS = ("an exemption needs a reason", "expires_at is before not_before, so the key would never be valid",
+                 "a key identifies an agent, a worker, a service or a human;", "this gate has no archive",
                  "whose is meant?", "worker_kind alone names nobody", "principal_kind alone names nobody",
                  "created_by alone names nobody",
                  "an instance alone names nobody", "create_task needs payload or payload_pointer",

@@ -76,7 +76,7 @@ from asyncgate.commands.carry import private
 from asyncgate.conformance.plugin import SHARED
 from asyncgate.conformance.postgres_server import connected
 from asyncgate.parts.faces import openapi
-from asyncgate.parts.identity.startup import guard_start
+from asyncgate.parts.identity.startup import require_safe_start
 from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import (
     DatabaseSettings,
@@ -369,10 +369,10 @@ def test_h3_a_private_key_that_others_may_use_stops_the_start(tmp_path: Path, na
 
     (certificate if alone else key).chmod(mode)
     with pytest.raises(StartupError, match=rf"^security\.tls\.{name}: .* others than its owner may use; chmod 600"):
-        guard_start(configured)
+        require_safe_start(configured)
 
     (certificate if alone else key).chmod(0o600)
-    guard_start(configured)
+    require_safe_start(configured)
 
 
 @pytest.mark.parametrize("tls", [
@@ -381,7 +381,7 @@ def test_h3_a_private_key_that_others_may_use_stops_the_start(tmp_path: Path, na
     Tls(certificate_path="-----BEGIN PRIVATE KEY-----\nabc")])
 def test_h3_half_a_certificate_stops_the_start(tls: Tls) -> None:
     with pytest.raises(StartupError, match=r"^security\.tls\.(certificate|private_key)_path") as no:
-        guard_start(settings(security=SecuritySettings(tls=tls)))
+        require_safe_start(settings(security=SecuritySettings(tls=tls)))
 
     assert "abc" not in str(no.value)
 
@@ -398,15 +398,15 @@ UNGUESSED = ["0123456789abcdee", "f3b1c8d97a604e52", "correct horse battery stap
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "gate.local"])
 def test_h3_a_token_that_can_be_guessed_stops_the_start_off_loopback(host: str, token: str) -> None:
     with pytest.raises(StartupError, match=r"^api_key is ") as no:
-        guard_start(settings(host, api_key=token))
+        require_safe_start(settings(host, api_key=token))
 
     assert len(token) < 3 or token not in str(no.value)
-    guard_start(settings(api_key=token))
+    require_safe_start(settings(api_key=token))
 
 
 @pytest.mark.parametrize("token", UNGUESSED)
 def test_h3_a_token_that_cannot_be_guessed_starts(token: str) -> None:
-    guard_start(settings("0.0.0.0", api_key=token))
+    require_safe_start(settings("0.0.0.0", api_key=token))
 
 
 @pytest.mark.parametrize(("host", "url", "why"), [
@@ -415,7 +415,7 @@ def test_h3_a_token_that_cannot_be_guessed_starts(token: str) -> None:
 @pytest.mark.parametrize("token", ["", RANDOM])
 def test_h3_insecure_dev_is_refused_off_loopback_and_on_postgres(host: str, url: str, why: str, token: str) -> None:
     with pytest.raises(StartupError, match=rf"^allow_insecure_dev .*{why}"):
-        guard_start(settings(host, url, allow_insecure_dev=True, api_key=token))
+        require_safe_start(settings(host, url, allow_insecure_dev=True, api_key=token))
 
 
 def test_h3_the_program_does_not_start_with_a_placeholder() -> None:
@@ -431,14 +431,14 @@ def test_h3_the_program_does_not_start_with_a_placeholder() -> None:
 def test_h3_plain_http_off_loopback_is_warned_of(
     more: dict[str, Any], warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    guard_start(settings(**{"host": "0.0.0.0", **more}))
+    require_safe_start(settings(**{"host": "0.0.0.0", **more}))
 
     assert ("plain HTTP on 0.0.0.0" in caplog.text) is warned
 
 
 def test_h4_insecure_dev_warns_at_every_start(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
-        guard_start(settings(allow_insecure_dev=True))
+        require_safe_start(settings(allow_insecure_dev=True))
 
     warned = [record for record in caplog.records if "INSECURE" in record.message]
     assert [record.levelno for record in warned] == [logging.WARNING] * 2

@@ -7,11 +7,11 @@ import uuid
 
 import pytest
 
-from asyncgate import EMISSION, STEPS, TERMINAL, TERMINATES, Step, Work, backoff, jitter, prolonged
+from asyncgate import EMISSION, STEPS, TERMINATES, Step, Work, backoff, jitter, prolonged
 from asyncgate.backends.lanes import Lanes
 from asyncgate.parts.model.errors import InvalidTransition, TaskNotFound
 from asyncgate.parts.model.ids import Ids
-from asyncgate.parts.model.stored import Lease, Task
+from asyncgate.parts.model.stored import TERMINAL, Lease, Task
 from asyncgate.parts.model.wire import LeaseNext, Principal
 
 # Spec 5 and PH.4, written out: which status may become which.

@@ -27,8 +27,8 @@ from asyncgate.parts.identity.audit import (
     MOST_NOTED,
     SUSPECTS,
     Strangers,
-    broken,
-    chained,
+    add_line,
+    find_break,
 )
 from asyncgate.parts.identity.keys import HELD_SECONDS
 from asyncgate.parts.identity.keys_stored import generate
@@ -54,12 +54,6 @@ FIELDS = {"audit_id", "number", "tenant_id", "timestamp", "event", "severity", "
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Each test runs on both: one decides in the event loop, the other in a thread of its own."""
     return "memory:" if request.param == "memory" else f"sqlite:///{tmp_path / 'gate.db'}"
-
-
-@pytest.fixture
-async def house(serve: Any) -> House:
-    """A gate that issues keys."""
-    return House(await serve(security=security()))
 
 
 @pytest.fixture
@@ -630,7 +624,7 @@ START = AuditHead(0, "")
 async def test_the_chain_is_whole_and_its_head_is_the_last_line(house: House) -> None:
     lines = await chain(house)
 
-    assert broken(lines, START) is None
+    assert find_break(lines, START) is None
     assert [line.number for line in lines] == list(range(1, len(lines) + 1))
     assert await house.served.backend.record(HOME, AuditHead) == AuditHead(len(lines), lines[-1].hash)
 
@@ -648,7 +642,7 @@ async def test_a_changed_line_breaks_the_chain(house: House, name: str) -> None:
     changed = CHANGES[name](lines[2])
     assert changed != lines[2]
 
-    said = broken([*lines[:2], changed, *lines[3:]], START)
+    said = find_break([*lines[:2], changed, *lines[3:]], START)
 
     assert said is not None
     assert "is not what was written" in said
@@ -657,21 +651,21 @@ async def test_a_changed_line_breaks_the_chain(house: House, name: str) -> None:
 async def test_a_missing_added_or_moved_line_breaks_the_chain(house: House) -> None:
     lines = await chain(house)
 
-    assert "missing" in (broken([*lines[:2], *lines[3:]], START) or "")
-    assert broken([lines[0], lines[2], lines[1], *lines[3:]], START)
-    assert broken([*lines[:3], replace(lines[2], number=4), *lines[3:]], START)
-    assert broken(lines[1:], START)
-    assert broken(lines[1:], AuditHead(1, lines[0].hash)) is None, "it may be checked piece by piece"
+    assert "missing" in (find_break([*lines[:2], *lines[3:]], START) or "")
+    assert find_break([lines[0], lines[2], lines[1], *lines[3:]], START)
+    assert find_break([*lines[:3], replace(lines[2], number=4), *lines[3:]], START)
+    assert find_break(lines[1:], START)
+    assert find_break(lines[1:], AuditHead(1, lines[0].hash)) is None, "it may be checked piece by piece"
 
 
 async def test_a_line_that_was_chained_anew_breaks_the_one_behind_it(house: House) -> None:
-    from asyncgate.parts.identity.audit import link
+    from asyncgate.parts.identity.audit import link_line
 
     lines = await chain(house)
-    forged = link(AuditHead(2, lines[1].hash), replace(lines[2], event="nothing"))
+    forged = link_line(AuditHead(2, lines[1].hash), replace(lines[2], event="nothing"))
 
-    assert broken([*lines[:2], forged], START) is None
-    assert broken([*lines[:2], forged, *lines[3:]], START)
+    assert find_break([*lines[:2], forged], START) is None
+    assert find_break([*lines[:2], forged, *lines[3:]], START)
 
 
 async def test_tenants_have_chains_of_their_own(house: House) -> None:
@@ -723,7 +717,7 @@ async def aged(house: House, *days: float) -> None:
     """Write lines that are so many days old."""
     def decide(work: Work) -> None:
         for number, age in enumerate(days):
-            chained(work, f"event {number}", "info", b"{}", work.now - age * 86_400)
+            add_line(work, f"event {number}", "info", b"{}", work.now - age * 86_400)
     needs = Needs(records={(AuditHead, ())})
     await house.served.backend.transact(THIRD, needs, decide)
 
@@ -790,7 +784,7 @@ async def test_the_database_lets_no_line_go_that_is_young_or_not_the_oldest(
 async def test_postgres_grants_the_gate_no_way_to_change_or_delete_a_line(
         on_postgres: House, postgres: str, statement: str) -> None:
     lines = await chain(on_postgres)
-    assert broken(lines, START) is None
+    assert find_break(lines, START) is None
     connection = await asyncpg.connect(postgres)
     try:
         async with connection.transaction():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from asyncgate import Caller
-from asyncgate.parts.identity.incidents import AT_ONCE
+from asyncgate.parts.identity.incidents import KEYS_PER_CALL
 from asyncgate.parts.identity.keys import place_of
 from asyncgate.parts.model.wire import Principal
 from tests.support.identity_tools import FACADES, HOME, OTHER, House, security
@@ -73,7 +73,7 @@ async def test_an_admin_rotates_its_own_tenant_only_and_old_keys_may_overlap(hou
 
 async def test_a_tenant_with_many_keys_is_rotated_in_several_calls(house: House) -> None:
     await house.good("create_tenant", {"tenant": OTHER, "name": "ours"})
-    for n in range(AT_ONCE + 3):
+    for n in range(KEYS_PER_CALL + 3):
         await house.key("agent", f"a{n}", tenant=OTHER)
 
     first = await house.good("rotate_credentials", {"tenant": OTHER})
@@ -82,9 +82,9 @@ async def test_a_tenant_with_many_keys_is_rotated_in_several_calls(house: House)
     third = await house.good("rotate_credentials", again)
 
     assert [(len(one["keys"]), one["more"]) for one in (first, second, third)] == [
-        (AT_ONCE, True), (3, False), (0, False)]
+        (KEYS_PER_CALL, True), (3, False), (0, False)]
     names = [one["key"]["principal_id"] for reply in (first, second) for one in reply["keys"]]
-    assert len(set(names)) == AT_ONCE + 3
+    assert len(set(names)) == KEYS_PER_CALL + 3
 
 
 async def test_access_tokens_from_before_a_rotation_are_refused(house: House) -> None:

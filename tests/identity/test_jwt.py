@@ -34,7 +34,7 @@ from asyncgate import SCOPES, Caller
 from asyncgate.backends import open_backend
 from asyncgate.parts.app import Gate
 from asyncgate.parts.identity import jwt as identity_jwt
-from asyncgate.parts.identity.jwt import FRESH_SECONDS, PAUSE_SECONDS, AccessTokens, Claims
+from asyncgate.parts.identity.jwt import FRESH_SECONDS, REFETCH_SECONDS, AccessTokens, Claims
 from asyncgate.parts.model.errors import InvalidToken, IssuerUnavailable, StartupError
 from asyncgate.parts.model.settings import Jwt, Outgoing, SecuritySettings, Settings
 from asyncgate.parts.model.wire import Principal
@@ -576,7 +576,7 @@ async def test_the_longest_life_is_a_setting(tmp_path: Path, clock: Clock) -> No
 
 async def test_no_more_tokens_are_remembered_than_there_is_room_for(
         way: AccessTokens, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity_jwt, "REMEMBERED", 3)
+    monkeypatch.setattr(identity_jwt, "MOST_TOKENS_REMEMBERED", 3)
     first, *others = [token(jti=f"t{number}") for number in range(5)]
 
     seen = []
@@ -805,9 +805,9 @@ async def test_an_unknown_kid_is_worth_one_look_a_minute(far: AccessTokens, issu
     await fates(far, token())
 
     for minute in range(3):
-        clock.seconds = NOW + minute * PAUSE_SECONDS
+        clock.seconds = NOW + minute * REFETCH_SECONDS
         assert await fates(far, *strangers) == ["InvalidToken"] * 20
-        clock.seconds += PAUSE_SECONDS - 1
+        clock.seconds += REFETCH_SECONDS - 1
         assert await fates(far, *strangers) == ["InvalidToken"] * 20
 
     assert issuer.looks == 3
@@ -816,7 +816,7 @@ async def test_an_unknown_kid_is_worth_one_look_a_minute(far: AccessTokens, issu
 async def test_a_token_whose_own_header_is_wrong_makes_nobody_look(
         far: AccessTokens, issuer: Issuer, clock: Clock) -> None:
     await fates(far, token())
-    clock.seconds += PAUSE_SECONDS
+    clock.seconds += REFETCH_SECONDS
 
     await fates(far, headed(kid="x", alg="none"), headed(kid="x", typ="JWT"), headed(kid="x", jku="x"), headed(kid=7))
 
@@ -829,7 +829,7 @@ async def test_the_next_key_of_the_issuer_is_learnt_and_the_withdrawn_one_forgot
     assert await fates(far, old) == ["Caller"]
 
     issuer.body = key_set(published(SOON))
-    clock.seconds += PAUSE_SECONDS
+    clock.seconds += REFETCH_SECONDS
 
     assert await fates(far, new) == ["Caller"]
     assert await fates(far, old) == ["InvalidToken"]      # though it was remembered

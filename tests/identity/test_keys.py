@@ -22,19 +22,19 @@ from msgspec.structs import replace
 
 from asyncgate import SCOPES, Caller
 from asyncgate.parts.identity import keys as identity_keys
-from asyncgate.parts.identity.keys import Bounded, IssuedKeys, network
+from asyncgate.parts.identity.keys import Bounded, IssuedKeys, network_of
 from asyncgate.parts.identity.keys_stored import (
-    DAY,
     checksum,
     default_role,
     default_scopes,
+    encode_names,
     generate,
-    hashed,
-    listed,
+    hash_secret,
     parse,
-    proves,
-    retired,
+    proves_secret,
+    retire_key,
 )
+from asyncgate.parts.model.durations import DAY_SECONDS
 from asyncgate.parts.model.errors import DatabaseUnavailable, GateError, Overloaded, RateLimitExceeded
 from asyncgate.parts.model.settings import ApiKeys, Settings
 from asyncgate.parts.model.stored import Key
@@ -130,8 +130,9 @@ class World:
         """Store a new key and return it."""
         token = generate()
         key_id, secret = parts(token)
-        key = Key(key_id, hashed(secret, CHEAP), "a key", "worker", "w1", None, "worker",
-                  '["receipts:read","tasks:lease"]', None, None, NOON - DAY, None, None, None, 1, NOON - DAY, "root")
+        key = Key(key_id, hash_secret(secret, CHEAP), "a key", "worker", "w1", None, "worker",
+                  '["receipts:read","tasks:lease"]', None, None, NOON - DAY_SECONDS, None, None, None, 1,
+                  NOON - DAY_SECONDS, "root")
         self.table.keys[key_id] = replace(key, **fields)
         return token
 
@@ -324,12 +325,12 @@ async def test_an_unknown_key_is_refused_without_argon2(world: World) -> None:
 async def test_the_default_costs_make_hashes_that_hold() -> None:
     _, secret = parts(generate())
 
-    hash = hashed(secret, ApiKeys())
+    hash = hash_secret(secret, ApiKeys())
 
     assert hash.startswith("$argon2id$v=19$m=65536,t=2,p=1$")
     assert secret not in hash
-    assert proves(secret, hash)
-    assert not proves(secret[:-1] + "é", hash)
+    assert proves_secret(secret, hash)
+    assert not proves_secret(secret[:-1] + "é", hash)
 
 
 async def test_a_hash_made_in_turn_is_one_that_lets_in(world: World) -> None:
@@ -342,9 +343,9 @@ async def test_a_hash_made_in_turn_is_one_that_lets_in(world: World) -> None:
 
 def test_roles_and_scopes_default_by_the_kind_of_principal() -> None:
     assert [default_role(kind) for kind in ("human", "agent", "service", "worker")] == ["agent"] * 3 + ["worker"]
-    assert listed(default_scopes("agent")) == '["receipts:ack","receipts:read","tasks:read","tasks:write"]'
-    assert listed(default_scopes("worker")) == '["receipts:read","tasks:lease"]'
-    assert (default_scopes("admin"), default_scopes("system"), listed(None)) == (SCOPES, frozenset(), None)
+    assert encode_names(default_scopes("agent")) == '["receipts:ack","receipts:read","tasks:read","tasks:write"]'
+    assert encode_names(default_scopes("worker")) == '["receipts:read","tasks:lease"]'
+    assert (default_scopes("admin"), default_scopes("system"), encode_names(None)) == (SCOPES, frozenset(), None)
 
 
 # Hot and cold.
@@ -387,10 +388,10 @@ async def test_after_a_day_the_secret_is_proven_again(world: World) -> None:
     token = world.issue()
     await world.show(token)
 
-    world.clock.now = NOON + DAY - 1
+    world.clock.now = NOON + DAY_SECONDS - 1
     assert await world.lets_in(token)
     assert world.threads.given == 1
-    world.clock.now = NOON + DAY
+    world.clock.now = NOON + DAY_SECONDS
     assert await world.lets_in(token)
 
     assert world.threads.given == 2
@@ -405,7 +406,7 @@ async def test_what_a_row_newly_says_holds_after_five_seconds(world: World) -> N
     caller = await world.show(token)
 
     assert caller is not None
-    assert (listed(caller.scopes), listed(caller.capabilities)) == ('["receipts:read"]', '["cpu"]')
+    assert (encode_names(caller.scopes), encode_names(caller.capabilities)) == ('["receipts:read"]', '["cpu"]')
 
 
 async def test_many_who_show_a_cold_key_at_once_have_it_proven_once(world: World) -> None:
@@ -698,11 +699,11 @@ async def test_a_wrong_secret_and_a_barred_key_cost_and_count_the_same(world: Wo
 
 
 def test_an_ipv6_client_is_counted_by_its_network() -> None:
-    assert network("2001:db8:1:2:3:4:5:6") == network("2001:db8:1:2::") == "2001:db8:1:2::/64"
-    assert network("2001:db8:1:3::1") != network("2001:db8:1:2::1")
-    assert network("::ffff:192.0.2.1") == network("192.0.2.1") == "192.0.2.1"
-    assert (network(None), network("testclient")) == ("", "testclient")
-    assert network("fe80::1%eth0") == "fe80::/64"
+    assert network_of("2001:db8:1:2:3:4:5:6") == network_of("2001:db8:1:2::") == "2001:db8:1:2::/64"
+    assert network_of("2001:db8:1:3::1") != network_of("2001:db8:1:2::1")
+    assert network_of("::ffff:192.0.2.1") == network_of("192.0.2.1") == "192.0.2.1"
+    assert (network_of(None), network_of("testclient")) == ("", "testclient")
+    assert network_of("fe80::1%eth0") == "fe80::/64"
 
 
 async def test_of_200_wrong_keys_at_once_two_are_hashed_at_a_time_and_most_not_at_all(world: World) -> None:
@@ -758,7 +759,7 @@ async def test_who_gives_up_waiting_leaves_room(world: World) -> None:
     world.threads.go.set()
 
     assert world.keys.hasher.waiting == 0
-    assert all(proves("secret", hash) for hash in await asyncio.gather(*hashing[:2]))
+    assert all(proves_secret("secret", hash) for hash in await asyncio.gather(*hashing[:2]))
 
 
 # Revocation and rotation.
@@ -852,8 +853,8 @@ async def test_another_hash_must_be_proven_anew(world: World) -> None:
     same, other = world.issue(), world.issue()
     assert [await world.lets_in(token) for token in (same, other)] == [True, True]
 
-    world.table.change(same, version=2, hash=hashed(parts(same)[1], CHEAP))
-    world.table.change(other, version=2, hash=hashed("another secret", CHEAP))
+    world.table.change(same, version=2, hash=hash_secret(parts(same)[1], CHEAP))
+    world.table.change(other, version=2, hash=hash_secret("another secret", CHEAP))
     world.clock.now += 5
 
     assert [await world.lets_in(token) for token in (same, other)] == [True, False]
@@ -862,7 +863,7 @@ async def test_another_hash_must_be_proven_anew(world: World) -> None:
 
 async def test_both_keys_of_a_rotation_are_good_until_the_second_when_the_old_one_ends(world: World) -> None:
     old, new = world.issue(), world.issue()
-    key = retired(world.table.keys[parts(old)[0]], parts(new)[0], NOON, overlap_seconds=3600)
+    key = retire_key(world.table.keys[parts(old)[0]], parts(new)[0], NOON, overlap_seconds=3600)
     world.table.keys[key.key_id] = key
 
     for moment in (NOON, NOON + 1800, NOON + 3599.999):
@@ -878,10 +879,10 @@ def test_a_retired_key_lasts_a_day_or_as_told_30_days_at_most_and_no_longer_than
     world = World()
     key = world.table.keys[parts(world.issue())[0]]
 
-    assert retired(key, "next", NOON).expires_at == NOON + DAY
-    assert retired(key, "next", NOON, overlap_seconds=90 * DAY).expires_at == NOON + 30 * DAY
-    assert retired(key, "next", NOON, overlap_seconds=0).expires_at == NOON
-    assert retired(replace(key, expires_at=NOON + 60), "next", NOON).expires_at == NOON + 60
+    assert retire_key(key, "next", NOON).expires_at == NOON + DAY_SECONDS
+    assert retire_key(key, "next", NOON, overlap_seconds=90 * DAY_SECONDS).expires_at == NOON + 30 * DAY_SECONDS
+    assert retire_key(key, "next", NOON, overlap_seconds=0).expires_at == NOON
+    assert retire_key(replace(key, expires_at=NOON + 60), "next", NOON).expires_at == NOON + 60
 
 
 # The clock.
@@ -897,7 +898,7 @@ async def test_a_hot_key_begins_and_ends_to_the_moment(world: World) -> None:
     assert world.threads.given == 1
 
 
-@pytest.mark.parametrize("leap", [-1e9, -DAY, -3.0, 3.0, DAY, 1e9])
+@pytest.mark.parametrize("leap", [-1e9, -DAY_SECONDS, -3.0, 3.0, DAY_SECONDS, 1e9])
 async def test_a_clock_that_leaps_lets_no_revoked_key_in_for_longer(world: World, leap: float) -> None:
     token = world.issue(not_before=0.0)
     assert await world.lets_in(token)
@@ -917,7 +918,7 @@ async def test_a_clock_that_goes_back_keeps_nobody_out(world: World) -> None:
         assert not await world.lets_in(wrong)
 
     world.table.keys[row.key_id] = row
-    world.clock.now -= DAY
+    world.clock.now -= DAY_SECONDS
 
     assert await world.lets_in(token)
 

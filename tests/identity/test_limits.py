@@ -12,15 +12,15 @@ from asyncgate.parts.faces.http import make_refusal_headers
 from asyncgate.parts.identity.buckets import (
     UNLIMITED,
     Bucket,
-    Verdict,
-    bucket,
+    LimitVerdict,
     buckets_for,
-    exceeded,
-    headers,
+    limit_error,
+    limit_headers,
+    make_bucket,
     task_bucket,
 )
 from asyncgate.parts.identity.limits import open_limits
-from asyncgate.parts.identity.limits.memory import MemoryLimits, steady
+from asyncgate.parts.identity.limits.memory import MemoryLimits, steady_clock
 from asyncgate.parts.model.connection import find_client_address
 from asyncgate.parts.model.settings import Settings, SettingsError, load_settings
 from asyncgate.parts.model.wire import Principal
@@ -196,11 +196,11 @@ def test_a_limit_that_cannot_be_counted_exactly_is_no_bucket() -> None:
         with pytest.raises(ValueError, match="cannot be counted exactly"):
             hourly(limit, burst=burst)
 
-    assert bucket("tenant", "k", 2**53 - 1, 3600).limit > 600_000_000
+    assert make_bucket("tenant", "k", 2**53 - 1, 3600).limit > 600_000_000
 
 
 def test_the_clock_of_a_gate_tells_the_time_and_does_not_run_back() -> None:
-    clock = steady()
+    clock = steady_clock()
 
     times = [clock() for _ in range(1000)]
 
@@ -404,23 +404,23 @@ def test_a_trusted_proxy_that_is_no_network_stops_the_start(said: str) -> None:
 
 # What answers say
 
-REFUSED = Verdict(False, "tenant", f"tenant:{TENANT}:api_calls", 1000, 0, 1_764_000_036, 36, 3600, 35_001)
+REFUSED = LimitVerdict(False, "tenant", f"tenant:{TENANT}:api_calls", 1000, 0, 1_764_000_036, 36, 3600, 35_001)
 
 
 def test_the_headers_are_those_of_the_spec() -> None:
-    assert headers(REFUSED) == [
+    assert limit_headers(REFUSED) == [
         (b"x-ratelimit-limit", b"1000"), (b"x-ratelimit-remaining", b"0"), (b"x-ratelimit-reset", b"1764000036"),
         (b"x-ratelimit-bucket", f"tenant:{TENANT}:api_calls".encode())]
 
 
 def test_an_unlimited_caller_is_told_no_limit() -> None:
-    assert headers(UNLIMITED) == []
+    assert limit_headers(UNLIMITED) == []
 
 
 def test_the_refusal_is_that_of_the_spec() -> None:
     message = "Tenant API call limit exceeded (1000/hour)"
 
-    no = exceeded(REFUSED)
+    no = limit_error(REFUSED)
 
     assert no.status == 429
     assert no.body() == {"error": "rate_limit_exceeded", "message": message, "detail": message, "retry_after": 36,
@@ -437,7 +437,7 @@ def test_the_refusal_is_that_of_the_spec() -> None:
 def test_the_refusal_names_who_what_and_how_long(
     tier: str, counted: str, seconds: int, message: str, window: str
 ) -> None:
-    no = exceeded(msgspec.structs.replace(REFUSED, tier=tier, bucket=counted, window_seconds=seconds))
+    no = limit_error(msgspec.structs.replace(REFUSED, tier=tier, bucket=counted, window_seconds=seconds))
 
     assert (str(no), no.more["window"]) == (message, window)
 

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncgate.parts.identity.buckets import MOST
+from asyncgate.parts.identity.buckets import MOST_CALL_SECONDS
 from asyncgate.parts.identity.limits import UNLIMITED, Bucket, open_limits
 from asyncgate.parts.identity.limits.memory import MemoryLimits
 from asyncgate.parts.identity.limits.redis import RedisLimits
@@ -161,7 +161,7 @@ class Both:
         """Take one step; whoever is refused comes back just before its time, and in time."""
         passed, drawn, cost, times = step
         self.now += passed
-        buckets = [Bucket("tenant", f"{name}:{key}", min(limit, MOST // window), window, burst)
+        buckets = [Bucket("tenant", f"{name}:{key}", min(limit, MOST_CALL_SECONDS // window), window, burst)
                    for key, ((limit, burst), window) in drawn]
         for _ in range(times):
             verdict = await self.take(buckets, cost)

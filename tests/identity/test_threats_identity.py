@@ -21,7 +21,7 @@ from asyncgate import Caller, Engine
 from asyncgate.parts.identity import admin as identity_admin
 from asyncgate.parts.identity import audit as identity_audit
 from asyncgate.parts.identity import keys as identity_keys
-from asyncgate.parts.identity.audit import Auditor, broken
+from asyncgate.parts.identity.audit import Auditor, find_break
 from asyncgate.parts.identity.guard import Accounts, Guard
 from asyncgate.parts.identity.keys import Failures, Proven
 from asyncgate.parts.identity.keys_stored import checksum, generate, parse
@@ -134,12 +134,6 @@ def test_a_named_test_exists(id: str) -> None:
     path, _, name = id.partition("::")
 
     assert name in names_in(path)
-
-
-@pytest.fixture
-async def house(serve: Any) -> House:
-    """A gate that issues keys."""
-    return House(await serve(security=security()))
 
 
 # What no other test proves.
@@ -486,7 +480,7 @@ async def the_chain(house: House) -> bool:
     await house.key()
     await house.audit()
     first, *rest = await house.served.backend.page(HOME, Rows(Audit))
-    return broken([replace(first, event="nothing"), *rest], AuditHead(0, "")) is not None
+    return find_break([replace(first, event="nothing"), *rest], AuditHead(0, "")) is not None
 
 
 async def the_redaction(house: House) -> bool:
@@ -495,7 +489,7 @@ async def the_redaction(house: House) -> bool:
     return key not in str(await house.audit())
 
 
-LINK = identity_audit.link
+LINK = identity_audit.link_line
 GUARDS: dict[str, tuple[Check, Any, str, Any]] = {
     "checksum": (the_checksum, identity_keys, "parse", lambda token: (token[4:16], token[16:59])),
     "secret": (the_secret, identity_keys, "proves", lambda secret, hash: True),
@@ -512,7 +506,7 @@ GUARDS: dict[str, tuple[Check, Any, str, Any]] = {
     "operator": (the_operator, identity_admin, "operator", ignore),
     "home": (the_home, identity_admin, "home", any_home),
     "limits of a key": (the_limits_of_a_key, asyncgate, "keep_within", ignore),
-    "issuer": (the_issuer, identity_admin, "issuer", identity_admin.home),
+    "issuer": (the_issuer, identity_admin, "issuer", identity_admin.target_tenant),
     "limit of calls": (the_limit_of_calls, Guard, "_draw", nothing),
     "limit of tasks": (the_limit_of_tasks, Guard, "creating", uncounted),
     "limit of strangers": (the_limit_of_strangers, Guard, "passing", nothing),

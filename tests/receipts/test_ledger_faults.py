@@ -41,11 +41,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of the gate's database."""
     return database_of(request.param, request.config, tmp_path)

@@ -27,10 +27,10 @@ from asyncgate.parts.model.stored import Event, Lease, Obligation, Receipt, Sche
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts.adoption import Adopter
-from asyncgate.parts.receipts.collected import Collected, from_ledger
-from asyncgate.parts.receipts.files import Header, packed
+from asyncgate.parts.receipts.collected import Collected, collect_from_ledger
+from asyncgate.parts.receipts.files import Header, pack_receipts
 from asyncgate.parts.receipts.reading import Reading
-from asyncgate.parts.receipts.rebuild import Damaged, NotEmpty, Rebuild, choose, require_empty, undamaged
+from asyncgate.parts.receipts.rebuild import Damaged, NotEmpty, Rebuild, choose, require_empty, require_undamaged
 from asyncgate.parts.receipts.sinks import open_sink
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("receipts", ["eventual"], indirect=True)]
@@ -259,9 +259,9 @@ async def test_what_a_worker_stated_itself_comes_back_as_the_step_that_it_was(ga
 async def exported(gate: Gate, path: Path) -> None:
     """Write the receipts of a gate as `asyncgate receipts export` does."""
     sink = open_sink(gate.engine.settings)
-    collected = await from_ledger(sink, gate.tenant_id, lambda rows: None)
+    collected = await collect_from_ledger(sink, gate.tenant_id, lambda rows: None)
     await sink.close()
-    text = packed(Header("asyncgate-receipts", gate.tenant_id), collected.all())
+    text = pack_receipts(Header("asyncgate-receipts", gate.tenant_id), collected.all())
     await asyncio.to_thread(path.write_bytes, text if path.suffix == ".gz" else gzip.decompress(text))
     collected.close()
 
@@ -421,9 +421,9 @@ def test_what_is_collected_is_read_page_by_page_and_what_is_damaged_is_named(tmp
 def undamaged_count(collected: Collected) -> int:
     choose(collected, None)
     with pytest.raises(Damaged) as named:
-        undamaged(collected, skip=False)
+        require_undamaged(collected, skip=False)
     assert "and 2990 more" in str(named.value)
-    return len(undamaged(collected, skip=True))
+    return len(require_undamaged(collected, skip=True))
 
 
 async def test_a_rebuild_leaves_its_name_on_nothing_that_has_ended(gate: Gate, target: str) -> None:
@@ -433,7 +433,7 @@ async def test_a_rebuild_leaves_its_name_on_nothing_that_has_ended(gate: Gate, t
 
     async with opened(target) as backend:
         sink = open_sink(gate.engine.settings)
-        collected = await from_ledger(sink, gate.tenant_id, lambda rows: None)
+        collected = await collect_from_ledger(sink, gate.tenant_id, lambda rows: None)
         choose(collected, None)
         tally = await Rebuild(backend, gate.engine.settings, gate.tenant_id, collected, skeletons=True,
                               told=lambda rows: None).run()

@@ -29,7 +29,7 @@ from asyncgate.parts.model.settings import (
 from asyncgate.parts.receipts.mending import Mender
 from asyncgate.parts.receipts.noticing import Noticer
 from asyncgate.parts.receipts.reading import Reading
-from asyncgate.parts.receipts.reconcile import compare
+from asyncgate.parts.receipts.reconcile import compare_all
 from tests.conftest import PATIENCE_SECONDS, TOKEN, Live, Served
 from tests.support.receiptgate_stand_in import KEY, StandIn, problems, served
 
@@ -518,7 +518,8 @@ async def kinds(gate: Served, mend: Any = None) -> dict[str, int]:
     """Compare the gate with its ledger."""
     assert gate.gate.ledger
     sink = gate.gate.ledger.sink
-    with contextlib.closing(await compare(gate.backend, sink, (), lambda rows: None, [gate.tenant_id], mend)) as found:
+    compared = await compare_all(gate.backend, sink, (), lambda rows: None, [gate.tenant_id], mend)
+    with contextlib.closing(compared) as found:
         return dict(found.counts)
 
 

@@ -14,7 +14,13 @@ from msgspec.structs import replace
 from asyncgate.parts.model.content import to_canonical
 from asyncgate.parts.model.settings import EscalationSettings, EscalationTarget
 from asyncgate.parts.model.stored import Lease, Receipt, Task
-from asyncgate.parts.receipts.sinks.receiptgate_schema import Handed, ledger_receipt, located, plain, sent
+from asyncgate.parts.receipts.sinks.receiptgate_schema import (
+    Handed,
+    first_located,
+    in_dialect_1_0,
+    in_dialect_1_1,
+    ledger_receipt,
+)
 from tests.conftest import Served
 from tests.support.receiptgate_stand_in import problems
 
@@ -38,12 +44,12 @@ def told(receipt: Receipt, task: Task = TASK, lease: Lease | None = None, **more
     """What the ledger is told, once it has been found good in both dialects."""
     kept = ledger_receipt(TENANT, receipt, task, lease, **more)
     assert kept is not None
-    assert problems(json.loads(sent(kept)), "1.1") == []
-    if (older := plain(kept)) is not None:
+    assert problems(json.loads(in_dialect_1_1(kept)), "1.1") == []
+    if (older := in_dialect_1_0(kept)) is not None:
         assert problems(json.loads(older), "1.0") == []
     assert len(kept) < 262_144 - 500
     assert ledger_receipt(TENANT, receipt, task, lease, **more) == kept
-    read: dict[str, Any] = json.loads(sent(kept))
+    read: dict[str, Any] = json.loads(in_dialect_1_1(kept))
     return read
 
 
@@ -180,7 +186,7 @@ def test_the_end_of_a_lease_gives_custody_back_to_the_gate_and_is_nothing_to_dia
     assert (back["phase"], back["escalation_reason"]) == ("escalate", f"lease_{reason}")
     assert (back["from_principal"], back["escalation_to"], back["recipient_ai"]) == ("w1", "svc:gate", "svc:gate")
     assert back["caused_by_receipt_id"] == "r1"
-    assert plain(ledger_receipt(TENANT, lost, TASK) or b"") is None
+    assert in_dialect_1_0(ledger_receipt(TENANT, lost, TASK) or b"") is None
 
 
 def test_the_second_lease_is_a_hand_over_in_1_1_and_an_acceptance_in_1_0() -> None:
@@ -188,7 +194,7 @@ def test_the_second_lease_is_a_hand_over_in_1_1_and_an_acceptance_in_1_0() -> No
     task = replace(TASK, fence=2, status="leased", handed=Handed(1, "x1", None).text)
 
     newer = told(accepted, task, LEASE)
-    older = json.loads(plain(ledger_receipt(TENANT, accepted, task, LEASE) or b"") or b"")
+    older = json.loads(in_dialect_1_0(ledger_receipt(TENANT, accepted, task, LEASE) or b"") or b"")
 
     assert (newer["phase"], newer["from_principal"], newer["escalation_to"]) == ("escalate", "asyncgate", "w2")
     assert newer["caused_by_receipt_id"] == "x1"
@@ -205,8 +211,8 @@ def test_an_acceptance_names_the_cause_in_the_payload_or_else_the_escalation(pay
     accepted = replace(RECEIPT, receipt_id="r2", receipt_type="task.accepted", from_id="w2", body='{"attempt":0}')
     task = replace(TASK, fence=2, payload=json.dumps(payload), handed=Handed(1, "x1", "fallback").text)
 
-    newer, older = told(accepted, task, LEASE), json.loads(plain(ledger_receipt(TENANT, accepted, task, LEASE) or b"")
-                                                           or b"")
+    newer = told(accepted, task, LEASE)
+    older = json.loads(in_dialect_1_0(ledger_receipt(TENANT, accepted, task, LEASE) or b"") or b"")
 
     assert newer["caused_by_receipt_id"] == older["caused_by_receipt_id"] == named
     assert newer["from_principal"] == "fallback"        # custody had gone to whom the task was proposed to
@@ -271,7 +277,7 @@ def test_an_artifact_is_found_in_the_shape_of_every_peer(artifacts: Any, wanted:
 
 
 def test_checksum_and_size_are_told_when_they_are_given() -> None:
-    found = located([{"uri": "a", "etag": "e", "bytes": "12"}])
+    found = first_located([{"uri": "a", "etag": "e", "bytes": "12"}])
 
     assert found is not None
     assert (found.checksum, found.size) == ("e", 12)

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncgate.parts.model.content import to_canonical
-from asyncgate.parts.receipts.sinks.receiptgate_schema import ledger_receipt, plain
+from asyncgate.parts.receipts.sinks.receiptgate_schema import in_dialect_1_0, ledger_receipt
 from tests.receipts.test_receiptgate_schema import ESCALATED, RECEIPT, TASK, completed
 from tests.support.receiptgate_stand_in import FIELDS, KEY, StandIn, problems, served
 
@@ -25,7 +25,7 @@ def sent(phase: str = "complete", dialect: str = "1.1", **changed: Any) -> dict[
     """A good receipt, as it is sent, with something changed."""
     whole = ledger_receipt("default", GOOD[phase], TASK)
     assert whole is not None
-    return {**json.loads(whole if dialect == "1.1" else plain(whole) or b""), **changed}
+    return {**json.loads(whole if dialect == "1.1" else in_dialect_1_0(whole) or b""), **changed}
 
 
 @pytest.mark.parametrize("dialect", ["1.0", "1.1"])

@@ -21,9 +21,9 @@ from asyncgate.parts.receipts.files import (
     MOST_LINE,
     MOST_PROBLEMS,
     TIMES,
-    Held,
     Line,
     Reading,
+    SealedReading,
     Writer,
     decode_line,
 )
@@ -271,7 +271,7 @@ def test_a_file_that_is_not_there_is_said_in_a_line(command: str, tmp_path: Path
 def test_a_file_of_something_else_is_no_file_of_receipts(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"hello\n")
 
-    held = Held(str(tmp_path / "other"))
+    held = SealedReading(str(tmp_path / "other"))
 
     assert list(held.lines()) == [Line()]
     assert any("line 1 is no header" in problem for problem in held.problems)
@@ -292,7 +292,7 @@ def test_a_file_that_unpacks_to_far_more_than_it_is_is_not_read_to_its_end(
         text: bytes, says: str, tmp_path: Path) -> None:
     (path := tmp_path / "bomb.gz").write_bytes(gzip.compress(text, 9))
 
-    held = Held(str(path))
+    held = SealedReading(str(path))
     lines = sum(1 for _ in held.lines())
 
     assert any(says in problem for problem in held.problems), held.problems[:3]

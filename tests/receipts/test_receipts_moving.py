@@ -243,7 +243,7 @@ async def test_the_archive_goes_to_the_ledger_too(moving: Moving, fresh: Kinds, 
         before = await everything(gate)
         await seal(gate.engine, gate.tenant_id)
         gate.skip(60 * 86_400)
-        assert (await archive.run(gate.engine, gate.tenant_id, 5000)).receipts == 4
+        assert (await archive.archive_receipts(gate.engine, gate.tenant_id, 5000)).receipts == 4
         assert len(await rows(gate, Archived)) == 4
 
     good(await moving.push("--database", source, archive__directory=away))

@@ -37,8 +37,8 @@ from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts.collected import Unreadable
 from asyncgate.parts.receipts.mending import Mender
 from asyncgate.parts.receipts.outbox import Ledger
-from asyncgate.parts.receipts.reconcile import KINDS, Difference, compare
-from asyncgate.parts.receipts.seals import digest
+from asyncgate.parts.receipts.reconcile import KINDS, Difference, compare_all
+from asyncgate.parts.receipts.seals import receipt_digest
 from asyncgate.parts.receipts.strict import Strict
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("receipts", ["eventual"], indirect=True)]
@@ -67,8 +67,8 @@ async def stored(gate: Gate) -> list[Any]:
 
 async def found(gate: Gate, mend: Any = None) -> list[Difference]:
     """Compare, and return what differs."""
-    findings = await compare(gate.backend, gate.ledger.sink, {gate.engine.instance}, lambda rows: None,
-                             [gate.tenant_id], mend)
+    findings = await compare_all(gate.backend, gate.ledger.sink, {gate.engine.instance}, lambda rows: None,
+                                 [gate.tenant_id], mend)
     listed = list(findings.all())
     assert sum(findings.counts.values()) == len(listed)
     findings.close()
@@ -175,7 +175,7 @@ async def test_what_is_in_the_archive_here_is_no_difference_unless_somebody_chan
     here = await rows(gate, Receipt)
 
     def pointer(one: Receipt) -> Archived:
-        return Archived(one.receipt_id, one.task_id, one.receipt_type, "segment", 2, digest(one).hex(),
+        return Archived(one.receipt_id, one.task_id, one.receipt_type, "segment", 2, receipt_digest(one).hex(),
                         here[0].receipt_id, json.dumps([offer.task_id]))
 
     def let_go(work: Work) -> None:
@@ -642,7 +642,7 @@ async def test_a_reader_that_breaks_off_in_the_middle_finds_nothing(gate: Gate) 
         called.append("mend")
 
     with pytest.raises(Unreadable):
-        await compare(gate.backend, Broken(), {"asyncgate-1"}, lambda rows: None, [gate.tenant_id], mend)  # type: ignore[arg-type]
+        await compare_all(gate.backend, Broken(), {"asyncgate-1"}, lambda rows: None, [gate.tenant_id], mend)  # type: ignore[arg-type]
     assert called == []
 
 

@@ -24,16 +24,11 @@ from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Receipt, Seal, SealHead
 from asyncgate.parts.receipts.sealing import seal
-from asyncgate.parts.receipts.seals import START, Chain, digest, head_of, sealed
+from asyncgate.parts.receipts.seals import START, SealChain, make_seal, receipt_digest, seal_head
 from asyncgate.parts.upkeep import Upkeep
 
 pytestmark = pytest.mark.anyio
 TENANT = "00000000-0000-0000-0000-000000000000"
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture
@@ -228,17 +223,17 @@ def chained(rows: list[Receipt], size: int) -> list[Seal]:
     head, seals = START, []
     for at in range(0, len(rows), size):
         part = rows[at:at + size]
-        seals.append(sealed(head, [digest(row) for row in part], part[-1].receipt_id, 1.0))
-        head = head_of(seals[-1])
+        seals.append(make_seal(head, [receipt_digest(row) for row in part], part[-1].receipt_id, 1.0))
+        head = seal_head(seals[-1])
     return seals
 
 
 def problems(rows: list[Receipt], seals: list[Seal]) -> list[str]:
-    chain = Chain()
+    chain = SealChain()
     for one in seals:
         chain.add(one)
     for row in rows:
-        chain.see(row.receipt_id, digest(row))
+        chain.see(row.receipt_id, receipt_digest(row))
     return chain.close()
 
 
@@ -255,7 +250,7 @@ def test_any_rows_that_are_not_those_that_were_sealed_are_a_problem(count: int, 
 
 
 async def test_the_time_of_delivery_is_no_part_of_a_receipt() -> None:
-    assert digest(receipt(1)) == digest(receipt(1, delivered_at=5.0))
+    assert receipt_digest(receipt(1)) == receipt_digest(receipt(1, delivered_at=5.0))
 
 
 async def test_a_gate_with_skeletons_seals_exports_and_imports_nothing(gate: Gate) -> None:

@@ -23,7 +23,7 @@ from asyncgate.parts.model.wire import ReceiptRecord
 from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.reading import (
     BODIES_BYTES,
-    PAGE,
+    BODIES_PER_READ,
     SHELF_BYTES,
     SHELVES_BYTES,
     Reading,
@@ -214,7 +214,7 @@ async def test_what_is_remembered_of_a_ledger_is_bounded_and_still_shown_to_the_
     many = [{"receipt_id": f"r{number:04}", "tenant_id": gate.tenant_id, "receipt_type": "plan.made",
              "created_at": "2026-11-22T07:00:00Z", "from": {"kind": "service", "id": "delegate"},
              "to": {"kind": "agent", "id": "ada"}, "parents": [], "body": {"says": "x" * 30_000}}
-            for number in range(PAGE + 50)]
+            for number in range(BODIES_PER_READ + 50)]
     for first in range(0, len(many), 50):
         ledger.call("POST", "/v1/receipts", many[first:first + 50])
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from asyncgate import Needs, Work
 from asyncgate.backends.memory import Memory, Tenant
+from asyncgate.parts.model.overdue import is_stuck
 from asyncgate.parts.model.queries import ObligationFilter, Query, ReceiptFilter, Row
 from asyncgate.parts.model.settings import DatabaseSettings
 from asyncgate.parts.model.stored import Key, Task
@@ -138,6 +139,15 @@ class KeepsOneLine(Memory):
         super()._save(tenant, work)
 
 
+class OverlooksStuckTasks(Memory):
+    """Does not tell upkeep of tasks that wait although their attempts are spent."""
+
+    async def overdue(self, now: float, grace: float, limit: int) -> list[tuple[str, list[str], list[str]]]:
+        """Return the others."""
+        return [(tenant_id, [id for id in tasks if not is_stuck(self.all[tenant_id].tasks[id])], schedules)
+                for tenant_id, tasks, schedules in await super().overdue(now, grace, limit)]
+
+
 class ForgetsSuspensions(Memory):
     """Finds keys, whatever has become of their tenants."""
 
@@ -152,7 +162,8 @@ FAULTS: dict[str, Any] = {
     "loses_renewals": LosesRenewals, "loses_commits": LosesCommits, "shows_others_obligations": ShowsOthersObligations,
     "forgets_discharge": ForgetsDischarge, "reads_stale": ReadsStale, "filters_after_the_limit": FiltersAfterTheLimit,
     "forgets_keys": ForgetsKeys, "ignores_lanes": IgnoresLanes, "keeps_refused_batches": KeepsRefusedBatches,
-    "keeps_one_line": KeepsOneLine, "forgets_suspensions": ForgetsSuspensions}
+    "keeps_one_line": KeepsOneLine, "overlooks_stuck_tasks": OverlooksStuckTasks,
+    "forgets_suspensions": ForgetsSuspensions}
 
 
 BACKEND = Memory

@@ -28,7 +28,7 @@ EXTENSION = "io.modelcontextprotocol/tasks"
 POLL_MS = {"queued": 2000, "leased": 1000, "running": 1000}
 # A failed task has a result, which says so; MCP's "failed" is for broken requests.
 MCP_STATUSES = {"queued": "working", "leased": "working", "running": "working", "succeeded": "completed",
-            "failed": "completed", "canceled": "cancelled"}
+                "failed": "completed", "canceled": "cancelled"}
 MOST_PROGRESS = 500     # characters of progress in a status message
 _record = msgspec.json.Decoder(JsonObject).decode
 

@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from asyncgate.parts.identity.buckets import UNLIMITED, Bucket, Verdict
+from asyncgate.parts.identity.buckets import UNLIMITED, Bucket, LimitVerdict
 from asyncgate.parts.model.settings import Settings
 
-__all__ = ["UNLIMITED", "Bucket", "Limits", "Verdict", "judged", "open_limits"]
+__all__ = ["UNLIMITED", "Bucket", "LimitVerdict", "Limits", "judged", "open_limits"]
 
 
 class Limits(Protocol):
@@ -31,7 +31,7 @@ class Limits(Protocol):
     def degraded(self) -> bool:
         """Whether the shared store is lost, so that this gate counts alone or refuses."""
 
-    async def take(self, buckets: Sequence[Bucket], cost: int = 1) -> Verdict:
+    async def take(self, buckets: Sequence[Bucket], cost: int = 1) -> LimitVerdict:
         """Charge all buckets or none, and say how the deciding one stands; those without a limit are skipped.
 
         Raises LimiterUnavailable when the store is lost and the settings say not to go on without it.
@@ -53,7 +53,8 @@ def open_limits(settings: Settings, *, shared: bool = True) -> Limits:
     return memory.open_limits(settings)
 
 
-def judged(of: Bucket, now: int, wait: int, remaining: int, full_in: int) -> Verdict:
-    """Put into words what a store counted, in milliseconds, of the bucket that decides."""
+def verdict_of(of: Bucket, now: int, wait: int, remaining: int, full_in: int) -> LimitVerdict:
+    """Make the verdict of the deciding bucket from what its store counted; times in milliseconds."""
     reset_at = -(-(now + max(wait, full_in)) // 1000)
-    return Verdict(not wait, of.tier, of.key, of.limit, remaining, reset_at, -(-wait // 1000), of.window_seconds, wait)
+    return LimitVerdict(
+        not wait, of.tier, of.key, of.limit, remaining, reset_at, -(-wait // 1000), of.window_seconds, wait)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from asyncgate.parts.identity.limits import UNLIMITED, Bucket, Limits, Verdict, judged
+from asyncgate.parts.identity.limits import UNLIMITED, Bucket, Limits, LimitVerdict, verdict_of
 from asyncgate.parts.model.settings import Settings
 
 SWEPT = 8       # idle buckets that one call removes at most; more than it can add
@@ -39,29 +39,29 @@ class MemoryLimits:
     def __init__(self, clock: Callable[[], int] | None = None) -> None:
         # Of one window's buckets the least lately charged comes first, which is the first to be as good as new.
         self.kept: defaultdict[int, OrderedDict[str, Level]] = defaultdict(OrderedDict)
-        self.clock = clock or steady()
+        self.clock = clock or steady_clock()
 
     def __len__(self) -> int:
         return sum(map(len, self.kept.values()))
 
-    async def take(self, buckets: Sequence[Bucket], cost: int = 1) -> Verdict:
+    async def take(self, buckets: Sequence[Bucket], cost: int = 1) -> LimitVerdict:
         return self.take_now(buckets, cost)
 
-    def take_now(self, buckets: Sequence[Bucket], cost: int = 1) -> Verdict:
+    def take_now(self, buckets: Sequence[Bucket], cost: int = 1) -> LimitVerdict:
         """Do what `take` does; there is nothing to wait for."""
         now = self.clock()
         self._sweep(now)
         limited = [one for one in buckets if one.limit >= 0]
-        levels = [refilled(one, self.kept[one.window_seconds].get(one.key), now) for one in limited]
+        levels = [refill(one, self.kept[one.window_seconds].get(one.key), now) for one in limited]
         waits = [wait_for(one, level, cost, now) for one, level in zip(limited, levels, strict=True)]
         wait = max(waits, default=0)
         if not wait and cost:
             levels = [self._charged(one, level, cost) for one, level in zip(limited, levels, strict=True)]
-        left = [remaining(one, level) for one, level in zip(limited, levels, strict=True)]
+        left = [room_left(one, level) for one, level in zip(limited, levels, strict=True)]
         if not left:
             return UNLIMITED
         at = waits.index(wait) if wait else left.index(min(left))
-        return judged(limited[at], now, wait, left[at], full_in(limited[at], levels[at]))
+        return verdict_of(limited[at], now, wait, left[at], full_in(limited[at], levels[at]))
 
     async def give_back(self, one: Bucket, cost: int) -> None:
         if (kept := self.kept[one.window_seconds].get(one.key)) is not None:
@@ -89,7 +89,7 @@ class MemoryLimits:
         self.kept.clear()
 
 
-def refilled(one: Bucket, kept: Level | None, now: int) -> Level:
+def refill(one: Bucket, kept: Level | None, now: int) -> Level:
     """Bring a bucket to the present: what it gained, and what has slid out of its windows."""
     window = one.window_seconds * 1000
     full = min(one.limit, one.burst) * window
@@ -110,11 +110,11 @@ def wait_for(one: Bucket, level: Level, cost: int, now: int) -> int:
     if cost > min(one.limit, one.burst):
         return window
     filling = -(-(need - level.tokens) // one.limit) if need > level.tokens else 0
-    wait = max(filling, min(sliding(one, level, cost), window + level.last - level.at))
+    wait = max(filling, min(sliding_wait(one, level, cost), window + level.last - level.at))
     return wait and wait + level.at - now
 
 
-def sliding(one: Bucket, level: Level, cost: int) -> int:
+def sliding_wait(one: Bucket, level: Level, cost: int) -> int:
     """Return the milliseconds until enough has slid out of the windows: of the one before, or else of this one."""
     window, room = one.window_seconds * 1000, one.limit - level.current - cost
     passed = level.at % window
@@ -125,7 +125,7 @@ def sliding(one: Bucket, level: Level, cost: int) -> int:
     return 2 * window - passed - (one.limit - cost) * window // level.current
 
 
-def remaining(one: Bucket, level: Level) -> int:
+def room_left(one: Bucket, level: Level) -> int:
     """Return how many calls a bucket has room for."""
     window = one.window_seconds * 1000
     used = level.previous * (window - level.at % window) + level.current * window
@@ -138,7 +138,7 @@ def full_in(one: Bucket, level: Level) -> int:
     return -(-(min(one.limit, one.burst) * window - level.tokens) // one.limit) if one.limit else window
 
 
-def steady() -> Callable[[], int]:
+def steady_clock() -> Callable[[], int]:
     """Make a clock of epoch milliseconds that nobody can set back."""
     start = time.time() - time.monotonic()
     return lambda: int((start + time.monotonic()) * 1000)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncgate.parts.identity.limits import UNLIMITED, Bucket, Limits, Verdict, judged
+from asyncgate.parts.identity.limits import UNLIMITED, Bucket, Limits, LimitVerdict, verdict_of
 from asyncgate.parts.identity.limits.memory import MemoryLimits
 from asyncgate.parts.model.errors import LimiterUnavailable, StartupError
 from asyncgate.parts.model.settings import Settings
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("asyncgate")
 
-PREFIX = "asyncgate:limits"
+REDIS_PREFIX = "asyncgate:limits"
 RETRY_SECONDS = 5.0
 TRIAL = Bucket("", "trial", 1_000_000, 1, 1_000_000)
 
@@ -141,7 +141,7 @@ def open_limits(settings: Settings) -> RedisLimits:
                        deny=limiting.on_store_failure == "deny")
 
 
-def connect(url: str, timeout_seconds: float) -> Redis:
+def connect_redis(url: str, timeout_seconds: float) -> Redis:
     """Make a client that connects when it is first used, and repeats nothing: a call may have been counted."""
     try:
         from redis.asyncio import Redis
@@ -163,7 +163,7 @@ class RedisLimits:
 
     def __init__(self, url: str, *, gates: int = 1, deny: bool = False, timeout_seconds: float = 0.25,
                  retry_seconds: float = RETRY_SECONDS, clock: Callable[[], int] | None = None) -> None:
-        self.redis, self.gates, self.deny = connect(url, timeout_seconds), gates, deny
+        self.redis, self.gates, self.deny = connect_redis(url, timeout_seconds), gates, deny
         self.timeout_seconds, self.retry_seconds, self.clock = timeout_seconds, retry_seconds, clock
         self.alone, self.degraded, self.try_again_at = MemoryLimits(), False, 0.0
         self.sha = ""
@@ -171,7 +171,7 @@ class RedisLimits:
         self.sending: asyncio.Task[None] | None = None
         self.trying: asyncio.Task[None] | None = None
 
-    async def take(self, buckets: Sequence[Bucket], cost: int = 1) -> Verdict:
+    async def take(self, buckets: Sequence[Bucket], cost: int = 1) -> LimitVerdict:
         limited = [one for one in buckets if one.limit >= 0]
         if not limited:
             return UNLIMITED
@@ -193,18 +193,18 @@ class RedisLimits:
             return await self.alone.give_back(one, cost)
         with contextlib.suppress(*self._failures()):    # a little less is left then, which is no harm
             async with asyncio.timeout(self.timeout_seconds):
-                await self.redis.eval(GIVE_BACK, 1, f"{PREFIX}:{one.window_seconds}:{one.key}",
+                await self.redis.eval(GIVE_BACK, 1, f"{REDIS_PREFIX}:{one.window_seconds}:{one.key}",
                                       min(one.limit, one.burst) * window, cost * window, cost)
 
-    async def _ask(self, buckets: list[Bucket], cost: int) -> Verdict:
+    async def _ask(self, buckets: list[Bucket], cost: int) -> LimitVerdict:
         """Let the store decide; the time limit holds for the whole way there and back."""
-        asked: list[Any] = [len(buckets), *(f"{PREFIX}:{one.window_seconds}:{one.key}" for one in buckets)]
+        asked: list[Any] = [len(buckets), *(f"{REDIS_PREFIX}:{one.window_seconds}:{one.key}" for one in buckets)]
         asked += [self.clock() if self.clock else "", cost]
         for one in buckets:
             asked += [one.limit, one.burst, one.window_seconds * 1000]
         async with asyncio.timeout(self.timeout_seconds):
             deciding, *counted = await self._answer(asked)
-        return judged(buckets[deciding - 1], *counted)
+        return verdict_of(buckets[deciding - 1], *counted)
 
     def _answer(self, asked: list[Any]) -> asyncio.Future[list[int]]:
         answer: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
@@ -272,11 +272,11 @@ class RedisLimits:
         finally:
             self.trying = None
 
-    def _without_the_store(self, buckets: list[Bucket], cost: int) -> Verdict:
+    def _without_the_store(self, buckets: list[Bucket], cost: int) -> LimitVerdict:
         if self.deny:
             raise LimiterUnavailable("the store of the rate limits does not answer; try again",
                                      retry_after=math.ceil(self.retry_seconds))
-        return self.alone.take_now([divided(one, self.gates) for one in buckets], cost)
+        return self.alone.take_now([divide_bucket(one, self.gates) for one in buckets], cost)
 
     async def close(self) -> None:
         tasks = [task for task in (self.sending, self.trying) if task]
@@ -286,7 +286,7 @@ class RedisLimits:
         await self.redis.aclose()
 
 
-def divided(one: Bucket, gates: int) -> Bucket:
+def divide_bucket(one: Bucket, gates: int) -> Bucket:
     """Return a gate's part of a bucket: at least one call, unless there is none to share."""
     if gates == 1 or not one.limit:
         return one

@@ -141,7 +141,7 @@ class Bulk(Protocol):
         """Let the ledger take receipts in this order; return what it refuses.  Raises Outage, and Singly."""
 
 
-def profile_of(settings: Settings) -> str:
+def ledger_profile(settings: Settings) -> str:
     """Return which sink the settings ask for."""
     if settings.receipt_mode == "standalone":
         return "standalone"
@@ -168,5 +168,5 @@ def open_sink(settings: Settings) -> Sink:
     """Open the sink that the settings ask for; raises StartupError where it can lead nowhere."""
     if settings.receipt_mode != "standalone":
         require_address(settings)
-    sink: Sink = import_module(f"asyncgate.parts.receipts.sinks.{profile_of(settings)}").open_sink(settings)
+    sink: Sink = import_module(f"asyncgate.parts.receipts.sinks.{ledger_profile(settings)}").open_sink(settings)
     return sink

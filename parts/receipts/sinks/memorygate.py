@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from asyncgate.parts.model.views import show_receipt, to_utc
 from asyncgate.parts.model.wire import Principal, Problem, ReceiptRecord
-from asyncgate.parts.receipts.calls import BESIDE_BODY, MOST_TOLD, Calls, problem
+from asyncgate.parts.receipts.calls import BESIDE_BODY, MOST_TOLD, Calls, answer_error
 from asyncgate.parts.receipts.sinks import Filed, Garbled, LedgerPage, Missing, Outage, Refusal, Singly
 from asyncgate.parts.receipts.sinks.standalone import NoCustody
 from asyncgate.parts.receipts.wires import LOOK_SECONDS, pace_of
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from asyncgate.parts.receipts.sinks import Bulk, Sink
 
 NO_REFUSALS = {"forbidden", "tenant_mismatch"}      # what a ledger like ours says of the gate's credential
-AT_ONCE = 16            # receipts that are fetched beside one another
+MOST_AT_ONCE = 16            # receipts that are fetched beside one another
 # What ids look like that may stand in an address; of others no server is asked, for they could mean another one to it.
-ID = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._:@~-]{0,199}\Z")
+PLAIN_ID = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._:@~-]{0,199}\Z")
 
 
 class Sent(ReceiptRecord, kw_only=True):
@@ -74,12 +74,12 @@ class AllAnswered(Struct):
 
 T = TypeVar("T")
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-encode = msgspec.json.encode
-issued = msgspec.json.Decoder(Issued).decode
-many = msgspec.json.Decoder(AllAnswered).decode
-listed = msgspec.json.Decoder(Listed).decode
-record = msgspec.json.Decoder(Filed).decode
-rendered = msgspec.json.Decoder(Rendered).decode
+encode_json = msgspec.json.encode
+decode_issued = msgspec.json.Decoder(Issued).decode
+decode_answers = msgspec.json.Decoder(AllAnswered).decode
+decode_page = msgspec.json.Decoder(Listed).decode
+decode_filed = msgspec.json.Decoder(Filed).decode
+decode_rendered = msgspec.json.Decoder(Rendered).decode
 
 
 class MemoryGate(NoCustody):
@@ -94,7 +94,7 @@ class MemoryGate(NoCustody):
         self.home, self.filed_under = settings.default_tenant_id, ours.tenant_id
         token = ours.auth_token or os.environ.get(ours.auth_token_env, "")
         self.pace = pace_of(settings)
-        self.calls, self.fetching = Calls(token, self.pace.most + AT_ONCE), asyncio.Semaphore(AT_ONCE)
+        self.calls, self.fetching = Calls(token, self.pace.most + MOST_AT_ONCE), asyncio.Semaphore(MOST_AT_ONCE)
         self.weight = settings.receipts.max_body_size_bytes + BESIDE_BODY       # of a receipt, at most
 
     def tenant(self, tenant_id: str) -> str:
@@ -105,11 +105,11 @@ class MemoryGate(NoCustody):
         """Return the receipt as it is shown, and its key."""
         view = show_receipt(self.tenant(tenant_id), receipt)
         facts = {name: getattr(view, name) for name in ReceiptRecord.__struct_fields__ if name != "delivered_at"}
-        return encode(Sent(**facts, receipt_key=receipt.receipt_key))
+        return encode_json(Sent(**facts, receipt_key=receipt.receipt_key))
 
     def body(self, content: bytes) -> bytes:
         """Return the body of a rendered receipt."""
-        return bytes(rendered(content).body)
+        return bytes(decode_rendered(content).body)
 
     async def send(self, tenant_id: str, content: bytes) -> None:
         """Store one receipt."""
@@ -117,14 +117,14 @@ class MemoryGate(NoCustody):
 
     async def holds(self, tenant_id: str, content: bytes) -> bool:
         """Whether the ledger has a receipt, by its hash."""
-        ours = record(content)
+        ours = decode_filed(content)
         found = await self._fetch(tenant_id, ours.receipt_id, patience=LOOK_SECONDS)
         return found is not None and found.hash == ours.hash
 
     async def send_many(self, tenant_id: str, contents: list[bytes]) -> list[Refusal | None]:
         """Store many receipts, where the ledger takes a list (20.9)."""
         try:
-            results = many(await self._ask("POST", "", content=b"[" + b",".join(contents) + b"]")).results
+            results = decode_answers(await self._ask("POST", "", content=b"[" + b",".join(contents) + b"]")).results
         except (Refusal, *UNREADABLE) as no:
             raise Singly(str(no)) from None
         if len(results) != len(contents):
@@ -140,15 +140,16 @@ class MemoryGate(NoCustody):
         return [one for one in found if one is not None]
 
     async def _fetch(self, tenant_id: str, receipt_id: str, **more: Any) -> Filed | None:
-        if not ID.match(receipt_id):
+        if not PLAIN_ID.match(receipt_id):
             return None
         about = {"tenant": self.tenant(tenant_id)}
         async with self.fetching:
             try:
-                text = await self._ask("GET", f"/{quoted(receipt_id)}", params=about, most_bytes=self.weight, **more)
+                text = await self._ask(
+                    "GET", f"/{path_segment(receipt_id)}", params=about, most_bytes=self.weight, **more)
             except Missing:
                 return None
-        found = read(record, text)
+        found = read_answer(decode_filed, text)
         if found.receipt_id != receipt_id:
             raise Garbled("the ledger answered with another receipt than it was asked for")
         found.stated_by = None      # that is what the receipt says itself
@@ -156,9 +157,9 @@ class MemoryGate(NoCustody):
 
     async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
         """List receipts in the order of their arrival."""
-        given = {"tenant": self.tenant(tenant_id), "limit": str(of.limit), **principal(of.to), "task_id": of.task_id,
+        given = {"tenant": self.tenant(tenant_id), "limit": str(of.limit), **inbox_query(of.to), "task_id": of.task_id,
                  "receipt_type": of.receipt_type, "asyncgate_instance": of.instance, "since_receipt_id": of.after}
-        found = attributed(read(listed, await self._ask(
+        found = attribute(read_answer(decode_page, await self._ask(
             "GET", "", params={name: value for name, value in given.items() if value is not None},
             most_bytes=of.limit * self.weight)))
         if found.receipts:
@@ -181,7 +182,7 @@ class MemoryGate(NoCustody):
                  "scopes": ["receipts:ack", "receipts:read"], "expires_at": to_utc(until)}
         keys = self.url.removesuffix("/receipts") + "/keys"
         try:
-            return issued(await self._ask("POST", "", at=keys, content=encode(about))).api_key
+            return decode_issued(await self._ask("POST", "", at=keys, content=encode_json(about))).api_key
         except msgspec.DecodeError:
             return None
 
@@ -191,14 +192,14 @@ class MemoryGate(NoCustody):
         answer = await self.calls.ask(verb, (at or self.url) + path, seconds=seconds, **more)
         if answer.status_code == 200 or (answer.status_code in (201, 202, 204) and verb == "POST"):
             return answer.content
-        raise problem(verb, answer)
+        raise answer_error(verb, answer)
 
     async def close(self) -> None:
         """Let the connections go."""
         await self.calls.close()
 
 
-def read(decode: Callable[[bytes], T], text: bytes) -> T:
+def read_answer(decode: Callable[[bytes], T], text: bytes) -> T:
     """Decode what a ledger answered."""
     try:
         return decode(text)
@@ -206,7 +207,7 @@ def read(decode: Callable[[bytes], T], text: bytes) -> T:
         raise Garbled(f"the ledger's answer cannot be read: {wrong}"[:MOST_TOLD]) from None
 
 
-def attributed(page: Listed) -> Listed:
+def attribute(page: Listed) -> Listed:
     """Say of each receipt who stated it, as the ledger does; what a receipt says of itself does not count."""
     known = page.stated_by if len(page.stated_by) == len(page.receipts) else [None] * len(page.receipts)
     for one, by in zip(page.receipts, known, strict=True):
@@ -214,12 +215,12 @@ def attributed(page: Listed) -> Listed:
     return page
 
 
-def principal(to: Principal | None) -> dict[str, str]:
+def inbox_query(to: Principal | None) -> dict[str, str]:
     """Return the query that asks for an inbox."""
     return {"to_id": to.id, **({"to_kind": to.kind} if to.kind else {})} if to else {}
 
 
-def quoted(receipt_id: str) -> str:
+def path_segment(receipt_id: str) -> str:
     """Return an id as a part of a path."""
     from urllib.parse import quote
     return quote(receipt_id, safe="")

@@ -15,20 +15,20 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from asyncgate.parts.receipts.calls import BESIDE_BODY, MOST_TOLD, SMALL, Calls, problem
+from asyncgate.parts.receipts.calls import BESIDE_BODY, MOST_TOLD, SMALL, Calls, answer_error
 from asyncgate.parts.receipts.sinks import Filed, Garbled, LedgerPage, Outage, Refusal
 from asyncgate.parts.receipts.sinks.receiptgate_schema import (
     Handed,
     as_accepted,
-    handed,
+    as_custody_only,
+    handed_after,
+    in_dialect_1_0,
+    in_dialect_1_1,
     ledger_receipt,
-    only_custody,
-    plain,
-    sent,
-    undone,
-    written,
+    undo_acceptance,
+    write_canonical,
 )
-from asyncgate.parts.receipts.wires import LOOK_SECONDS, pace_of, same
+from asyncgate.parts.receipts.wires import LOOK_SECONDS, pace_of, same_receipt
 
 if TYPE_CHECKING:
     from asyncgate.parts.model.queries import EntryFilter
@@ -42,8 +42,8 @@ LIST, MOST_OF_A_TASK = "receiptgate.list_task_receipts", 200
 SUBMIT, LOOK, DIFFERENCE = "receiptgate.submit_receipt", "receiptgate.get_receipt", "obligation_id"
 OF_THE_LEDGER = {"tenant_id", "stored_at"}      # what it says itself, whatever it was sent
 # Codes that say something about the ledger or the credential, and nothing about the receipt.
-AWAY = {"UNAUTHORIZED", "UNAUTHENTICATED", "RATE_LIMITED", "RATE_LIMIT_EXCEEDED", "SERVICE_UNAVAILABLE",
-        "DATABASE_UNAVAILABLE", "UNAVAILABLE", "TIMEOUT"}
+AWAY_CODES = {"UNAUTHORIZED", "UNAUTHENTICATED", "RATE_LIMITED", "RATE_LIMIT_EXCEEDED", "SERVICE_UNAVAILABLE",
+              "DATABASE_UNAVAILABLE", "UNAVAILABLE", "TIMEOUT"}
 NOT_ABOUT_THE_RECEIPT = {"FORBIDDEN", "INTERNAL_ERROR", "UNKNOWN_TOOL"}
 INVALID_PARAMETERS, WITHOUT_ACCEPT = -32602, "ESCALATE_WITHOUT_ACCEPT"
 
@@ -87,11 +87,11 @@ class ReceiptGate:
 
     def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None, by_worker: bool = False) -> str | None:
         """Return what is to be remembered of a task when a receipt takes it away from its worker."""
-        return handed(receipt, task, lease, by_worker)
+        return handed_after(receipt, task, lease, by_worker)
 
     def undone(self, content: bytes, receipt_id: str, at: float) -> bytes | None:
         """Return the receipt that gives an obligation back, or ends it in dialect 1.0, whose lease was not granted."""
-        return undone(content, receipt_id, at, self.source)
+        return undo_acceptance(content, receipt_id, at, self.source)
 
     def taken_back(self, receipt_id: str, task: Task, lease: Lease | None = None) -> str | None:
         """Return that the gate has custody again."""
@@ -99,18 +99,18 @@ class ReceiptGate:
 
     def handover(self, content: bytes) -> bytes | None:
         """Leave the acceptance to the worker; custody that was given back only the gate can hand on."""
-        return only_custody(content)
+        return as_custody_only(content)
 
     def body(self, content: bytes) -> bytes:
         """Return the body of a rendered receipt, as far as it was sent."""
-        return written(json.loads(content)["body"])
+        return write_canonical(json.loads(content)["body"])
 
     async def send(self, tenant_id: str, content: bytes) -> None:
         """Submit one receipt, in the dialect that this ledger was found to speak."""
         dialect = self.dialect
         try:
             await self._submit(content, dialect)
-            self.is_known |= plain(content) is not None     # which either dialect would have been sent
+            self.is_known |= in_dialect_1_0(content) is not None     # which either dialect would have been sent
             return
         except Invalid:
             if not self.detects:
@@ -150,13 +150,13 @@ class ReceiptGate:
 
         Custody that nobody has there cannot be given back, so nothing is amiss; what would be handed on is accepted.
         """
-        receipt = sent(content) if dialect == NEWER else plain(content)
+        receipt = in_dialect_1_1(content) if dialect == NEWER else in_dialect_1_0(content)
         if receipt is None:
             return
         try:
             await self._store(receipt)
         except NobodyAccepted:
-            if plain(content) is None:
+            if in_dialect_1_0(content) is None:
                 return
             if (accepted := as_accepted(content)) is None:
                 raise
@@ -169,13 +169,13 @@ class ReceiptGate:
 
     async def holds(self, tenant_id: str, content: bytes) -> bool:
         """Whether the ledger has a receipt, just as it was sent in one form or another."""
-        forms = [form for form in (sent(content), plain(content), as_accepted(content)) if form is not None]
+        forms = (in_dialect_1_1(content), in_dialect_1_0(content), as_accepted(content))
         about = json.dumps({"receipt_id": json.loads(content)["receipt_id"]}).encode()
         try:
             theirs = await self._call(LOOK, about, LOOK_SECONDS)
         except Refusal:     # it has none of that id
             return False
-        return any(same(form, theirs, OF_THE_LEDGER) for form in forms)
+        return any(same_receipt(form, theirs, OF_THE_LEDGER) for form in forms if form is not None)
 
     async def _call(self, tool: str, arguments: bytes, patience: float = 0.0, most_bytes: int = SMALL) -> Any:
         """Call a tool, with arguments that go in as they are; return its result.  Raises Refusal and Outage."""
@@ -184,14 +184,14 @@ class ReceiptGate:
         seconds = max(self.pace.timeout_seconds, patience)
         answer = await self.calls.ask("POST", self.url, seconds=seconds, most_bytes=most_bytes, content=body)
         if answer.status_code != 200:
-            raise problem("POST", answer)
+            raise answer_error("POST", answer)
         try:
             told = json.loads(answer.content)
             error, result = told.get("error"), told.get("result")
         except (ValueError, AttributeError, RecursionError):
             raise Garbled("the ledger's answer is no JSON-RPC") from None
         if error is not None:
-            raise refusal(error)
+            raise call_error(error)
         return result
 
     async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
@@ -211,14 +211,14 @@ class ReceiptGate:
         await self.calls.close()
 
 
-def refusal(error: Any) -> Exception:
+def call_error(error: Any) -> Exception:
     """Tell a refusal of the receipt from trouble of the ledger, by what a JSON-RPC error says."""
     error = error if isinstance(error, dict) else {"message": str(error)}
     code, more = error.get("code"), error.get("details", error.get("data"))
     said = f"{code}: {error.get('message')}"
     if isinstance(code, int) and code != INVALID_PARAMETERS:
         return Garbled(said[:MOST_TOLD])
-    if isinstance(code, str) and code.upper() in AWAY:
+    if isinstance(code, str) and code.upper() in AWAY_CODES:
         return Outage(said[:MOST_TOLD])
     if isinstance(code, str) and code.upper() in NOT_ABOUT_THE_RECEIPT:
         return Garbled(said[:MOST_TOLD])

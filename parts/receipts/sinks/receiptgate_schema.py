@@ -50,7 +50,7 @@ SOURCE, OLDER = "asyncgate", "older"
 ROOMY = {"inputs": 65_536, "task_body": 102_400, "outcome_text": 102_400, "body": 65_536}
 # If all of them are large, the whole is refused (262,144 bytes is the most): then the repeated ones make room.
 TIGHT = {**ROOMY, "inputs": 49_152, "task_body": 24_576, "outcome_text": 49_152}
-MOST_BYTES, MOST_LINE, MOST_POINTER = 256_000, 4_000, 4_000
+MOST_RECEIPT_BYTES, MOST_LINE, MOST_POINTER = 256_000, 4_000, 4_000
 MOST_PARENTS = 100          # and so metadata, whose ids have 200 characters at most, stays within its 16,384 bytes
 WIDEST_CHARACTER = 13       # bytes, with a blank behind it: what is short even so need not be measured
 
@@ -64,7 +64,7 @@ SIZE = ("artifact_size_bytes", "size_bytes", "bytes", "size")
 INSIDE = ("pointers", "artifacts", "artifact", "items", "files")
 DEEPEST = 8
 # The system's table of types differs from machine to machine, and a guess must not.
-TYPES = {
+MIME_TYPES = {
     "csv": "text/csv", "gif": "image/gif", "gz": "application/gzip", "htm": "text/html", "html": "text/html",
     "jpeg": "image/jpeg", "jpg": "image/jpeg", "json": "application/json", "log": "text/plain", "md": "text/markdown",
     "mp3": "audio/mpeg", "mp4": "video/mp4", "parquet": "application/vnd.apache.parquet", "pdf": "application/pdf",
@@ -73,7 +73,7 @@ TYPES = {
     "yml": "application/yaml", "zip": "application/zip"}
 UNKNOWN_TYPE = "application/octet-stream"
 
-Json = dict[str, Any]
+JsonObject = dict[str, Any]
 _plainly = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 
 
@@ -136,8 +136,8 @@ def ledger_receipt(tenant_id: str, receipt: Receipt, task: Task | None, lease: L
         return None
     for most in (ROOMY, TIGHT):
         how = Telling(task, lease, source, most, digests, custody=True)
-        whole = written(with_older(tenant_id, receipt, how))
-        if len(whole) <= MOST_BYTES:
+        whole = write_canonical(with_older(tenant_id, receipt, how))
+        if len(whole) <= MOST_RECEIPT_BYTES:
             break
     return whole
 
@@ -156,7 +156,7 @@ def gives_back(receipt: Receipt, task: Task) -> bool:
     return receipt.receipt_type == "lease.expired" or again
 
 
-def handed(receipt: Receipt, task: Task, lease: Lease | None, by_worker: bool = False) -> str | None:
+def handed_after(receipt: Receipt, task: Task, lease: Lease | None, by_worker: bool = False) -> str | None:
     """Return what `Task.handed` becomes by a receipt, if custody moves in another way than by our acceptance."""
     fence = lease.fence if lease else task.fence
     before = handed_of(task.handed) if task.handed else None
@@ -170,7 +170,7 @@ def handed(receipt: Receipt, task: Task, lease: Lease | None, by_worker: bool = 
     return None
 
 
-def with_older(tenant_id: str, receipt: Receipt, how: Telling) -> Json:
+def with_older(tenant_id: str, receipt: Receipt, how: Telling) -> JsonObject:
     """Return every field in dialect 1.1, and beside them what 1.0 is told otherwise."""
     newer = fields(tenant_id, receipt, how)
     if gives_back(receipt, how.task):
@@ -182,19 +182,21 @@ def with_older(tenant_id: str, receipt: Receipt, how: Telling) -> Json:
     return {**newer, OLDER: differing} if differing else newer
 
 
-def plain(receipt: bytes) -> bytes | None:
+def in_dialect_1_0(receipt: bytes) -> bytes | None:
     """Return a receipt in dialect 1.0, or None if that has no place for it."""
     known = decode_json(receipt)
     if (otherwise := known.pop(OLDER, {})) is None:
         return None
     known.pop("obligation_id", None)
-    return written(known | otherwise)
+    return write_canonical(known | otherwise)
 
 
-def sent(receipt: bytes) -> bytes:
+def in_dialect_1_1(receipt: bytes) -> bytes:
     """Return a receipt as it is sent in dialect 1.1."""
     known = decode_json(receipt)
-    return receipt if OLDER not in known else written({name: value for name, value in known.items() if name != OLDER})
+    if OLDER not in known:
+        return receipt
+    return write_canonical({name: value for name, value in known.items() if name != OLDER})
 
 
 def as_accepted(receipt: bytes) -> bytes | None:
@@ -202,15 +204,15 @@ def as_accepted(receipt: bytes) -> bytes | None:
     known = decode_json(receipt)
     if (otherwise := known.pop(OLDER, None)) is None or otherwise.get("phase") != "accepted":
         return None
-    return written(known | otherwise)
+    return write_canonical(known | otherwise)
 
 
-def undone(receipt: bytes, receipt_id: str, at: float, source: str) -> bytes | None:
+def undo_acceptance(receipt: bytes, receipt_id: str, at: float, source: str) -> bytes | None:
     """Return what undoes an acceptance whose lease was never granted: custody goes back, and 1.0 is told of an end."""
     known = decode_json(receipt)
     if known["metadata"]["receipt_type"] != "task.accepted":
         return None
-    worker, told, when = known["for_principal"], known["receipt_id"], moment(at)
+    worker, told, when = known["for_principal"], known["receipt_id"], rfc3339(at)
     lost = {"reason": NOT_GRANTED}
     common = {**known, **NO_OUTCOME, **NO_ESCALATION, "receipt_id": receipt_id, "dedupe_key": f"undo {told}",
               "caused_by_receipt_id": told, "from_principal": worker, "for_principal": worker, "created_at": when,
@@ -221,16 +223,16 @@ def undone(receipt: bytes, receipt_id: str, at: float, source: str) -> bytes | N
     ended = {**NO_ESCALATION, "phase": "complete", "status": "canceled", "completed_at": when,
              "outcome_kind": "response_text", "outcome_text": NOT_GRANTED,
              "recipient_ai": known.get(OLDER, {}).get("recipient_ai", known["recipient_ai"])}
-    return written({**common, **back, OLDER: ended})
+    return write_canonical({**common, **back, OLDER: ended})
 
 
-def only_custody(receipt: bytes) -> bytes | None:
+def as_custody_only(receipt: bytes) -> bytes | None:
     """Return a hand-over that is nothing where no custody is kept; None of what is none."""
     known = decode_json(receipt)
-    return written({**known, OLDER: None}) if known["phase"] == "escalate" else None
+    return write_canonical({**known, OLDER: None}) if known["phase"] == "escalate" else None
 
 
-def written(receipt: Json) -> bytes:
+def write_canonical(receipt: JsonObject) -> bytes:
     """Write a receipt in the one way that it is always written."""
     try:
         return to_canonical(receipt)
@@ -238,25 +240,25 @@ def written(receipt: Json) -> bytes:
         return _plainly(receipt).encode()
 
 
-def fields(tenant_id: str, receipt: Receipt, how: Telling) -> Json:
+def fields(tenant_id: str, receipt: Receipt, how: Telling) -> JsonObject:
     """Return every field that the schema requires."""
     task, most = how.task, how.most
     phase, status = phase_of(receipt, how)
-    body, terms, at = read(receipt.body), decode_terms(task.terms), moment(receipt.created_at)
+    body, terms, at = read_stored(receipt.body), decode_terms(task.terms), rfc3339(receipt.created_at)
     common = {
         "schema_version": "1.0", "obligation_id": task.duty, "tenant_id": tenant_id, "receipt_id": receipt.receipt_id,
         "task_id": task.task_id, "parent_task_id": "NA", "dedupe_key": receipt.receipt_key,
-        "caused_by_receipt_id": cause(receipt, how), "attempt": body.get("attempt", task.attempt),
+        "caused_by_receipt_id": cause_id(receipt, how), "attempt": body.get("attempt", task.attempt),
         "source_system": how.source, "recipient_ai": task.principal_ai, "trust_domain": "default", "phase": phase,
         "status": status, "realtime": False, "retry_requested": False, "created_at": at, "stored_at": at,
         "started_at": None, "completed_at": None, "read_at": None, "archived_at": None,
-        "body": hashed(receipt.body) if how.digests else enclosed(receipt.body, body, most["body"]),
-        "metadata": metadata(receipt)}
-    made = common | parties(receipt, body, how) | work(terms, how) | NO_OUTCOME | NO_ESCALATION
+        "body": hash_stand_in(receipt.body) if how.digests else enclose(receipt.body, body, most["body"]),
+        "metadata": metadata_fields(receipt)}
+    made = common | party_fields(receipt, body, how) | work_fields(terms, how) | NO_OUTCOME | NO_ESCALATION
     if phase == "complete":
-        started = None if task.started_at is None else moment(task.started_at)
-        made |= {"started_at": started, "completed_at": at} | outcome(body, most["outcome_text"], how.digests)
-    return made | (escalation(receipt, body, how) if phase == "escalate" else {})
+        started = None if task.started_at is None else rfc3339(task.started_at)
+        made |= {"started_at": started, "completed_at": at} | ending_fields(body, most["outcome_text"], how.digests)
+    return made | (escalation_fields(receipt, body, how) if phase == "escalate" else {})
 
 
 def phase_of(receipt: Receipt, how: Telling) -> tuple[str, str]:
@@ -265,7 +267,7 @@ def phase_of(receipt: Receipt, how: Telling) -> tuple[str, str]:
     return ("escalate", "NA") if handover or gives_back(receipt, how.task) else PHASES[receipt.receipt_type]
 
 
-def cause(receipt: Receipt, how: Telling) -> str:
+def cause_id(receipt: Receipt, how: Telling) -> str:
     """Name the receipt at the ledger that caused one: of an acceptance the task's own cause or the escalation before.
 
     All else was caused by the acceptance of the lease that it is about.
@@ -279,7 +281,7 @@ def cause(receipt: Receipt, how: Telling) -> str:
     return read_cause(how.task.payload) or (before.receipt_id if before and known else "") or "NA"
 
 
-def parties(receipt: Receipt, body: Json, how: Telling) -> dict[str, str]:
+def party_fields(receipt: Receipt, body: JsonObject, how: Telling) -> dict[str, str]:
     """Say who promises what to whom: the owner hands over to the worker, and from then on the worker answers."""
     task, before = how.task, how.handed
     if receipt.receipt_type == "task.accepted":
@@ -293,30 +295,32 @@ def parties(receipt: Receipt, body: Json, how: Telling) -> dict[str, str]:
     return {"from_principal": worker, "for_principal": worker}
 
 
-def work(terms: Terms, how: Telling) -> Json:
+def work_fields(terms: Terms, how: Telling) -> JsonObject:
     """Say what the work is; the same in every receipt of a task."""
     task, most = how.task, how.most
-    payload = None if task.payload == "null" else hashed(task.payload) if how.digests else read(task.payload)
+    payload = None if task.payload == "null" else (
+        hash_stand_in(task.payload) if how.digests else read_stored(task.payload))
     said = {"payload_pointer": task.payload_pointer, "payload": payload}
     inputs = {name: value for name, value in said.items() if value is not None}
-    if not is_short(task.payload + (task.payload_pointer or ""), most["inputs"]) and weight(inputs) > most["inputs"]:
-        inputs["payload"] = hashed(task.payload)
+    limit = most["inputs"]
+    if not is_short(task.payload + (task.payload_pointer or ""), limit) and most_bytes_of(inputs) > limit:
+        inputs["payload"] = hash_stand_in(task.payload)
     kind = terms.expected_outcome_kind
-    told = written(payload).decode() if how.digests and payload is not None else task.payload
+    told = write_canonical(payload).decode() if how.digests and payload is not None else task.payload
     text = terms.instructions or ("" if payload is None else told) or task.payload_pointer or "TBD"
-    return {"task_type": task.type, "task_summary": clipped(summary(task, terms), MOST_LINE), "inputs": inputs,
-            "task_body": clipped(text, most["task_body"]),
+    return {"task_type": task.type, "task_summary": clip(summary_of(task, terms), MOST_LINE), "inputs": inputs,
+            "task_body": clip(text, most["task_body"]),
             "expected_outcome_kind": kind if kind in OUTCOME_KINDS else "NA",
             "expected_artifact_mime": terms.expected_artifact_mime or "NA"}
 
 
-def summary(task: Task, terms: Terms) -> str:
+def summary_of(task: Task, terms: Terms) -> str:
     """Say in a line what the task is; an accepted one must not leave that to be decided."""
     said = (terms.task_summary or "", task.type, f"task {task.task_id}")
     return next(text for text in said if text.strip() not in SENTINELS)
 
 
-def metadata(receipt: Receipt) -> Json:
+def metadata_fields(receipt: Receipt) -> JsonObject:
     """Say what of a receipt has no field of its own."""
     return {"receipt_type": receipt.receipt_type, "lease_id": receipt.lease_id, "hash": receipt.hash,
             "parents": receipt.parents[:MOST_PARENTS], "from_kind": receipt.from_kind, "from_id": receipt.from_id,
@@ -325,22 +329,23 @@ def metadata(receipt: Receipt) -> Json:
 
 # How it ended, or whom it is proposed to.
 
-NO_OUTCOME: Json = {
+NO_OUTCOME: JsonObject = {
     "outcome_kind": "NA", "outcome_text": "NA", "artifact_location": "NA", "artifact_pointer": "NA",
     "artifact_checksum": "NA", "artifact_size_bytes": 0, "artifact_mime": "NA"}
-NO_ESCALATION: Json = {"escalation_class": "NA", "escalation_reason": "NA", "escalation_to": "NA"}
+NO_ESCALATION: JsonObject = {"escalation_class": "NA", "escalation_reason": "NA", "escalation_to": "NA"}
 TOLD = ("result_summary", "result_payload", "result_sha256", "result_bytes", "error", "error_sha256", "error_bytes",
         "how_to_retrieve", "delivery_proof", "reason")
 CONTENT = ("result_summary", "result_payload", "error", "delivery_proof", "artifacts", "reason")
 
 
-def outcome(body: Json, most: int, digests: bool = False) -> Json:
+def ending_fields(body: JsonObject, most: int, digests: bool = False) -> JsonObject:
     """Say how a task ended; what looks like a pointer and is not enough of one is told as text instead."""
-    where = located(body.get("artifacts"))
+    where = first_located(body.get("artifacts"))
     told = {name: body[name] for name in (*TOLD, *(() if where else ("artifacts",))) if body.get(name) is not None}
     if digests:
-        told = {name: hashed(written(value).decode()) if name in CONTENT else value for name, value in told.items()}
-    said = {"outcome_text": clipped(text_of(told), most)} if told else {}
+        told = {name: hash_stand_in(write_canonical(value).decode()) if name in CONTENT else value
+                for name, value in told.items()}
+    said = {"outcome_text": clip(text_of(told), most)} if told else {}
     if where is None:
         return {**NO_OUTCOME, **said, "outcome_kind": "response_text" if told else "none"}
     return {**NO_OUTCOME, **said, "outcome_kind": "mixed" if told else "artifact_pointer",
@@ -348,15 +353,15 @@ def outcome(body: Json, most: int, digests: bool = False) -> Json:
             "artifact_checksum": where.checksum, "artifact_size_bytes": where.size}
 
 
-def text_of(told: Json) -> str:
+def text_of(told: JsonObject) -> str:
     """Write what was told: a single text as it is, all else as JSON."""
     (only, *more) = told.values()
     if not more and isinstance(only, str) and only.strip() not in SENTINELS:
         return only
-    return written(told).decode()
+    return write_canonical(told).decode()
 
 
-def escalation(receipt: Receipt, body: Json, how: Telling) -> Json:
+def escalation_fields(receipt: Receipt, body: JsonObject, how: Telling) -> JsonObject:
     """Say to whom custody goes, and why; all of it is a matter of policy (lease protocol)."""
     to, why = how.source, TRIED_AGAIN
     if receipt.receipt_type == "task.accepted":
@@ -371,12 +376,12 @@ def escalation(receipt: Receipt, body: Json, how: Telling) -> Json:
 # What artifacts say, in every shape that peers send them in.
 
 
-def located(artifacts: Any) -> Pointer | None:
+def first_located(artifacts: Any) -> Pointer | None:
     """Return the first artifact that says where it lies."""
     return next((found for one in candidates(artifacts) if (found := pointer_of(one)) is not None), None)
 
 
-def candidates(value: Any, depth: int = 0) -> Iterator[str | Json]:
+def candidates(value: Any, depth: int = 0) -> Iterator[str | JsonObject]:
     """Yield what may be an artifact, from the outside in."""
     if isinstance(value, list | tuple) and depth < DEEPEST:
         for one in value:
@@ -389,23 +394,23 @@ def candidates(value: Any, depth: int = 0) -> Iterator[str | Json]:
             yield from candidates(value.get(name), depth + 1)
 
 
-def pointer_of(one: str | Json) -> Pointer | None:
+def pointer_of(one: str | JsonObject) -> Pointer | None:
     """Read one artifact; None when it does not say where it lies."""
     if isinstance(one, str):
         one = {"uri": one}
-    pointer = first(one, POINTER, MOST_POINTER)
+    pointer = first_text(one, POINTER, MOST_POINTER)
     if pointer is None:
         return None
     inner = one.get("metadata")
     more = {**(inner if isinstance(inner, dict) else {}), **one}
-    if "/" in (kind := first(more, ("type",)) or ""):       # some say there what others call mime
-        more = {**more, "type": None, "mime_type": first(more, MIME) or kind}
-    mime = first(more, MIME) or guessed(pointer)
-    where = next((text for name in LOCATION if (text := first(more, (name,))) not in (None, pointer)), None)
-    return Pointer(pointer, where or scheme(pointer), mime, first(more, CHECKSUM) or "NA", size(more))
+    if "/" in (kind := first_text(more, ("type",)) or ""):       # some say there what others call mime
+        more = {**more, "type": None, "mime_type": first_text(more, MIME) or kind}
+    mime = first_text(more, MIME) or guess_type(pointer)
+    where = next((text for name in LOCATION if (text := first_text(more, (name,))) not in (None, pointer)), None)
+    return Pointer(pointer, where or scheme_of(pointer), mime, first_text(more, CHECKSUM) or "NA", size_of(more))
 
 
-def first(one: Json, names: tuple[str, ...], most: int = 400) -> str | None:
+def first_text(one: JsonObject, names: tuple[str, ...], most: int = 400) -> str | None:
     """Return the first of these that is a text that says something."""
     for name in names:
         text = one.get(name)
@@ -414,7 +419,7 @@ def first(one: Json, names: tuple[str, ...], most: int = 400) -> str | None:
     return None
 
 
-def size(one: Json) -> int:
+def size_of(one: JsonObject) -> int:
     """Return how many bytes an artifact has, if it says so; 0 is unknown."""
     for name in SIZE:
         said = one.get(name)
@@ -425,27 +430,27 @@ def size(one: Json) -> int:
     return 0
 
 
-def scheme(pointer: str) -> str:
+def scheme_of(pointer: str) -> str:
     """Return what kind of place a pointer leads to."""
     found = re.match("([A-Za-z][A-Za-z0-9+.-]{1,40}):", pointer)
     return found[1].lower() if found else "file"
 
 
-def guessed(pointer: str) -> str:
+def guess_type(pointer: str) -> str:
     """Guess the type of what lies there from how it is called."""
     name = re.split("[?#]", pointer)[0].rpartition("/")[2]
-    return TYPES.get(name.rpartition(".")[2].lower(), UNKNOWN_TYPE) if "." in name else UNKNOWN_TYPE
+    return MIME_TYPES.get(name.rpartition(".")[2].lower(), UNKNOWN_TYPE) if "." in name else UNKNOWN_TYPE
 
 
 # Sizes and times.
 
 
-def weight(value: Any) -> int:
+def most_bytes_of(value: Any) -> int:
     """Return how many bytes a value takes at most."""
     return len(json.dumps(value))
 
 
-def hashed(text: str) -> Json:
+def hash_stand_in(text: str) -> JsonObject:
     """Stand in for JSON that is too long."""
     whole = text.encode()
     return {"truncated": True, "sha256": hashlib.sha256(whole).hexdigest(), "bytes": len(whole)}
@@ -458,32 +463,32 @@ def is_short(text: str, most: int) -> bool:
 
 def fits(text: str, most: int) -> bool:
     """Whether a text is within the limit."""
-    return is_short(text, most) or weight(text) <= most
+    return is_short(text, most) or most_bytes_of(text) <= most
 
 
-def enclosed(text: str, value: Json, most: int) -> Json:
+def enclose(text: str, value: JsonObject, most: int) -> JsonObject:
     """Return an object that a text is, or what stands in for one that is too long."""
-    return value if is_short(text, most) or weight(value) <= most else hashed(text)
+    return value if is_short(text, most) or most_bytes_of(value) <= most else hash_stand_in(text)
 
 
-def clipped(text: str, most: int) -> str:
+def clip(text: str, most: int) -> str:
     """Cut a text that is too long, and say so with the hash of the whole."""
     if fits(text, most):
         return text
     whole = text.encode()
     mark = f" [cut: {len(whole)} bytes, sha256 {hashlib.sha256(whole).hexdigest()}]"
-    room = bisect_right(range(min(len(text), most)), most, key=lambda length: weight(text[:length] + mark))
+    room = bisect_right(range(min(len(text), most)), most, key=lambda length: most_bytes_of(text[:length] + mark))
     return text[:max(room - 1, 0)] + mark
 
 
-def read(text: str) -> Any:
+def read_stored(text: str) -> Any:
     """Read stored JSON, or stand in for what this reader cannot take, such as an integer of a thousand digits."""
     try:
         return decode_json(text)
     except (ValueError, RecursionError):
-        return hashed(text)
+        return hash_stand_in(text)
 
 
-def moment(seconds: float) -> str:
+def rfc3339(seconds: float) -> str:
     """Write a stored time as RFC 3339."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,99 @@
+"""What upkeep must look at: a database finds what the law calls overdue, and nothing else (H.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any, NamedTuple
+
+import pytest
+from msgspec.structs import replace
+
+from asyncgate import Needs, Work
+from asyncgate.conformance.harness import Gate
+from asyncgate.parts.model.overdue import has_passed, is_overdue
+from asyncgate.parts.model.stored import ACTIVE, TERMINAL, Lease, Schedule, Task
+
+pytestmark = pytest.mark.anyio
+GRACE = 5.0
+NEVER: list[float | None] = [None]
+AROUND: list[float] = [-1.0, 0.0, 1.0]      # seconds from the moment at which something begins to be overdue
+
+
+class Case(NamedTuple):
+    """A task as it may be stored."""
+
+    status: str
+    attempt: int
+    deadline: float | None
+    ends: float | None          # of its lease, which is live while the task is under way
+
+
+def cases() -> Iterator[Case]:
+    """Yield tasks in every state, around every moment that counts."""
+    for status in (*sorted(TERMINAL | ACTIVE), "queued"):
+        leases = [end - GRACE for end in AROUND] if status in ACTIVE else [None, -100.0]
+        yield from (Case(status, *rest) for rest in product((0, 2, 3, 4), [*NEVER, *AROUND], leases))
+
+
+async def template(gate: Gate) -> Task:
+    """Return a task with three attempts, whose rows are changed below."""
+    found = await gate.backend.task(gate.tenant_id, await gate.create(max_attempts=3))
+    assert found is not None
+    return found[0]
+
+
+def lease_of(task: Task, case: Case, lease_id: str, now: float) -> Lease | None:
+    """Return the lease that a task has in a case."""
+    if case.ends is None:
+        return None
+    return Lease(task.task_id, lease_id, "worker", "w1", None, 1, now - 200.0, now + case.ends, 0, "r-1", None,
+                 "live" if case.status in ACTIVE else "expired", 60)
+
+
+async def found_by(gate: Gate, now: float) -> tuple[list[str], list[str]]:
+    """Return which tasks and schedules of a tenant the database finds overdue."""
+    rows = await gate.backend.overdue(now, GRACE, 10_000)
+    mine = [(tasks, schedules) for tenant_id, tasks, schedules in rows if tenant_id == gate.tenant_id]
+    assert len(mine) <= 1
+    return (sorted(mine[0][0]), sorted(mine[0][1])) if mine else ([], [])
+
+
+async def test_a_database_finds_the_tasks_that_the_law_calls_overdue(gate: Gate) -> None:
+    kind, now, wanted = await template(gate), float(int(gate.now())), dict[str, Case]()
+
+    def store(work: Work) -> None:
+        wanted.clear()
+        for case in cases():
+            deadline = None if case.deadline is None else now + case.deadline
+            task = replace(kind, task_id=work.new_id(), status=case.status, attempt=case.attempt, deadline_at=deadline)
+            lease = lease_of(task, case, work.new_lease_id(), now)
+            work.add(task, frozenset())
+            if lease is not None:
+                work.hold(lease)
+            if is_overdue(task, lease, now, GRACE):
+                wanted[task.task_id] = case
+
+    await gate.backend.transact(gate.tenant_id, Needs(), store)
+    found, schedules = await found_by(gate, now)
+
+    assert 0 < len(wanted) < len(list(cases()))
+    assert [wanted[id] for id in wanted if id not in found] == []
+    assert [id for id in found if id not in wanted] == []
+    assert schedules == []
+
+
+async def test_a_database_finds_the_schedules_that_the_law_calls_late(gate: Gate) -> None:
+    now = float(int(gate.now()))
+    kept: list[Any] = [Schedule(f"s{number}", "agent", "ada", "agent", "ada", "r-1", True, now, 1.0,
+                                None if late is None else now + late) for number, late in enumerate([*NEVER, *AROUND])]
+
+    def store(work: Work) -> None:
+        for schedule in kept:
+            work.keep(schedule)
+
+    await gate.backend.transact(gate.tenant_id, Needs(), store)
+
+    late = [one.schedule_id for one in kept if has_passed(one.late_at, now)]
+    assert await found_by(gate, now) == ([], late)
+    assert late == ["s1", "s2"]

@@ -1,0 +1,43 @@
+"""When a lease ends, and what upkeep must look at (H.7): the one place that says so.
+
+Databases say the same in SQL, to find it among all tenants; the conformance suite compares (test_overdue.py).
+"""
+
+from __future__ import annotations
+
+from asyncgate.parts.model.stored import ACTIVE, TERMINAL, Lease, Task
+
+
+def alive(lease: Lease | None, now: float, grace: float) -> bool:
+    """Whether a lease still protects its task; it ends at its time, whether or not the sweep has seen it."""
+    return lease is not None and lease.ending == "live" and lease.expires_at + grace > now
+
+
+def is_spent(task: Task, attempt: int) -> bool:
+    """Whether a task has failed as often as it may, with so many failures."""
+    return attempt >= task.max_attempts
+
+
+def is_stuck(task: Task) -> bool:
+    """Whether a task is queued although its attempts are spent: nothing should have queued it."""
+    return task.status == "queued" and is_spent(task, task.attempt)
+
+
+def is_lost(task: Task, lease: Lease | None, now: float, grace: float) -> bool:
+    """Whether the lease of a task has run out."""
+    return task.status in ACTIVE and lease is not None and not alive(lease, now, grace)
+
+
+def has_passed(moment: float | None, now: float) -> bool:
+    """Whether there was a moment at which something is late, and it has come."""
+    return moment is not None and moment <= now
+
+
+def is_late(task: Task, now: float) -> bool:
+    """Whether the deadline of a task has passed and it has not ended."""
+    return task.status not in TERMINAL and has_passed(task.deadline_at, now)
+
+
+def is_overdue(task: Task, lease: Lease | None, now: float, grace: float) -> bool:
+    """Whether upkeep must look at a task (H.7)."""
+    return is_lost(task, lease, now, grace) or is_late(task, now) or is_stuck(task)
