@@ -41,7 +41,7 @@ def integrated(settings: Settings) -> Settings:
 def push(configured: Configured, file: str | None, tenants: tuple[str, ...], after: str, as_json: bool) -> None:
     """Send all receipts of a gate, or of an exported FILE, to the ledger of the settings.
 
-    The way from standalone into a ledger: memorygate.url says where it is, whatever receipt_mode still says.  All
+    The way from standalone into a ledger: ledger.url says where it is, whatever receipt_mode still says.  All
     tenants go, oldest receipts first, with those in the archive; the database is only read, and the gate may go on
     meanwhile.  What it writes then is not sent: stop it for the last push.
 

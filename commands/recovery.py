@@ -27,8 +27,8 @@ READING_MS = 30_000     # nobody waits for what is read here
 
 def patient(settings: Settings) -> Settings:
     """Return the settings with a wait for the ledger that a whole page may take."""
-    ours = settings.memorygate
-    return replace(settings, memorygate=replace(ours, timeout_ms=max(ours.timeout_ms, READING_MS)))
+    ours = settings.ledger
+    return replace(settings, ledger=replace(ours, timeout_ms=max(ours.timeout_ms, READING_MS)))
 
 
 def sink_of(settings: Settings, *, whole: bool = True) -> Any:

@@ -32,7 +32,7 @@ from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.model.errors import Refused
 from asyncgate.parts.model.news import News
 from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.settings import ArchiveSettings, MemoryGate, Settings
+from asyncgate.parts.model.settings import ArchiveSettings, LedgerSettings, Settings
 from asyncgate.parts.model.stored import RECORDS, Entry, LedgerMark, Task, Usage, export_key
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts import archive
@@ -106,7 +106,7 @@ async def fill(backend: Any) -> None:
 async def keep_books(gate: Gate) -> None:
     """Leave a receipt that waits for a ledger, one that somebody has stored here, and the place of a reader."""
     gate.engine.extend(Ledger(Engine(gate.backend, Settings(
-        receipt_mode="memorygate_integrated", memorygate=MemoryGate(url="http://127.0.0.1:9")))))
+        receipt_mode="memorygate_integrated", ledger=LedgerSettings(url="http://127.0.0.1:9")))))
     await gate.as_agent().cancel_task(task_id=await gate.create(type="told elsewhere"))
     gate.engine.withdraw(gate.ledger)
 

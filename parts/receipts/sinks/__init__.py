@@ -150,18 +150,18 @@ def ledger_profile(settings: Settings) -> str:
 
 def require_address(settings: Settings) -> None:
     """See that the settings say where the ledger is."""
-    ours = settings.memorygate
+    ours = settings.ledger
     if ours.auth_token_env and not (ours.auth_token or os.environ.get(ours.auth_token_env)):
-        raise StartupError(f"memorygate.auth_token_env names the variable {ours.auth_token_env}, which is not set: set "
+        raise StartupError(f"ledger.auth_token_env names the variable {ours.auth_token_env}, which is not set: set "
                            "it to the ledger's token, or unset the setting")
     if not ours.url:
-        raise StartupError(f"receipt_mode {settings.receipt_mode} needs memorygate.url: where is the ledger?")
+        raise StartupError(f"receipt_mode {settings.receipt_mode} needs ledger.url: where is the ledger?")
     try:
         at = urlsplit(ours.url)
     except ValueError as wrong:
-        raise StartupError(f"memorygate.url: {wrong}") from None
+        raise StartupError(f"ledger.url: {wrong}") from None
     if at.scheme not in ("http", "https") or not at.hostname:
-        raise StartupError("memorygate.url is no address of a ledger: it begins with http:// or https:// and a host")
+        raise StartupError("ledger.url is no address of a ledger: it begins with http:// or https:// and a host")
 
 
 def open_sink(settings: Settings) -> Sink:
