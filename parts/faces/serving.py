@@ -12,15 +12,11 @@ from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Ask
 
 
-class Serving(Protocol):
-    """An open gate, as its façades see it."""
+class Doorkeeper(Protocol):
+    """Resolves requests to callers, counts their calls and audits refusals."""
 
-    settings: Settings
-    engine: Engine
-    operations: dict[str, Operation]
-
-    async def admit(self, scope: Scope, op: Operation | None = None, headers: Headers | None = None) -> Caller:
-        """Return the caller of a request, and count the call if the operation is known."""
+    async def resolve(self, scope: Scope, op: Operation | None = None, headers: Headers | None = None) -> Caller:
+        """Return the caller of a request, and count the call if its operation is known."""
 
     async def known(self, headers: Headers) -> Caller:
         """Return the caller of a credential without counting a call."""
@@ -28,14 +24,26 @@ class Serving(Protocol):
     async def meter(self, scope: Scope, caller: Caller, op: Operation | None) -> None:
         """Count a call; `op` is None if it calls no operation; raises RateLimitExceeded."""
 
-    async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
-        """Carry out one operation."""
-
     def refused(self, scope: Scope, no: GateError, ask: Ask | None = None) -> None:
         """Audit the refusal of a request if it concerns security."""
 
     def refused_call(self, caller: Caller, no: GateError, operation: str, ask: Ask | None = None) -> None:
         """Audit the refusal of one call of a request that may hold several."""
+
+
+class Serving(Protocol):
+    """An open gate, as its faces see it."""
+
+    settings: Settings
+    engine: Engine
+    operations: dict[str, Operation]
+
+    @property
+    def guard(self) -> Doorkeeper:
+        """Return who lets requests in."""
+
+    async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
+        """Carry out one operation."""
 
     async def send(self, send: Send, scope: Scope, status: int, body: bytes, more: Iterable[tuple[bytes, bytes]] = (),
                    type: tuple[bytes, bytes] = ...) -> None:
