@@ -29,6 +29,7 @@ from asyncgate.parts.receipts.mending import Mender
 from asyncgate.parts.receipts.noticing import Noticer
 from asyncgate.parts.receipts.reading import Reading
 from asyncgate.parts.receipts.reconcile import compare_all
+from asyncgate.parts.receipts.strict import Strict
 from tests.conftest import PATIENCE_SECONDS, TOKEN, Live, Served
 from tests.support.receiptgate_stand_in import KEY, StandIn, problems, served
 
@@ -373,7 +374,9 @@ async def test_who_claims_at_once_at_a_slow_ledger_holds_there_what_it_was_grant
     for _ in range(12):
         await gate.post("/v1/tasks", {"type": "demo", "agent_id": "ada", "payload": {}})
     ledger.serial_seconds = 0.04
-    gate.engine.batches.transact.__self__.wires.limit = 16.0
+    strict = gate.engine.extension(Strict)
+    assert strict
+    strict.wires.limit = 16.0
 
     await asyncio.gather(*(gate.call("POST", "/v1/leases/claim", {"worker_id": f"w{n}"}) for n in range(12)))
     ledger.serial_seconds = 0.0

@@ -17,7 +17,7 @@ from asyncgate import Engine, Needs, Work
 from asyncgate.backends import open_backend
 from asyncgate.clients.http import Http
 from asyncgate.commands import carry
-from asyncgate.commands.cli import is_there
+from asyncgate.commands.cli import database_exists
 from asyncgate.commands.main import main
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.ledgers import LedgerServer
@@ -324,7 +324,7 @@ async def test_a_file_goes_to_the_ledger_and_a_damaged_one_does_not(
     with Http(live_for_all.url, "a-token-for-tests") as gate:
         await asyncio.to_thread(gate.call, "create_task", type="files", payload=None, agent_id="ada")
         path = tmp_path / "out.jsonl"
-        done = await asyncio.to_thread(carry.export, gate, str(path), lambda rows: None)
+        done = await asyncio.to_thread(carry.export_receipts, gate, str(path), lambda rows: None)
 
     result = good(await moving.push("--file", str(path), "--tenant", moving.tenant_id))
 
@@ -376,7 +376,7 @@ async def test_a_receipt_that_the_ledger_does_not_have_keeps_the_gate_from_comin
         stopped = await somewhere.home(source, target)
         assert stopped.exit_code == 5
         assert "1 lost_by_ledger" in stopped.output
-        assert not is_there(target)
+        assert not database_exists(target)
 
         pushed = await somewhere.push("--database", source)
         assert pushed.exit_code == 5
@@ -397,7 +397,7 @@ async def test_a_ledger_that_cannot_be_read_writes_nothing(moving: Moving, fresh
     away = await moving.run("receipts", "home", target, "--database", source, ledger__url="http://127.0.0.1:9")
 
     assert away.exit_code == 7
-    assert not is_there(target)
+    assert not database_exists(target)
 
 
 async def test_a_gate_that_went_standalone_without_its_receipts_seals_none_of_them(
