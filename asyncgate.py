@@ -188,13 +188,6 @@ class Sweep(Ask, kw_only=True):
     schedules: list[str] = []
 
 
-class Prolong(Ask, kw_only=True):
-    """Upkeep's own request: these tasks may have leases that lived when the last gate fell silent."""
-
-    tasks: list[str] = []
-    silent_since: float = 0.0
-
-
 class Resumed(Ask, kw_only=True):
     """The gate's own request: this worker has asked for the leases that it holds of these tasks."""
 
@@ -1311,7 +1304,7 @@ class Engine:
                                    by=lease.worker, lease=lease, mark=str(noted.sequence))
         return Ok(True, "running")
 
-    def complete(self, work: Work, caller: Caller, ask: Complete) -> Ok:
+    def complete(self, work: Work, caller: Caller, ask: Complete, receipt_id: str | None = None) -> Ok:
         """End a task well, with its result and where it can be found.
 
         Give artifacts or delivery_proof (or create the task with result_delivery: inline): without them the task
@@ -1320,7 +1313,7 @@ class Engine:
         located, body = self._result(ask)
         if lease := self._repeated(work, caller, ask, "completed"):
             if located and (task := work.task(ask.task_id)).owed:
-                self._locate(work, task, lease, lease.worker, located)
+                self._locate(work, task, lease, lease.worker, located, receipt_id)
             return ended_well(work.task(ask.task_id))
         task, lease = self.require_lease(work, caller, ask)
         located = located or self._inline(task, ask)
@@ -1333,7 +1326,8 @@ class Engine:
                          artifacts=to_canonical(where).decode() if where else None)
         task = self._discharge(work, task) if located else task
         ended = self.write_receipt(work, EMISSION["succeed"], task, {**body, **located}, by=lease.worker, lease=lease,
-                                   parents=(task.duty,) if located else (), mark="located" if located else "")
+                                   parents=(task.duty,) if located else (), mark="located" if located else "",
+                                   receipt_id=receipt_id)
         self.announce_end(work, task, ended, {"result": body, **located})
         if not located:     # PH.3.3: the success stands, but it discharges nothing
             self._anomaly(work, task, "success_without_locatability", lease=lease, recommended_action=LOCATE,
@@ -1380,11 +1374,13 @@ class Engine:
             return {}
         return {"artifacts": [{"type": "asyncgate", "uri": f"asyncgate://{self.instance}/tasks/{task.task_id}/result"}]}
 
-    def _locate(self, work: Work, task: Task, lease: Lease | None, by: Principal, located: dict[str, Any]) -> None:
+    def _locate(self, work: Work, task: Task, lease: Lease | None, by: Principal, located: dict[str, Any],
+                receipt_id: str | None = None) -> None:
         """Discharge the duty of a task that succeeded without telling where (PH.3 ways out a and b)."""
         where = located.get("artifacts")
         task = self._discharge(work, work.change(task, artifacts=to_canonical(where).decode() if where else None))
-        ended = self.write_receipt(work, COMPLETED, task, located, by=by, lease=lease, mark="located")
+        ended = self.write_receipt(work, COMPLETED, task, located, by=by, lease=lease, mark="located",
+                                   receipt_id=receipt_id)
         self.announce_end(work, task, ended, located)
 
     def complete_tasks(self, work: Work, caller: Caller, ask: CompleteTasks) -> Items:
@@ -1394,7 +1390,7 @@ class Engine:
             return Item(item.task_id, done.status, obligation=done.obligation, next=done.next)
         return Items([self._each(work, caller, end, item) for item in completions(ask)])
 
-    def fail(self, work: Work, caller: Caller, ask: Fail) -> Released:
+    def fail(self, work: Work, caller: Caller, ask: Fail, receipt_id: str | None = None) -> Released:
         """End an attempt badly: the task waits and is offered again if retryable and attempts remain, else it failed.
 
         The first retry waits retry_backoff_seconds, each further one twice as long, up to 15 minutes.
@@ -1415,21 +1411,23 @@ class Engine:
                 "retry_recommended": bool(ask.retryable), "retry_after_seconds": ask.retry_after_seconds}
         work.hold(replace(lease, ending="failed"))
         if again:
-            return self._retry(work, task, lease, ask.retry_after_seconds, body)
+            return self._retry(work, task, lease, ask.retry_after_seconds, body, receipt_id)
         task = work.move(task, FAIL, completed_at=work.now, outcome=error.decode())
         if ask.retryable:       # before the end: a ledger that keeps custody hands nothing on that is closed
             self._give_up(work, task, lease, "max_retries_exceeded")
         task = self._discharge(work, task)
-        ended = self.write_receipt(work, EMISSION["fail"], task, body, by=lease.worker, lease=lease)
+        ended = self.write_receipt(work, EMISSION["fail"], task, body, by=lease.worker, lease=lease,
+                                   receipt_id=receipt_id)
         self.announce_end(work, task, ended, self._enclosed("error", value, error, task.task_id))
         return Released(True, "failed", False)
 
-    def _retry(self, work: Work, task: Task, lease: Lease, wished: float | None, body: dict[str, Any]) -> Released:
+    def _retry(self, work: Work, task: Task, lease: Lease, wished: float | None, body: dict[str, Any],
+               receipt_id: str | None) -> Released:
         attempt, most = task.attempt + 1, self.settings.max_retry_backoff_seconds
         pause = backoff(task.retry_backoff_seconds, attempt, most) if wished is None else min(wished, float(most))
         task = work.move(task, RETRY, attempt=attempt, next_eligible_at=work.now + pause, started_at=None,
                          held=first_answer(self.on.why_hold, work, task))
-        self.write_receipt(work, EMISSION["retry"], task, body, by=lease.worker, lease=lease)
+        self.write_receipt(work, EMISSION["retry"], task, body, by=lease.worker, lease=lease, receipt_id=receipt_id)
         self._tell_held(work, task, lease)
         return Released(True, "queued", True, to_utc(work.now + pause))
 
@@ -1513,10 +1511,10 @@ class Engine:
             given_up(work, task, lease, reason)
 
     def write_receipt(self, work: Work, contract: Contract, task: Task | None, body: Mapping[str, Any], *,
-              by: Principal | None = None, to: Principal | None = None, lease: Lease | None = None,
-              lease_id: str | None = None, schedule_id: str | None = None, task_id: str = "",
-              parents: tuple[str, ...] | None = None, mark: str = "") -> Receipt:
-        """Write the receipt that a contract calls for."""
+                      by: Principal | None = None, to: Principal | None = None, lease: Lease | None = None,
+                      lease_id: str | None = None, schedule_id: str | None = None, task_id: str = "",
+                      parents: tuple[str, ...] | None = None, mark: str = "", receipt_id: str | None = None) -> Receipt:
+        """Write the receipt that a contract calls for, under the id that it has already if that is given."""
         owner = task.owner if task else to
         ends = {"owner": owner, "asyncgate": self.gate, "worker": by, "caller": by, "target": to}
         sender, to = ends[contract.sender], ends[contract.to]
@@ -1534,8 +1532,8 @@ class Engine:
         self._check(text, parents)
         parents = tuple(sorted(parents))
         return work.record(Receipt(
-            work.new_id(), receipt_key(contract, task_id, sender, lease_id, parents, mark), contract.type, work.now,
-            sender.kind, sender.id, to.kind, to.id, task_id, lease_id, schedule_id, self.instance,
+            receipt_id or work.new_id(), receipt_key(contract, task_id, sender, lease_id, parents, mark), contract.type,
+            work.now, sender.kind, sender.id, to.kind, to.id, task_id, lease_id, schedule_id, self.instance,
             receipt_hash(contract.type, sender, to, task_id, lease_id, schedule_id, parents, text),
             text.decode(), parents))
 
@@ -1685,7 +1683,7 @@ class Engine:
 
     async def get_config(self, caller: Caller, ask: GetConfig) -> GateConfig:
         """Return how this gate is set up: receipt mode, instance, version and what it can do."""
-        url = self.settings.memorygate.url if self.settings.receipt_mode != "standalone" else None
+        url = self.settings.ledger.url if self.settings.receipt_mode != "standalone" else None
         return GateConfig(self.settings.receipt_mode, url, self.instance,
                              ["lease_based_execution", "receipt_emission", "open_obligations", "batch_operations"],
                              __version__)
@@ -1755,18 +1753,6 @@ class Engine:
     def _expiry(self, task: Task, lease: Lease, reason: str) -> dict[str, Any]:
         return {"task_id": task.task_id, "previous_worker_id": lease.worker_id, "attempt": task.attempt,
                 "requeued": task.held is None, "reason": reason}
-
-    def prolong(self, work: Work, caller: Caller, ask: Prolong) -> None:
-        """Give leases back the time in which no gate served: their workers could neither renew nor complete."""
-        grace = self.settings.lease_grace_seconds
-        for task_id in ask.tasks:
-            lease = work.leases.get(task_id)
-            if lease is None or not alive(lease, ask.silent_since, grace):
-                continue
-            until = prolonged(lease, ask.silent_since, work.now, self.settings.restart_grace_seconds)
-            work.hold(replace(lease, expires_at=until))
-            work.tell(task_id, "lease.prolonged", lease_id=lease.lease_id, worker_id=lease.worker_id,
-                      expires_at=to_utc(until).isoformat(), silent_since=to_utc(ask.silent_since).isoformat())
 
     # What happens after a commit, and small things.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from asyncgate.commands.calling import ID, Group, as_json, at_gate, gate_at
+from asyncgate.commands.calling import ID_TYPE, Group, as_json, at_gate, gate_at
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import show_table
-from asyncgate.commands.verdicts import put
+from asyncgate.commands.verdicts import print_answer
 from asyncgate.parts.model.wire import Receipts
 
 
@@ -16,11 +16,11 @@ def archive() -> None:
     """Move old receipts of a gate to its archive, look into it, and bring something back."""
 
 
-@archive.command()
+@archive.command("run")
 @click.option("--vacuum", is_flag=True, help="On SQLite: give the space back to the system; writes wait meanwhile.")
 @as_json
 @at_gate
-def run(at: Connection, vacuum: bool, as_json: bool) -> None:
+def run_archive(at: Connection, vacuum: bool, as_json: bool) -> None:
     """Move all receipts that are old enough to the archive, and prune the tasks that are.
 
     For an admin; the operator's run is for all tenants.  The gate needs archive.directory, and goes on meanwhile.
@@ -35,12 +35,12 @@ def run(at: Connection, vacuum: bool, as_json: bool) -> None:
             pruned, more = pruned + done["tasks_pruned"], done["more"]
             if more and not as_json:
                 click.echo(f"{receipts:,} receipts so far", err=True)
-    put(as_json, {"receipts": receipts, "segments": segments, "tasks_pruned": pruned},
+    print_answer(as_json, {"receipts": receipts, "segments": segments, "tasks_pruned": pruned},
         f"{receipts} receipts moved to {segments} segments, {pruned} tasks pruned")
 
 
 @archive.command("list")
-@click.argument("task_id", metavar="[TASK]", type=ID, required=False)
+@click.argument("task_id", metavar="[TASK]", type=ID_TYPE, required=False)
 @as_json
 @at_gate
 def list_(at: Connection, task_id: str | None, as_json: bool) -> None:
@@ -53,16 +53,16 @@ def list_(at: Connection, task_id: str | None, as_json: bool) -> None:
             if (cursor := page["next_cursor"]) is None:
                 break
     if as_json:
-        return put(True, {"receipts": rows})
+        return print_answer(True, {"receipts": rows})
     show_table(Receipts.columns.split(), rows) if rows else click.echo("nothing")
 
 
 @archive.command()
-@click.argument("task_id", metavar="TASK", type=ID)
+@click.argument("task_id", metavar="TASK", type=ID_TYPE)
 @as_json
 @at_gate
 def restore(at: Connection, task_id: str, as_json: bool) -> None:
     """Bring the receipts of TASK back, byte for byte; they stay until the archive runs again.  For an admin."""
     with gate_at(at) as gate:
         back = gate.call("restore_archive", task_id=task_id)
-    put(as_json, back, f"{back['receipts']} receipts of {len(back['task_ids'])} tasks are back")
+    print_answer(as_json, back, f"{back['receipts']} receipts of {len(back['task_ids'])} tasks are back")

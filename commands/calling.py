@@ -19,14 +19,16 @@ import click
 from asyncgate.clients.http import DEFAULT_URL, Http, Refusal, Unreachable, read_token_file
 from asyncgate.commands import profiles, remembered
 from asyncgate.commands.profiles import Connection
-from asyncgate.commands.terminal import plain
+from asyncgate.commands.terminal import escape_text
 from asyncgate.parts.model import durations
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-BROKEN, WRONG, DENIED, NOT_THERE, CONFLICT, TOO_MANY, NO_GATE, FAILED, CANCELED, WAITING = range(1, 11)
-STOPPED = 130       # by Ctrl-C, as a shell says it
-STATUSES = {400: WRONG, 413: WRONG, 415: WRONG, 401: DENIED, 403: DENIED, 404: NOT_THERE, 409: CONFLICT, 429: TOO_MANY}
+EXIT_BROKEN, EXIT_WRONG, EXIT_DENIED, EXIT_NOT_FOUND, EXIT_CONFLICT = range(1, 6)
+EXIT_TOO_MANY, EXIT_NO_GATE, EXIT_FAILED, EXIT_CANCELED, EXIT_NOT_ENDED = range(6, 11)
+EXIT_INTERRUPTED = 130       # by Ctrl-C, as a shell says it
+EXIT_OF_STATUS = {400: EXIT_WRONG, 413: EXIT_WRONG, 415: EXIT_WRONG, 401: EXIT_DENIED, 403: EXIT_DENIED,
+                  404: EXIT_NOT_FOUND, 409: EXIT_CONFLICT, 429: EXIT_TOO_MANY}
 EXIT_STATUS = ("Exit status: 0 done, 1 broken, 2 wrong request or configuration, 3 not allowed, 4 not found, "
                "5 conflict, 6 too many, 7 no gate answers; run-task and wait: 8 failed, 9 canceled, 10 not ended.")
 
@@ -42,7 +44,7 @@ class Id(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the whole id."""
         try:
-            return remembered.whole(str(value))
+            return remembered.expand_id(str(value))
         except remembered.Ambiguous as wrong:
             self.fail(str(wrong), param, ctx)
 
@@ -98,7 +100,7 @@ class Credential(click.ParamType[str]):
             self.fail(str(wrong), param, ctx)
 
 
-ID, DURATION, MOMENT, CREDENTIAL = Id(), Duration(), Moment(), Credential()
+ID_TYPE, DURATION, MOMENT, CREDENTIAL = Id(), Duration(), Moment(), Credential()
 GATE = [
     click.Option(["--url"], help=f"Where the gate is; default ASYNCGATE_URL, else {DEFAULT_URL}."),
     click.Option(["--token"], type=CREDENTIAL, metavar="TOKEN | @FILE",
@@ -115,18 +117,18 @@ def at_gate(run: F) -> F:
 
     @wraps(run)
     def found(*, url: str | None, token: str | None, profile: str | None, **given: Any) -> Any:
-        return run(at=connection(profile, url, token), **given)
+        return run(at=find_connection(profile, url, token), **given)
 
     found.__click_params__ = [*GATE[::-1], *run.__click_params__]       # type: ignore[attr-defined]
     return found        # type: ignore[return-value]
 
 
-def connection(profile: str | None, url: str | None, token: str | None) -> Connection:
+def find_connection(profile: str | None, url: str | None, token: str | None) -> Connection:
     """Return where to go, or end the program."""
     try:
-        return profiles.chosen(profile, url, token)
+        return profiles.choose_connection(profile, url, token)
     except ValueError as wrong:
-        raise ended(str(wrong), WRONG) from None
+        raise exit_with(str(wrong), EXIT_WRONG) from None
 
 
 # Calls.
@@ -135,35 +137,35 @@ def connection(profile: str | None, url: str | None, token: str | None) -> Conne
 @contextmanager
 def gate_at(at: Connection) -> Iterator[Http]:
     """Call a gate; a refusal ends the program with its class as exit status."""
-    with refusals(), Http(at.url, at.token) as gate:
+    with exit_on_refusal(), Http(at.url, at.token) as gate:
         yield gate
 
 
 @contextmanager
-def refusals() -> Iterator[None]:
+def exit_on_refusal() -> Iterator[None]:
     """Make of each no, and of a gate that is not there, the end of the program."""
     try:
         yield
     except Refusal as no:
         again = f" (try again in {no.retry_after:g} s)" if no.retry_after is not None else ""
         login = "; `asyncgate login` keeps a credential" * (no.status == 401)
-        raise ended(f"{no.code} ({no.status}): {plain(no.message)}{again}{login}",
-                    STATUSES.get(no.status, BROKEN)) from None
+        raise exit_with(f"{no.code} ({no.status}): {escape_text(no.message)}{again}{login}",
+                    EXIT_OF_STATUS.get(no.status, EXIT_BROKEN)) from None
     except Unreachable as none:
-        raise ended(str(none), NO_GATE) from None
+        raise exit_with(str(none), EXIT_NO_GATE) from None
     except ValueError as wrong:
-        raise ended(str(wrong), WRONG) from None
+        raise exit_with(str(wrong), EXIT_WRONG) from None
 
 
-def ended(message: str, status: int) -> click.exceptions.Exit:
+def exit_with(message: str, status: int) -> click.exceptions.Exit:
     """Print what went wrong; return what ends the program with this exit status."""
     click.echo(f"Error: {message}", err=True)
     return click.exceptions.Exit(status)
 
 
-def refused(wrong: Exception) -> click.exceptions.Exit:
+def exit_for(wrong: Exception) -> click.exceptions.Exit:
     """End the program because of settings, or of what they name."""
-    return ended(plain(str(wrong)), getattr(wrong, "exit_status", WRONG))
+    return exit_with(escape_text(str(wrong)), getattr(wrong, "exit_status", EXIT_WRONG))
 
 
 # Names of commands.
@@ -179,10 +181,10 @@ class Group(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as unknown:
-            raise click.UsageError(unknown.message + nearest(args[0], self.list_commands(ctx)), ctx) from None
+            raise click.UsageError(unknown.message + suggest_names(args[0], self.list_commands(ctx)), ctx) from None
 
 
-def nearest(said: str, names: list[str]) -> str:
+def suggest_names(said: str, names: list[str]) -> str:
     """Ask for the names that are near to what was said."""
     said = said.replace("_", "-")
     near = get_close_matches(said, names, 3) or [name for name in names if said in name][:3]

@@ -27,13 +27,13 @@ from asyncgate.parts.receipts.files import (
     fsync_folder,
 )
 
-BATCH, BATCH_BYTES = 250, 2 * 2**20     # receipts of one import
-PAGE = 1000
+IMPORT_BATCH, BATCH_BYTES = 250, 2 * 2**20     # receipts of one import
+RECEIPTS_PER_PAGE = 1000
 
 to_receipt = msgspec.json.Decoder(list[Receipt]).decode
 
 
-def private(path: str, flags: int) -> int:
+def open_private(path: str, flags: int) -> int:
     """Open a file so that, if it is made, only its owner may read it: receipts are nobody else's business."""
     return os.open(path, flags, 0o600)
 
@@ -52,7 +52,7 @@ class Partial:
         self.target, self.path = target, f"{target}.partial"
         self.header, self.last = header, ""
         self.file: IO[bytes] = open(  # noqa: SIM115
-            self.path, "r+b" if os.path.exists(self.path) else "w+b", opener=private)
+            self.path, "r+b" if os.path.exists(self.path) else "w+b", opener=open_private)
         self.writer, there = Writer(self.file), 0
         for text, line in self._kept():
             self.writer.take(text, line, there=True)
@@ -84,7 +84,7 @@ class Partial:
         if self.target.endswith(".gz"):
             whole = f"{self.path}.gz"
             self.file.seek(0)
-            with open(whole, "wb", opener=private) as raw:
+            with open(whole, "wb", opener=open_private) as raw:
                 with gzip.GzipFile("", "wb", 6, raw, mtime=0) as packed:
                     shutil.copyfileobj(self.file, packed)
                 raw.flush()
@@ -96,7 +96,7 @@ class Partial:
         fsync_folder(os.path.dirname(os.path.abspath(self.target)))
 
 
-def export(gate: Http, target: str, told: Any, of: Any = lambda total: None) -> Partial:
+def export_receipts(gate: Http, target: str, told: Any, of: Any = lambda total: None) -> Partial:
     """Write all receipts of the gate's tenant into a file, with the seals over them.
 
     `told` learns how many receipts of each page, `of` how many there will be.
@@ -109,18 +109,18 @@ def export(gate: Http, target: str, told: Any, of: Any = lambda total: None) -> 
     if partial.is_new:
         partial.writer.put(Line(header=partial.header))
     sealed = 0
-    for seal in seals_of(gate, partial.writer.seals, partial.header.seals):
+    for seal in fetch_seals(gate, partial.writer.seals, partial.header.seals):
         partial.writer.put(Line(seal=seal))
         sealed += seal.count
     of(max(sealed, partial.writer.receipts) or None)
     told(partial.writer.receipts)
-    while page := page_of(gate, partial.last):
+    while page := fetch_page(gate, partial.last):
         for receipt in page:
             partial.writer.put(Line(receipt=receipt))
         partial.last = page[-1].receipt_id
         partial.file.flush()
         told(len(page))
-    if any(seal.late for seal in seals_of(gate, partial.header.seals, None)):
+    if any(seal.late for seal in fetch_seals(gate, partial.header.seals, None)):
         partial.file.close()
         os.remove(partial.path)
         raise Interfered("older receipts were imported into the gate meanwhile, and the file would lack some; it was "
@@ -129,13 +129,13 @@ def export(gate: Http, target: str, told: Any, of: Any = lambda total: None) -> 
     return partial
 
 
-def page_of(gate: Http, after: str) -> list[Receipt]:
+def fetch_page(gate: Http, after: str) -> list[Receipt]:
     """Return the next receipts as they are stored."""
-    reply = gate.send("export_receipts", {"after": after or None, "limit": PAGE})
+    reply = gate.send("export_receipts", {"after": after or None, "limit": RECEIPTS_PER_PAGE})
     return to_receipt(msgspec.json.decode(reply, type=dict[str, msgspec.Raw])["receipts"])
 
 
-def seals_of(gate: Http, after: int, up_to: int | None) -> Iterator[Seal]:
+def fetch_seals(gate: Http, after: int, up_to: int | None) -> Iterator[Seal]:
     """Yield the seals between two numbers as they are stored."""
     cursor = None
     while True:
@@ -143,12 +143,12 @@ def seals_of(gate: Http, after: int, up_to: int | None) -> Iterator[Seal]:
         for one in page["seals"]:
             if up_to is not None and one["number"] > up_to:
                 return
-            yield as_stored(one)
+            yield to_seal(one)
         if (cursor := page.get("next_cursor")) is None:
             return
 
 
-def as_stored(one: dict[str, Any]) -> Seal:
+def to_seal(one: dict[str, Any]) -> Seal:
     """Return a seal as it is stored; its time was a whole number of milliseconds."""
     return Seal(f"{one['number']:012d}", one["number"], one["last_receipt_id"], one["count"], one["digest"],
                 one["marks"], msgspec.json.encode(one["late"]).decode() if one.get("late") else "",
@@ -158,7 +158,7 @@ def as_stored(one: dict[str, Any]) -> Seal:
 # Into a gate.
 
 
-class Tally(Struct):
+class ImportTally(Struct):
     """What became of the receipts of a file."""
 
     imported: int = 0
@@ -166,9 +166,9 @@ class Tally(Struct):
     refused: list[dict[str, Any]] = []
 
 
-def bring_in(gate: Http, path: str, told: Any) -> Tally:
+def import_file(gate: Http, path: str, told: Any) -> ImportTally:
     """Send a sound file to a gate, in pieces that the gate takes whole; what is there already is left alone."""
-    tally = Tally()
+    tally = ImportTally()
     for batch in batches(path):
         reply = gate.call("import_receipts", receipts=batch)
         tally.imported, tally.present = tally.imported + reply["imported"], tally.present + reply["present"]
@@ -184,7 +184,7 @@ def batches(path: str) -> Iterator[list[Receipt]]:
     for line in Reading(path).lines():
         if line.receipt is None:
             continue
-        if batch and (len(batch) == BATCH or size + len(line.receipt.body) > BATCH_BYTES):
+        if batch and (len(batch) == IMPORT_BATCH or size + len(line.receipt.body) > BATCH_BYTES):
             yield batch
             batch, size = [], 0
         batch.append(line.receipt)
@@ -196,7 +196,7 @@ def batches(path: str) -> Iterator[list[Receipt]]:
 # By itself.
 
 
-class Verdict(NamedTuple):
+class FileVerdict(NamedTuple):
     """What a file holds, and what is wrong with it."""
 
     header: Header | None
@@ -206,7 +206,7 @@ class Verdict(NamedTuple):
     problems: list[str]
 
 
-def verified(path: str, told: Any = lambda rows: None) -> Verdict:
+def verify_file(path: str, told: Any = lambda rows: None) -> FileVerdict:
     """Check a file without any database: its sum, its chain of seals, each receipt's hash and its parents."""
     held, problems = SealedReading(path), list[str]()
     for line in held.lines():
@@ -217,12 +217,12 @@ def verified(path: str, told: Any = lambda rows: None) -> Verdict:
                             one.parents, one.body.encode())
         if said != one.hash:
             problems.append(f"receipt {one.receipt_id} does not have the hash of what it says")
-    return Verdict(held.header, held.receipts, held.seals, held.chain.unsealed, [*held.problems, *problems])
+    return FileVerdict(held.header, held.receipts, held.seals, held.chain.unsealed, [*held.problems, *problems])
 
 
-def required(path: str, told: Any) -> Verdict:
+def require_sound(path: str, told: Any) -> FileVerdict:
     """Check a file and refuse one that is not sound."""
-    verdict = verified(path, told)
+    verdict = verify_file(path, told)
     if verdict.problems:
         more = f" (and {len(verdict.problems) - 1} more; `asyncgate receipts verify` names them)" * (
             len(verdict.problems) > 1)

@@ -25,21 +25,21 @@ from asyncgate.clients.http import DEFAULT_URL
 from asyncgate.commands import calling, verdicts
 from asyncgate.commands.bench.command import bench, bench_server
 from asyncgate.commands.calling import (
-    BROKEN,
-    CONFLICT,
     CREDENTIAL,
     DURATION,
+    EXIT_BROKEN,
+    EXIT_CONFLICT,
+    EXIT_WRONG,
     GATE,
-    ID,
+    ID_TYPE,
     MOMENT,
-    WRONG,
     as_json,
     at_gate,
-    ended,
+    exit_with,
 )
 from asyncgate.commands.profiles import Connection
-from asyncgate.commands.terminal import Bar, plain, show_block, show_table
-from asyncgate.commands.verdicts import put
+from asyncgate.commands.terminal import Bar, escape_text, show_block, show_table
+from asyncgate.commands.verdicts import print_answer
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.identity.startup import require_safe_start
 from asyncgate.parts.model.database import FileBackend
@@ -86,7 +86,7 @@ class Clients(calling.Group):
 commands = Clients("clients", commands=[bench, bench_server])
 
 
-def sections(group: click.Group, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+def write_sections(group: click.Group, ctx: click.Context, formatter: click.HelpFormatter) -> None:
     """Write the list of commands in sections: the tools by what they are for, then the operations."""
     tools = [name for names in SECTIONS.values() for name in names]
     others = [name for name in group.list_commands(ctx) if name not in tools]
@@ -98,12 +98,13 @@ def sections(group: click.Group, ctx: click.Context, formatter: click.HelpFormat
         found = [(name, command) for name in names if (command := group.get_command(ctx, name))]
         if found:
             with formatter.section(title):
-                formatter.write_dl([(f"{name:{wide}}", brief(one, formatter.width - wide - 6)) for name, one in found])
+                formatter.write_dl([(f"{name:{wide}}", shorten_help(one, formatter.width - wide - 6)) for name,
+                                    one in found])
     formatter.write_paragraph()
     formatter.write_text(calling.EXIT_STATUS)
 
 
-def brief(command: click.Command, most: int) -> str:
+def shorten_help(command: click.Command, most: int) -> str:
     """Say what a command is for in one line, without the finer points."""
     text = re.split(r"[:;(.]", command.get_short_help_str(200))[0].strip()
     return text if len(text) <= most else text.rpartition(", ")[0] or text
@@ -112,7 +113,7 @@ def brief(command: click.Command, most: int) -> str:
 # From the field of a request to an option.
 
 
-class Json(click.ParamType[msgspec.Raw]):
+class JsonValue(click.ParamType[msgspec.Raw]):
     """A JSON value: as it stands, from a file as @file.json, or from standard input as -."""
 
     name = "json"
@@ -139,10 +140,10 @@ class Json(click.ParamType[msgspec.Raw]):
             return self.fail(f"{value[1:]!r} cannot be read: {error.strerror}", param, ctx)
 
 
-JSON = Json()
+JSON = JsonValue()
 
 
-class Form(msgspec.Struct):
+class OptionForm(msgspec.Struct):
     """What the command line must know of a field: its type, whether it repeats, and what it says of itself."""
 
     type: click.ParamType[Any] = JSON
@@ -155,22 +156,22 @@ SCALARS: list[tuple[type[inspect.Type], click.ParamType[Any]]] = [
     (inspect.StrType, click.STRING)]
 
 
-def form(kind: inspect.Type) -> Form:
+def find_form(kind: inspect.Type) -> OptionForm:
     """Find out how a field of this type is written on the command line."""
     if isinstance(kind, inspect.Metadata):
-        inner = form(kind.type)
-        return Form(inner.type, inner.repeats, (kind.extra_json_schema or {}).get("description") or inner.says)
+        inner = find_form(kind.type)
+        return OptionForm(inner.type, inner.repeats, (kind.extra_json_schema or {}).get("description") or inner.says)
     if isinstance(kind, inspect.UnionType):
-        return next(form(one) for one in kind.types if not isinstance(one, inspect.NoneType))
+        return next(find_form(one) for one in kind.types if not isinstance(one, inspect.NoneType))
     if isinstance(kind, inspect.LiteralType):
-        return Form(click.Choice([str(value) for value in kind.values]))
-    if isinstance(kind, inspect.FrozenSetType | inspect.ListType) and form(kind.item_type).type is click.STRING:
-        return Form(click.STRING, repeats=True, says="several with commas between them, or by repeating it")
+        return OptionForm(click.Choice([str(value) for value in kind.values]))
+    if isinstance(kind, inspect.FrozenSetType | inspect.ListType) and find_form(kind.item_type).type is click.STRING:
+        return OptionForm(click.STRING, repeats=True, says="several with commas between them, or by repeating it")
     if isinstance(kind, inspect.DateTimeType):
-        return Form(MOMENT, says="a day as in 2026-12-31, a time, or how long from now as in 90d")
+        return OptionForm(MOMENT, says="a day as in 2026-12-31, a time, or how long from now as in 90d")
     if isinstance(kind, inspect.StructType):
-        return Form(says=f"an object of {', '.join(field.encode_name for field in kind.fields)}")
-    return Form(next((type for of, type in SCALARS if isinstance(kind, of)), JSON))
+        return OptionForm(says=f"an object of {', '.join(field.encode_name for field in kind.fields)}")
+    return OptionForm(next((type for of, type in SCALARS if isinstance(kind, of)), JSON))
 
 
 def fields_of(takes: type[Ask]) -> dict[str, inspect.Field]:
@@ -194,11 +195,11 @@ def is_an_id(field: str) -> bool:
     return field.endswith(("task_id", "receipt_id", "schedule_id"))
 
 
-def option(op: Operation, field: inspect.Field) -> click.Parameter:
+def make_option(op: Operation, field: inspect.Field) -> click.Parameter:
     """Make the option of a field; the id that an operation is about is an argument."""
-    known = form(field.type)
+    known = find_form(field.type)
     if is_an_id(field.name):
-        known.type = ID
+        known.type = ID_TYPE
     if field.name.endswith("_seconds"):
         known.type = DURATION
     if field.name in op.takes.needed[:1]:
@@ -214,7 +215,7 @@ def option(op: Operation, field: inspect.Field) -> click.Parameter:
                         multiple=known.repeats, metavar=metavar, help="; ".join(filter(None, says)))
 
 
-def alike(op: Operation) -> list[click.Parameter]:
+def tenant_options(op: Operation) -> list[click.Parameter]:
     """Let the tenant that an operation is about stand as an argument or behind --tenant, whichever somebody writes."""
     if op.takes.needed[:1] == ("tenant",):
         return [click.Option(["--tenant", "whose"], help="the same as TENANT")]
@@ -222,7 +223,7 @@ def alike(op: Operation) -> list[click.Parameter]:
     return [click.Argument(["whose"], required=False, metavar="TENANT")] if alone else []
 
 
-def parted(values: Iterable[str]) -> list[str]:
+def split_names(values: Iterable[str]) -> list[str]:
     """Return the names of an option that repeats, each of which may be several with commas between them."""
     return [name for value in values for name in map(str.strip, value.split(",")) if name]
 
@@ -253,7 +254,7 @@ class OperationCommand(click.Command):
         return "Who asks, where the credential does not say" if param.name in CALLER else "Fields"
 
 
-def command(op: Operation) -> click.Command:
+def make_command(op: Operation) -> click.Command:
     """Make the command of an operation."""
     fields = fields_of(op.takes)
 
@@ -261,15 +262,15 @@ def command(op: Operation) -> click.Command:
             **given: Any) -> None:
         if whose := given.pop("whose", None):
             given["tenant"] = given.get("tenant") or whose
-        said = {name: parted(value) if isinstance(value, tuple) else value for name, value in given.items()
+        said = {name: split_names(value) if isinstance(value, tuple) else value for name, value in given.items()
                 if value not in (None, (), "")}
-        body = {**members(op, fields, data), **said}
+        body = {**read_data(op, fields, data), **said}
         if missing := [name for name, field in fields.items() if is_needed(op.takes, field) and name not in body]:
             spelled = missing[0].upper() if missing[0] in op.takes.needed[:1] else "--" + missing[0].replace("_", "-")
             raise click.UsageError(f"{op.name} needs {spelled}")
-        answer(op, calling.connection(profile, url, token), body, as_json)
+        call_and_print(op, calling.find_connection(profile, url, token), body, as_json)
 
-    params = [*(option(op, field) for field in fields.values()), *alike(op), *CONNECTION]
+    params = [*(make_option(op, field) for field in fields.values()), *tenant_options(op), *CONNECTION]
     return OperationCommand(op.name.replace("_", "-"), callback=run, params=params, short_help=op.summary.rstrip("."),
                             help=f"{op.summary}\n\n{op.text.strip()}\n\n{MORE_HELP.get(op.name, '')}".strip())
 
@@ -280,7 +281,7 @@ and shows what happens to the task.  After Ctrl-C `asyncgate wait TASK` goes on.
 Exit status: 0 the task succeeded, 8 it failed, 9 it was canceled, 10 it has not ended."""}
 
 
-def members(op: Operation, fields: Mapping[str, inspect.Field], data: msgspec.Raw | None) -> dict[str, Any]:
+def read_data(op: Operation, fields: Mapping[str, inspect.Field], data: msgspec.Raw | None) -> dict[str, Any]:
     """Take apart the object of --data; JSON that the gate stores stays as it was written."""
     if data is None:
         return {}
@@ -290,18 +291,18 @@ def members(op: Operation, fields: Mapping[str, inspect.Field], data: msgspec.Ra
         raise click.BadParameter("it must be a JSON object", param_hint="'--data'") from None
     if unknown := [name for name in parts if name not in fields]:
         raise click.BadParameter(f"{op.name} has no field {unknown[0]!r}", param_hint="'--data'")
-    return {name: part if form(fields[name].type).type is JSON else msgspec.json.decode(part)
+    return {name: part if find_form(fields[name].type).type is JSON else msgspec.json.decode(part)
             for name, part in parts.items()}
 
 
-def answer(op: Operation, at: Connection, body: Mapping[str, Any], as_json: bool) -> None:
+def call_and_print(op: Operation, at: Connection, body: Mapping[str, Any], as_json: bool) -> None:
     """Call the gate and print what it says."""
     if op.name == "run_task":
         from asyncgate.commands.follow import run_task
         sys.exit(run_task(at, body, as_json))
     with calling.gate_at(at) as gate:
         reply = gate.send(op.name, body)
-    click.echo(reply) if as_json else show(op, msgspec.json.decode(reply))
+    click.echo(reply) if as_json else print_reply(op, msgspec.json.decode(reply))
 
 
 # From a reply to what a person reads.
@@ -309,18 +310,18 @@ def answer(op: Operation, at: Connection, body: Mapping[str, Any], as_json: bool
 SEAL_DIGITS = 64        # of SHA-256
 
 
-def show(op: Operation, reply: dict[str, Any]) -> None:
+def print_reply(op: Operation, reply: dict[str, Any]) -> None:
     """Print a reply: a list as a table, anything else as names and values; what it warns of on stderr."""
     for text in reply.pop("warnings", None) or ():
-        click.echo(f"warning: {plain(text)}", err=True)
+        click.echo(f"warning: {escape_text(text)}", err=True)
     rows = next((value for value in reply.values() if isinstance(value, list)), None) if op.columns else None
     if rows is None:
         return show_block(reply)
     show_table(op.columns, rows) if rows else click.echo("nothing")
-    hint(op, reply)
+    print_hints(op, reply)
 
 
-def hint(op: Operation, reply: dict[str, Any]) -> None:
+def print_hints(op: Operation, reply: dict[str, Any]) -> None:
     """Say on stderr how to get the next page, and after the last one what comes later."""
     if more := reply.get("next_cursor"):
         click.echo(f"there is more: --cursor {more}", err=True)
@@ -330,7 +331,7 @@ def hint(op: Operation, reply: dict[str, Any]) -> None:
 
 
 for _op in OPERATIONS.values():
-    commands.add_command(command(_op))
+    commands.add_command(make_command(_op))
 
 
 # The tools around a gate.
@@ -345,8 +346,8 @@ def dev(configured: Configured, no_worker: bool) -> None:
 
     It keeps everything in ./asyncgate-dev.db unless --database says otherwise.  Ctrl-C stops it.
     """
-    from asyncgate.commands.dev import run
-    sys.exit(run(configured, worker=not no_worker))
+    from asyncgate.commands.dev import run_dev
+    sys.exit(run_dev(configured, worker=not no_worker))
 
 
 @commands.command()
@@ -368,12 +369,12 @@ def mcp(configured: Configured, url: str | None, token: str | None, profile: str
     if own and (url or token or profile):
         raise click.UsageError("give --url for a running gate, or --database for one of its own, not both")
     start_logging(configured.settings)
-    path = stdio.path_of(agent, underscores, tools)
+    path = stdio.make_path(agent, underscores, tools)
     try:
-        at = Connection(None, None) if own else calling.connection(profile, url, token)
-        asyncio.run(stdio.embedded(configured.settings, path) if own else stdio.to_running(*at, path))
+        at = Connection(None, None) if own else calling.find_connection(profile, url, token)
+        asyncio.run(stdio.serve_embedded(configured.settings, path) if own else stdio.serve_running(*at, path))
     except ValueError as wrong:
-        raise ended(str(wrong), WRONG) from None
+        raise exit_with(str(wrong), EXIT_WRONG) from None
     except (BrokenPipeError, KeyboardInterrupt):
         sys.exit(0)     # the host has gone
 
@@ -382,8 +383,8 @@ def mcp(configured: Configured, url: str | None, token: str | None, profile: str
 @click.option("--keep", is_flag=True, help="Keep the database and the server's log, and say where they are.")
 def demo(keep: bool) -> None:
     """Watch the work of an agent survive a killed worker: real processes, a real database, about ten seconds."""
-    from asyncgate.commands.demo import run
-    sys.exit(run(keep=keep))
+    from asyncgate.commands.demo import run_demo
+    sys.exit(run_demo(keep=keep))
 
 
 class Passing(click.Command):
@@ -404,7 +405,7 @@ class Passing(click.Command):
 @click.option("--worker-id", metavar="ID", help="The worker's name; default its key's principal, or the host's.")
 @click.option("--worker-kind", metavar="KIND", help="The kind of the key's principal, where that is not worker.")
 @click.option("--capabilities", "--capability", "capabilities", multiple=True, metavar="NAME,…",
-              callback=lambda ctx, param, given: parted(given), help="What it can do; may be repeated.")
+              callback=lambda ctx, param, given: split_names(given), help="What it can do; may be repeated.")
 @click.option("--concurrency", type=click.IntRange(1, 1000), default=1, show_default=True, help="Tasks at a time.")
 @click.option("--ttl", "ttl_seconds", type=calling.Duration(1), help="How long a lease lasts without a heartbeat.")
 @click.option("--drain", "drain_seconds", type=DURATION, default=20.0, show_default="20s",
@@ -438,14 +439,14 @@ def worker(ctx: click.Context, /, at: Connection, what: str | None, profile_file
         raise click.UsageError("say which tasks: echo, sleep_then_return, http_get, --ai FILE, "
                                "or --type TYPE -- PROGRAM")
     if quiet:
-        from asyncgate.commands.dev import lifeline
-        lifeline()
+        from asyncgate.commands.dev import watch_lifeline
+        watch_lifeline()
     if forget or about["state"]:
         about["state"] = None if forget else about["state"]
     else:
         del about["state"]
     try:
-        with calling.refusals():
+        with calling.exit_on_refusal():
             if profile_file:
                 for of_http_get in ("allow", "plain_http", "timeout_seconds"):
                     del about[of_http_get]
@@ -482,7 +483,7 @@ def migrate(configured: Configured, print_sql: bool, after: int, as_json: bool) 
         return click.echo(backends.migration_sql(database.url, after), nl=False)
     done = asyncio.run(backends.migrate(database.url, database))
     said = (f"applied {name}" if name.endswith(".sql") else f"made again: {name}" for name in done)
-    put(as_json, {"applied": done}, *said, "the schema is up to date")
+    print_answer(as_json, {"applied": done}, *said, "the schema is up to date")
 
 
 @commands.command()
@@ -519,7 +520,7 @@ def openapi() -> None:
         (*OPERATIONS.values(), *LEASE_PROTOCOL), __version__))
 
 
-def seals_noted(ctx: click.Context, param: click.Parameter, said: tuple[str, ...]) -> tuple[str, ...]:
+def check_seals(ctx: click.Context, param: click.Parameter, said: tuple[str, ...]) -> tuple[str, ...]:
     """See that each noted seal is whole: a part of a hash proves nothing."""
     for one in said:
         number, _, digest = one.partition(":")
@@ -533,7 +534,7 @@ def seals_noted(ctx: click.Context, param: click.Parameter, said: tuple[str, ...
 
 @commands.command()
 @click.option("--ledger", is_flag=True, help="Hold every receipt against its seal, too.")
-@click.option("--seal", "anchors", metavar="NUMBER:HASH", multiple=True, callback=seals_noted,
+@click.option("--seal", "anchors", metavar="NUMBER:HASH", multiple=True, callback=check_seals,
               help="With --ledger: a seal noted elsewhere, with its whole hash.")
 @as_json
 @configured
@@ -545,29 +546,29 @@ def verify(configured: Configured, ledger: bool, anchors: tuple[str, ...], as_js
     taken away; a seal that was noted elsewhere shows that nobody has made a new chain over other receipts.
     Exit status 1 if anything is wrong.
     """
-    url = existing(configured.settings.database.url)
-    verdict = asyncio.run(verdicts.checked(url, configured.settings.database))
+    url = require_database(configured.settings.database.url)
+    verdict = asyncio.run(verdicts.verify_url(url, configured.settings.database))
     if not (ledger or anchors):
-        sys.exit(verdicts.told(verdict, mask_credentials(url), as_json))
+        sys.exit(verdicts.print_verdict(verdict, mask_credentials(url), as_json))
     if not as_json:
-        verdicts.told(verdict, mask_credentials(url))
+        verdicts.print_verdict(verdict, mask_credentials(url))
     from asyncgate.commands import verify_ledger as part
-    found = asyncio.run(part.held(url, configured.settings, anchors))
+    found = asyncio.run(part.verify_seals(url, configured.settings, anchors))
     if as_json:
-        verdicts.told(verdict, mask_credentials(url), as_json, ledger=part.report(found))
+        verdicts.print_verdict(verdict, mask_credentials(url), as_json, ledger=part.make_seal_report(found))
     else:
-        part.written(found, mask_credentials(url))
-    sys.exit(BROKEN if verdict.problems or found.problems else 0)
+        part.print_seal_report(found, mask_credentials(url))
+    sys.exit(EXIT_BROKEN if verdict.problems or found.problems else 0)
 
 
-def existing(url: str, names: str = "--database names another") -> str:
+def require_database(url: str, names: str = "--database names another") -> str:
     """Return the URL of a database that is there: opening one that is not would make it."""
-    if not is_there(url):
+    if not database_exists(url):
         raise StartupError(f"there is no database at {url.removeprefix('sqlite:///')}; {names}")
     return url
 
 
-def is_there(url: str) -> bool:
+def database_exists(url: str) -> bool:
     """Whether a database is there, as far as that can be told before it is opened."""
     path = url.removeprefix("sqlite:///")
     return path in (url, ":memory:") or os.path.exists(path)
@@ -579,17 +580,17 @@ def is_there(url: str) -> bool:
 @configured
 def backup(configured: Configured, target: str, as_json: bool) -> None:
     """Copy the database of a gate to a new file and verify the copy; the server may go on meanwhile."""
-    url = existing(configured.settings.database.url)
+    url = require_database(configured.settings.database.url)
     if os.path.lexists(target):
         raise click.ClickException(f"{target} is there already, and a backup overwrites nothing")
-    verdict = copied(url, target, f"{os.path.abspath(target)}.partial")
+    verdict = copy_file(url, target, f"{os.path.abspath(target)}.partial")
     size = os.path.getsize(target)
     if as_json:
-        sys.exit(verdicts.told(verdict, target, as_json, bytes=size))
-    sys.exit(verdicts.told(verdict, f"{target} ({size:,} bytes)"))
+        sys.exit(verdicts.print_verdict(verdict, target, as_json, bytes=size))
+    sys.exit(verdicts.print_verdict(verdict, f"{target} ({size:,} bytes)"))
 
 
-def copied(url: str, target: str, partial: str) -> Any:
+def copy_file(url: str, target: str, partial: str) -> Any:
     """Copy to a file beside the target, check it, and give it its name: a target that is there is whole."""
     try:
         os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -597,17 +598,17 @@ def copied(url: str, target: str, partial: str) -> Any:
         raise click.ClickException(f"cannot write {partial}: {error.strerror}") from None
     try:
         click.echo(f"copying {mask_credentials(url)}", err=True)
-        asyncio.run(copy(url, partial))
-        verdict = asyncio.run(verdicts.checked(f"sqlite:///{partial}"))
+        asyncio.run(copy_backend(url, partial))
+        verdict = asyncio.run(verdicts.verify_url(f"sqlite:///{partial}"))
         os.link(partial, target)
         return verdict
     except OSError as error:
         raise click.ClickException(f"the backup failed, nothing was kept: {error.strerror or error}") from None
     finally:
-        remove(partial, f"{partial}-wal", f"{partial}-shm")
+        remove_files(partial, f"{partial}-wal", f"{partial}-shm")
 
 
-async def copy(url: str, target: str) -> None:
+async def copy_backend(url: str, target: str) -> None:
     """Let the backend copy itself, if it can."""
     backend = await backends.open_backend(url)
     try:
@@ -644,34 +645,34 @@ def copy_gate(source: str, target: str, dry_run: bool, as_json: bool) -> None:
     """
     from asyncgate.commands import copy as part
     try:
-        status = asyncio.run(moved(part, source, target, dry_run, as_json))
+        status = asyncio.run(run_copy(part, source, target, dry_run, as_json))
     except part.TargetUsed as used:
-        raise ended(plain(str(used)), CONFLICT) from None
+        raise exit_with(escape_text(str(used)), EXIT_CONFLICT) from None
     except (SettingsError, StartupError) as wrong:
-        raise calling.refused(wrong) from None
+        raise calling.exit_for(wrong) from None
     except (part.CopyFailed, part.Served, GateError) as wrong:
-        raise ended(plain(str(wrong)), BROKEN) from None
+        raise exit_with(escape_text(str(wrong)), EXIT_BROKEN) from None
     except KeyboardInterrupt:
-        raise ended("stopped before the end; the same command goes on from here", BROKEN) from None
+        raise exit_with("stopped before the end; the same command goes on from here", EXIT_BROKEN) from None
     sys.exit(status)
 
 
-async def moved(part: Any, source: str, target: str, dry_run: bool, as_json: bool) -> int:
+async def run_copy(part: Any, source: str, target: str, dry_run: bool, as_json: bool) -> int:
     """Open both sides so that nobody serves them, and copy; return the exit status."""
-    if place(source) == place(target):
+    if identify_database(source) == identify_database(target):
         raise StartupError("source and target are the same database")
     async with AsyncExitStack() as opened:
-        old = await alone(part, opened, "source", existing(source, "SOURCE is the gate to be copied"))
-        new = await alone(part, opened, "target", "memory:" if dry_run and not is_there(target) else target)
-        with closing(Bar("comparing", total=await verdicts.rows_of(old, [*part.TABLES]))) as bar:
+        old = await open_alone(part, opened, "source", require_database(source, "SOURCE is the gate to be copied"))
+        new = await open_alone(part, opened, "target", "memory:" if dry_run and not database_exists(target) else target)
+        with closing(Bar("comparing", total=await verdicts.count_rows(old, [*part.COPIED_TABLES]))) as bar:
             found = await part.survey(old, new, bar.add)
         if not dry_run:
-            return await carried(part, old, new, found, mask_credentials(target), as_json)
-    tallied(found, as_json, "source", "target", "missing")
+            return await write_and_prove(part, old, new, found, mask_credentials(target), as_json)
+    print_tallies(found, as_json, "source", "target", "missing")
     return 0
 
 
-async def carried(part: Any, old: Any, new: Any, found: Mapping[str, Any], target: str, as_json: bool = False,
+async def write_and_prove(part: Any, old: Any, new: Any, found: Mapping[str, Any], target: str, as_json: bool = False,
                   more: Callable[[], Mapping[str, Any]] = dict) -> int:
     """Write what is missing, and prove that it is there; return the exit status.
 
@@ -683,18 +684,18 @@ async def carried(part: Any, old: Any, new: Any, found: Mapping[str, Any], targe
             await part.carry(old, new, bar.add)
     with closing(Bar("comparing", total=rows)) as bar:
         proved = await part.prove(old, new, bar.add)
-    verdict = await verdicts.verdict_on(new)
+    verdict = await verdicts.verify_backend(new)
     columns = ("source", "target", "source_sha256", "target_sha256")
     if as_json:
-        return verdicts.told(verdict, target, as_json, tables=counted(proved, columns),
+        return verdicts.print_verdict(verdict, target, as_json, tables=make_rows(proved, columns),
                              fences_raised=proved["events"].moved, **more())
-    tallied(proved, False, *columns)
+    print_tallies(proved, False, *columns)
     click.echo(f"{proved['events'].moved} unfinished tasks have a fence raised by {FENCES_SKIPPED:,}, and an event "
                "task.moved beside those above")
-    return verdicts.told(verdict, target)
+    return verdicts.print_verdict(verdict, target)
 
 
-async def alone(part: Any, opened: AsyncExitStack, side: str, url: str) -> Any:
+async def open_alone(part: Any, opened: AsyncExitStack, side: str, url: str) -> Any:
     """Open one side of a copy, so that nobody else serves it."""
     settings = replace(load_settings().settings.database, direct_url="", pgbouncer=False)   # these are of one database
     try:
@@ -702,13 +703,14 @@ async def alone(part: Any, opened: AsyncExitStack, side: str, url: str) -> Any:
         opened.push_async_callback(backend.close)
         await part.join(backend)
     except (StartupError, part.Served) as wrong:
-        status = getattr(wrong, "exit_status", BROKEN)      # that somebody serves it is nothing wrong with its name
-        kind = StartupError if status == WRONG else NotNow
+        status = getattr(wrong, "exit_status",
+                         EXIT_BROKEN)      # that somebody serves it is nothing wrong with its name
+        kind = StartupError if status == EXIT_WRONG else NotNow
         raise kind(f"the {side} cannot be had alone: {wrong}") from None
     return backend
 
 
-def counted(tallies: Mapping[str, Any], columns: tuple[str, ...]) -> list[dict[str, Any]]:
+def make_rows(tallies: Mapping[str, Any], columns: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return what a walk has counted, table by table."""
     rows = ((name, {"source": tally.source, "target": tally.target, "missing": tally.missing,
                     "source_sha256": tally.source_hash.hexdigest()[:16],
@@ -716,9 +718,9 @@ def counted(tallies: Mapping[str, Any], columns: tuple[str, ...]) -> list[dict[s
     return [{"table": name, **{column: row[column] for column in columns}} for name, row in rows]
 
 
-def tallied(tallies: Mapping[str, Any], as_json: bool, *columns: str) -> None:
+def print_tallies(tallies: Mapping[str, Any], as_json: bool, *columns: str) -> None:
     """Print what a walk has counted."""
-    rows = counted(tallies, columns)
+    rows = make_rows(tallies, columns)
     if as_json:
         return click.echo(msgspec.json.encode({"tables": rows}))
     show_table(["table", *columns], rows)
@@ -726,13 +728,13 @@ def tallied(tallies: Mapping[str, Any], as_json: bool, *columns: str) -> None:
         click.echo("nothing was written")
 
 
-def place(url: str) -> str:
+def identify_database(url: str) -> str:
     """Return what tells a database from another: a file by its real path."""
     path = url.removeprefix("sqlite:///")
     return os.path.realpath(path) if path != url and path != ":memory:" else url
 
 
-def remove(*paths: str) -> None:
+def remove_files(*paths: str) -> None:
     """Remove files that may be there."""
     for path in paths:
         with suppress(FileNotFoundError):

@@ -47,21 +47,21 @@ from asyncgate.parts.model.stored import (
 from asyncgate.parts.model.wire import Principal
 
 # In this order, or a task would be there without what it was: see `Tenant.raised`.  Usage is counted anew.
-TABLES: dict[type[Struct], str] = {
+COPIED_TABLES: dict[type[Struct], str] = {
     Task: "tasks", Lease: "leases", Progress: "progress", Receipt: "receipts", Obligation: "obligations",
     Event: "events", Schedule: "schedules", Presence: "presences", Account: "accounts", Key: "api_keys",
     Audit: "audit", AuditHead: "audit_heads", Outgoing: "outbox", Entry: "ledger",
     LedgerMark: "ledger_marks", Seal: "seals", SealHead: "seal_heads", Archived: "archived"}
 
-TRUTHS = {table: [field.name for field in fields(table) if field.type is bool] for table in TABLES}
-NAME, BEAT_SECONDS = "asyncgate-copy", 10.0     # how a copy takes part where several processes can: one at a time
+TRUTHS = {table: [field.name for field in fields(table) if field.type is bool] for table in COPIED_TABLES}
+COPY_NAME, BEAT_SECONDS = "asyncgate-copy", 10.0     # how a copy takes part where several processes can: one at a time
 
-Told = Callable[[int], None]
+CountRows = Callable[[int], None]
 ByKey = dict[str, Any]      # rows by their export keys
 T = TypeVar("T")
 
 
-class Store(Protocol):
+class CopyStore(Protocol):
     """What a copy needs of a backend."""
 
     ids: Ids
@@ -96,7 +96,7 @@ class CopyFailed(Exception):
     """The target did not take a row, or gave back another one."""
 
 
-class Page(Struct):
+class CopyPage(Struct):
     """What a page of the source is at the target: by export key the rows as they belong there, and those that are."""
 
     rows: ByKey
@@ -109,7 +109,7 @@ class Page(Struct):
         return [row for key, row in self.rows.items() if key not in self.there]
 
 
-class Tally(Struct):
+class TableTally(Struct):
     """What a walk has seen of one table; the hashes are over all rows of a side, in their order."""
 
     source: int = 0
@@ -119,29 +119,29 @@ class Tally(Struct):
     source_hash: Any = field(default_factory=hashlib.sha256)
     target_hash: Any = field(default_factory=hashlib.sha256)
 
-    def add(self, page: Page) -> None:
+    def add(self, page: CopyPage) -> None:
         """Count a page."""
         self.source, self.target = self.source + len(page.rows), self.target + len(page.there)
         self.missing, self.moved = self.missing + len(page.missing), self.moved + page.moved
 
-    def hash(self, tenant_id: str, page: Page) -> None:
+    def hash(self, tenant_id: str, page: CopyPage) -> None:
         """Add a page to the hashes."""
         for digest, rows in (self.source_hash, page.rows), (self.target_hash, page.there):
             for row in rows.values():
                 digest.update(encode_json((tenant_id, astuple(row))))
 
 
-Tallies = dict[str, Tally]
+Tallies = dict[str, TableTally]
 
 
-async def join(side: Store) -> None:
+async def join(side: CopyStore) -> None:
     """Take part in a database that nobody else uses; raises Served, or StartupError when another copy does."""
     if isinstance(side, LastingBackend):
-        await side.join(NAME, BEAT_SECONDS, lambda news: None)
-    await undisturbed(side)
+        await side.join(COPY_NAME, BEAT_SECONDS, lambda news: None)
+    await require_undisturbed(side)
 
 
-async def undisturbed(*sides: Store) -> None:
+async def require_undisturbed(*sides: CopyStore) -> None:
     """See that nobody has come."""
     for side in sides:
         if isinstance(side, LastingBackend):
@@ -153,17 +153,17 @@ async def undisturbed(*sides: Store) -> None:
             raise Served("another process is using it, or died less than a minute ago; stop it, and copy again")
 
 
-async def survey(source: Store, target: Store, told: Told) -> Tallies:
+async def survey(source: CopyStore, target: CopyStore, told: CountRows) -> Tallies:
     """Count both sides and write nothing; raises TargetUsed unless the target is empty or a part of this copy."""
     return await walk(source, target, told)
 
 
-async def carry(source: Store, target: Store, told: Told) -> None:
+async def carry(source: CopyStore, target: CopyStore, told: CountRows) -> None:
     """Write what the target lacks, up to 1,000 rows in a transaction."""
     await walk(source, target, told, write=True)
 
 
-async def prove(source: Store, target: Store, told: Told) -> Tallies:
+async def prove(source: CopyStore, target: CopyStore, told: CountRows) -> Tallies:
     """Compare every row once more, and let the target honour the source's cursors; raises CopyFailed."""
     try:
         tallies = await walk(source, target, told, hashed=True)
@@ -177,13 +177,14 @@ async def prove(source: Store, target: Store, told: Told) -> Tallies:
     return tallies
 
 
-async def walk(source: Store, target: Store, told: Told, *, write: bool = False, hashed: bool = False) -> Tallies:
+async def walk(source: CopyStore, target: CopyStore, told: CountRows, *, write: bool = False,
+               hashed: bool = False) -> Tallies:
     """Go through all tables of all tenants on both sides; `told` learns of every page how many rows it had."""
-    tallies = {name: Tally() for name in TABLES.values()}
+    tallies = {name: TableTally() for name in COPIED_TABLES.values()}
     for tenant_id in sorted({*await source.tenants(), *await target.tenants()}):
-        await undisturbed(source, target)
-        tenant = Tenant(source, target, tenant_id)
-        for table, name in TABLES.items():
+        await require_undisturbed(source, target)
+        tenant = TenantCopy(source, target, tenant_id)
+        for table, name in COPIED_TABLES.items():
             async for page in tenant.pages(table):
                 if write and page.missing:
                     await tenant.put(table, page.missing)
@@ -191,18 +192,18 @@ async def walk(source: Store, target: Store, told: Told, *, write: bool = False,
                     tallies[name].hash(tenant_id, page)
                 tallies[name].add(page)
                 told(len(page.rows))
-    await undisturbed(source, target)
+    await require_undisturbed(source, target)
     return tallies
 
 
-class Tenant:
+class TenantCopy:
     """One tenant's rows on both sides."""
 
-    def __init__(self, source: Store, target: Store, tenant_id: str) -> None:
+    def __init__(self, source: CopyStore, target: CopyStore, tenant_id: str) -> None:
         self.source, self.target, self.tenant_id = source, target, tenant_id
         self.raised: set[str] = set()       # tasks at the target whose event of the move has not been seen yet
 
-    async def pages(self, table: type[Struct]) -> AsyncIterator[Page]:
+    async def pages(self, table: type[Struct]) -> AsyncIterator[CopyPage]:
         """Yield every page of the source, and at last an empty one, beside which stands what else the target has.
 
         The target is read once, ahead of what is written: a row of one's own is never read again.
@@ -212,7 +213,7 @@ class Tenant:
         key, row = await anext(there)
         while after is not None:
             found = await self.source.page(self.tenant_id, Rows(table, after))
-            page = Page({export_key(one): raised(declared(one)) for one in found})
+            page = CopyPage({export_key(one): raise_fence(normalize_row(one)) for one in found})
             after = next(reversed(page.rows), None)
             if table is Receipt and after:
                 self.source.ids.after(after)    # or the event of the move could seem older, where clocks differ
@@ -227,11 +228,11 @@ class Tenant:
         after = ""
         while page := await self.target.page(self.tenant_id, Rows(table, after)):
             for row in page:
-                yield export_key(row), declared(row)
+                yield export_key(row), normalize_row(row)
             after = export_key(page[-1])
         yield None, None
 
-    def _compare(self, page: Page, key: str, row: Any) -> None:
+    def _compare(self, page: CopyPage, key: str, row: Any) -> None:
         """Accept what the source has, and the event of this move once for each unfinished task; nothing else."""
         if page.rows.get(key) == row:
             page.there[key] = row
@@ -241,7 +242,7 @@ class Tenant:
             page.moved += 1
         else:
             why = "is not as in the source" if key in page.rows else "is not in the source"
-            raise TargetUsed(f"{TABLES[type(row)]} row {key} of tenant {self.tenant_id} {why}")
+            raise TargetUsed(f"{COPIED_TABLES[type(row)]} row {key} of tenant {self.tenant_id} {why}")
 
     def _is_of_the_move(self, row: Any) -> bool:
         return isinstance(row, Event) and row.task_id in self.raised and fences_skipped(row) == FENCES_SKIPPED
@@ -255,30 +256,30 @@ class Tenant:
         def decide(work: Work) -> None:
             work.ids = self.source.ids      # which go on behind those of the source's receipts
             for row in rows:
-                keep(work, row)
+                add_row(work, row)
 
         tasks = {row.task_id for row in rows} if table in (Lease, Progress) else set()      # what they belong to
         try:
             await self.target.transact(self.tenant_id, Needs(tasks=tasks), decide)
         except Exception as error:      # whatever a database may raise
-            raise CopyFailed(f"the target does not take these {TABLES[table]}: {error}") from error
+            raise CopyFailed(f"the target does not take these {COPIED_TABLES[table]}: {error}") from error
         for row in rows:
             self._remember(row)
 
 
-def declared(row: Any) -> Any:
+def normalize_row(row: Any) -> Any:
     """Return a row as its Struct declares it: a truth value is a number in some databases."""
     truths = {name: bool(getattr(row, name)) for name in TRUTHS[type(row)]}
     return replace(row, **truths) if truths else row
 
 
-def raised(row: Any) -> Any:
+def raise_fence(row: Any) -> Any:
     """Return a row as it belongs at the target."""
     unfinished = isinstance(row, Task) and row.status not in TERMINAL
     return replace(row, fence=row.fence + FENCES_SKIPPED) if unfinished else row
 
 
-def keep(work: Work, row: Any) -> None:
+def add_row(work: Work, row: Any) -> None:
     """Put a row among what is to be saved, past all rules; its lane and the event of the move follow from a task."""
     match row:
         case Task():

@@ -25,8 +25,8 @@ from asyncgate.parts.operations import OPERATIONS
 MODULES = (wire, wire_admin, wire_receipts)
 FILE = Path(__file__).parents[1] / "clients" / "operations.py"
 WIDE = 120
-KEYS = ("idempotency_key", "claim_id")
-WHO = frozenset(AsEither.__struct_fields__)     # who asks: after what is asked
+KEY_FIELDS = ("idempotency_key", "claim_id")
+CALLER_FIELDS = frozenset(AsEither.__struct_fields__)     # who asks: after what is asked
 SUBMITTED = ("type", "payload", "requirements", "idempotency_key")     # which `submit` has better names for
 CHOICES = {get_args(choice): name for module in MODULES for name, choice in vars(module).items()
            if get_origin(choice) is Literal}
@@ -48,11 +48,11 @@ from msgspec import Struct, field
 
 from asyncgate.clients.call import CallSpec
 '''
-SHARED = '''
+SHARED_FIELDS = '''
 R = TypeVar("R")
 Names = Set[str] | list[str] | tuple[str, ...]      # a text alone is not a collection of names
 '''
-ABOUT = {
+CLASS_ABOUT = {
     "AsyncOperations": ("async def", "await ", "All operations, to await; who makes a request is filled in."),
     "SyncOperations": ("def", "", "All operations, to call from where nothing can be awaited."),
 }
@@ -183,7 +183,7 @@ def arguments(op: Operation) -> list[str]:
     """Write the arguments of a method: what must be said, what may be said, and who says it."""
     types = {one.name: spelled(op.fields[one.name], asked=True) for one in fields(op.takes)}
     first = asked_first(op)
-    rest = sorted((name for name in types if name not in first), key=WHO.__contains__)
+    rest = sorted((name for name in types if name not in first), key=CALLER_FIELDS.__contains__)
     said = [f"{name}: {types[name].removesuffix(' | None')}" for name in first]
     return ["self", *said, "*", *(f"{name}: {optional(types[name])} = None" for name in rest)]
 
@@ -207,7 +207,7 @@ def method(op: Operation, define: str, wait: str) -> str:
 
 def methods(name: str) -> str:
     """Write the class of all methods."""
-    define, wait, says = ABOUT[name]
+    define, wait, says = CLASS_ABOUT[name]
     ask = (f"    {define} ask(self, operation: str, reply: type[R], said: dict[str, Any]) -> R:\n"
            f'        """Call an operation and return its reply, decoded into `reply`."""\n'
            f"        raise NotImplementedError")
@@ -241,11 +241,11 @@ def is_own(module: Any, name: str) -> bool:
 def calls(ops: Sequence[Operation]) -> str:
     """Write how each operation is called over REST, and whether its repetition does no harm."""
     lines = [f'    "{op.name}": CallSpec("{op.name}", "{op.rest[0][0]}", "{op.rest[0][1]}", {is_repeatable(op)}, '
-             f'"{caller_of(op)}", {keys_of(op)}),'.replace("'", '"') for op in ops]
+             f'"{find_caller(op)}", {keys_of(op)}),'.replace("'", '"') for op in ops]
     return "\n".join(["CALLS = {", *lines, "}"])
 
 
-def caller_of(op: Operation) -> str:
+def find_caller(op: Operation) -> str:
     """Say as what a caller may name itself in a request."""
     if issubclass(op.takes, AsPrincipal):
         return "principal"
@@ -254,12 +254,12 @@ def caller_of(op: Operation) -> str:
 
 def keys_of(op: Operation) -> tuple[str, ...]:
     """Return the members by which the gate knows a request again."""
-    return tuple(name for name in KEYS if name in op.takes.__struct_fields__)
+    return tuple(name for name in KEY_FIELDS if name in op.takes.__struct_fields__)
 
 
 def is_repeatable(op: Operation) -> bool:
     """Whether a call may be repeated when nobody knows whether it was carried out."""
-    return op.idempotent or any(name in KEYS for kind in reached([op.takes]) for name in kind.__struct_fields__)
+    return op.idempotent or any(name in KEY_FIELDS for kind in reached([op.takes]) for name in kind.__struct_fields__)
 
 
 def source() -> str:
@@ -268,8 +268,8 @@ def source() -> str:
     replies = [reply(kind) for kind in reached(op.gives for op in ops) if holds_json(kind)]
     within = reached(part for op in ops for part in parts_of(op.takes) if is_struct(part) and holds_json(part))
     parts = [text for kind in within if holds_json(kind) for text in shapes(kind)]
-    body = "\n\n\n".join([*parts, *replies, calls(ops), *(methods(name) for name in ABOUT)]) + "\n"
-    return HEAD + imports(body) + "\n" + SHARED + "\n\n" + body
+    body = "\n\n\n".join([*parts, *replies, calls(ops), *(methods(name) for name in CLASS_ABOUT)]) + "\n"
+    return HEAD + imports(body) + "\n" + SHARED_FIELDS + "\n\n" + body
 
 
 def main() -> None:

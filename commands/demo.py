@@ -25,24 +25,24 @@ from msgspec import Struct
 from asyncgate import TERMINATES
 from asyncgate.clients.http import Http, Refusal, Unreachable
 from asyncgate.clients.worker import Job, Worker
-from asyncgate.commands.dev import lifeline, start, stop
+from asyncgate.commands.dev import start_program, stop_children, watch_lifeline
 from asyncgate.commands.main import main
-from asyncgate.commands.verdicts import checked, counts
+from asyncgate.commands.verdicts import format_counts, verify_url
 
-TASKS = 20
+TASK_COUNT = 20
 TTL_SECONDS = 2
 PAGE_SECONDS = 0.06
-PATIENCE_SECONDS = 30.0
+WAIT_LIMIT_SECONDS = 30.0
 AGENT = {"principal_kind": "agent", "principal_id": "scribe"}
 VICTIM, HEIR = "worker-1", "worker-2"
 SKILLS = {VICTIM: ["cpu", "gpu"], HEIR: ["cpu", "gpu", "ocr"]}
 NEEDS = ["cpu", "gpu", "ocr", "cpu"]
 SERVE = ["serve", "--port", "0", "--set", "lease_sweep_interval_seconds=0.5", "--set", "expiry_jitter_seconds=0.5"]
-OVER = ("succeeded", "failed", "canceled")
-Row = dict[str, Any]
+END_STATUSES = ("succeeded", "failed", "canceled")
+JsonObject = dict[str, Any]
 
 
-class Failed(Exception):
+class DemoFailed(Exception):
     """The demo did not show what it promises."""
 
 
@@ -56,7 +56,7 @@ class Document(Struct):
     pages: int
 
 
-async def read(document: Document, job: Job) -> Row:
+async def read_document(document: Document, job: Job) -> JsonObject:
     """Read a document page by page, report each page, and go on where a lost worker stopped."""
     done = (job.progress or {}).get("page", 0)
     for page in range(done + 1, document.pages + 1):
@@ -65,11 +65,11 @@ async def read(document: Document, job: Job) -> Row:
     return {"pages": document.pages, "begun_at_page": done + 1}
 
 
-def work(worker_id: str) -> None:
+def run_demo_worker(worker_id: str) -> None:
     """Be a worker until told to stop."""
     worker = Worker(worker_id=worker_id, capabilities=SKILLS[worker_id], ttl_seconds=TTL_SECONDS, state=None,
                     drain_seconds=0)
-    worker.task("read")(read)
+    worker.task("read")(read_document)
     worker.run()
 
 
@@ -77,7 +77,7 @@ def hand_over() -> None:
     """Be the agent: create the tasks in one call, and forget."""
     tasks = [{"type": "read", "payload": {"document": f"doc-{number:02}", "pages": 3 + number % 4},
               "requirements": {"capabilities": [NEEDS[number % 4]]}, "priority": 10 * (number % 3),
-              "idempotency_key": f"doc-{number:02}"} for number in range(1, TASKS + 1)]
+              "idempotency_key": f"doc-{number:02}"} for number in range(1, TASK_COUNT + 1)]
     with Http() as gate:
         gate.call("create_tasks", **AGENT, tasks=tasks)
 
@@ -103,42 +103,42 @@ class Stage:
 
     def _address(self) -> str | None:
         if (status := self.children["server"].poll()) is not None:
-            raise Failed(f"the server ended with status {status}")
+            raise DemoFailed(f"the server ended with status {status}")
         _, found, rest = self.log.read_text(errors="replace").partition(" serves ")
         return rest.split()[0] if found and "\n" in rest else None
 
     def run(self, name: str, *arguments: str) -> None:
         """Start a part in a process of its own."""
         with self.log.open("ab") as log:
-            self.children[name] = start("asyncgate.commands.demo", *arguments, url=self.url, token=self.token,
+            self.children[name] = start_program("asyncgate.commands.demo", *arguments, url=self.url, token=self.token,
                                         stdout=log, stderr=log, cwd=self.folder)
 
     def finish(self, name: str) -> None:
         """Wait until a part has done its work."""
-        status = self.children[name].wait(PATIENCE_SECONDS)
+        status = self.children[name].wait(WAIT_LIMIT_SECONDS)
         if status:
-            raise Failed(f"the {name} ended with status {status}")
+            raise DemoFailed(f"the {name} ended with status {status}")
 
     def wait(self, look: Callable[[], Any], what: str) -> Any:
         """Look again and again until there is something to see."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + WAIT_LIMIT_SECONDS
         while not (seen := look()):
             if time.monotonic() > deadline:
-                raise Failed(f"waited {PATIENCE_SECONDS:g} s for {what} in vain")
+                raise DemoFailed(f"waited {WAIT_LIMIT_SECONDS:g} s for {what} in vain")
             time.sleep(0.03)
         return seen
 
     def close(self) -> None:
         """End every process: the workers while the gate still hears what they give back."""
         server = self.children.pop("server", None)
-        stop(*self.children.values())
-        stop(*([server] if server else []))
+        stop_children(*self.children.values())
+        stop_children(*([server] if server else []))
 
 
 # The picture.
 
 
-class Screen:
+class DemoScreen:
     """Lines that stay; below them a block that is drawn anew on a terminal, and a line now and then elsewhere."""
 
     def __init__(self) -> None:
@@ -160,11 +160,11 @@ class Screen:
             click.echo(f"\x1b[{len(self.drawn)}A\x1b[J", nl=False)
             self.drawn = []
 
-    def draw(self, tasks: list[Row]) -> None:
+    def draw(self, tasks: list[JsonObject]) -> None:
         """Show how the tasks fare."""
-        done = sum(task["status"] in OVER for task in tasks)
+        done = sum(task["status"] in END_STATUSES for task in tasks)
         if self.live:
-            self._redraw([line[:shutil.get_terminal_size().columns - 1] for line in picture(tasks)])
+            self._redraw([line[:shutil.get_terminal_size().columns - 1] for line in format_progress(tasks)])
         elif done // 5 > self.shown // 5 and done < len(tasks):
             self.say(f"{done} of {len(tasks)} tasks are done")
         self.shown = done
@@ -176,33 +176,34 @@ class Screen:
             self.drawn = lines
 
 
-def picture(tasks: list[Row]) -> Iterator[str]:
+def format_progress(tasks: list[JsonObject]) -> Iterator[str]:
     """Draw a bar over all tasks and a line for each worker."""
-    count = Counter("done" if task["status"] in OVER else "held" if task["leased_to"] else "queued" for task in tasks)
+    count = Counter("done" if task["status"] in END_STATUSES else "held" if task["leased_to"] else "queued"
+                    for task in tasks)
     bar = "█" * count["done"] + "▒" * count["held"] + "·" * count["queued"]
     yield f"         [{bar}] {count['done']} done, {count['held']} at work, {count['queued']} queued"
     for worker, skills in SKILLS.items():
         held = next((task for task in tasks if (task["leased_to"] or {}).get("id") == worker), None)
-        yield f"         {worker} ({' '.join(skills)}): {at_work(held) if held else '-'}"
+        yield f"         {worker} ({' '.join(skills)}): {describe_progress(held) if held else '-'}"
 
 
-def at_work(task: Row) -> str:
+def describe_progress(task: JsonObject) -> str:
     """Tell how far a task is."""
     page = (task["progress"] or {}).get("page", 0)
     return f"{task['payload']['document']}, page {page} of {task['payload']['pages']}"
 
 
-def tree(events: list[Row]) -> Iterator[str]:
+def format_tree(events: list[JsonObject]) -> Iterator[str]:
     """Draw the receipts of a task: each below the one that it answers; an obligation that nothing answers is open."""
     receipts = [event["receipt"] for event in events if event.get("receipt")]
     known = {receipt["receipt_id"] for receipt in receipts}
-    below: defaultdict[str, list[Row]] = defaultdict(list)
+    below: defaultdict[str, list[JsonObject]] = defaultdict(list)
     for receipt in receipts:
         below[next((parent for parent in receipt["parents"] if parent in known), "")].append(receipt)
 
-    def draw(receipt: Row, lead: str, branch: str, bar: str) -> Iterator[str]:
+    def draw(receipt: JsonObject, lead: str, branch: str, bar: str) -> Iterator[str]:
         children = below[receipt["receipt_id"]]
-        yield f"{lead + branch + receipt['receipt_type']:30}{meaning(receipt, children)}"
+        yield f"{lead + branch + receipt['receipt_type']:30}{describe_receipt(receipt, children)}"
         for child in children:
             last = child is children[-1]
             yield from draw(child, lead + bar, "└─ " if last else "├─ ", "   " if last else "│  ")
@@ -211,9 +212,9 @@ def tree(events: list[Row]) -> Iterator[str]:
         yield from draw(root, "  ", "", "")
 
 
-def meaning(receipt: Row, children: list[Row]) -> str:
+def describe_receipt(receipt: JsonObject, children: list[JsonObject]) -> str:
     """Say who states a receipt to whom, and whether an obligation is discharged."""
-    ends = f"{named(receipt['from'])} → {named(receipt['to'])}"
+    ends = f"{format_principal(receipt['from'])} → {format_principal(receipt['to'])}"
     if receipt["receipt_type"] == "lease.expired":
         return f"{ends}   the lease of {receipt['body']['previous_worker_id']} ran out"
     if receipt["receipt_type"] not in TERMINATES:
@@ -222,7 +223,7 @@ def meaning(receipt: Row, children: list[Row]) -> str:
     return f"{ends}   {'obligation, discharged' if closed else 'OBLIGATION, OPEN'}"
 
 
-def named(principal: Row) -> str:
+def format_principal(principal: JsonObject) -> str:
     """Name a principal: the gate by what it is, others by who they are."""
     return "gate" if principal["kind"] == "asyncgate" else str(principal["id"])
 
@@ -230,18 +231,19 @@ def named(principal: Row) -> str:
 # The story.
 
 
-def run(*, keep: bool = False) -> int:
+def run_demo(*, keep: bool = False) -> int:
     """Play the demo; return the exit status."""
     folder = Path(tempfile.mkdtemp(prefix="asyncgate-demo-"))
-    stage, screen = Stage(folder), Screen()
+    stage, screen = Stage(folder), DemoScreen()
     for sign in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(sign, lambda number, _: sys.exit(128 + number))
     try:
-        with_gate(stage, screen)
+        play_story(stage, screen)
         return 0
     except Exception as error:      # whatever it is: who watches must learn it, and nothing may be left behind
-        expected = isinstance(error, Failed | Refusal | Unreachable)
-        screen.end(f"\nThe demo failed: {error if expected else repr(error)}\n\nThe end of the log:\n{tail(stage.log)}")
+        expected = isinstance(error, DemoFailed | Refusal | Unreachable)
+        screen.end(f"\nThe demo failed: {error if expected else repr(error)}\n\n"
+                   f"The end of the log:\n{read_tail(stage.log)}")
         return 1
     except KeyboardInterrupt:
         screen.end("\nstopped")
@@ -254,98 +256,99 @@ def run(*, keep: bool = False) -> int:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def tail(log: Path) -> str:
+def read_tail(log: Path) -> str:
     """Return the last lines of a log."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-20:]) if log.exists() else "(there is none)"
 
 
-def with_gate(stage: Stage, screen: Screen) -> None:
+def play_story(stage: Stage, screen: DemoScreen) -> None:
     """Play the acts, one after another."""
     url = stage.serve()
     screen.say(f"a gate serves {url} on a SQLite file")
     with Http(url, stage.token) as gate:
         stage.run("agent", "agent")
         stage.finish("agent")
-        screen.say(f"an agent has handed over {TASKS} tasks, and is gone; it remembers nothing")
+        screen.say(f"an agent has handed over {TASK_COUNT} tasks, and is gone; it remembers nothing")
         for worker, skills in SKILLS.items():
             stage.run(worker, "worker", worker)
             screen.say(f"{worker} starts; it can do {', '.join(skills)}")
-        task_id = kill(stage, screen, gate)
-        watch(stage, screen, gate, task_id)
-        prove(stage, screen, gate, task_id)
+        task_id = kill_victim(stage, screen, gate)
+        watch_tasks(stage, screen, gate, task_id)
+        show_proof(stage, screen, gate, task_id)
 
 
-def everything(gate: Http, screen: Screen) -> list[Row]:
+def read_tasks(gate: Http, screen: DemoScreen) -> list[JsonObject]:
     """Read all tasks, and show them."""
-    tasks: list[Row] = gate.call("list_tasks", limit=TASKS + 1)["tasks"]
+    tasks: list[JsonObject] = gate.call("list_tasks", limit=TASK_COUNT + 1)["tasks"]
     screen.draw(tasks)
     return tasks
 
 
-def kill(stage: Stage, screen: Screen, gate: Http) -> str:
+def kill_victim(stage: Stage, screen: DemoScreen, gate: Http) -> str:
     """Kill the first worker in the middle of a task; return the task."""
-    def reading() -> Row | None:
-        return next((task for task in everything(gate, screen) if (task["leased_to"] or {}).get("id") == VICTIM
+    def reading() -> JsonObject | None:
+        return next((task for task in read_tasks(gate, screen) if (task["leased_to"] or {}).get("id") == VICTIM
                      and 0 < (task["progress"] or {}).get("page", 0) < task["payload"]["pages"] - 2), None)
-    task: Row = stage.wait(reading, f"{VICTIM} to be in the middle of a task")
+    task: JsonObject = stage.wait(reading, f"{VICTIM} to be in the middle of a task")
     victim = stage.children[VICTIM]
     victim.kill()
     victim.wait()
-    screen.say(f"{VICTIM} is killed (SIGKILL) while it reads {at_work(task)}; its lease runs out in {TTL_SECONDS} s")
+    screen.say(f"{VICTIM} is killed (SIGKILL) while it reads {describe_progress(task)}; "
+               f"its lease runs out in {TTL_SECONDS} s")
     return str(task["task_id"])
 
 
-def watch(stage: Stage, screen: Screen, gate: Http, task_id: str) -> None:
+def watch_tasks(stage: Stage, screen: DemoScreen, gate: Http, task_id: str) -> None:
     """Watch the lease run out, the other worker take over, and all tasks come to their end."""
     told = 0
 
     def finished() -> bool:
         nonlocal told
-        tasks = everything(gate, screen)
+        tasks = read_tasks(gate, screen)
         task = next(task for task in tasks if task["task_id"] == task_id)
         if told == 0 and task["expiries"]:
             told += 1
             screen.say(f"the lease on {task['payload']['document']} has run out; the gate offers the task again")
-        if told == 1 and ((task["leased_to"] or {}).get("id") == HEIR or task["status"] in OVER):
+        if told == 1 and ((task["leased_to"] or {}).get("id") == HEIR or task["status"] in END_STATUSES):
             told += 1
-            screen.say(f"{HEIR} takes over {at_work(task)}")
+            screen.say(f"{HEIR} takes over {describe_progress(task)}")
         if stage.children[HEIR].poll() is not None:
-            raise Failed(f"{HEIR} has ended")
-        return all(task["status"] in OVER for task in tasks)
+            raise DemoFailed(f"{HEIR} has ended")
+        return all(task["status"] in END_STATUSES for task in tasks)
 
     stage.wait(finished, "all tasks to end")
-    done = Counter(task["status"] for task in everything(gate, screen))
-    screen.say(f"{done['succeeded']} of {TASKS} tasks succeeded")
-    if done["succeeded"] != TASKS:
-        raise Failed(f"not every task succeeded: {dict(done)}")
+    done = Counter(task["status"] for task in read_tasks(gate, screen))
+    screen.say(f"{done['succeeded']} of {TASK_COUNT} tasks succeeded")
+    if done["succeeded"] != TASK_COUNT:
+        raise DemoFailed(f"not every task succeeded: {dict(done)}")
 
 
-def prove(stage: Stage, screen: Screen, gate: Http, task_id: str) -> None:
+def show_proof(stage: Stage, screen: DemoScreen, gate: Http, task_id: str) -> None:
     """Show the receipts of the task that survived, what is still owed, and that the database is sound."""
     task, history = gate.call("get_task", task_id=task_id), gate.call("get_task_history", task_id=task_id, limit=200)
     screen.end(f"\nWhat happened to {task['payload']['document']}, by its receipts:\n")
-    screen.end("\n".join(tree(history["events"])))
+    screen.end("\n".join(format_tree(history["events"])))
     page = task["result"]["result"]["begun_at_page"]
     screen.end(f"\n  {HEIR} began at page {page}: the gate had handed it the progress of {VICTIM}")
     owed = gate.call("list_open_obligations", **AGENT)["open_obligations"]
     screen.end(f"\n{len(owed)} open obligations: the answer when the agent comes back and asks what it is still owed")
-    verdict = asyncio.run(checked(stage.database))
-    screen.end(f"verified: {counts(verdict)}")
+    verdict = asyncio.run(verify_url(stage.database))
+    screen.end(f"verified: {format_counts(verdict)}")
     if owed or verdict.problems:
-        raise Failed("; ".join([f"{len(owed)} obligations are open", *map(str, verdict.problems)]))
+        raise DemoFailed("; ".join([f"{len(owed)} obligations are open", *map(str, verdict.problems)]))
     screen.end(f"Nothing was lost.  It took {time.monotonic() - screen.began:.1f} s.")
 
 
-def part(role: str, *arguments: str) -> None:
+def play_part(role: str, *arguments: str) -> None:
     """Play one part, in a process that does not outlive the demo."""
-    lifeline()
+    watch_lifeline()
     if role == "serve":
         main([*SERVE, "--database", arguments[0]])
     elif role == "agent":
         hand_over()
     else:
-        work(arguments[0])
+        run_demo_worker(arguments[0])
 
 
 if __name__ == "__main__":
-    part(*sys.argv[1:])
+    play_part(*sys.argv[1:])

@@ -21,7 +21,7 @@ from asyncgate.parts.model.settings import UNPREFIXED, Configured, Settings
 from asyncgate.parts.process.logs import start_logging
 
 DATABASE = "sqlite:///asyncgate-dev.db"
-STOP_SECONDS = 3.0      # that a child has to end by itself
+CHILD_STOP_SECONDS = 3.0      # that a child has to end by itself
 READY = """\
 AsyncGate {version} is ready at {url}
 No credential is needed, only this machine gets in.  Everything is kept in {database}
@@ -45,26 +45,26 @@ ALONE = {"asyncgate lease-next --worker-id me --accept-types echo": "be the work
          "asyncgate complete TASK_ID --lease-id LEASE_ID --worker-id me --result '\"done\"'": "and end it"}
 
 
-def run(configured: Configured, *, worker: bool) -> int:
+def run_dev(configured: Configured, *, worker: bool) -> int:
     """Serve until a signal comes, with an echo worker beside; return the exit status."""
-    settings = settings_for(configured)
+    settings = adjust_settings(configured)
     start_logging(settings)
     require_safe_start(settings)
     children: list[subprocess.Popen[Any]] = []
 
     def ready(url: str) -> None:
-        click.echo(banner(settings, url, worker))
+        click.echo(format_banner(settings, url, worker))
         if worker:
-            children.append(start("asyncgate", "worker", "echo", "--forget", "--lifeline", url=url,
+            children.append(start_program("asyncgate", "worker", "echo", "--forget", "--lifeline", url=url,
                                   token=settings.api_key))
 
     try:
         return serve_forever(settings, ready)
     finally:
-        stop(*children)
+        stop_children(*children)
 
 
-def settings_for(configured: Configured) -> Settings:
+def adjust_settings(configured: Configured) -> Settings:
     """Turn settings into those of a gate to try things on, wherever the user has not said otherwise."""
     settings, origins = configured.settings, configured.origins
     settings = replace(settings, allow_insecure_dev=True)
@@ -73,7 +73,7 @@ def settings_for(configured: Configured) -> Settings:
     return replace(settings, log_level="warning") if origins["log_level"] == "default" else settings
 
 
-def banner(settings: Settings, url: str, worker: bool) -> str:
+def format_banner(settings: Settings, url: str, worker: bool) -> str:
     """Tell where the gate is and what to do with it."""
     hints = LOOK | (WITH_WORKER if worker else ALONE) | {f"{url}/docs": "every operation, in a browser"}
     wide = max(map(len, hints))
@@ -82,13 +82,14 @@ def banner(settings: Settings, url: str, worker: bool) -> str:
                         hints="\n".join(f"  {hint:{wide}}  {says}" for hint, says in hints.items()))
 
 
-def start(module: str, *arguments: str, url: str = "", token: str = "", **options: Any) -> subprocess.Popen[Any]:
+def start_program(module: str, *arguments: str, url: str = "", token: str = "",
+                  **options: Any) -> subprocess.Popen[Any]:
     """Start a program of this package; its standard input is the line that ties it to this process."""
     command = [sys.executable, "-P", "-m", module, *arguments]     # -P: nothing is imported from the user's folder
-    return subprocess.Popen(command, stdin=subprocess.PIPE, env=surroundings(url, token), **options)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, env=child_environment(url, token), **options)
 
 
-def surroundings(url: str, token: str) -> dict[str, str]:
+def child_environment(url: str, token: str) -> dict[str, str]:
     """Return an environment in which a child finds this package, this gate and this token, and no other settings."""
     kept = {name: value for name, value in os.environ.items()
             if not name.startswith("ASYNCGATE_") and name not in UNPREFIXED}
@@ -99,7 +100,7 @@ def surroundings(url: str, token: str) -> dict[str, str]:
     return kept | {name: value for name, value in given.items() if value}
 
 
-def lifeline() -> None:
+def watch_lifeline() -> None:
     """Stop this process when its standard input closes: so it never outlives the one that started it."""
     def watch() -> None:
         while os.read(0, 1024):
@@ -108,14 +109,14 @@ def lifeline() -> None:
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
 
-def stop(*children: subprocess.Popen[Any]) -> None:
+def stop_children(*children: subprocess.Popen[Any]) -> None:
     """End children: first politely, all at once, then for certain."""
     for child in children:
         if child.poll() is None:
             child.terminate()
     for child in children:
         try:
-            child.wait(STOP_SECONDS)
+            child.wait(CHILD_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()

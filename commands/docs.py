@@ -13,9 +13,9 @@ from threading import Thread
 import click
 import msgspec
 
-from asyncgate.commands.calling import NOT_THERE, as_json, ended, nearest
-from asyncgate.commands.site import Page, built, pages
-from asyncgate.commands.terminal import console, is_terminal, plain, show_table
+from asyncgate.commands.calling import EXIT_NOT_FOUND, as_json, exit_with, suggest_names
+from asyncgate.commands.site import DocPage, build_site, read_pages
+from asyncgate.commands.terminal import console, escape_text, is_terminal, show_table
 
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".md": "text/plain", ".txt": "text/plain"}
 
@@ -32,7 +32,7 @@ def docs(page: str | None, opens: bool, folder: Path | None, as_json: bool) -> N
     Without PAGE this lists the pages.  PAGE is shown in the terminal, or as its Markdown in a pipe.  All pages together
     are a site: --open shows it, at PAGE if one is named; --build writes it for any web server, below any path.
     """
-    known = pages()
+    known = read_pages()
     if folder and (page or opens):
         raise click.UsageError("--build writes all pages: give neither a page nor --open with it")
     if as_json and (folder or opens):
@@ -41,33 +41,34 @@ def docs(page: str | None, opens: bool, folder: Path | None, as_json: bool) -> N
         return write_site(folder)
     found = find_page(page, known) if page else None
     if opens:
-        return serve_site(built(), f"{found.stem}.html" if found else "")
+        return serve_site(build_site(), f"{found.stem}.html" if found else "")
     if as_json:
-        return click.echo(msgspec.json.encode(found or [listed(one) for one in known.values()]))
+        return click.echo(msgspec.json.encode(found or [list_entry(one) for one in known.values()]))
     show_page(found) if found else list_pages(known)
 
 
-def find_page(said: str, known: Mapping[str, Page]) -> Page:
+def find_page(said: str, known: Mapping[str, DocPage]) -> DocPage:
     """Find a page by its name, however it is spelled, or end the program with the name that is near."""
     name = said.lower().removesuffix(".md").rpartition("/")[2].replace("_", "-")
     if name not in known:
-        near = nearest(name, [*known])
-        raise ended(f"there is no page {plain(said)!r}.{near} `asyncgate docs` lists the pages.", NOT_THERE)
+        near = suggest_names(name, [*known])
+        raise exit_with(f"there is no page {escape_text(said)!r}.{near} `asyncgate docs` lists the pages.",
+                        EXIT_NOT_FOUND)
     return known[name]
 
 
-def listed(page: Page) -> dict[str, str]:
+def list_entry(page: DocPage) -> dict[str, str]:
     """Return what the list says of a page: all but its text."""
     return {"name": page.name, "path": page.path, "section": page.section, "title": page.title, "about": page.about}
 
 
-def list_pages(known: Mapping[str, Page]) -> None:
+def list_pages(known: Mapping[str, DocPage]) -> None:
     """Print the names of the pages and what each is about."""
     show_table(["page", "about"], [{"page": name, "about": page.about} for name, page in known.items()])
     click.echo("asyncgate docs PAGE shows one; --open shows all of them in a browser", err=True)
 
 
-def show_page(page: Page) -> None:
+def show_page(page: DocPage) -> None:
     """Show a page: its Markdown where a program reads it, else laid out, a screen at a time."""
     if not is_terminal(sys.stdout):
         return click.echo(page.text, nl=False)
@@ -87,7 +88,7 @@ def write_site(folder: Path) -> None:
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "llms.txt").exists():
         raise click.UsageError(f"{folder} holds other files (there is no llms.txt of an earlier site): "
                                "give a new or an empty directory")
-    files = built()
+    files = build_site()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():

@@ -16,7 +16,7 @@ import msgspec
 from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.commands import cli
-from asyncgate.commands.calling import BROKEN, CONFLICT, STATUSES, WRONG, Group, as_json, ended
+from asyncgate.commands.calling import EXIT_BROKEN, EXIT_CONFLICT, EXIT_OF_STATUS, EXIT_WRONG, Group, as_json, exit_with
 from asyncgate.parts.identity.admin import issue_first_key
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.settings import Configured, Settings
@@ -32,7 +32,7 @@ def keys() -> None:
     """Issue the first key of a gate, which nobody can ask for yet."""
 
 
-async def issued(settings: Settings, said: dict[str, Any]) -> Any:
+async def write_first_key(settings: Settings, said: dict[str, Any]) -> Any:
     """Write a new key into the database of the settings."""
     backend = await open_backend(settings.database.url, serving=True, settings=settings.database)
     try:
@@ -52,8 +52,8 @@ def issue(configured: Configured, out: str | None, as_json: bool, **given: Any) 
     The text of the key goes to standard output, or to the FILE of --out, once.  With a gate that runs: asyncgate
     issue-key.
     """
-    with Kept(out) as kept:
-        made = made_as_asked(configured, given)
+    with KeyFile(out) as kept:
+        made = issue_or_exit(configured, given)
         kept.put(made.api_key)
     key = made.key
     if as_json:
@@ -65,29 +65,29 @@ def issue(configured: Configured, out: str | None, as_json: bool, **given: Any) 
     click.echo(f"key {key.key_id} for {key.principal_kind} {key.principal_id}, {key.role}; {where}", err=True)
 
 
-def made_as_asked(configured: Configured, given: dict[str, Any]) -> Any:
+def issue_or_exit(configured: Configured, given: dict[str, Any]) -> Any:
     """Issue the key, or end the program."""
     said = {name: value for name, value in given.items() if value not in (None, (), "")}
     try:
-        return asyncio.run(issued(configured.settings, said))
+        return asyncio.run(write_first_key(configured.settings, said))
     except (GateError, msgspec.ValidationError) as no:
-        raise ended(str(no), STATUSES.get(getattr(no, "status", 400), BROKEN)) from None
+        raise exit_with(str(no), EXIT_OF_STATUS.get(getattr(no, "status", 400), EXIT_BROKEN)) from None
 
 
-class Kept:
+class KeyFile:
     """The file of a key: made before the key is, so that no key is issued that cannot be kept."""
 
     def __init__(self, path: str | None) -> None:
         self.path, self.is_full = path, False
 
-    def __enter__(self) -> Kept:
+    def __enter__(self) -> KeyFile:
         if self.path:
             try:
                 self.file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
             except FileExistsError:
-                raise ended(f"{self.path} is there already, and a key overwrites nothing", CONFLICT) from None
+                raise exit_with(f"{self.path} is there already, and a key overwrites nothing", EXIT_CONFLICT) from None
             except OSError as error:
-                raise ended(f"cannot write {self.path}: {error.strerror}", WRONG) from None
+                raise exit_with(f"cannot write {self.path}: {error.strerror}", EXIT_WRONG) from None
         return self
 
     def put(self, text: str) -> None:
@@ -104,4 +104,5 @@ class Kept:
                 os.remove(self.path)
 
 
-issue.params += [cli.option(ISSUE, field) for name, field in cli.fields_of(ISSUE.takes).items() if name != "tenant_id"]
+issue.params += [cli.make_option(ISSUE, field) for name,
+                 field in cli.fields_of(ISSUE.takes).items() if name != "tenant_id"]

@@ -32,8 +32,8 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Show the commands in sections."""
-        from asyncgate.commands.cli import sections
-        sections(self, ctx, formatter)
+        from asyncgate.commands.cli import write_sections
+        write_sections(self, ctx, formatter)
 
     def _clients(self) -> click.Group:
         from asyncgate.commands.cli import commands

@@ -25,12 +25,12 @@ from asyncgate.parts.model.settings import Settings
 if TYPE_CHECKING:
     import httpx2
 
-Message = dict[str, Any]
+JsonRpcMessage = dict[str, Any]
 VERSION = "io.modelcontextprotocol/protocolVersion"
 LISTEN = "subscriptions/listen"
-NAMES = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}      # what Mcp-Name repeats
+NAME_FIELDS = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}      # what Mcp-Name repeats
 ACCEPTED = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
-LAST_SECONDS = 5.0              # for what is under way when the host closes its end
+FINISH_SECONDS = 5.0              # for what is under way when the host closes its end
 LONGEST_WAIT_SECONDS = 60.0     # that a gate can be set to
 
 
@@ -51,7 +51,7 @@ class Bridge:
                 self.take(line)
         left = list(self.under_way.values())
         if brief := [task for task in left if task.get_name() != LISTEN]:
-            await asyncio.wait(brief, timeout=LAST_SECONDS)
+            await asyncio.wait(brief, timeout=FINISH_SECONDS)
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
@@ -66,7 +66,7 @@ class Bridge:
             return self.refuse(None, PARSE_ERROR, "one message a line, please: an object")
         id, method = message.get("id"), message.get("method")
         if method == "notifications/cancelled":
-            self.cancel(params_of(message).get("requestId"))
+            self.cancel(read_params(message).get("requestId"))
         elif isinstance(method, str) and isinstance(id, str | int):    # others want no answer
             task = asyncio.get_running_loop().create_task(self.carry(line.strip(), message, method, id), name=method)
             self.under_way[id] = task
@@ -77,7 +77,7 @@ class Bridge:
         if isinstance(id, str | int) and (task := self.under_way.get(id)):
             task.cancel()
 
-    async def carry(self, line: bytes, message: Message, method: str, id: str | int) -> None:
+    async def carry(self, line: bytes, message: JsonRpcMessage, method: str, id: str | int) -> None:
         """Send one request and write its answer."""
         import httpx2
 
@@ -117,16 +117,17 @@ class Bridge:
         # Verbatim but for a missing id: what is a number stays as the gate wrote it.
         self.write(answer.content if told.get("id") is not None else msgspec.json.encode({**told, "id": id}))
 
-    def headers(self, message: Message, method: str) -> dict[str, str]:
+    def headers(self, message: JsonRpcMessage, method: str) -> dict[str, str]:
         """Say in headers what HTTP wants there of a message."""
-        params = params_of(message)
+        params = read_params(message)
         meta = params.get("_meta")
         version = meta.get(VERSION) if isinstance(meta, dict) else None
         if not isinstance(version, str):
             return {**ACCEPTED, "mcp-protocol-version": self.agreed} if self.agreed else ACCEPTED
-        name = params.get("taskId" if method.startswith("tasks/") else NAMES.get(method, ""))
-        named = {"mcp-name": in_header(name)} if isinstance(name, str) else {}
-        return {**ACCEPTED, "mcp-protocol-version": in_header(version), "mcp-method": in_header(method), **named}
+        name = params.get("taskId" if method.startswith("tasks/") else NAME_FIELDS.get(method, ""))
+        named = {"mcp-name": encode_header(name)} if isinstance(name, str) else {}
+        return {**ACCEPTED, "mcp-protocol-version": encode_header(version), "mcp-method": encode_header(method),
+                **named}
 
     def refuse(self, id: Any, code: int, text: str, data: Any = None) -> None:
         """Write a failure of our own."""
@@ -134,42 +135,42 @@ class Bridge:
         self.write(msgspec.json.encode({"jsonrpc": "2.0", "id": id, "error": error}))
 
 
-def params_of(message: Message) -> dict[str, Any]:
+def read_params(message: JsonRpcMessage) -> dict[str, Any]:
     """Return the parameters of a message."""
     params = message.get("params")
     return params if isinstance(params, dict) else {}
 
 
-def in_header(text: str) -> str:
+def encode_header(text: str) -> str:
     """Write a text as a header takes it: as it is, or as MCP encodes what no header can hold."""
     safe = text.isascii() and text.isprintable() and text == text.strip() and not text.startswith("=?base64?")
     return text if safe else f"=?base64?{base64.b64encode(text.encode()).decode()}?="
 
 
-def written(line: bytes) -> None:
+def write_message(line: bytes) -> None:
     """Write one message to standard output."""
     sys.stdout.buffer.write(line.replace(b"\n", b" ") + b"\n")
     sys.stdout.buffer.flush()
 
 
-def path_of(agent: str | None, underscored: bool, tools: str = "") -> str:
+def make_path(agent: str | None, underscored: bool, tools: str = "") -> str:
     """Return the path and query that say how tools are named, which are listed, and who speaks for want of a name."""
     said = {"principal_kind": "agent", "principal_id": agent} if agent else {}
     said |= {"tools": tools} if tools else {}
     return f"/mcp{'/u' if underscored else ''}{'?' if said else ''}{urlencode(said, safe=',')}"
 
 
-async def to_running(url: str | None, token: str | None, path: str) -> None:
+async def serve_running(url: str | None, token: str | None, path: str) -> None:
     """Serve standard input and output from a running gate."""
     import httpx2
 
     exchange = Exchange(url, token)
     patience = ANSWER_SECONDS + LONGEST_WAIT_SECONDS
     async with httpx2.AsyncClient(**exchange.settings, timeout=patience) as client:
-        await Bridge(client, exchange, path, written, streams=True).serve(sys.stdin.buffer.readline)
+        await Bridge(client, exchange, path, write_message, streams=True).serve(sys.stdin.buffer.readline)
 
 
-async def embedded(settings: Settings, path: str) -> None:
+async def serve_embedded(settings: Settings, path: str) -> None:
     """Serve standard input and output from a gate inside this process; whoever started it is let in."""
     import httpx2
 
@@ -178,6 +179,6 @@ async def embedded(settings: Settings, path: str) -> None:
     async with gate.app.router.lifespan_context(gate.app):
         transport: Any = httpx2.ASGITransport(app=gate)
         async with httpx2.AsyncClient(transport=transport) as client:
-            bridge = Bridge(client, Exchange("http://localhost", ""), path, written, streams=False)
+            bridge = Bridge(client, Exchange("http://localhost", ""), path, write_message, streams=False)
             await bridge.serve(sys.stdin.buffer.readline)
         gate.drain()

@@ -14,18 +14,18 @@ from msgspec.structs import asdict, replace
 
 from asyncgate import Engine
 from asyncgate.commands import calling, carry, cli, recovery, verdicts
-from asyncgate.commands.calling import BROKEN, CONFLICT, NO_GATE, as_json, ended
-from asyncgate.commands.terminal import Bar, plain
+from asyncgate.commands.calling import EXIT_BROKEN, EXIT_CONFLICT, EXIT_NO_GATE, as_json, exit_with
+from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.parts.model.errors import GateError, StartupError
 from asyncgate.parts.model.settings import Configured, Settings, SettingsError, mask_credentials
 from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.process.configured import configured
 
 
-def integrated(settings: Settings) -> Settings:
+def integrate_settings(settings: Settings) -> Settings:
     """Return the settings as they are once receipts go to the ledger, with time for large calls."""
     mode = "memorygate_integrated" if settings.receipt_mode == "standalone" else settings.receipt_mode
-    return recovery.patient(replace(settings, receipt_mode=mode))
+    return recovery.allow_slow_reads(replace(settings, receipt_mode=mode))
 
 
 # To the ledger.
@@ -41,7 +41,7 @@ def integrated(settings: Settings) -> Settings:
 def push(configured: Configured, file: str | None, tenants: tuple[str, ...], after: str, as_json: bool) -> None:
     """Send all receipts of a gate, or of an exported FILE, to the ledger of the settings.
 
-    The way from standalone into a ledger: memorygate.url says where it is, whatever receipt_mode still says.  All
+    The way from standalone into a ledger: ledger.url says where it is, whatever receipt_mode still says.  All
     tenants go, oldest receipts first, with those in the archive; the database is only read, and the gate may go on
     meanwhile.  What it writes then is not sent: stop it for the last push.
 
@@ -51,30 +51,30 @@ def push(configured: Configured, file: str | None, tenants: tuple[str, ...], aft
     Exit status 0: the ledger has them all.  5: some it has not.  7: it does not answer.
     """
     from asyncgate.parts.receipts import push as part
-    settings = integrated(configured.settings)
+    settings = integrate_settings(configured.settings)
     tally, refusals = part.PushTally(), list[dict[str, str]]()
     try:
-        with said_of(file or "the database"):
-            verified = verified_file(file) if file else None
+        with exit_on_bad_file(file or "the database"):
+            verified = check_file(file) if file else None
         with closing(Bar("sending", "receipts", verified.receipts if verified else None)) as bar:
-            asyncio.run(pushed(settings, file, owner_of(verified), tenants, after, tally, bar,
-                               told_of(refusals, as_json)))
+            asyncio.run(send_receipts(settings, file, owner_of(verified), tenants, after, tally, bar,
+                               make_refusal_printer(refusals, as_json)))
     except part.LedgerAway as away:
-        report(tally, refusals, as_json)
-        raise ended(f"{plain(str(away))}; {further(tally)}", NO_GATE) from None
+        print_push(tally, refusals, as_json)
+        raise exit_with(f"{escape_text(str(away))}; {format_next_call(tally)}", EXIT_NO_GATE) from None
     except KeyboardInterrupt:
-        report(tally, refusals, as_json)
-        raise ended(f"stopped before the end; {further(tally)}", BROKEN) from None
+        print_push(tally, refusals, as_json)
+        raise exit_with(f"stopped before the end; {format_next_call(tally)}", EXIT_BROKEN) from None
     except (SettingsError, StartupError) as wrong:
-        raise calling.refused(wrong) from None
+        raise calling.exit_for(wrong) from None
     except GateError as wrong:
-        raise ended(plain(str(wrong)), BROKEN) from None
-    report(tally, refusals, as_json)
-    sys.exit(CONFLICT if tally.refused or tally.lost else 0)
+        raise exit_with(escape_text(str(wrong)), EXIT_BROKEN) from None
+    print_push(tally, refusals, as_json)
+    sys.exit(EXIT_CONFLICT if tally.refused or tally.lost else 0)
 
 
 @contextmanager
-def said_of(path: str) -> Iterator[None]:
+def exit_on_bad_file(path: str) -> Iterator[None]:
     """Say in one line what a file has that cannot be used."""
     from asyncgate.commands.carry import Interfered
     from asyncgate.parts.receipts.files import Damaged
@@ -82,25 +82,25 @@ def said_of(path: str) -> Iterator[None]:
     try:
         yield
     except (Damaged, Interfered) as wrong:
-        raise ended(plain(str(wrong)), BROKEN) from None
+        raise exit_with(escape_text(str(wrong)), EXIT_BROKEN) from None
     except OSError as error:
-        raise ended(f"{path}: {error.strerror or error}", BROKEN) from None
+        raise exit_with(f"{path}: {error.strerror or error}", EXIT_BROKEN) from None
     except KeyboardInterrupt:
-        raise ended("stopped before the end; the same command goes on from here", BROKEN) from None
+        raise exit_with("stopped before the end; the same command goes on from here", EXIT_BROKEN) from None
 
 
-def verified_file(file: str) -> carry.Verdict:
+def check_file(file: str) -> carry.FileVerdict:
     """See that a file is as it was written; return what it has."""
     with closing(Bar("checking", "receipts")) as bar:
-        return carry.required(file, bar.add)
+        return carry.require_sound(file, bar.add)
 
 
-def owner_of(verified: carry.Verdict | None) -> str | None:
+def owner_of(verified: carry.FileVerdict | None) -> str | None:
     """Return whose receipts a file has."""
     return verified.header.tenant_id if verified and verified.header else None
 
 
-async def pushed(settings: Settings, file: str | None, of_file: str | None, tenants: tuple[str, ...], after: str,
+async def send_receipts(settings: Settings, file: str | None, of_file: str | None, tenants: tuple[str, ...], after: str,
                  tally: Any, bar: Bar, refused: Callable[[str, str], None]) -> None:
     """Send what was asked for."""
     from asyncgate.parts.receipts import push as part
@@ -116,45 +116,45 @@ async def pushed(settings: Settings, file: str | None, of_file: str | None, tena
             (tenant_id,) = tenants if len(tenants) == 1 else (of_file or "",)      # a file says whose it is
             await push.send(tenant_id, part.read_exported(push, tenant_id, carry.batches(file), behind))
             return
-        backend = await recovery.beside(opened, cli.existing(settings.database.url), settings)
-        bar.of(None if after or tenants else await verdicts.rows_of(backend, [Receipt]))
+        backend = await recovery.open_beside(opened, cli.require_database(settings.database.url), settings)
+        bar.of(None if after or tenants else await verdicts.count_rows(backend, [Receipt]))
         source = part.FromDatabase(Engine(backend, settings), push)
         for tenant_id in sorted(tenants or await backend.tenants()):
             if tenant_id >= first:
                 await push.send(tenant_id, source.pages(tenant_id, behind if tenant_id == first else ""))
 
 
-def told_of(refusals: list[dict[str, str]], as_json: bool) -> Callable[[str, str], None]:
+def make_refusal_printer(refusals: list[dict[str, str]], as_json: bool) -> Callable[[str, str], None]:
     """Return what names a receipt that the ledger does not have now: at once, or in the list for JSON."""
     def refused(receipt_id: str, why: str) -> None:
         refusals.append({"receipt_id": receipt_id, "why": why})
         if not as_json:
-            click.echo(plain(f"{receipt_id}: {why}"))
+            click.echo(escape_text(f"{receipt_id}: {why}"))
     return refused
 
 
-def further(tally: Any) -> str:
+def format_next_call(tally: Any) -> str:
     """Say how to go on."""
     return f"what went is there, and the same command goes on{f' with --after {tally.after}' * bool(tally.after)}"
 
 
-def report(tally: Any, refusals: list[dict[str, str]], as_json: bool) -> None:
+def print_push(tally: Any, refusals: list[dict[str, str]], as_json: bool) -> None:
     """Say what became of the receipts."""
     more = f", {tally.passed_over} are none of its business" * bool(tally.passed_over)
     lost = f", {tally.lost} are lost" * bool(tally.lost)
-    verdicts.put(as_json, {**asdict(tally), "refusals": refusals},
+    verdicts.print_answer(as_json, {**asdict(tally), "refusals": refusals},
                  f"the ledger has {tally.taken} of the receipts and refuses {tally.refused}{lost}{more}")
 
 
 # And back.
 
 
-@click.command()
+@click.command("home")
 @click.argument("target", metavar="TARGET")
 @click.option("--leave-lost", is_flag=True, help="Go on without what the ledger lost or changed; hashes of it stay.")
 @as_json
 @configured
-def home(configured: Configured, target: str, leave_lost: bool, as_json: bool) -> None:
+def bring_receipts_home(configured: Configured, target: str, leave_lost: bool, as_json: bool) -> None:
     """Bring the receipts of a gate home from its ledger: a copy of the gate at TARGET has them whole.
 
     The way from a ledger back to standalone.  The settings are still those of integrated mode and name the gate's
@@ -171,31 +171,31 @@ def home(configured: Configured, target: str, leave_lost: bool, as_json: bool) -
     from asyncgate.parts.receipts import collected
     from asyncgate.parts.receipts import home as part
     try:
-        status = asyncio.run(brought(recovery.patient(configured.settings), target, leave_lost, as_json))
+        status = asyncio.run(bring_home(recovery.allow_slow_reads(configured.settings), target, leave_lost, as_json))
     except collected.Unreadable as away:
-        raise ended(f"{plain(str(away))}; nothing was written", NO_GATE) from None
+        raise exit_with(f"{escape_text(str(away))}; nothing was written", EXIT_NO_GATE) from None
     except (copying.TargetUsed, part.Unsettled, part.MissingBody) as no:
-        raise ended(plain(str(no)), CONFLICT) from None
+        raise exit_with(escape_text(str(no)), EXIT_CONFLICT) from None
     except (SettingsError, StartupError) as wrong:
-        raise calling.refused(wrong) from None
+        raise calling.exit_for(wrong) from None
     except (copying.CopyFailed, copying.Served, GateError) as wrong:
-        raise ended(plain(str(wrong)), BROKEN) from None
+        raise exit_with(escape_text(str(wrong)), EXIT_BROKEN) from None
     except KeyboardInterrupt:
-        raise ended("stopped before the end; the same command goes on from here", BROKEN) from None
+        raise exit_with("stopped before the end; the same command goes on from here", EXIT_BROKEN) from None
     sys.exit(status)
 
 
-async def brought(settings: Settings, target: str, leave_lost: bool, as_json: bool) -> int:
+async def bring_home(settings: Settings, target: str, leave_lost: bool, as_json: bool) -> int:
     """Compare, then copy with bodies, and say what came; return the exit status."""
     from asyncgate.commands import copy as copying
     source = settings.database.url
-    if cli.place(source) == cli.place(target):
+    if cli.identify_database(source) == cli.identify_database(target):
         raise StartupError("TARGET is the database of the gate itself; name a fresh one")
     from asyncgate.parts.receipts import home as part
     async with AsyncExitStack() as opened:
-        sink = recovery.sink_of(settings)
+        sink = recovery.open_ledger(settings)
         opened.push_async_callback(sink.close)
-        backend = await cli.alone(copying, opened, "database", cli.existing(source))
+        backend = await cli.open_alone(copying, opened, "database", cli.require_database(source))
         there = part.LedgerBackedGate(backend, sink, lenient=leave_lost)
         opened.callback(there.close)
         with closing(Bar("reading")) as bar:
@@ -203,23 +203,23 @@ async def brought(settings: Settings, target: str, leave_lost: bool, as_json: bo
         with closing(findings):
             part.require_settled(findings, leave_lost)
             waiting, foreign = findings.waiting + findings.counts["parked"], findings.foreign
-        new = await cli.alone(copying, opened, "target", target)
+        new = await cli.open_alone(copying, opened, "target", target)
         with closing(Bar("comparing")) as bar:
             found = await copying.survey(there, new, bar.add)
-        totals = partial(sums, there.brought.values(), waiting, foreign)
-        status = await cli.carried(copying, there, new, found, mask_credentials(target), as_json, totals)
+        totals = partial(count_receipts, there.brought.values(), waiting, foreign)
+        status = await cli.write_and_prove(copying, there, new, found, mask_credentials(target), as_json, totals)
         if not as_json:
-            came(**totals())
+            print_receipts(**totals())
         return status
 
 
-def sums(brought: Any, waiting: int, foreign: int) -> dict[str, int]:
+def count_receipts(brought: Any, waiting: int, foreign: int) -> dict[str, int]:
     """Count what has come home."""
     return {**{name: sum(getattr(one, name) for one in brought) for name in ("filled", "own", "bare")},
             "waiting": waiting, "foreign": foreign}
 
 
-def came(*, filled: int, own: int, bare: int, waiting: int, foreign: int) -> None:
+def print_receipts(*, filled: int, own: int, bare: int, waiting: int, foreign: int) -> None:
     """Say what has come home."""
     click.echo(f"{filled} receipts have come home, {own} were whole here")
     if bare:

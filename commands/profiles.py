@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-DEFAULT = "default"
+DEFAULT_PROFILE = "default"
 
 
 class Profile(msgspec.Struct, omit_defaults=True):
@@ -30,15 +30,15 @@ class Connection(NamedTuple):
     token: str | None
 
 
-def file() -> Path:
+def profiles_file() -> Path:
     """Return where the profiles are kept."""
     config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(config) / "asyncgate" / "profiles.json"
 
 
-def all_of_them() -> dict[str, Profile]:
+def read_profiles() -> dict[str, Profile]:
     """Read the profiles; raises ValueError for a file that is none, or that others may read."""
-    path = file()
+    path = profiles_file()
     try:
         found = path.stat().st_mode
         text = path.read_bytes()
@@ -54,9 +54,9 @@ def all_of_them() -> dict[str, Profile]:
         raise ValueError(f"{path} is no file of profiles ({wrong}): remove it and run `asyncgate login`") from None
 
 
-def keep(profiles: dict[str, Profile]) -> None:
+def write_profiles(profiles: dict[str, Profile]) -> None:
     """Write the profiles, for their owner alone."""
-    path = file()
+    path = profiles_file()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     with open(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as out:
@@ -64,7 +64,7 @@ def keep(profiles: dict[str, Profile]) -> None:
     fresh.replace(path)
 
 
-def chosen(name: str | None, url: str | None, token: str | None) -> Connection:
+def choose_connection(name: str | None, url: str | None, token: str | None) -> Connection:
     """Return where to go: what stands on the command line, else a profile, else what the environment says.
 
     The profile is the one that is named, on the command line or as ASYNCGATE_PROFILE; where nothing at all is said,
@@ -78,10 +78,11 @@ def chosen(name: str | None, url: str | None, token: str | None) -> Connection:
     if not said and (os.environ.get("ASYNCGATE_URL") or os.environ.get("ASYNCGATE_API_KEY")
                      or os.environ.get("ASYNCGATE_API_KEY_FILE")):
         return Connection(None, None)
-    kept = all_of_them()
+    kept = read_profiles()
     if said and said not in kept:
-        raise ValueError(f"there is no profile {said!r}{the_others(kept)}; make it: asyncgate login --profile {said}")
-    profile = kept.get(said or DEFAULT)
+        raise ValueError(f"there is no profile {said!r}{format_others(kept)}; "
+                         f"make it: asyncgate login --profile {said}")
+    profile = kept.get(said or DEFAULT_PROFILE)
     if profile is None:
         return Connection(None, None)
     if profile.plain_http:
@@ -89,6 +90,6 @@ def chosen(name: str | None, url: str | None, token: str | None) -> Connection:
     return Connection(profile.url, profile.token)
 
 
-def the_others(kept: dict[str, Profile]) -> str:
+def format_others(kept: dict[str, Profile]) -> str:
     """Name the profiles that there are."""
     return f" among {', '.join(sorted(kept))}" if kept else ""

@@ -16,13 +16,13 @@ from msgspec import Struct, field
 
 from asyncgate import TERMINATES
 from asyncgate.clients.http import Http, Refusal
-from asyncgate.commands.calling import BROKEN, CONFLICT, ID, Group, as_json, at_gate, ended, gate_at
-from asyncgate.commands.moving import home, push, said_of
+from asyncgate.commands.calling import EXIT_BROKEN, EXIT_CONFLICT, ID_TYPE, Group, as_json, at_gate, exit_with, gate_at
+from asyncgate.commands.moving import bring_receipts_home, exit_on_bad_file, push
 from asyncgate.commands.profiles import Connection
-from asyncgate.commands.terminal import STYLES, Bar, plain
-from asyncgate.commands.verdicts import put
+from asyncgate.commands.terminal import STYLES, Bar, escape_text
+from asyncgate.commands.verdicts import print_answer
 
-PAGE = 200      # receipts of one call
+RECEIPTS_PER_CALL = 200      # receipts of one call
 
 
 @click.group(cls=Group)
@@ -58,26 +58,26 @@ ASCII = Strokes("|- ", "`- ", "|  ", "->", "(open)", "also answers")
 
 
 @receipts.command()
-@click.argument("task_id", metavar="TASK", type=ID)
+@click.argument("task_id", metavar="TASK", type=ID_TYPE)
 @click.option("--ascii", "as_ascii", is_flag=True, help="Draw with ASCII characters alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: each receipt with its children.")
 @at_gate
 def tree(at: Connection, task_id: str, as_ascii: bool, as_json: bool) -> None:
     """Draw the chain of receipts of a task: who told whom what, when, and what nobody has answered yet."""
     with gate_at(at) as gate:
-        task = task_of(gate, task_id)
-        roots = grown(list(listed(gate, task_id)), discharged(gate))
+        task = fetch_task(gate, task_id)
+        roots = build_tree(list(fetch_receipts(gate, task_id)), make_discharge_check(gate))
     if as_json:
         return click.echo(msgspec.json.encode({"task_id": task_id, "status": task["status"], "receipts": roots}))
-    strokes = ASCII if as_ascii or not speaks(BOXES) else BOXES
+    strokes = ASCII if as_ascii or not can_print(BOXES) else BOXES
     head = "  ".join(word for word in (f"task {task_id}", task["type"], task["status"]) if word)
-    click.echo(plain(head) + ("" if roots else "  (it has no receipts any more: they are in the archive)"))
-    since = moment(roots[0].receipt) if roots else None
-    for line in drawn(roots, strokes, since):
+    click.echo(escape_text(head) + ("" if roots else "  (it has no receipts any more: they are in the archive)"))
+    since = read_time(roots[0].receipt) if roots else None
+    for line in draw_lines(roots, strokes, since):
         click.echo(line)
 
 
-def task_of(gate: Http, task_id: str) -> dict[str, Any]:
+def fetch_task(gate: Http, task_id: str) -> dict[str, Any]:
     """Return a task; of one that was pruned, or that another gate has, there may be receipts all the same."""
     try:
         return dict(gate.call("get_task", task_id=task_id))
@@ -87,22 +87,22 @@ def task_of(gate: Http, task_id: str) -> dict[str, Any]:
         return {"type": "", "status": "not here"}
 
 
-def listed(gate: Http, task_id: str) -> Iterator[dict[str, Any]]:
+def fetch_receipts(gate: Http, task_id: str) -> Iterator[dict[str, Any]]:
     """Yield all receipts of a task, oldest first."""
     cursor = None
     while True:
-        page = gate.call("list_receipts", task_id=task_id, limit=PAGE, cursor=cursor)
+        page = gate.call("list_receipts", task_id=task_id, limit=RECEIPTS_PER_CALL, cursor=cursor)
         yield from page["receipts"]
         if (cursor := page["next_cursor"]) is None:
             return
 
 
-def discharged(gate: Http) -> Any:
+def make_discharge_check(gate: Http) -> Any:
     """Return what asks whether an obligation is discharged by a receipt that may belong to another task."""
     return lambda receipt_id: gate.call("check_terminator", parent_receipt_id=receipt_id)["has_terminator"]
 
 
-def grown(found: list[dict[str, Any]], is_discharged: Any) -> list[Node]:
+def build_tree(found: list[dict[str, Any]], is_discharged: Any) -> list[Node]:
     """Put each receipt under the oldest one here that it answers; return those that stand under none."""
     nodes = {receipt["receipt_id"]: Node(receipt) for receipt in found}
     under: defaultdict[str | None, list[Node]] = defaultdict(list)
@@ -113,28 +113,28 @@ def grown(found: list[dict[str, Any]], is_discharged: Any) -> list[Node]:
     for receipt_id, node in nodes.items():
         node.children = under[receipt_id]
     for node in nodes.values():
-        node.open = open_end(node, found, is_discharged)
+        node.open = explain_open_end(node, found, is_discharged)
     return under[None]
 
 
-def open_end(node: Node, found: list[dict[str, Any]], is_discharged: Any) -> str | None:
+def explain_open_end(node: Node, found: list[dict[str, Any]], is_discharged: Any) -> str | None:
     """Say why a receipt is an open end: an obligation that nothing has discharged, or a lease that has not ended."""
     receipt = node.receipt
     if (by := TERMINATES.get(receipt["receipt_type"])) is not None:
         here = any(one["receipt_type"] in by and receipt["receipt_id"] in one["parents"] for one in found)
         owed = not here and not is_discharged(receipt["receipt_id"])
-        return f"owed to {named(receipt['to'])}" if owed else None
+        return f"owed to {format_principal(receipt['to'])}" if owed else None
     if receipt["receipt_type"] == "task.accepted":
-        over = any(one["receipt_type"] in ENDS and (one["lease_id"] == receipt["lease_id"] or not one["lease_id"])
+        over = any(one["receipt_type"] in LEASE_ENDS and (one["lease_id"] == receipt["lease_id"] or not one["lease_id"])
                    and one["receipt_id"] > receipt["receipt_id"] for one in found)
-        return None if over else f"{named(receipt['from'])} is at work"
+        return None if over else f"{format_principal(receipt['from'])} is at work"
     return None
 
 
-ENDS = ("task.completed", "task.failed", "task.canceled", "lease.expired")
+LEASE_ENDS = ("task.completed", "task.failed", "task.canceled", "lease.expired")
 
 
-def speaks(strokes: Strokes) -> bool:
+def can_print(strokes: Strokes) -> bool:
     """Whether standard output can show these characters."""
     try:
         "".join(strokes).encode(getattr(sys.stdout, "encoding", None) or "ascii")
@@ -143,28 +143,29 @@ def speaks(strokes: Strokes) -> bool:
     return True
 
 
-def drawn(nodes: list[Node], strokes: Strokes, since: datetime | None, before: str = "") -> Iterator[str]:
+def draw_lines(nodes: list[Node], strokes: Strokes, since: datetime | None, before: str = "") -> Iterator[str]:
     """Yield the lines of a tree; click takes the colours away where no terminal shows them."""
     for node in nodes:
         last = node is nodes[-1]
-        yield click.style(before + (strokes.last if last else strokes.branch), dim=True) + written(node, strokes, since)
-        yield from drawn(node.children, strokes, since, before + ("   " if last else strokes.trunk))
+        yield click.style(before + (strokes.last if last else strokes.branch), dim=True) + format_node(node, strokes,
+                                                                                                       since)
+        yield from draw_lines(node.children, strokes, since, before + ("   " if last else strokes.trunk))
 
 
-def written(node: Node, strokes: Strokes, since: datetime | None) -> str:
+def format_node(node: Node, strokes: Strokes, since: datetime | None) -> str:
     """Write one receipt in a line: what, from whom to whom, when, whether something is open."""
     receipt = node.receipt
-    what = click.style(plain(label(receipt)), fg=STYLES.get(receipt["receipt_type"]), bold=True)
-    ends = plain(f"{named(receipt['from'])} {strokes.arrow} {named(receipt['to'])}")
-    parts = [what, ends, click.style(f"{when(receipt, since)}  {plain(receipt['receipt_id'])}", dim=True)]
+    what = click.style(escape_text(format_type(receipt)), fg=STYLES.get(receipt["receipt_type"]), bold=True)
+    ends = escape_text(f"{format_principal(receipt['from'])} {strokes.arrow} {format_principal(receipt['to'])}")
+    parts = [what, ends, click.style(f"{format_when(receipt, since)}  {escape_text(receipt['receipt_id'])}", dim=True)]
     if node.elsewhere:
-        parts.append(plain(f"{strokes.also} {', '.join(node.elsewhere)}"))
+        parts.append(escape_text(f"{strokes.also} {', '.join(node.elsewhere)}"))
     if node.open:
-        parts.append(click.style(plain(f"{strokes.open}: {node.open}"), fg="yellow", bold=True))
+        parts.append(click.style(escape_text(f"{strokes.open}: {node.open}"), fg="yellow", bold=True))
     return "  ".join(parts)
 
 
-def label(receipt: dict[str, Any]) -> str:
+def format_type(receipt: dict[str, Any]) -> str:
     """Name a receipt: its type, and what tells it from others of the type."""
     body = receipt["body"] if isinstance(receipt["body"], dict) else {}
     more = {"task.failed": "requeued" if body.get("requeued") else "", "system.anomaly": body.get("kind"),
@@ -172,19 +173,19 @@ def label(receipt: dict[str, Any]) -> str:
     return f"{receipt['receipt_type']} ({more})" if more else str(receipt["receipt_type"])
 
 
-def named(principal: dict[str, Any]) -> str:
+def format_principal(principal: dict[str, Any]) -> str:
     """Name a principal."""
     return f"{principal['kind']} {principal['id']}"
 
 
-def moment(receipt: dict[str, Any]) -> datetime:
+def read_time(receipt: dict[str, Any]) -> datetime:
     """Return when a receipt was written."""
     return datetime.fromisoformat(receipt["created_at"])
 
 
-def when(receipt: dict[str, Any], since: datetime | None) -> str:
+def format_when(receipt: dict[str, Any], since: datetime | None) -> str:
     """Say when: the first time whole, later ones by how long after it."""
-    at = moment(receipt)
+    at = read_time(receipt)
     seconds = (at - since).total_seconds() if since else 0.0
     if since is None or at == since:
         return f"{at:%Y-%m-%d %H:%M:%S}Z"
@@ -208,11 +209,11 @@ def export_file(at: Connection, file: str, as_json: bool) -> None:
     from asyncgate.commands import carry
 
     if os.path.lexists(file):
-        raise ended(f"{file} is there already, and an export overwrites nothing", CONFLICT)
-    with closing(Bar("exporting", "receipts")) as bar, said_of(file), gate_at(at) as gate:
-        done = carry.export(gate, file, bar.add, bar.of)
+        raise exit_with(f"{file} is there already, and an export overwrites nothing", EXIT_CONFLICT)
+    with closing(Bar("exporting", "receipts")) as bar, exit_on_bad_file(file), gate_at(at) as gate:
+        done = carry.export_receipts(gate, file, bar.add, bar.of)
     written, sum = done.writer, done.writer.sum.hexdigest()
-    put(as_json, {"file": file, "receipts": written.receipts, "seals": written.seals, "sha256": sum},
+    print_answer(as_json, {"file": file, "receipts": written.receipts, "seals": written.seals, "sha256": sum},
         f"{file}: {written.receipts} receipts under {written.seals} seals, SHA-256 {sum}")
 
 
@@ -228,14 +229,15 @@ def import_file(at: Connection, file: str, as_json: bool) -> None:
     """
     from asyncgate.commands import carry
 
-    with closing(Bar("checking", "receipts")) as bar, said_of(file):
-        verdict = carry.required(file, bar.add)
-    with said_of(file), gate_at(at) as gate, closing(Bar("importing", "receipts", verdict.receipts)) as bar:
-        tally = carry.bring_in(gate, file, bar.add)
-    put(as_json, {"file": file, "imported": tally.imported, "present": tally.present, "refused": tally.refused},
-        *(plain(f"{one['receipt_id']}: {one['reason']}: {one['message']}") for one in tally.refused),
+    with closing(Bar("checking", "receipts")) as bar, exit_on_bad_file(file):
+        verdict = carry.require_sound(file, bar.add)
+    with exit_on_bad_file(file), gate_at(at) as gate, closing(Bar("importing", "receipts", verdict.receipts)) as bar:
+        tally = carry.import_file(gate, file, bar.add)
+    print_answer(as_json,
+                 {"file": file, "imported": tally.imported, "present": tally.present, "refused": tally.refused},
+        *(escape_text(f"{one['receipt_id']}: {one['reason']}: {one['message']}") for one in tally.refused),
         f"{file}: {tally.imported} imported, {tally.present} there already, {len(tally.refused)} not taken")
-    sys.exit(CONFLICT if tally.refused else 0)
+    sys.exit(EXIT_CONFLICT if tally.refused else 0)
 
 
 @receipts.command("verify")
@@ -249,19 +251,19 @@ def verify_file(file: str, as_json: bool) -> None:
     """
     from asyncgate.commands import carry
 
-    with closing(Bar("checking", "receipts")) as bar, said_of(file):
-        verdict = carry.verified(file, bar.add)
+    with closing(Bar("checking", "receipts")) as bar, exit_on_bad_file(file):
+        verdict = carry.verify_file(file, bar.add)
     wrong, header = len(verdict.problems), verdict.header
     seal = f"{header.seals}:{header.seal_hash}" if header and header.seals else None
     of_tenant = [f"tenant {header.tenant_id}{f': the last seal is {seal}' if seal else ''}"] if header else []
-    put(as_json, {"file": file, "sound": not wrong, "problems": verdict.problems, "receipts": verdict.receipts,
+    print_answer(as_json, {"file": file, "sound": not wrong, "problems": verdict.problems, "receipts": verdict.receipts,
                   "seals": verdict.seals, "unsealed": verdict.unsealed,
                   "tenant_id": header.tenant_id if header else None, "last_seal": seal},
-        *map(plain, verdict.problems), *of_tenant,
+        *map(escape_text, verdict.problems), *of_tenant,
         f"{verdict.receipts} receipts, {verdict.seals} seals; {verdict.unsealed} receipts since the last seal",
         f"{file}: {wrong} problem{'s' * (wrong > 1)}" if wrong else f"{file}: sound")
-    sys.exit(BROKEN if wrong else 0)
+    sys.exit(EXIT_BROKEN if wrong else 0)
 
 
 receipts.add_command(push)
-receipts.add_command(home)
+receipts.add_command(bring_receipts_home)

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from asyncgate import FENCES_SKIPPED
 from asyncgate.backends import open_backend
 from asyncgate.commands import calling, cli, verdicts
-from asyncgate.commands.calling import BROKEN, CONFLICT, NO_GATE, as_json, ended
-from asyncgate.commands.terminal import Bar, plain
+from asyncgate.commands.calling import EXIT_BROKEN, EXIT_CONFLICT, EXIT_NO_GATE, as_json, exit_with
+from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model.errors import GateError, StartupError
 from asyncgate.parts.model.settings import Configured, Settings, SettingsError, mask_credentials
@@ -25,13 +25,13 @@ from asyncgate.parts.process.configured import configured
 READING_MS = 30_000     # nobody waits for what is read here
 
 
-def patient(settings: Settings) -> Settings:
+def allow_slow_reads(settings: Settings) -> Settings:
     """Return the settings with a wait for the ledger that a whole page may take."""
-    ours = settings.memorygate
-    return replace(settings, memorygate=replace(ours, timeout_ms=max(ours.timeout_ms, READING_MS)))
+    ours = settings.ledger
+    return replace(settings, ledger=replace(ours, timeout_ms=max(ours.timeout_ms, READING_MS)))
 
 
-def sink_of(settings: Settings, *, whole: bool = True) -> Any:
+def open_ledger(settings: Settings, *, whole: bool = True) -> Any:
     """Open the ledger; `whole` is for what needs one that gives our receipts back."""
     from asyncgate.parts.receipts import sinks
     if settings.receipt_mode == "standalone":
@@ -44,7 +44,7 @@ def sink_of(settings: Settings, *, whole: bool = True) -> Any:
     return sink
 
 
-def parts() -> tuple[ModuleType, ModuleType, ModuleType]:
+def import_parts() -> tuple[ModuleType, ModuleType, ModuleType]:
     """Import what does the work."""
     from asyncgate.parts.receipts import collected, mending, reconcile
     return collected, reconcile, mending
@@ -71,26 +71,27 @@ def reconcile(configured: Configured, repair: bool, as_json: bool, tenants: tupl
     A ledger that cannot be read to its end changes nothing, and that is exit status 7.  Exit status 5: there are
     differences; 0: there are none.
     """
-    part = parts()[0]
+    part = import_parts()[0]
     try:
-        status = asyncio.run(reconciled(patient(configured.settings), repair, as_json, tenants))
+        status = asyncio.run(run_reconcile(allow_slow_reads(configured.settings), repair, as_json, tenants))
     except part.Unreadable as away:
-        raise ended(f"{plain(str(away))}; nothing was compared, and nothing was changed", NO_GATE) from None
+        raise exit_with(f"{escape_text(str(away))}; nothing was compared, and nothing was changed",
+                        EXIT_NO_GATE) from None
     except (SettingsError, StartupError) as wrong:
-        raise calling.refused(wrong) from None
+        raise calling.exit_for(wrong) from None
     except GateError as wrong:
-        raise ended(plain(str(wrong)), BROKEN) from None
+        raise exit_with(escape_text(str(wrong)), EXIT_BROKEN) from None
     sys.exit(status)
 
 
-async def reconciled(settings: Settings, repair: bool, as_json: bool, tenants: tuple[str, ...]) -> int:
+async def run_reconcile(settings: Settings, repair: bool, as_json: bool, tenants: tuple[str, ...]) -> int:
     """Compare, repair if that is wanted and compare again; return the exit status."""
-    _, comparing, mending = parts()
-    url = cli.existing(settings.database.url)
+    _, comparing, mending = import_parts()
+    url = cli.require_database(settings.database.url)
     async with AsyncExitStack() as opened:
-        sink = sink_of(settings, whole=False)
+        sink = open_ledger(settings, whole=False)
         opened.push_async_callback(sink.close)
-        backend = await (alone(opened, url) if repair else beside(opened, url, settings))
+        backend = await (open_alone(opened, url) if repair else open_beside(opened, url, settings))
         engine, done, left = engine_over(backend, settings), {}, 0
         names = {engine.instance, backend.instance}
         if repair:
@@ -98,16 +99,16 @@ async def reconciled(settings: Settings, repair: bool, as_json: bool, tenants: t
             ledger = Ledger(engine)
             opened.push_async_callback(ledger.sink.close)
             mender = mending.Mender(engine, ledger)
-            (await compared(comparing, backend, sink, names, tenants, mender)).close()
+            (await compare_once(comparing, backend, sink, names, tenants, mender)).close()
             left, done = await mender.send(), dict(mender.done)
-        findings = await compared(comparing, backend, sink, names, tenants)
+        findings = await compare_once(comparing, backend, sink, names, tenants)
         with closing(findings):
             await add_state(backend, findings)
             (print_json if as_json else print_text)(findings, done, left, mask_credentials(url))
-            return CONFLICT if findings.wrong or left else 0
+            return EXIT_CONFLICT if findings.wrong or left else 0
 
 
-async def compared(comparing: Any, backend: Any, sink: Any, names: set[str], tenants: tuple[str, ...],
+async def compare_once(comparing: Any, backend: Any, sink: Any, names: set[str], tenants: tuple[str, ...],
                    mend: Any = None) -> Any:
     """Compare once, with a line that says how far it is."""
     with closing(Bar("comparing")) as bar:
@@ -116,23 +117,23 @@ async def compared(comparing: Any, backend: Any, sink: Any, names: set[str], ten
 
 async def add_state(backend: Any, findings: Any) -> None:
     """Add where the state of the gate contradicts its own receipts."""
-    verdict = await verdicts.verdict_on(backend)
+    verdict = await verdicts.verify_backend(backend)
     findings.tasks = verdict.tasks
     for problem in verdict.problems:
         findings.add("state", "", str(problem))
 
 
-async def beside(opened: AsyncExitStack, url: str, settings: Settings) -> Any:
+async def open_beside(opened: AsyncExitStack, url: str, settings: Settings) -> Any:
     """Open the database beside whoever serves it."""
     backend = await open_backend(url, settings=settings.database)
     opened.push_async_callback(backend.close)
     return backend
 
 
-async def alone(opened: AsyncExitStack, url: str) -> Any:
+async def open_alone(opened: AsyncExitStack, url: str) -> Any:
     """Open the database so that nobody serves it."""
     from asyncgate.commands import copy
-    return await cli.alone(copy, opened, "database", url)
+    return await cli.open_alone(copy, opened, "database", url)
 
 
 def print_text(findings: Any, done: dict[str, int], left: int, url: str) -> None:
@@ -141,7 +142,7 @@ def print_text(findings: Any, done: dict[str, int], left: int, url: str) -> None
     for one in findings.all():
         where = " ".join(filter(None, [one.receipt_id and f"receipt {one.receipt_id}",
                                        one.task_id and f"task {one.task_id}"]))
-        click.echo(plain(f"{one.kind}: {where}{': ' if where else ''}{one.detail}"))
+        click.echo(escape_text(f"{one.kind}: {where}{': ' if where else ''}{one.detail}"))
         if one.kind not in told:
             click.echo(f"    cure: {one.cure}")
             told.add(one.kind)
@@ -203,29 +204,30 @@ def rebuild(configured: Configured, file: str | None, tenants: tuple[str, ...], 
     chosen = frozenset(instances) if instances else None
     from asyncgate.parts.receipts import collected
     try:
-        status = asyncio.run(rebuilt(patient(configured.settings), file, tenants, chosen, all_instances, skip_damaged,
+        status = asyncio.run(run_rebuild(allow_slow_reads(configured.settings), file, tenants, chosen, all_instances,
+                                         skip_damaged,
                                      as_json))
     except collected.Unreadable as away:
-        raise ended(f"{plain(str(away))}; nothing was written", NO_GATE) from None
+        raise exit_with(f"{escape_text(str(away))}; nothing was written", EXIT_NO_GATE) from None
     except (part.NotEmpty, part.Damaged, part.SeveralGates) as no:
-        raise ended(plain(str(no)), CONFLICT) from None
+        raise exit_with(escape_text(str(no)), EXIT_CONFLICT) from None
     except (SettingsError, StartupError) as wrong:
-        raise calling.refused(wrong) from None
+        raise calling.exit_for(wrong) from None
     except (part.RebuildFailed, GateError) as wrong:
-        raise ended(plain(str(wrong)), BROKEN) from None
+        raise exit_with(escape_text(str(wrong)), EXIT_BROKEN) from None
     except KeyboardInterrupt:
-        raise ended("stopped before the end; remove what is there and begin again", BROKEN) from None
+        raise exit_with("stopped before the end; remove what is there and begin again", EXIT_BROKEN) from None
     sys.exit(status)
 
 
-async def rebuilt(settings: Settings, file: str | None, tenants: tuple[str, ...], instances: frozenset[str] | None,
+async def run_rebuild(settings: Settings, file: str | None, tenants: tuple[str, ...], instances: frozenset[str] | None,
                   all_instances: bool, skip_damaged: bool, as_json: bool = False) -> int:
     """Read everything, then write it; return the exit status."""
     from asyncgate.parts.receipts import rebuild as part
     async with AsyncExitStack() as opened:
-        backend = await alone(opened, settings.database.url)
+        backend = await open_alone(opened, settings.database.url)
         await part.require_empty(backend)
-        sources = await read(opened, settings, file, tenants)
+        sources = await read_sources(opened, settings, file, tenants)
         problems: list[str] = []
         for collected in sources.values():
             part.choose(collected, frozenset(collected.instances()) if all_instances else instances)
@@ -238,22 +240,22 @@ async def rebuilt(settings: Settings, file: str | None, tenants: tuple[str, ...]
         made, url = part.total_of(tallies), mask_credentials(settings.database.url)
         made["problems"] = [*problems, *made["problems"]]
         if not as_json:
-            report(made)
-        return verdicts.told(await verdicts.verdict_on(backend), url, as_json, rebuilt=made) or (
-            BROKEN * bool(made["problems"]))
+            print_rebuild(made)
+        return verdicts.print_verdict(await verdicts.verify_backend(backend), url, as_json, rebuilt=made) or (
+            EXIT_BROKEN * bool(made["problems"]))
 
 
-async def read(opened: AsyncExitStack, settings: Settings, file: str | None,
+async def read_sources(opened: AsyncExitStack, settings: Settings, file: str | None,
                tenants: tuple[str, ...]) -> dict[str, Any]:
     """Read all receipts before anything is written."""
-    part, _, _ = parts()
+    part, _, _ = import_parts()
     sources: dict[str, Any] = {}
     with closing(Bar("reading", "receipts")) as bar:
         if file is not None:
             tenant_id, sources[tenant_id] = part.collect_from_file(file, bar.add)
             opened.callback(sources[tenant_id].close)
             return sources
-        sink = sink_of(settings)
+        sink = open_ledger(settings)
         opened.push_async_callback(sink.close)
         for tenant_id in tenants or (settings.default_tenant_id,):
             sources[tenant_id] = await part.collect_from_ledger(sink, tenant_id, bar.add)
@@ -261,10 +263,10 @@ async def read(opened: AsyncExitStack, settings: Settings, file: str | None,
     return sources
 
 
-def report(made: dict[str, Any]) -> None:
+def print_rebuild(made: dict[str, Any]) -> None:
     """Say what was made."""
     for problem in made["problems"]:
-        click.echo(plain(problem))
+        click.echo(escape_text(problem))
     click.echo(f"{made['tasks']} tasks made anew, {made['held']} of them held until their owners release or cancel "
                f"them, with fences raised by {FENCES_SKIPPED:,}")
     click.echo(f"{made['receipts']} receipts, {made['obligations']} open obligations, {made['schedules']} schedules; "

@@ -16,7 +16,7 @@ from asyncgate.clients.scheduler.store import Store, StoreError
 from asyncgate.commands.calling import CREDENTIAL
 
 
-def key_for(variable: str, given: str | None) -> str:
+def find_key(variable: str, given: str | None) -> str:
     """Return a credential: as given, or from the environment, or from the file that the environment names."""
     text, path = os.environ.get(variable), os.environ.get(f"{variable}_FILE")
     if given:
@@ -29,7 +29,7 @@ def key_for(variable: str, given: str | None) -> str:
         raise click.UsageError(str(wrong)) from None
 
 
-def named(field: str, given: str | None, key: str) -> dict[str, str]:
+def name_caller(field: str, given: str | None, key: str) -> dict[str, str]:
     """Say who acts, where the credential does not: an issued key or an access token does."""
     says_itself = key.startswith("aga_") or key.count(".") == 2
     return {} if says_itself and not given else {field: given or "scheduler"}
@@ -60,13 +60,13 @@ def scheduler(url: str | None, path: str, worker_key: str | None, agent_key: str
     Run one scheduler per tenant; its file is locked while it runs.  It may be killed and started at any time: runs that
     were missed meanwhile are made up for as the misfire policy of each schedule says, and none is created twice.
     """
-    worker_key, agent_key = key_for("ASYNCGATE_WORKER_KEY", worker_key), key_for("ASYNCGATE_AGENT_KEY", agent_key)
+    worker_key, agent_key = find_key("ASYNCGATE_WORKER_KEY", worker_key), find_key("ASYNCGATE_AGENT_KEY", agent_key)
     if bool(worker_key) != bool(agent_key):
         raise click.UsageError("give both keys, the worker's and the agent's, or ASYNCGATE_API_KEY for both")
-    who = named("worker_id", worker_id, worker_key), named("agent_id", agent_id, agent_key)
+    who = name_caller("worker_id", worker_id, worker_key), name_caller("agent_id", agent_id, agent_key)
     try:
         with contextlib.closing(Store(path)) as store:
-            asyncio.run(serve(store, url, (worker_key, agent_key), who))
+            asyncio.run(serve_scheduler(store, url, (worker_key, agent_key), who))
     except StoreError as wrong:
         raise click.ClickException(str(wrong)) from None
     except ValueError as wrong:
@@ -75,7 +75,8 @@ def scheduler(url: str | None, path: str, worker_key: str | None, agent_key: str
         raise click.ClickException(f"{path} does not work: {error}") from None
 
 
-async def serve(store: Store, url: str | None, keys: tuple[str, str], who: tuple[dict[str, str], ...]) -> None:
+async def serve_scheduler(store: Store, url: str | None, keys: tuple[str, str],
+                          who: tuple[dict[str, str], ...]) -> None:
     """Run a scheduler until SIGTERM or SIGINT comes."""
     def say(text: str) -> None:
         click.echo(f"scheduler: {text}", err=True)

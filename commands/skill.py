@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from asyncgate.commands.calling import CONFLICT, ended
+from asyncgate.commands.calling import EXIT_CONFLICT, exit_with
 
-NAME = "asyncgate"
-SKILL = Path(__file__).parents[1] / "skills" / NAME / "SKILL.md"
+SKILL_NAME = "asyncgate"
+SKILL = Path(__file__).parents[1] / "skills" / SKILL_NAME / "SKILL.md"
 PLACE = Path(".claude") / "skills"      # below a project, or below the home directory
 
 
@@ -33,18 +33,19 @@ def skill(installs: bool, user: bool, folder: Path | None, force: bool) -> None:
     text = SKILL.read_text(encoding="utf-8")
     if not installs:
         return click.echo(text, nl=False)
-    install((folder or (Path.home() / PLACE if user else PLACE)) / NAME / SKILL.name, text, force)
+    install_skill((folder or (Path.home() / PLACE if user else PLACE)) / SKILL_NAME / SKILL.name, text, force)
 
 
-def install(target: Path, text: str, force: bool) -> None:
+def install_skill(target: Path, text: str, force: bool) -> None:
     """Write the skill, unless somebody has changed the one that is there."""
     try:
         there = target.read_text(encoding="utf-8") if target.exists() else None
         if there == text:
             return click.echo(f"{target} is up to date")
         if there is not None and not force:
-            raise ended(f"{target} differs from the skill of this version, and is left as it is; --force overwrites it",
-                        CONFLICT)
+            raise exit_with(f"{target} differs from the skill of this version, and is left as it is; "
+                            "--force overwrites it",
+                        EXIT_CONFLICT)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

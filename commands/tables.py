@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from asyncgate import Operation
 
 
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def format_markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """Write a table in Markdown."""
     lines = [list(head), ["---"] * len(list(head)), *(list(row) for row in rows)]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
@@ -29,7 +29,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def operations_table(operations: Iterable[Operation]) -> str:
     """Write one row per operation: its name, where REST has it, who may call it, and what it does."""
-    return table(["operation", "REST", "roles", "scopes", "what it does"], (
+    return format_markdown(["operation", "REST", "roles", "scopes", "what it does"], (
         [f"`{op.name}`", "<br>".join(f"`{verb} {path}`" for verb, path in op.rest), ", ".join(op.roles) or "anybody",
          ", ".join(sorted(op.scope.split())) or "–", remove_clause_numbers(op.summary)]
         for op in sorted(operations, key=lambda op: op.name)))
@@ -40,7 +40,7 @@ def settings_table() -> str:
     rows = ([f"`{one.name}`", f"`{format_value(one, one.default) or ' '}`",
              f"{remove_clause_numbers(one.says)} ({one.kind})."]
             for one in list_settings(Settings))
-    return table(["setting", "default", "what it does"], rows)
+    return format_markdown(["setting", "default", "what it does"], rows)
 
 
 def refusals(kind: type[GateError] = GateError) -> Iterator[type[GateError]]:
@@ -57,7 +57,7 @@ def errors_table() -> str:
     for kind in refusals():
         if kind.__doc__:
             meanings.setdefault((kind.status, kind.code), []).append(kind.__doc__.partition("\n")[0])
-    return table(["status", "code", "what it means"], (
+    return format_markdown(["status", "code", "what it means"], (
         [str(status), f"`{code}`", "<br>".join(says)] for (status, code), says in sorted(meanings.items())))
 
 
@@ -84,11 +84,11 @@ def command_row(path: str, command: click.Command) -> list[str]:
 def commands_table(group: click.Group, operations: Iterable[str]) -> str:
     """Write one row per command that is not an operation."""
     apart = {f"asyncgate {name.replace('_', '-')}" for name in operations}
-    return table(["command", "what it does", "options"], (
+    return format_markdown(["command", "what it does", "options"], (
         command_row(path, command) for path, command in commands_of(group) if path not in apart))
 
 
-def refreshed(text: str, tables: dict[str, str]) -> str:
+def replace_tables(text: str, tables: dict[str, str]) -> str:
     """Put the tables between their markers."""
     for name, made in tables.items():
         pattern = rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)"
@@ -108,7 +108,7 @@ def tables() -> dict[str, str]:
 def main(arguments: Any = None) -> None:
     """Write the tables into a file."""
     path = Path((arguments or sys.argv[1:])[0])
-    path.write_text(refreshed(path.read_text(), tables()))
+    path.write_text(replace_tables(path.read_text(), tables()))
 
 
 if __name__ == "__main__":

@@ -55,26 +55,26 @@ def show_table(columns: Sequence[str], rows: Rows) -> None:
     """Print rows under the names of their columns; a column with nothing in it is left out."""
     if is_terminal(sys.stdout):
         return draw_table(columns, rows, console())
-    for line in table(columns, rows):
+    for line in format_table(columns, rows):
         click.echo(line)
 
 
-def table(columns: Sequence[str], rows: Rows) -> Iterator[str]:
+def format_table(columns: Sequence[str], rows: Rows) -> Iterator[str]:
     """Write rows whole, in columns."""
-    cells = filled(columns, rows)
-    wide = {name: max(len(title(name)), *map(len, held)) for name, held in cells.items()}
-    yield "  ".join(f"{title(name):{width}}" for name, width in wide.items()).rstrip()
+    cells = fill_cells(columns, rows)
+    wide = {name: max(len(format_title(name)), *map(len, held)) for name, held in cells.items()}
+    yield "  ".join(f"{format_title(name):{width}}" for name, width in wide.items()).rstrip()
     for at in range(len(rows)):
         yield "  ".join(f"{cells[name][at]:{width}}" for name, width in wide.items()).rstrip()
 
 
-def filled(columns: Sequence[str], rows: Rows) -> dict[str, list[str]]:
+def fill_cells(columns: Sequence[str], rows: Rows) -> dict[str, list[str]]:
     """Return the cells of each column that has anything in it."""
-    cells = {column: [cell(reach(row, column)) for row in rows] for column in columns}
+    cells = {column: [format_cell(read_path(row, column)) for row in rows] for column in columns}
     return {column: held for column, held in cells.items() if any(held)}
 
 
-def title(column: str) -> str:
+def format_title(column: str) -> str:
     """Return what stands above a column."""
     return column.rpartition(".")[2].upper()
 
@@ -84,17 +84,17 @@ def draw_table(columns: Sequence[str], rows: Rows, on: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    cells = filled(columns, rows)
-    widths = fitted(cells, on.width)
+    cells = fill_cells(columns, rows)
+    widths = fit_widths(cells, on.width)
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name, width in widths.items():
-        drawn.add_column(title(name), width=width, no_wrap=True, overflow="ellipsis")
+        drawn.add_column(format_title(name), width=width, no_wrap=True, overflow="ellipsis")
     for at in range(len(rows)):
         drawn.add_row(*(Text(cells[name][at], STYLES.get(cells[name][at], "")) for name in widths))
     on.print(drawn)
 
 
-def fitted(cells: dict[str, list[str]], room: int) -> dict[str, int]:
+def fit_widths(cells: dict[str, list[str]], room: int) -> dict[str, int]:
     """Return the widths of the columns that fit.
 
     Where not all do, ids get shorter, then times, then the widest texts, and at last columns are left out.
@@ -102,17 +102,17 @@ def fitted(cells: dict[str, list[str]], room: int) -> dict[str, int]:
     for shorter in (None, short_ids, short_times):
         if shorter:
             shorter(cells)
-        widths = {name: max(wide(title(name)), *map(wide, held)) for name, held in cells.items()}
+        widths = {name: max(measure_text(format_title(name)), *map(measure_text, held)) for name, held in cells.items()}
         if sum(widths.values()) + 2 * len(widths) <= room:
             return widths
     for words in ({*filter(is_id, widths), *WORDS}, {*filter(is_id, widths)}):
-        narrowed(widths, room, [name for name in widths if name not in words])
+        narrow_columns(widths, room, [name for name in widths if name not in words])
     while len(widths) > 1 and sum(widths.values()) + 2 * len(widths) > room:
         widths.popitem()        # the columns that matter most stand first
     return widths
 
 
-def narrowed(widths: dict[str, int], room: int, names: list[str]) -> None:
+def narrow_columns(widths: dict[str, int], room: int, names: list[str]) -> None:
     """Make the widest of some columns narrower, until all fit or none may be narrower."""
     while sum(widths.values()) + 2 * len(widths) > room:
         name = max(names, key=widths.__getitem__, default="")
@@ -121,7 +121,7 @@ def narrowed(widths: dict[str, int], room: int, names: list[str]) -> None:
         widths[name] -= 1
 
 
-def wide(text: str) -> int:
+def measure_text(text: str) -> int:
     """Return how many places of a terminal a text takes."""
     from rich.cells import cell_len
 
@@ -137,7 +137,7 @@ def short_ids(cells: dict[str, list[str]]) -> None:
     """Write ids short, and remember them."""
     for name in filter(is_id, cells):
         remembered.remember(cells[name])
-        cells[name] = [remembered.short(text) for text in cells[name]]
+        cells[name] = [remembered.shorten_id(text) for text in cells[name]]
 
 
 def short_times(cells: dict[str, list[str]]) -> None:
@@ -149,7 +149,7 @@ def short_times(cells: dict[str, list[str]]) -> None:
                 held[at] = f"{found[2]}Z" if found[1] == today else found[1]
 
 
-def reach(row: Any, path: str) -> Any:
+def read_path(row: Any, path: str) -> Any:
     """Follow a dotted name into an object."""
     for name in path.split("."):
         row = row.get(name) if isinstance(row, dict) else None
@@ -161,12 +161,12 @@ def reach(row: Any, path: str) -> Any:
 
 def show_block(reply: Mapping[str, Any]) -> None:
     """Print names and values; what is null is left out."""
-    rows = [(name, value) for name, value in opened(reply) if value is not None]
+    rows = [(name, value) for name, value in flatten_reply(reply) if value is not None]
     if is_terminal(sys.stdout):
         return draw_block(rows, console())
     longest = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:
-        click.echo(f"{name:{longest}}  {cell(value, '')}")
+        click.echo(f"{name:{longest}}  {format_cell(value, '')}")
 
 
 def draw_block(rows: Iterable[tuple[str, Any]], on: Console) -> None:
@@ -178,18 +178,18 @@ def draw_block(rows: Iterable[tuple[str, Any]], on: Console) -> None:
     grid.add_column(no_wrap=True, style="bold")
     grid.add_column(overflow="fold")
     for name, value in rows:
-        text = cell(value, "")
-        grid.add_row(name, Text(cut(text), STYLES.get(text, "")))
+        text = format_cell(value, "")
+        grid.add_row(name, Text(cut_text(text), STYLES.get(text, "")))
     on.print(grid)
 
 
-def cut(text: str) -> str:
+def cut_text(text: str) -> str:
     """Leave the end of a very long text away, and say so."""
     more = len(text) - MOST_SHOWN
     return text if more <= 0 else f"{text[:MOST_SHOWN]}… ({more:,} characters more; --json shows them)"
 
 
-def opened(reply: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def flatten_reply(reply: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """List the members of a reply, and those of its parts that deserve it."""
     for name, value in reply.items():
         if name in OPENED and isinstance(value, dict):
@@ -198,21 +198,21 @@ def opened(reply: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def cell(value: Any, no: str | None = None) -> str:
+def format_cell(value: Any, no: str | None = None) -> str:
     """Write a value in one line: a principal as its name, other objects as JSON; `no` is written for false, if said."""
     if value is None or (value is False and no is None):
         return ""
     if isinstance(value, str):
         moment = TIME.fullmatch(value)
-        return f"{moment[1]}T{moment[2]}Z" if moment else plain(value)
+        return f"{moment[1]}T{moment[2]}Z" if moment else escape_text(value)
     if isinstance(value, dict) and {"kind", "id"} <= value.keys() <= PRINCIPAL:
-        return plain(f"{value['kind']} {value['id']}")
+        return escape_text(f"{value['kind']} {value['id']}")
     if isinstance(value, dict) and {"error", "message"} <= value.keys():
-        return plain(f"{value['error']}: {value['message']}")
-    return plain(msgspec.json.encode(value).decode())
+        return escape_text(f"{value['error']}: {value['message']}")
+    return escape_text(msgspec.json.encode(value).decode())
 
 
-def plain(text: str) -> str:
+def escape_text(text: str) -> str:
     """Spell out what would move the cursor, hide or turn text: others wrote it, and a terminal would obey."""
     return UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 

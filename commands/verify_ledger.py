@@ -9,16 +9,16 @@ import click
 
 from asyncgate.backends import open_backend
 from asyncgate.commands import verdicts
-from asyncgate.commands.terminal import Bar, plain
+from asyncgate.commands.terminal import Bar, escape_text
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Receipt
 
 
-async def held(url: str, settings: Settings, anchors: tuple[str, ...]) -> Any:
+async def verify_seals(url: str, settings: Settings, anchors: tuple[str, ...]) -> Any:
     """Verify the seals of what is stored at a URL; return what was found."""
     backend = await open_backend(url, settings=settings.database)
     from asyncgate.conformance import verify_ledger as part
-    with closing(Bar("unsealing", "receipts", await verdicts.rows_of(backend, [Receipt]))) as bar:
+    with closing(Bar("unsealing", "receipts", await verdicts.count_rows(backend, [Receipt]))) as bar:
         try:
             return await part.verify_ledger(backend, anchors=anchors, directory=settings.archive.directory,
                                             progress=bar.show)
@@ -26,17 +26,17 @@ async def held(url: str, settings: Settings, anchors: tuple[str, ...]) -> Any:
             await backend.close()
 
 
-def report(found: Any) -> dict[str, Any]:
+def make_seal_report(found: Any) -> dict[str, Any]:
     """Return what was found as JSON has it."""
     heads = {tenant_id: f"{head.number}:{head.hash}" for tenant_id, head in found.heads.items() if head.number}
     return {"sound": not found.problems, "problems": found.problems, "receipts": found.receipts, "seals": found.seals,
             "unsealed": found.unsealed, "archived": found.archived, "segments": found.segments, "last_seals": heads}
 
 
-def written(found: Any, what: str) -> None:
+def print_seal_report(found: Any, what: str) -> None:
     """Print what was found for people."""
     for problem in found.problems:
-        click.echo(plain(problem))
+        click.echo(escape_text(problem))
     for tenant_id, head in found.heads.items():
         if head.number:
             click.echo(f"tenant {tenant_id}: the last seal is {head.number}:{head.hash}")

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlencode
 from urllib.request import ProxyHandler, Request, build_opener
 
-from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, MemoryGate
+from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, LedgerSettings
 
 PATIENCE = 60.0
 LEDGER = "from asyncgate import main; main()"
@@ -73,9 +73,9 @@ class LedgerServer:
     def __exit__(self, *_: object) -> None:
         self.drain.kill()
 
-    def settings(self, **more: Any) -> MemoryGate:
+    def settings(self, **more: Any) -> LedgerSettings:
         """Return what a gate must be told to send its receipts here."""
-        return MemoryGate(**{"url": self.url, "auth_token": self.token, **HASTY, **more})
+        return LedgerSettings(**{"url": self.url, "auth_token": self.token, **HASTY, **more})
 
     def call(self, verb: str, path: str, body: Any = None, token: str = "", **query: Any) -> Any:
         """Make one call, as the operator unless a token says otherwise, and return what a good answer says."""

@@ -201,7 +201,7 @@ def receipts(request: pytest.FixtureRequest) -> dict[str, Any]:
     if mode == "standalone":
         return {}
     server: LedgerServer = request.getfixturevalue("ledger")
-    return {"receipt_mode": "memorygate_integrated", "receipt_consistency_mode": mode, "memorygate": server.settings()}
+    return {"receipt_mode": "memorygate_integrated", "receipt_consistency_mode": mode, "ledger": server.settings()}
 
 
 @pytest.fixture

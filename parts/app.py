@@ -13,15 +13,15 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
-from asyncgate import NOBODY, Caller, Engine, Operation, __version__
+from asyncgate import Caller, Engine, Operation, __version__
 from asyncgate.backends import Backend, open_backend
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.faces import openapi, server
 from asyncgate.parts.faces.http import find_shortcut, is_named, is_own_page, keep_slashes, make_refusal_headers
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
 from asyncgate.parts.faces.rest import Door, Endpoint
-from asyncgate.parts.identity.guard import Guard, Keys
-from asyncgate.parts.identity.ways import Identity
+from asyncgate.parts.identity.guard import Guard
+from asyncgate.parts.identity.ways import Identity, Keys
 from asyncgate.parts.model.connection import Headers, Receive, Scope, Send, is_https_by_proxy, is_loopback
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.database import FileBackend
@@ -47,6 +47,10 @@ STRICT_LINE = b"%b: %b\r\n" % STRICT_TRANSPORT
 class Gate:
     """The server over one backend: the engine, who may come in, and the application that speaks REST."""
 
+    engine: Engine
+    guard: Guard
+    upkeep: Upkeep
+
     def __init__(self, settings: Settings, backend: Backend | None = None,
                  operations: dict[str, Operation] = OPERATIONS) -> None:
         self.settings, self.backend, self.identity = settings, backend, Identity(settings)
@@ -54,7 +58,7 @@ class Gate:
         self.headers = [*SAFETY, *([(b"x-asyncgate-insecure", b"true")] if settings.allow_insecure_dev else [])]
         self.lines = b"".join([b"%b: %b\r\n" % header for header in (JSON_TYPE, *self.headers)])
         self.mcp = Door(self, operations, __version__)
-        self.guard: Any = None                  # until it opens
+        self.opened = False                     # from then on there are an engine, a guard and upkeep
         self.ledger: Ledger | None = None       # in integrated mode
         self.endpoints = self._endpoints()      # by path, with {} for the one part that a caller names
         self.app = Starlette(routes=self._routes(), lifespan=self._life, exception_handlers={
@@ -66,9 +70,10 @@ class Gate:
         if scope["type"] == "http":
             if self.settings.trusted_proxies and is_https_by_proxy(scope, self.settings.trusted_proxies):
                 scope["scheme"] = "https"
-            keep_slashes(scope)
+            if b"%" in (scope.get("raw_path") or b""):
+                keep_slashes(scope)
             if no := self._foreign(scope["headers"]):
-                if self.guard is not None:
+                if self.opened:
                     self.guard.refused(scope, no)
                 return await self.send(send, scope, no.status, encode_json(no.body()))
             if endpoint := self._endpoint(scope):
@@ -111,12 +116,13 @@ class Gate:
             from asyncgate.parts.receipts.outbox import Ledger  # with the HTTP client, which is large
             self.ledger = Ledger(engine)
             engine.extend(self.ledger)
-        self.engine, self.guard = engine, Guard(engine, free_storage)
-        self.identity.ways.insert(0, Keys(self.guard.keys))
+        self.engine, self.guard = engine, Guard(engine, free_storage, self.identity)
+        self.identity.prefer(Keys(self.guard.keys))
+        self.opened = True
 
     def drain(self) -> None:
         """Answer the waiting calls; the server is about to stop."""
-        if hasattr(self, "engine"):
+        if self.opened:
             self.engine.drain()
             self.mcp.drain()
 
@@ -133,32 +139,6 @@ class Gate:
         described = openapi.make_routes(every, __version__, self.send)
         polled = [Route(path, Endpoint(self, {verb: op}, path)) for op in LEASE_PROTOCOL for verb, path in op.rest]
         return [*(Route(path, self.mcp) for path in ("/mcp", "/mcp/u")), *polled, *described]
-
-    async def admit(self, scope: Scope, op: Operation | None = None, headers: Headers | None = None) -> Caller:
-        """Return who a request comes from, and count the call; some operations need no credential."""
-        if op is not None and op.open:
-            scope["asyncgate.limits"] = ()      # how the gate is may be asked at any time
-            return NOBODY
-        caller: Caller = await self.guard.admit(scope, self.identity, scope["headers"] if headers is None else headers)
-        if op is not None:
-            await self.guard.meter(scope, caller, op)
-        return caller
-
-    async def known(self, headers: Headers) -> Caller:
-        """Return whom a credential stands for, and count nothing."""
-        return await self.identity.caller(headers)
-
-    async def meter(self, scope: Scope, caller: Caller, op: Operation | None) -> None:
-        """Count a call, of an operation if it is one; raises RateLimitExceeded."""
-        await self.guard.meter(scope, caller, op)
-
-    def refused(self, scope: Scope, no: GateError, ask: Ask | None = None) -> None:
-        """Write down the refusal of a request, where that is a matter of security."""
-        self.guard.refused(scope, no, ask)
-
-    def refused_call(self, caller: Caller, no: GateError, operation: str, ask: Ask | None = None) -> None:
-        """Write down the refusal of one call of a request that holds several."""
-        self.guard.auditor.refused(caller, no, operation, ask)
 
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation for a façade; that the gate is not well is no good answer."""
@@ -192,7 +172,8 @@ class Gate:
     async def send(self, send: Send, scope: Scope, status: int, body: bytes, more: Iterable[tuple[bytes, bytes]] = (),
                    type: tuple[bytes, bytes] = JSON_TYPE) -> None:
         """Send one complete answer with the headers that every answer carries; `more` replaces what it names."""
-        if self.guard is not None and (no := await self.guard.passing(scope)):
+        counted = not self.opened or "asyncgate.limits" in scope or not self.guard.enforced
+        if not counted and (no := await self.guard.passing(scope)):
             status, body, more, type = no.status, encode_json(no.body()), make_refusal_headers(no), JSON_TYPE
         limits = scope.get("asyncgate.limits", ())
         if not more and type is JSON_TYPE and status != 204 and (whole := find_shortcut(scope)) is not None:

@@ -12,10 +12,14 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable
 
-from asyncgate import Caller, Engine, Extension, Needs, News, Prolong, Sweep, Work, its_tasks
+from msgspec.structs import replace
+
+from asyncgate import Caller, Engine, Extension, Needs, News, Sweep, Work, its_tasks, prolonged
 from asyncgate.parts.identity.audit import Pruner
 from asyncgate.parts.model.errors import GateError
+from asyncgate.parts.model.overdue import alive
 from asyncgate.parts.model.stored import Presence
+from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Ask, Healthy
 from asyncgate.parts.process.duties import Duties, Duty
 from asyncgate.parts.process.presence import Seen, add_visit
@@ -23,6 +27,13 @@ from asyncgate.parts.receipts.schedules import its_overdue, sweep
 from asyncgate.parts.receipts.upkeep import duties
 
 log = logging.getLogger("asyncgate")
+
+
+class Prolong(Ask, kw_only=True):
+    """Upkeep's own request: these tasks may have leases that lived when the last gate fell silent."""
+
+    tasks: list[str] = []
+    silent_since: float = 0.0
 
 
 class Sighted(Ask, kw_only=True):
@@ -175,5 +186,18 @@ def note_presences(engine: Engine, work: Work, caller: Caller, ask: Sighted) -> 
         work.keep(add_visit(work.found(Presence, who.kind, who.id), who, first, last))
 
 
+def prolong(engine: Engine, work: Work, caller: Caller, ask: Prolong) -> None:
+    """Give leases back the time in which no gate served: their workers could neither renew nor complete."""
+    grace = engine.settings.lease_grace_seconds
+    for task_id in ask.tasks:
+        lease = work.leases.get(task_id)
+        if lease is None or not alive(lease, ask.silent_since, grace):
+            continue
+        until = prolonged(lease, ask.silent_since, work.now, engine.settings.restart_grace_seconds)
+        work.hold(replace(lease, expires_at=until))
+        work.tell(task_id, "lease.prolonged", lease_id=lease.lease_id, worker_id=lease.worker_id,
+                  expires_at=to_utc(until).isoformat(), silent_since=to_utc(ask.silent_since).isoformat())
+
+
 WRITES: dict[type[Ask], tuple[Callable[..., None], Callable[..., None]]] = {
-    Sweep: (sweep, its_overdue), Prolong: (Engine.prolong, its_tasks), Sighted: (note_presences, its_presences)}
+    Sweep: (sweep, its_overdue), Prolong: (prolong, its_tasks), Sighted: (note_presences, its_presences)}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("asyncgate.worker.ai")
 LONGEST_FUNCTION_NAME = 64           # of a function's name, the limit of common endpoints
 MOST_PAGES = 100            # of a server's list of tools
-STOP_SECONDS = 10.0         # for a server to stop before it is cancelled
+SERVER_STOP_SECONDS = 10.0         # for a server to stop before it is cancelled
 
 
 class Tool(Struct, frozen=True):
@@ -147,7 +147,7 @@ class McpServer:
         if self._keeper is None:
             return
         self._leave.set()
-        await asyncio.wait([self._keeper], timeout=STOP_SECONDS)
+        await asyncio.wait([self._keeper], timeout=SERVER_STOP_SECONDS)
         self._keeper.cancel()
         await asyncio.gather(self._keeper, return_exceptions=True)
         self._keeper = self._ready = None

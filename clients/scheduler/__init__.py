@@ -34,10 +34,10 @@ from asyncgate.clients.scheduler.store import Control, Fired, Firing, Schedule, 
 from asyncgate.parts.model.wire import LONGEST_PAUSE_SECONDS
 
 CONTROL_TYPES = ("schedule.create", "schedule.delete", "schedule.pause", "schedule.resume", "schedule.status")
-ENDED_STATUSES = ("succeeded", "failed", "canceled")
+TERMINAL_STATUSES = ("succeeded", "failed", "canceled")
 FINAL_STATUSES = (400, 409, 413)                 # refusals that a retry would not change
 LEASE_LOST = "lease_invalid_or_expired"
-TTL_SECONDS, CLAIM_WAIT_SECONDS = 60, 25.0    # of a control task's lease; that a claim stays open
+TTL_SECONDS, ORDER_WAIT_SECONDS = 60, 25.0    # of a control task's lease; that a claim stays open
 TICK_SECONDS = 1.0                      # between checks of the clock, which may be set at any time
 LATER_SECONDS = 60.0                    # before another check of what only somebody else can change
 CONCURRENT_SCHEDULES = 16                              # schedules whose runs are created concurrently
@@ -243,7 +243,7 @@ class Scheduler:
                 self._complain("control tasks", error)
                 await asyncio.sleep(self.patience.failed("control tasks", getattr(error, "retry_after", None)))
 
-    async def obey(self, wait_seconds: float = CLAIM_WAIT_SECONDS) -> bool:
+    async def obey(self, wait_seconds: float = ORDER_WAIT_SECONDS) -> bool:
         """Wait for a control task and carry it out; return whether one came."""
         reply = await self.worker.call(
             "lease_next", **self.as_worker, accept_types=list(CONTROL_TYPES), capabilities=["scheduler"],
@@ -339,7 +339,7 @@ class Scheduler:
                 await self.worker.call("release_lease", **self.as_worker, **control.lease, task_id=control.task_id)
             except Refusal as no:
                 lost = no
-        return lost.more.get("status") in ENDED_STATUSES
+        return lost.more.get("status") in TERMINAL_STATUSES
 
     async def _announce(self, control: Control) -> None:
         """Emit schedule.created once; if the gate refuses the receipt, delete the schedule."""

@@ -17,14 +17,14 @@ from zlib import crc32
 
 import msgspec
 
-from asyncgate.commands.bench.beside import BAD_KEY, rival
-from asyncgate.commands.bench.rounds import Plan, Row, measured
-from asyncgate.commands.bench.servers import Server
-from asyncgate.commands.bench.wire import Gate
+from asyncgate.commands.bench.beside import BAD_KEY, run_rival
+from asyncgate.commands.bench.rounds import Figures, Plan, measure_rounds
+from asyncgate.commands.bench.servers import BenchServer
+from asyncgate.commands.bench.wire import LoadGate
 
 # A key: a prefix, its id, its secret, and six digits of CRC32 over all that.
-PREFIX, ID, SECRET, CHECK = "aga_", 12, 43, 6
-DIGITS = string.digits + string.ascii_uppercase + string.ascii_lowercase
+KEY_PREFIX, ID_LENGTH, SECRET_LENGTH, CHECK_LENGTH = "aga_", 12, 43, 6
+BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
 
 
 class Memory(msgspec.Struct):
@@ -41,19 +41,19 @@ class Flood(msgspec.Struct):
     kind: str
     number: int
     memory: Memory
-    rows: list[Row]
+    rows: list[Figures]
 
 
-async def flooded(server: Server, plan: Plan, kind: str, number: int) -> Flood:
+async def measure_flood(server: BenchServer, plan: Plan, kind: str, number: int) -> Flood:
     """Measure how a server answers without and beside so many that send bad requests."""
-    pid, known = server.child.pid, await issued(server.gate) if kind == BAD_KEY else ""
-    before, _ = resident(pid)
-    rows = await measured([server.gate], plan, number, partial(rival, token=known, kind=kind, number=number))
-    after, most = resident(pid)
+    pid, known = server.child.pid, await issue_key(server.gate) if kind == BAD_KEY else ""
+    before, _ = read_memory(pid)
+    rows = await measure_rounds([server.gate], plan, number, partial(run_rival, token=known, kind=kind, number=number))
+    after, most = read_memory(pid)
     return Flood(kind, number, Memory(before, after, most), rows)
 
 
-async def issued(gate: Gate) -> str:
+async def issue_key(gate: LoadGate) -> str:
     """Return a key that exists; bad keys carry its id."""
     fields = {"name": "bench", "principal_kind": "worker", "principal_id": "bench"}
     async with gate.connected(1) as [wire]:
@@ -62,20 +62,21 @@ async def issued(gate: Gate) -> str:
     return text
 
 
-def bad(known: str, number: int) -> str:
+def make_bad_key(known: str, number: int) -> str:
     """Return a key that is well formed and no good, with the id of a key that exists if the number is even."""
-    key_id = random_text(ID) if number % 2 or not known.startswith(PREFIX) else known[len(PREFIX):][:ID]
-    start = PREFIX + key_id + random_text(SECRET)
+    is_unknown = number % 2 or not known.startswith(KEY_PREFIX)
+    key_id = random_text(ID_LENGTH) if is_unknown else known[len(KEY_PREFIX):][:ID_LENGTH]
+    start = KEY_PREFIX + key_id + random_text(SECRET_LENGTH)
     check = crc32(start.encode())
-    return start + "".join([DIGITS[check // 62 ** place % 62] for place in range(CHECK - 1, -1, -1)])
+    return start + "".join([BASE62[check // 62 ** place % 62] for place in range(CHECK_LENGTH - 1, -1, -1)])
 
 
 def random_text(length: int) -> str:
     """Return so many random digits."""
-    return "".join([secrets.choice(DIGITS) for _ in range(length)])
+    return "".join([secrets.choice(BASE62) for _ in range(length)])
 
 
-def resident(pid: int) -> tuple[int | None, int | None]:
+def read_memory(pid: int) -> tuple[int | None, int | None]:
     """Return the memory of a process now and at its most, in KiB."""
     with contextlib.suppress(OSError):
         said = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
@@ -83,7 +84,7 @@ def resident(pid: int) -> tuple[int | None, int | None]:
     return None, None
 
 
-def told(flood: Flood) -> str:
+def format_memory(flood: Flood) -> str:
     """Put what became of the memory into one line."""
     memory = flood.memory
     if memory.before is None or memory.after is None or memory.most is None:

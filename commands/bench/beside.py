@@ -18,18 +18,26 @@ from typing import IO, cast
 
 import click
 
-from asyncgate.commands.bench.bodies import worst
-from asyncgate.commands.bench.load import LARGEST, TASK, WAIT_SECONDS, Client, claim, create, encoded
-from asyncgate.commands.bench.wire import Failed, Gate, Wire, run
-from asyncgate.commands.dev import lifeline, start, stop
+from asyncgate.commands.bench.bodies import make_worst
+from asyncgate.commands.bench.load import (
+    CLAIM_WAIT_SECONDS,
+    TASK_BODY,
+    TASKS_PER_FILL,
+    Client,
+    encoded,
+    make_claim,
+    make_create,
+)
+from asyncgate.commands.bench.wire import Failed, LoadGate, Wire, run_on_fastest_loop
+from asyncgate.commands.dev import start_program, stop_children, watch_lifeline
 
 NEVER = "bench.never"           # the type that waiting claims wait for
 RIVAL = "bench.rival"
-AT_ONCE = 100                   # connections opened together
+CONNECTS_AT_ONCE = 100                   # connections opened together
 CONNECTIONS = 200               # of a rival; beyond that its creations go by the batch
 BAD_KEY, BAD_BODY, HOSTILE = "bad-key", "bad-body", "hostile"
 RIVALRIES = ("create", "claim", BAD_KEY, BAD_BODY, HOSTILE)
-SETTLE_SECONDS = 0.3
+WAITERS_SETTLE_SECONDS = 0.3
 REFUSALS = {BAD_KEY: (401, 429, 503), BAD_BODY: (400, 413, 429, 503)}
 
 
@@ -51,15 +59,15 @@ class Waiters:
         self.wires: list[Wire] = []
         self.wrong: Exception | None = None
 
-    async def open(self, gate: Gate, number: int) -> None:
+    async def open(self, gate: LoadGate, number: int) -> None:
         """Let so many claims wait; their ends are spread over time, as they are where claims came one by one."""
-        for at in range(0, number, AT_ONCE):
-            fresh = await asyncio.gather(*(gate.connect() for _ in range(min(AT_ONCE, number - at))))
+        for at in range(0, number, CONNECTS_AT_ONCE):
+            fresh = await asyncio.gather(*(gate.connect() for _ in range(min(CONNECTS_AT_ONCE, number - at))))
             self.wires += fresh
             for place, wire in enumerate(fresh, at):
-                again = claim(gate, place, NEVER, 1, WAIT_SECONDS)
+                again = make_claim(gate, place, NEVER, 1, CLAIM_WAIT_SECONDS)
                 wire.taken, wire.failed = partial(self.renew, wire, again), self.fail
-                wire.send(claim(gate, place, NEVER, 1, 1 + (WAIT_SECONDS - 1) * (place + 1) / number))
+                wire.send(make_claim(gate, place, NEVER, 1, 1 + (CLAIM_WAIT_SECONDS - 1) * (place + 1) / number))
 
     def renew(self, wire: Wire, request: bytes, answer: bytes) -> None:
         """Wait again."""
@@ -81,14 +89,14 @@ class Waiters:
 
 
 @contextlib.asynccontextmanager
-async def waiting(gates: Iterable[Gate], number: int) -> AsyncIterator[None]:
+async def keep_waiting(gates: Iterable[LoadGate], number: int) -> AsyncIterator[None]:
     """Let so many claims wait at each gate meanwhile."""
     waiters = Waiters()
     try:
         for gate in gates if number else ():
             await waiters.open(gate, number)
         if number:
-            await asyncio.sleep(SETTLE_SECONDS)
+            await asyncio.sleep(WAITERS_SETTLE_SECONDS)
         waiters.check()
         yield
         waiters.check()
@@ -97,30 +105,30 @@ async def waiting(gates: Iterable[Gate], number: int) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def rival(gate: Gate, *, token: str, kind: str, number: int) -> AsyncIterator[None]:
+async def run_rival(gate: LoadGate, *, token: str, kind: str, number: int) -> AsyncIterator[None]:
     """Let another principal keep so many creations or claims under way meanwhile."""
-    child = start("asyncgate.commands.bench.beside", kind, str(number), url=gate.url, token=token or gate.token,
+    child = start_program("asyncgate.commands.bench.beside", kind, str(number), url=gate.url, token=token or gate.token,
                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        await hears(child, "ready")
+        await require_line(child, "ready")
         yield
         if child.poll() is not None:
-            await hears(child, "")
+            await require_line(child, "")
     finally:
-        stop(child)
+        stop_children(child)
         cast(IO[str], child.stdout).close()
     async with gate.connected(1) as [wire]:     # what the rival has left under way is done before this is answered
         await wire.ask(Client(gate, 0).nothing)
 
 
-async def hears(child: subprocess.Popen[str], wanted: str) -> None:
+async def require_line(child: subprocess.Popen[str], wanted: str) -> None:
     """Read a line of the rival's, and raise it if it is not the one that was wanted."""
     line = await asyncio.to_thread(cast(IO[str], child.stdout).readline)
     if line.strip() != wanted or not wanted:
         raise Failed(f"the rival ended: {line.strip() or 'it was stopped'}")
 
 
-async def keep_trying(gate: Gate, kind: str, number: int) -> None:
+async def keep_trying(gate: LoadGate, kind: str, number: int) -> None:
     """Keep so many bad requests under way until this process is stopped; each is refused, and the next one tried."""
     make = bad_keys(gate) if kind == BAD_KEY else bad_bodies(gate)
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -142,19 +150,19 @@ async def keep_trying(gate: Gate, kind: str, number: int) -> None:
         await ended
 
 
-def bad_keys(gate: Gate) -> Callable[[int], bytes]:
+def bad_keys(gate: LoadGate) -> Callable[[int], bytes]:
     """Return what makes a request with a bad key for each connection."""
-    from asyncgate.commands.bench.bad import bad  # which is made of this module
-    return lambda place: Gate(gate.url, bad(gate.token, place)).get(b"/v1/config")
+    from asyncgate.commands.bench.bad import make_bad_key  # which is made of this module
+    return lambda place: LoadGate(gate.url, make_bad_key(gate.token, place)).get(b"/v1/config")
 
 
-def bad_bodies(gate: Gate) -> Callable[[int], bytes]:
+def bad_bodies(gate: LoadGate) -> Callable[[int], bytes]:
     """Return what makes one request after another out of the worst bodies."""
-    bodies = cycle(worst())
+    bodies = cycle(make_worst())
     return lambda place: gate.post(*next(bodies))
 
 
-async def keep_busy(gate: Gate, kind: str, number: int) -> None:
+async def keep_busy(gate: LoadGate, kind: str, number: int) -> None:
     """Keep so many creations or claims under way until this process is stopped."""
     if kind == HOSTILE:
         from asyncgate.commands.bench.hostile import keep_hostile  # which is made of this module
@@ -163,9 +171,10 @@ async def keep_busy(gate: Gate, kind: str, number: int) -> None:
     if kind in REFUSALS:
         return await keep_trying(gate, kind, number)
     each = math.ceil(number / CONNECTIONS) if kind == "create" else 1
-    task = {**TASK, "type": RIVAL, "principal_id": RIVAL}
-    one = create(gate, task) if kind == "create" else claim(gate, 0, RIVAL + ".nothing", 1)
-    request = one if each == 1 else gate.post(b"/v1/tasks/batch", encoded({"tasks": [task] * min(each, LARGEST)}))
+    task = {**TASK_BODY, "type": RIVAL, "principal_id": RIVAL}
+    one = make_create(gate, task) if kind == "create" else make_claim(gate, 0, RIVAL + ".nothing", 1)
+    request = one if each == 1 else gate.post(b"/v1/tasks/batch",
+                                              encoded({"tasks": [task] * min(each, TASKS_PER_FILL)}))
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def fail(wrong: Exception) -> None:
@@ -191,11 +200,11 @@ def send_again(wire: Wire, request: bytes, answer: bytes) -> None:
 @click.argument("number", type=click.IntRange(min=1))
 def main(kind: str, number: int) -> None:
     """Keep a gate busy until standard input closes."""
-    lifeline()
+    watch_lifeline()
     allow_files(number)
-    gate = Gate(os.environ["ASYNCGATE_URL"], os.environ.get("ASYNCGATE_API_KEY", ""))
+    gate = LoadGate(os.environ["ASYNCGATE_URL"], os.environ.get("ASYNCGATE_API_KEY", ""))
     try:
-        run(keep_busy(gate, kind, number))
+        run_on_fastest_loop(keep_busy(gate, kind, number))
     except Failed as wrong:
         sys.exit(str(wrong))
 

@@ -21,14 +21,29 @@ from click.core import ParameterSource
 from starlette.routing import Route
 
 from asyncgate.clients.http import root_of
-from asyncgate.commands.bench.beside import BAD_BODY, BAD_KEY, RIVALRIES, allow_files, rival, waiting
-from asyncgate.commands.bench.fill import MEANING, STATES, fill
+from asyncgate.commands.bench.beside import BAD_BODY, BAD_KEY, RIVALRIES, allow_files, keep_waiting, run_rival
+from asyncgate.commands.bench.fill import FILL_MEANING, FILL_STATES, fill
 from asyncgate.commands.bench.load import COMPLETIONS, EVERY_MODE
-from asyncgate.commands.bench.rounds import Plan, Row, measured, so_many
-from asyncgate.commands.bench.servers import Rest, Server, at_rest, markdown, method, serving
-from asyncgate.commands.bench.wire import Failed, Gate, NoGate, run
-from asyncgate.commands.calling import BROKEN, CREDENTIAL, NO_GATE, STATUSES, WRONG, Duration, ended
-from asyncgate.commands.terminal import plain
+from asyncgate.commands.bench.rounds import Figures, Plan, count_clients, measure_rounds
+from asyncgate.commands.bench.servers import (
+    BenchServer,
+    Rest,
+    describe_method,
+    format_markdown,
+    measure_at_rest,
+    start_servers,
+)
+from asyncgate.commands.bench.wire import Failed, LoadGate, NoGate, run_on_fastest_loop
+from asyncgate.commands.calling import (
+    CREDENTIAL,
+    EXIT_BROKEN,
+    EXIT_NO_GATE,
+    EXIT_OF_STATUS,
+    EXIT_WRONG,
+    Duration,
+    exit_with,
+)
+from asyncgate.commands.terminal import escape_text
 from asyncgate.parts.app import serve_forever
 from asyncgate.parts.identity.startup import require_safe_start
 from asyncgate.parts.model.settings import Configured
@@ -80,7 +95,7 @@ class Asked(msgspec.Struct):
         return Plan(modes, self.clients, self.seconds, self.count, self.rounds, self.warm_up)
 
 
-def numbers(ctx: click.Context, param: click.Parameter, said: str) -> list[int]:
+def read_numbers(ctx: click.Context, param: click.Parameter, said: str) -> list[int]:
     """Read a list of numbers such as 1,8,32."""
     try:
         found = [int(part) for part in said.split(",")]
@@ -91,7 +106,7 @@ def numbers(ctx: click.Context, param: click.Parameter, said: str) -> list[int]:
     return found
 
 
-FILL_STATES = "; ".join(f"{name}: {says}" for name, says in MEANING.items())
+FILL_STATES_HELP = "; ".join(f"{name}: {says}" for name, says in FILL_MEANING.items())
 
 
 @click.command()
@@ -99,7 +114,8 @@ FILL_STATES = "; ".join(f"{name}: {says}" for name, says in MEANING.items())
               help=f"What to do again and again; several run in turns. One of {', '.join(EVERY_MODE)}. Default cycle.")
 @click.option("--echo", "with_echo", is_flag=True, help="Add the mode echo: every rate is shown as a part of its rate.")
 @click.option("--mcp", "with_mcp", is_flag=True, help="MCP beside REST: the same as --mode create --mode mcp.")
-@click.option("--clients", default="1,8,32", show_default=True, callback=numbers, help="How many at once, as a list.")
+@click.option("--clients", default="1,8,32", show_default=True, callback=read_numbers,
+              help="How many at once, as a list.")
 @click.option("--seconds", default=3.0, show_default=True, type=Duration(0.1), help="How long each lasts.")
 @click.option("--count", type=click.IntRange(min=1), help="How many steps each takes, instead of --seconds.")
 @click.option("--warm-up", default=0.5, show_default=True, type=Duration(),
@@ -114,8 +130,8 @@ FILL_STATES = "; ".join(f"{name}: {says}" for name, says in MEANING.items())
               help="With --self: one more database, such as a migrated Postgres. It will be written to.")
 @click.option("--fill", "to_fill", default=0, type=click.IntRange(min=0), metavar="N",
               help="First create so many tasks in each --fill-state; measure nothing unless a mode is named.")
-@click.option("--fill-state", "states", multiple=True, type=click.Choice(list(STATES)), metavar="STATE",
-              help=f"What they are, default terminal. {FILL_STATES}.")
+@click.option("--fill-state", "states", multiple=True, type=click.Choice(list(FILL_STATES)), metavar="STATE",
+              help=f"What they are, default terminal. {FILL_STATES_HELP}.")
 @click.option("--idle", default=0, type=click.IntRange(0, MOST_WAITING), metavar="N",
               help="Let so many claims wait meanwhile; with --self also tell what they cost the server.")
 @click.option("--rival", default=0, type=click.IntRange(0, 100_000), metavar="N",
@@ -151,10 +167,10 @@ def bench(ctx: click.Context, /, **options: Any) -> None:
         raise click.UsageError(said)
     allow_files(max(2 * max(asked.clients), asked.idle) + asked.idle)
     try:
-        flood = under_a_flood if asked.bad_keys or asked.bad_bodies else beside_the_worst if asked.hostile else None
-        (of_itself if asked.of_itself else flood or of_another)(asked)
+        flood = measure_flood if asked.bad_keys or asked.bad_bodies else measure_hostile if asked.hostile else None
+        (measure_itself if asked.of_itself else flood or measure_url)(asked)
     except (Failed, ValueError) as wrong:
-        end(wrong)
+        exit_with_error(wrong)
 
 
 def contradictions(ctx: click.Context, asked: Asked) -> Iterator[str]:
@@ -181,129 +197,131 @@ def contradictions(ctx: click.Context, asked: Asked) -> Iterator[str]:
         yield "a rival keeps at most 2000 claims under way, one on each connection"
 
 
-def end(wrong: Exception) -> NoReturn:
+def exit_with_error(wrong: Exception) -> NoReturn:
     """End with one line and the exit status of its class."""
     sys.stderr.write("\r\x1b[K" if sys.stderr.isatty() else "")
     if isinstance(wrong, NoGate):
-        raise ended(plain(str(wrong)), NO_GATE)
-    status = STATUSES.get(wrong.status, BROKEN) if isinstance(wrong, Failed) else WRONG
-    raise ended(plain(str(wrong)), status)
+        raise exit_with(escape_text(str(wrong)), EXIT_NO_GATE)
+    status = EXIT_OF_STATUS.get(wrong.status, EXIT_BROKEN) if isinstance(wrong, Failed) else EXIT_WRONG
+    raise exit_with(escape_text(str(wrong)), status)
 
 
-def of_another(asked: Asked) -> None:
+def measure_url(asked: Asked) -> None:
     """Fill and measure a gate that runs."""
     tokens, plan = asked.token or ("",), asked.plan()
     named = [f"credential {number}" for number, _ in enumerate(tokens, 1)] if len(tokens) > 1 else [""]
-    gates = [Gate(root_of(asked.url), token, name) for token, name in zip(tokens, named, strict=True)]
-    filled(asked, gates[:1])
+    gates = [LoadGate(root_of(asked.url), token, name) for token, name in zip(tokens, named, strict=True)]
+    fill_gates(asked, gates[:1])
     if plan.modes:
-        rows = run(beside(asked, gates, plan))
+        rows = run_on_fastest_loop(measure_beside(asked, gates, plan))
         click.echo(msgspec.json.encode({"url": asked.url, "idle": asked.idle, "rows": rows}) if asked.as_json
-                   else table(rows))
+                   else format_rows(rows))
 
 
-def under_a_flood(asked: Asked) -> None:
+def measure_flood(asked: Asked) -> None:
     """Start a server and send it bad requests."""
     from asyncgate.commands.bench import bad as part
-    with serving((), 0) as [server]:
+    with start_servers((), 0) as [server]:
         kind, number = (BAD_KEY, asked.bad_keys) if asked.bad_keys else (BAD_BODY, asked.bad_bodies)
-        flood = run(part.flooded(server, asked.plan(), kind, number))
-    click.echo(msgspec.json.encode(flood) if asked.as_json else f"{table(flood.rows)}\n{part.told(flood)}")
+        flood = run_on_fastest_loop(part.measure_flood(server, asked.plan(), kind, number))
+    click.echo(msgspec.json.encode(flood)
+               if asked.as_json else f"{format_rows(flood.rows)}\n{part.format_memory(flood)}")
 
 
-def beside_the_worst(asked: Asked) -> None:
+def measure_hostile(asked: Asked) -> None:
     """Start a server with its limits on, and let one tenant do its worst beside another."""
     from asyncgate.commands.bench import hostile as part
-    with serving((), 0, part.LIMITED) as [server]:
-        rows = run(part.harmed(server, asked.plan()))
-    click.echo(msgspec.json.encode(rows) if asked.as_json else f"{table(rows)}\n{part.verdict(rows)}")
+    with start_servers((), 0, part.LIMITED) as [server]:
+        rows = run_on_fastest_loop(part.measure_victim(server, asked.plan()))
+    click.echo(msgspec.json.encode(rows) if asked.as_json else f"{format_rows(rows)}\n{part.format_verdict(rows)}")
 
 
-async def beside(asked: Asked, gates: list[Gate], plan: Plan) -> list[Row]:
+async def measure_beside(asked: Asked, gates: list[LoadGate], plan: Plan) -> list[Figures]:
     """Measure, with all that shall go on meanwhile."""
-    other = partial(rival, token=asked.rival_token, kind=asked.rival_kind, number=asked.rival)
-    async with waiting(gates if asked.of_itself else gates[:1], asked.idle):
-        return await measured(gates, plan, asked.rival, other if asked.rival else None)
+    other = partial(run_rival, token=asked.rival_token, kind=asked.rival_kind, number=asked.rival)
+    async with keep_waiting(gates if asked.of_itself else gates[:1], asked.idle):
+        return await measure_rounds(gates, plan, asked.rival, other if asked.rival else None)
 
 
-def filled(asked: Asked, gates: list[Gate]) -> None:
+def fill_gates(asked: Asked, gates: list[LoadGate]) -> None:
     """Fill gates, with a bar that tells how far it is."""
     states = asked.states or ("terminal",)
     for gate in gates if asked.to_fill else ():
         label = f"filling {gate.name or gate.url}"
         with click.progressbar(length=asked.to_fill * len(states), label=label, file=sys.stderr) as bar:
             for state in states:
-                run(fill(gate, state, asked.to_fill, bar.update))
+                run_on_fastest_loop(fill(gate, state, asked.to_fill, bar.update))
 
 
-def of_itself(asked: Asked) -> None:
+def measure_itself(asked: Asked) -> None:
     """Start servers, fill and measure them, and print the table."""
     plan = asked.plan()
-    with serving(asked.databases, asked.idle) as servers:
-        filled(asked, [server.gate for server in servers])
-        rests, rows = run(at_rest_and_at_work(asked, servers, plan))
-    said = method(plan, rows)
+    with start_servers(asked.databases, asked.idle) as servers:
+        fill_gates(asked, [server.gate for server in servers])
+        rests, rows = run_on_fastest_loop(measure_all(asked, servers, plan))
+    said = describe_method(plan, rows)
     whole = {"method": said, "idle": rests, "rows": rows}
-    click.echo(msgspec.json.encode(whole) if asked.as_json else markdown(rows, rests, said))
+    click.echo(msgspec.json.encode(whole) if asked.as_json else format_markdown(rows, rests, said))
 
 
-async def at_rest_and_at_work(asked: Asked, servers: list[Server], plan: Plan) -> tuple[list[Rest], list[Row]]:
+async def measure_all(asked: Asked, servers: list[BenchServer], plan: Plan) -> tuple[list[Rest], list[Figures]]:
     """Measure what waiting claims cost, if there shall be some, and then how fast everything is."""
     seconds = plan.seconds * plan.rounds
-    rests = [await at_rest(server, asked.idle, seconds) for server in servers] if asked.idle else []
-    return rests, await beside(asked, [server.gate for server in servers], plan)
+    rests = [await measure_at_rest(server, asked.idle, seconds) for server in servers] if asked.idle else []
+    return rests, await measure_beside(asked, [server.gate for server in servers], plan)
 
 
 # What a person reads.
 
 
-def table(rows: list[Row]) -> str:
+def format_rows(rows: list[Figures]) -> str:
     """Write the rows for people; a ratio to the echo stands where the echo was measured too."""
     echo = {(one.clients, one.database): one.requests_per_second for one in rows
             if one.mode == "echo" and not one.rival}
-    wide = max(len(label(one)) for one in rows)
+    wide = max(len(format_label(one)) for one in rows)
     lines = [f"{'mode':{wide}} {'clients':>7}  {'operation':16} {'requests/s':>10} {'of echo':>8} {'tasks/s':>8} "
              f"{'p50 ms':>8} {'p99 ms':>8} {'p999 ms':>8}"]
     for one in sorted(rows, key=lambda one: (EVERY_MODE.index(one.mode), one.clients, one.rival)):
         bare = echo.get((one.clients, one.database))
         ratio = f"{one.requests_per_second / bare:.2f}" if bare else "-"
         tasks = f"{one.tasks_per_second:,.0f}" if one.tasks_per_second else "-"
-        lines.append(f"{label(one):{wide}} {one.clients:7}  {one.operation:16} {one.requests_per_second:10,.0f} "
+        lines.append(f"{format_label(one):{wide}} {one.clients:7}  {one.operation:16} {one.requests_per_second:10,.0f} "
                      f"{ratio:>8} {tasks:>8} {one.p50_ms:8.2f} {one.p99_ms:8.2f} {one.p999_ms:8.2f}")
     return "\n".join([*lines, *cycles(rows), *slowed(rows), *compared(rows)])
 
 
-def label(one: Row) -> str:
+def format_label(one: Figures) -> str:
     """Name a mode, and the rival beside it."""
     told = f"{one.mode} beside {one.rival}" if one.rival else one.mode
     return f"{told} ({one.database})" if one.database else told
 
 
-def cycles(rows: list[Row]) -> Iterator[str]:
+def cycles(rows: list[Figures]) -> Iterator[str]:
     """Tell how many tasks came to their end in a second."""
     for one in rows:
         if one.operation in COMPLETIONS:
-            yield f"{label(one)}, {so_many(one.clients)}: {one.tasks_per_second:,.0f} cycles/s"
+            yield f"{format_label(one)}, {count_clients(one.clients)}: {one.tasks_per_second:,.0f} cycles/s"
 
 
-def slowed(rows: list[Row]) -> Iterator[str]:
+def slowed(rows: list[Figures]) -> Iterator[str]:
     """Tell how much slower a rival makes each operation."""
     alone = {(one.mode, one.clients, one.operation, one.database): one for one in rows if not one.rival}
     for one in rows:
         if one.rival:
             lone = alone[one.mode, one.clients, one.operation, one.database]
-            yield (f"{label(lone)}, {so_many(one.clients)}, {one.operation}: p50 {one.p50_ms / lone.p50_ms:.2f} ×, "
+            yield (f"{format_label(lone)}, {count_clients(one.clients)}, {one.operation}: "
+                   f"p50 {one.p50_ms / lone.p50_ms:.2f} ×, "
                    f"p99 {one.p99_ms / lone.p99_ms:.2f} × beside {one.rival}")
 
 
-def compared(rows: list[Row]) -> Iterator[str]:
+def compared(rows: list[Figures]) -> Iterator[str]:
     """Tell how each further credential fares beside the first: the ratio of their rates in the same run."""
     first = next((one.database for one in rows), "")
     base = {(one.mode, one.clients, one.operation, one.rival): one for one in rows if one.database == first}
     for one in rows:
         if one.database != first and one.mode != "echo":
             with_first = base[one.mode, one.clients, one.operation, one.rival]
-            yield (f"{label(one)}, {so_many(one.clients)}, {one.operation}: "
+            yield (f"{format_label(one)}, {count_clients(one.clients)}, {one.operation}: "
                    f"{one.requests_per_second / with_first.requests_per_second:.3f} × the rate with {first}")
 
 

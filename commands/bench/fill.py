@@ -9,53 +9,64 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from asyncgate.commands.bench.load import BATCH, LARGEST, LEASES, TASK, TYPE, Client, claim, encoded, sound, together
-from asyncgate.commands.bench.wire import Failed, Gate, Wire
+from asyncgate.commands.bench.load import (
+    LEASES,
+    TASK_BODY,
+    TASKS_PER_BATCH,
+    TASKS_PER_FILL,
+    TYPE,
+    Client,
+    encoded,
+    make_claim,
+    require_sound,
+    run_together,
+)
+from asyncgate.commands.bench.wire import Failed, LoadGate, Wire
 
 CONNECTIONS = 4
-LANES, TENANTS = 1000, 100
+FILL_LANES, FILL_TENANTS = 1000, 100
 DAY_SECONDS = 86_400
 FILLED = "bench.filled"
-STATES: dict[str, Callable[[int], dict[str, Any]]] = {
+FILL_STATES: dict[str, Callable[[int], dict[str, Any]]] = {
     "terminal": lambda number: {"type": FILLED, "payload": None},
     "queued": lambda number: {"type": TYPE, "payload": None},
     "foreign": lambda number: {"type": TYPE, "payload": None, "requirements": {"capabilities": ["bench.foreign"]}},
-    "lanes": lambda number: {"type": f"bench.lane.{number % LANES}", "payload": None},
+    "lanes": lambda number: {"type": f"bench.lane.{number % FILL_LANES}", "payload": None},
     "delayed": lambda number: {"type": TYPE, "payload": None, "delay_seconds": DAY_SECONDS},
     "tenants": lambda number: {"type": TYPE, "payload": None},
 }
-MEANING = {
+FILL_MEANING = {
     "terminal": "created, leased and completed",
     "queued": "claimable, first come first served with the tasks of the modes cycle, drain and batch",
     "foreign": "queued, but needs a capability that the clients lack",
-    "lanes": f"queued, spread over {LANES:,} types",
+    "lanes": f"queued, spread over {FILL_LANES:,} types",
     "delayed": "queued, not to be leased before tomorrow",
-    "tenants": f"queued, spread over {TENANTS} tenants",
+    "tenants": f"queued, spread over {FILL_TENANTS} tenants",
 }
 
 
-async def fill(gate: Gate, state: str, number: int, grown: Callable[[int], object]) -> None:
+async def fill(gate: LoadGate, state: str, number: int, grown: Callable[[int], object]) -> None:
     """Create so many tasks in a state; tell after each call how many more there are."""
-    pieces = split(state, number)
+    pieces = split_calls(state, number)
     async with gate.connected(CONNECTIONS) as wires:
-        await together(*(pour(gate, wire, state, pieces, grown) for wire in wires))
+        await run_together(*(fill_pieces(gate, wire, state, pieces, grown) for wire in wires))
 
 
-def split(state: str, number: int) -> Iterator[tuple[int, int]]:
+def split_calls(state: str, number: int) -> Iterator[tuple[int, int]]:
     """Return where each call begins and how many tasks it creates; every tenant gets some."""
-    most = max(min(LARGEST, number // TENANTS), 1) if state == "tenants" else LARGEST
+    most = max(min(TASKS_PER_FILL, number // FILL_TENANTS), 1) if state == "tenants" else TASKS_PER_FILL
     return ((start, min(most, number - start)) for start in range(0, number, most))
 
 
-async def pour(gate: Gate, wire: Wire, state: str, pieces: Iterator[tuple[int, int]],
+async def fill_pieces(gate: LoadGate, wire: Wire, state: str, pieces: Iterator[tuple[int, int]],
                grown: Callable[[int], object]) -> None:
     """Take piece after piece over one connection until there is none left."""
     for start, size in pieces:
-        body: dict[str, Any] = {"tasks": [{**TASK, **STATES[state](start + at)} for at in range(size)]}
+        body: dict[str, Any] = {"tasks": [{**TASK_BODY, **FILL_STATES[state](start + at)} for at in range(size)]}
         if state == "tenants":
-            body["tenant_id"] = str(uuid.uuid5(uuid.NAMESPACE_OID, f"bench.{start // size % TENANTS}"))
+            body["tenant_id"] = str(uuid.uuid5(uuid.NAMESPACE_OID, f"bench.{start // size % FILL_TENANTS}"))
         try:
-            sound(await wire.ask(gate.post(b"/v1/tasks/batch", encoded(body))))
+            require_sound(await wire.ask(gate.post(b"/v1/tasks/batch", encoded(body))))
         except Failed as no:
             raise (no if state != "tenants" or no.status != 403 else Failed(ONE_TENANT, 403)) from None
         if state == "terminal":
@@ -67,12 +78,12 @@ ONE_TENANT = ("this gate keeps the credential within its own tenant (tenant_mism
               "that may name others")
 
 
-async def finish(gate: Gate, wire: Wire, size: int) -> None:
+async def finish(gate: LoadGate, wire: Wire, size: int) -> None:
     """Lease and complete so many of the tasks that were created to be finished."""
     found: list[tuple[bytes, bytes]] = []
     while len(found) < size:
-        leased = LEASES.findall(await wire.ask(claim(gate, 0, FILLED, min(BATCH, size - len(found)))))
+        leased = LEASES.findall(await wire.ask(make_claim(gate, 0, FILLED, min(TASKS_PER_BATCH, size - len(found)))))
         if not leased:
             raise Failed(f"somebody else leases tasks of the type {FILLED}")
         found += leased
-    sound(await wire.ask(Client(gate, 0).completions(found)))
+    require_sound(await wire.ask(Client(gate, 0).completions(found)))

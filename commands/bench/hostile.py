@@ -17,12 +17,12 @@ from itertools import count, cycle
 import click
 import msgspec
 
-from asyncgate.commands.bench.bad import bad
-from asyncgate.commands.bench.beside import HOSTILE, rival
-from asyncgate.commands.bench.bodies import worst
-from asyncgate.commands.bench.rounds import Plan, Row, measured
-from asyncgate.commands.bench.servers import Server
-from asyncgate.commands.bench.wire import Failed, Gate, length
+from asyncgate.commands.bench.bad import make_bad_key
+from asyncgate.commands.bench.beside import HOSTILE, run_rival
+from asyncgate.commands.bench.bodies import make_worst
+from asyncgate.commands.bench.rounds import Figures, Plan, measure_rounds
+from asyncgate.commands.bench.servers import BenchServer
+from asyncgate.commands.bench.wire import Failed, LoadGate, read_length
 
 CLIENTS = 4
 # Both come from this machine: what an address may do would hold up the one for the other.
@@ -32,14 +32,14 @@ BREAK_SECONDS = 0.01        # before a connection that the gate has closed is op
 encoded = msgspec.json.encode
 
 
-async def harmed(server: Server, plan: Plan) -> list[Row]:
+async def measure_victim(server: BenchServer, plan: Plan) -> list[Figures]:
     """Measure a tenant's calls without and beside the worst that another tenant can do."""
-    victim, hostile = [await admitted(server.gate, name) for name in TIERS]
-    gate = Gate(server.gate.url, victim, server.gate.name)
-    return await measured([gate], plan, CLIENTS, partial(rival, token=hostile, kind=HOSTILE, number=CLIENTS))
+    victim, hostile = [await make_tenant(server.gate, name) for name in TIERS]
+    gate = LoadGate(server.gate.url, victim, server.gate.name)
+    return await measure_rounds([gate], plan, CLIENTS, partial(run_rival, token=hostile, kind=HOSTILE, number=CLIENTS))
 
 
-async def admitted(gate: Gate, name: str) -> str:
+async def make_tenant(gate: LoadGate, name: str) -> str:
     """Make a tenant, and return a key of an admin of its."""
     async with gate.connected(1) as [wire]:
         made = await wire.ask(gate.post(b"/v1/tenants", encoded({"name": name, "tier": TIERS[name]})))
@@ -50,21 +50,21 @@ async def admitted(gate: Gate, name: str) -> str:
     return key
 
 
-async def keep_hostile(gate: Gate, number: int) -> None:
+async def keep_hostile(gate: LoadGate, number: int) -> None:
     """Do the worst from so many connections until this process is stopped."""
-    means = cycle([bodies(gate), inventions(gate), None, wrong_secrets(gate)])
+    means = cycle([yield_bodies(gate), yield_inventions(gate), None, yield_wrong_secrets(gate)])
     clients = [asyncio.create_task(hang_up(gate) if requests is None else repeat(gate, requests))
                for _, requests in zip(range(number), means, strict=False)]
     click.echo("ready")
     await asyncio.gather(*clients)
 
 
-def bodies(gate: Gate) -> Iterator[bytes]:
+def yield_bodies(gate: LoadGate) -> Iterator[bytes]:
     """Yield requests with the bodies that cost most."""
-    return (gate.post(*body) for body in cycle(worst()))
+    return (gate.post(*body) for body in cycle(make_worst()))
 
 
-def inventions(gate: Gate) -> Iterator[bytes]:
+def yield_inventions(gate: LoadGate) -> Iterator[bytes]:
     """Yield creations of types that nobody else has, and claims with profiles that nobody else has."""
     for number in count():
         yield gate.post(b"/v1/tasks", encoded({"type": f"bench.invented.{number}", "payload": number}))
@@ -72,38 +72,38 @@ def inventions(gate: Gate) -> Iterator[bytes]:
         yield gate.post(b"/v1/leases/claim", encoded({"worker_id": "bench-hostile", **profile}))
 
 
-def wrong_secrets(gate: Gate) -> Iterator[bytes]:
+def yield_wrong_secrets(gate: LoadGate) -> Iterator[bytes]:
     """Yield requests with a key that exists and wrong secrets."""
-    return (Gate(gate.url, bad(gate.token, 0)).get(b"/v1/config") for _ in count())
+    return (LoadGate(gate.url, make_bad_key(gate.token, 0)).get(b"/v1/config") for _ in count())
 
 
-async def repeat(gate: Gate, requests: Iterator[bytes]) -> None:
+async def repeat(gate: LoadGate, requests: Iterator[bytes]) -> None:
     """Send one request after another, whatever the answers are, over a new connection when the gate has closed one."""
     while True:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            async with opened(gate) as (reader, writer):
+            async with open_connection(gate) as (reader, writer):
                 for request in requests:
                     writer.write(request)
                     head = await reader.readuntil(b"\r\n\r\n")
-                    await reader.readexactly(length(head, len(head) - 4))
+                    await reader.readexactly(read_length(head, len(head) - 4))
         await asyncio.sleep(BREAK_SECONDS)
 
 
-async def hang_up(gate: Gate) -> None:
+async def hang_up(gate: LoadGate) -> None:
     """Ask three times at once and hang up; then ask with a credential and a name that nobody has seen."""
     while True:
-        stranger = Gate(gate.url, secrets.token_hex(8))
+        stranger = LoadGate(gate.url, secrets.token_hex(8))
         odd = stranger.get(b"/v1/config").replace(b"host:", b"user-agent: %b\r\nhost:" % secrets.token_hex(8).encode())
         for request in (gate.get(b"/health") * 3, odd):
             with contextlib.suppress(OSError):
-                async with opened(gate) as (_, writer):
+                async with open_connection(gate) as (_, writer):
                     writer.write(request)
                     await writer.drain()
         await asyncio.sleep(BREAK_SECONDS)
 
 
 @contextlib.asynccontextmanager
-async def opened(gate: Gate) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def open_connection(gate: LoadGate) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Connect to a gate for the time of a block."""
     reader, writer = await asyncio.open_connection(gate.host, gate.port)
     try:
@@ -112,7 +112,7 @@ async def opened(gate: Gate) -> AsyncIterator[tuple[asyncio.StreamReader, asynci
         writer.close()
 
 
-def verdict(rows: list[Row]) -> str:
+def format_verdict(rows: list[Figures]) -> str:
     """Put the p99 of the measured tenant beside the goal."""
     alone, beside = ([one for one in rows if bool(one.rival) == rivals] for rivals in (False, True))
     if not (alone and beside):

@@ -18,20 +18,20 @@ from typing import Any
 
 import msgspec
 
-from asyncgate.commands.bench.wire import Failed, Gate, Wire
+from asyncgate.commands.bench.wire import Failed, LoadGate, Wire
 
 Took = defaultdict[str, list[float]]                            # seconds by operation
 Step = Generator[tuple[str, bytes], bytes, bool | None]         # returns True when there is nothing left to do
 
-BATCH = 100             # tasks per call of the mode batch
-LARGEST = 500           # tasks per call where only the speed of filling counts
+TASKS_PER_BATCH = 100             # tasks per call of the mode batch
+TASKS_PER_FILL = 500           # tasks per call where only the speed of filling counts
 DRAINED = 5000          # tasks made ready for each second of draining: more than a gate does
 OWED = 20               # open obligations of the principal whose list is read
-PAUSE_SECONDS = 0.005   # for a claim to arrive and wait before its task is created
-WAIT_SECONDS = 30       # that a claim stays open
-PATIENCE_SECONDS = 60   # for the last answers of a turn
+CLAIM_HEAD_START_SECONDS = 0.005   # for a claim to arrive and wait before its task is created
+CLAIM_WAIT_SECONDS = 30       # that a claim stays open
+LAST_ANSWER_SECONDS = 60   # for the last answers of a turn
 TYPE, LEFT, OWNER, AWAITED = "bench.task", "bench.left", "bench.owed", "bench.awaited"
-TASK: dict[str, Any] = {"type": TYPE, "payload": {"document": 7, "pages": [1, 2, 3]}, "principal_id": "bench"}
+TASK_BODY: dict[str, Any] = {"type": TYPE, "payload": {"document": 7, "pages": [1, 2, 3]}, "principal_id": "bench"}
 RESULT = {"result": {"ok": True}, "artifacts": [{"type": "file", "uri": "file:///dev/null"}]}
 REVISION = "2026-07-28"
 MCP_META = {"io.modelcontextprotocol/protocolVersion": REVISION, "io.modelcontextprotocol/clientCapabilities": {}}
@@ -44,21 +44,22 @@ encoded = msgspec.json.encode
 class Client:
     """One of the clients of a load, with all of its requests that can be written beforehand."""
 
-    def __init__(self, gate: Gate, number: int) -> None:
+    def __init__(self, gate: LoadGate, number: int) -> None:
         self.gate, self.number = gate, number
         self.mine = encoded({"worker_id": f"bench-{number}", **RESULT})[:-1]
         self.batched = encoded({"worker_id": f"bench-{number}"})[:-1]
-        self.task, self.left = create(gate, TASK), create(gate, {**TASK, "type": LEFT})
-        self.hundred = gate.post(b"/v1/tasks/batch", encoded({"tasks": [TASK] * BATCH}))
-        self.one, self.many = (claim(gate, number, TYPE, most) for most in (1, BATCH))
-        self.nothing = claim(gate, number, "bench.nothing", 1)
+        self.task, self.left = make_create(gate, TASK_BODY), make_create(gate, {**TASK_BODY, "type": LEFT})
+        self.hundred = gate.post(b"/v1/tasks/batch", encoded({"tasks": [TASK_BODY] * TASKS_PER_BATCH}))
+        self.one, self.many = (make_claim(gate, number, TYPE, most) for most in (1, TASKS_PER_BATCH))
+        self.nothing = make_claim(gate, number, "bench.nothing", 1)
         self.result = encoded(RESULT)[1:]
         owner = f"principal_kind=agent&principal_id={OWNER}".encode()
         self.owed = gate.get(b"/v1/obligations/open?" + owner)
-        self.bare = gate.post(b"/echo", encoded(TASK))
+        self.bare = gate.post(b"/echo", encoded(TASK_BODY))
         self.well = gate.get(b"/v1/health")
         call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call",
-                "params": {"name": "asyncgate.create_task", "arguments": {**TASK, "type": LEFT}, "_meta": MCP_META}}
+                "params": {"name": "asyncgate.create_task", "arguments": {**TASK_BODY, "type": LEFT},
+                           "_meta": MCP_META}}
         self.tool = gate.post(b"/mcp", encoded(call), MCP_HEAD)
 
     def completion(self, task_id: bytes, lease_id: bytes) -> bytes:
@@ -92,10 +93,10 @@ class Client:
 
     def batch(self) -> Step:
         """Hand over, lease and complete a hundred tasks in three requests."""
-        sound((yield f"create {BATCH}", self.hundred))
-        found = LEASES.findall((yield f"claim {BATCH}", self.many))
+        require_sound((yield f"create {TASKS_PER_BATCH}", self.hundred))
+        found = LEASES.findall((yield f"claim {TASKS_PER_BATCH}", self.many))
         if found:
-            sound((yield f"complete {BATCH}", self.completions(found)))
+            require_sound((yield f"complete {TASKS_PER_BATCH}", self.completions(found)))
         return None
 
     def completions(self, found: list[tuple[bytes, bytes]]) -> bytes:
@@ -126,18 +127,18 @@ class Client:
         return None
 
 
-def create(gate: Gate, task: dict[str, Any]) -> bytes:
+def make_create(gate: LoadGate, task: dict[str, Any]) -> bytes:
     """Return the request that creates a task."""
     return gate.post(b"/v1/tasks", encoded(task))
 
 
-def claim(gate: Gate, number: int, type: str, most: int, wait_seconds: float = 0) -> bytes:
+def make_claim(gate: LoadGate, number: int, type: str, most: int, wait_seconds: float = 0) -> bytes:
     """Return the request of a client that leases tasks of one type."""
     asked = {"worker_id": f"bench-{number}", "accept_types": [type], "max_tasks": most, "wait_seconds": wait_seconds}
     return gate.post(b"/v1/leases/claim", encoded(asked))
 
 
-def sound(answer: bytes) -> bytes:
+def require_sound(answer: bytes) -> bytes:
     """Return the answer to a batch unless one of its items failed."""
     at = answer.find(b'"error":{')
     if at >= 0:
@@ -151,8 +152,9 @@ MODES: dict[str, Callable[[Client], Step]] = {
     "echo": Client.echo}
 LONG_POLL = "long-poll"
 EVERY_MODE = ["cycle", "create", "drain", "batch", "claim-empty", LONG_POLL, "obligations", "mcp", "health", "echo"]
-COMPLETIONS = {"complete": 1, f"complete {BATCH}": BATCH}
-TASKS = {**COMPLETIONS, "create": 1, "claim": 1, f"create {BATCH}": BATCH, f"claim {BATCH}": BATCH,
+COMPLETIONS = {"complete": 1, f"complete {TASKS_PER_BATCH}": TASKS_PER_BATCH}
+TASKS_PER_OPERATION = {**COMPLETIONS, "create": 1, "claim": 1, f"create {TASKS_PER_BATCH}": TASKS_PER_BATCH,
+                       f"claim {TASKS_PER_BATCH}": TASKS_PER_BATCH,
          "create over MCP": 1, "wake": 1}
 
 
@@ -234,7 +236,7 @@ class Runner:
             self.ended.set_exception(wrong)
 
 
-async def load(gate: Gate, turn: Turn, watch: Callable[[Turn], Awaitable[None]] | None = None) -> Took:
+async def run_turn(gate: LoadGate, turn: Turn, watch: Callable[[Turn], Awaitable[None]] | None = None) -> Took:
     """Run one turn and return its times; what a mode needs is made ready before the clock starts."""
     if turn.mode in READY:
         await READY[turn.mode](gate, turn)
@@ -243,8 +245,8 @@ async def load(gate: Gate, turn: Turn, watch: Callable[[Turn], Awaitable[None]] 
         turn.start()
         watching = asyncio.ensure_future(watch(turn)) if watch else None
         try:
-            async with asyncio.timeout(None if turn.count is not None else turn.seconds + PATIENCE_SECONDS):
-                await together(*(polling(gate, wires, turn) if polls else driving(gate, wires, turn)))
+            async with asyncio.timeout(None if turn.count is not None else turn.seconds + LAST_ANSWER_SECONDS):
+                await run_together(*(make_pollers(gate, wires, turn) if polls else make_runners(gate, wires, turn)))
         except TimeoutError:
             raise Failed(f"{turn.mode}: the gate took a request and did not answer") from None
         finally:
@@ -254,7 +256,7 @@ async def load(gate: Gate, turn: Turn, watch: Callable[[Turn], Awaitable[None]] 
     return turn.took
 
 
-async def together(*works: Coroutine[Any, Any, None]) -> None:
+async def run_together(*works: Coroutine[Any, Any, None]) -> None:
     """Run all, and end all when one fails; its exception is what is raised."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
@@ -265,27 +267,27 @@ async def together(*works: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def driving(gate: Gate, wires: list[Wire], turn: Turn) -> list[Coroutine[Any, Any, None]]:
+def make_runners(gate: LoadGate, wires: list[Wire], turn: Turn) -> list[Coroutine[Any, Any, None]]:
     """Return a runner for each client."""
     clients = [Client(gate, number) for number in range(turn.clients)]
     return [Runner(wire, partial(MODES[turn.mode], client), turn).run()
             for wire, client in zip(wires, clients, strict=True)]
 
 
-def polling(gate: Gate, wires: list[Wire], turn: Turn) -> list[Coroutine[Any, Any, None]]:
+def make_pollers(gate: LoadGate, wires: list[Wire], turn: Turn) -> list[Coroutine[Any, Any, None]]:
     """Return what measures long polls for each client: it has two connections and a type of task for itself."""
     pairs = zip(wires[::2], wires[1::2], strict=True)
-    return [wake(gate, number, *pair, turn) for number, pair in enumerate(pairs)]
+    return [measure_wakes(gate, number, *pair, turn) for number, pair in enumerate(pairs)]
 
 
-async def wake(gate: Gate, number: int, waiting: Wire, creating: Wire, turn: Turn) -> None:
+async def measure_wakes(gate: LoadGate, number: int, waiting: Wire, creating: Wire, turn: Turn) -> None:
     """Let a claim wait, create its task over the other connection, and take the time until the claim is answered."""
     own, client = f"{AWAITED}.{number}", Client(gate, number)
-    task, wait = create(gate, {**TASK, "type": own}), claim(gate, number, own, 1, WAIT_SECONDS)
+    task, wait = make_create(gate, {**TASK_BODY, "type": own}), make_claim(gate, number, own, 1, CLAIM_WAIT_SECONDS)
     while turn.goes_on():
         claimed, answered = waiting.ask(wait), list[float]()
-        claimed.add_done_callback(partial(note, answered))
-        await asyncio.wait([claimed], timeout=PAUSE_SECONDS)
+        claimed.add_done_callback(partial(note_time, answered))
+        await asyncio.wait([claimed], timeout=CLAIM_HEAD_START_SECONDS)
         if not claimed.done():      # else it found what an earlier run has left
             sent = time.perf_counter()
             await asyncio.gather(creating.ask(task), claimed)
@@ -294,7 +296,7 @@ async def wake(gate: Gate, number: int, waiting: Wire, creating: Wire, turn: Tur
             await waiting.ask(client.completion(*ids))
 
 
-def note(times: list[float], answer: object) -> None:
+def note_time(times: list[float], answer: object) -> None:
     """Note when an answer came."""
     times.append(time.perf_counter())
 
@@ -302,23 +304,23 @@ def note(times: list[float], answer: object) -> None:
 # What is made ready before the clock starts.
 
 
-async def stock(gate: Gate, turn: Turn) -> None:
+async def stock_tasks(gate: LoadGate, turn: Turn) -> None:
     """Create enough tasks to drain; those that the turn before has left count."""
     wanted = turn.count if turn.count is not None else math.ceil(DRAINED * turn.seconds)
     async with gate.connected(1) as [wire]:
         while (missing := wanted - gate.stocked) > 0:
-            size = min(missing, LARGEST)
-            sound(await wire.ask(gate.post(b"/v1/tasks/batch", encoded({"tasks": [TASK] * size}))))
+            size = min(missing, TASKS_PER_FILL)
+            require_sound(await wire.ask(gate.post(b"/v1/tasks/batch", encoded({"tasks": [TASK_BODY] * size}))))
             gate.stocked += size
 
 
-async def owe(gate: Gate, turn: Turn) -> None:
+async def open_obligations(gate: LoadGate, turn: Turn) -> None:
     """See that a few obligations are open."""
     async with gate.connected(1) as [wire]:
         found = msgspec.json.decode(await wire.ask(Client(gate, 0).owed))
         if (missing := OWED - len(found["open_obligations"])) > 0:
-            task = {**TASK, "type": LEFT, "principal_kind": "agent", "principal_id": OWNER}
-            sound(await wire.ask(gate.post(b"/v1/tasks/batch", encoded({"tasks": [task] * missing}))))
+            task = {**TASK_BODY, "type": LEFT, "principal_kind": "agent", "principal_id": OWNER}
+            require_sound(await wire.ask(gate.post(b"/v1/tasks/batch", encoded({"tasks": [task] * missing}))))
 
 
-READY: dict[str, Callable[[Gate, Turn], Awaitable[None]]] = {"drain": stock, "obligations": owe}
+READY: dict[str, Callable[[LoadGate, Turn], Awaitable[None]]] = {"drain": stock_tasks, "obligations": open_obligations}

@@ -12,11 +12,11 @@ from collections.abc import Callable
 import click
 import msgspec
 
-from asyncgate.commands.bench.load import COMPLETIONS, TASKS, Turn, load
-from asyncgate.commands.bench.wire import Gate
+from asyncgate.commands.bench.load import COMPLETIONS, TASKS_PER_OPERATION, Turn, run_turn
+from asyncgate.commands.bench.wire import LoadGate
 
 
-class Row(msgspec.Struct):
+class Figures(msgspec.Struct):
     """One line of the table; the operation `all` is every request of a mode."""
 
     mode: str
@@ -50,45 +50,46 @@ class Plan(msgspec.Struct):
         return [(turn, number, mode) for turn in range(self.rounds) for number in self.clients for mode in self.modes]
 
 
-Beside = Callable[[Gate], contextlib.AbstractAsyncContextManager[None]]
+Beside = Callable[[LoadGate], contextlib.AbstractAsyncContextManager[None]]
 
 
-async def measured(gates: list[Gate], plan: Plan, rival: int = 0, beside: Beside | None = None) -> list[Row]:
+async def measure_rounds(gates: list[LoadGate], plan: Plan, rival: int = 0,
+                         beside: Beside | None = None) -> list[Figures]:
     """Run every mode with every number of clients on every gate, in turns, and return the medians of the rounds.
 
     With a rival each turn is run twice, without it and beside it.
     """
-    found: defaultdict[tuple[str, int, str, int, str], list[Row]] = defaultdict(list)
-    screen = Screen(len(plan.turns()) * len(gates) * (2 if beside else 1))
+    found: defaultdict[tuple[str, int, str, int, str], list[Figures]] = defaultdict(list)
+    screen = ProgressLine(len(plan.turns()) * len(gates) * (2 if beside else 1))
     for gate in gates:
-        await warmed(gate, plan, screen)
+        await warm_up(gate, plan, screen)
     for number, clients, mode in plan.turns():
         for gate in gates:
             for rivals in (0, rival) if beside else (0,):
                 turn = Turn(mode, clients, plan.seconds, plan.count)
-                screen.next(f"round {number + 1} of {plan.rounds}: {mode}, {so_many(clients)}", gate, rivals)
+                screen.next(f"round {number + 1} of {plan.rounds}: {mode}, {count_clients(clients)}", gate, rivals)
                 async with beside(gate) if beside and rivals else contextlib.nullcontext():
-                    await load(gate, turn, screen.watch)
-                for one in rows(turn, rivals, gate.name):
+                    await run_turn(gate, turn, screen.watch)
+                for one in sum_turn(turn, rivals, gate.name):
                     found[one.mode, one.clients, one.operation, one.rival, one.database].append(one)
     screen.clear()
     return [median(alike) for alike in found.values()]
 
 
-async def warmed(gate: Gate, plan: Plan, screen: Screen) -> None:
+async def warm_up(gate: LoadGate, plan: Plan, screen: ProgressLine) -> None:
     """Run every mode for a moment with as many clients as there will be, and forget it."""
     for mode in plan.modes if plan.warm_up > 0 else ():
         screen.told(f"warming up: {mode}{f' on {gate.name}' if gate.name else ''}")
-        await load(gate, Turn(mode, max(plan.clients), plan.warm_up, None))
+        await run_turn(gate, Turn(mode, max(plan.clients), plan.warm_up, None))
 
 
-class Screen:
+class ProgressLine:
     """One line on a terminal: what is measured, how fast it is so far, and how long all will take; silent elsewhere."""
 
     def __init__(self, turns: int) -> None:
         self.left, self.what, self.drawn = turns, "", False
 
-    def next(self, what: str, gate: Gate, rivals: int) -> None:
+    def next(self, what: str, gate: LoadGate, rivals: int) -> None:
         """Go on to the next turn."""
         self.left -= 1
         self.what = what + (f" on {gate.name}" if gate.name else "") + (f" beside {rivals} others" if rivals else "")
@@ -115,31 +116,32 @@ class Screen:
             click.echo("\r\x1b[K", err=True, nl=False)
 
 
-def so_many(clients: int) -> str:
+def count_clients(clients: int) -> str:
     """Put a number of clients into words."""
     return "1 client" if clients == 1 else f"{clients} clients"
 
 
-def rows(turn: Turn, rival: int = 0, database: str = "") -> list[Row]:
+def sum_turn(turn: Turn, rival: int = 0, database: str = "") -> list[Figures]:
     """Sum up the operations of a turn, and all of its requests together."""
     named = {**turn.took, "all": [one for times in turn.took.values() for one in times]}
     if len(turn.took) == 1:
         del named["all"]
-    return [row(turn, name, sorted(times), rival, database) for name, times in named.items() if times]
+    return [sum_operation(turn, name, sorted(times), rival, database) for name, times in named.items() if times]
 
 
-def row(turn: Turn, operation: str, times: list[float], rival: int, database: str) -> Row:
+def sum_operation(turn: Turn, operation: str, times: list[float], rival: int, database: str) -> Figures:
     """Sum up one operation; its times are sorted."""
     p50, p99, p999 = (round(times[int(len(times) * part)] * 1000, 3) for part in (0.5, 0.99, 0.999))
     rate = len(times) / turn.lasted
-    tasks: float = TASKS.get(operation, 0) if turn.mode not in ("claim-empty", "echo") else 0
+    tasks: float = TASKS_PER_OPERATION.get(operation, 0) if turn.mode not in ("claim-empty", "echo") else 0
     if operation == "all":      # those that came to their end
         tasks = sum(len(took) * COMPLETIONS.get(name, 0) for name, took in turn.took.items()) / len(times)
-    return Row(turn.mode, turn.clients, operation, len(times), round(rate, 1), round(rate * tasks, 1), p50, p99, p999,
+    return Figures(turn.mode, turn.clients, operation, len(times), round(rate, 1), round(rate * tasks, 1), p50, p99,
+                   p999,
                rival, database)
 
 
-def median(alike: list[Row]) -> Row:
+def median(alike: list[Figures]) -> Figures:
     """Return the medians of the figures of several rounds; the requests are those of all rounds."""
     middle = {name: sorted(getattr(one, name) for one in alike) for name in FIGURES}
     figures = {name: round((values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2, 3)

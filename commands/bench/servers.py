@@ -19,25 +19,25 @@ from typing import Any
 import msgspec
 
 from asyncgate import __version__
-from asyncgate.commands.bench.beside import waiting
-from asyncgate.commands.bench.load import COMPLETIONS, EVERY_MODE, LONG_POLL, Turn, load
-from asyncgate.commands.bench.rounds import Plan, Row, so_many
-from asyncgate.commands.bench.wire import Failed, Gate
-from asyncgate.commands.dev import lifeline, start, stop
+from asyncgate.commands.bench.beside import keep_waiting
+from asyncgate.commands.bench.load import COMPLETIONS, EVERY_MODE, LONG_POLL, Turn, run_turn
+from asyncgate.commands.bench.rounds import Figures, Plan, count_clients
+from asyncgate.commands.bench.wire import Failed, LoadGate
+from asyncgate.commands.dev import start_program, stop_children, watch_lifeline
 from asyncgate.commands.main import main
 from asyncgate.parts.model.settings import mask_credentials
 
 TOKEN = "bench-self"      # noqa: S105  # of servers that live as long as the benchmark, on loopback
-PATIENCE_SECONDS = 30.0
-NAMES = {"sqlite": "SQLite", "postgresql": "Postgres", "postgres": "Postgres"}
+START_SECONDS = 30.0
+DATABASE_NAMES = {"sqlite": "SQLite", "postgresql": "Postgres", "postgres": "Postgres"}
 ROOM = 1000         # connections beside the waiting claims
-SETTLE_SECONDS = 1.0
+REST_SETTLE_SECONDS = 1.0
 
 
-class Server(msgspec.Struct):
+class BenchServer(msgspec.Struct):
     """A bench-server that this process has started."""
 
-    gate: Gate
+    gate: LoadGate
     child: subprocess.Popen[Any]
 
 
@@ -52,7 +52,7 @@ class Rest(msgspec.Struct):
 
 
 @contextlib.contextmanager
-def serving(databases: tuple[str, ...], idle: int, sets: tuple[str, ...] = ()) -> Iterator[list[Server]]:
+def start_servers(databases: tuple[str, ...], idle: int, sets: tuple[str, ...] = ()) -> Iterator[list[BenchServer]]:
     """Serve a fresh SQLite file and the databases; whatever happens, servers and files are gone at the end."""
     for sign in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(sign, lambda number, _: sys.exit(128 + number))
@@ -62,25 +62,26 @@ def serving(databases: tuple[str, ...], idle: int, sets: tuple[str, ...] = ()) -
         logs = [folder / f"server-{at}.log" for at in range(len(urls))]
         for url, log in zip(urls, logs, strict=True):
             with log.open("wb") as file:
-                children.append(start("asyncgate.commands.bench.servers", *arguments(url, idle, sets), token=TOKEN,
+                children.append(start_program("asyncgate.commands.bench.servers", *make_arguments(url, idle, sets),
+                                              token=TOKEN,
                                       stdout=file, stderr=file, cwd=folder))
-        yield [Server(Gate(address(child, log, url), TOKEN, name), child)
-               for child, log, url, name in zip(children, logs, urls, names(urls), strict=True)]
+        yield [BenchServer(LoadGate(wait_for_address(child, log, url), TOKEN, name), child)
+               for child, log, url, name in zip(children, logs, urls, name_databases(urls), strict=True)]
     finally:
-        stop(*children)
+        stop_children(*children)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def arguments(url: str, idle: int, sets: tuple[str, ...] = ()) -> list[str]:
+def make_arguments(url: str, idle: int, sets: tuple[str, ...] = ()) -> list[str]:
     """Return what a bench-server is told."""
     most = [f"--set={name}={idle + ROOM}" for name in ("limit_concurrency", "max_waiting_claims")]
     return ["--port", "0", "--database", url, *(most if idle + ROOM > 4096 else ()),
             *(f"--set={one}" for one in sets)]
 
 
-def address(child: subprocess.Popen[Any], log: Path, url: str) -> str:
+def wait_for_address(child: subprocess.Popen[Any], log: Path, url: str) -> str:
     """Wait until a server serves, and return where."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         text = log.read_text(errors="replace")
         _, found, rest = text.partition(" serves ")
@@ -90,24 +91,24 @@ def address(child: subprocess.Popen[Any], log: Path, url: str) -> str:
             last = (text.strip().splitlines() or ["it said nothing"])[-1]
             raise Failed(f"the server on {mask_credentials(url)} did not start: {last.removeprefix('Error: ')}")
         time.sleep(0.03)
-    raise Failed(f"the server on {mask_credentials(url)} did not start within {PATIENCE_SECONDS:g} s")
+    raise Failed(f"the server on {mask_credentials(url)} did not start within {START_SECONDS:g} s")
 
 
-def names(urls: list[str]) -> list[str]:
+def name_databases(urls: list[str]) -> list[str]:
     """Name databases by what they are; several of a kind are numbered."""
-    kinds = [NAMES.get(kind := url.partition(":")[0], kind) for url in urls]
+    kinds = [DATABASE_NAMES.get(kind := url.partition(":")[0], kind) for url in urls]
     return [f"{kind} {kinds[:at + 1].count(kind)}" if kinds.count(kind) > 1 else kind for at, kind in enumerate(kinds)]
 
 
 # At rest.
 
 
-async def at_rest(server: Server, number: int, seconds: float) -> Rest:
+async def measure_at_rest(server: BenchServer, number: int, seconds: float) -> Rest:
     """Measure what so many waiting claims cost a server that does nothing else."""
-    await load(server.gate, Turn("cycle", 1, SETTLE_SECONDS / 2, None))
+    await run_turn(server.gate, Turn("cycle", 1, REST_SETTLE_SECONDS / 2, None))
     memory, pid = resident_kib(server.child.pid), server.child.pid
-    async with waiting([server.gate], number):
-        await asyncio.sleep(SETTLE_SECONDS)
+    async with keep_waiting([server.gate], number):
+        await asyncio.sleep(REST_SETTLE_SECONDS)
         used, begun = cpu_seconds(pid), time.perf_counter()
         await asyncio.sleep(seconds)
         lasted, used_now, memory_now = time.perf_counter() - begun, cpu_seconds(pid), resident_kib(pid)
@@ -134,22 +135,23 @@ def resident_kib(pid: int) -> float | None:
 # The table of docs/numbers.md.
 
 
-def method(plan: Plan, rows: list[Row]) -> dict[str, Any]:
+def describe_method(plan: Plan, rows: list[Figures]) -> dict[str, Any]:
     """Tell how the figures came about."""
     import sqlite3
 
-    echo = {f"{one.database}, {so_many(one.clients)}": one.requests_per_second for one in rows if one.mode == "echo"}
+    echo = {f"{one.database}, {count_clients(one.clients)}": one.requests_per_second
+            for one in rows if one.mode == "echo"}
     return {"asyncgate": __version__, "python": platform.python_version(), "sqlite": sqlite3.sqlite_version,
-            "cores": cores(), "rounds": plan.rounds, "seconds": None if plan.count is not None else plan.seconds,
-            "count": plan.count, "echo_requests_per_second": echo, "temporary_folder": filesystem()}
+            "cores": count_cores(), "rounds": plan.rounds, "seconds": None if plan.count is not None else plan.seconds,
+            "count": plan.count, "echo_requests_per_second": echo, "temporary_folder": find_filesystem()}
 
 
-def cores() -> int:
+def count_cores() -> int:
     """Return how many cores this process and its servers share."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def filesystem() -> str:
+def find_filesystem() -> str:
     """Return the kind of file system that the temporary folder is on; empty where this system does not tell."""
     folder, best, kind = os.path.realpath(tempfile.gettempdir()), "", ""
     with contextlib.suppress(OSError):
@@ -161,19 +163,19 @@ def filesystem() -> str:
     return kind
 
 
-def markdown(rows: list[Row], rests: list[Rest], said: dict[str, Any]) -> str:
+def format_markdown(rows: list[Figures], rests: list[Rest], said: dict[str, Any]) -> str:
     """Write the table: one line per mode and clients, a group of columns per database; and the line of the method."""
     databases = list(dict.fromkeys(one.database for one in rows))
     groups = [part for name in databases for part in (f"{name}: of the echo's rate", "p50 ms", "p99 ms")]
     lines = ["| " + " | ".join(["mode", "clients", *groups]) + " |", "| --- | ---: |" + " ---: |" * len(groups)]
     kinds = {(one.mode, one.clients) for one in rows if one.mode != "echo"}
     for mode, clients in sorted(kinds, key=lambda kind: (EVERY_MODE.index(kind[0]), kind[1])):
-        cells = [cell for name in databases for cell in figures(rows, name, mode, clients)]
+        cells = [cell for name in databases for cell in format_figures(rows, name, mode, clients)]
         lines.append("| " + " | ".join([mode, str(clients), *cells]) + " |")
-    return "\n".join([*lines, "", sentence(said), *map(at_rest_told, rests)])
+    return "\n".join([*lines, "", format_method(said), *map(format_rest, rests)])
 
 
-def figures(rows: list[Row], database: str, mode: str, clients: int) -> list[str]:
+def format_figures(rows: list[Figures], database: str, mode: str, clients: int) -> list[str]:
     """Return the cells of one mode on one database; where requests are no measure, what was done stands instead."""
     mine = [one for one in rows if (one.database, one.mode, one.clients) == (database, mode, clients)]
     whole = next((one for one in mine if one.operation == "all"), mine[0])
@@ -185,7 +187,7 @@ def figures(rows: list[Row], database: str, mode: str, clients: int) -> list[str
     return ["–" if mode == LONG_POLL else part, f"{whole.p50_ms:.2f}", f"{whole.p99_ms:.2f}"]
 
 
-def sentence(said: dict[str, Any]) -> str:
+def format_method(said: dict[str, Any]) -> str:
     """Put the method into one line."""
     each = f"{said['count']:,} steps" if said["count"] is not None else f"{said['seconds']:g} s"
     rounds = f"medians of {said['rounds']} rounds" if said["rounds"] > 1 else "one round"
@@ -197,7 +199,7 @@ def sentence(said: dict[str, Any]) -> str:
             f"The echo: {echo}.")
 
 
-def at_rest_told(rest: Rest) -> str:
+def format_rest(rest: Rest) -> str:
     """Tell what waiting claims cost."""
     if rest.core_percent is None or rest.resident_kib_each is None:
         return f"{rest.claims:,} waiting claims at rest on {rest.database}: this system does not tell what they cost."
@@ -206,5 +208,5 @@ def at_rest_told(rest: Rest) -> str:
 
 
 if __name__ == "__main__":
-    lifeline()
+    watch_lifeline()
     main(["bench-server", *sys.argv[1:]])

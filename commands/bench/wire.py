@@ -35,7 +35,7 @@ HINTS = {401: "; give --token or set ASYNCGATE_API_KEY",
          404: "; the modes echo and --self need `asyncgate bench-server`, all others a gate of this release"}
 
 
-def refusal(status: bytes, body: bytes) -> Failed:
+def make_failure(status: bytes, body: bytes) -> Failed:
     """Put an answer that is none into one line."""
     number = int(status) if status.isdigit() else 0
     try:
@@ -68,7 +68,7 @@ class Wire(asyncio.Protocol):
         if self.held:
             data = self.held + data
         end = data.find(b"\r\n\r\n")
-        last = end + 4 + length(data, end) if end >= 0 else 0
+        last = end + 4 + read_length(data, end) if end >= 0 else 0
         if end < 0 or len(data) < last:
             self.held = data
             return
@@ -76,7 +76,7 @@ class Wire(asyncio.Protocol):
         if data[9:12] == b"200" and self.taken is not None:
             self.taken(data[end + 4:last])
         elif self.failed is not None:
-            self.failed(refusal(data[9:12], data[end + 4:last]))
+            self.failed(make_failure(data[9:12], data[end + 4:last]))
 
     def send(self, request: bytes) -> None:
         """Send one request; `taken` gets the body of its answer, or `failed` what went wrong."""
@@ -106,7 +106,7 @@ class Wire(asyncio.Protocol):
         self.transport.abort()
 
 
-def length(data: bytes, end: int) -> int:
+def read_length(data: bytes, end: int) -> int:
     """Return how long the body behind this head is."""
     at = data.find(b"content-length:", 0, end)
     if at < 0:
@@ -114,7 +114,7 @@ def length(data: bytes, end: int) -> int:
     return int(data[at + 15:data.index(b"\r\n", at)]) if at >= 0 else 0
 
 
-class Gate:
+class LoadGate:
     """A gate under load: where it is, how requests to it begin, and what was made ready on it."""
 
     def __init__(self, url: str, token: str = "", name: str = "") -> None:
@@ -166,7 +166,7 @@ class Gate:
                 wire.close()
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
+def run_on_fastest_loop(work: Coroutine[Any, Any, T]) -> T:
     """Run on the fastest loop there is: the load must not be what is measured."""
     try:
         import uvloop

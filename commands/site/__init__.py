@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 HOME = HERE.parents[1]          # the checkout, or the installed package
 # The pages whose names are not those of their files.
-NAMES = {"README.md": "readme", "docs/README.md": "contents", "SECURITY.md": "security-policy",
+PAGE_NAMES = {"README.md": "readme", "docs/README.md": "contents", "SECURITY.md": "security-policy",
          "CHANGELOG.md": "changelog"}
 CONTENTS = "docs/README.md"     # says which page belongs to which section, and in which order
 FIRST, OTHERS = "Start here", "More"
-NAME = "AsyncGate"
+SITE_NAME = "AsyncGate"
 FENCED = re.compile(r"(^ *```.*?^ *```$)", re.S | re.M)
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s]+)\)")
 SENTENCE = re.compile(r".+?[.!?](?=\s|$)", re.S)
 
 
-class Page(Struct, frozen=True):
+class DocPage(Struct, frozen=True):
     """One page: its name, where the repository has it, its section, and its Markdown as it was written."""
 
     name: str
@@ -57,9 +57,9 @@ class Page(Struct, frozen=True):
 # Reading.
 
 
-def pages() -> dict[str, Page]:
+def read_pages() -> dict[str, DocPage]:
     """Read every page, in the order in which they are to be read."""
-    there = [*(f"docs/{path.name}" for path in sorted((HOME / "docs").glob("*.md"))), *NAMES]
+    there = [*(f"docs/{path.name}" for path in sorted((HOME / "docs").glob("*.md"))), *PAGE_NAMES]
     known = {path: section for path, section in sections().items() if path in there}
     order = [*known, *(path for path in there if path not in known)]
     return {page.name: page for page in (read_page(path, known.get(path, OTHERS)) for path in dict.fromkeys(order))}
@@ -73,24 +73,24 @@ def sections() -> dict[str, str]:
             section = plain_words(inline)
         for part in inline.children or ():
             if part.type == "link_open":
-                found.setdefault(resolved(str(part.attrGet("href")), CONTENTS), section)
+                found.setdefault(resolve_link(str(part.attrGet("href")), CONTENTS), section)
     return found
 
 
-def resolved(link: str, here: str) -> str:
+def resolve_link(link: str, here: str) -> str:
     """Return the file of the repository that a link on a page leads to."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(here), link.partition("#")[0]))
 
 
-def read_page(path: str, section: str) -> Page:
+def read_page(path: str, section: str) -> DocPage:
     """Read one page."""
     text = (HOME / path).read_text(encoding="utf-8")
     tokens = markdown().parse(text)
-    name = NAMES.get(path, posixpath.basename(path).removesuffix(".md"))
+    name = PAGE_NAMES.get(path, posixpath.basename(path).removesuffix(".md"))
     first = next(words(tokens, "paragraph_open"), "")
     sentence = SENTENCE.match(first)
     about = (sentence[0] if sentence else first).removesuffix(":")
-    return Page(name, path, section, text, next(words(tokens, "heading_open"), name),
+    return DocPage(name, path, section, text, next(words(tokens, "heading_open"), name),
                 about if about.endswith((".", "!", "?")) else f"{about}.")
 
 
@@ -98,7 +98,7 @@ def markdown() -> MarkdownIt:
     """Return what reads Markdown."""
     from markdown_it import MarkdownIt
 
-    return MarkdownIt("commonmark", {"highlight": coloured}).enable(["table", "strikethrough"])
+    return MarkdownIt("commonmark", {"highlight": colour_code}).enable(["table", "strikethrough"])
 
 
 def words(tokens: list[Token], kind: str) -> Iterator[str]:
@@ -117,7 +117,7 @@ def plain_words(inline: Token) -> str:
 # Markdown as the site has it.
 
 
-def relinked(page: Page, known: Mapping[str, Page]) -> str:
+def relink(page: DocPage, known: Mapping[str, DocPage]) -> str:
     """Return the Markdown with links that hold in the site: to a page beside it, else only the words of the link."""
     by_path = {other.path: other for other in known.values()}
 
@@ -125,7 +125,7 @@ def relinked(page: Page, known: Mapping[str, Page]) -> str:
         path, mark, anchor = found[2].partition("#")
         if not path or "://" in path or path.startswith("mailto:"):
             return found[0]
-        there = by_path.get(resolved(path, page.path))
+        there = by_path.get(resolve_link(path, page.path))
         return f"[{found[1]}]({there.stem}.md{mark}{anchor})" if there else found[1]
 
     parts = FENCED.split(page.text)         # what stands between fences is shown as it is
@@ -133,10 +133,10 @@ def relinked(page: Page, known: Mapping[str, Page]) -> str:
     return "".join(parts)
 
 
-def llms_txt(known: Mapping[str, Page]) -> str:
+def llms_txt(known: Mapping[str, DocPage]) -> str:
     """Write the table of contents that language models read (llmstxt.org): a title, a summary, links in sections."""
     summary = next(words(markdown().parse(known["readme"].text), "paragraph_open"))
-    lines = [f"# {NAME}", "", f"> {summary}", "",
+    lines = [f"# {SITE_NAME}", "", f"> {summary}", "",
              "Each page is also there as HTML: the same address with .html instead of .md.", "",
              "## Skill", "", "- [SKILL.md](SKILL.md): Teaches an agent to use the gate; start here to call it."]
     for section in dict.fromkeys(page.section for page in known.values()):
@@ -149,14 +149,14 @@ def llms_txt(known: Mapping[str, Page]) -> str:
 # The site.
 
 
-def built() -> dict[str, str]:
+def build_site() -> dict[str, str]:
     """Make the site; return the texts of its files by name."""
-    known, entries = pages(), list[dict[str, str]]()
+    known, entries = read_pages(), list[dict[str, str]]()
     files = {name: (HERE / name).read_text(encoding="utf-8") for name in ("style.css", "search.js")}
     files |= {"code.css": code_colours(), "llms.txt": llms_txt(known), "SKILL.md": SKILL.read_text(encoding="utf-8")}
     for page in known.values():
-        files[f"{page.stem}.md"] = text = relinked(page, known)
-        tokens = anchored([token for token in markdown().parse(text) if not is_comment(token)])
+        files[f"{page.stem}.md"] = text = relink(page, known)
+        tokens = add_anchors([token for token in markdown().parse(text) if not is_comment(token)])
         files[f"{page.stem}.html"] = page_html(page, known, tokens)
         entries += search_entries(page, tokens)
     files["search-index.js"] = f"window.sections = {json.dumps(entries, ensure_ascii=False)};\n"
@@ -168,16 +168,16 @@ def is_comment(token: Token) -> bool:
     return token.type == "html_block" and token.content.startswith("<!--")
 
 
-def page_html(page: Page, known: Mapping[str, Page], tokens: list[Token]) -> str:
+def page_html(page: DocPage, known: Mapping[str, DocPage], tokens: list[Token]) -> str:
     """Write the whole HTML of a page."""
     template = Template((HERE / "page.html").read_text(encoding="utf-8"))
     return template.substitute(
-        title=html.escape(page.title if page.title == NAME else f"{page.title} – {NAME}"),
-        about=html.escape(page.about), markdown=f"{page.stem}.md", body=rendered(tokens), contents=contents(tokens),
+        title=html.escape(page.title if page.title == SITE_NAME else f"{page.title} – {SITE_NAME}"),
+        about=html.escape(page.about), markdown=f"{page.stem}.md", body=render_page(tokens), contents=contents(tokens),
         pages=navigation(page, known), around=around(page, known))
 
 
-def rendered(tokens: list[Token]) -> str:
+def render_page(tokens: list[Token]) -> str:
     """Write the HTML of a page; a link to the Markdown of a page leads to its HTML."""
     for token in tokens:
         for part in token.children or ():
@@ -187,7 +187,7 @@ def rendered(tokens: list[Token]) -> str:
     return str(reader.renderer.render(tokens, reader.options, {}))
 
 
-def anchored(tokens: list[Token]) -> list[Token]:
+def add_anchors(tokens: list[Token]) -> list[Token]:
     """Give every heading the anchor that the page of a repository would give it."""
     seen: dict[str, int] = {}
     for opened, inline in pairwise(tokens):
@@ -198,7 +198,7 @@ def anchored(tokens: list[Token]) -> list[Token]:
     return tokens
 
 
-def search_entries(page: Page, tokens: list[Token]) -> list[dict[str, str]]:
+def search_entries(page: DocPage, tokens: list[Token]) -> list[dict[str, str]]:
     """Part a page at its headings, for the search."""
     entries: list[dict[str, str]] = []
     for opened, token in pairwise(tokens):
@@ -219,7 +219,7 @@ def contents(tokens: list[Token]) -> str:
     return "<ul>" + "".join(f'<li><a href="#{at}">{html.escape(said)}</a></li>' for at, said in found) + "</ul>"
 
 
-def navigation(here: Page, known: Mapping[str, Page]) -> str:
+def navigation(here: DocPage, known: Mapping[str, DocPage]) -> str:
     """List all pages in their sections."""
     lines = []
     for section in dict.fromkeys(page.section for page in known.values()):
@@ -232,7 +232,7 @@ def navigation(here: Page, known: Mapping[str, Page]) -> str:
     return "\n".join(lines)
 
 
-def around(here: Page, known: Mapping[str, Page]) -> str:
+def around(here: DocPage, known: Mapping[str, DocPage]) -> str:
     """Link to the page before and the page after this one."""
     order = list(known.values())
     at = order.index(here)
@@ -244,7 +244,7 @@ def around(here: Page, known: Mapping[str, Page]) -> str:
 # The colours of code.
 
 
-def coloured(code: str, language: str, _: str) -> str:
+def colour_code(code: str, language: str, _: str) -> str:
     """Mark what the parts of some code are; what has no known language stays as it is."""
     from pygments import highlight
     from pygments.formatters import HtmlFormatter

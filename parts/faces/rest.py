@@ -49,7 +49,7 @@ class Endpoint:
         except GateError as no:
             status, body = no.status, encode_json(no.body())
             more += make_refusal_headers(no)
-            self.gate.refused(scope, no, scope.get("asyncgate.ask"))
+            self.gate.guard.refused(scope, no, scope.get("asyncgate.ask"))
         except asyncio.CancelledError:
             return      # the client has gone
         except Exception as bug:
@@ -64,7 +64,7 @@ class Endpoint:
         if (op := self.operations.get(verb)) is None:
             allow = sorted({*self.operations, *({"HEAD"} if "GET" in self.operations else ())})
             raise MethodNotAllowed(f"{scope['method']} is not for {scope['path']}", allow=allow)
-        caller = await self.gate.admit(scope, op)
+        caller = await self.gate.guard.resolve(scope, op)
         self.gate.engine.permit(op, caller)
         scope["asyncgate.ask"] = ask = await self._ask(op, caller, scope, receive)
         if op.successor and self.gate.settings.bootstrap.deprecate_legacy_endpoint:

@@ -12,15 +12,11 @@ from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Ask
 
 
-class Serving(Protocol):
-    """An open gate, as its faces see it."""
+class Doorkeeper(Protocol):
+    """Who says from whom a request comes, and writes down who was refused."""
 
-    settings: Settings
-    engine: Engine
-    operations: dict[str, Operation]
-
-    async def admit(self, scope: Scope, op: Operation | None = None, headers: Headers | None = None) -> Caller:
-        """Return who a request comes from, and count the call if the operation is known."""
+    async def resolve(self, scope: Scope, op: Operation | None = None, headers: Headers | None = None) -> Caller:
+        """Return who makes a request, and count the call if its operation is known."""
 
     async def known(self, headers: Headers) -> Caller:
         """Return whom a credential stands for, and count nothing."""
@@ -28,14 +24,26 @@ class Serving(Protocol):
     async def meter(self, scope: Scope, caller: Caller, op: Operation | None) -> None:
         """Count a call, of an operation if it is one; raises RateLimitExceeded."""
 
-    async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
-        """Carry out one operation."""
-
     def refused(self, scope: Scope, no: GateError, ask: Ask | None = None) -> None:
         """Write down the refusal of a request, where that is a matter of security."""
 
     def refused_call(self, caller: Caller, no: GateError, operation: str, ask: Ask | None = None) -> None:
         """Write down the refusal of one call of a request that holds several."""
+
+
+class Serving(Protocol):
+    """An open gate, as its faces see it."""
+
+    settings: Settings
+    engine: Engine
+    operations: dict[str, Operation]
+
+    @property
+    def guard(self) -> Doorkeeper:
+        """Return who lets requests in."""
+
+    async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
+        """Carry out one operation."""
 
     async def send(self, send: Send, scope: Scope, status: int, body: bytes, more: Iterable[tuple[bytes, bytes]] = (),
                    type: tuple[bytes, bytes] = ...) -> None:

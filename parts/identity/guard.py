@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
-from asyncgate import Caller, Engine, Extension, Needs, News, Work
+from asyncgate import NOBODY, Caller, Engine, Extension, Needs, News, Work
 from asyncgate.parts.identity.audit import Auditor, describe_caller, visit
 from asyncgate.parts.identity.buckets import Bucket, buckets_for, call_bucket, limit_error, task_bucket
 from asyncgate.parts.identity.buckets import limit_headers as limit_headers
@@ -16,6 +16,7 @@ from asyncgate.parts.identity.keys import PLACES, IssuedKeys, places_of
 from asyncgate.parts.identity.keys_stored import KEY_PREFIX
 from asyncgate.parts.identity.limits import open_limits
 from asyncgate.parts.identity.oversight import oversee
+from asyncgate.parts.identity.ways import Identity
 from asyncgate.parts.model.connection import Headers, Scope, find_client_address, read_token
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import GateError, InvalidToken, StartupError, Unauthenticated
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from asyncgate import Operation
-    from asyncgate.parts.identity.ways import Identity
 
 A = TypeVar("A")
 
@@ -121,25 +121,13 @@ class Store:
         await self.engine.write(touch, load, caller, Ask())
 
 
-class Keys:
-    """The way in for issued keys: what looks like one is never taken for another kind of credential."""
-
-    def __init__(self, keys: IssuedKeys) -> None:
-        self.keys = keys
-
-    async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
-        """Return whom a key stands for."""
-        caller = await self.keys.caller(token, address)
-        if caller is None and token is not None and token.startswith(KEY_PREFIX):
-            raise InvalidToken("this credential is not good")
-        return caller
-
-
 class Guard(Extension):
     """Stands at the door of a running gate: who is let in, how often, and what is written down about it."""
 
-    def __init__(self, engine: Engine, relieve: Callable[[Engine, str], Awaitable[int]] | None = None) -> None:
+    def __init__(self, engine: Engine, relieve: Callable[[Engine, str], Awaitable[int]] | None = None,
+                 identity: Identity | None = None) -> None:
         self.engine, self.settings, self.relieve = engine, engine.settings, relieve
+        self.identity = identity or Identity(engine.settings)
         security = engine.settings.security
         self.keys = IssuedKeys(Store(engine), security.api_keys, engine.backend.now, moved=self.moved)
         self.accounts = Accounts(engine)
@@ -193,11 +181,29 @@ class Guard(Extension):
 
     # Every request.
 
-    async def admit(self, scope: Scope, identity: Identity, headers: Headers) -> Caller:
-        """Return who a request comes from; note who was not let in."""
+    async def resolve(self, scope: Scope, op: Operation | None = None, headers: Headers | None = None) -> Caller:
+        """Return who makes a request: the one way in, for every face.
+
+        The credential is good, its tenant is not suspended, and the call is within its rate.  Who is refused is written
+        down.  An operation that is open needs no credential.  A face that does not know the operation yet counts the
+        call with `meter` as soon as it does.
+        """
+        if op is not None and op.open:
+            scope["asyncgate.limits"] = ()      # how the gate is may be asked at any time
+            return NOBODY
+        caller = await self._admit(scope, scope["headers"] if headers is None else headers)
+        if op is not None:
+            await self.meter(scope, caller, op)
+        return caller
+
+    async def known(self, headers: Headers) -> Caller:
+        """Return whom a credential stands for, and count nothing."""
+        return await self.identity.caller(headers)
+
+    async def _admit(self, scope: Scope, headers: Headers) -> Caller:
         address = self._visited(scope, headers)
         try:
-            caller = await identity.caller(headers, address)
+            caller = await self.identity.caller(headers, address)
             await self.accounts.admit(caller)
         except Unauthenticated as no:
             self.auditor.stranger(no)
@@ -316,7 +322,10 @@ class Guard(Extension):
 
     async def _may(self, caller: Caller) -> Tier | None:
         """Return what the caller's tenant may use; None where nothing of it is limited (21.4.5)."""
-        account, now = await self.accounts.of(caller.tenant_id), self.engine.backend.now()
+        account = await self.accounts.of(caller.tenant_id)
+        if account is None and not self.enforced:
+            return None
+        now = self.engine.backend.now()
         if self.enforced:
             return None if is_exempt(account, now) else find_allowance(self.settings, account, now)
         if account is None or not is_throttled(account, now):
@@ -333,6 +342,10 @@ class Guard(Extension):
         scope["asyncgate.limits"] = limit_headers(verdict)
         if not verdict.admitted:
             raise limit_error(verdict)
+
+    def refused_call(self, caller: Caller, no: GateError, operation: str, ask: Ask | None = None) -> None:
+        """Write down the refusal of one call of a request that holds several."""
+        self.auditor.refused(caller, no, operation, ask)
 
     def refused(self, scope: Scope, no: GateError, ask: Ask | None = None) -> None:
         """Write down a refusal, where that is a matter of security; each is written once."""

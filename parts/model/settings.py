@@ -47,6 +47,8 @@ Uuid = Annotated[str, Meta(pattern=r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
 OneTenant = Annotated[str, Meta(pattern=r"\A([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?\Z",
                                 title="a UUID in lower case, or empty")]
 Label = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,100}\Z", title="up to 100 letters, digits, dots, - and _")]
+Profile = Annotated[str, Meta(pattern=r"\A[A-Za-z][A-Za-z0-9_]*\Z",
+                                title="memorygate, receiptgate, or the name of a sink")]
 Filled = Annotated[str, Meta(min_length=1, title="text that is not empty")]
 Texts = Annotated[tuple[str, ...], Meta(title="a list of text, split by commas or in JSON")]
 OwnerKind = Literal["agent", "worker", "service", "system", "human", "asyncgate"]
@@ -102,8 +104,8 @@ class CircuitBreaker(Group, frozen=True):
     half_open_max_calls: Annotated[Positive, says("Receipts that probe the ledger at once")] = 3
     success_threshold: Annotated[Positive, says("Probes in a row that close the circuit breaker")] = 2
 
-class MemoryGate(Group, frozen=True):
-    """The receipt ledger of integrated mode."""
+class LedgerSettings(Group, frozen=True):
+    """The ledger: the other system that keeps receipts in integrated mode, and how the gate calls it."""
 
     url: Annotated[Url, says("Address of the receipt ledger in integrated mode")] = ""
     auth_token: Annotated[str, says("The gate's token at the ledger", secret=True)] = ""
@@ -112,12 +114,15 @@ class MemoryGate(Group, frozen=True):
     tenant_id: Annotated[str, says("Tenant under which the ledger files our receipts")] = ""
     timeout_ms: Annotated[Natural, says(
         "Longest wait for the ledger's answer, in milliseconds; 0 means 500, or 10000 for a ReceiptGate")] = 0
-    emission_timeout_ms: Annotated[Natural, says("Another name of memorygate.timeout_ms")] = 0
-    failure_mode: Annotated[Consistency, says("Another name of receipt_consistency_mode")] = "eventual"
     emission_retry: EmissionRetry = EmissionRetry()
     parallel: Annotated[int, span(0, 1000), says("Most receipts of different tasks that are sent at once; 0 is 16, and "
                                                  "4 to a ReceiptGate")] = 0
     circuit_breaker: CircuitBreaker = CircuitBreaker()
+    profile: Annotated[Profile, says("Which protocol the ledger speaks")] = "memorygate"
+    dialect: Annotated[Dialect, says("ReceiptGate's receipt schema, with obligation_id or without")] = "auto"
+    source_system: Annotated[Filled, says("Who we are to ReceiptGate: the principal of our token there")] = "asyncgate"
+    contents: Annotated[Contents, says("Whether ReceiptGate is sent payloads and results, or their hashes")] = "clear"
+    adopt_seconds: Annotated[Duration, says("Seconds between looks for what workers state there; 0 is never")] = 10.0
 
 class WorkerBootstrap(Group, frozen=True):
     include_memorygate_routing: Annotated[bool, says("Whether bootstrap tells workers where the ledger is")] = True
@@ -277,15 +282,6 @@ class EscalationSettings(Group, frozen=True):
                and one.tenant_id in ("", tenant_id)]
         return max(fit, key=lambda one: len(one.tenant_id), default=None)
 
-class LedgerSettings(Group, frozen=True):
-    """The other system that keeps receipts in integrated mode, and how it is spoken to."""
-
-    profile: Annotated[Literal["memorygate", "receiptgate"], says("Which protocol the ledger speaks")] = "memorygate"
-    dialect: Annotated[Dialect, says("ReceiptGate's receipt schema, with obligation_id or without")] = "auto"
-    source_system: Annotated[Filled, says("Who we are to ReceiptGate: the principal of our token there")] = "asyncgate"
-    contents: Annotated[Contents, says("Whether ReceiptGate is sent payloads and results, or their hashes")] = "clear"
-    adopt_seconds: Annotated[Duration, says("Seconds between looks for what workers state there; 0 is never")] = 10.0
-
 
 class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Hold everything an operator may turn; the names of spec 19 are in lower case."""
@@ -349,7 +345,6 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     receipt_mode: Annotated[ReceiptMode, says("Whether receipts are kept here or sent to a ledger")] = "standalone"
     receipt_consistency_mode: Annotated[Consistency, says("Whether a change waits for the ledger")] = "eventual"
     database: DatabaseSettings = DatabaseSettings()
-    memorygate: MemoryGate = MemoryGate()
     ledger: LedgerSettings = LedgerSettings()
     escalation: EscalationSettings = EscalationSettings()
     worker_bootstrap: WorkerBootstrap = WorkerBootstrap()
@@ -394,22 +389,26 @@ ENV_PREFIX, TEST_PREFIX = "ASYNCGATE_", "ASYNCGATE_TEST_"
 NOT_SETTINGS = {  # they are for the programs around a gate
     "ASYNCGATE_CONFIG", "ASYNCGATE_URL", "ASYNCGATE_WORKER_KEY", "ASYNCGATE_WORKER_KEY_FILE", "ASYNCGATE_AGENT_KEY",
     "ASYNCGATE_AGENT_KEY_FILE", "ASYNCGATE_PROFILE", "ASYNCGATE_PLAIN_HTTP"}
-ALIASES = {  # names that deployments of peers give to what is the same
-    "RECEIPTGATE_ENDPOINT": "memorygate.url", "RECEIPTGATE_URL": "memorygate.url",
-    "RECEIPTGATE_AUTH_TOKEN": "memorygate.auth_token", "RECEIPTGATE_API_KEY": "memorygate.auth_token",
-    "RECEIPTGATE_TENANT_ID": "memorygate.tenant_id",
-    "RECEIPTGATE_EMISSION_TIMEOUT_MS": "memorygate.timeout_ms",
-    "RECEIPTGATE_EMISSION_BUFFER_SIZE": "memorygate.emission_retry.buffer_size",
-    "RECEIPTGATE_EMISSION_RETRY_INTERVAL_SECONDS": "memorygate.emission_retry.retry_interval_seconds",
-    "RECEIPTGATE_EMISSION_MAX_RETRIES": "memorygate.emission_retry.max_retries",
-    **{f"RECEIPTGATE_CIRCUIT_BREAKER_{name.upper()}": f"memorygate.circuit_breaker.{name}"
+ALIASES = {  # variables of peers, for what is the same
+    "RECEIPTGATE_ENDPOINT": "ledger.url", "RECEIPTGATE_URL": "ledger.url",
+    "RECEIPTGATE_AUTH_TOKEN": "ledger.auth_token", "RECEIPTGATE_API_KEY": "ledger.auth_token",
+    "RECEIPTGATE_TENANT_ID": "ledger.tenant_id",
+    "RECEIPTGATE_EMISSION_TIMEOUT_MS": "ledger.timeout_ms",
+    "RECEIPTGATE_EMISSION_BUFFER_SIZE": "ledger.emission_retry.buffer_size",
+    "RECEIPTGATE_EMISSION_RETRY_INTERVAL_SECONDS": "ledger.emission_retry.retry_interval_seconds",
+    "RECEIPTGATE_EMISSION_MAX_RETRIES": "ledger.emission_retry.max_retries",
+    **{f"RECEIPTGATE_CIRCUIT_BREAKER_{name.upper()}": f"ledger.circuit_breaker.{name}"
        for name in ("enabled", "failure_threshold", "timeout_seconds", "half_open_max_calls", "success_threshold")}}
 UNPREFIXED = {  # spec 19.2 and 19.8
     "ALLOW_INSECURE_DEV", "DEFAULT_LEASE_TTL_SECONDS", "LEASE_SWEEP_INTERVAL_SECONDS", "DEFAULT_MAX_ATTEMPTS",
     "DEFAULT_RETRY_BACKOFF_SECONDS", "DEFAULT_BOOTSTRAP_MAX_ITEMS", "RECEIPTGATE_ENDPOINT", "RECEIPTGATE_URL"}
-PAIRS = [  # the spec has two names for each of these (20.12, 20.14, H.6); giving one gives both
-    ("receipt_consistency_mode", "memorygate.failure_mode"),
-    ("memorygate.timeout_ms", "memorygate.emission_timeout_ms")]
+SPEC_NAMES = {  # what the spec calls a setting (20.2, 20.12, 20.14, H.6); its names are read in every layer, for good
+    **{f"memorygate.{name}": f"ledger.{name}" for name in (
+        "url", "auth_token", "auth_token_env", "worker_tokens", "tenant_id", "timeout_ms", "parallel",
+        *(f"emission_retry.{name}" for name in EmissionRetry.__struct_fields__),
+        *(f"circuit_breaker.{name}" for name in CircuitBreaker.__struct_fields__))},
+    "memorygate.emission_timeout_ms": "ledger.timeout_ms",
+    "memorygate.failure_mode": "receipt_consistency_mode"}
 SETTING_UNITS = {"_seconds": 1.0, "_days": 86_400.0, "_ms": 0.001}   # what the end of a name counts
 PLAIN_KINDS = {"boolean": "true or false", "string": "text", "array": "a list of objects"}
 VARIABLE = re.compile(r"\$\{([^}]*)\}")
@@ -423,16 +422,18 @@ def load_settings(
     """Read the settings: defaults, then the YAML file, then the environment, then flags; the last one wins."""
     known = {setting.name: setting for setting in list_settings(Settings)}
     values, origins = {name: known[name].default for name in known}, dict.fromkeys(known, "default")
+    spelled: dict[str, str] = {}
     path, flagged = config or environ.get("ASYNCGATE_CONFIG"), ((name, flags[name], f"flag --{name}") for name in flags)
     in_file = read_settings_file(path, environ) if path else ()
-    for name, said, origin in chain(in_file, read_environment(environ), flagged):
+    for spelling, said, origin in chain(in_file, read_environment(environ), flagged):
+        name = SPEC_NAMES.get(spelling, spelling)
         if name not in known:
             raise make_unknown_setting_error(name, origin)
-        value = convert_value(known[name], said, origin)
-        for one in next((pair for pair in PAIRS if name in pair), (name,)):
-            if origins[one].split()[0] == origin.split()[0] and values[one] != value:
-                raise SettingsError(f"{one}: given twice, and differently ({origins[one]}; {origin})")
-            values[one], origins[one] = value, origin
+        value = convert_value(msgspec.structs.replace(known[name], name=spelling), said, origin)
+        if origins[name].split()[0] == origin.split()[0] and values[name] != value:
+            twice = f"{spelled[name]} ({origins[name]}) and {spelling} ({origin})"
+            raise SettingsError(f"{name}: given twice, and differently: {twice}; keep one of them")
+        values[name], origins[name], spelled[name] = value, origin, spelling
     check_consistency(values, origins)
     return Configured(build_group(Settings, values), origins)
 
@@ -489,9 +490,18 @@ def describe_setting(name: str, field: msgspec.structs.FieldInfo, default: Any) 
     choice = f"one of {', '.join(schema['enum'])}" if "enum" in schema else ""
     kind = schema.get("title") or choice or PLAIN_KINDS[schema["type"]]
     extra = {key: value for meta in get_args(field.type)[1:] for key, value in (meta.extra or {}).items()}
-    variable = ENV_PREFIX + name.upper().replace(".", "_")
-    return Setting(name, kind, default, schema["description"], extra.get("secret", False), variable, field.type,
-                   extra.get("in_file", False))
+    return Setting(name, kind, default, schema["description"], extra.get("secret", False), name_variable(name),
+                   field.type, extra.get("in_file", False))
+
+
+def name_variable(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return ENV_PREFIX + name.upper().replace(".", "_")
+
+
+def list_spellings() -> list[str]:
+    """List the names that a file or a flag may use."""
+    return [*(setting.name for setting in list_settings(Settings)), *SPEC_NAMES]
 
 
 def build_group(group: type[Struct], values: Mapping[str, Any], prefix: str = "") -> Any:
@@ -562,6 +572,7 @@ def read_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str
     known = {setting.name: setting for setting in list_settings(Settings)}
     names = {setting.environment: name for name, setting in known.items()}
     names |= {ENV_PREFIX + alias: name for alias, name in ALIASES.items()}
+    names |= {name_variable(alias): name for alias, name in SPEC_NAMES.items()}
     files = {f"{variable}_FILE": known[name] for variable, name in names.items() if known[name].in_file}
     for variable in sorted(environ):
         full = ENV_PREFIX + variable if variable in UNPREFIXED and ENV_PREFIX + variable not in environ else variable
@@ -573,8 +584,8 @@ def read_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str
 
 def read_value_file(setting: Setting, environ: Mapping[str, str], variable: str) -> str:
     """Read a value that is kept in a file, as secrets are; the newline that editors put at its end is no part of it."""
-    if setting.environment in environ:
-        both = f"environment {setting.environment}; environment {variable}"
+    if itself := next((one for one in (variable.removesuffix("_FILE"), setting.environment) if one in environ), None):
+        both = f"environment {itself}; environment {variable}"
         raise SettingsError(f"{setting.name}: given twice, by itself and in a file ({both})")
     text = read_text(environ[variable], f"environment {variable}").removesuffix("\n").removesuffix("\r")
     if not text:
@@ -599,7 +610,7 @@ def iterate_leaves(tree: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str
         name = f"{prefix}{key}"
         if said and isinstance(said, dict):
             yield from iterate_leaves(said, f"{name}.")
-        elif said not in (None, {}) or not any(one.name.startswith(f"{name}.") for one in list_settings(Settings)):
+        elif said not in (None, {}) or not any(one.startswith(f"{name}.") for one in list_spellings()):
             yield name, said
 
 
@@ -620,7 +631,7 @@ def expand_variables(said: Any, name: str, environ: Mapping[str, str], origin: s
 def make_unknown_setting_error(name: str, origin: str) -> SettingsError:
     """Make the refusal of a setting that does not exist, with the nearest name that does."""
     prefix = ENV_PREFIX if name.startswith(ENV_PREFIX) else ""
-    known = [(one.environment if prefix else one.name).removeprefix(prefix) for one in list_settings(Settings)]
+    known = [name_variable(one).removeprefix(prefix) if prefix else one for one in list_spellings()]
     near = get_close_matches(name.removeprefix(prefix), known, 1)
     hint = f"; did you mean {prefix}{near[0]}?" if near else ""
     return SettingsError(f"{name!r} is not a setting ({origin}){hint}")

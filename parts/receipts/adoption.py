@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,7 +30,6 @@ from asyncgate.parts.model.wire import Ask, Complete, Fail, Principal
 from asyncgate.parts.receipts.marks import ADOPTED_PREFIX, STATED_PREFIX
 from asyncgate.parts.receipts.may import MAY
 from asyncgate.parts.receipts.sinks import Filed, Outage
-from asyncgate.parts.receipts.strict import Recorded
 
 if TYPE_CHECKING:
     from asyncgate import Engine, Work
@@ -192,37 +190,34 @@ def mark(engine: Engine, work: Work, caller: Caller, ask: Marked) -> None:
 def adopt(engine: Engine, work: Work, caller: Caller, ask: Adopt) -> None:
     """Take the step that a receipt proves, with that receipt for the proof.
 
-    The step is taken once to see which of its receipts that is, and once more with that receipt's own id in its place,
-    so that what answers it names the receipt in the ledger.
+    The step writes its receipt under the id that the ledger knows, so that what answers it names the receipt there.
     """
     if ask.found.receipt_type not in MAY["adopted"].types:
         raise InvalidRequest(f"a receipt of the type {ask.found.receipt_type} is not adopted")
-    found, real, mark = ask.found, work.ids, work.mark()
-    step = partial(engine.complete if isinstance(ask.ask, Complete) else engine.fail, work, caller, ask.ask)  # type: ignore[arg-type]
+    found = ask.found
     if ask.whole:
-        step()
+        take_step(engine, work, caller, ask.ask)
         work.tell(ask.ask.task_id, "task.adopted", receipt_id=found.receipt_id)
         return
-    work.ids = trial = Recorded(real, [])
-    try:
-        step()
-        ended = next((one for one in work.written.values() if one.receipt_id in trial.given
-                      and one.receipt_type == found.receipt_type), None)
-        if ended is None:       # the worker has said it here as well
-            return
-        work.take_back(mark)
-        work.ids = Recorded(real, [found.receipt_id if id == ended.receipt_id else id for id in trial.given])
-        step()
-    finally:
-        work.ids = real
-    receipt = work.written[found.receipt_id]
+    own = work.new_id()         # before the step, so that what the step writes behind its receipt is younger
+    take_step(engine, work, caller, ask.ask, found.receipt_id)
+    if (receipt := work.written.get(found.receipt_id)) is None:     # the worker has said it here as well
+        return
     said = receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
                         receipt.schedule_id, receipt.parents, to_canonical(Raw(found.body)))
     work.known_elsewhere(replace(receipt, hash=found.hash or said))
     if not ages(found.receipt_id, work.now) or found.receipt_id <= (work.found(SealHead) or SealHead()).last_id:
-        work.rename(found.receipt_id, ended.receipt_id)
-        work.keep(LedgerMark(ADOPTED_PREFIX + found.receipt_id, ended.receipt_id))
-        work.keep(LedgerMark(STATED_PREFIX + ended.receipt_id, found.receipt_id))
+        work.rename(found.receipt_id, own)
+        work.keep(LedgerMark(ADOPTED_PREFIX + found.receipt_id, own))
+        work.keep(LedgerMark(STATED_PREFIX + own, found.receipt_id))
+
+
+def take_step(engine: Engine, work: Work, caller: Caller, ask: Complete | Fail, receipt_id: str | None = None) -> None:
+    """End the attempt as the worker has stated."""
+    if isinstance(ask, Complete):
+        engine.complete(work, caller, ask, receipt_id)
+    else:
+        engine.fail(work, caller, ask, receipt_id)
 
 
 def ages(receipt_id: str, now: float) -> bool:

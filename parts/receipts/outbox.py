@@ -58,7 +58,7 @@ class Ledger(Extension):
         self.engine, self.sink = engine, open_sink(engine.settings)
         self.sender = Sender(engine, self.sink)
         # Apart from the sender's: what one agent reads, or one claim states, does not stop what others are owed.
-        circuit = engine.settings.memorygate.circuit_breaker
+        circuit = engine.settings.ledger.circuit_breaker
         self.reading_breaker, self.strict_breaker = Breaker(circuit), Breaker(circuit)
         self.routes = Routes(engine, self.sink, self.lag)
         self.adopting: asyncio.Task[None] | None = None
@@ -222,7 +222,7 @@ class Sender(Extension):
 
     def __init__(self, engine: Engine, sink: Any) -> None:
         self.engine, self.sink = engine, sink
-        ours = engine.settings.memorygate
+        ours = engine.settings.ledger
         self.retry, self.breaker = ours.emission_retry, Breaker(ours.circuit_breaker)
         self.wires = Wires(pace_of(engine.settings))
         self.drains: dict[str, asyncio.Task[None]] = {}
@@ -510,4 +510,4 @@ def settle(engine: Engine, work: Work, caller: Caller, ask: Settled) -> None:
 def overflow(engine: Engine, work: Work, caller: Caller, ask: Overflow) -> None:
     """H.7.5."""
     anomaly(engine, work, None, "receipt_backlog", str(work.now), "see why the ledger does not answer",
-            waiting=ask.waiting, buffer_size=engine.settings.memorygate.emission_retry.buffer_size)
+            waiting=ask.waiting, buffer_size=engine.settings.ledger.emission_retry.buffer_size)

@@ -64,7 +64,7 @@ class Push:
     def __init__(self, sink: Any, settings: Settings, tally: PushTally, told: Callable[[int], None],
                  refused: Callable[[str, str], None]) -> None:
         self.sink, self.tally, self.told, self.refused = sink, tally, told, refused
-        self.retry, self.wires = settings.memorygate.emission_retry, Wires(pace_of(settings))
+        self.retry, self.wires = settings.ledger.emission_retry, Wires(pace_of(settings))
         self.singly = False
 
     async def send(self, tenant_id: str, pages: AsyncIterator[list[Ready]]) -> None:

@@ -51,13 +51,13 @@ class Routes(Extension):
         reply.receipt_ledger_lag = lag if lag.waiting or lag.parked or lag.circuit != "closed" else None
         settings = self.engine.settings
         if settings.worker_bootstrap.include_memorygate_routing:
-            reply.receipt_routing = Routing(settings.receipt_mode, settings.memorygate.url, ledger_profile(settings),
+            reply.receipt_routing = Routing(settings.receipt_mode, settings.ledger.url, ledger_profile(settings),
                                             False, await self._token(caller, who))
 
     async def _token(self, caller: Caller, who: Principal) -> str | None:
         """Return a worker's own key at the ledger; nobody gets another's."""
         its_own = caller.principal.same(who) or not caller.bound
-        if who.kind != "worker" or not its_own or not self.engine.settings.memorygate.worker_tokens:
+        if who.kind != "worker" or not its_own or not self.engine.settings.ledger.worker_tokens:
             return None
         holder, now = (caller.tenant_id, who.kind, who.id), self.engine.backend.now()
         if (held := self.tokens.get(holder)) is not None and held[1] - now > RENEW_SECONDS:

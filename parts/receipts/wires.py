@@ -40,7 +40,7 @@ FAST = Pace(0.5, 16, 16)                            # spec 20.12
 
 def pace_of(settings: Settings) -> Pace:
     """Return how the ledger of the settings is called."""
-    usual, ours = BY_PROFILE.get(ledger_profile(settings), FAST), settings.memorygate
+    usual, ours = BY_PROFILE.get(ledger_profile(settings), FAST), settings.ledger
     most = ours.parallel or usual.most
     return Pace(ours.timeout_ms / 1000 or usual.timeout_seconds, most, min(usual.first, most))
 

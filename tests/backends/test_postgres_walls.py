@@ -40,7 +40,7 @@ from asyncgate.parts.model.queries import ArchivedFilter, EntryFilter, OutboxFil
 from asyncgate.parts.model.settings import (
     ArchiveSettings,
     DatabaseSettings,
-    MemoryGate,
+    LedgerSettings,
     RateLimiting,
     RateLimits,
     SecuritySettings,
@@ -322,7 +322,7 @@ async def live(gate: Gate, mark: str) -> dict[str, str]:
 async def keep_books(gate: Gate, mark: str) -> None:
     """Let a tenant have receipts on their way to a ledger, and some that others stored here."""
     gate.engine.extend(Ledger(Engine(gate.backend, Settings(
-        receipt_mode="memorygate_integrated", memorygate=MemoryGate(url="http://127.0.0.1:9")))))
+        receipt_mode="memorygate_integrated", ledger=LedgerSettings(url="http://127.0.0.1:9")))))
     await gate.create(payload=mark, type="told elsewhere")
     gate.engine.withdraw(gate.ledger)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from asyncgate.commands.mcp_stdio import in_header
+from asyncgate.commands.mcp_stdio import encode_header
 
 pytestmark = pytest.mark.anyio
 
@@ -156,4 +156,4 @@ def test_two_ways_at_once_are_a_mistake() -> None:
     ("asyncgate.create_task", "asyncgate.create_task"), ("ü", "=?base64?w7w=?="), (" x", "=?base64?IHg=?="),
     ("a\nb", "=?base64?YQpi?=")])
 def test_names_fit_into_headers(text: str, header: str) -> None:
-    assert in_header(text) == header
+    assert encode_header(text) == header

@@ -21,7 +21,7 @@ import pytest
 from click.testing import CliRunner
 
 from asyncgate import main
-from asyncgate.commands.bench.bad import bad
+from asyncgate.commands.bench.bad import make_bad_key
 from asyncgate.parts.identity.keys_stored import ID_END, generate, parse
 
 SERVE = "from asyncgate import main; main()"
@@ -331,7 +331,7 @@ def test_a_hostile_tenant_is_measured_by_the_creations_of_another(tmp_path: Path
 def test_a_bad_key_is_well_formed_and_half_of_them_have_the_id_of_a_good_one(number: int) -> None:
     known = generate()
 
-    one, another = bad(known, number), bad(known, number)
+    one, another = make_bad_key(known, number), make_bad_key(known, number)
 
     assert parse(one) is not None
     assert (one[:ID_END] == known[:ID_END]) is (number % 2 == 0)

@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 
 from asyncgate.commands import remembered
 from asyncgate.commands.main import main
-from asyncgate.commands.terminal import plain
+from asyncgate.commands.terminal import escape_text
 from asyncgate.parts.operations import OPERATIONS
 
 KEY = "a-key-for-the-tests"
@@ -272,7 +272,7 @@ def test_what_others_wrote_cannot_move_the_cursor_or_turn_text(run: Run, kind: s
     told = run("get-task", task_id).stdout
 
     assert "a\\x1b[2Jb\\u202ec\\x9bd\\ne" in told
-    assert plain(evil) in told
+    assert escape_text(evil) in told
 
 
 @pytest.mark.parametrize(("arguments", "status", "word"), [
@@ -381,7 +381,7 @@ def test_an_id_is_taken_as_short_as_a_table_has_shown_it(
     task_id = created(run, kind)
     remembered.remember([task_id])
 
-    assert answer(run("get-task", remembered.short(task_id), "--json"))["task_id"] == task_id
+    assert answer(run("get-task", remembered.shorten_id(task_id), "--json"))["task_id"] == task_id
 
 
 # What goes on until it is stopped, or is another program's: pytest, MCP, a document that is JSON or Markdown already.

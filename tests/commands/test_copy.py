@@ -32,7 +32,7 @@ from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.model.errors import Refused
 from asyncgate.parts.model.news import News
 from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.settings import ArchiveSettings, MemoryGate, Settings
+from asyncgate.parts.model.settings import ArchiveSettings, LedgerSettings, Settings
 from asyncgate.parts.model.stored import RECORDS, Entry, LedgerMark, Task, Usage, export_key
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts import archive
@@ -106,7 +106,7 @@ async def fill(backend: Any) -> None:
 async def keep_books(gate: Gate) -> None:
     """Leave a receipt that waits for a ledger, one that somebody has stored here, and the place of a reader."""
     gate.engine.extend(Ledger(Engine(gate.backend, Settings(
-        receipt_mode="memorygate_integrated", memorygate=MemoryGate(url="http://127.0.0.1:9")))))
+        receipt_mode="memorygate_integrated", ledger=LedgerSettings(url="http://127.0.0.1:9")))))
     await gate.as_agent().cancel_task(task_id=await gate.create(type="told elsewhere"))
     gate.engine.withdraw(gate.ledger)
 
@@ -213,7 +213,7 @@ async def everything(backend: Any) -> dict[str, dict[str, list[Any]]]:
     """Every row of every tenant, by table."""
     found: dict[str, dict[str, list[Any]]] = {}
     for tenant_id in await backend.tenants():
-        for table, name in copy.TABLES.items():
+        for table, name in copy.COPIED_TABLES.items():
             rows = found.setdefault(tenant_id, {}).setdefault(name, [])
             while page := await backend.page(tenant_id, Rows(table, export_key(rows[-1]) if rows else "")):
                 rows += page
@@ -270,7 +270,7 @@ async def copied(source: Any, target: Any) -> None:
 
 
 def test_every_kind_of_record_comes_along_but_for_what_is_counted_anew() -> None:
-    assert RECORDS.keys() - copy.TABLES.keys() == {Usage}
+    assert RECORDS.keys() - copy.COPIED_TABLES.keys() == {Usage}
 
 
 async def test_the_gate_that_is_copied_here_has_rows_of_every_kind(source: str) -> None:
@@ -305,14 +305,14 @@ async def test_the_command_prints_how_many_rows_each_side_has_and_one_hash_for_b
     lines = (await good(source, target)).stdout.splitlines()
 
     assert lines[0].split() == ["TABLE", "SOURCE", "TARGET", "SOURCE_SHA256", "TARGET_SHA256"]
-    for line, name in zip(lines[1:], copy.TABLES.values(), strict=False):
+    for line, name in zip(lines[1:], copy.COPIED_TABLES.values(), strict=False):
         there = str(sum(len(held) for table, held in rows if table == name))
         table, *numbers, old, new = line.split()
         assert (table, numbers) == (name, [there, there])
         assert old == new
         assert len(old) == 16
     moved = sum(task.status in UNFINISHED for name, held in rows if name == "tasks" for task in held)
-    assert lines[len(copy.TABLES) + 1].startswith(f"{moved} unfinished tasks have a fence raised by 1,000")
+    assert lines[len(copy.COPIED_TABLES) + 1].startswith(f"{moved} unfinished tasks have a fence raised by 1,000")
 
 
 async def test_a_dry_run_counts_and_writes_nothing(source: str, target: str, tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ async def test_a_copy_that_is_complete_is_proved_again_and_changes_nothing(sourc
 
     assert await rows_at(target) == before
     assert "copying" not in again.stderr
-    assert {line.split()[3] for line in dry.stdout.splitlines()[1:len(copy.TABLES) + 1]} == {"0"}
+    assert {line.split()[3] for line in dry.stdout.splitlines()[1:len(copy.COPIED_TABLES) + 1]} == {"0"}
 
 
 # What was going on goes on.
@@ -495,7 +495,8 @@ class Dying:
 
 
 async def test_a_copy_goes_on_wherever_it_was_stopped(source: str, new_target: New) -> None:
-    before, transactions = await rows_at(source), 2 * len(copy.TABLES) + 1     # VISITED has presences, the others all
+    # VISITED has presences, the others all.
+    before, transactions = await rows_at(source), 2 * len(copy.COPIED_TABLES) + 1
     async with opened(source) as old:
         for stop in range(transactions):
             target = await new_target()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncgate.commands.demo import tree
+from asyncgate.commands.demo import format_tree
 
 ROOT = Path(__file__).parents[2]
 DEMO = [sys.executable, "-c", "import sys; from asyncgate import main; sys.exit(main())", "demo"]
@@ -141,7 +141,7 @@ def test_an_obligation_that_nothing_answers_is_marked_open() -> None:
     accepted = {"receipt_id": "r2", "receipt_type": "task.accepted", "from": {"kind": "worker", "id": "w"},
                 "to": {"kind": "asyncgate", "id": "g"}, "parents": ["r1"]}
 
-    lines = list(tree([{"receipt": assigned}, {"event_type": "task.started"}, {"receipt": accepted}]))
+    lines = list(format_tree([{"receipt": assigned}, {"event_type": "task.started"}, {"receipt": accepted}]))
 
     assert [line.split() for line in lines] == [
         ["task.assigned", "scribe", "→", "scribe", "OBLIGATION,", "OPEN"],

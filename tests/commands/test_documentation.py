@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from asyncgate.commands import docs
 from asyncgate.commands.main import main
-from asyncgate.commands.site import LINK, OTHERS, Page, built, contents, markdown, pages, relinked
+from asyncgate.commands.site import LINK, OTHERS, DocPage, build_site, contents, markdown, read_pages, relink
 from tests.conftest import Node
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ class Found(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site() -> dict[str, str]:
-    return built()
+    return build_site()
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def found(site: dict[str, str]) -> dict[str, Found]:
 
 
 def test_every_page_of_the_repository_is_there_with_a_title_and_a_first_sentence() -> None:
-    known = pages()
+    known = read_pages()
 
     assert {page.path for page in known.values()} == {
         *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")), "README.md", "CHANGELOG.md", "SECURITY.md"}
@@ -81,15 +81,15 @@ def test_a_page_is_printed_as_it_was_written_where_a_program_reads_it(said: str)
 def test_the_list_names_every_page_and_what_it_is_about() -> None:
     lines = run().stdout.splitlines()
 
-    assert [line.split()[0] for line in lines[1:]] == list(pages())
+    assert [line.split()[0] for line in lines[1:]] == list(read_pages())
     assert "A durable task gate for agents that forget." in lines[1]
 
 
 def test_the_list_and_a_page_are_there_as_json() -> None:
     listed, page = json.loads(run("--json").stdout), json.loads(run("workers", "--json").stdout)
 
-    assert [one["name"] for one in listed] == list(pages())
-    assert {**next(one for one in listed if one["name"] == "workers"), "text": pages()["workers"].text} == page
+    assert [one["name"] for one in listed] == list(read_pages())
+    assert {**next(one for one in listed if one["name"] == "workers"), "text": read_pages()["workers"].text} == page
 
 
 def test_an_unknown_page_is_told_with_the_name_that_is_near() -> None:
@@ -104,18 +104,18 @@ def test_a_page_is_laid_out_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(docs, "is_terminal", lambda _: True)
     monkeypatch.setattr("click.echo_via_pager", shown.append)
 
-    docs.show_page(pages()["workers"])
+    docs.show_page(read_pages()["workers"])
 
     assert "<!--" not in shown[0]
-    assert pages()["workers"].title in shown[0]
-    assert f"# {pages()['workers'].title}" not in shown[0]
+    assert read_pages()["workers"].title in shown[0]
+    assert f"# {read_pages()['workers'].title}" not in shown[0]
 
 
 # The site.
 
 
 def test_every_page_is_there_as_html_and_as_markdown(site: dict[str, str]) -> None:
-    stems = [page.stem for page in pages().values()]
+    stems = [page.stem for page in read_pages().values()]
 
     assert {name for name in site if name.endswith(".html")} == {f"{stem}.html" for stem in stems}
     assert {name for name in site if name.endswith(".md")} == {f"{stem}.md" for stem in stems} | {"SKILL.md"}
@@ -204,10 +204,10 @@ def test_the_table_of_contents_for_language_models_has_the_form_of_llmstxt_org(s
     title, summary, _, *sections = re.split(r"\n\n(?!- )", site["llms.txt"])
 
     assert title == "# AsyncGate"
-    assert summary.startswith(f"> {pages()['readme'].about} ")
+    assert summary.startswith(f"> {read_pages()['readme'].about} ")
     assert all(re.fullmatch(r"## [A-Z][a-z ]+\n\n(- \[[^]]+\]\([^)]+\): \S.*\n?)+", section) for section in sections)
     listed = re.findall(r"\]\(([^)]+)\): ", site["llms.txt"])
-    assert listed == ["SKILL.md", *(f"{page.stem}.md" for page in pages().values())]
+    assert listed == ["SKILL.md", *(f"{page.stem}.md" for page in read_pages().values())]
 
 
 def test_the_search_knows_every_heading_of_every_page(site: dict[str, str], found: dict[str, Found]) -> None:
@@ -239,8 +239,8 @@ def test_the_search_finds_sections_by_their_words_headings_first(
     assert (nothing, told["after"]) == ([], [])
 
 
-def made(text: str, path: str = "docs/a.md") -> Page:
-    return Page("a", path, "Use it", text, "A", "About.")
+def made(text: str, path: str = "docs/a.md") -> DocPage:
+    return DocPage("a", path, "Use it", text, "A", "About.")
 
 
 @pytest.mark.parametrize(("written", "meant"), [
@@ -252,10 +252,10 @@ def made(text: str, path: str = "docs/a.md") -> Page:
     ("```\n[w](../README.md)\n```", "```\n[w](../README.md)\n```"),
 ])
 def test_a_link_holds_in_the_site_or_is_only_its_words(written: str, meant: str) -> None:
-    known = {"a": made(written), "b": Page("b", "docs/b.md", "", "", "B", ""),
-             "readme": Page("readme", "README.md", "", "", "R", "")}
+    known = {"a": made(written), "b": DocPage("b", "docs/b.md", "", "", "B", ""),
+             "readme": DocPage("readme", "README.md", "", "", "R", "")}
 
-    assert relinked(known["a"], known) == meant
+    assert relink(known["a"], known) == meant
 
 
 def test_a_page_of_one_chapter_lists_no_chapters() -> None:

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from asyncgate.commands import remembered
-from asyncgate.commands.terminal import Bar, draw_block, draw_table, plain, table
+from asyncgate.commands.terminal import Bar, draw_block, draw_table, escape_text, format_table
 
 COLUMNS = ["task_id", "type", "status", "created_by", "created_at", "progress"]
 IDS = ["01a20485-687b-71d8-bc09-771a1970dfca", "01a20495-3884-7cdf-a51e-6fa4457ced0f"]
@@ -36,7 +36,7 @@ def drawn(width: int, **more: Any) -> str:
 
 
 def test_a_pipe_gets_every_value_whole() -> None:
-    lines = list(table(COLUMNS, ROWS))
+    lines = list(format_table(COLUMNS, ROWS))
 
     assert [line.split()[0] for line in lines] == ["TASK_ID", *IDS]
     assert all("x" * 300 in line for line in lines[1:])
@@ -59,15 +59,15 @@ def test_ids_are_whole_where_there_is_room_and_short_where_there_is_none() -> No
 
     assert IDS[0] in wide.getvalue()
     assert IDS[0] not in narrow.getvalue()
-    assert remembered.short(IDS[0]) in narrow.getvalue()
+    assert remembered.shorten_id(IDS[0]) in narrow.getvalue()
 
 
 def test_an_id_that_was_shown_short_can_be_typed_short(cache: Path) -> None:
     drawn(40)
 
-    assert remembered.whole(remembered.short(IDS[0])) == IDS[0]
-    assert remembered.whole(IDS[0]) == IDS[0]
-    assert remembered.whole("deadbeef") == "deadbeef"
+    assert remembered.expand_id(remembered.shorten_id(IDS[0])) == IDS[0]
+    assert remembered.expand_id(IDS[0]) == IDS[0]
+    assert remembered.expand_id("deadbeef") == "deadbeef"
     assert (cache / "asyncgate" / "ids").stat().st_mode & 0o777 == 0o600
 
 
@@ -76,20 +76,20 @@ def test_a_short_id_that_stands_for_two_is_refused() -> None:
     remembered.remember([IDS[0], other])
 
     with pytest.raises(remembered.Ambiguous, match="stands for 2 ids"):
-        remembered.whole(remembered.short(IDS[0]))
+        remembered.expand_id(remembered.shorten_id(IDS[0]))
 
 
 def test_only_so_many_ids_are_kept_the_newest() -> None:
-    remembered.remember(f"01a20485-687b-71d8-bc09-{number:07x}950ee" for number in range(remembered.MOST + 5))
+    remembered.remember(f"01a20485-687b-71d8-bc09-{number:07x}950ee" for number in range(remembered.MOST_IDS + 5))
 
-    kept = remembered.known()
-    assert (len(kept), kept[-1][-12:]) == (remembered.MOST, f"{remembered.MOST + 4:07x}950ee")
+    kept = remembered.read_ids()
+    assert (len(kept), kept[-1][-12:]) == (remembered.MOST_IDS, f"{remembered.MOST_IDS + 4:07x}950ee")
 
 
 def test_without_a_place_for_ids_tables_are_drawn_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
 
-    assert remembered.short(IDS[0]) in drawn(40)
+    assert remembered.shorten_id(IDS[0]) in drawn(40)
 
 
 def test_a_terminal_has_colours_unless_the_user_wants_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_a_bar_is_silent_where_nobody_looks(capfd: pytest.CaptureFixture[str]) -
 
 
 def test_plain_text_stays_as_it_is() -> None:
-    assert plain("überall 日本") == "überall 日本"
+    assert escape_text("überall 日本") == "überall 日本"
 
 
 def plain_of(line: str) -> str:

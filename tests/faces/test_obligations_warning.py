@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncgate.parts.model.settings import MemoryGate
+from asyncgate.parts.model.settings import LedgerSettings
 
 pytestmark = pytest.mark.anyio
 WHO = {"principal_kind": "agent", "principal_id": "ada"}
@@ -16,7 +16,7 @@ WHO = {"principal_kind": "agent", "principal_id": "ada"}
 @pytest.mark.parametrize("tongue", ["rest", "mcp", "bare"])
 async def test_an_outage_of_the_ledger_is_told_in_a_header_of_the_obligations(serve: Any, tongue: str) -> None:
     """PH.6.2: `extra: forbid`; over MCP without a handshake the header too, over standard MCP _meta."""
-    served = await serve(receipt_mode="memorygate_integrated", memorygate=MemoryGate(url="http://127.0.0.1:9"))
+    served = await serve(receipt_mode="memorygate_integrated", ledger=LedgerSettings(url="http://127.0.0.1:9"))
     if tongue == "rest":
         answer = await served.call("GET", "/v1/obligations/open?principal_kind=agent&principal_id=ada")
         reply = answer.json()

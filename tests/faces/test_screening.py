@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncgate.commands.bench.bodies import KEYS, SIZE, worst
+from asyncgate.commands.bench.bodies import BODY_BYTES, NAMES_PER_BODY, make_worst
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.screening import MAX_DEPTH, SLICE, BodyScreen, cut_slices, screen_body
@@ -83,7 +83,7 @@ async def test_what_is_no_utf_8_is_refused_also_where_nothing_is_decoded(body: b
 
 
 async def test_a_large_body_is_judged_in_many_turns() -> None:
-    body, turns, done = b'"' + b"a" * (SIZE - 2) + b'"', 0, False
+    body, turns, done = b'"' + b"a" * (BODY_BYTES - 2) + b'"', 0, False
 
     async def judge() -> None:
         nonlocal done
@@ -95,12 +95,12 @@ async def test_a_large_body_is_judged_in_many_turns() -> None:
         await asyncio.sleep(0)
         turns += 1
     await task
-    assert turns >= SIZE // SLICE
+    assert turns >= BODY_BYTES // SLICE
 
 
-@pytest.mark.parametrize(("path", "body"), worst(), ids=[body[:60].decode("latin-1") for _, body in worst()])
+@pytest.mark.parametrize(("path", "body"), make_worst(), ids=[body[:60].decode("latin-1") for _, body in make_worst()])
 async def test_each_of_the_worst_bodies_is_refused_and_breaks_nothing(served: Any, path: bytes, body: bytes) -> None:
-    assert len(body) <= SIZE
+    assert len(body) <= BODY_BYTES
 
     async with served.unchanged():
         answer = await served.call("POST", path.decode(), [body[at:at + SLICE] for at in range(0, len(body), SLICE)])
@@ -176,7 +176,7 @@ async def test_white_space_is_bounded_between_values_and_not_inside_them(served:
 
 
 async def test_of_very_many_unknown_members_a_few_are_looked_into(served: Any) -> None:
-    wide = b'{"type":"demo","payload":1,' + b",".join([b'"k%d":1' % number for number in range(KEYS)]) + b"}"
+    wide = b'{"type":"demo","payload":1,' + b",".join([b'"k%d":1' % number for number in range(NAMES_PER_BODY)]) + b"}"
 
     made = await served.post("/v1/tasks", wide)
 
@@ -184,7 +184,8 @@ async def test_of_very_many_unknown_members_a_few_are_looked_into(served: Any) -
 
 
 async def test_too_many_parents_are_neither_looked_up_nor_reported_one_by_one(served: Any) -> None:
-    body = {"receipt_type": "schedule.deleted", "schedule_id": "s", "parents": [f"r{at}" for at in range(KEYS)]}
+    body = {"receipt_type": "schedule.deleted", "schedule_id": "s",
+            "parents": [f"r{at}" for at in range(NAMES_PER_BODY)]}
 
     answer = await served.call("POST", "/v1/receipts", body)
 

@@ -387,7 +387,7 @@ class WireSide(Side):
                  tenants: list[str]) -> None:
         super().__init__(run, backend, rules, tenants)
         gate.engine = self.gates[0].engine
-        gate.guard = Guard(gate.engine)
+        gate.guard = Guard(gate.engine, identity=gate.identity)
         self.tongue, self.http = tongue, client_of(gate)
 
     def perform(self, who: Who, name: str, fields: dict[str, Any]) -> Outcome:

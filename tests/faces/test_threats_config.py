@@ -72,7 +72,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from asyncgate.backends.sqlite import connect
-from asyncgate.commands.carry import private
+from asyncgate.commands.carry import open_private
 from asyncgate.conformance.plugin import SHARED
 from asyncgate.conformance.postgres_server import connected
 from asyncgate.parts.faces import openapi
@@ -524,7 +524,7 @@ def test_a_database_that_others_may_read_is_told_of(tmp_path: Path, caplog: pyte
 
 
 def test_an_export_is_for_its_owner_only(tmp_path: Path) -> None:
-    with open(tmp_path / "receipts", "wb", opener=private):
+    with open(tmp_path / "receipts", "wb", opener=open_private):
         pass
 
     assert (tmp_path / "receipts").stat().st_mode & 0o777 == 0o600

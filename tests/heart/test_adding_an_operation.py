@@ -32,7 +32,7 @@ STRUCTS = '''
 class CountEvents(TaskAsk, kw_only=True):
     """Count what happened to one task."""
 
-    example = ({"task_id": TASK}, {"events": [{"event_type": "task.assigned", "number": 1}]})
+    example = ({"task_id": "t-1"}, {"events": [{"event_type": "task.assigned", "number": 1}]})
     next_step = "get_task_history shows each of them."
 
 

@@ -43,7 +43,7 @@ def test_what_is_no_moment_is_refused(text: str) -> None:
 @pytest.mark.parametrize(("name", "text", "value"), [
     ("default_lease_ttl_seconds", "2m", 120), ("receipt_retention_days", "12w", 84),
     ("body_timeout_seconds", "1.5s", 1.5),
-    ("memorygate.timeout_ms", "2s", 2000), ("default_lease_ttl_seconds", "120", 120)])
+    ("ledger.timeout_ms", "2s", 2000), ("default_lease_ttl_seconds", "120", 120)])
 def test_a_setting_takes_a_duration_with_its_unit(name: str, text: str, value: float) -> None:
     found: Any = load_settings(None, {}, {name: text}).settings
     for part in name.split("."):

@@ -21,7 +21,7 @@ from tests.conftest import TOKEN
 HANGING_SECONDS = 120       # a machine may be busy; a gate that hangs never ends
 WRONG = {
     "a ledger without an address": {"receipt_mode": "memorygate_integrated"},
-    "an address that is none": {"receipt_mode": "receiptgate_integrated", "memorygate.url": "receiptgate:8000"},
+    "an address that is none": {"receipt_mode": "receiptgate_integrated", "ledger.url": "receiptgate:8000"},
     "an archive without a folder": {"archive.enabled": "true"},
     "Redis without an address": {"security.rate_limiting.enabled": "true", "security.rate_limiting.storage": "redis"},
     "an address of Redis that is none": {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from functools import reduce
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from asyncgate.parts.model.settings import (
     Configured,
+    Setting,
     Settings,
     SettingsError,
     list_settings,
@@ -183,19 +186,19 @@ SECRETS = {
 }
 POSTGRES = "postgresql://asyncgate:pass@localhost/asyncgate"
 RETRY = {
-    "memorygate.emission_retry.buffer_size": 10000,
-    "memorygate.emission_retry.retry_interval_seconds": 30,
-    "memorygate.emission_retry.max_retries": 10,
+    "ledger.emission_retry.buffer_size": 10000,
+    "ledger.emission_retry.retry_interval_seconds": 30,
+    "ledger.emission_retry.max_retries": 10,
 }
 LEDGER = {
     "receipt_mode": "memorygate_integrated",
     "database.url": POSTGRES,
-    "memorygate.url": "https://memorygate.local",
-    "memorygate.auth_token_env": "MEMORYGATE_TOKEN",
+    "ledger.url": "https://memorygate.local",
+    "ledger.auth_token_env": "MEMORYGATE_TOKEN",
     **RETRY,
 }
-ONE_CONSISTENCY = {"receipt_consistency_mode": "eventual", "memorygate.failure_mode": "eventual"}
-ONE_TIMEOUT = {"memorygate.timeout_ms": 500, "memorygate.emission_timeout_ms": 500}
+ONE_CONSISTENCY = {"receipt_consistency_mode": "eventual"}
+ONE_TIMEOUT = {"ledger.timeout_ms": 500}
 STORES = {"database.tasks": "asyncgate.db", "database.leases": "asyncgate.db"}
 TIERS = {
     f"rate_limits.{tier}_tier.{limit}": amount
@@ -212,7 +215,7 @@ EXAMPLES: dict[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "20.2 integrated": (
         INTEGRATED,
-        {**LEDGER, **STORES, "database.receipts": "memorygate", "memorygate.tenant_id": "tenant-7"},
+        {**LEDGER, **STORES, "database.receipts": "memorygate", "ledger.tenant_id": "tenant-7"},
     ),
     "20.12": (TIMEOUT, {**ONE_TIMEOUT, **ONE_CONSISTENCY}),
     "20.14": (
@@ -223,7 +226,7 @@ EXAMPLES: dict[str, tuple[str, Mapping[str, Any]]] = {
             **ONE_CONSISTENCY,
             "instance_id": "asyncgate-1",
             "database.pool_size": 20,
-            "memorygate.tenant_id": "tenant-123",
+            "ledger.tenant_id": "tenant-123",
             "worker_bootstrap.include_memorygate_routing": True,
         },
     ),
@@ -250,7 +253,7 @@ EXAMPLES: dict[str, tuple[str, Mapping[str, Any]]] = {
         },
     ),
     "21.10.2": (RATES, TIERS),
-    "H.6": (ROUTING, {"memorygate.url": "https://memorygate/v1/receipts", **ONE_TIMEOUT, **ONE_CONSISTENCY}),
+    "H.6": (ROUTING, {"ledger.url": "https://memorygate/v1/receipts", **ONE_TIMEOUT, **ONE_CONSISTENCY}),
     "PH.9": (
         HARDENED,
         {
@@ -389,7 +392,8 @@ def test_a_key_beside_the_wrapper_is_refused(load: Load) -> None:
     assert "'asyncgate.port' is not a setting" in refusal(load, "asyncgate: {port: 9000}\nhost: 0.0.0.0")
 
 
-@pytest.mark.parametrize("text", ["# nothing yet\n", "asyncgate:\n", "database:\nmemorygate: {}\n"])
+@pytest.mark.parametrize("text", [
+    "# nothing yet\n", "asyncgate:\n", "database:\nmemorygate: {}\n", "ledger: {}\nmemorygate:\n"])
 def test_a_file_or_group_with_nothing_in_it_changes_nothing(load: Load, text: str) -> None:
     assert load(text).settings == Settings()
 
@@ -489,10 +493,10 @@ def test_layers_mix_setting_by_setting_even_inside_a_group(load: Load) -> None:
 
 
 def test_a_flag_reaches_into_a_group_by_its_dotted_name(load: Load) -> None:
-    configured = load(memorygate__emission_retry__max_retries="3")
+    configured = load(ledger__emission_retry__max_retries="3")
 
-    assert configured.settings.memorygate.emission_retry.max_retries == 3
-    assert configured.origins["memorygate.emission_retry.max_retries"] == "flag --memorygate.emission_retry.max_retries"
+    assert configured.settings.ledger.emission_retry.max_retries == 3
+    assert configured.origins["ledger.emission_retry.max_retries"] == "flag --ledger.emission_retry.max_retries"
 
 
 def test_the_environment_names_the_file_unless_a_flag_does(tmp_path: Path) -> None:
@@ -697,33 +701,96 @@ def test_a_lost_lease_can_not_be_made_to_cost_an_attempt(load: Load) -> None:
     assert "PH.4" in message
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "text"),
-    [
-        ("receipt_consistency_mode", "memorygate.failure_mode", "strict"),
-        ("memorygate.timeout_ms", "memorygate.emission_timeout_ms", "750"),
-    ],
-)
-def test_two_names_of_one_setting_hold_what_either_was_given(load: Load, one: str, other: str, text: str) -> None:
-    for given in (one, other):
-        configured = load(f"{given}: {text}")
-
-        assert str(value(configured, one)) == str(value(configured, other)) == text
-        assert configured.origins[one] == configured.origins[other] != "default"
+SPELLINGS = {      # what the spec calls each setting of the ledger, and what it is called here
+    "memorygate.url": ("ledger.url", "http://m:1"),
+    "memorygate.auth_token": ("ledger.auth_token", "k"),
+    "memorygate.worker_tokens": ("ledger.worker_tokens", False),
+    "memorygate.tenant_id": ("ledger.tenant_id", "t"),
+    "memorygate.timeout_ms": ("ledger.timeout_ms", 750),
+    "memorygate.emission_timeout_ms": ("ledger.timeout_ms", 750),
+    "memorygate.emission_retry.max_retries": ("ledger.emission_retry.max_retries", 3),
+    "memorygate.circuit_breaker.enabled": ("ledger.circuit_breaker.enabled", False),
+    "memorygate.failure_mode": ("receipt_consistency_mode", "strict")}
 
 
-def test_two_names_of_one_setting_must_agree_within_a_layer(load: Load) -> None:
-    text = "receipt_consistency_mode: strict\nmemorygate: {failure_mode: eventual}"
-    environ = {"ASYNCGATE_RECEIPT_CONSISTENCY_MODE": "strict", "ASYNCGATE_MEMORYGATE_FAILURE_MODE": "eventual"}
-
-    assert "given twice, and differently" in refusal(load, text)
-    assert "given twice, and differently" in refusal(load, environ=environ)
+def variable(name: str) -> str:
+    return "ASYNCGATE_" + name.upper().replace(".", "_")
 
 
-def test_either_name_of_one_setting_overrides_a_lower_layer(load: Load) -> None:
-    configured = load("memorygate: {failure_mode: strict}", {}, receipt_consistency_mode="eventual")
+def written(name: str, said: Any) -> str:
+    """A YAML file with one setting."""
+    *groups, last = name.split(".")
+    return json.dumps(reduce(lambda inner, group: {group: inner}, reversed(groups), {last: said}))
 
-    assert configured.settings.receipt_consistency_mode == configured.settings.memorygate.failure_mode == "eventual"
+
+@pytest.mark.parametrize("old", SPELLINGS)
+def test_a_setting_of_the_ledger_has_two_spellings_in_every_layer(load: Load, old: str) -> None:
+    name, said = SPELLINGS[old]
+    text = said if isinstance(said, str) else json.dumps(said)
+
+    for spelling in (old, name):
+        layers = [load(written(spelling, said)), load(environ={variable(spelling): text}),
+                  load(**{spelling.replace(".", "__"): text})]
+        assert [value(configured, name) for configured in layers] == [said] * 3
+        assert [configured.origins[name].split()[0] for configured in layers] == ["file", "environment", "flag"]
+        assert [row for row, _, origin in list_values(layers[0]) if origin != "default"] == [name]
+
+
+@pytest.mark.parametrize("setting", [one for one in list_settings(Settings) if one.name.startswith("ledger.")],
+                         ids=lambda one: one.name)
+def test_every_setting_that_was_below_memorygate_is_still_read_there(load: Load, setting: Setting) -> None:
+    new = {"ledger.profile", "ledger.dialect", "ledger.source_system", "ledger.contents", "ledger.adopt_seconds"}
+    old, said = f"memorygate.{setting.name.removeprefix('ledger.')}", json.loads(json.dumps(setting.default))
+
+    if setting.name in new:
+        assert "is not a setting" in refusal(load, written(old, said))
+    else:
+        assert load(written(old, said)).origins[setting.name].startswith("file ")
+
+
+@pytest.mark.parametrize("old", SPELLINGS)
+def test_two_spellings_of_one_setting_must_agree_within_a_layer(load: Load, old: str) -> None:
+    name, said = SPELLINGS[old]
+    text, other = (str(said).lower(), {False: "true", 750: "751", 3: "4", "strict": "eventual"}.get(said, "http://o:1"))
+
+    message = refusal(load, f"{old}: {text}\n{name}: {other}")
+    assert message.startswith(f"{name}: given twice, and differently: {old} (file ")
+    assert f"and {name} (file " in message
+    message = refusal(load, environ={variable(old): text, variable(name): other})
+    assert variable(old) in message
+    assert variable(name) in message
+    both: Any = {old.replace(".", "__"): text, name.replace(".", "__"): other}
+    assert f"(flag --{old})" in refusal(load, **both)
+
+
+def test_two_spellings_may_say_the_same(load: Load) -> None:
+    assert load("ledger: {url: 'http://m:1'}\nmemorygate: {url: 'http://m:1'}").settings.ledger.url == "http://m:1"
+
+
+def test_either_spelling_overrides_a_lower_layer(load: Load) -> None:
+    strict = load("memorygate: {failure_mode: strict}", {}, receipt_consistency_mode="eventual")
+    moved = load("ledger: {url: 'http://m:1'}", {"ASYNCGATE_MEMORYGATE_URL": "http://m:2"})
+
+    assert strict.settings.receipt_consistency_mode == "eventual"
+    assert moved.settings.ledger.url == "http://m:2"
+
+
+def test_a_wrong_value_is_told_under_the_spelling_that_was_used(load: Load) -> None:
+    assert refusal(load, "memorygate: {timeout_ms: soon}").startswith("memorygate.timeout_ms: 'soon' is not")
+    assert "did you mean memorygate.url?" in refusal(load, "memorygate: {urll: 'http://m:1'}")
+    assert "did you mean ASYNCGATE_MEMORYGATE_URL?" in refusal(load, environ={"ASYNCGATE_MEMORYGATE_URLL": "x"})
+
+
+def test_a_token_is_given_once_by_itself_or_in_a_file_whatever_the_spelling(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("hunter2")
+    environ = {"ASYNCGATE_MEMORYGATE_AUTH_TOKEN_FILE": str(tmp_path / "token")}
+
+    assert load(environ=environ).settings.ledger.auth_token == "hunter2"
+    for spelling in ("ASYNCGATE_MEMORYGATE_AUTH_TOKEN", "ASYNCGATE_LEDGER_AUTH_TOKEN"):
+        message = refusal(load, environ={**environ, spelling: "hunter3"})
+        assert message.startswith("ledger.auth_token: given twice, by itself and in a file")
+        assert spelling in message
+        assert "hunter" not in message
 
 
 # Secrets
@@ -763,7 +830,7 @@ CONFIDENTIAL = {
     "security.rate_limiting.redis_url": "redis://:hunter2@localhost:6379/0",
     "security.jwt.private_key_path": "-----BEGIN PRIVATE KEY-----\nhunter2\n-----END PRIVATE KEY-----",
     "database.url": "postgresql://asyncgate:hunter2@localhost/asyncgate",
-    "memorygate.url": "https://hunter2@memorygate.local",
+    "ledger.url": "https://hunter2@memorygate.local",
 }
 
 
@@ -824,12 +891,12 @@ def test_effective_lists_every_setting_with_its_origin(load: Load) -> None:
 
 
 RECEIPTGATE = {
-    "RECEIPTGATE_ENDPOINT": ("http://r:1", "memorygate.url", "http://r:1"),
-    "ASYNCGATE_RECEIPTGATE_URL": ("http://r:1", "memorygate.url", "http://r:1"),
-    "ASYNCGATE_RECEIPTGATE_API_KEY": ("k", "memorygate.auth_token", "k"),
-    "ASYNCGATE_RECEIPTGATE_EMISSION_TIMEOUT_MS": ("700", "memorygate.timeout_ms", 700),
-    "ASYNCGATE_RECEIPTGATE_EMISSION_MAX_RETRIES": ("3", "memorygate.emission_retry.max_retries", 3),
-    "ASYNCGATE_RECEIPTGATE_CIRCUIT_BREAKER_ENABLED": ("false", "memorygate.circuit_breaker.enabled", False)}
+    "RECEIPTGATE_ENDPOINT": ("http://r:1", "ledger.url", "http://r:1"),
+    "ASYNCGATE_RECEIPTGATE_URL": ("http://r:1", "ledger.url", "http://r:1"),
+    "ASYNCGATE_RECEIPTGATE_API_KEY": ("k", "ledger.auth_token", "k"),
+    "ASYNCGATE_RECEIPTGATE_EMISSION_TIMEOUT_MS": ("700", "ledger.timeout_ms", 700),
+    "ASYNCGATE_RECEIPTGATE_EMISSION_MAX_RETRIES": ("3", "ledger.emission_retry.max_retries", 3),
+    "ASYNCGATE_RECEIPTGATE_CIRCUIT_BREAKER_ENABLED": ("false", "ledger.circuit_breaker.enabled", False)}
 
 
 @pytest.mark.parametrize("variable", RECEIPTGATE)
@@ -847,7 +914,7 @@ def test_a_token_under_the_name_of_a_peer_may_lie_in_a_file(tmp_path: Path) -> N
 
     configured = load_settings(environ={"ASYNCGATE_RECEIPTGATE_AUTH_TOKEN_FILE": str(tmp_path / "token")})
 
-    assert configured.settings.memorygate.auth_token == "k"
+    assert configured.settings.ledger.auth_token == "k"
 
 
 def test_two_names_of_one_setting_may_not_disagree() -> None:

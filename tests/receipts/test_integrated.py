@@ -192,7 +192,7 @@ async def test_nobody_is_given_the_key_of_somebody_else(gate: Gate) -> None:
 
 
 async def test_keys_for_workers_can_be_switched_off(make_gate: Callable[..., Gate], ledger: LedgerServer) -> None:
-    gate = make_gate(memorygate=ledger.settings(worker_tokens=False))
+    gate = make_gate(ledger=ledger.settings(worker_tokens=False))
     await gate.create()
 
     assert (await gate.as_worker().bootstrap()).receipt_routing.auth_token is None
@@ -201,7 +201,7 @@ async def test_keys_for_workers_can_be_switched_off(make_gate: Callable[..., Gat
 async def test_an_unreadable_ledger_is_a_warning_and_never_an_error(
         make_gate: Callable[..., Gate], receipts: dict[str, Any]) -> None:
     with LedgerServer() as books:
-        gate = make_gate(memorygate=books.settings(timeout_ms=1000))
+        gate = make_gate(ledger=books.settings(timeout_ms=1000))
         offer = await gate.finished()
         await emptied(gate)
     open_one = await gate.create()      # it waits here, whole
@@ -370,7 +370,7 @@ def test_a_gate_without_a_ledgers_address_does_not_start(receipts: dict[str, Any
     from asyncgate.parts.model.errors import StartupError
     from asyncgate.parts.receipts.sinks import open_sink
 
-    with pytest.raises(StartupError, match=r"memorygate\.url"):
+    with pytest.raises(StartupError, match=r"ledger\.url"):
         open_sink(Settings(receipt_mode="memorygate_integrated"))
 
 
@@ -378,24 +378,24 @@ def test_a_gate_without_a_ledgers_address_does_not_start(receipts: dict[str, Any
 @pytest.mark.parametrize("mode", ["memorygate_integrated", "receiptgate_integrated"])
 def test_an_address_that_is_none_is_refused_at_the_start(receipts: Any, mode: Any, url: str) -> None:
     from asyncgate.parts.model.errors import StartupError
-    from asyncgate.parts.model.settings import MemoryGate
+    from asyncgate.parts.model.settings import LedgerSettings
     from asyncgate.parts.receipts.sinks import open_sink
 
-    with pytest.raises(StartupError, match=r"^memorygate\.url"):
-        open_sink(Settings(receipt_mode=mode, memorygate=MemoryGate(url=url)))
+    with pytest.raises(StartupError, match=r"^ledger\.url"):
+        open_sink(Settings(receipt_mode=mode, ledger=LedgerSettings(url=url)))
 
 
 @pytest.mark.parametrize("mode", ["memorygate_integrated", "receiptgate_integrated"])
 def test_a_named_variable_without_the_token_is_refused_at_the_start(
         receipts: Any, mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from asyncgate.parts.model.errors import StartupError
-    from asyncgate.parts.model.settings import MemoryGate
+    from asyncgate.parts.model.settings import LedgerSettings
     from asyncgate.parts.receipts.sinks import open_sink
 
-    named = MemoryGate(url="http://127.0.0.1:1", auth_token_env="TOKEN_OF_THE_LEDGER")
+    named = LedgerSettings(url="http://127.0.0.1:1", auth_token_env="TOKEN_OF_THE_LEDGER")
     monkeypatch.delenv("TOKEN_OF_THE_LEDGER", raising=False)
     with pytest.raises(StartupError, match="TOKEN_OF_THE_LEDGER, which is not set"):
-        open_sink(Settings(receipt_mode=mode, memorygate=named))
+        open_sink(Settings(receipt_mode=mode, ledger=named))
 
     monkeypatch.setenv("TOKEN_OF_THE_LEDGER", "t")
-    open_sink(Settings(receipt_mode=mode, memorygate=named))
+    open_sink(Settings(receipt_mode=mode, ledger=named))

@@ -26,9 +26,9 @@ UPTIME = (0.3, 0.9)
 ARTIFACTS = [{"uri": "file:///out"}]
 TOKEN = "a-token-of-the-ledger"
 HASTY: dict[str, Any] = {
-    "lease_sweep_interval_seconds": 0.5, "receipt_mode": "memorygate_integrated", "memorygate.auth_token": TOKEN,
-    "memorygate.timeout_ms": 2000, "memorygate.circuit_breaker.timeout_seconds": 0.2,
-    "memorygate.emission_retry.retry_interval_seconds": 0.3, "memorygate.emission_retry.max_retries": 3}
+    "lease_sweep_interval_seconds": 0.5, "receipt_mode": "memorygate_integrated", "ledger.auth_token": TOKEN,
+    "ledger.timeout_ms": 2000, "ledger.circuit_breaker.timeout_seconds": 0.2,
+    "ledger.emission_retry.retry_interval_seconds": 0.3, "ledger.emission_retry.max_retries": 3}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -57,7 +57,7 @@ def books(tmp_path: Path) -> LedgerServer:
 
 def integrated(database: str, books: LedgerServer, **more: Any) -> Any:
     """Serve a gate whose receipts go to a ledger."""
-    return serving(database, **{**HASTY, "memorygate.url": f"http://127.0.0.1:{books.port}", **more})
+    return serving(database, **{**HASTY, "ledger.url": f"http://127.0.0.1:{books.port}", **more})
 
 
 async def told(server: Server) -> dict[str, Any]:

@@ -10,12 +10,12 @@ import pytest
 
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.parts.model.queries import OutboxFilter, ReceiptFilter, Rows
-from asyncgate.parts.model.settings import MemoryGate
+from asyncgate.parts.model.settings import LedgerSettings
 from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.receipts.outbox import Ledger
 
 pytestmark = pytest.mark.anyio
-LEDGER = MemoryGate(url="http://127.0.0.1:9")
+LEDGER = LedgerSettings(url="http://127.0.0.1:9")
 
 
 @pytest.fixture

@@ -118,9 +118,9 @@ def shown(receipt: Receipt) -> Receipt:
 
 async def rebuilt(gate: Gate, target: str, **more: Any) -> Result:
     """Run the command against the ledger of a gate."""
-    ours = gate.engine.settings.memorygate
-    sets = {"receipt_mode": "memorygate_integrated", "memorygate.url": ours.url,
-            "memorygate.auth_token": ours.auth_token, "instance_id": "asyncgate-1"}
+    ours = gate.engine.settings.ledger
+    sets = {"receipt_mode": "memorygate_integrated", "ledger.url": ours.url,
+            "ledger.auth_token": ours.auth_token, "instance_id": "asyncgate-1"}
     arguments = ["rebuild", "--database", target, "--tenant", gate.tenant_id]
     for name, value in sets.items():
         arguments += ["--set", f"{name}={value}"]
@@ -339,7 +339,7 @@ async def test_a_database_that_is_not_empty_is_refused_so_a_second_rebuild_chang
 
 async def test_a_ledger_that_cannot_be_read_writes_nothing(gate: Gate, tmp_path: Path) -> None:
     settings = gate.engine.settings
-    gate.engine.settings = replace(settings, memorygate=replace(settings.memorygate, url="http://127.0.0.1:9"))
+    gate.engine.settings = replace(settings, ledger=replace(settings.ledger, url="http://127.0.0.1:9"))
 
     result = await rebuilt(gate, f"sqlite:///{tmp_path}/x.db")
 
@@ -353,7 +353,7 @@ async def test_a_ledger_that_cannot_be_read_writes_nothing(gate: Gate, tmp_path:
 async def test_receipts_of_several_gates_are_not_mixed(gate: Gate, ledger: LedgerServer, fresh: Kinds) -> None:
     await gate.create()
     other = gate.beside(**{"receipt_mode": "memorygate_integrated", "instance_id": "asyncgate-2",
-                           "memorygate": gate.engine.settings.memorygate})
+                           "ledger": gate.engine.settings.ledger})
     other.engine.extend(type(gate.ledger)(other.engine))
     await other.create()
     await emptied(gate)

@@ -23,13 +23,13 @@ from asyncgate.parts.model.settings import (
     EscalationSettings,
     EscalationTarget,
     LedgerSettings,
-    MemoryGate,
     Settings,
 )
 from asyncgate.parts.receipts.mending import Mender
 from asyncgate.parts.receipts.noticing import Noticer
 from asyncgate.parts.receipts.reading import Reading
 from asyncgate.parts.receipts.reconcile import compare_all
+from asyncgate.parts.receipts.strict import Strict
 from tests.conftest import PATIENCE_SECONDS, TOKEN, Live, Served
 from tests.support.receiptgate_stand_in import KEY, StandIn, problems, served
 
@@ -61,7 +61,7 @@ async def serving(backend_url: str, standing: tuple[StandIn, str]) -> AsyncItera
         async def serving(**more: Any) -> Served:
             settings = {
                 "api_key": TOKEN, "lease_sweep_interval_seconds": 3600.0, "expiry_jitter_seconds": 0.0,
-                "receipt_mode": "receiptgate_integrated", "memorygate": MemoryGate(
+                "receipt_mode": "receiptgate_integrated", "ledger": LedgerSettings(
                     url=standing[1], auth_token=KEY, timeout_ms=20_000, emission_retry=EmissionRetry(
                         retry_interval_seconds=0.05), circuit_breaker=CircuitBreaker(timeout_seconds=0.05)), **more}
             gate = Gate(Settings(**settings), await open_backend(backend_url))
@@ -71,11 +71,11 @@ async def serving(backend_url: str, standing: tuple[StandIn, str]) -> AsyncItera
         yield serving
 
 
-def patient(url: str) -> MemoryGate:
+def patient(url: str) -> LedgerSettings:
     """A ledger of our tenant, and a circuit that does not open."""
-    return MemoryGate(url=url, auth_token=KEY, timeout_ms=20_000, tenant_id="default",
-                      emission_retry=EmissionRetry(retry_interval_seconds=0.05),
-                      circuit_breaker=CircuitBreaker(failure_threshold=100, timeout_seconds=0.05))
+    return LedgerSettings(url=url, auth_token=KEY, timeout_ms=20_000, tenant_id="default",
+                          emission_retry=EmissionRetry(retry_interval_seconds=0.05),
+                          circuit_breaker=CircuitBreaker(failure_threshold=100, timeout_seconds=0.05))
 
 
 async def settled(gate: Served) -> None:
@@ -259,7 +259,7 @@ async def test_a_strict_gate_leases_nothing_that_the_ledger_does_not_know_of(
 async def test_a_notary_follows_custody_to_the_end(standing: tuple[StandIn, str], serving: Serving) -> None:
     ledger = standing[0]
     ledger.begin("1.1", notary=True)
-    gate = await serving(memorygate=MemoryGate(url=standing[1], auth_token=KEY, timeout_ms=20_000, tenant_id="default"))
+    gate = await serving(ledger=LedgerSettings(url=standing[1], auth_token=KEY, timeout_ms=20_000, tenant_id="default"))
 
     done, canceled, vague = [await gate.leased() for _ in range(3)]
     await complete(gate, done, artifacts=FILE)
@@ -283,7 +283,7 @@ async def test_a_notary_hands_on_what_a_lost_worker_had_and_the_next_one_ends_it
         standing: tuple[StandIn, str], serving: Serving, escalation: EscalationSettings) -> None:
     ledger = standing[0]
     ledger.begin("1.1", notary=True)
-    gate = await serving(escalation=escalation, memorygate=MemoryGate(
+    gate = await serving(escalation=escalation, ledger=LedgerSettings(
         url=standing[1], auth_token=KEY, timeout_ms=20_000, tenant_id="default"))
     for way in ("lost", "released", "failed", "lost twice"):
         offer = await gate.leased(retry_backoff_seconds=0, payload={"way": way})
@@ -321,7 +321,7 @@ async def test_a_notary_that_never_saw_the_first_lease_accepts_the_second_one(
         standing: tuple[StandIn, str], serving: Serving) -> None:
     ledger = standing[0]
     ledger.begin("1.1", notary=True)
-    gate = await serving(memorygate=MemoryGate(url=standing[1], auth_token=KEY, timeout_ms=20_000, tenant_id="default"))
+    gate = await serving(ledger=LedgerSettings(url=standing[1], auth_token=KEY, timeout_ms=20_000, tenant_id="default"))
     offer = await gate.leased()
     await settled(gate)
     ledger.begin("1.1", notary=True)        # it has forgotten everything
@@ -370,11 +370,13 @@ async def test_who_claims_at_once_at_a_slow_ledger_holds_there_what_it_was_grant
     ledger = standing[0]
     ledger.begin(dialect, notary=dialect == "1.1")
     hasty = msgspec.structs.replace(patient(standing[1]), timeout_ms=150, parallel=16)
-    gate = await serving(receipt_consistency_mode="strict", memorygate=hasty)
+    gate = await serving(receipt_consistency_mode="strict", ledger=hasty)
     for _ in range(12):
         await gate.post("/v1/tasks", {"type": "demo", "agent_id": "ada", "payload": {}})
     ledger.serial_seconds = 0.04
-    gate.engine.batches.transact.__self__.wires.limit = 16.0
+    strict = gate.engine.extension(Strict)
+    assert strict
+    strict.wires.limit = 16.0
 
     await asyncio.gather(*(gate.call("POST", "/v1/leases/claim", {"worker_id": f"w{n}"}) for n in range(12)))
     ledger.serial_seconds = 0.0
@@ -396,7 +398,7 @@ async def test_a_notary_lets_the_next_worker_have_what_was_never_granted(
         standing: tuple[StandIn, str], serving: Serving, then: str) -> None:
     ledger = standing[0]
     ledger.begin("1.1", notary=True)
-    gate = await serving(receipt_consistency_mode="strict", memorygate=patient(standing[1]))
+    gate = await serving(receipt_consistency_mode="strict", ledger=patient(standing[1]))
     made = await gate.post("/v1/tasks", {"type": "demo", "agent_id": "ada", "payload": {}})
     ledger.lose_replies = 1
     assert (await gate.call("POST", "/v1/leases/claim", {"worker_id": "w1"})).status == 503
@@ -416,7 +418,7 @@ async def test_an_end_that_was_not_answered_is_offered_again_as_it_was(
     """A notary ends an obligation once: another receipt of the same end would be refused for ever."""
     ledger = standing[0]
     ledger.begin("1.1", notary=True)
-    gate = await serving(receipt_consistency_mode="strict", memorygate=patient(standing[1]))
+    gate = await serving(receipt_consistency_mode="strict", ledger=patient(standing[1]))
     offer = await gate.leased()
     ledger.lose_replies = 1
     held = {"worker_id": "w1", "lease_id": offer["lease_id"], "result": {"ok": True}, "artifacts": FILE}
@@ -457,7 +459,7 @@ async def test_a_notary_lets_a_worker_end_its_task_itself(standing: tuple[StandI
     ledger = standing[0]
     ledger.begin("1.1", notary=True)
     ledger.keys["key of w1"] = "w1"
-    gate = await serving(memorygate=patient(standing[1]))
+    gate = await serving(ledger=patient(standing[1]))
     offer = await gate.leased()
     await settled(gate)
     (accepted,) = ledger.receipts.values()
@@ -482,7 +484,7 @@ async def test_nothing_is_taken_from_a_ledger_that_does_not_bind_who_states_it(
         standing: tuple[StandIn, str], serving: Serving) -> None:
     ledger = standing[0]
     ledger.begin("1.0")
-    gate = await serving(memorygate=patient(standing[1]))
+    gate = await serving(ledger=patient(standing[1]))
     offer = await gate.leased()
     await settled(gate)
     (accepted,) = ledger.receipts.values()
@@ -500,7 +502,7 @@ async def test_what_a_notary_does_not_ascribe_to_the_holder_of_the_lease_ends_no
         standing: tuple[StandIn, str], serving: Serving, wrong: dict[str, Any]) -> None:
     ledger = standing[0]
     ledger.begin("1.1")
-    gate = await serving(memorygate=patient(standing[1]))
+    gate = await serving(ledger=patient(standing[1]))
     offer = await gate.leased()
     await settled(gate)
     (accepted,) = ledger.receipts.values()
@@ -595,7 +597,7 @@ async def test_a_worker_is_told_where_receipts_go_and_gets_no_key(ledger: StandI
 
     packet = await gate.get("/v1/bootstrap?principal_kind=worker&principal_id=w1")
 
-    url = gate.gate.settings.memorygate.url
+    url = gate.gate.settings.ledger.url
     assert packet["receipt_routing"] == {
         "mode": "receiptgate_integrated", "memorygate_url": url, "emit_receipts_to": "receiptgate",
         "worker_must_emit_to_memorygate": False}
@@ -605,7 +607,8 @@ async def test_a_token_of_another_name_needs_the_source_system(
         standing: tuple[StandIn, str], serving: Serving) -> None:
     ledger = standing[0]
     ledger.begin("1.1", notary=True)
-    gate = await serving(ledger=LedgerSettings(source_system="somebody"))
+    gate = await serving(ledger=LedgerSettings(
+        url=standing[1], auth_token=KEY, timeout_ms=20_000, source_system="somebody"))
     await gate.leased()
     await settled(gate)
 
@@ -614,9 +617,9 @@ async def test_a_token_of_another_name_needs_the_source_system(
 
 def test_what_a_killed_gate_had_not_sent_is_sent_by_the_next_one(
         ledger: StandIn, standing: tuple[StandIn, str], start: Callable[..., Live], tmp_path: Path) -> None:
-    sets = ("receipt_mode=receiptgate_integrated", f"memorygate.url={standing[1]}", f"memorygate.auth_token={KEY}",
-            "memorygate.timeout_ms=20000", "memorygate.emission_retry.retry_interval_seconds=0.1",
-            "memorygate.circuit_breaker.timeout_seconds=0.1")
+    sets = ("receipt_mode=receiptgate_integrated", f"ledger.url={standing[1]}", f"ledger.auth_token={KEY}",
+            "ledger.timeout_ms=20000", "ledger.emission_retry.retry_interval_seconds=0.1",
+            "ledger.circuit_breaker.timeout_seconds=0.1")
     database = f"sqlite:///{tmp_path / 'gate.db'}"
     ledger.status, tasks = 503, []
     first = start(*sets, database=database)

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from asyncgate.parts.model.errors import StartupError
-from asyncgate.parts.model.settings import LedgerSettings, MemoryGate, Settings
+from asyncgate.parts.model.settings import LedgerSettings, Settings
 from asyncgate.parts.receipts import sinks as receipts_sinks
 from asyncgate.parts.receipts.sinks import Outage, Refusal
 from asyncgate.parts.receipts.sinks.receiptgate import ReceiptGate, open_sink
@@ -47,8 +47,8 @@ async def sink_to() -> AsyncIterator[Open]:
 
     def sink_to(url: str, *, token: str = KEY, dialect: Any = "auto", timeout_ms: int = 20_000) -> ReceiptGate:
         opened.append(open_sink(Settings(
-            receipt_mode="receiptgate_integrated", ledger=LedgerSettings(dialect=dialect),
-            memorygate=MemoryGate(url=url, auth_token=token, timeout_ms=timeout_ms, tenant_id=TENANT_THERE))))
+            receipt_mode="receiptgate_integrated", ledger=LedgerSettings(
+                dialect=dialect, url=url, auth_token=token, timeout_ms=timeout_ms, tenant_id=TENANT_THERE))))
         return opened[-1]
 
     yield sink_to
@@ -187,5 +187,5 @@ async def test_the_body_of_ours_is_in_what_is_sent(sink_to: Open) -> None:
 
 
 def test_a_ledger_needs_an_address() -> None:
-    with pytest.raises(StartupError, match=r"memorygate\.url"):
+    with pytest.raises(StartupError, match=r"ledger\.url"):
         receipts_sinks.open_sink(Settings(receipt_mode="receiptgate_integrated"))

@@ -145,10 +145,10 @@ def test_an_import_meanwhile_spoils_an_export_and_is_told(file: Path, gate: Http
     other.call("create_task", type="x", payload=None, agent_id="ada")
 
     def interfere(rows: int) -> None:
-        carry.bring_in(other, str(file), lambda rows: None)
+        carry.import_file(other, str(file), lambda rows: None)
 
     with pytest.raises(carry.Interfered, match="export again"):
-        carry.export(other, str(tmp_path / "spoiled.jsonl"), interfere)
+        carry.export_receipts(other, str(tmp_path / "spoiled.jsonl"), interfere)
     assert not os.path.exists(tmp_path / "spoiled.jsonl.partial")
 
 
@@ -160,7 +160,7 @@ def test_any_byte_that_is_changed_is_found(file: Path) -> None:
     for _ in range(ROUNDS):
         at = chance.randrange(len(text))
         file.write_bytes(text[:at] + bytes([text[at] ^ (1 << chance.randrange(8))]) + text[at + 1:])
-        assert carry.verified(str(file)).problems, at
+        assert carry.verify_file(str(file)).problems, at
 
 
 def test_any_byte_that_is_changed_in_a_compressed_file_is_found(gate: Http, tmp_path: Path) -> None:
@@ -169,14 +169,14 @@ def test_any_byte_that_is_changed_in_a_compressed_file_is_found(gate: Http, tmp_
     for _ in range(ROUNDS):
         at = chance.randrange(10, len(text))        # before that gzip says what made it, which nobody reads
         path.write_bytes(text[:at] + bytes([text[at] ^ (1 << chance.randrange(8))]) + text[at + 1:])
-        assert carry.verified(str(path)).problems, at
+        assert carry.verify_file(str(path)).problems, at
 
 
 def test_any_length_that_is_cut_off_is_found(file: Path) -> None:
     text = file.read_bytes()
     for length in random.Random(7).sample(range(len(text)), 50):
         file.write_bytes(text[:length])
-        assert carry.verified(str(file)).problems, length
+        assert carry.verify_file(str(file)).problems, length
 
 
 def rewritten(path: Path, change: Callable[[list[Line]], list[Line]]) -> None:

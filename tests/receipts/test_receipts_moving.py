@@ -17,7 +17,7 @@ from asyncgate import Engine, Needs, Work
 from asyncgate.backends import open_backend
 from asyncgate.clients.http import Http
 from asyncgate.commands import carry
-from asyncgate.commands.cli import is_there
+from asyncgate.commands.cli import database_exists
 from asyncgate.commands.main import main
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.ledgers import LedgerServer
@@ -63,7 +63,7 @@ class Moving:
     @asynccontextmanager
     async def integrated(self, url: str, **settings: Any) -> AsyncIterator[Gate]:
         """Serve a database with the ledger; at the end it has everything."""
-        settings |= {"receipt_mode": "memorygate_integrated", "memorygate": self.ledger.settings()}
+        settings |= {"receipt_mode": "memorygate_integrated", "ledger": self.ledger.settings()}
         async with self.standalone(url, **settings) as gate:
             gate.engine.extend(ledger := Ledger(gate.engine))
             ledger.open()
@@ -77,7 +77,7 @@ class Moving:
 
     async def run(self, *words: str, mode: str = "memorygate_integrated", **sets: Any) -> Result:
         """Run a command with the settings of the gate."""
-        given = {"receipt_mode": mode, "memorygate.url": self.ledger.url, "memorygate.auth_token": self.ledger.token,
+        given = {"receipt_mode": mode, "ledger.url": self.ledger.url, "ledger.auth_token": self.ledger.token,
                  "instance_id": "asyncgate-1", **{name.replace("__", "."): value for name, value in sets.items()}}
         arguments = [*words, *(one for name, value in given.items() for one in ("--set", f"{name}={value}"))]
         return await asyncio.to_thread(CliRunner().invoke, main, arguments, prog_name="asyncgate")
@@ -261,8 +261,8 @@ async def test_a_push_after_an_outage_goes_on(moving: Moving, fresh: Kinds) -> N
     async with moving.standalone(source) as gate:
         await busy(gate)
         before = sorted(await everything(gate))
-    hasty = {"memorygate__emission_retry__max_retries": 1, "memorygate__timeout_ms": 2000}
-    away = await moving.push("--database", source, **hasty, memorygate__url="http://127.0.0.1:9")
+    hasty = {"ledger__emission_retry__max_retries": 1, "ledger__timeout_ms": 2000}
+    away = await moving.push("--database", source, **hasty, ledger__url="http://127.0.0.1:9")
     assert away.exit_code == 7
     assert "does not answer" in away.output
     assert moving.there() == {}
@@ -298,7 +298,7 @@ async def test_what_the_ledger_had_refused_and_a_push_sent_is_offered_by_the_nex
     async with moving.integrated(source) as gate:
         await gate.create()
     async with moving.standalone(source, receipt_mode="memorygate_integrated",
-                                 memorygate=moving.ledger.settings()) as gate:
+                                 ledger=moving.ledger.settings()) as gate:
         gate.engine.extend(ledger := Ledger(gate.engine))       # which sends nothing: it is not open
         await gate.create()
         (row,) = await rows(gate, Outgoing)
@@ -324,7 +324,7 @@ async def test_a_file_goes_to_the_ledger_and_a_damaged_one_does_not(
     with Http(live_for_all.url, "a-token-for-tests") as gate:
         await asyncio.to_thread(gate.call, "create_task", type="files", payload=None, agent_id="ada")
         path = tmp_path / "out.jsonl"
-        done = await asyncio.to_thread(carry.export, gate, str(path), lambda rows: None)
+        done = await asyncio.to_thread(carry.export_receipts, gate, str(path), lambda rows: None)
 
     result = good(await moving.push("--file", str(path), "--tenant", moving.tenant_id))
 
@@ -343,7 +343,7 @@ async def test_what_still_waits_in_the_outbox_comes_home_too(moving: Moving, fre
     source, target = await fresh("sqlite"), await fresh("sqlite")
     async with moving.integrated(source) as gate:
         await gate.finished()
-    silent = {"receipt_mode": "memorygate_integrated", "memorygate": moving.ledger.settings()}
+    silent = {"receipt_mode": "memorygate_integrated", "ledger": moving.ledger.settings()}
     async with moving.standalone(source, **silent) as gate:
         gate.engine.extend(Ledger(gate.engine))        # which sends nothing: it is not open
         await gate.finished()
@@ -376,7 +376,7 @@ async def test_a_receipt_that_the_ledger_does_not_have_keeps_the_gate_from_comin
         stopped = await somewhere.home(source, target)
         assert stopped.exit_code == 5
         assert "1 lost_by_ledger" in stopped.output
-        assert not is_there(target)
+        assert not database_exists(target)
 
         pushed = await somewhere.push("--database", source)
         assert pushed.exit_code == 5
@@ -394,10 +394,10 @@ async def test_a_ledger_that_cannot_be_read_writes_nothing(moving: Moving, fresh
     async with moving.integrated(source) as gate:
         await gate.create()
 
-    away = await moving.run("receipts", "home", target, "--database", source, memorygate__url="http://127.0.0.1:9")
+    away = await moving.run("receipts", "home", target, "--database", source, ledger__url="http://127.0.0.1:9")
 
     assert away.exit_code == 7
-    assert not is_there(target)
+    assert not database_exists(target)
 
 
 async def test_a_gate_that_went_standalone_without_its_receipts_seals_none_of_them(

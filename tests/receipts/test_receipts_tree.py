@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from asyncgate.clients.http import Http
 from asyncgate.commands.main import main
-from asyncgate.commands.receipts import BOXES, speaks
+from asyncgate.commands.receipts import BOXES, can_print
 from tests.conftest import TOKEN, Live
 
 
@@ -95,7 +95,7 @@ def test_the_encoding_of_the_terminal_says_what_it_can_show(
         monkeypatch: pytest.MonkeyPatch, encoding: str, can: bool) -> None:
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
 
-    assert speaks(BOXES) is can
+    assert can_print(BOXES) is can
 
 
 def test_colours_are_for_a_terminal_only(gate: Http) -> None:

@@ -147,7 +147,7 @@ async def test_a_gate_and_its_ledger_agree_and_what_is_on_its_way_is_no_differen
     await emptied(gate)
     assert await found(gate) == []
 
-    silent = gate.beside(receipt_mode="memorygate_integrated", memorygate=gate.engine.settings.memorygate)
+    silent = gate.beside(receipt_mode="memorygate_integrated", ledger=gate.engine.settings.ledger)
     silent.engine.extend(gate.ledger.__class__(silent.engine))
     await silent.create()
 
@@ -241,7 +241,7 @@ async def test_a_receipt_that_the_ledger_has_lost_is_told_and_nothing_mends_it(p
 
 
 async def test_a_refused_receipt_is_offered_once_more(gate: Gate, ledger: LedgerServer) -> None:
-    silent = gate.beside(receipt_mode="memorygate_integrated", memorygate=gate.engine.settings.memorygate)
+    silent = gate.beside(receipt_mode="memorygate_integrated", ledger=gate.engine.settings.ledger)
     silent.engine.extend(gate.ledger.__class__(silent.engine))
     gate.ledger.sender.closed = True
     await silent.create()
@@ -521,8 +521,8 @@ async def url(request: pytest.FixtureRequest, fresh: Callable[[str], Awaitable[s
 
 
 def options(ledger: LedgerServer, **more: str) -> list[str]:
-    sets = {"receipt_mode": "memorygate_integrated", "memorygate.url": ledger.url,
-            "memorygate.auth_token": ledger.token, "instance_id": "asyncgate-1", **more}
+    sets = {"receipt_mode": "memorygate_integrated", "ledger.url": ledger.url,
+            "ledger.auth_token": ledger.token, "instance_id": "asyncgate-1", **more}
     return [part for name, value in sets.items() for part in ("--set", f"{name}={value}")]
 
 
@@ -575,7 +575,7 @@ async def test_an_unreadable_ledger_changes_nothing_and_has_a_status_of_its_own(
                                                                                 receipts: Any) -> None:
     await standalone(url)
 
-    result = await command("--database", url, "--repair", *options(ledger, **{"memorygate.url": "http://127.0.0.1:9"}))
+    result = await command("--database", url, "--repair", *options(ledger, **{"ledger.url": "http://127.0.0.1:9"}))
 
     assert result.exit_code == 7
     assert "nothing was compared, and nothing was changed" in result.stderr

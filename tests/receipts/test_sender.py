@@ -16,7 +16,7 @@ from asyncgate import NOBODY
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.ledgers import HASTY, LedgerServer
 from asyncgate.parts.model.queries import OutboxFilter, ReceiptFilter, Rows
-from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, MemoryGate
+from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, LedgerSettings
 from asyncgate.parts.model.stored import Lag, Receipt
 from asyncgate.parts.model.wire import Health
 from asyncgate.parts.receipts.outbox import Breaker, Ledger, resend
@@ -39,8 +39,8 @@ def integrated(make_gate: Callable[..., Gate]) -> Integrated:
     """What makes a gate that sends its receipts to a URL, for the time of a block."""
     @contextlib.asynccontextmanager
     async def make(url: str, tenant_id: str = "", **more: Any) -> AsyncIterator[Gate]:
-        ledger = MemoryGate(**{"url": url, **HASTY, **more})
-        gate = make_gate(receipt_mode="memorygate_integrated", memorygate=ledger)
+        ledger = LedgerSettings(**{"url": url, **HASTY, **more})
+        gate = make_gate(receipt_mode="memorygate_integrated", ledger=ledger)
         if tenant_id:
             gate = Gate(gate.engine, tenant_id)
         gate.engine.extend(Ledger(gate.engine))

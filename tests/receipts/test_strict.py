@@ -11,7 +11,7 @@ import pytest
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.conformance.ledgers import HASTY
 from asyncgate.parts.model.queries import OutboxFilter
-from asyncgate.parts.model.settings import MemoryGate
+from asyncgate.parts.model.settings import LedgerSettings
 from asyncgate.parts.receipts.outbox import Ledger
 from tests.support.stub_ledger import StubLedger
 
@@ -29,7 +29,7 @@ async def stub() -> AsyncIterator[StubLedger]:
 async def gate(make_gate: Callable[..., Gate], stub: StubLedger) -> AsyncIterator[Gate]:
     """A gate that asks the stub before it commits."""
     gate = make_gate(receipt_mode="memorygate_integrated", receipt_consistency_mode="strict",
-                     memorygate=MemoryGate(**{"url": stub.url, **HASTY}))
+                     ledger=LedgerSettings(**{"url": stub.url, **HASTY}))
     gate.engine.extend(Ledger(gate.engine))
     async with gate.ledger:
         yield gate

@@ -18,7 +18,7 @@ from asyncgate.conformance.harness import Gate, refused
 from asyncgate.conformance.ledgers import HASTY, LedgerServer
 from asyncgate.parts.app import Gate as Server
 from asyncgate.parts.ledger_app import LedgerGate
-from asyncgate.parts.model.settings import CircuitBreaker, MemoryGate, Settings
+from asyncgate.parts.model.settings import CircuitBreaker, LedgerSettings, Settings
 from asyncgate.parts.model.wire import ReceiptRecord
 from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.reading import (
@@ -56,7 +56,7 @@ async def serving(kind: type[Server], backend_url: str) -> AsyncIterator[Served]
 
 async def joined(make_gate: Callable[..., Gate], url: str, token: str = "", **more: Any) -> Gate:
     """A gate with a ledger that any one failure would shut off for an hour."""
-    gate = make_gate(receipt_mode="memorygate_integrated", memorygate=MemoryGate(
+    gate = make_gate(receipt_mode="memorygate_integrated", ledger=LedgerSettings(
         **{"url": url, "auth_token": token, **HASTY, "circuit_breaker": ONE_FAILURE}), **more)
     gate.engine.extend(Ledger(gate.engine))
     return gate
@@ -193,7 +193,7 @@ async def test_any_number_that_a_gate_takes_a_ledger_takes(number: str, backend_
 
 
 def sink_to(url: str) -> Any:
-    return open_sink(Settings(receipt_mode="memorygate_integrated", memorygate=MemoryGate(**{"url": url, **HASTY})))
+    return open_sink(Settings(receipt_mode="memorygate_integrated", ledger=LedgerSettings(**{"url": url, **HASTY})))
 
 
 @pytest.mark.parametrize("headers", [{}, {"content-encoding": "gzip"}], ids=["plain", "packed"])
@@ -209,7 +209,7 @@ async def test_an_answer_that_is_larger_than_a_receipt_is_not_read(stub: StubLed
 
 async def test_what_is_remembered_of_a_ledger_is_bounded_and_still_shown_to_the_end(
         make_gate: Callable[..., Gate], ledger: LedgerServer) -> None:
-    gate = make_gate(receipt_mode="memorygate_integrated", memorygate=ledger.settings(auth_token=ledger.token))
+    gate = make_gate(receipt_mode="memorygate_integrated", ledger=ledger.settings(auth_token=ledger.token))
     gate.engine.extend(Ledger(gate.engine))
     many = [{"receipt_id": f"r{number:04}", "tenant_id": gate.tenant_id, "receipt_type": "plan.made",
              "created_at": "2026-11-22T07:00:00Z", "from": {"kind": "service", "id": "delegate"},

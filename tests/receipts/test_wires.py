@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from asyncgate.conformance.harness import Gate
-from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, LedgerSettings, MemoryGate, Settings
+from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, LedgerSettings, Settings
 from asyncgate.parts.receipts.outbox import Ledger
 from asyncgate.parts.receipts.sinks import Outage, Refusal, Unanswered
 from asyncgate.parts.receipts.wires import Pace, Wires, pace_of
@@ -25,7 +25,7 @@ NEVER_AGAIN = CircuitBreaker(timeout_seconds=3600)      # so a circuit that open
 @contextlib.asynccontextmanager
 async def sending(make_gate: Callable[..., Gate], mode: str, url: str, **more: Any) -> AsyncIterator[Gate]:
     """A gate that sends its receipts to a ledger."""
-    gate = make_gate(receipt_mode=mode, memorygate=MemoryGate(
+    gate = make_gate(receipt_mode=mode, ledger=LedgerSettings(
         url=url, auth_token=KEY, circuit_breaker=NEVER_AGAIN, emission_retry=EmissionRetry(retry_interval_seconds=0.2),
         **more))
     gate.engine.extend(Ledger(gate.engine))
@@ -210,5 +210,5 @@ async def test_no_more_are_on_the_way_than_there_are_wires() -> None:
     ("memorygate", {"timeout_ms": 700, "parallel": 2}, Pace(0.7, 2, 2))])
 def test_the_profile_says_how_a_ledger_is_called_where_the_settings_do_not(
         profile: Any, said: dict[str, Any], pace: Pace) -> None:
-    assert pace_of(Settings(receipt_mode="memorygate_integrated", ledger=LedgerSettings(profile=profile),
-                            memorygate=MemoryGate(**said))) == pace
+    ledger = LedgerSettings(profile=profile, **said)
+    assert pace_of(Settings(receipt_mode="memorygate_integrated", ledger=ledger)) == pace

@@ -246,7 +246,7 @@ class Facade:
         try:
             await self._answer(scope, receive, send)
         except GateError as no:
-            self.gate.refused(scope, no)
+            self.gate.guard.refused(scope, no)
             await self.gate.send(send, scope, no.status, encode_json(no.body()), make_refusal_headers(no))
         except asyncio.CancelledError:
             return      # the client has gone
@@ -263,9 +263,9 @@ class Facade:
         message = await self._read_apart(body)
         if not standard and not (message and is_mcp_message(message)):
             return await self._bare(scope, receive, send, message)
-        caller = caller or await self.gate.admit(scope)
+        caller = caller or await self.gate.guard.resolve(scope)
         op = self._called(message) if message else None
-        await self.gate.meter(scope, caller, op)
+        await self.gate.guard.meter(scope, caller, op)
         await self._sdk(scope, receive, send, body, message, caller)
 
     async def _read_apart(self, body: bytes) -> JsonRpcMessage | None:
@@ -290,10 +290,10 @@ class Facade:
         """Return who the headers say it is; only a peer may come without a token there, and only with little."""
         if not standard and read_token(scope["headers"]) is None:
             try:
-                await self.gate.known(scope["headers"])
+                await self.gate.guard.known(scope["headers"])
             except Unauthenticated:
                 return None
-        return await self.gate.admit(scope)
+        return await self.gate.guard.resolve(scope)
 
     async def _sdk(self, scope: Scope, receive: Receive, send: Send, body: bytes, message: JsonRpcMessage | None,
                    caller: Caller) -> None:
@@ -351,7 +351,7 @@ class Facade:
             call.beside = read_warnings(reply)
             return encode_json(reply)
         except GateError as no:
-            self.gate.refused_call(caller, no, call.op.name, call.ask)
+            self.gate.guard.refused_call(caller, no, call.op.name, call.ask)
             raise
         except Exception as bug:
             raise log_fault(call.op.name, bug) from bug
@@ -406,7 +406,7 @@ class Facade:
             who = visit.caller.principal if names_nobody(ask) else self.gate.engine.whose(visit.caller, ask)
             return visit.caller.tenant_id, who
         except GateError as no:
-            self.gate.refused_call(visit.caller, no, "subscriptions/listen")
+            self.gate.guard.refused_call(visit.caller, no, "subscriptions/listen")
             raise
 
     # The dialect of peers: JSON-RPC without a handshake, whose result is the raw reply.
@@ -421,16 +421,16 @@ class Facade:
                 return await self._error(scope, send, id, UNKNOWN_METHOD, no)
             result = await self._bare_result(scope, receive, message)
         except GateError as no:
-            self.gate.refused(scope, no)
+            self.gate.guard.refused(scope, no)
             return await self._error(scope, send, id, CODES.get(no.status, INTERNAL_ERROR), no)
         reply = encode_json({"jsonrpc": "2.0", "id": id, "result": result})
         await self.gate.send(send, scope, 200, reply, make_warning_headers(scope))
 
     async def _bare_result(self, scope: Scope, receive: Receive, message: JsonRpcMessage) -> Any:
         op = self._called(message)
-        caller = await self.gate.admit(scope, op, read_credentials(scope, message))
+        caller = await self.gate.guard.resolve(scope, op, read_credentials(scope, message))
         if op is None:
-            await self.gate.meter(scope, caller, None)
+            await self.gate.guard.meter(scope, caller, None)
         await let_others_run(len(message.arguments))
         if message.method == "tools/list":
             return {"tools": [one.plain for one in self._shown(scope["path"], caller, read_query_of(scope))]}

@@ -89,7 +89,7 @@ class MemoryGate(NoCustody):
     binds: bool | None = True       # until it gives a list that does not say so
 
     def __init__(self, settings: Settings) -> None:
-        ours = settings.memorygate
+        ours = settings.ledger
         self.url = ours.url.rstrip("/").removesuffix("/v1/receipts") + "/v1/receipts"     # H.6 writes the whole path
         self.home, self.filed_under = settings.default_tenant_id, ours.tenant_id
         token = ours.auth_token or os.environ.get(ours.auth_token_env, "")
@@ -98,7 +98,7 @@ class MemoryGate(NoCustody):
         self.weight = settings.receipts.max_body_size_bytes + BESIDE_BODY       # of a receipt, at most
 
     def tenant(self, tenant_id: str) -> str:
-        """Return under which tenant the ledger files a tenant of ours: memorygate.tenant_id is the default one's."""
+        """Return under which tenant the ledger files a tenant of ours: ledger.tenant_id is the default one's."""
         return self.filed_under if self.filed_under and tenant_id == self.home else tenant_id
 
     def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:

@@ -64,7 +64,7 @@ class ReceiptGate:
     reads = False
 
     def __init__(self, settings: Settings) -> None:
-        ours = settings.memorygate
+        ours = settings.ledger
         self.url = ours.url.rstrip("/").removesuffix("/mcp") + "/mcp"
         self.home, self.filed_under = settings.default_tenant_id, ours.tenant_id
         self.source, self.detects = settings.ledger.source_system, settings.ledger.dialect == "auto"
