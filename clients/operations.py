@@ -63,7 +63,7 @@ Names = Set[str] | list[str] | tuple[str, ...]      # a text alone is not a coll
 
 
 class Complete(TypedDict, total=False):
-    """End a task well."""
+    """End a task as succeeded."""
 
     tenant_id: str | None
     worker_id: str | None
@@ -144,7 +144,7 @@ class Outcome(Struct, kw_only=True):
 
 
 class TaskRecord(Struct, kw_only=True):
-    """Everything that the gate knows of a task."""
+    """Everything that the gate knows about a task."""
 
     task_summary: str | None = None
     instructions: str | None = None
@@ -186,7 +186,7 @@ class TaskRecord(Struct, kw_only=True):
 
 
 class Attention(Struct, kw_only=True):
-    """The buckets of the first bootstrap; all but the inbox stay empty (PH.6.3)."""
+    """The lists of the original bootstrap; all but the inbox stay empty (PH.6.3)."""
 
     inbox_receipts: list[ReceiptRecord]
     assigned_tasks: list[TaskRecord] = []
@@ -209,7 +209,7 @@ class Welcome(Struct, kw_only=True):
 
 
 class HistoryEvent(Struct, kw_only=True):
-    """One thing that happened to a task; with its receipt when it was a contract."""
+    """One event in the history of a task, with its receipt if it has one."""
 
     event_id: str
     event_type: str
@@ -219,7 +219,7 @@ class HistoryEvent(Struct, kw_only=True):
 
 
 class History(Struct, kw_only=True):
-    """A page of what happened to a task, oldest first."""
+    """A page of a task's history, oldest first."""
 
     task_id: str
     events: list[HistoryEvent]
@@ -228,7 +228,7 @@ class History(Struct, kw_only=True):
 
 
 class Offer(Struct, kw_only=True):
-    """A task on lease: do it, renew in time, then complete, fail or release it."""
+    """A leased task: do the work, renew the lease in time, then complete, fail or release it."""
 
     task_summary: str | None = None
     instructions: str | None = None
@@ -256,7 +256,7 @@ class Offer(Struct, kw_only=True):
 
 
 class Offers(Struct, kw_only=True):
-    """The tasks that this claim got; an empty list when there are none, and a warning where a limit is the reason."""
+    """The tasks of a claim; the list may be empty, with a warning if a limit is the reason."""
 
     tasks: list[Offer]
     warnings: list[str] | None = None
@@ -272,7 +272,7 @@ class Receipts(Struct, kw_only=True):
 
 
 class AuditLine(Struct, kw_only=True):
-    """One line of the audit log; each hash covers the line and the hash before it."""
+    """One line of the audit log; each hash covers the line and the previous hash."""
 
     audit_id: str
     number: int
@@ -297,7 +297,7 @@ class AuditLines(Struct, kw_only=True):
 
 
 class Obligations(Struct, kw_only=True):
-    """What is still owed to a principal: the receipts, oldest first, and nothing else (PH.6.2)."""
+    """The open obligations of a principal: the receipts, oldest first, and nothing else (PH.6.2)."""
 
     server: Server
     relationship: Relationship

@@ -1,4 +1,4 @@
-"""The troubles of HTTP: bodies, queries, hosts; refused here before the gate sees them."""
+"""HTTP bodies, queries and hosts: invalid ones are refused here, before the gate sees them."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Ask, Kind, Name
 
 ITEMS = {"tasks", "schedules"}      # members of a batch that hold requests of their own
-VALUES = {"payload"}                # members whose null is a value
+VALUES = {"payload"}                # members where null is a value
 MOST_ITEMS, MOST_MEMBERS = 500, 1000
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def without_nulls(body: bytes | msgspec.Raw) -> bytes:
-    """Drop the members of an object that are null, but for a payload: real peers send null for what they leave out."""
+    """Drop null members of an object, except a payload: real peers send null for absent members."""
     if b"null" not in bytes(body):
         return bytes(body)
     if len(members := _members(body)) > MOST_MEMBERS:
-        raise InvalidRequest(f"a request has {MOST_MEMBERS} members at most")
+        raise InvalidRequest(f"a request may have at most {MOST_MEMBERS} members")
     held = {name: value for name, value in members.items() if name in VALUES or bytes(value).strip() != b"null"}
     for name in ITEMS & held.keys():
-        with contextlib.suppress(msgspec.DecodeError):      # what is no list of objects is refused when it is decoded
+        with contextlib.suppress(msgspec.DecodeError):      # values of other types are refused when they are decoded
             if len(items := _items(held[name])) > MOST_ITEMS:
-                raise InvalidRequest(f"a batch has {MOST_ITEMS} items at most")
+                raise InvalidRequest(f"a batch may have at most {MOST_ITEMS} items")
             held[name] = msgspec.Raw(b"[" + b",".join([without_nulls(item) for item in items]) + b"]")
     return msgspec.json.encode(held)
 
 
 @lru_cache(1024)
 def is_named(value: bytes, names: frozenset[str]) -> bool:
-    """Whether a Host or Origin header names one of `names`; scheme and port do not matter unless they are listed."""
+    """Whether a Host or Origin header names one of `names`; scheme and port count only if listed."""
     text = value.decode("latin-1").lower()
     host = re.sub(r":\d*$", "", text.partition("://")[2] or text).strip("[]")
     return bool(names & {text, host, "*"})
@@ -60,9 +60,9 @@ AUTHORITY = re.compile(r"(?:(?P<scheme>https?)://)?(?P<host>\[[0-9a-f:.]+\]|[^:/
 
 @lru_cache(1024)
 def is_own_page(origin: bytes, host: bytes, names: frozenset[str]) -> bool:
-    """Whether an Origin is of the gate's own pages: of the Host that was asked, or of one of `names` at its port.
+    """Whether an Origin is the gate's own: the request's Host, or one of `names` at the same port.
 
-    On one machine other programs have pages too, at other ports.
+    Other programs on the same machine have pages too, at other ports.
     """
     page, asked = (AUTHORITY.match(text.decode("latin-1").lower()) for text in (origin, host))
     if page is None or asked is None or page["scheme"] is None or asked["scheme"] is not None:
@@ -73,7 +73,7 @@ def is_own_page(origin: bytes, host: bytes, names: frozenset[str]) -> bool:
 
 
 def keep_slashes(scope: Scope) -> None:
-    """Let a slash that a request encodes stay encoded: it is a part of a name and never divides the path."""
+    """Keep an encoded slash encoded: it is part of a name and does not divide the path."""
     raw = scope.get("raw_path") or b""
     if b"%2f" in raw.lower():
         kept = re.sub(rb"%(2[fF])", rb"%25\1", raw.partition(b"?")[0])
@@ -81,7 +81,7 @@ def keep_slashes(scope: Scope) -> None:
 
 
 def read_query(query: bytes) -> dict[str, str]:
-    """Decode a query; of a name given twice the last counts."""
+    """Decode a query; if a name repeats, the last value wins."""
     if not query:
         return {}
     pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
@@ -91,30 +91,30 @@ def read_query(query: bytes) -> dict[str, str]:
 
 
 def fill_principal(ask: Ask, query: dict[str, str]) -> None:
-    """Let the query say who asks where the body does not; real peers put it there."""
+    """Take the principal from the query if the body names none; real peers put it there."""
     for name in ("principal_kind", "principal_id", "principal_instance_id"):
         if name in query and getattr(ask, name, "") is None:
             setattr(ask, name, msgspec.convert(query[name], Kind if name == "principal_kind" else Name))
 
 
 def read_claimed_tenants(query: dict[str, str], headers: Headers) -> list[str]:
-    """Return every tenant that a request names beside its body."""
+    """Return all tenants that a request names in its headers and its query."""
     named = [value.decode("latin-1") for name, value in headers if name == b"x-tenant-id"]
     return [*named, query["tenant_id"]] if "tenant_id" in query else named
 
 
 class Shortcut(Protocol):
-    """What a server may offer: the whole body, and the whole answer, without the messages of ASGI in between."""
+    """An optional feature of a server: the whole body and the whole answer, without ASGI messages."""
 
     def body(self) -> bytes | None:
-        """Take the body of the request, if all of it is here."""
+        """Take the body of the request, if all of it has arrived."""
 
     def answer(self, status: int, lines: bytes, body: bytes) -> bool:
-        """Send an answer whose header lines are written already; tell whether it is on its way."""
+        """Send an answer with ready header lines; return whether it was sent."""
 
 
 def find_shortcut(scope: Scope) -> Shortcut | None:
-    """Return the server's short way past the messages of ASGI, if it has one."""
+    """Return the server's shortcut past ASGI messages, if it has one."""
     extensions = scope.get("extensions")
     return extensions.get("asyncgate.whole") if extensions else None
 
@@ -128,7 +128,7 @@ async def read_body(scope: Scope, receive: Receive, settings: Settings) -> bytes
         if name == b"content-type" and not JSON_LIKE.match(value):
             raise UnsupportedMediaType(AS_JSON)
         if name == b"content-length" and int(value) > most:
-            raise PayloadTooLarge(f"the request is {int(value)} bytes, {most} is the most")
+            raise PayloadTooLarge(f"the request is {int(value)} bytes; the limit is {most}")
     if (whole := find_shortcut(scope)) is not None and (body := whole.body()) is not None:
         if len(body) > most:
             raise PayloadTooLarge(f"the request is larger than {most} bytes")
@@ -137,11 +137,11 @@ async def read_body(scope: Scope, receive: Receive, settings: Settings) -> bytes
         async with asyncio.timeout(settings.body_timeout_seconds):
             return check_type(scope, await _received(receive, most))
     except TimeoutError:
-        raise RequestTimeout("the body did not come in time") from None
+        raise RequestTimeout("the body did not arrive in time; send it again") from None
 
 
 def check_type(scope: Scope, body: bytes) -> bytes:
-    """Refuse a body of no type: any page can make a browser send one, of JSON it has to ask first."""
+    """Refuse a body without a content type: any page can make a browser send one; for JSON it must ask first."""
     if body and not any(name == b"content-type" for name, _ in scope["headers"]):
         raise UnsupportedMediaType(AS_JSON)
     return body
@@ -168,7 +168,7 @@ async def _received(receive: Receive, most: int) -> bytes:
 
 
 async def run_while_connected(work: Awaitable[Any], receive: Receive) -> Any:
-    """Wait for a reply that may take long, and give up when the client goes: its place is free at once."""
+    """Await a slow reply, and cancel it when the client disconnects, which frees its place at once."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect(receive))
     try:
         await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
@@ -181,13 +181,13 @@ async def run_while_connected(work: Awaitable[Any], receive: Receive) -> Any:
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Return when the client has gone; what it sends meanwhile does not matter."""
+    """Return when the client has disconnected; other messages are ignored."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def make_refusal_headers(no: GateError) -> list[tuple[bytes, bytes]]:
-    """Say in headers what HTTP has headers for."""
+    """Return the HTTP headers of a refusal."""
     more = []
     if isinstance(no, Unauthenticated):
         more.append((b"www-authenticate", no.challenge.encode()))

@@ -1,8 +1,8 @@
 """The lease protocol: `POST /lease` and `POST /lease/{lease_id}/heartbeat`, for workers written against that text.
 
-A thin translation: an offer is a lease that `lease_next` grants, a heartbeat renews it, and who may, how often and what
-is refused is decided where it is for everybody.  One offer at a time, a lease of 900 seconds, 204 where there is none.
-An offer that is not taken up runs out; the protocol's pause of 30 seconds before the next one is not kept.
+A thin translation: an offer is a lease that `lease_next` grants, and a heartbeat renews it; the engine decides
+permissions, limits and refusals.  One offer at a time, on a lease of 900 seconds; 204 if there is no task.  An offer
+that is not taken up expires; the protocol's pause of 30 seconds before the next one is not kept.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from asyncgate.parts.model.wire import (
 )
 
 LEASE_SECONDS = 900
-# {type}.{instance}: at least one dot, none at an end, and nothing that cannot be seen.
+# {type}.{instance}: at least one dot, no dot at an end, only visible ASCII.
 WORKER_ID = r"^[!-\-/-~]+(\.[!-\-/-~]+)+$(?!\n)"
 LONGEST_WORKER_ID = 200
 is_worker_id = re.compile(WORKER_ID).fullmatch
@@ -44,14 +44,14 @@ WorkerId = Annotated[str, says("the worker, as {type}.{instance}; stable across 
 
 
 def check_worker_id(worker_id: str | None) -> None:
-    """Refuse a worker whose name is not of the protocol's form."""
+    """Refuse a worker id that does not have the protocol's form."""
     if worker_id is not None and (len(worker_id) > LONGEST_WORKER_ID or not is_worker_id(worker_id)):
         raise InvalidWorkerId("worker_id must match pattern {type}.{instance}, in "
                               f"{LONGEST_WORKER_ID} characters at most")
 
 
 class PollForTask(AsWorker, kw_only=True):
-    """Ask for the next task, in the words of the lease protocol."""
+    """Ask for the next task in the lease protocol."""
 
     needed: ClassVar[tuple[str, ...]] = ("worker_id",)
     example = ({"worker_id": "worker.reader-1", "capabilities": ["web.read"], "max_tasks": 1}, {
@@ -62,15 +62,15 @@ class PollForTask(AsWorker, kw_only=True):
     refusals = (InvalidWorkerId,)
     worker_id: WorkerId = ""
     capabilities: Capabilities | None = None
-    preferred_kinds: Annotated[Types | None, says("types that come first; the rest still comes")] = None
-    max_tasks: Annotated[Whole | None, says("one is offered, whatever this says")] = None
+    preferred_kinds: Annotated[Types | None, says("types that are offered first; other types still follow")] = None
+    max_tasks: Annotated[Whole | None, says("ignored: one task is offered")] = None
 
     def __post_init__(self) -> None:
         check_worker_id(self.worker_id)
 
 
 class Heartbeat(AsWorker, kw_only=True):
-    """Say that work on a lease goes on."""
+    """Report that work on a lease continues."""
 
     needed: ClassVar[tuple[str, ...]] = ("lease_id",)
     example = ({"lease_id": LEASE, "worker_id": "worker.reader-1"}, {"lease_id": LEASE, "lease_expires_at": LATER})
@@ -83,7 +83,7 @@ class Heartbeat(AsWorker, kw_only=True):
 
 
 class OfferedTask(Struct):
-    """What is to be done."""
+    """A task in the lease protocol."""
 
     task_id: str
     principal_ai: str
@@ -101,7 +101,7 @@ class OfferedTask(Struct):
 
 
 class TaskOffer(Struct):
-    """One task on lease."""
+    """One leased task."""
 
     lease_id: str
     lease_expires_at: datetime
@@ -109,14 +109,14 @@ class TaskOffer(Struct):
 
 
 class LeaseExtended(Struct):
-    """A lease that lives on."""
+    """The new end of a renewed lease."""
 
     lease_id: str
     lease_expires_at: datetime
 
 
 class Polled(LeaseNext, kw_only=True):
-    """A claim by the lease protocol, whose worker states its acceptance in the ledger itself."""
+    """A claim by the lease protocol, whose worker stores its acceptance in the ledger itself."""
 
     accepts_itself: ClassVar[bool] = True
 
@@ -135,7 +135,7 @@ async def offer_task(engine: Engine, caller: Caller, ask: PollForTask) -> TaskOf
 
 
 def show_task_offer(offer: Offer) -> TaskOffer:
-    """Show an offer in the words of the protocol."""
+    """Show an offer in the form of the protocol."""
     inputs = offer.payload if bytes(offer.payload) != bytes(JSON_NULL) else Raw(b"{}")
     return TaskOffer(offer.lease_id, offer.expires_at, OfferedTask(
         offer.task_id, offer.principal_ai, offer.type, offer.task_summary or offer.type, offer.instructions,
@@ -144,7 +144,7 @@ def show_task_offer(offer: Offer) -> TaskOffer:
 
 
 async def extend_lease(engine: Engine, caller: Caller, ask: Heartbeat) -> LeaseExtended:
-    """Keep a lease that is still alive; it runs 15 minutes from now.
+    """Renew a live lease; it then lasts 15 minutes from now.
 
     The lease protocol's way to renew_lease.
     """
@@ -154,7 +154,7 @@ async def extend_lease(engine: Engine, caller: Caller, ask: Heartbeat) -> LeaseE
     return LeaseExtended(ask.lease_id, renewed.expires_at)
 
 
-# Beside the table: they are ways to operations that are in it, so they are no tools and no commands.
+# Not in the table: both lead to operations of the table, so they are no tools and no commands.
 LEASE_PROTOCOL: tuple[Operation, ...] = (
     Operation(offer_task, "POST /lease", "w A", "tasks:lease", "W", nothing="There is no task for this worker now."),
     Operation(extend_lease, "POST /lease/{lease_id}/heartbeat", "w A", "tasks:lease", "W", heartbeat=True))

@@ -1,7 +1,7 @@
 """The OpenAPI document of the REST interface, made from the table of operations, and the page that shows it.
 
-Texts come from the Engine's docstrings; schemas, the descriptions of fields, examples and the refusals that are an
-operation's own come from the Structs of the wire.  The refusals that follow from method and path are said here.
+Texts come from the Engine's docstrings; schemas, field descriptions, examples and an operation's own refusals come
+from the Structs of the wire.  The refusals that follow from method and path are listed here.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from asyncgate.parts.model.clauses import remove_clause_numbers
 from asyncgate.parts.model.content import JsonObject
 from asyncgate.parts.model.wire import PLAIN, Name, Problem, Requirements
 
-TAGS = {"Tasks": ("tasks", "Hand over work, and learn how it ended."),
+TAGS = {"Tasks": ("tasks", "Hand over work, and get its result."),
         "Leases": ("leases lease", "Take work, keep it while it runs, and end it."),
-        "Receipts and obligations": ("receipts obligations bootstrap", "What was said, what is owed, and the proof."),
-        "Schedules": ("schedules", "What a scheduler tells, so that its silence is noticed."),
+        "Receipts and obligations": ("receipts obligations bootstrap", "Who said what, what is owed, and the proof."),
+        "Schedules": ("schedules", "Reports of schedulers; the gate notices when they stop."),
         "Administration": ("tenants limits keys credentials audit",
-                           "Who may come in, what they may use, and what happened."),
-        "Ledger": ("seals export import archive", "What keeps receipts as they are, and carries them elsewhere."),
-        "Gate": ("config health whoami", "The gate itself, and who one is to it.")}
+                           "Tenants, keys, limits and the audit log."),
+        "Ledger": ("seals export import archive", "Seal, export, import and archive receipts."),
+        "Gate": ("config health whoami", "The gate itself, and the caller's identity.")}
 
-# The refusals by HTTP status, what they mean, and the headers that come with them.
+# The meaning of refusals by HTTP status, and their headers.
 STATUS = {
     400: "The request breaks a rule; the message names the field and the rule.",
-    401: "A credential is needed, or this one is not known.",
+    401: "The credential is missing or invalid.",
     403: "This credential may not do that.",
-    404: "There is nothing of that id in this tenant.",
-    408: "The body did not come in time.",
-    409: "The state of things forbids it; `reason` says why a lease is lost.",
+    404: "Nothing in this tenant has that id.",
+    408: "The body did not arrive in time.",
+    409: "The current state forbids it; `reason` says why a lease is lost.",
     413: "The request, or one part of it, is too large; nothing was written.",
-    415: "A body is sent as `application/json`, without content-encoding.",
-    421: "The gate does not answer for the Host that was asked.", 431: "Path, query and headers are too large.",
-    429: "A limit is used up, too many claims wait, or too many keys were wrong; come back after `Retry-After`.",
+    415: "Send the body as `application/json`, without content-encoding.",
+    421: "The gate does not answer for this Host.", 431: "Path, query and headers are too large.",
+    429: "A limit is reached, too many calls wait, or too many keys were wrong; repeat after `Retry-After`.",
     500: "A defect of the gate; its log says more.",
-    503: "The database, or what counts calls, does not answer, so the outcome may be unknown, or the gate is "
-         "overloaded; repeat after `Retry-After`."}
+    503: "The database or the store of the rate limits does not answer, so the outcome may be unknown, or the "
+         "gate is overloaded; repeat after `Retry-After`."}
 RETRY_AFTER = {"headers": {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds to wait."}}}
 CHALLENGE = {"headers": {"WWW-Authenticate": {"schema": {"type": "string"}, "description": "The scheme to use."}}}
 HEADERS = {401: CHALLENGE, 429: RETRY_AFTER, 503: RETRY_AFTER}
 
 API_DESCRIPTION = """A durable task gate for agents that forget: hand over work, any worker leases it, nothing is lost
-when either side dies, and one call tells a principal what it is owed, with the proof.
+when either side dies, and one call shows a principal what it is owed, with the proof.
 
 - Send the credential as `Authorization: Bearer …` or as `X-API-Key`, never in the URL.
-- Unknown fields are ignored, and an explicit null means absent.  Times are RFC 3339, durations are seconds.
+- Unknown fields are ignored with a warning, and null means absent.  Times are RFC 3339, durations are seconds.
 - A credential without a principal lets the request name one: in the body, or as `principal_id` in the query.
 - Every refusal has a stable code in `error` and a sentence in `message`; `detail` repeats it."""
 
@@ -82,7 +82,7 @@ def build_document(operations: Collection[Any], version: str) -> bytes:
 
 
 def find_schemas(paths: JsonObject, schemas: dict[str, JsonObject]) -> dict[str, JsonObject]:
-    """Return the schemas that something points to; what a path or a query carries needs none."""
+    """Return the schemas that are referenced; fields in a path or a query need none."""
     found: dict[str, JsonObject] = {}
     text = msgspec.json.encode(paths).decode()
     while names := {*re.findall(r"#/components/schemas/(\w+)", text)} - found.keys():
@@ -92,14 +92,14 @@ def find_schemas(paths: JsonObject, schemas: dict[str, JsonObject]) -> dict[str,
 
 
 def build_schemas(ops: Collection[Any]) -> dict[str, JsonObject]:
-    """Return the schemas of all requests and replies by name; those of requests say what they need."""
+    """Return the schemas of all requests and replies by name, with the required fields of requests."""
     takes, gives = ({name: clean_schema(schema) for name, schema in msgspec.json.schema_components(
         kinds, ref_template="#/components/schemas/{name}")[1].items()} for kinds in (
             [Requirements, *(op.takes for op in ops)], [Problem, *(op.gives for op in ops)]))
     schemas = {"Name": NAME_SCHEMA | {"pattern": PLAIN}} | gives | takes
     for op in ops:
         schema = schemas[op.takes.__name__]
-        if op.reader.refuses:       # also in what it holds, which no other request does
+        if op.reader.refuses:       # also in its nested objects, which no other request has
             for inner in (schema, *find_schemas(schema, schemas).values()):
                 if "properties" in inner:
                     inner["additionalProperties"] = False
@@ -114,7 +114,7 @@ def build_schemas(ops: Collection[Any]) -> dict[str, JsonObject]:
 
 
 def describe_default(schema: JsonObject) -> JsonObject:
-    """Say in words what a field is when it is absent."""
+    """Move the default of a field into its description."""
     if "default" not in schema:
         return schema
     text = f"{schema.get('description', '')}; default {msgspec.json.encode(schema['default']).decode()}".lstrip("; ")
@@ -122,16 +122,16 @@ def describe_default(schema: JsonObject) -> JsonObject:
 
 
 def allow_null_in(schema: JsonObject) -> JsonObject:
-    """Let a field be null too."""
+    """Allow null as a value of a field."""
     inner = {name: part for name, part in schema.items() if name not in ("default", "description")}
     free = not inner or "anyOf" in inner or "null" in inner.get("type", "")
     return schema if free else {**{name: schema[name] for name in schema.keys() - inner}, "anyOf": [inner, NULL]}
 
 
 def clean_schema(schema: Any) -> Any:
-    """Say of a schema what the gate means: a set may repeat itself, no id is empty by default, a choice is text.
+    """Correct a schema: sets may have duplicates, ids have no empty default, choices are strings.
 
-    And say it as generators of clients understand it: no null for a default, and any JSON as a schema without a type.
+    And adapt it to generators of clients: no null as a default, and any JSON as a schema without a type.
     """
     if not isinstance(schema, dict):
         return [clean_schema(part) for part in schema] if isinstance(schema, list) else schema
@@ -145,7 +145,7 @@ def clean_schema(schema: Any) -> Any:
 
 
 def is_any(kind: Any) -> bool:
-    """Whether a type is a choice of several; no generator makes one of those, each takes any value for it."""
+    """Whether a type allows several types; generators do not support that, and accept any value instead."""
     return isinstance(kind, list) and len({*kind} - {"null"}) > 1
 
 
@@ -155,7 +155,7 @@ def refer_to(name: str) -> JsonObject:
 
 
 def describe_operation(op: Any, name: str, verb: str, path: str, schemas: dict[str, JsonObject]) -> JsonObject:
-    """Describe one way to one operation."""
+    """Describe one method and path of an operation."""
     asked, answered = op.takes.example
     carried = re.findall(r"{(\w+)}", path)
     whole, reply = schemas[op.takes.__name__], op.gives.__name__
@@ -178,14 +178,14 @@ def describe_operation(op: Any, name: str, verb: str, path: str, schemas: dict[s
 
 
 def tag_of(op: Any, path: str) -> str:
-    """Say where an operation belongs: what only workers do is about their leases, whatever its path."""
+    """Return the tag of an operation; operations of workers only are about leases, whatever their path."""
     word = path.removeprefix("/v1").split("/")[1]
     tag = next((name for name, (words, _) in TAGS.items() if word in words.split()), "Gate")
     return "Leases" if tag == "Tasks" and "agent" not in op.roles else tag
 
 
 def describe_parameter(name: str, where: str, whole: JsonObject, example: JsonObject) -> JsonObject:
-    """Describe a field that the path or the query carries; neither has a null."""
+    """Describe a field in the path or the query; neither can be null."""
     schema = dict(whole["properties"][name])
     for one in schema.pop("anyOf", []):
         schema = (one if one.get("type") != "null" else {}) | schema
@@ -196,7 +196,7 @@ def describe_parameter(name: str, where: str, whole: JsonObject, example: JsonOb
 
 
 def describe_body(name: str, carried: list[str], schemas: dict[str, JsonObject], example: JsonObject) -> JsonObject:
-    """Describe a request's body: the request without what its path carries."""
+    """Describe a request's body: the request without the fields in its path."""
     whole, rest = schemas[name], name + ("Body" if carried else "")
     schemas[rest] = {
         **whole, "title": rest, "required": [field for field in whole["required"] if field not in carried],
@@ -206,12 +206,12 @@ def describe_body(name: str, carried: list[str], schemas: dict[str, JsonObject],
 
 
 def wrap_content(schema: JsonObject, *example: JsonObject) -> JsonObject:
-    """Wrap a schema of JSON, and an example."""
+    """Wrap a JSON schema and an example as content."""
     return {"application/json": {"schema": schema, **({"example": example[0]} if example else {})}}
 
 
 def list_codes(op: Any, verb: str, path: str) -> dict[int, list[str]]:
-    """Return the codes that an operation may refuse with, by status."""
+    """Return the error codes of an operation, by status."""
     told = "400 invalid_request, 403 forbidden, 421 misdirected_request, 431 invalid_request, 500 internal_error"
     if not op.open:
         told += (", 401 unauthenticated, 403 tenant_mismatch, 429 rate_limit_exceeded, 503 overloaded, "
@@ -236,7 +236,7 @@ def describe_refusals(op: Any, verb: str, path: str) -> JsonObject:
 
 
 class Served:
-    """A document at a path of its own, made when it is first asked for."""
+    """A document at its own path, made on the first request."""
 
     def __init__(self, make: Callable[[], tuple[bytes, Headers]], kind: bytes, send: Send) -> None:
         self.made, self.kind, self.send = cache(make), (b"content-type", kind), send
@@ -246,7 +246,7 @@ class Served:
         if scope["method"] in ("GET", "HEAD"):
             text, more = self.made()
             return await self.send(send, scope, 200, text, more, self.kind)
-        no = f"{scope['method']} is not for {scope['path']}"
+        no = f"{scope['path']} does not support {scope['method']}"
         problem = {"error": "method_not_allowed", "message": no, "detail": no, "allow": ["GET", "HEAD"]}
         await self.send(send, scope, 405, msgspec.json.encode(problem), [(b"allow", b"GET, HEAD")])
 
@@ -259,7 +259,7 @@ def make_routes(operations: Collection[Any], version: str, send: Send) -> list[R
 
 
 def render_page() -> tuple[bytes, Headers]:
-    """Return the page; it may run its own script and style, by their hashes, ask this gate, and do nothing else."""
+    """Return the page; its policy allows its own script and style, by hash, and requests to this gate only."""
     text = files("asyncgate.parts.faces").joinpath("docs.html").read_bytes()
     style, script = (b" ".join(
         b"'sha256-%b'" % base64.b64encode(hashlib.sha256(inside).digest())

@@ -1,4 +1,4 @@
-"""The ways from the router to the engine: an operation by its path, and the MCP façade, opened when it is wanted."""
+"""From the router to the engine: an operation by its path, and the MCP façade, opened on first use."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ DEPRECATED = [(b"deprecation", b"true"), (b"x-asyncgate-deprecated", b"true")]
 
 
 class Endpoint:
-    """All operations of one path, as an ASGI application: a route that names one pays for nothing else."""
+    """All operations of one path, as an ASGI application."""
 
     def __init__(self, gate: Serving, operations: dict[str, Operation], path: str) -> None:
         self.gate, self.operations = gate, operations
-        self.names = path.partition("{")[2].partition("}")[0]       # what the path says a request is about
+        self.names = path.partition("{")[2].partition("}")[0]       # the field that the path carries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -51,7 +51,7 @@ class Endpoint:
             more += make_refusal_headers(no)
             self.gate.guard.refused(scope, no, scope.get("asyncgate.ask"))
         except asyncio.CancelledError:
-            return      # the client has gone
+            return      # the client has disconnected
         except Exception as bug:
             status, body = 500, encode_json(log_fault(scope["path"], bug).body())
         if "asyncgate.unknown" in scope:
@@ -63,7 +63,7 @@ class Endpoint:
         verb = "GET" if scope["method"] == "HEAD" else scope["method"]
         if (op := self.operations.get(verb)) is None:
             allow = sorted({*self.operations, *({"HEAD"} if "GET" in self.operations else ())})
-            raise MethodNotAllowed(f"{scope['method']} is not for {scope['path']}", allow=allow)
+            raise MethodNotAllowed(f"{scope['path']} does not support {scope['method']}", allow=allow)
         caller = await self.gate.guard.resolve(scope, op)
         self.gate.engine.permit(op, caller)
         scope["asyncgate.ask"] = ask = await self._ask(op, caller, scope, receive)
@@ -74,13 +74,13 @@ class Endpoint:
         return await (run_while_connected(work, receive) if getattr(ask, "wait_seconds", 0) > 0 else work)
 
     async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> Ask:
-        """Make the ask of a request: a GET from its query, others from their body, and the path has the last word."""
+        """Read a request: a GET from its query, others from their body; fields in the path override both."""
         rule = self.gate.settings.unknown_members
         try:
             query = read_query(scope["query_string"])
             reads = scope["method"] in ("GET", "HEAD")
             body = b"" if reads and op.kind != "W" else await read_body(scope, receive, self.gate.settings)
-            if reads and not body:      # 18.5: a bootstrap, a GET that writes, may say who asks in its body
+            if reads and not body:      # 18.5: a bootstrap is a GET that writes and may have a body
                 ask, unknown = op.reader.query(query, rule)
             else:
                 await screen_body(body, self.gate.settings.max_request_values)
@@ -108,7 +108,7 @@ def mcp_facade() -> type[Facade]:
 
 
 class Door:
-    """The way to the MCP façade, which is imported when somebody first comes: it takes 0.4 s and 55 MB."""
+    """Opens the MCP façade on the first request, because its import takes 0.4 s and 55 MB."""
 
     def __init__(self, gate: Serving, operations: dict[str, Operation], version: str,
                  kind: Callable[[], type[Facade]] = mcp_facade) -> None:
@@ -123,7 +123,7 @@ class Door:
 
     async def _open(self) -> Facade:
         async with self.opening:
-            if self.facade is None:     # else another request opened it while this one waited
+            if self.facade is None:     # otherwise another request opened it meanwhile
                 kind = await asyncio.to_thread(self.kind)
                 await asyncio.to_thread(kind.prepare, tuple(self.operations.values()))      # 0.3 s
                 self.facade = await kind(self.gate, self.operations, self.version).open()
@@ -135,6 +135,6 @@ class Door:
             self.facade.library.close()
 
     async def close(self) -> None:
-        """Let the façade go."""
+        """Close the façade."""
         if self.facade is not None:
             await self.facade.close()

@@ -1,4 +1,4 @@
-"""What a face needs of the app that serves it."""
+"""What a façade needs from the app that serves it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from asyncgate.parts.model.wire import Ask
 
 
 class Doorkeeper(Protocol):
-    """Who says from whom a request comes, and writes down who was refused."""
+    """Resolves requests to callers, counts their calls and audits refusals."""
 
     async def resolve(self, scope: Scope, op: Operation | None = None, headers: Headers | None = None) -> Caller:
-        """Return who makes a request, and count the call if its operation is known."""
+        """Return the caller of a request, and count the call if its operation is known."""
 
     async def known(self, headers: Headers) -> Caller:
-        """Return whom a credential stands for, and count nothing."""
+        """Return the caller of a credential without counting a call."""
 
     async def meter(self, scope: Scope, caller: Caller, op: Operation | None) -> None:
-        """Count a call, of an operation if it is one; raises RateLimitExceeded."""
+        """Count a call; `op` is None if it calls no operation; raises RateLimitExceeded."""
 
     def refused(self, scope: Scope, no: GateError, ask: Ask | None = None) -> None:
-        """Write down the refusal of a request, where that is a matter of security."""
+        """Audit the refusal of a request if it concerns security."""
 
     def refused_call(self, caller: Caller, no: GateError, operation: str, ask: Ask | None = None) -> None:
-        """Write down the refusal of one call of a request that holds several."""
+        """Audit the refusal of one call of a request that may hold several."""
 
 
 class Serving(Protocol):
@@ -47,7 +47,7 @@ class Serving(Protocol):
 
     async def send(self, send: Send, scope: Scope, status: int, body: bytes, more: Iterable[tuple[bytes, bytes]] = (),
                    type: tuple[bytes, bytes] = ...) -> None:
-        """Send one complete answer with the headers that every answer carries."""
+        """Send a complete answer with the security headers."""
 
     def safety(self, scope: Scope, own: Set[bytes]) -> Headers:
-        """Return the headers that every answer carries, but for those that it brings itself."""
+        """Return the security headers of an answer, without those that it has itself."""

@@ -1,4 +1,4 @@
-"""Texts for those who have not read the specification: the same ones, without its clause numbers."""
+"""Remove the specification's clause numbers from texts for readers who do not know the specification."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ AFTER = re.compile(rf"\s*(?:[Ss]pec )?{ONE}(?:, (?:{ONE}|\d{{1,2}}))*\.?\s*\Z") 
 
 
 def remove_clause_numbers(text: str) -> str:
-    """Leave the clause numbers of the specification out of a text."""
+    """Return a text without the clause numbers of the specification."""
     while (shorter := AFTER.sub("", BESIDE.sub("", text))) != text:
         text = shorter
     return text

@@ -1,4 +1,4 @@
-"""What a connection tells of its other end: types of ASGI, addresses, proxies, and the credential that it shows."""
+"""What a connection says about its peer: ASGI types, addresses, proxies, and the credential."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Send = Callable[[AsgiMessage], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 Address = IPv4Address | IPv6Address
 
-BLANKS = " \t"      # what is no part of a header's value; of other white space a token would have several spellings
-LONGEST_ADDRESS = 80        # of an address with port and zone; longer texts would fill the cache
+BLANKS = " \t"      # stripped from header values; other white space is kept, so that a token has one spelling
+LONGEST_ADDRESS = 80        # characters of an address with port and zone; longer texts would fill the cache
 
 
 def read_token(headers: Headers) -> str | None:
-    """Return the one token that a request shows; two different ones are nobody's."""
+    """Return the token of a request; refuse a request with two different tokens."""
     bearers = [value.decode("latin-1").partition(" ") for name, value in headers if name == b"authorization"]
     tokens = {token.strip(BLANKS) if scheme.lower() == "bearer" else None for scheme, _, token in bearers}
     tokens |= {value.decode("latin-1").strip(BLANKS) for name, value in headers if name == b"x-api-key"}
@@ -31,17 +31,17 @@ def read_token(headers: Headers) -> str | None:
                              "X-API-Key: <token>")
     if None in tokens:
         raise TwoCredentials("show one credential: Authorization: Bearer <token>, or X-API-Key: <token>")
-    return (tokens.pop() if tokens else None) or None       # an empty one is none: a variable that was not set
+    return (tokens.pop() if tokens else None) or None       # an empty token means none: its variable was not set
 
 
 def address_of(scope: Scope) -> str | None:
-    """Return the address that a request comes from; over a Unix socket there is none."""
+    """Return the peer's address; a Unix socket has none."""
     client = scope.get("client")
     return client[0] if client else None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is reached from this machine only."""
+    """Whether only this machine can reach an address to listen on."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -49,10 +49,10 @@ def is_loopback(host: str) -> bool:
 
 
 def find_client_address(scope: Any, headers: Iterable[tuple[bytes, bytes]], trusted_proxies: tuple[str, ...]) -> str:
-    """Return whom a request comes from: its peer, or what trusted proxies say of theirs.
+    """Return the client's address: the peer, or the address that trusted proxies report.
 
-    Each proxy appends its own peer to X-Forwarded-For.  So the list is read from its end, and the first address that is
-    no trusted proxy's counts: what stands before it the client may have made up.
+    Each proxy appends its own peer to X-Forwarded-For.  So the list is read from its end, and the first address that
+    is not a trusted proxy wins: the client may have made up everything before it.
     """
     peer = (scope.get("client") or ("",))[0]
     address, trusted = _read(peer), _networks(trusted_proxies)
@@ -61,7 +61,7 @@ def find_client_address(scope: Any, headers: Iterable[tuple[bytes, bytes]], trus
     said = b",".join(value for name, value in headers if name == b"x-forwarded-for").decode("latin-1")
     for hop in reversed(said.split(",")):
         if (before := _read(hop.strip())) is None:
-            break       # what a proxy could not name is the proxy's own
+            break       # the proxy did not know its client; the proxy's own address stands
         address = before
         if not _within(address, trusted):
             break
@@ -69,13 +69,13 @@ def find_client_address(scope: Any, headers: Iterable[tuple[bytes, bytes]], trus
 
 
 def is_from_proxy(scope: Any, trusted_proxies: tuple[str, ...]) -> bool:
-    """Whether a request comes straight from a trusted proxy, so that what it says of its client is believed."""
+    """Whether the peer is a trusted proxy, whose headers about its client are believed."""
     address = _read((scope.get("client") or ("",))[0])
     return address is not None and _within(address, _networks(trusted_proxies))
 
 
 def group_address(address: str) -> str:
-    """Return what is counted as one address: of IPv6 the /64, for that is what a single host is given."""
+    """Return the unit that limits count: an IPv4 address, or an IPv6 /64, because one host owns a whole /64."""
     found = _read(address)
     if isinstance(found, IPv6Address):
         return f"{IPv6Address(int(found) >> 64 << 64)}/64"
@@ -83,7 +83,7 @@ def group_address(address: str) -> str:
 
 
 def _read(text: str) -> Address | None:
-    """Read an address, with or without a port and a zone; an IPv4 address within IPv6 is the IPv4 one."""
+    """Read an address, with or without a port and a zone; an IPv4-mapped IPv6 address becomes IPv4."""
     return _read_short(text) if len(text) <= LONGEST_ADDRESS else None
 
 
@@ -110,6 +110,6 @@ def _within(address: Address, networks: tuple[IPv4Network | IPv6Network, ...]) -
 
 
 def is_https_by_proxy(scope: Scope, trusted_proxies: tuple[str, ...]) -> bool:
-    """Whether a trusted proxy says that its client came by HTTPS; of several proxies the first one knows."""
+    """Whether a trusted proxy says that its client used HTTPS; the first of several proxies decides."""
     said = (value for name, value in scope["headers"] if name == b"x-forwarded-proto")
     return next(said, b"").partition(b",")[0].strip().lower() == b"https" and is_from_proxy(scope, trusted_proxies)

@@ -1,4 +1,4 @@
-"""Content: JSON as it is read, measured, hashed and written, the same everywhere."""
+"""How JSON is read, measured, hashed and written everywhere in the gate."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def read_artifacts(artifacts: Any) -> list[Any]:
 
 
 def is_proof(proof: Mapping[str, Any] | None) -> bool:
-    """Whether a delivery proof proves a delivery: one whose status says that it failed is proof of the opposite."""
+    """Whether a delivery proof proves a delivery; a proof whose status says that it failed does not."""
     return bool(proof) and str((proof or {}).get("status", "")).strip().lower() not in UNDELIVERED
 
 
 def check_size(text: bytes, most: int, what: str) -> None:
-    """Refuse what is too large to be stored."""
+    """Raise PayloadTooLarge if a text is too large to be stored."""
     if len(text) > most:
-        raise PayloadTooLarge(f"{what} is {len(text)} bytes, {most} is the most; store it elsewhere and send a pointer")
+        raise PayloadTooLarge(f"{what} is {len(text)} bytes; the limit is {most}: store it elsewhere, send a pointer")
 
 
 def parse_json(text: bytes, what: str) -> Any:
-    """Read JSON that the gate stores verbatim, so that what cannot be read later is refused now."""
+    """Read JSON that the gate stores verbatim; refuse invalid JSON now, not when it is read later."""
     try:
         return decode_json(text)
     except (msgspec.DecodeError, ValueError, RecursionError) as wrong:
@@ -58,7 +58,7 @@ def parse_json(text: bytes, what: str) -> Any:
 
 
 def find_ordered_types(type: str, payload: Any) -> set[str]:
-    """Return the types of all tasks that one task leads to: an order of a schedule has others made."""
+    """Return the types of all tasks that one task leads to: a schedule.create task has further tasks created."""
     types = {type}
     while type == "schedule.create" and isinstance(payload, dict) and isinstance(
             template := payload.get("task_template"), dict) and isinstance(template.get("type"), str):

@@ -87,4 +87,4 @@ class Around:
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:         # so that `isinstance` asks what the backend can do
-        return type(self.backend)
+        return self.backend.__class__

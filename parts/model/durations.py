@@ -14,7 +14,7 @@ LONGEST_SECONDS = 100 * 365 * DAY_SECONDS
 
 
 def parse_seconds(text: str) -> float | None:
-    """Return the seconds that a text with units stands for; None if it is not written like that."""
+    """Return the seconds of a text with units; None if the text has another form."""
     said = text.strip().lower()
     if not said or PARTS.sub("", said):
         return None
@@ -22,16 +22,16 @@ def parse_seconds(text: str) -> float | None:
 
 
 def parse_duration(text: str, unit_seconds: float = 1.0) -> float:
-    """Return a duration in units of `unit_seconds`; a number without a unit counts them. Raises ValueError."""
+    """Return a duration in units of `unit_seconds`; a bare number is such a count already. Raises ValueError."""
     if (seconds := parse_seconds(text)) is not None:
         return seconds / unit_seconds
     return float(text)
 
 
 def parse_moment(text: str, now: datetime) -> datetime:
-    """Return the moment that a text names, in UTC unless it names an offset; a duration counts from now.
+    """Return the moment that a text names, in UTC unless the text has an offset; a duration counts from now.
 
-    A day alone is its beginning. Raises ValueError.
+    A date without a time means 00:00. Raises ValueError.
     """
     if (seconds := parse_seconds(text)) is not None:
         if seconds > LONGEST_SECONDS:

@@ -1,4 +1,4 @@
-"""The refusals: one tree, whose codes are the same over REST, MCP and the command line."""
+"""The refusals as one tree; REST, MCP and the command line show the same codes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class GateError(Exception):
     """
 
     code, status = "internal_error", 500
-    noted = False       # in the audit log
-    because: tuple[str, str] | None = None      # the real reason, as a code and in words: for the log, never told
+    noted = False       # whether it is already in the audit log
+    because: tuple[str, str] | None = None      # the real reason, as a code and in words: logged, never sent
 
     def __init__(self, message: str, **more: Any) -> None:
         super().__init__(message)
         self.more = more
 
     def body(self) -> dict[str, Any]:
-        """Return the answer that every façade gives; peers read `detail`, so it repeats the message."""
+        """Return the body of the answer on every façade; peers read `detail`, so it repeats the message."""
         return {"error": self.code, "message": str(self), "detail": str(self), **self.more}
 
 
@@ -38,7 +38,7 @@ class PayloadTooDeep(GateError):
 
 
 class InvalidCursor(GateError):
-    """The cursor was not given for this list; begin again without one."""
+    """The cursor belongs to another list; start again without a cursor."""
     code, status = "invalid_cursor", 400
 
 
@@ -48,7 +48,7 @@ class InvalidWorkerId(GateError):
 
 
 class NotLocatable(GateError):
-    """A success must say where its result lies: `artifacts`, or a `delivery_proof` that does not say failed."""
+    """A success must locate its result: send `artifacts`, or a `delivery_proof` whose status is not a failure."""
     code, status = "not_locatable", 400
 
 
@@ -73,19 +73,19 @@ class ParentsRequired(GateError):
 
 
 class ParentNotFound(GateError):
-    """A parent that the receipt names is not there."""
+    """A parent that the receipt names does not exist."""
     code, status = "parent_not_found", 400
 
 
 class Unauthenticated(GateError):
     """The credential is missing, unknown, revoked or expired, or two were sent; WWW-Authenticate says which."""
-    code, status, challenge = "unauthenticated", 401, "Bearer"    # nothing was shown
+    code, status, challenge = "unauthenticated", 401, "Bearer"    # no credential was sent
 
 
-class InvalidToken(Unauthenticated): challenge = 'Bearer error="invalid_token"'    # shown, and no good (RFC 6750 3.1)
+class InvalidToken(Unauthenticated): challenge = 'Bearer error="invalid_token"'    # sent, but invalid (RFC 6750 3.1)
 
 
-class TwoCredentials(Unauthenticated): challenge = 'Bearer error="invalid_request"'     # or one in no known form
+class TwoCredentials(Unauthenticated): challenge = 'Bearer error="invalid_request"'     # or its form is unknown
 
 
 class Forbidden(GateError):
@@ -94,12 +94,12 @@ class Forbidden(GateError):
 
 
 class TenantMismatch(GateError):
-    """The request names another tenant than the credential."""
+    """The request names a tenant that is not the credential's."""
     code, status = "tenant_mismatch", 403
 
 
 class NotFound(GateError):
-    """No such path, or nothing of that name."""
+    """No such path, or nothing has that name."""
     code, status = "not_found", 404
 
 
@@ -129,22 +129,22 @@ class MethodNotAllowed(GateError):
 
 
 class RequestTimeout(GateError):
-    """The body did not come within `body_timeout_seconds`."""
+    """The body did not arrive within `body_timeout_seconds`."""
     code, status = "request_timeout", 408
 
 
 class LeaseInvalid(GateError):
-    """The lease is not, or no longer, this worker's: drop the work. `reason` says why."""
+    """This worker does not, or no longer, hold the lease: drop the work. `reason` says why."""
     code, status = "lease_invalid_or_expired", 409
 
 
 class InvalidTransition(GateError):
-    """The task's status does not allow this step; `status` tells it."""
+    """The task's status, shown in `status`, does not allow this step."""
     code, status = "invalid_state_transition", 409
 
 
 class IdempotencyConflict(GateError):
-    """The idempotency key made a task from another body (`idempotency_mismatch: refuse`)."""
+    """This idempotency key already created a task with another body (`idempotency_mismatch: refuse`)."""
     code, status = "idempotency_conflict", 409
 
 
@@ -164,7 +164,7 @@ class PayloadTooLarge(GateError):
 
 
 class UnsupportedMediaType(GateError):
-    """The body is not JSON, or is encoded."""
+    """The body is not JSON, or has a content-encoding."""
     code, status = "unsupported_media_type", 415
 
 
@@ -174,37 +174,37 @@ class Misdirected(GateError):
 
 
 class TooManyWaiting(GateError):
-    """As many calls wait as may; repeat without `wait_seconds`."""
+    """Too many calls are waiting; repeat without `wait_seconds`."""
     code, status = "rate_limit_exceeded", 429
 
 
 class RateLimitExceeded(GateError):
-    """More calls than the limit, or too many wrong keys; come back after `Retry-After`."""
+    """Too many calls, or too many wrong keys; repeat after `Retry-After`."""
     code, status = "rate_limit_exceeded", 429
 
 
 class QuotaExceeded(GateError):
-    """The tenant has as much as it may have; `quota` and `limit` say of what."""
+    """The tenant has reached a quota; `quota` and `limit` say which."""
     code, status = "quota_exceeded", 429
 
 
 class Overloaded(GateError):
-    """The gate has no place for more connections or more keys to check."""
+    """The gate cannot take more connections or check more keys now."""
     code, status = "overloaded", 503
 
 
 class DatabaseUnavailable(GateError):
-    """The database does not answer; nothing was kept, unless `outcome` is `unknown`."""
+    """The database does not answer; nothing was saved, unless `outcome` is `unknown`."""
     code, status = "database_unavailable", 503
 
 
 class LedgerUnavailable(GateError):
-    """The gate is strict and its ledger does not answer; nothing was changed."""
+    """The ledger of a strict gate does not answer; nothing was changed."""
     code, status = "receipt_ledger_unavailable", 503
 
 
 class ReceiptIdCollision(GateError):
-    """The ledger has another receipt under this id; receipts never change."""
+    """The ledger has a different receipt with this id; receipts never change."""
     code, status = "receipt_id_collision", 409
 
 
@@ -224,7 +224,7 @@ class IssuerUnavailable(GateError):
 
 
 class Refused(Exception):
-    """Raised by a backend when the database refused a batch of which nothing was kept."""
+    """Raised by a backend when the database refused a batch; nothing of the batch was saved."""
 
 
 class StartupError(Exception):
@@ -239,26 +239,26 @@ class StartupError(Exception):
 
 
 class NotNow(StartupError):
-    """The gate cannot start although its settings may be right: what they name does not answer, or somebody has it."""
+    """The gate cannot start, though its settings may be right: a resource that they name is down or in use."""
 
     exit_status = 1
 
 
 def log_fault(where: str, error: BaseException) -> GateError:
-    """Tell the log what went wrong, and the caller only that it did."""
+    """Log a defect, and return an error that tells the caller no details."""
     log.error("%s failed", where, exc_info=error)
-    return GateError(f"{where} failed inside the gate; the log says why")
+    return GateError(f"{where} failed inside the gate; the gate's log says why")
 
 
 def outcome_unknown() -> DatabaseUnavailable:
-    """Return the answer to a write of which nobody knows whether it was kept, with the way to find out."""
+    """Return the answer to a write that may or may not have been saved, with the way to find out."""
     return DatabaseUnavailable(
-        "the database did not say whether it has kept this, so it may have: repeat the call with the idempotency_key, "
-        "claim_id or lease_id that it had, which does nothing twice; without one look first (list_tasks, get_task, "
+        "the database did not confirm this write, so it may have been saved: repeat the call with the same "
+        "idempotency_key, claim_id or lease_id, which never acts twice; without one, look first (list_tasks, get_task, "
         "list_leases)", retry_after=1, outcome="unknown")
 
 
 def no_task(task_id: str) -> TaskNotFound:
-    """Return what tells a reader that a task is not here, or not for it: both sound the same."""
-    return TaskNotFound(f"no task {task_id}; list_tasks shows the tasks there are, and list_archived_receipts what the "
-                        "archive has of one that has gone")
+    """Return the refusal for an unknown task and for a foreign one: both must sound the same."""
+    return TaskNotFound(f"no task {task_id}; list_tasks shows the tasks, list_archived_receipts the archived receipts "
+                        "of a pruned task")

@@ -1,10 +1,10 @@
-"""What the examples of requests and replies are made of; each whole example stands on its request."""
+"""The parts of the examples of requests and replies; each request holds its whole example."""
 
 from __future__ import annotations
 
 from typing import Any
 
-Example = tuple[dict[str, Any], dict[str, Any]]     # what an operation is asked with, and what it answers
+Example = tuple[dict[str, Any], dict[str, Any]]     # request and reply
 
 TASK_ID, DUTY = "019a8f3c-51de-7a10-9c6e-0d3a51b7f2c4", "019a8f3c-51de-7a11-8f02-6b9d40e1c7aa"
 DONE, LEASE = "019a8f3d-0b42-7c03-a1de-94c2f07b5e18", "6f1f0c8e-2a5b-4b57-9a0e-3d8f4c1b2a90"

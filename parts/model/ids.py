@@ -1,4 +1,4 @@
-"""Ids: they order tasks and receipts by age, and nobody can guess a lease's."""
+"""Ids: they order tasks and receipts by age, and nobody can guess a lease id."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import os
 import uuid
 from functools import lru_cache
 
-MARKS = (1 << 20) - 1   # the last bits of an id, which say whose it may be
-STEP = (1 << 46) - 1    # random bits by which ids of one moment lie apart: nobody guesses the next one
+MARKS = (1 << 20) - 1   # the last bits of an id: the mark of its tenant
+STEP = (1 << 46) - 1    # random distance between ids of one moment: nobody can guess the next id
 LOW, VARIANT = (1 << 62) - 1, 1 << 63   # of the lower half of a UUID
 
 
 class Ids:
-    """Makes ids: UUIDv7 that never run backwards in this process, and order by age to a quarter of a microsecond.
+    """Makes UUIDv7 ids that never run backwards in this process, and order by age to a quarter of a microsecond.
 
     So the ids of several processes on one database's clock order by age too.  The last 20 bits are the mark of a
-    tenant: so whose an id may be can be told without a search of every tenant.
+    tenant: they show which tenants an id may belong to, without a search of every tenant.
     """
 
     def __init__(self) -> None:
@@ -24,12 +24,12 @@ class Ids:
         self._random, self._used = b"", 0
 
     def after(self, seen: str | None) -> None:
-        """Continue behind an id of an earlier process, whatever the clock says now."""
+        """Continue after an id of an earlier process, whatever the clock says now."""
         if seen:
             self._last = max(self._last, _packed(uuid.UUID(seen).int))
 
     def new(self, now: float, mark: int = 0) -> str:
-        """Return the next id: 12 bits count the parts of the clock's millisecond (RFC 9562 6.2, 3)."""
+        """Return the next id: 12 bits count fractions of the clock's millisecond (RFC 9562 6.2, method 3)."""
         noise = (self._bits(8) >> 2) & ~MARKS
         self._last = last = max(int(now * 4_096_000) << 62 | noise, (self._last | MARKS) + 1 + (noise & STEP))
         high = last >> 62
@@ -41,7 +41,7 @@ class Ids:
         return _text(bits >> 64 & ~0xF000 | 0x4000, bits & LOW & ~MARKS | VARIANT | mark)
 
     def _bits(self, size: int) -> int:
-        """Return so many random bytes as a number; the system is asked for many at a time, each is used once."""
+        """Return `size` random bytes as a number; the system is asked for 4096 at a time, and each is used once."""
         if self._used + size > len(self._random):
             self._random, self._used = os.urandom(4096), 0
         start, self._used = self._used, self._used + size
@@ -50,12 +50,12 @@ class Ids:
 
 @lru_cache(4096)
 def mark_of(tenant_id: str) -> int:
-    """Return the mark of a tenant, the same in every gate; one in a million has the same as another."""
+    """Return the mark of a tenant, the same in every gate; two tenants share a mark once in a million."""
     return int.from_bytes(hashlib.blake2b(tenant_id.encode(), digest_size=4).digest(), "big") & MARKS
 
 
 def mark_in(id: str) -> int | None:
-    """Return the mark that an id bears, whoever made it; None for what is no UUID."""
+    """Return the mark in an id, whoever made it; None if the id is not a UUID."""
     try:
         return uuid.UUID(id).int & MARKS
     except ValueError:
@@ -63,11 +63,11 @@ def mark_in(id: str) -> int | None:
 
 
 def _text(high: int, low: int) -> str:
-    """Write a UUID of two halves."""
+    """Write a UUID from its two halves."""
     left, right = f"{high:016x}", f"{low:016x}"
     return f"{left[:8]}-{left[8:12]}-{left[12:]}-{right[:4]}-{right[4:]}"
 
 
 def _packed(number: int) -> int:
-    """Take version and variant out of a UUIDv7, leaving 60 bits of time and 62 that count on."""
+    """Remove version and variant from a UUIDv7, leaving 60 bits of time and 62 that count on."""
     return (number >> 80) << 74 | (number >> 64 & 0xFFF) << 62 | number & (1 << 62) - 1

@@ -1,10 +1,10 @@
-"""The words of JSON-RPC and MCP that both ends of the wire use: codes of errors, and names of tools."""
+"""Error codes of JSON-RPC and names of MCP tools, for both ends of the wire."""
 
 from __future__ import annotations
 
 TOOL_PREFIX = "asyncgate"
 DOTTED, UNDERSCORED = ".", "_"
-# JSON-RPC wants integers; ours lie in the range that MCP leaves to servers.
+# HTTP status to JSON-RPC code; codes of our own lie in the range that MCP leaves to servers.
 CODES = {400: -32602, 401: -32001, 403: -32003, 404: -32004, 405: -32601, 408: -32008, 409: -32009, 413: -32602,
          415: -32602, 421: -32003, 429: -32010, 503: -32013}
 PARSE_ERROR, UNKNOWN_METHOD, INTERNAL_ERROR = -32700, -32601, -32603

@@ -1,8 +1,8 @@
-"""Reading requests: members that an operation does not know, and items of a batch that cannot be read.
+"""Reading requests: unknown members, and invalid items of a batch.
 
-Stock peers send members that mean nothing here, and people misspell some; both must be told apart from what was heard.
-A request is decoded by a type that forbids them, so that one without any pays nothing; only when that fails it is read
-again, slowly, to name them.  An item of a batch that cannot be read is refused by itself, the others are carried out.
+Stock peers send members that mean nothing here, and people misspell some; the caller must learn which were ignored.
+A request is decoded by a type that forbids unknown members, so a clean request pays nothing; only when that fails, it
+is read again, slowly, to name them.  An invalid item of a batch is refused alone; the others are carried out.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Rule = Literal["warn", "refuse", "ignore"]
 K = TypeVar("K", bound=Struct)
 HEADER = b"x-asyncgate-warning"
 MOST_TOLD, LONGEST_MEMBER_NAME, LONGEST_HEADER = 10, 60, 1000
-BATCHES = ("tasks", "schedules")        # members that hold requests of their own
-NO_NAME = f"Expected `str` matching regex {UNTAGGED!r}"       # how msgspec says it
-VALID = Raw(b'[{"type":"any","schedule_id":"any"}]')    # stands for the items of a batch while the rest of it is read
-QUERY = {"principal_kind", "principal_id", "principal_instance_id", "tenant_id"}    # what a query may say beside a body
+BATCHES = ("tasks", "schedules")        # members that hold a list of requests
+NO_NAME = f"Expected `str` matching regex {UNTAGGED!r}"       # msgspec's wording
+VALID = Raw(b'[{"type":"any","schedule_id":"any"}]')    # placeholder for the items of a batch while the rest is read
+QUERY = {"principal_kind", "principal_id", "principal_instance_id", "tenant_id"}    # allowed in a query beside a body
 NONE: tuple[str, ...] = ()
 
 _members = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -37,7 +37,7 @@ _any = msgspec.json.Decoder().decode
 
 
 class Unreadable(Struct):
-    """An item of a batch that cannot be carried out, and why."""
+    """An invalid item of a batch, and why it is invalid."""
 
     problem: GateError
     task_id: str | None = None
@@ -51,7 +51,7 @@ class Reader(Generic[K]):
 
     @cached_property
     def exact(self) -> type[K]:
-        """Return the type that forbids what it does not know, also in what it holds."""
+        """Return the type that forbids unknown members, also in nested objects."""
         kind: type[K] = forbid_unknown_members(self.takes)
         return kind
 
@@ -65,18 +65,18 @@ class Reader(Generic[K]):
 
     @cached_property
     def _batch(self) -> tuple[str, Reader[Any]] | None:
-        """Return the member that holds the items, and what reads them, if this is a batch."""
+        """Return the member that holds the items of a batch, and their reader; None if this is no batch."""
         hints = get_type_hints(self.takes)
         return next(((name, Reader(get_args(hints[name])[0])) for name in BATCHES if name in hints), None)
 
     def rule(self, setting: Rule) -> Rule:
-        """Return what is done about unknown members."""
+        """Return the rule for unknown members."""
         return "refuse" if self.refuses else setting
 
     def body(self, body: bytes | Raw, setting: Rule = "warn", most: int = MOST_TOLD) -> tuple[K, tuple[str, ...]]:
-        """Read a request; raises what msgspec raises, or InvalidRequest where an unknown member is refused.
+        """Read a request; raises msgspec's errors, or InvalidRequest if unknown members are refused.
 
-        At most so many members are named: to find what each resembles takes longer than to read it.
+        At most `most` members are named, because finding a similar name takes longer than reading the request.
         """
         try:
             return self._exactly(body), NONE
@@ -84,7 +84,7 @@ class Reader(Generic[K]):
             return self._slowly(body, self.rule(setting), most)
 
     def query(self, query: dict[str, str], setting: Rule = "warn") -> tuple[K, tuple[str, ...]]:
-        """Make a request of a query."""
+        """Make a request from a query."""
         try:
             return msgspec.convert(query, self.exact, strict=False), NONE
         except msgspec.ValidationError:
@@ -93,19 +93,19 @@ class Reader(Generic[K]):
                                 tuple(islice(find_unknown_members(self.takes, said), MOST_TOLD)), self.rule(setting))
 
     def beside(self, query: dict[str, str], setting: Rule, named: str = "") -> tuple[str, ...]:
-        """Name what a query says beside a body and nobody hears; refuse it where that is the rule."""
+        """Name the unknown members of a query beside a body; refuse them if that is the rule."""
         known = self.takes.__struct_fields__
         strays = (describe_unknown_member(name, known) for name in query if name not in QUERY | {named})
         return self._settle(lambda: None, tuple(islice(strays, MOST_TOLD)), self.rule(setting))[1]
 
     def _slowly(self, body: bytes | Raw, rule: Rule, most: int) -> tuple[K, tuple[str, ...]]:
-        most = max(most, rule == "refuse")      # what is refused is told of one at least
+        most = max(most, rule == "refuse")      # a refusal names at least one member
         if not most and self._batch is None:
             return self._loosely(body), NONE
         try:
             members = _members(body)
         except msgspec.ValidationError:
-            return self._loosely(body), NONE       # which says what is wrong with it
+            return self._loosely(body), NONE       # raises the error that describes it
         items = list[Any]()
         below = list[str]()
         held, reader = self._batch or ("", None)
@@ -122,7 +122,7 @@ class Reader(Generic[K]):
         return ask, (*own, *below)[:MOST_TOLD]
 
     def item(self, place: str, item: Raw, rule: Rule, most: int) -> tuple[Any, list[str]]:
-        """Read an item of a batch, or say why it cannot be read."""
+        """Read an item of a batch, or return why it is invalid."""
         try:
             read, strays = self.body(item, rule, max(most, 0))
         except (msgspec.DecodeError, GateError) as no:
@@ -130,7 +130,7 @@ class Reader(Generic[K]):
         return read, [f"{place}: {text}" for text in strays]
 
     def _settle(self, read: Callable[[], Any], strays: tuple[str, ...], rule: Rule) -> tuple[Any, tuple[str, ...]]:
-        """Read what is understood; what is not decides by the rule, and stands beside any other refusal."""
+        """Read the known members; apply the rule to the unknown ones, and name them in any other refusal too."""
         if strays and rule == "refuse":
             raise InvalidRequest("; ".join(strays))
         try:
@@ -140,12 +140,12 @@ class Reader(Generic[K]):
 
 
 def describe_problem(wrong: Exception) -> str:
-    """Say why a request cannot be read, without the expression that a name has to match."""
-    return str(wrong).replace(NO_NAME, "Expected a name without invisible characters and without a blank before it")
+    """Say why a request is invalid, without the regular expression for names."""
+    return str(wrong).replace(NO_NAME, "Expected a name without invisible characters and without a leading blank")
 
 
 def read_task_id(item: Raw) -> str | None:
-    """Return the task that an unreadable item names, if it names one."""
+    """Return the task that an invalid item names, if it names one."""
     try:
         return msgspec.json.decode(_members(item)["task_id"], type=str)
     except (msgspec.DecodeError, KeyError):
@@ -154,7 +154,7 @@ def read_task_id(item: Raw) -> str | None:
 
 @cache
 def forbid_unknown_members(kind: type[Struct]) -> Any:
-    """Make the type that forbids unknown members, in all that it holds."""
+    """Make the type that forbids unknown members, also in nested objects."""
     hints = get_type_hints(kind, include_extras=True)
     narrowed = []
     for one in msgspec.structs.fields(kind):
@@ -165,7 +165,7 @@ def forbid_unknown_members(kind: type[Struct]) -> Any:
 
 
 def narrow_type(hint: Any) -> Any:
-    """Put the exact type of each Struct into a type that mentions it."""
+    """Replace each Struct in a type by its exact type."""
     if isinstance(hint, type) and issubclass(hint, Struct):
         return forbid_unknown_members(hint)
     parts = get_args(hint)
@@ -182,7 +182,7 @@ def narrow_type(hint: Any) -> Any:
 
 
 def find_unknown_members(kind: type[Struct], members: dict[str, Raw], path: str = "") -> Iterator[str]:
-    """Name the members that a type does not know, also of the objects that it holds, as far as somebody listens."""
+    """Describe the unknown members of an object and of its nested objects, lazily."""
     hints = structs_of(kind)
     for name, value in members.items():
         if name not in kind.__struct_encode_fields__:
@@ -194,20 +194,20 @@ def find_unknown_members(kind: type[Struct], members: dict[str, Raw], path: str 
 
 @cache
 def structs_of(kind: type[Struct]) -> dict[str, type[Struct]]:
-    """Return which members of a type hold objects of known shape, but for the items of a batch."""
+    """Return the members of a type that hold Structs, except the items of a batch."""
     return {name: found for name, hint in get_type_hints(kind).items()
             if name not in BATCHES and (found := find_struct(hint)) is not None}
 
 
 def find_struct(hint: Any) -> type[Struct] | None:
-    """Return the Struct that a type mentions."""
+    """Return the first Struct in a type, if there is one."""
     if isinstance(hint, type) and issubclass(hint, Struct):
         return hint
     return next((found for part in get_args(hint) if (found := find_struct(part)) is not None), None)
 
 
 def iterate_objects(value: Raw) -> Iterator[tuple[str, dict[str, Raw]]]:
-    """Yield the object that a member is, or the objects of the list that it is, with their places."""
+    """Yield the object that a member holds, or the objects of its list, with their places."""
     first = bytes(value).lstrip()[:1]
     if first == b"{":
         yield "", _members(value)
@@ -218,24 +218,24 @@ def iterate_objects(value: Raw) -> Iterator[tuple[str, dict[str, Raw]]]:
 
 
 def describe_unknown_member(name: str, known: tuple[str, ...], path: str = "") -> str:
-    """Say that a member is unknown, and which one may be meant."""
+    """Say that a member is unknown, and suggest a similar known one."""
     shown = name[:LONGEST_MEMBER_NAME].encode("unicode_escape").decode()
     like = get_close_matches(name[:LONGEST_MEMBER_NAME], known, 1, 0.7)
     return f"unknown member {path}{shown}" + (f"; did you mean {path}{like[0]}?" if like else "")
 
 
 def read_warnings(reply: Any) -> tuple[str, ...]:
-    """Return the warnings that come beside a reply whose schema has no place for them (PH.6.2)."""
+    """Return the warnings of a reply whose schema has no member for them (PH.6.2)."""
     return tuple(getattr(reply, "__dict__", {}).get("beside", ()))
 
 
 def make_warning_header(warnings: tuple[str, ...]) -> tuple[bytes, bytes]:
-    """Say it in a header, where the reply itself has no place for it; names are made printable before."""
+    """Write warnings as a header, for replies without a member for them; names are printable already."""
     return HEADER, " | ".join(warnings).encode("ascii", "backslashreplace")[:LONGEST_HEADER]
 
 
 def add_warnings(reply: bytes, warnings: tuple[str, ...]) -> bytes:
-    """Add warnings to a reply, which may have some already."""
+    """Add warnings to a reply, after those that it has."""
     members = _members(reply)
     before = _any(members["warnings"]) if "warnings" in members else []
     return msgspec.json.encode({**members, "warnings": [*before, *warnings]})

@@ -1,4 +1,4 @@
-"""Whom a request names: the one that it comes from, the one that it is about."""
+"""Which principals a request names: its sender, and the one that it is about."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from asyncgate.parts.model.wire import Ask, AsPrincipal, AsWorker, CreatedBy, Pr
 
 
 def read_principal(ask: Ask) -> Principal | None:
-    """Return the principal that a request says it comes from: a named creator, else a worker, else a principal.
+    """Return the sender that a request names: its creator, else its worker, else its principal.
 
-    Half a name is refused: whoever it fell back to would be somebody else.
+    Half a name is refused, because a default for the other half would name somebody else.
     """
     by = getattr(ask, "created_by", None)
     if isinstance(by, CreatedBy):
@@ -28,25 +28,25 @@ def read_principal(ask: Ask) -> Principal | None:
 
 
 def make_half_name_error(part: str, other: str) -> InvalidRequest:
-    """Refuse half a name."""
-    return InvalidRequest(f"{part} alone names nobody: say {other} too, or leave both out")
+    """Return the refusal of a kind without an id."""
+    return InvalidRequest(f"{part} alone names nobody: send {other} too, or leave both out")
 
 
 def names_nobody(ask: Ask) -> bool:
-    """Whether a request says nothing of who makes it."""
+    """Whether a request does not name its sender."""
     return all(getattr(ask, name, None) is None for name in ("created_by", "worker_id", "worker_kind", "principal_id",
                                                              "principal_kind", "agent_id"))
 
 
 def read_instance_id(ask: Ask) -> str | None:
-    """Return the instance that a request names, with or without the principal that it is of."""
+    """Return the instance that a request names, with or without its principal."""
     names = ("worker_instance_id", "principal_instance_id", "agent_instance_id")
     named = (getattr(ask, name, None) for name in names if isinstance(ask, AsPrincipal | AsWorker))
     return next(filter(None, named), None)
 
 
 def make_filter(part: str, kind: str | None, name: str, id: str | None) -> Principal | None:
-    """Return whom a filter lets through; an id alone is whoever has it, a kind alone is refused."""
+    """Return the principal that a filter names; an id alone matches any kind, a kind alone is refused."""
     if kind and not id:
         raise make_half_name_error(part, name)
     return Principal(kind or ANY_KIND, id) if id else None

@@ -1,8 +1,8 @@
-"""Judge the bytes of a JSON body before anything is made of them: its encoding, its depth, how many values it has.
+"""Check the bytes of a JSON body before it is decoded: its encoding, its depth, and its number of values.
 
 A decoder makes an object of every value: 16 MiB of `[],` are five million lists, 400 MiB and many seconds.  So a
-body is judged as bytes first, in slices, with a constant number of native passes over each; other requests take their
-turn between two slices.  What passes has so few values that decoding it whole is a matter of milliseconds.
+body is checked as bytes first, in slices, with a constant number of native passes over each; other requests run
+between two slices.  A body that passes has so few values that decoding it takes milliseconds.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from collections.abc import Iterator
 from asyncgate.parts.model.errors import GateError, InvalidRequest, PayloadTooDeep, PayloadTooLarge
 
 MAX_DEPTH = 64      # of a request's JSON
-SLICE = 2**15       # bytes that are judged in one turn of the event loop
-LARGE = 8 * SLICE   # from here on the event loop rests between two turns
+SLICE = 2**15       # bytes that are checked in one turn of the event loop
+LARGE = 8 * SLICE   # for larger bodies the event loop rests between two turns
 REST_SECONDS = 0.002
 QUOTE, OPENS = b'"', ord("[")
-BLANK, MOST_BLANKS = b" \t\r\n", 4 * 2**20       # between values; a decoder goes over them again and again
-_rest = bytes(set(range(256)) - set(b'"[]{},' + BLANK))    # bytes that give JSON no structure, once escapes are gone
+BLANK, MOST_BLANKS = b" \t\r\n", 4 * 2**20       # between values; a decoder scans them repeatedly
+_rest = bytes(set(range(256)) - set(b'"[]{},' + BLANK))    # bytes without structure, once escapes are removed
 _brackets = bytes.maketrans(b"{}", b"[]")
 TOO_DEEP = f"JSON may be nested {MAX_DEPTH} deep at most"
 
 
 class BodyScreen:
-    """Judges one body, slice by slice; each slice raises what is wrong with the body so far."""
+    """Checks one body, slice by slice; each slice raises the errors found so far."""
 
     def __init__(self, most_values: int, most_depth: int = MAX_DEPTH) -> None:
         self.most_values, self.most_depth = most_values, most_depth
         self.values = self.depth = self.blanks = 0
         self.inside = False         # a string
-        self.before = b""           # the end of the slice before: an escape may span two
+        self.before = b""           # the end of the previous slice: an escape may span two slices
         self.decode = codecs.getincrementaldecoder("utf-8")().decode
 
     def look(self, slice: bytes) -> None:
-        """Judge the next slice; it must not end between a backslash and what that escapes (see `slices`)."""
+        """Check the next slice, which must not end in the middle of an escape (see `cut_slices`)."""
         if not slice.isascii():
-            self.decode(slice)      # msgspec does not look into what it keeps raw or skips
+            self.decode(slice)      # msgspec does not check the text that it keeps raw or skips
         text = slice.replace(b"\\\\", b"  ")
         if b"\\u0000" in (joined := self.before + text):
             raise InvalidRequest("strings may not contain the NUL character")
@@ -45,11 +45,11 @@ class BodyScreen:
         self._count(self._outside(text.replace(b'\\"', b"  ")))
 
     def end(self) -> None:
-        """Judge the end: a character may be cut off there."""
+        """Check the end: a character may be cut off there."""
         self.decode(b"", True)
 
     def _outside(self, text: bytes) -> bytes:
-        """Return brackets, commas and blanks that stand outside strings."""
+        """Return the brackets, commas and blanks outside strings."""
         parts = text.translate(None, _rest).split(QUOTE)
         outside = b"".join(parts[self.inside::2])
         self.inside ^= len(parts) % 2 == 0
@@ -64,8 +64,8 @@ class BodyScreen:
         self.values += len(structure) - len(brackets) + brackets.count(b"[")
         if self.values > self.most_values:
             raise PayloadTooLarge(f"the request has more than {self.most_values} values in its lists and objects; "
-                                  "send less at a time, or store it elsewhere and send a pointer")
-        for bracket in brackets:        # of which there are few: all that open are counted, and close once
+                                  "send fewer at a time, or store them elsewhere and send a pointer")
+        for bracket in brackets:        # few: opening ones are counted as values, and each closes once
             self.depth += 1 if bracket == OPENS else -1
             if self.depth > self.most_depth:
                 raise PayloadTooDeep(TOO_DEEP)
@@ -74,7 +74,7 @@ class BodyScreen:
 
 
 def cut_slices(body: bytes, size: int = SLICE) -> Iterator[bytes]:
-    """Cut a body so that no slice ends with a backslash that begins an escape."""
+    """Cut a body into slices, none of which ends with a backslash that begins an escape."""
     cut = 0
     while cut < len(body):
         piece = body[cut:cut + size]
@@ -86,13 +86,13 @@ def cut_slices(body: bytes, size: int = SLICE) -> Iterator[bytes]:
 
 
 def is_light(body: bytes, most_values: int) -> bool:
-    """Whether a body is too short to have too many values, and has neither the brackets nor the bytes of a bad one."""
+    """Whether a body is too short, too flat and too plain to be refused, so that it needs no check in slices."""
     return (len(body) <= min(SLICE, 2 * most_values) and body.count(b"{") + body.count(b"[") <= MAX_DEPTH
             and body.isascii() and b"\\u0000" not in body)
 
 
 async def screen_body(body: bytes, most_values: int, most_depth: int = MAX_DEPTH) -> None:
-    """Refuse a body that some database or reader would choke on; hold the event loop for one slice at a time.
+    """Refuse a body that some database or reader cannot handle; block the event loop for one slice at a time.
 
     Raises PayloadTooLarge for too many values, PayloadTooDeep, InvalidRequest for NUL characters, and
     UnicodeDecodeError.
@@ -107,17 +107,17 @@ async def screen_body(body: bytes, most_values: int, most_depth: int = MAX_DEPTH
 
 
 async def let_others_run(size: int) -> None:
-    """Give others their turn before the next pass over a body of some size.
+    """Let other requests run before the next pass over a large body.
 
-    A pause of nothing would let in other requests, but not the threads that write and read for them: an event loop
-    without a rest takes the interpreter's lock back before they wake up.
+    A pause of zero would let other requests run, but not the threads that read and write for them: an event loop that
+    never sleeps takes the interpreter lock back before they wake up.
     """
     if size > SLICE:
         await asyncio.sleep(REST_SECONDS if size > LARGE else 0)
 
 
 async def find_refusal(body: bytes, most_values: int, most_depth: int) -> GateError | None:
-    """Return what `screen` has against a body, for a façade that answers in a form of its own."""
+    """Return why `screen_body` refuses a body, if it does, for a façade with its own form of answers."""
     try:
         await screen_body(body, most_values, most_depth)
     except GateError as no:

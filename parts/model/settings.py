@@ -1,4 +1,4 @@
-"""The settings: what an operator may turn, and where each value comes from."""
+"""The settings: what an operator may change, and where each value comes from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 
 
 def says(text: str, *, secret: bool = False) -> Meta:
-    """Describe a setting in one sentence; the value of a secret one is never shown, and may come from a file."""
+    """Describe a setting in one sentence; a secret is never shown, and may come from a file."""
     return Meta(description=text, extra={"secret": secret, "in_file": secret} if secret else {})
 
 
@@ -47,6 +47,8 @@ Uuid = Annotated[str, Meta(pattern=r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
 OneTenant = Annotated[str, Meta(pattern=r"\A([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?\Z",
                                 title="a UUID in lower case, or empty")]
 Label = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,100}\Z", title="up to 100 letters, digits, dots, - and _")]
+Profile = Annotated[str, Meta(pattern=r"\A[A-Za-z][A-Za-z0-9_]*\Z",
+                                title="memorygate, receiptgate, or the name of a sink")]
 Filled = Annotated[str, Meta(min_length=1, title="text that is not empty")]
 Texts = Annotated[tuple[str, ...], Meta(title="a list of text, split by commas or in JSON")]
 OwnerKind = Literal["agent", "worker", "service", "system", "human", "asyncgate"]
@@ -64,16 +66,17 @@ LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
 
 class Group(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A set of settings that belong together, as one mapping of the YAML file."""
+    """Settings that belong together: one mapping of the YAML file."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"  # values stay out of logs and tracebacks: some are secret
 
 
 class DatabaseSettings(Group, frozen=True):
-    """Where everything is stored."""
+    """Where tasks and receipts are stored."""
 
-    url: Annotated[Url, Meta(min_length=1), says("Where all is stored; the scheme picks the backend")] = "sqlite:///asyncgate.db"
+    url: Annotated[Url, Meta(min_length=1), says(
+        "Where to store everything; the scheme picks the backend")] = "sqlite:///asyncgate.db"
     tasks: Annotated[str, says("Name of the task store, as a note (spec 20.2); database.url decides")] = ""
     leases: Annotated[str, says("Name of the lease store, as a note (spec 20.2); database.url decides")] = ""
     receipts: Annotated[str, says("Name of the receipt store, as a note (spec 20.2); receipt_mode decides")] = ""
@@ -83,11 +86,11 @@ class DatabaseSettings(Group, frozen=True):
     archive_url: Annotated[Url, says("Postgres address of asyncgate_archivist; default: the same, no password")] = ""
     timeout_seconds: Annotated[Timer, says("Longest wait for the database before a call is answered with 503")] = 10.0
     notify: Annotated[bool, says("Whether processes that share the database wake each other")] = True
-    poll_seconds: Annotated[Timer, says("Seconds between looks of a call that waits on a shared database")] = 1.0
-    trusted_role: Annotated[bool, says("Whether a superuser, owner or BYPASSRLS role will do; for trials")] = False
+    poll_seconds: Annotated[Timer, says("Seconds between polls of a waiting call on a shared database")] = 1.0
+    trusted_role: Annotated[bool, says("Whether a superuser, owner or BYPASSRLS role is allowed; for trials")] = False
 
 class EmissionRetry(Group, frozen=True):
-    """What becomes of receipts that the ledger has not taken yet."""
+    """How receipts that the ledger does not have yet are sent again."""
 
     buffer_size: Annotated[Positive, says("Receipts waiting for the ledger before an anomaly is raised")] = 10000
     retry_interval_seconds: Annotated[Timer, says("Seconds between attempts to deliver a waiting receipt")] = 30.0
@@ -109,24 +112,24 @@ class LedgerSettings(Group, frozen=True):
     auth_token: Annotated[str, says("The gate's token at the ledger", secret=True)] = ""
     auth_token_env: Annotated[str, says("Name of the environment variable that holds the ledger's token")] = ""
     worker_tokens: Annotated[bool, says("Whether a worker is given a short-lived key of its own at the ledger")] = True
-    tenant_id: Annotated[str, says("Tenant under which the ledger files our receipts")] = ""
+    tenant_id: Annotated[str, says("Tenant under which the ledger files the gate's receipts")] = ""
     timeout_ms: Annotated[Natural, says(
         "Longest wait for the ledger's answer, in milliseconds; 0 means 500, or 10000 for a ReceiptGate")] = 0
     emission_retry: EmissionRetry = EmissionRetry()
     parallel: Annotated[int, span(0, 1000), says("Most receipts of different tasks that are sent at once; 0 is 16, and "
                                                  "4 to a ReceiptGate")] = 0
     circuit_breaker: CircuitBreaker = CircuitBreaker()
-    profile: Annotated[Literal["memorygate", "receiptgate"], says("Which protocol the ledger speaks")] = "memorygate"
+    profile: Annotated[Profile, says("Which protocol the ledger speaks")] = "memorygate"
     dialect: Annotated[Dialect, says("ReceiptGate's receipt schema, with obligation_id or without")] = "auto"
-    source_system: Annotated[Filled, says("Who we are to ReceiptGate: the principal of our token there")] = "asyncgate"
+    source_system: Annotated[Filled, says("The gate's name at ReceiptGate: its token's principal there")] = "asyncgate"
     contents: Annotated[Contents, says("Whether ReceiptGate is sent payloads and results, or their hashes")] = "clear"
-    adopt_seconds: Annotated[Duration, says("Seconds between looks for what workers state there; 0 is never")] = 10.0
+    adopt_seconds: Annotated[Duration, says("Seconds between polls for workers' receipts there; 0 is never")] = 10.0
 
 class WorkerBootstrap(Group, frozen=True):
     include_memorygate_routing: Annotated[bool, says("Whether bootstrap tells workers where the ledger is")] = True
 
 class Jwt(Group, frozen=True):
-    """How access tokens are signed and checked, and for how long they are good."""
+    """How access tokens are signed and checked, and how long they are valid."""
 
     algorithm: Annotated[Literal["RS256"], says("How access tokens are signed")] = "RS256"
     private_key_path: Annotated[str, says("PEM file of the key that signs access tokens")] = ""
@@ -137,19 +140,19 @@ class Jwt(Group, frozen=True):
     tenants: Annotated[Texts, says("Tenants that the issuer may speak for, as ids; empty is any")] = ()
     roles: Annotated[Texts, says("Roles that the issuer may give")] = ("agent", "worker", "admin")
     leeway_seconds: Annotated[int, span(0, 300), says("Seconds by which the issuer's clock may be off")] = 30
-    max_lifetime_days: Annotated[int, span(1, 90), says("Longest life of an access token that is accepted")] = 90
+    max_lifetime_days: Annotated[int, span(1, 90), says("Longest lifetime of an accepted access token")] = 90
     access_token_ttl_days: Annotated[int, span(5, 90), says("Days an access token is valid")] = 30
     refresh_token_ttl_days: Annotated[Days, says("Days a refresh token is valid")] = 90
 
     @property
     def has_keys(self) -> bool:
-        """Whether there is a key that access tokens can be checked with."""
+        """Whether the gate has a key to check access tokens."""
         return bool(self.private_key_path or self.public_key_path or self.jwks)
 
 class IdentityProvider(Group, frozen=True):
-    """Who vouches for people that sign in."""
+    """An identity provider through which people sign in."""
 
-    name: Annotated[str, says("Name of the identity provider, as in google")]
+    name: Annotated[str, says("Name of the identity provider, such as google")]
     client_id: Annotated[str, says("The gate's client id at the provider")]
     client_secret: Annotated[str, says("The gate's client secret at the provider", secret=True)] = ""
     discovery_url: Annotated[Url, says("The provider's OpenID Connect discovery document")] = ""
@@ -167,40 +170,40 @@ class ApiKeys(Group, frozen=True):
     hash_parallelism: Annotated[int, span(1, 64), says("Argon2id lanes")] = 1
 
 class RateLimiting(Group, frozen=True):
-    """Whether and where calls are counted."""
+    """Whether, where and up to what limits calls are counted."""
 
     enabled: Annotated[bool, says("Whether rate limits and quotas are enforced")] = False
     storage: Annotated[Literal["memory", "redis"], says("Where rate-limit counters live")] = "memory"
     redis_url: Annotated[Url, says("Redis that holds the counters when several gates share them")] = ""
     default_tier: Annotated[Literal["free", "paid", "enterprise"], says("Tier of a tenant that has none")] = "free"
     address_calls_per_minute: Annotated[Quota, says("Calls an address may make a minute; -1 is unlimited")] = 6000
-    anonymous_calls_per_minute: Annotated[Quota, says("The same, without a good credential; -1 is unlimited")] = 300
-    server_calls_per_minute: Annotated[Quota, says("Calls that all may make a minute; -1 is unlimited")] = 600_000
+    anonymous_calls_per_minute: Annotated[Quota, says("The same, without a valid credential; -1 is unlimited")] = 300
+    server_calls_per_minute: Annotated[Quota, says("Calls a minute from everybody together; -1 is unlimited")] = 600_000
     principal_percent: Annotated[int, span(1, 100), says("Share of its tenant's calls that a principal may use")] = 100
-    heartbeat_factor: Annotated[int, span(1, 1000), says("Heartbeats a caller has for each call; they count apart")] = 4
-    store_timeout_seconds: Annotated[Timer, says("Longest that a call waits for Redis before it counts as lost")] = 0.25
+    heartbeat_factor: Annotated[int, span(1, 1000), says("Heartbeats allowed for each call; counted apart")] = 4
+    store_timeout_seconds: Annotated[Timer, says("Longest wait for Redis before it counts as down")] = 0.25
     on_store_failure: Annotated[StoreFailure, says("Without Redis: count locally, or answer 503")] = "local"
-    gates: Annotated[Positive, says("Gates that share the limits; each has its part of them without Redis")] = 1
+    gates: Annotated[Positive, says("Gates that share the limits; each gets its part without Redis")] = 1
 
 class AuditLogging(Group, frozen=True):
-    """What is kept of security events."""
+    """Which security events are kept, and how long."""
 
     enabled: Annotated[bool, says("Whether security events are kept in the audit log")] = True
-    retention_days: Annotated[int, span(90, 36500), says("Days a line of the audit log is kept; then it goes")] = 90
+    retention_days: Annotated[int, span(90, 36500), says("Days before a line of the audit log is deleted")] = 90
     sensitive_fields: Annotated[Texts, says("Fields whose values no log holds")] = ("password", "token", "api_key")
 
 class Tls(Group, frozen=True):
-    """The certificate that the gate itself shows; without one it speaks plain HTTP, on loopback or to a proxy."""
+    """The gate's own certificate; without one it speaks plain HTTP, on loopback or to a proxy."""
 
     certificate_path: Annotated[str, says("PEM file of the certificate and its chain; empty is plain HTTP")] = ""
     private_key_path: Annotated[str, says("PEM file of its private key; empty is the certificate's own file")] = ""
     private_key_password: Annotated[str, says("Password of the private key; empty is none", secret=True)] = ""
-    minimum_version: Annotated[TlsVersion, says("Oldest version of TLS that is spoken")] = "TLSv1.2"
+    minimum_version: Annotated[TlsVersion, says("Oldest version of TLS that is accepted")] = "TLSv1.2"
 
 class Outgoing(Group, frozen=True):
     """Where the gate's own calls may go."""
 
-    allow: Annotated[Texts, says("Hosts and networks that may be called though they are not public")] = ()
+    allow: Annotated[Texts, says("Hosts and networks that may be called although they are not public")] = ()
     deny: Annotated[Texts, says("Hosts and networks that may not be called, such as this machine's address at its "
                                 "NAT")] = ()
 
@@ -259,15 +262,15 @@ class LeaseSettings(Group, frozen=True):
     requeue_on_expiry_no_increment: Annotated[bool, says("Always true: a lost lease spends no attempt (PH.4)")] = True
 
 class EscalationTarget(Group, frozen=True):
-    """Whom tasks of a class are proposed to."""
+    """The principal to whom tasks of a class are escalated."""
 
-    escalation_class: Annotated[Class, says("The class that goes there")] = msgspec.field(name="class")
+    escalation_class: Annotated[Class, says("The escalation class")] = msgspec.field(name="class")
     to_kind: Annotated[OwnerKind, says("Kind of the principal")]
     to_id: Annotated[Filled, says("Id of the principal")]
-    tenant_id: Annotated[OneTenant, says("The only tenant that this holds for; empty is all")] = ""
+    tenant_id: Annotated[OneTenant, says("The only tenant of this target; empty is all")] = ""
 
 class EscalationSettings(Group, frozen=True):
-    """Who is told when a worker was lost, or the last attempt has failed."""
+    """Who is told when a worker is lost, or the last attempt has failed."""
 
     enabled: Annotated[bool, says("Whether lost leases and spent attempts are escalated")] = False
     targets: Annotated[tuple[EscalationTarget, ...], says("Who is told, as {class, to_kind, to_id}")] = ()
@@ -275,17 +278,17 @@ class EscalationSettings(Group, frozen=True):
     attempts_spent_class: Annotated[Class, says("Class of spent attempts; payload.escalation_class comes first")] = 1
 
     def target(self, tenant_id: str, escalation_class: int) -> EscalationTarget | None:
-        """Return who is told of a class; what is said for one tenant goes before what is said for all."""
+        """Return the target of a class; a target for one tenant overrides a target for all."""
         fit = [one for one in self.targets if one.escalation_class == escalation_class
                and one.tenant_id in ("", tenant_id)]
         return max(fit, key=lambda one: len(one.tenant_id), default=None)
 
 
 class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Hold everything an operator may turn; the names of spec 19 are in lower case."""
+    """Hold everything an operator may change; the names of spec 19 are in lower case."""
 
     instance_id: Annotated[Label, says("Name of this gate in receipts; empty is automatic")] = ""
-    environment: Annotated[str, says("What this deployment is called in answers and logs")] = "development"
+    environment: Annotated[str, says("Name of this deployment in answers and logs")] = "development"
     host: Annotated[Filled, says("Address to listen on")] = "127.0.0.1"
     port: Annotated[int, span(0, 65535), says("Port to listen on; 0 takes any free one")] = 8080
     log_level: Annotated[LogLevel, says("Least severity that is logged")] = "info"
@@ -305,8 +308,8 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_lease_renewals: Annotated[Natural, says("Renewals a lease may have; 0 is no limit")] = 0
     max_lease_lifetime_seconds: Annotated[Natural, says("Seconds a lease may live with renewals; 0 is no limit")] = 0
     max_lanes: Annotated[Natural, says("Most kinds (type and capabilities) of a tenant's waiting tasks; 0: any")] = 2000
-    max_expiries: Annotated[Natural, says("Lost leases after which a task is held; 0 is never")] = 10
-    restart_grace_seconds: Annotated[Duration, says("Seconds that leases get when no gate served for a while")] = 5.0
+    max_expiries: Annotated[Natural, says("Lost leases after which a task is put on hold; 0 is never")] = 10
+    restart_grace_seconds: Annotated[Duration, says("Extra seconds for leases after a time without a gate")] = 5.0
     expiry_jitter_seconds: Annotated[Duration, says("Longest random delay before lost tasks are offered again")] = 5.0
     max_claim_tasks: Annotated[int, span(1, 1000), says("Most tasks one claim may lease")] = 100
     max_wait_seconds: Annotated[float, span(0, 60, "a number"), says("Longest a claim or read may wait")] = 30.0
@@ -317,9 +320,9 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     default_retry_backoff_seconds: Annotated[Natural, says("Seconds before the first retry; then doubled")] = 30
     max_retry_backoff_seconds: Annotated[Ttl, says("Longest delay before a retry, in seconds")] = 900
     default_priority: Annotated[int, span(1 - 2**31, 2**31 - 1), says("Priority of a task that names none")] = 0
-    unknown_members: Annotated[Unknown, says("What misspelt members get; lists and administration refuse")] = "warn"
-    idempotency_mismatch: Annotated[Mismatch, says("What a used idempotency key with another body gets")] = "return"
-    locatability: Annotated[Locatability, says("Whether success without artifact or proof is refused")] = "lenient"
+    unknown_members: Annotated[Unknown, says("How unknown members are treated; lists and admin calls refuse")] = "warn"
+    idempotency_mismatch: Annotated[Mismatch, says("Answer to a used idempotency key with another body")] = "return"
+    locatability: Annotated[Locatability, says("Whether a success without artifact or proof is refused")] = "lenient"
     progress_receipts: Annotated[bool, says("Whether each progress report writes a receipt")] = False
     default_list_limit: Annotated[PageSize, says("Items on a page that names no limit")] = 50
     max_list_limit: Annotated[PageSize, says("Most items on a page")] = 200
@@ -339,7 +342,7 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     header_timeout_seconds: Annotated[Timer, says("Seconds a client has to send its headers")] = 10.0
     body_timeout_seconds: Annotated[Timer, says("Seconds a client has to send its body")] = 30.0
     shutdown_seconds: Annotated[Duration, says("Seconds open requests have to finish at shutdown")] = 4.0
-    mcp_tool_names: Annotated[ToolNames, says("How MCP tools are named in lists; both spellings work")] = "dotted"
+    mcp_tool_names: Annotated[ToolNames, says("Spelling of MCP tool names in lists; both spellings work")] = "dotted"
     receipt_mode: Annotated[ReceiptMode, says("Whether receipts are kept here or sent to a ledger")] = "standalone"
     receipt_consistency_mode: Annotated[Consistency, says("Whether a change waits for the ledger")] = "eventual"
     database: DatabaseSettings = DatabaseSettings()
@@ -355,13 +358,13 @@ class Settings(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SettingsError(Exception):
-    """Says in one line which setting is wrong, why, and where it came from; the gate does not start."""
+    """The gate does not start: one line names the invalid setting, the reason and its origin."""
 
     exit_status = 2
 
 
 class Configured(Struct, frozen=True):
-    """The settings in force, and where each one came from, by dotted name."""
+    """The settings in force, and the origin of each by dotted name."""
 
     settings: Settings
     origins: dict[str, str]
@@ -384,10 +387,10 @@ class Setting(Struct, frozen=True):
 
 
 ENV_PREFIX, TEST_PREFIX = "ASYNCGATE_", "ASYNCGATE_TEST_"
-NOT_SETTINGS = {  # they are for the programs around a gate
+NOT_SETTINGS = {  # for the programs around a gate
     "ASYNCGATE_CONFIG", "ASYNCGATE_URL", "ASYNCGATE_WORKER_KEY", "ASYNCGATE_WORKER_KEY_FILE", "ASYNCGATE_AGENT_KEY",
     "ASYNCGATE_AGENT_KEY_FILE", "ASYNCGATE_PROFILE", "ASYNCGATE_PLAIN_HTTP"}
-ALIASES = {  # variables of peers, for what is the same
+ALIASES = {  # other deployments' names for the same settings
     "RECEIPTGATE_ENDPOINT": "ledger.url", "RECEIPTGATE_URL": "ledger.url",
     "RECEIPTGATE_AUTH_TOKEN": "ledger.auth_token", "RECEIPTGATE_API_KEY": "ledger.auth_token",
     "RECEIPTGATE_TENANT_ID": "ledger.tenant_id",
@@ -444,13 +447,13 @@ def list_values(configured: Configured) -> list[tuple[str, str, str]]:
 
 
 def format_value(setting: Setting, value: Any) -> str:
-    """Write a value as the environment would take it back, except for what is secret."""
+    """Write a value as an environment variable would hold it; secrets are masked."""
     value = mask_secrets(setting, value)
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def mask_secrets(setting: Setting, value: Any) -> Any:
-    """Hide what is secret in a value."""
+    """Mask the secrets in a value."""
     if setting.secret and value:
         return "***"
     if isinstance(value, str):
@@ -462,13 +465,13 @@ def mask_secrets(setting: Setting, value: Any) -> Any:
 
 
 def mask_credentials(text: str) -> str:
-    """Hide the credentials in a text, such as a URL."""
+    """Mask the credentials in a text, such as a URL."""
     return CREDENTIAL.sub(lambda match: f"{match[match.lastindex or 0]}***", text)
 
 
 @cache
 def list_settings(group: type[Struct], prefix: str = "", preset: Struct | None = None) -> list[Setting]:
-    """List the settings of a group, and of the groups in it, by dotted name."""
+    """List the settings of a group and of its nested groups, by dotted name."""
     found: list[Setting] = []
     for field in msgspec.structs.fields(group):
         name, default = f"{prefix}{field.name}", getattr(preset, field.name) if preset else field.default
@@ -483,7 +486,7 @@ def is_group(form: Any) -> bool:
 
 
 def describe_setting(name: str, field: msgspec.structs.FieldInfo, default: Any) -> Setting:
-    """Describe one setting from its declaration."""
+    """Make the description of one setting from its declaration."""
     schema = msgspec.json.schema(field.type)
     choice = f"one of {', '.join(schema['enum'])}" if "enum" in schema else ""
     kind = schema.get("title") or choice or PLAIN_KINDS[schema["type"]]
@@ -503,7 +506,7 @@ def list_spellings() -> list[str]:
 
 
 def build_group(group: type[Struct], values: Mapping[str, Any], prefix: str = "") -> Any:
-    """Build a group of its values by dotted name."""
+    """Build a group from values by dotted name."""
     fields = {field.name: field.type for field in msgspec.structs.fields(group)}
     return group(**{
         name: build_group(form, values, f"{prefix}{name}.") if is_group(form) else values[prefix + name]
@@ -512,7 +515,7 @@ def build_group(group: type[Struct], values: Mapping[str, Any], prefix: str = ""
 
 
 def convert_value(setting: Setting, said: Any, origin: str) -> Any:
-    """Turn what one layer says into a value of the setting, or refuse it."""
+    """Convert the value from one source to the setting's type, or refuse it."""
     try:
         return convert(parse_value(setting, said), setting.form, strict=not isinstance(said, str))
     except ValueError as error:  # msgspec's errors are ValueErrors
@@ -522,7 +525,7 @@ def convert_value(setting: Setting, said: Any, origin: str) -> Any:
 
 
 def parse_value(setting: Setting, said: Any) -> Any:
-    """Split text into the list, or find in it the choice whatever its case, that the setting takes."""
+    """Parse a text for its setting: split lists, read durations, find choices in any case."""
     form = get_args(setting.form)[0]
     if isinstance(said, str) and get_origin(form) is tuple:
         parts = [part.strip() for part in said.split(",")]
@@ -538,7 +541,7 @@ def parse_value(setting: Setting, said: Any) -> Any:
 
 
 def convert_seconds(seconds: float, unit: float) -> float:
-    """Return a duration in the unit that a setting counts; a whole number where it is one."""
+    """Convert seconds to a setting's unit, as a whole number if possible."""
     number = round(seconds / unit, 9)
     return int(number) if number == int(number) else number
 
@@ -566,7 +569,7 @@ def is_network(text: str) -> bool:
 
 
 def read_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
-    """Yield what the environment says, and refuse what it cannot mean."""
+    """Yield the settings in the environment."""
     known = {setting.name: setting for setting in list_settings(Settings)}
     names = {setting.environment: name for name, setting in known.items()}
     names |= {ENV_PREFIX + alias: name for alias, name in ALIASES.items()}
@@ -581,7 +584,7 @@ def read_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str
 
 
 def read_value_file(setting: Setting, environ: Mapping[str, str], variable: str) -> str:
-    """Read a value that is kept in a file, as secrets are; the newline that editors put at its end is no part of it."""
+    """Read a value from a file, such as a secret; the newline that editors append is not part of it."""
     if itself := next((one for one in (variable.removesuffix("_FILE"), setting.environment) if one in environ), None):
         both = f"environment {itself}; environment {variable}"
         raise SettingsError(f"{setting.name}: given twice, by itself and in a file ({both})")
@@ -592,12 +595,12 @@ def read_value_file(setting: Setting, environ: Mapping[str, str], variable: str)
 
 
 def read_settings_file(path: str, environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
-    """Yield what a YAML file says."""
+    """Yield the settings in a YAML file."""
     origin, tree = f"file {path}", read_yaml(path)
     if isinstance(tree, dict) and list(tree) == ["asyncgate"]:  # 20.14
         tree = tree["asyncgate"]
     if not isinstance(tree, dict | None):
-        raise SettingsError(f"the settings must be names with values ({origin})")
+        raise SettingsError(f"the file must hold names with values ({origin})")
     for name, said in iterate_leaves(tree or {}):
         yield name, expand_variables(said, name, environ, origin), origin
 
@@ -613,7 +616,7 @@ def iterate_leaves(tree: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def expand_variables(said: Any, name: str, environ: Mapping[str, str], origin: str) -> Any:
-    """Put the variables of the environment into a text."""
+    """Replace ${NAME} in a text by the environment variable."""
     if isinstance(said, list):
         return [expand_variables(item, name, environ, origin) for item in said]
     if isinstance(said, dict):
@@ -627,7 +630,7 @@ def expand_variables(said: Any, name: str, environ: Mapping[str, str], origin: s
 
 
 def make_unknown_setting_error(name: str, origin: str) -> SettingsError:
-    """Make the refusal of a setting that does not exist, with the nearest name that does."""
+    """Return the refusal of an unknown setting, with the most similar known name."""
     prefix = ENV_PREFIX if name.startswith(ENV_PREFIX) else ""
     known = [name_variable(one).removeprefix(prefix) if prefix else one for one in list_spellings()]
     near = get_close_matches(name.removeprefix(prefix), known, 1)
@@ -636,7 +639,7 @@ def make_unknown_setting_error(name: str, origin: str) -> SettingsError:
 
 
 def read_text(path: str, origin: str) -> str:
-    """Read a file, or say why not."""
+    """Read a file, or raise the reason why not."""
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
@@ -645,14 +648,14 @@ def read_text(path: str, origin: str) -> str:
 
 
 def read_yaml(path: str) -> Any:
-    """Read a YAML mapping, or say where it is none."""
+    """Read a YAML mapping, or raise where it is invalid."""
     import yaml  # most gates run without a file
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             keys = [key.value for key, _ in node.value]
             for key, _ in node.value:
-                if keys.count(key.value) > 1:  # YAML alone would let the last one win in silence
+                if keys.count(key.value) > 1:  # YAML would silently let the last value win
                     raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is set twice", key.start_mark)
             return super().construct_mapping(node, deep)
 
@@ -660,6 +663,6 @@ def read_yaml(path: str) -> Any:
     try:
         return yaml.load(text, Loader)  # noqa: S506  # a SafeLoader that also refuses duplicate keys
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # A problem and its line, but never the text around it, which may be a secret.
+        # Show the problem and its line, but never the text around it, which may be a secret.
         problem, mark = getattr(error, "problem", None) or "not valid YAML", getattr(error, "problem_mark", None)
         raise SettingsError(f"{problem} (file {path}{f', line {mark.line + 1}' if mark else ''})") from None

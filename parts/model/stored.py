@@ -1,8 +1,8 @@
-"""What a database keeps: one Struct for each table that rules work on.
+"""The stored rows: one Struct for each table that rules work on.
 
 They hold scalars in column order, so `Task(*row)` loads and `astuple(task)` saves on any database.  Times are Unix
-seconds inside and RFC 3339 outside; JSON that the gate does not read stays the text it came as.  The tenant is beside
-them: it leads each key.
+seconds inside and RFC 3339 outside; JSON that the gate does not read stays the original text.  The tenant is not a
+field: it is the first part of each key.
 """
 
 from __future__ import annotations
@@ -38,42 +38,42 @@ class Task(Struct, frozen=True):
     created_at: float
     duty: str                           # the task.assigned receipt that the end of the task discharges
     idempotency_key: str | None
-    fingerprint: str | None             # of the request that carried the key
-    asyncgate_instance: str             # from here on: what may change
+    fingerprint: str | None             # hash of the request that carried the key
+    asyncgate_instance: str             # from here on: fields that may change
     updated_at: float
     status: Status = "queued"
     attempt: int = 0
     fence: int = 0
     expiries: int = 0
-    owed: bool = True                   # the duty is not discharged yet
-    held: str | None = None             # why a queued task is not offered
-    lost_to: str = "[]"                 # workers whose lease ran out, for the anomaly of a held task
+    owed: bool = True                   # whether the duty is not discharged yet
+    held: str | None = None             # why a queued task is on hold
+    lost_to: str = "[]"                 # workers whose lease ran out, for the anomaly of a task on hold
     next_eligible_at: float | None = None
-    deadline_at: float | None = None    # until it has been reported
+    deadline_at: float | None = None    # None after it has been reported
     started_at: float | None = None
     completed_at: float | None = None
     outcome: str | None = None          # the result or the error, as JSON
     artifacts: str | None = None
-    handed: str | None = None           # how a ledger that keeps custody was last given it back, as JSON
+    handed: str | None = None           # how custody was last handed back to the ledger, as JSON
 
     @property
     def owner(self) -> Principal:
-        """Return the principal that the task belongs to, for ever (H.1)."""
+        """Return the principal that owns the task for ever (H.1)."""
         return Principal(self.owner_kind, self.owner_id)
 
     def offerable(self, now: float) -> bool:
-        """Whether the queue may offer it, if it is queued."""
+        """Whether a queued task may be offered now."""
         return self.held is None and (self.next_eligible_at is None or self.next_eligible_at <= now)
 
 
 class KeptTerms(Terms):
-    """What is stored of a task's terms."""
+    """The stored terms of a task."""
 
-    principal_instance_id: str | None = None    # in which session it was created (spec 18.2)
+    principal_instance_id: str | None = None    # the creator's session (spec 18.2)
 
 
 class Lease(Struct, frozen=True):
-    """The latest claim on a task; it stays after its end, so that replays and latecomers get a true answer."""
+    """The latest lease of a task; it is kept after its end, so that repeated and late calls get a true answer."""
 
     task_id: str
     lease_id: str
@@ -87,9 +87,9 @@ class Lease(Struct, frozen=True):
     accepted: str                       # the task.accepted receipt
     claim_id: str | None = None
     ending: str = "live"                # or completed, failed, expired, released, canceled
-    ttl_seconds: int | None = None      # how long it was granted for; None: by a release that did not write it down
-    resumed_by: str | None = None       # the instance that took it up again last, "" if that gave no name
-    resumptions: int = 0                # how often it was taken up again, as far as that is told
+    ttl_seconds: int | None = None      # granted length; None: granted by a release without this field
+    resumed_by: str | None = None       # the instance that resumed it last; "" if it gave no name
+    resumptions: int = 0                # known number of resumptions
 
     @property
     def worker(self) -> Principal:
@@ -98,7 +98,7 @@ class Lease(Struct, frozen=True):
 
 
 class Progress(Struct, frozen=True):
-    """The last progress of a task; the next worker is handed it as a checkpoint."""
+    """The last progress of a task; the next worker gets it as a checkpoint."""
 
     task_id: str
     progress: str
@@ -129,17 +129,17 @@ class Receipt(Struct, frozen=True):
 
     @property
     def sender(self) -> Principal:
-        """Return who states the fact."""
+        """Return the sender."""
         return Principal(self.from_kind, self.from_id)
 
     @property
     def to(self) -> Principal:
-        """Return whose inbox it lies in."""
+        """Return the recipient, in whose inbox it is."""
         return Principal(self.to_kind, self.to_id)
 
 
 class Event(Struct, frozen=True):
-    """Something that happened to a task and is no contract, so has no receipt (spec 3)."""
+    """Something that happened to a task and needs no receipt (spec 3)."""
 
     event_id: str
     task_id: str
@@ -149,7 +149,7 @@ class Event(Struct, frozen=True):
 
 
 class Schedule(Struct, frozen=True):
-    """What a scheduler last said of one of its schedules."""
+    """The last report of a scheduler about one of its schedules."""
 
     schedule_id: str
     owner_kind: str
@@ -160,11 +160,11 @@ class Schedule(Struct, frozen=True):
     enabled: bool = False
     next_run_at: float | None = None
     interval_seconds: float | None = None
-    late_at: float | None = None        # when its silence becomes an anomaly, until that is reported
+    late_at: float | None = None        # when silence becomes an anomaly; None after the report
 
     @property
     def scheduler(self) -> Principal:
-        """Return who runs it."""
+        """Return the principal that runs the schedule."""
         return Principal(self.scheduler_kind, self.scheduler_id)
 
 
@@ -180,7 +180,7 @@ class Presence(Struct, frozen=True):
 
 
 class Obligation(Struct, frozen=True):
-    """An open obligation: the index entry beside the receipt that opened it."""
+    """An open obligation: an index entry for the receipt that opened it."""
 
     receipt_id: str
     to_kind: str
@@ -188,21 +188,21 @@ class Obligation(Struct, frozen=True):
 
 
 class Outgoing(Struct, frozen=True):
-    """A receipt on its way to the ledger, as the text that is sent, however often."""
+    """A receipt on its way to the ledger: every try sends the same text."""
 
     receipt_id: str
-    task_id: str                        # receipts of one task are sent in their order
+    task_id: str                        # receipts of one task are sent in order
     content: str
     posted_at: float
-    state: Literal["waiting", "parked"] = "waiting"     # parked: the ledger refuses it, and will not be asked again
-    reason: str | None = None           # what the ledger said last
-    tries: int = 0                      # that brought no answer
+    state: Literal["waiting", "parked"] = "waiting"     # parked: the ledger refused it; no more tries
+    reason: str | None = None           # the ledger's last answer
+    tries: int = 0                      # tries without an answer
 
 
 class Entry(Struct, frozen=True):
-    """A receipt that somebody has stored here, where the gate plays the ledger: append-only."""
+    """A receipt that somebody stored here, when the gate itself is the ledger; append-only."""
 
-    receipt_id: str                     # the author's: any text
+    receipt_id: str                     # chosen by the author: any text
     arrival: str                        # UUIDv7: the order in which readers get them
     receipt_type: str
     task_id: str                        # empty when it belongs to no task
@@ -211,41 +211,41 @@ class Entry(Struct, frozen=True):
     to_kind: str
     to_id: str
     asyncgate_instance: str             # which gate wrote it; empty when none did
-    digest: str                         # of what it says: the same id may not say something else
-    content: str                        # as it came
-    stated_kind: str = ""               # of the principal whose credential it came with; empty: by an older release
+    digest: str                         # of the content: one id cannot have two contents
+    content: str                        # the original text
+    stated_kind: str = ""               # kind of the principal whose credential stored it; empty: older release
     stated_id: str = ""                 # and its id
     stated_role: str = ""               # and the role of the credential
 
     @property
     def stated_by(self) -> Principal | None:
-        """Return who has stated it, as far as that is known; `sender` is who it says it is from."""
+        """Return the principal that stored it, if known; `sender` is the one that the receipt names."""
         return Principal(self.stated_kind, self.stated_id) if self.stated_kind else None
 
     @property
     def sender(self) -> Principal:
-        """Return who states it."""
+        """Return the sender that the receipt names."""
         return Principal(self.from_kind, self.from_id)
 
     @property
     def to(self) -> Principal:
-        """Return whose inbox it lies in."""
+        """Return the recipient, in whose inbox it is."""
         return Principal(self.to_kind, self.to_id)
 
 
 class LedgerMark(Struct, frozen=True):
-    """How far the ledger was looked through for what workers state there themselves."""
+    """How far the ledger was searched for the receipts that workers store there themselves."""
 
-    name: str                           # of what is looked for
+    name: str                           # name of the search
     receipt_id: str                     # the last one seen
 
 
 class Lag(Struct, frozen=True):
-    """How far the ledger is behind what a tenant has done."""
+    """How far the ledger is behind a tenant's receipts."""
 
     waiting: int = 0
     parked: int = 0
-    oldest_at: float | None = None      # since when the first one has been waiting
+    oldest_at: float | None = None      # when the oldest waiting receipt was written
 
 
 class Key(Struct, frozen=True):
@@ -259,44 +259,44 @@ class Key(Struct, frozen=True):
     principal_instance_id: str | None
     role: Role
     scopes: str                         # JSON, a sorted array; so are the next two
-    capabilities: str | None            # those that it may claim tasks for; None is any
+    capabilities: str | None            # capabilities that it may claim tasks for; None is any
     task_types: str | None
     not_before: float
     expires_at: float | None
     revoked_at: float | None
-    rotated_to: str | None              # the key that takes its place
+    rotated_to: str | None              # id of the key that replaces it
     version: int                        # of the hash
     created_at: float
     created_by: str
     last_used_at: float | None = None
-    places: str | None = None           # JSON, an array: the networks that it was used from, the last first
+    places: str | None = None           # JSON array: the networks that it was used from, the latest first
 
     def __repr__(self) -> str:
         return f"<Key {self.key_id}>"   # the hash stays out of logs and tracebacks
 
 
 class Account(Struct, frozen=True):
-    """What is agreed with a tenant: without one it has the default tier and no name."""
+    """The terms of a tenant; a tenant without an account has the default tier and no name."""
 
     name: str
     created_at: float
     tier: str = ""                      # empty is the default
-    suspended_at: float | None = None   # since when none of its credentials is good
+    suspended_at: float | None = None   # since when all its credentials are refused
     exempt_until: float | None = None   # from rate limits and quotas (spec 21.4.5)
     exempt_why: str | None = None
-    stricter_calls: int | None = None   # an hour, which is all that it may make until a time (spec 21.9.2)
-    stricter_tasks: int | None = None   # the same of new tasks
+    stricter_calls: int | None = None   # calls an hour until stricter_until (spec 21.9.2)
+    stricter_tasks: int | None = None   # new tasks an hour until then
     stricter_until: float | None = None
     stricter_why: str | None = None
-    tokens_since: float | None = None       # since when an access token must have been issued to be good
+    tokens_since: float | None = None       # access tokens issued before are refused
 
 
 class Usage(Struct, frozen=True):
-    """What a tenant has of what its tier limits; kept exactly while limits are enforced (spec 21.6)."""
+    """A tenant's use of its quotas; kept exactly while limits are enforced (spec 21.6)."""
 
     active: int = 0                     # tasks that have not ended
-    leases: int = 0                     # that are live
-    receipt_bytes: int = 0              # of their bodies
+    leases: int = 0                     # live leases
+    receipt_bytes: int = 0              # of receipt bodies
     terminal: int = 0                   # tasks that have ended
 
 
@@ -309,7 +309,7 @@ class Audit(Struct, frozen=True):
     event: str
     severity: str
     body: str                           # canonical JSON: who, from where, why
-    hash: str                           # over all of this and the hash of the line before
+    hash: str                           # over all fields and the hash of the previous line
 
 
 class AuditHead(Struct, frozen=True):
@@ -320,20 +320,20 @@ class AuditHead(Struct, frozen=True):
 
 
 class Seal(Struct, frozen=True):
-    """What some receipts of a tenant were when it was made, chained to the seal before by its hash.
+    """A hash over some receipts of a tenant, chained to the previous seal.
 
-    It covers the receipts behind those of the seal before, up to `last_id`; or, when `late` lists any, those alone.
+    It covers the receipts after those of the previous seal, up to `last_id`; or only those in `late`, if it has any.
     """
 
     seal_id: str                        # the number, written so that it sorts
     number: int                         # 1, 2, 3, … in each tenant
-    last_id: str                        # up to which receipt all are covered
+    last_id: str                        # the last receipt that is covered
     count: int
     digest: str                         # SHA-256 over the digests of its receipts, in the order of their ids
-    marks: str                          # the first bytes of each of them, base64: they tell which one was changed
-    late: str                           # JSON array: receipts that came when younger ones were sealed already, or ""
+    marks: str                          # the first bytes of each digest, base64: they show which receipt was changed
+    late: str                           # JSON array of receipts written after younger ones were sealed, or ""
     sealed_at: float
-    hash: str                           # over all of this and the hash of the seal before
+    hash: str                           # over all fields and the hash of the previous seal
 
 
 class SealHead(Struct, frozen=True):
@@ -342,17 +342,17 @@ class SealHead(Struct, frozen=True):
     number: int = 0
     last_id: str = ""
     hash: str = ""
-    imports: int = 0                    # how often receipts were written that may be older than ones already there
+    imports: int = 0                    # number of writes of receipts that may be older than existing ones
 
 
 class Archived(Struct, frozen=True):
-    """Where a receipt is that has moved to the archive (H.11); it is in its table or has a pointer, never both."""
+    """Where an archived receipt is (H.11); a receipt is in its table or has this pointer, never both."""
 
     receipt_id: str
     task_id: str
     receipt_type: str
     segment: str                        # the file, within the archive's folder
-    line: int                           # in it, from 1
+    line: int                           # in the segment, from 1
     digest: str                         # of every byte of the receipt, so that seals still hold
     chain: str                          # the oldest receipt of all that moved together
     tasks: str                          # JSON array: the tasks of all that moved together

@@ -1,4 +1,4 @@
-"""What the world sees of what is stored."""
+"""How stored rows are shown to callers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ NO_REQUIREMENTS = Raw(b"{}")
 
 
 class Caused(Struct):
-    """The one member of a payload that the gate reads, where a peer puts it."""
+    """The only member of a payload that the gate reads, if a peer sends it."""
 
     caused_by_receipt_id: str = ""
 
 
 class Session(Struct):
-    """What the body of a receipt says of the session that it was stated in (spec 18.2)."""
+    """The session in which a receipt was stated, as its body names it (spec 18.2)."""
 
     principal_instance_id: str | None = None
 
@@ -43,17 +43,17 @@ decode_cause = msgspec.json.Decoder(Caused).decode
 
 
 def to_utc(moment: float) -> datetime:
-    """Return a stored time as the world sees it: UTC, RFC 3339."""
+    """Return a stored time as replies show it: UTC, RFC 3339."""
     return datetime.fromtimestamp(moment, UTC)
 
 
 def to_utc_or_none(moment: float | None) -> datetime | None:
-    """Return a stored time that may be absent as the world sees it."""
+    """Return a stored time as replies show it, or None."""
     return None if moment is None else datetime.fromtimestamp(moment, UTC)
 
 
 def to_raw(text: str | None) -> Raw:
-    """Return stored JSON as it is."""
+    """Return stored JSON unchanged."""
     return JSON_NULL if text is None else Raw(text.encode())
 
 
@@ -66,7 +66,7 @@ def show_task(tenant_id: str, task: Task, lease: Lease | None, progress: Progres
         principal_ai=task.principal_ai, payload=to_raw(task.payload), payload_pointer=task.payload_pointer,
         requirements=show_requirements(task), priority=task.priority, attempt=task.attempt,
         max_attempts=task.max_attempts, retry_backoff_seconds=task.retry_backoff_seconds,
-        fence=lease.fence if lease else task.fence,     # of the newest lease: a move has raised the task's own
+        fence=lease.fence if lease else task.fence,     # of the newest lease: a move to another gate raised the task's
         expiries=task.expiries, max_expiries=task.max_expiries, held=task.held, idempotency_key=task.idempotency_key,
         asyncgate_instance=task.asyncgate_instance, obligation_receipt_id=task.duty, obligation_open=bool(task.owed),
         created_at=to_utc(task.created_at), updated_at=to_utc(task.updated_at),
@@ -83,23 +83,23 @@ def show_terms(terms: KeptTerms) -> dict[str, Any]:
 
 
 def show_owner(task: Task, instance: str | None) -> Owner:
-    """Show whose task it is, and in which session it was created."""
+    """Show the owner of a task, and the session in which it was created."""
     return Owner(task.owner_kind, task.owner_id, instance, principal_kind=task.owner_kind, principal_id=task.owner_id,
                  principal_instance_id=instance)
 
 
 def show_requirements(task: Task) -> Raw:
-    """Show what a task requires; nothing is an empty object."""
+    """Show a task's requirements; none are an empty object."""
     return NO_REQUIREMENTS if task.requirements == "null" else Raw(task.requirements.encode())
 
 
 def show_sender(receipt: Receipt) -> Principal:
-    """Show who states a receipt, with the session where the body names one; no key and no hash of ends has it."""
+    """Show the sender of a receipt, with the session if the body names it; no hash covers it."""
     if '"principal_instance_id"' not in receipt.body:
         return receipt.sender
     try:
         return Principal(receipt.from_kind, receipt.from_id, decode_session(receipt.body).principal_instance_id)
-    except msgspec.DecodeError:     # a body of somebody's own that uses the word otherwise
+    except msgspec.DecodeError:     # a foreign body that uses the word with another meaning
         return receipt.sender
 
 
@@ -124,12 +124,12 @@ def show_offer(tenant_id: str, task: Task, lease: Lease, progress: Progress | No
 
 
 def read_cause(payload: str) -> str | None:
-    """Return the receipt that a payload names as the cause of its task, if it names one."""
+    """Return the receipt that a payload names as the cause of its task, if any."""
     if "caused_by_receipt_id" not in payload:
         return None
     try:
         named = decode_cause(payload).caused_by_receipt_id
-    except (msgspec.DecodeError, RecursionError):   # it means something else by the name
+    except (msgspec.DecodeError, RecursionError):   # the payload uses the name with another meaning
         return None
     return named if 0 < len(named) <= LONGEST_ID and named not in ("NA", "TBD") else None
 

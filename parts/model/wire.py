@@ -1,9 +1,8 @@
-"""What goes over the wire: the request and the reply of every operation, for the gate and for those who call it.
+"""What goes over the wire: the request and the reply of every operation, for the gate and its callers.
 
-Plain data, decoded and encoded by msgspec; what a field means is said beside it, and the OpenAPI document, the MCP
-tools and the command line are made from that.  Times are RFC 3339, durations are seconds, ids are opaque strings.
-An unknown member is heard by nobody and told to whoever sent it; an explicit null means absent, but for a payload:
-real peers send both.
+Plain data, decoded and encoded by msgspec; each field has its description, from which the OpenAPI document, the MCP
+tools and the command line are made.  Times are RFC 3339, durations are seconds, ids are opaque strings.  An unknown
+member is ignored, and the sender is warned; an explicit null means absent, except for a payload: real peers send both.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ Owed = Literal["open", "discharged"]
 
 
 class Principal(Struct, frozen=True, omit_defaults=True):
-    """Somebody who acts: an agent, a worker, a service, a human, the system, or a gate itself."""
+    """A principal: an agent, a worker, a service, a human, the system, or a gate."""
 
     kind: str
     id: str
@@ -74,29 +73,29 @@ class Principal(Struct, frozen=True, omit_defaults=True):
         return f"{self.kind} {self.id}"
 
 
-# What requests are made of.
+# The parts of requests.
 
 
 def says(text: str, **more: Any) -> Meta:
-    """Describe a field for the people who read the OpenAPI document or the MCP tool."""
+    """Describe a field for readers of the OpenAPI document and of the MCP tools."""
     return Meta(description=text, extra_json_schema=more or None)
 
 
 WIDEST = 2**53 - 1          # the largest integer that every JSON reader keeps exact
-LONGEST_PAUSE_SECONDS = 315_360_000       # ten years of seconds: later than that, nobody waits
-# No control character, no invisible or direction-changing one, no leading blank: ids end up in logs and on terminals.
+LONGEST_PAUSE_SECONDS = 315_360_000       # ten years; nobody waits longer
+# No control, invisible or direction-changing character, no leading blank: ids appear in logs and on terminals.
 PLAIN = ("^(?! )[^\\x00-\\x1f\\x7f-\\x9f\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f"
          "\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufe00-\\ufe0f\\ufeff\\uffa0\\ufff0-\\ufffb]"
          "+$(?!\\n)")
-# Nor a tag character; JavaScript reads no such range without a flag, so the OpenAPI document leaves it out.
+# No tag character either; JavaScript needs a flag for such a range, so the OpenAPI document leaves it out.
 UNTAGGED = PLAIN.replace("\\ufffb]", "\\ufffb\U000e0000-\U000e0fff]")
 
 Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=UNTAGGED)]
 Text = Annotated[str, Meta(max_length=16_384)]
-Summary = Annotated[str, Meta(max_length=65_536)]       # what a receipt's body may have (PH.5)
+Summary = Annotated[str, Meta(max_length=65_536)]       # the limit of a receipt's body (PH.5)
 Integer = Annotated[int, Meta(ge=-WIDEST, le=WIDEST)]
 Whole = Annotated[int, Meta(ge=1, le=WIDEST)]
-Seconds = Annotated[int, Meta(ge=1, le=WIDEST), says("seconds; more than the maximum is clamped")]
+Seconds = Annotated[int, Meta(ge=1, le=WIDEST), says("seconds; clamped to the maximum")]
 Pause = Annotated[float, Meta(ge=0, le=LONGEST_PAUSE_SECONDS)]
 Wait = Annotated[float, Meta(ge=0, le=WIDEST), says("seconds to wait for an answer; clamped to 30")]
 Moment = Annotated[datetime, Meta(tz=True)]
@@ -115,7 +114,7 @@ def nothing() -> Raw:
 
 
 def absent() -> Raw:
-    """Return what stands for any JSON that was not sent; a null that was is another thing."""
+    """Return the mark of JSON that was not sent; a null that was sent differs from it."""
     return Raw(b"")
 
 
@@ -128,21 +127,21 @@ OF_ARTIFACTS: Refusals = (ReceiptTooLarge, NotLocatable, TooManyArtifacts)
 
 
 class Ask(Struct, kw_only=True):
-    """A request; what else the table of operations says of its operation stands here too."""
+    """A request, with facts about its operation."""
 
-    example: ClassVar[Example] = {}, {}         # what it may say, and what is answered; what a path carries among it
-    refusals: ClassVar[Refusals] = ()           # that do not follow from its method and its path
-    next_step: ClassVar[str] = ""               # what a model may call after it
-    needed: ClassVar[tuple[str, ...]] = ()      # fields that a REST path may carry, so the body need not
-    acts: ClassVar[bool] = True                 # whether who it names is who does it, and not who is asked about
-    filters: ClassVar[bool] = False             # whether its members narrow a list, so that a misspelt one shows others
-    lists: ClassVar[Literal["", "own", "all"]] = ""     # of several people's things: whose, where it names nobody
-    paged: ClassVar[bool] = False               # whether many of them do one thing; the audit log then counts them
-    tenant_id: Annotated[str | None, says("tolerated when it is the credential's own tenant, else refused")] = None
+    example: ClassVar[Example] = {}, {}         # a request, path fields included, and its reply
+    refusals: ClassVar[Refusals] = ()           # those that do not follow from method and path
+    next_step: ClassVar[str] = ""               # what a model may call next
+    needed: ClassVar[tuple[str, ...]] = ()      # required fields that a REST path may carry
+    acts: ClassVar[bool] = True                 # whether the principal that it names is its sender, not its subject
+    filters: ClassVar[bool] = False             # whether its members narrow a list; then unknown members are refused
+    lists: ClassVar[Literal["", "own", "all"]] = ""     # whose items a list shows by default
+    paged: ClassVar[bool] = False               # whether callers send many in a row; the audit log then counts them
+    tenant_id: Annotated[str | None, says("optional; refused unless it is the credential's own tenant")] = None
 
 
 class AsPrincipal(Ask, kw_only=True):
-    """A request that may say who makes it, for credentials that do not."""
+    """A request that may name its sender, for credentials that do not."""
 
     principal_kind: Kind | None = None
     principal_id: Name | None = None
@@ -168,28 +167,28 @@ class AsEither(AsPrincipal, kw_only=True):
 
 
 class Timeouts(Struct, omit_defaults=True):
-    """How long the creator of a task wants to wait."""
+    """The time limits of a task's creator."""
 
     lease_ttl_seconds: Seconds | None = None
     lease_ttl: Annotated[Seconds | None, says("the same as lease_ttl_seconds (14.1)")] = None
-    deadline: Annotated[Moment | None, says("passing it writes one anomaly, nothing else")] = None
+    deadline: Annotated[Moment | None, says("when it passes, one anomaly is written; nothing else happens")] = None
 
     def __post_init__(self) -> None:
         self.lease_ttl_seconds, self.lease_ttl = self.lease_ttl_seconds or self.lease_ttl, None
 
 
-# What 14.1 gives as examples of a result's delivery, and what they mean here.
+# The examples of result_delivery in 14.1, and their meaning here.
 DELIVERIES = {"return result payload": "inline", "store artifact pointer": "artifact"}
 
 
 def delivery_of(said: str | None) -> str | None:
-    """Return how a result is to be delivered; a text that means nothing here is kept and decides nothing."""
+    """Return how a result is to be delivered; an unknown text is kept and has no effect."""
     plain = " ".join(said.lower().strip(QUOTES).split()) if said else ""
     return DELIVERIES.get(plain, plain if plain in DELIVERIES.values() else said)
 
 
 class Terms(Struct, omit_defaults=True):
-    """The part of a task's contract that the gate keeps and hands on."""
+    """The terms of a task, which the gate keeps and passes on."""
 
     task_summary: Text | None = None
     instructions: Text | None = None
@@ -201,7 +200,7 @@ class Terms(Struct, omit_defaults=True):
 
 
 class Requirements(Struct):
-    """What of a task's requirements the gate matches; all other members are kept and returned."""
+    """The requirements that the gate matches; all other members are kept and returned."""
 
     capabilities: Capabilities | None = None
 
@@ -227,15 +226,15 @@ class CreateTask(AsPrincipal, kw_only=True):
         "what the worker needs, up to 1 MB; required unless payload_pointer is set; null is a payload"
     )] = field(default_factory=absent)
     payload_pointer: Annotated[str, Meta(max_length=2000)] | None = None
-    principal_ai: Annotated[Name | None, says("a label for peers; decides nothing")] = None
+    principal_ai: Annotated[Name | None, says("a label for peers; has no effect")] = None
     requirements: Annotated[Raw, says("{\"capabilities\": [...]}: a worker needs all of them",
                                       type=["object", "null"])] = field(default_factory=nothing)
-    priority: Annotated[Integer | None, says("higher comes first; default 0")] = None
-    idempotency_key: Annotated[Name | None, says("the same key again returns the first task")] = None
+    priority: Annotated[Integer | None, says("higher is offered first; default 0")] = None
+    idempotency_key: Annotated[Name | None, says("repeating a key returns the first task")] = None
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] | None = None
     retry_backoff_seconds: Annotated[int, Meta(ge=0, le=LONGEST_PAUSE_SECONDS)] | None = None
     delay_seconds: Annotated[Pause | None, says("seconds before the task may be leased")] = None
-    max_expiries: Annotated[int, Meta(ge=0, le=WIDEST), says("leases lost before it is held; 0: never")] | None = None
+    max_expiries: Annotated[int, Meta(ge=0, le=WIDEST), says("lost leases before a hold; 0: never")] | None = None
     task_summary: Text | None = None
     instructions: Text | None = None
     success_criteria: Any = None
@@ -243,7 +242,7 @@ class CreateTask(AsPrincipal, kw_only=True):
     expected_artifact_mime: Name | None = None
     result_delivery: Annotated[Text | None, says("inline (or \"return result payload\"): a result in the task record "
                                                  "discharges the task; artifact (or \"store artifact pointer\"); other "
-                                                 "text is kept and decides nothing")] = None
+                                                 "text is kept and has no effect")] = None
     timeouts: Timeouts | None = None
     created_by: CreatedBy | None = None
 
@@ -255,7 +254,7 @@ class CreateTasks(AsPrincipal, kw_only=True):
     """Create up to 500 tasks."""
 
     example = ({"tasks": [{**WORK, "agent_id": "ada"}]}, {"results": [{"task_id": TASK_ID, "status": "queued"}]})
-    next_step = "Look at each entry of results: it has a task_id or an error. Then get_task for each."
+    next_step = "Check each entry of results: it has a task_id or an error. Then call get_task for each."
     tasks: Annotated[list[CreateTask], Batch]
 
 
@@ -263,8 +262,8 @@ class RunTask(CreateTask, kw_only=True):
     """Create one task and wait for its end."""
 
     example = ({**WORK, "agent_id": "ada", "wait_seconds": 30}, TASK_RECORD)
-    next_step = ("If the status is queued, leased or running, call get_task with wait_seconds; do not create it "
-                 "again.")
+    next_step = ("If the status is queued, leased or running, call get_task with wait_seconds; do not create the "
+                 "task again.")
     wait_seconds: Wait = 30.0
 
 
@@ -280,9 +279,9 @@ class GetTask(TaskAsk, kw_only=True):
     """Read one task."""
 
     example = ({"task_id": TASK_ID, "wait_seconds": 30}, TASK_RECORD)
-    next_step = ("When result is there and obligation_open is true, call attach_artifacts to say where the result "
-                 "lies.")
-    wait_seconds: Annotated[Wait, says("wait until the task has ended, at most so long")] = 0.0
+    next_step = ("If the task has a result and obligation_open is true, call attach_artifacts to say where the "
+                 "result is.")
+    wait_seconds: Annotated[Wait, says("seconds to wait for the end of the task; clamped to 30")] = 0.0
 
 
 class PageAsk(AsEither, kw_only=True):
@@ -291,7 +290,7 @@ class PageAsk(AsEither, kw_only=True):
     acts: ClassVar[bool] = False
     filters: ClassVar[bool] = True
     limit: Annotated[Whole | None, says("rows per page; default 50, clamped to 200")] = None
-    cursor: Annotated[str | None, says("next_cursor of the page before, or its cursor to go on later")] = None
+    cursor: Annotated[str | None, says("next_cursor of the previous page, or its cursor to continue later")] = None
 
 
 class GetTaskHistory(PageAsk, kw_only=True):
@@ -301,7 +300,7 @@ class GetTaskHistory(PageAsk, kw_only=True):
     example = ({"task_id": TASK_ID, "limit": 50}, {"task_id": TASK_ID, "events": [{
         "event_id": DUTY, "event_type": "task.assigned", "created_at": NOW, "receipt": ASSIGNED}]})
     refusals = (TaskNotFound,)
-    next_step = "Go on with next_cursor as cursor while it is not null."
+    next_step = "While next_cursor is not null, repeat with it as cursor."
     task_id: Name = ""
 
 
@@ -309,12 +308,12 @@ class ListTasks(PageAsk, kw_only=True):
     """List tasks."""
 
     example = ({"status": "succeeded", "limit": 20}, {"tasks": [TASK_RECORD]})
-    next_step = "Go on with next_cursor as cursor while it is not null; get_task shows one task."
+    next_step = "While next_cursor is not null, repeat with it as cursor; get_task shows one task."
     lists = "all"
     status: Status | None = None
     type: Name | None = None
-    created_by: Annotated[Name | None, says("the id of the creator; an admin sees all when it is absent")] = None
-    created_by_kind: Annotated[Kind | None, says("narrows created_by; without it any kind")] = None
+    created_by: Annotated[Name | None, says("id of the creator; if absent, an admin sees all tasks")] = None
+    created_by_kind: Annotated[Kind | None, says("kind of created_by; default: any")] = None
 
 
 class CancelTask(TaskAsk, kw_only=True):
@@ -322,23 +321,23 @@ class CancelTask(TaskAsk, kw_only=True):
 
     example = ({"task_id": TASK_ID, **ASKER, "reason": "no longer needed"}, {"ok": True, "status": "canceled"})
     refusals = (*TaskAsk.refusals, ReceiptTooLarge)
-    next_step = "After ok: true the task is canceled for good and nothing is owed any more."
+    next_step = "After ok: true the task is canceled for ever and nothing is owed."
     reason: Text | None = None
 
 
 class ReleaseHold(TaskAsk, kw_only=True):
-    """Offer a held task again."""
+    """Offer a task that is on hold again."""
 
     example = ({"task_id": TASK_ID, **ASKER}, {"ok": True, "status": "queued"})
     next_step = "get_task with wait_seconds waits for the outcome."
 
 
 class AttachArtifacts(TaskAsk, kw_only=True):
-    """Say where the result of a finished task lies."""
+    """Say where the result of a finished task is."""
 
     example = ({"task_id": TASK_ID, "artifacts": SUMMARY["artifacts"]}, {"ok": True, "status": "succeeded"})
     refusals = (*TaskAsk.refusals, *OF_ARTIFACTS, InvalidTransition)
-    next_step = "check_terminator with the obligation_receipt_id tells that the obligation is discharged."
+    next_step = "check_terminator with the obligation_receipt_id shows whether the obligation is discharged."
     artifacts: Artifacts = None
     delivery_proof: dict[str, Any] | None = None
 
@@ -349,14 +348,14 @@ class LeaseNext(AsWorker, kw_only=True):
     example = ({"worker_id": "reader-1", "capabilities": ["web.read"], "max_tasks": 1, "wait_seconds": 20},
                {"tasks": [OFFER]})
     next_step = ("For each task: do the work, call renew_lease in time, then exactly one of complete, fail, "
-                 "release_lease, always with its task_id and lease_id. Begin from progress if it is not null.")
+                 "release_lease, always with its task_id and lease_id. If progress is not null, continue from it.")
     capabilities: Capabilities | None = None
     accept_types: Types | None = None
-    preferred_kinds: Annotated[Types | None, says("types that come first; the rest still comes")] = None
+    preferred_kinds: Annotated[Types | None, says("types that are offered first; other types still follow")] = None
     max_tasks: Annotated[Whole | None, says("default 1, clamped to 100")] = None
     lease_ttl_seconds: Seconds | None = None
-    wait_seconds: Annotated[Wait, says("keep an empty claim open until work arrives")] = 0.0
-    claim_id: Annotated[Name | None, says("the same claim again returns the same leases while they live")] = None
+    wait_seconds: Annotated[Wait, says("seconds to wait for work; clamped to 30")] = 0.0
+    claim_id: Annotated[Name | None, says("repeating a claim_id returns the same leases while they are live")] = None
 
 
 class LeaseAsk(AsWorker, kw_only=True):
@@ -366,25 +365,25 @@ class LeaseAsk(AsWorker, kw_only=True):
     refusals: ClassVar[Refusals] = (TaskNotFound, LeaseInvalid)
     task_id: Name = ""
     lease_id: Name = ""
-    fence: Annotated[Integer | None, says("checked when it is sent")] = None
+    fence: Annotated[Integer | None, says("checked if it is sent")] = None
 
 
 class RenewLease(LeaseAsk, kw_only=True):
     """Keep a lease."""
 
-    needed: ClassVar[tuple[str, ...]] = ("lease_id",)    # heartbeats of real workers name nothing else
+    needed: ClassVar[tuple[str, ...]] = ("lease_id",)    # real workers' heartbeats name only the lease
     example = ({**HOLDER, "extend_by_seconds": 300}, {"ok": True, "expires_at": LATER, "renew_every_seconds": 100})
     refusals = (*LeaseAsk.refusals, LeaseRenewalLimit, LeaseLifetimeLimit)
     next_step = ("Renew again after renew_every_seconds. On lease_invalid_or_expired drop the work and call "
-                 "lease_next: somebody else may hold the task by now.")
-    extend_by_seconds: Annotated[Seconds | None, says("default: as long as the lease was granted for")] = None
+                 "lease_next: another worker may hold the task now.")
+    extend_by_seconds: Annotated[Seconds | None, says("default: the length that the lease was granted for")] = None
 
 
 class ReleaseLease(LeaseAsk, kw_only=True):
     """Give a lease back."""
 
     example = (HOLDER, {"ok": True, "status": "queued", "requeued": True})
-    next_step = "lease_next gives other work."
+    next_step = "lease_next leases other work."
 
 
 class ListLeases(AsWorker, kw_only=True):
@@ -395,15 +394,15 @@ class ListLeases(AsWorker, kw_only=True):
     example = ({"worker_id": "reader-1"}, {"leases": [{
         "task_id": TASK_ID, "lease_id": LEASE, "fence": 1, "type": "page.summarize", "worker": WORKER,
         "acquired_at": NOW, "expires_at": LATER, "renewals": 0, "renew_every_seconds": 100.0}]})
-    next_step = "Go on with each: renew_lease in time, then complete, fail or release_lease."
-    resume: Annotated[bool, says("false: only look; the history then notes no lease.resumed")] = True
+    next_step = "Continue each task: renew_lease in time, then complete, fail or release_lease."
+    resume: Annotated[bool, says("false: only list; no lease.resumed in the history")] = True
 
 
 class StartTask(LeaseAsk, kw_only=True):
     """Say that work has begun."""
 
     example = (HOLDER, {"ok": True, "status": "running", "started_at": NOW})
-    next_step = "Then report_progress now and then, renew_lease in time, and complete or fail."
+    next_step = "Call report_progress from time to time, renew_lease in time, then complete or fail."
 
 
 class ReportProgress(LeaseAsk, kw_only=True):
@@ -411,18 +410,18 @@ class ReportProgress(LeaseAsk, kw_only=True):
 
     example = ({**HOLDER, "progress": {"pages_done": 2}}, {"ok": True, "status": "running"})
     refusals = (*LeaseAsk.refusals, ReceiptTooLarge)
-    next_step = "It does not renew the lease: call renew_lease for that."
-    progress: Annotated[AnyJson, says("handed to the next worker if this one is lost; up to 64 KB")]
+    next_step = "Progress does not renew the lease: call renew_lease."
+    progress: Annotated[AnyJson, says("given to the next worker if this one is lost; up to 64 KB")]
 
 
 class Complete(LeaseAsk, kw_only=True):
-    """End a task well."""
+    """End a task as succeeded."""
 
     example = ({**HOLDER, **SUMMARY}, {"ok": True, "status": "succeeded"})
     refusals = (*LeaseAsk.refusals, *OF_ARTIFACTS)
-    next_step = "lease_next gives more work. On lease_invalid_or_expired drop the work, do not repeat it."
+    next_step = "lease_next leases more work. On lease_invalid_or_expired drop the work; do not repeat the call."
     result: Annotated[AnyJson,
-                      says("the outcome, up to 1 MB; without one the task has none")] = field(default_factory=nothing)
+                      says("the result, up to 1 MB; default: none")] = field(default_factory=nothing)
     result_summary: Summary | None = None
     artifacts: Artifacts = None
     delivery_proof: Annotated[dict[str, Any] | None, says("proof that the result was delivered elsewhere")] = None
@@ -430,21 +429,21 @@ class Complete(LeaseAsk, kw_only=True):
 
 
 class CompleteTasks(AsWorker, kw_only=True):
-    """End up to 500 tasks well."""
+    """End up to 500 tasks as succeeded."""
 
     example = ({"worker_id": "reader-1", "tasks": [{"task_id": TASK_ID, "lease_id": LEASE, **SUMMARY}]},
                {"results": [{"task_id": TASK_ID, "status": "succeeded"}]})
-    next_step = "Look at each entry of results for an error; lease_next gives more work."
+    next_step = "Check each entry of results for an error; lease_next leases more work."
     tasks: Annotated[list[Complete], Batch]
 
 
 class Fail(LeaseAsk, kw_only=True):
-    """End an attempt badly."""
+    """End an attempt as failed."""
 
     example = ({**HOLDER, "error": {"message": "the page does not answer"}, "retryable": True},
                {"ok": True, "status": "queued", "requeued": True, "next_eligible_at": LATER})
     refusals = (*LeaseAsk.refusals, ReceiptTooLarge)
-    next_step = "lease_next gives more work; with requeued: true the task comes back to some worker."
+    next_step = "lease_next leases more work; with requeued: true the task is offered again."
     error: Annotated[AnyJson, says("what went wrong, up to 1 MB")]
     retryable: Annotated[bool | None, says("whether another attempt may succeed; default false")] = None
     retry_after_seconds: Pause | None = None
@@ -455,13 +454,13 @@ class ListReceipts(PageAsk, kw_only=True):
 
     example = ({"to_id": "ada", "limit": 50}, {"receipts": [ASSIGNED]})
     refusals = (TaskNotFound,)
-    next_step = "ack_receipt says that one was read; it discharges nothing."
+    next_step = "ack_receipt says that a receipt was read; it discharges nothing."
     lists = "all"
-    to_kind: Annotated[Kind | None, says("narrows to_id; without it any kind")] = None
-    to_id: Annotated[Name | None, says("the id of the recipient")] = None
+    to_kind: Annotated[Kind | None, says("kind of to_id; default: any")] = None
+    to_id: Annotated[Name | None, says("id of the recipient")] = None
     task_id: Name | None = None
     receipt_type: Name | None = None
-    since_receipt_id: Annotated[str | None, says("a cursor, or the id of the last receipt already seen")] = None
+    since_receipt_id: Annotated[str | None, says("a cursor, or the id of the last receipt seen")] = None
 
 
 class ReceiptAsk(AsEither, kw_only=True):
@@ -476,7 +475,7 @@ class GetReceipt(ReceiptAsk, kw_only=True):
     """Read one receipt."""
 
     example = ({"receipt_id": DUTY}, ASSIGNED)
-    next_step = "check_terminator tells whether an obligation is discharged."
+    next_step = "check_terminator shows whether an obligation is discharged."
 
 
 class AckReceipt(ReceiptAsk, kw_only=True):
@@ -491,8 +490,8 @@ class EmitReceipt(AsWorker, kw_only=True):
     example = ({"receipt_type": "schedule.created", "task_id": TASK_ID, "lease_id": LEASE, "worker_id": "clock-1",
                 "schedule_id": "nightly", "body": {"cron": "0 3 * * *"}}, {"ok": True, "receipt_id": DONE})
     refusals = (*LeaseAsk.refusals, ReceiptTooLarge, TooManyParents, ParentsRequired, ParentNotFound)
-    next_step = "After schedule.created keep reporting with report_schedule."
-    receipt_type: Annotated[Name, says("what a scheduler states; the steps of a task write all others",
+    next_step = "After schedule.created, call report_schedule regularly."
+    receipt_type: Annotated[Name, says("receipts of schedulers; the steps of a task write all others",
                                        enum=["schedule.created", "schedule.deleted"])]
     task_id: Name | None = None
     lease_id: Name | None = None
@@ -503,10 +502,10 @@ class EmitReceipt(AsWorker, kw_only=True):
 
 
 class ScheduleState(Struct):
-    """What a scheduler says of one schedule."""
+    """A scheduler's report about one schedule."""
 
     schedule_id: Name
-    enabled: Annotated[bool | None, says("what is not said stays as it was said before")] = None
+    enabled: Annotated[bool | None, says("a field that is not sent keeps its value")] = None
     next_run_at: Moment | None = None
     interval_seconds: Annotated[float, Meta(gt=0, le=LONGEST_PAUSE_SECONDS)] | None = None
 
@@ -525,7 +524,7 @@ class CheckTerminator(Ask, kw_only=True):
 
     needed: ClassVar[tuple[str, ...]] = ("parent_receipt_id",)
     example = ({"parent_receipt_id": DUTY}, {"parent_receipt_id": DUTY, "has_terminator": True})
-    next_step = "With has_terminator: false the obligation is still owed: get_task shows how far it is."
+    next_step = "With has_terminator: false the obligation is still open: get_task shows the state of the task."
     parent_receipt_id: Name = ""
 
 
@@ -535,16 +534,16 @@ class ListOpenObligations(AsEither, kw_only=True):
     acts: ClassVar[bool] = False
     filters: ClassVar[bool] = True
     example = (ASKER, {"server": SERVER, "relationship": SEEN, "open_obligations": [ASSIGNED], "cursor": DUTY})
-    next_step = "get_task for the task_id of each receipt says what it waits for."
+    next_step = "get_task for the task_id of each receipt shows what the task waits for."
     lists = "own"
-    since_receipt_id: Annotated[str | None, says("the cursor of the page before, or a receipt id")] = None
+    since_receipt_id: Annotated[str | None, says("cursor of the previous page, or a receipt id")] = None
     limit: Annotated[Whole | None, says("default 50, clamped to 200")] = None
 
 
 class Bootstrap(ListOpenObligations, kw_only=True):
     """Begin a session."""
 
-    filters: ClassVar[bool] = False     # agents of before send more than is known here
+    filters: ClassVar[bool] = False     # older agents send unknown members
     example = ({**ASKER, "max_items": 10}, {
         "server": SERVER, "relationship": SEEN, "attention": {"inbox_receipts": [ASSIGNED]},
         "cursor": {"latest_receipt_id": DUTY}, "environment": "local"})
@@ -561,7 +560,7 @@ class GetConfig(Ask, kw_only=True):
 
 
 class WhoAmI(Ask, kw_only=True):
-    """Ask who one is."""
+    """Read whom the credential stands for."""
 
     example = ({}, {
         "tenant_id": TENANT_ID, "bound": True, "role": "worker", "scopes": ["tasks:lease"],
@@ -570,16 +569,16 @@ class WhoAmI(Ask, kw_only=True):
 
 
 class Health(Ask, kw_only=True):
-    """Ask whether the gate works."""
+    """Check whether the gate works."""
 
     example = ({}, {"status": "healthy", "service": "AsyncGate", "uptime": 47, "database": "ok", "upkeep": {}, **SELF})
 
 
-# What replies are made of.
+# The parts of replies.
 
 
 class Owner(Principal, frozen=True, omit_defaults=True, kw_only=True):
-    """Whose task it is, in both spellings (spec 3, 19.6)."""
+    """The owner of a task, in both spellings (spec 3, 19.6)."""
 
     principal_kind: str
     principal_id: str
@@ -587,7 +586,7 @@ class Owner(Principal, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Created(Struct, omit_defaults=True):
-    """A task that is in the gate now, or was already."""
+    """A task that was created now, or existed already."""
 
     task_id: str
     status: Status
@@ -595,19 +594,19 @@ class Created(Struct, omit_defaults=True):
 
 
 class Problem(Struct, omit_defaults=True):
-    """A refusal: a stable code, a sentence for people, and what the code adds."""
+    """A refusal: a stable code, a sentence for people, and details of the code."""
 
     error: str
     message: str
     detail: str = ""
     reason: str | None = None
-    quota: str | None = None        # which one is reached, how much that is, and when to ask again
+    quota: str | None = None        # the quota that is reached, its limit, and the seconds before the next try
     limit: int | None = None
     retry_after: int | None = None
 
 
 class Item(Struct, omit_defaults=True):
-    """What became of one item of a batch: the task, or the problem."""
+    """The outcome of one item of a batch: a task, or a problem."""
 
     task_id: str | None = None
     status: Status | None = None
@@ -618,7 +617,7 @@ class Item(Struct, omit_defaults=True):
 
 
 class Items(Struct):
-    """What became of each item, in the order they were sent."""
+    """The outcome of each item, in the order of the request."""
 
     columns = "task_id status payload_differs error"
     results: list[Item]
@@ -635,7 +634,7 @@ class Outcome(Struct):
 
 
 class TaskRecord(Terms, kw_only=True, omit_defaults=False):
-    """Everything that the gate knows of a task."""
+    """Everything that the gate knows about a task."""
 
     task_id: str
     tenant_id: str
@@ -680,7 +679,7 @@ class Tasks(Struct):
 
 
 class Offer(Terms, kw_only=True, omit_defaults=False):
-    """A task on lease: do it, renew in time, then complete, fail or release it."""
+    """A leased task: do the work, renew the lease in time, then complete, fail or release it."""
 
     task_id: str
     lease_id: str
@@ -697,12 +696,12 @@ class Offer(Terms, kw_only=True, omit_defaults=False):
     renew_every_seconds: float
     obligation_receipt_id: str
     caused_by_receipt_id: str
-    progress: Annotated[AnyJson, says("the last progress of an earlier lease: go on from there")] = field(
+    progress: Annotated[AnyJson, says("the last progress of an earlier lease: continue from it")] = field(
         default_factory=nothing)
 
 
 class Offers(Struct):
-    """The tasks that this claim got; an empty list when there are none, and a warning where a limit is the reason."""
+    """The tasks of a claim; the list may be empty, with a warning if a limit is the reason."""
 
     columns = "task_id lease_id fence type attempt expires_at payload"
     tasks: list[Offer]
@@ -710,7 +709,7 @@ class Offers(Struct):
 
 
 class Renewed(Struct):
-    """A lease that lives on."""
+    """The new end of a renewed lease."""
 
     expires_at: datetime
     renew_every_seconds: float
@@ -718,18 +717,18 @@ class Renewed(Struct):
 
 
 class Ok(Struct, omit_defaults=True):
-    """The operation was carried out; `status` is the task's now."""
+    """The operation succeeded; `status` is the task's new status."""
 
     ok: bool
     status: Status | None = None
     started_at: datetime | None = None
     receipt_id: str | None = None
-    obligation: Annotated[Owed | None, says("of a success: open until it is told where its result lies")] = None
-    next: Annotated[str | None, says("which call discharges an open obligation")] = None
+    obligation: Annotated[Owed | None, says("after a success: open until the location of the result is known")] = None
+    next: Annotated[str | None, says("the call that discharges an open obligation")] = None
 
 
 class Released(Struct, omit_defaults=True):
-    """What became of the task after a failure or a release."""
+    """The state of a task after a failure or a release."""
 
     ok: bool
     status: Status
@@ -738,7 +737,7 @@ class Released(Struct, omit_defaults=True):
 
 
 class LeaseRecord(Struct):
-    """A lease that its worker holds."""
+    """A live lease of a worker."""
 
     task_id: str
     lease_id: str
@@ -778,7 +777,7 @@ class ReceiptRecord(Struct, omit_defaults=True):
 
 
 class LedgerLag(Struct):
-    """How far the receipt ledger is behind: what waits, what it refused, and since when the oldest one waits."""
+    """How far the ledger is behind: receipts waiting, receipts refused, and the age of the oldest one waiting."""
 
     waiting: int
     parked: int
@@ -797,7 +796,7 @@ class Receipts(Struct):
 
 
 class HistoryEvent(Struct, omit_defaults=True):
-    """One thing that happened to a task; with its receipt when it was a contract."""
+    """One event in the history of a task, with its receipt if it has one."""
 
     event_id: str
     event_type: str
@@ -807,7 +806,7 @@ class HistoryEvent(Struct, omit_defaults=True):
 
 
 class History(Struct):
-    """A page of what happened to a task, oldest first."""
+    """A page of a task's history, oldest first."""
 
     columns = "created_at event_type receipt.from receipt.to receipt.receipt_id payload"
     task_id: str
@@ -817,18 +816,18 @@ class History(Struct):
 
 
 class Terminator(Struct):
-    """Whether a receipt that discharges the obligation exists."""
+    """Whether a receipt discharges the obligation."""
 
     parent_receipt_id: str
     has_terminator: bool
 
 
 class Reported(Struct):
-    """Which schedules the gate keeps watch over, and which it does not know."""
+    """The answer to a report: the unknown and the refused schedules; the gate watches all others."""
 
     ok: bool
     unknown: list[str]
-    refused: Annotated[list[Problem], says("what of the report cannot be read; the rest is taken")] = []
+    refused: Annotated[list[Problem], says("invalid items of the report; the others are accepted")] = []
 
 
 class Server(Struct):
@@ -842,7 +841,7 @@ class Server(Struct):
 
 
 class Relationship(Struct):
-    """How the gate knows a principal."""
+    """What the gate knows about a principal."""
 
     principal_kind: str
     principal_id: str
@@ -853,7 +852,7 @@ class Relationship(Struct):
 
 
 class Obligations(Struct, forbid_unknown_fields=True, dict=True):
-    """What is still owed to a principal: the receipts, oldest first, and nothing else (PH.6.2)."""
+    """The open obligations of a principal: the receipts, oldest first, and nothing else (PH.6.2)."""
 
     columns = "receipt_id receipt_type task_id from created_at"
     server: Server
@@ -863,7 +862,7 @@ class Obligations(Struct, forbid_unknown_fields=True, dict=True):
 
 
 class Attention(Struct):
-    """The buckets of the first bootstrap; all but the inbox stay empty (PH.6.3)."""
+    """The lists of the original bootstrap; all but the inbox stay empty (PH.6.3)."""
 
     inbox_receipts: list[ReceiptRecord]
     assigned_tasks: list[TaskRecord] = []
@@ -879,12 +878,12 @@ class LatestReceipt(Struct):
 
 
 class Routing(Struct, omit_defaults=True):
-    """Where the ledger is, and whether a worker may state its receipts there itself, in integrated mode (spec 20.5)."""
+    """Where the ledger of integrated mode is, and whether workers may store receipts there (spec 20.5)."""
 
     mode: str
     memorygate_url: str
-    emit_receipts_to: str               # for workers that do: a memorygate, or a receiptgate
-    worker_must_emit_to_memorygate: bool    # no worker must: who calls the gate has said enough
+    emit_receipts_to: str               # the ledger for such workers: memorygate or receiptgate
+    worker_must_emit_to_memorygate: bool    # always false: a call to the gate is enough
     auth_token: str | None = None
 
 
@@ -909,14 +908,14 @@ class GateConfig(Struct):
     instance_id: str
     capabilities: list[str]
     version: str
-    worker_completion: Literal["gate", "gate_or_ledger"] = "gate"   # where workers may complete and fail their tasks
+    worker_completion: Literal["gate", "gate_or_ledger"] = "gate"   # where workers may report the ends of tasks
 
 
 class You(Struct):
-    """Who a credential stands for, and what it may do."""
+    """The principal of a credential, and what the credential may do."""
 
     tenant_id: str
-    bound: bool                 # whether it stands for one principal; else each request says who makes it
+    bound: bool                 # whether it names one principal; else each request names its sender
     role: Role
     scopes: list[str]
     operations: list[str]
@@ -924,12 +923,12 @@ class You(Struct):
     principal_id: str | None
     principal_instance_id: str | None
     key_id: str | None
-    capabilities: list[str] | None      # those that it may claim tasks for; null is any
-    task_types: list[str] | None        # those that it may create and claim; null is any
+    capabilities: list[str] | None      # capabilities that it may claim tasks for; null is any
+    task_types: list[str] | None        # types that it may create and claim; null is any
 
 
 class Healthy(Struct):
-    """Whether the gate works, and its upkeep with it."""
+    """Whether the gate, its database and its upkeep work."""
 
     status: Literal["healthy", "unhealthy"]
     service: str

@@ -12,24 +12,24 @@ from asyncgate.parts.model.examples import ALLOWED, KEY, KEY_ID, LATER, NOW, OTH
 from asyncgate.parts.model.wire import AnyJson, Ask, Capabilities, Kind, Moment, Name, PageAsk, Role, Text, Types, says
 
 Tier = Literal["free", "paid", "enterprise"]
-# The schema lists them; of another one the gate says what there is, in better words than msgspec has.
+# The schema lists the scopes; the gate refuses others with a better message than msgspec's.
 Scope = Annotated[str, Meta(max_length=50, extra_json_schema={"enum": [
     "tasks:read", "tasks:write", "tasks:lease", "receipts:read", "receipts:ack", "admin:read", "admin:write"]})]
 Scopes = Annotated[frozenset[Scope], Meta(max_length=20)]
 Severity = Literal["info", "warning", "critical"]
 Uuid = Annotated[str, Meta(pattern="^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$(?!\\n)")]
-Whose = Annotated[Name | None, says("the tenant, by id or name; an operator may name any, all others their own")]
+Whose = Annotated[Name | None, says("the tenant, by id or name; only an operator may name another than its own")]
 Amount = Annotated[int, Meta(ge=0, le=2**53 - 1)]
-Overlap = Annotated[float, Meta(ge=0, le=30 * 86_400), says("seconds for which the old key stays good; default a day")]
+Overlap = Annotated[float, Meta(ge=0, le=30 * 86_400), says("seconds that the old key stays valid; default a day")]
 
 
 class CreateTenant(Ask, kw_only=True):
-    """Make a tenant."""
+    """Create a tenant."""
 
     example = ({"tenant": OTHER, "name": "Reading Room", "tier": "paid"}, ROOM)
-    tenant: Annotated[Uuid | None, says("a UUID; one is made where none is given")] = None
-    name: Annotated[Name, says("unique, and good wherever the id is")]
-    tier: Annotated[Tier | None, says("default: what security.rate_limiting.default_tier says")] = None
+    tenant: Annotated[Uuid | None, says("a UUID; generated if absent")] = None
+    name: Annotated[Name, says("a unique name, accepted wherever the id is")]
+    tier: Annotated[Tier | None, says("default: security.rate_limiting.default_tier")] = None
 
 
 class ListTenants(Ask, kw_only=True):
@@ -47,7 +47,7 @@ class TenantAsk(Ask, kw_only=True):
 
 
 class SuspendTenant(TenantAsk, kw_only=True):
-    """Suspend a tenant, or let it in again."""
+    """Suspend a tenant, or end its suspension."""
 
     example = ({"tenant": OTHER, "reason": "a key of theirs was published"}, {**ROOM, "suspended_at": LATER})
     suspended: bool = True
@@ -55,7 +55,7 @@ class SuspendTenant(TenantAsk, kw_only=True):
 
 
 class GetLimits(Ask, kw_only=True):
-    """Read what a tenant may use."""
+    """Read the limits of a tenant."""
 
     example = ({"tenant": TENANT_ID}, ALLOWED)
     refusals = (TenantNotFound,)
@@ -63,16 +63,16 @@ class GetLimits(Ask, kw_only=True):
 
 
 class SetLimits(TenantAsk, kw_only=True):
-    """Change what a tenant may use."""
+    """Change the limits of a tenant."""
 
     example = ({"tenant": TENANT_ID, "tier": "free", "exempt_until": LATER, "reason": "the move of all their tasks"},
                {**ALLOWED, "exempt_until": LATER})
     tier: Tier | None = None
-    exempt_until: Annotated[Moment | None, says("until then nothing is limited; a past time ends it")] = None
-    stricter_calls_per_hour: Annotated[Amount | None, says("all calls that it may make until stricter_until")] = None
-    stricter_tasks_per_hour: Annotated[Amount | None, says("all tasks that it may create until then")] = None
-    stricter_until: Annotated[Moment | None, says("how long the stricter limits hold; a past time ends them")] = None
-    reason: Annotated[Text | None, says("what was agreed, or what it did; needed for either, and audited")] = None
+    exempt_until: Annotated[Moment | None, says("no limits until then; a past time ends the exemption")] = None
+    stricter_calls_per_hour: Annotated[Amount | None, says("limit of calls an hour until stricter_until")] = None
+    stricter_tasks_per_hour: Annotated[Amount | None, says("limit of new tasks an hour until stricter_until")] = None
+    stricter_until: Annotated[Moment | None, says("end of the stricter limits; a past time ends them now")] = None
+    reason: Annotated[Text | None, says("why; required for an exemption or stricter limits, and audited")] = None
 
 
 class IssueKey(Ask, kw_only=True):
@@ -82,14 +82,14 @@ class IssueKey(Ask, kw_only=True):
         "page.summarize"], "expires_at": "2099-01-01T00:00:00Z"}, {"api_key": f"aga_{KEY_ID}…", "key": KEY})
     refusals = (TenantNotFound,)
     tenant: Whose = None
-    name: Annotated[Name, says("what people call it")]
+    name: Annotated[Name, says("a name for people")]
     principal_kind: Kind = "agent"
-    principal_id: Annotated[Name, says("for whom it stands")]
+    principal_id: Annotated[Name, says("the principal of the key")]
     principal_instance_id: Name | None = None
     role: Annotated[Role | None, says("default worker for a worker, agent for others")] = None
     scopes: Annotated[Scopes | None, says("default: those of the role")] = None
-    capabilities: Annotated[Capabilities | None, says("those that it may claim tasks for; default any")] = None
-    task_types: Annotated[Types | None, says("those that it may create and claim; default any")] = None
+    capabilities: Annotated[Capabilities | None, says("capabilities that it may claim tasks for; default any")] = None
+    task_types: Annotated[Types | None, says("types that it may create and claim; default any")] = None
     not_before: Moment | None = None
     expires_at: Moment | None = None
 
@@ -127,13 +127,13 @@ class RotateCredentials(Ask, kw_only=True):
         "more": False})
     refusals = (TenantNotFound,)
     tenant: Whose = None
-    overlap_seconds: Annotated[float, Meta(ge=0, le=30 * 86_400), says("for which the old keys stay good")] = 0.0
-    issued_before: Annotated[Moment | None, says("only keys issued before then; default now")] = None
+    overlap_seconds: Annotated[float, Meta(ge=0, le=30 * 86_400), says("seconds that the old keys stay valid")] = 0.0
+    issued_before: Annotated[Moment | None, says("only replace keys issued before then; default now")] = None
     reason: Text | None = None
 
 
 class RevokeKey(KeyAsk, kw_only=True):
-    """Take a key back."""
+    """Revoke a key."""
 
     example = ({"key_id": KEY_ID, "reason": "published by mistake"}, {"ok": True})
     reason: Text | None = None
@@ -151,7 +151,7 @@ class ListAudit(PageAsk, kw_only=True):
     tenant: Whose = None
     event: Name | None = None
     severity: Severity | None = None
-    key_id: Annotated[Name | None, says("only what was done with this key, or to it")] = None
+    key_id: Annotated[Name | None, says("only lines about this key or its calls")] = None
 
 
 class TenantRecord(Struct, omit_defaults=True):
@@ -174,7 +174,7 @@ class Tenants(Struct):
 
 
 class Used(Struct):
-    """What a tenant has of what it may use, now and within the last hour, as far as that is counted."""
+    """A tenant's use of its limits, now and within the last hour; null if it is not counted."""
 
     active_tasks: int
     concurrent_leases: int
@@ -185,7 +185,7 @@ class Used(Struct):
 
 
 class Limits(Struct):
-    """What a tenant may use; -1 is unlimited."""
+    """The limits of a tenant; -1 is unlimited."""
 
     tenant: str
     tier: str
@@ -204,7 +204,7 @@ class Limits(Struct):
 
 
 class KeyRecord(Struct, omit_defaults=True):
-    """An issued key, without what its holder shows."""
+    """An issued key, without its text."""
 
     key_id: str
     tenant: str
@@ -226,18 +226,18 @@ class KeyRecord(Struct, omit_defaults=True):
 
 
 class IssuedKey(Struct):
-    """A new key; its text is shown this once and stored nowhere."""
+    """A new key; its text is shown only now and stored nowhere."""
 
     api_key: str
     key: KeyRecord
 
 
 class RotatedCredentials(Struct):
-    """New keys in the place of old ones; their texts are shown this once and stored nowhere."""
+    """New keys that replace old ones; their texts are shown only now and stored nowhere."""
 
     keys: list[IssuedKey]
-    issued_before: datetime     # of the keys that were replaced, and of the access tokens that are refused
-    more: bool                  # whether to call again, with that time
+    issued_before: datetime     # keys from before were replaced; access tokens from before are refused
+    more: bool                  # whether to call again with this issued_before
 
 
 class Keys(Struct):
@@ -250,7 +250,7 @@ class Keys(Struct):
 
 
 class AuditLine(Struct):
-    """One line of the audit log; each hash covers the line and the hash before it."""
+    """One line of the audit log; each hash covers the line and the previous hash."""
 
     audit_id: str
     number: int
@@ -258,11 +258,11 @@ class AuditLine(Struct):
     timestamp: datetime
     event: str
     severity: str
-    principal_id: str | None    # who it was, as far as that is known
+    principal_id: str | None    # who did it, if known
     ip: str | None
     user_agent: str | None
     reason: str | None
-    details: AnyJson       # all that is known, these four among it
+    details: AnyJson       # all known facts, including the four fields above
     hash: str
 
 

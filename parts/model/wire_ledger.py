@@ -14,14 +14,14 @@ Id = Annotated[str, Meta(min_length=1, max_length=200, pattern="^[^\\x00-\\x20/\
 
 
 class End(Struct):
-    """Who states a receipt, or to whom."""
+    """The sender or the recipient of a receipt."""
 
     kind: Name
     id: Name
 
 
 class Arriving(Struct):
-    """What a ledger must know of a receipt to file it; all else is kept as it came (spec 20.7)."""
+    """The fields that a ledger needs to file a receipt; the receipt is kept as it came (spec 20.7)."""
 
     receipt_id: Id
     receipt_type: Name
@@ -39,7 +39,7 @@ class StoreReceipts(Ask, kw_only=True):
     """Store one receipt, or many."""
 
     acts: ClassVar[bool] = False
-    receipts: Annotated[list[Raw], says("receipts as their authors wrote them; a body that is one receipt will do")]
+    receipts: Annotated[list[Raw], says("receipts as their authors wrote them; the body may also be one receipt")]
     alone: bool = False
 
 
@@ -63,7 +63,7 @@ class ListFiled(Ask, kw_only=True):
     task_id: Name | None = None
     receipt_type: Name | None = None
     asyncgate_instance: Name | None = None
-    since_receipt_id: Annotated[Id | None, says("the last receipt seen; those that came after it follow")] = None
+    since_receipt_id: Annotated[Id | None, says("the last receipt seen; the page begins after it")] = None
     limit: Annotated[Whole | None, says("default 50, clamped to 200")] = None
 
 
@@ -76,11 +76,11 @@ class GetFiled(Ask, kw_only=True):
 
 
 class GetChain(GetFiled, kw_only=True):
-    """Read a receipt and all that it answers."""
+    """Read a receipt and all receipts that it answers."""
 
 
 class Stored(Struct, omit_defaults=True):
-    """What became of one receipt: stored now, or there already; or the problem."""
+    """The outcome for one receipt: stored now, stored before, or a problem."""
 
     receipt_id: str | None
     tenant_id: str | None = None
@@ -90,13 +90,13 @@ class Stored(Struct, omit_defaults=True):
 
 
 class StoredAll(Struct):
-    """What became of each receipt, in the order they were sent."""
+    """The outcome for each receipt, in the order of the request."""
 
     results: list[Stored]
 
 
 class Filed(Struct):
-    """A page of receipts as they came, in the order of arrival, and who stated each: whose credential it came with."""
+    """A page of receipts as they came, in the order of arrival, and the principal whose credential stored each."""
 
     receipts: list[Any]
     next_cursor: str | None = None
@@ -105,11 +105,11 @@ class Filed(Struct):
 
 
 class Chain(Struct):
-    """A receipt, and all that it answers, as they came: children before parents."""
+    """A receipt and all receipts that it answers, as they came, children before parents."""
 
     receipt_id: str
     chain: list[Any]
-    missing: list[str]      # parents that nobody has stored here
+    missing: list[str]      # parents that are not stored here
 
 
 def principal_of(end: End) -> Principal:

@@ -1,4 +1,4 @@
-"""What goes over the wire to look after the ledger: seals, export and import, the archive (spec H.11, 20.9)."""
+"""What goes over the wire to maintain receipts: seals, export and import, the archive (spec H.11, 20.9)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from asyncgate.parts.model.examples import ASSIGNED, DONE, DUTY, NOW, STORED_REC
 from asyncgate.parts.model.wire import Ask, Kind, Name, PageAsk, Whole, says
 from asyncgate.parts.model.wire_admin import Uuid
 
-MOST_IMPORTED = 250      # receipts of one import: each of them is locked while it is decided
+MOST_IMPORTED = 250      # receipts of one import; each is locked while the gate decides
 SealNumber = Annotated[int, Meta(ge=0, le=10**12)]
-UnixSeconds = Annotated[float, Meta(ge=0, lt=253_402_214_400), says("Unix seconds, as they are stored")]
+UnixSeconds = Annotated[float, Meta(ge=0, lt=253_402_214_400), says("Unix seconds, as stored")]
 Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$(?!\\n)")]
 
 
 class SealReceipts(Ask, kw_only=True):
-    """Seal what is new now."""
+    """Seal new receipts now."""
 
     example = ({}, {"tenant_id": TENANT_ID, "number": 12, "last_receipt_id": DONE, "hash": "9b1f04ce" * 8})
 
@@ -30,7 +30,7 @@ class ListSeals(PageAsk, kw_only=True):
     example = ({"limit": 20}, {"seals": [{
         "number": 12, "last_receipt_id": DONE, "count": 2, "digest": "c0ffee11" * 8, "marks": "3q2+78r+uq8=",
         "sealed_at": NOW, "hash": "9b1f04ce" * 8}]})
-    after: Annotated[SealNumber, says("a number: seals up to this one are left out")] = 0
+    after: Annotated[SealNumber, says("the page begins after the seal with this number")] = 0
 
 
 class ExportReceipts(Ask, kw_only=True):
@@ -38,7 +38,7 @@ class ExportReceipts(Ask, kw_only=True):
 
     example = ({"limit": 1000}, {"receipts": [STORED_RECEIPT]})
     refusals = (ArchiveUnavailable,)
-    after: Annotated[Name | None, says("the last receipt_id of the page before")] = None
+    after: Annotated[Name | None, says("the last receipt_id of the previous page")] = None
     limit: Annotated[Whole | None, says("receipts a page, 1000 at most")] = None
 
 
@@ -64,7 +64,7 @@ class StoredReceipt(Struct, omit_defaults=True):
 
 
 class ImportReceipts(Ask, kw_only=True):
-    """Write receipts of another gate, as they are."""
+    """Write receipts of another gate unchanged."""
 
     example = ({"receipts": [STORED_RECEIPT]}, {"imported": 0, "present": 0, "refused": [{
         "receipt_id": DUTY, "reason": "differs", "message": "another receipt has this id here"}]})
@@ -73,12 +73,12 @@ class ImportReceipts(Ask, kw_only=True):
 
 
 class RunArchive(Ask, kw_only=True):
-    """Archive what is old enough."""
+    """Archive receipts that are old enough."""
 
     example = ({"most": 5000}, {"receipts": 4711, "segments": 3, "tasks_pruned": 815, "more": False})
     refusals = (ArchiveUnavailable,)
-    most: Annotated[Whole, says("receipts that one call moves, about; the answer says whether there are more")] = 5000
-    vacuum: Annotated[bool, says("on SQLite: give free pages back to the system then; writes wait meanwhile")] = False
+    most: Annotated[Whole, says("approximate number of receipts to move; the reply says whether there are more")] = 5000
+    vacuum: Annotated[bool, says("on SQLite: then return free pages to the system; writes wait meanwhile")] = False
 
 
 class ListArchivedReceipts(PageAsk, kw_only=True):
@@ -87,12 +87,12 @@ class ListArchivedReceipts(PageAsk, kw_only=True):
     example = ({"task_id": TASK_ID}, {"receipts": [ASSIGNED], "next_cursor": None, "cursor": None})
     refusals = (ArchiveUnavailable,)
     lists = "all"
-    task_id: Annotated[Name | None, says("only those of this task")] = None
-    receipt_id: Annotated[Name | None, says("only this one")] = None
+    task_id: Annotated[Name | None, says("only receipts of this task")] = None
+    receipt_id: Annotated[Name | None, says("only this receipt")] = None
 
 
 class RestoreArchive(Ask, kw_only=True):
-    """Bring the receipts of a task back."""
+    """Bring the receipts of a task back from the archive."""
 
     needed: ClassVar[tuple[str, ...]] = ("task_id",)
     example = ({"task_id": TASK_ID}, {"task_ids": [TASK_ID], "receipts": 4})
@@ -110,7 +110,7 @@ class ArchiveRun(Struct):
 
 
 class Restored(Struct):
-    """What came back."""
+    """What was restored."""
 
     task_ids: list[str]
     receipts: int
@@ -131,7 +131,7 @@ class NotImported(Struct):
 
 
 class Imported(Struct):
-    """What became of receipts that were offered."""
+    """The outcome of an import."""
 
     imported: int
     present: int        # already there, byte for byte
@@ -148,7 +148,7 @@ class SealEnd(Struct):
 
 
 class SealRecord(Struct, omit_defaults=True):
-    """What some receipts were when it was made, chained to the seal before by its hash."""
+    """A hash over some receipts, chained to the previous seal."""
 
     number: int
     last_receipt_id: str

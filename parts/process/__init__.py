@@ -1,1 +1,1 @@
-"""What a process of the gate has: options, log, loops, its way out, who waits and who was here; knows only words."""
+"""One process of the gate: options, logs, loops, outgoing calls, waiting calls, presence; imports only the model."""

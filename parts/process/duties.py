@@ -1,4 +1,4 @@
-"""Jobs that run every so often, or when something is due, each in a loop of its own: one that fails stops no other."""
+"""Jobs that run at intervals or when something is due, each in its own loop: a failing job stops no other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("asyncgate")
 
 
 class Alarm:
-    """Ends a pause before its time: at the earliest moment that somebody has named."""
+    """Ends a pause early, at the earliest time that was set."""
 
     REST_SECONDS = 0.1      # between two runs at least: what falls due meanwhile shares the next one
 
@@ -25,7 +25,7 @@ class Alarm:
         self.moved = asyncio.Event()
 
     def set(self, rings_at: float) -> bool:
-        """Ring at a time of the loop's clock; tell whether the alarm would have rung later, or not at all."""
+        """Set the alarm to a time of the loop's clock; return whether that is earlier than before."""
         earlier = rings_at < self.rings_at
         if earlier:
             self.rings_at = rings_at
@@ -45,7 +45,7 @@ class Alarm:
 
 
 class Duty(Struct):
-    """A job that runs every so often, and how it has fared."""
+    """A job that runs at intervals, and its statistics."""
 
     every_seconds: float
     run: Callable[[], Awaitable[int]]
@@ -79,7 +79,7 @@ class Duties:
             await duty.alarm.pause(duty.every_seconds)
 
     async def once(self, name: str) -> None:
-        """Run one job now; its failure is logged and counted, and that is all."""
+        """Run one job now; a failure is logged and counted, never raised."""
         duty = self.duties[name]
         duty.runs, duty.last_run_at = duty.runs + 1, datetime.now(UTC)
         try:
@@ -89,7 +89,7 @@ class Duties:
             log.exception("upkeep: %s failed; it is tried again in %s s", name, duty.every_seconds)
 
     def report(self) -> dict[str, Any]:
-        """Tell how every job fares."""
+        """Return the statistics of every job."""
         return {name: {"runs": duty.runs, "failures": duty.failures, "last_run_at": duty.last_run_at,
                        "last_done": duty.last_done, "last_error": duty.last_error}
                 for name, duty in self.duties.items()}

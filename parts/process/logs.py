@@ -1,4 +1,4 @@
-"""Log lines: one record, one line, whatever the values contain, and no secret among them."""
+"""Log lines: one line for each record, whatever its values contain, and no secrets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HIDDEN = "***"
 
 
 class Redaction:
-    """What no log may hold: credentials wherever they stand, and the values of sensitive fields (spec 21.10.1)."""
+    """Removes credentials and the values of sensitive fields from log records (spec 21.10.1)."""
 
     def __init__(self, fields: Iterable[str] = ()) -> None:
         self.fields = frozenset(name.lower() for name in fields)
@@ -33,7 +33,7 @@ class Redaction:
         return mask_credentials(SECRETS.sub(HIDDEN, self.members.sub(rf"\1{HIDDEN}", text)))
 
     def tree(self, value: Any) -> Any:
-        """Return what is to become JSON without secrets."""
+        """Return a value for JSON without secrets."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
@@ -58,7 +58,7 @@ class JsonLines(logging.Formatter):
 
 
 class Lines(logging.Formatter):
-    """One plain line a record; control characters in what came from outside are spelled out."""
+    """One plain line for each record; control characters are escaped."""
 
     redaction = Redaction()
 
@@ -75,6 +75,6 @@ def start_logging(settings: Settings) -> None:
     form.redaction = Redaction(settings.security.audit_logging.sensitive_fields)
     handler.setFormatter(form)
     handler.addFilter(Sparse())
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)      # the gate says itself when it begins to serve
-    logging.getLogger("httpx2").setLevel(logging.WARNING)       # at info it tells of every request
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)      # the gate logs its own start
+    logging.getLogger("httpx2").setLevel(logging.WARNING)       # at info it logs every request
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)

@@ -1,4 +1,4 @@
-"""An outage in the log: one line every few seconds instead of a traceback for each call that it stops."""
+"""Outages in the log: one line every few seconds instead of a traceback for each failed call."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable
 
 from asyncgate.parts.model.errors import GateError
 
-OFTEN = {"often": True}     # `extra` of a record that an outage writes again and again
+OFTEN = {"often": True}     # `extra` of a record that an outage repeats
 EVERY_SECONDS = 10.0
-DRIVERS = {"asyncpg.pool"}  # what they log are attempts to reach the database again
-REPEATED = {"Exceeded concurrency limit."}      # what uvicorn says of each request that it turns away
+DRIVERS = {"asyncpg.pool"}  # loggers of repeated connection attempts
+REPEATED = {"Exceeded concurrency limit."}      # uvicorn's text for each request above its limit
 
 
 class Sparse(logging.Filter):
-    """Lets an outage through once every few seconds, and says how many lines like it were left out.
+    """Lets each line of an outage through once every few seconds, with the number of lines left out.
 
-    An outage is what a record marked OFTEN tells, a server that is full, and a failure whose error is a 503: that is
-    told without its traceback, because its cause was logged where it was found.
+    Outages are records marked OFTEN, a server at its limit, and errors with status 503; these are logged without a
+    traceback, because their cause was logged where it was found.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,10 +1,10 @@
-"""The gate's way out: HTTP to the public internet, and to nothing that only this machine or its network can reach.
+"""The gate's outgoing HTTP: to the public internet only, not to hosts that only this machine or network can reach.
 
-Whoever can make the gate call a URL of his choice (a webhook, a discovery document, a key set) must not reach the
-metadata service of the cloud, the database next door or the gate itself.  So a host is resolved once, all its addresses
-are judged, and the connection goes to an address that was judged: there is no second look-up that could answer
-differently (DNS rebinding).  The name stays in the Host header and in the TLS handshake, so a certificate must be good
-for the name and not for the address.
+A caller who can make the gate call a URL of their choice (a webhook, a discovery document, a key set) must not reach
+the metadata service of the cloud, the database next door or the gate itself.  So a host is resolved once, all its
+addresses are checked, and the connection goes to a checked address: no second look-up could answer differently (DNS
+rebinding).  The name stays in the Host header and in the TLS handshake, so a certificate must be good for the name
+and not for the address.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Barred(httpx2.TransportError):
 
 
 class Oversized(httpx2.ReadError):
-    """The answer is larger than anybody asked for."""
+    """The answer is larger than the limit."""
 
 
 def make_client(*, allow: Iterable[str] = (), deny: Iterable[str] = (), plain: bool = False, redirects: int = 0,
@@ -82,7 +82,7 @@ class Guard(httpx2.AsyncBaseTransport):
         self.inner = httpx2.AsyncHTTPTransport(verify=tls, trust_env=False, limits=limits)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send one request; a redirect is a further one, and has what is left of the time."""
+        """Send one request; a redirect is a further request within the remaining time."""
         loop = asyncio.get_running_loop()
         deadline: float = request.extensions.setdefault("deadline", loop.time() + self.timeout_seconds)
         try:
@@ -93,14 +93,14 @@ class Guard(httpx2.AsyncBaseTransport):
         bounded = Bounded(response.stream, self.most_bytes, deadline, self.timeout_seconds)
         if response.headers.get("content-encoding", "identity") != "identity":     # a megabyte may unpack to a gigabyte
             await bounded.aclose()
-            raise Oversized("the answer is compressed, which was not asked for")
+            raise Oversized("the answer is compressed, but the gate asked for identity")
         response.stream = bounded
         return response
 
     async def _reach(self, request: httpx2.Request) -> httpx2.Response:
         """Try the addresses of a host in turn until one can be connected to."""
         if request.headers.get_list("host") != [request.url.netloc.decode("ascii")]:
-            raise Barred("the Host header of a call is that of its URL")
+            raise Barred("the Host header must equal the host of the URL")
         failed: httpx2.TransportError = httpx2.ConnectError(f"{request.url.host} has no address")
         for address in await self.judged(request.url):
             try:
@@ -159,7 +159,7 @@ class Bounded(httpx2.AsyncByteStream):
             yield part
 
     async def aclose(self) -> None:
-        """Let the connection go."""
+        """Release the connection."""
         await self.stream.aclose()
 
 
@@ -168,17 +168,17 @@ def make_timeout(timeout_seconds: float) -> httpx2.ReadTimeout:
 
 
 def read_host(url: httpx2.URL) -> str:
-    """Return the host of a URL that has nothing strange about it."""
+    """Return the host of a URL; refuse ambiguous URLs."""
     host = url.raw_host.decode("ascii").lower()
     if url.scheme not in PORTS or not host:
         raise Barred("only http and https URLs with a host may be called")
     if url.userinfo or "%" in host:     # readers of URLs disagree about where such a host begins and ends
-        raise Barred("a URL that is called has no user in it, and a host without %")
+        raise Barred("a URL may have no user in it, and no % in its host")
     return host
 
 
 def aim_request(request: httpx2.Request, address: Address) -> httpx2.Request:
-    """Point a request at an address; for the other side it still is one to the name."""
+    """Send a request to an address, with the name in Host and TLS."""
     headers = httpx2.Headers([*request.headers.raw])        # Host, as the URL has it, is among them
     headers["accept-encoding"] = "identity"
     extensions = {**request.extensions, "sni_hostname": request.url.raw_host.decode("ascii")}
@@ -221,22 +221,22 @@ def binds_any() -> bool:
 def check_headers(headers: Mapping[str, str]) -> None:
     """Refuse headers of a stranger that say where a request begins or ends, for whom it is, or who sends it."""
     if len(headers) > MOST_HEADERS or sum(len(name) + len(value) for name, value in headers.items()) > HEADER_BYTES:
-        raise Barred(f"a call has {MOST_HEADERS} headers at most, of {HEADER_BYTES} characters together")
+        raise Barred(f"a call may have at most {MOST_HEADERS} headers, of {HEADER_BYTES} characters together")
     for name, value in headers.items():
         if name.lower() in RESERVED or name.lower().startswith(RESERVED_BEGINNINGS):
-            raise Barred(f"the header {name.lower()} is not the caller's to set")
+            raise Barred(f"callers may not set the header {name.lower()}")
         if not HEADER_NAME.match(name) or not HEADER_VALUE.match(value):
-            raise Barred("a header has a name of letters, digits and -_ and a value of visible ASCII")
+            raise Barred("a header needs a name of letters, digits and -_ and a value of visible ASCII")
 
 
 def unmap_ipv4(address: Address) -> Address:
-    """Return an IPv4 address that is written as IPv6 as what it is."""
+    """Return an IPv4-mapped IPv6 address as IPv4."""
     return getattr(address, "ipv4_mapped", None) or address
 
 
 def split_exceptions(
         allow: Iterable[str], setting: str = "security.outgoing.allow") -> tuple[frozenset[str], list[Any]]:
-    """Tell the networks of an allow-list from its hosts."""
+    """Split a list into its hosts and its networks."""
     hosts, networks = set(), []
     for text in allow:
         try:

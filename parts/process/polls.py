@@ -1,4 +1,4 @@
-"""How many calls may wait at once: a tenant, or one principal of it, must not take every place there is (threat F3)."""
+"""Limits of waiting calls: one tenant, or one principal, must not use all places (threat F3)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Polls:
 
     @contextlib.contextmanager
     def place(self, tenant_id: str, who: Principal) -> Iterator[None]:
-        """Hold a place for a call that waits; raises TooManyWaiting when the tenant or the principal has no more.
+        """Hold a place for a waiting call; raises TooManyWaiting if the tenant or the principal is at its limit.
 
-        Under the shared token callers choose their names, so there it is the tenant's limit that binds.
+        Callers with the shared token choose their names, so only the tenant's limit can stop them.
         """
         key = (tenant_id, who.kind, who.id)
         if self.principals[key] >= self.per_principal:
@@ -41,13 +41,13 @@ class Polls:
 
 
 def make_full_error(whose: str, limit: int) -> TooManyWaiting:
-    """Make the refusal of a call that found every place taken."""
+    """Return the refusal of a call above the limit."""
     return TooManyWaiting(f"{limit} calls of this {whose} are waiting already; ask without wait_seconds, or come back "
                           "when one has been answered", retry_after=1, limit=limit)
 
 
 def release_place(count: Counter[Any], key: Hashable) -> None:
-    """Give a place back; who holds none is not kept."""
+    """Give a place back, and forget a caller without places."""
     count[key] -= 1
     if not count[key]:
         del count[key]

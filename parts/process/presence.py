@@ -1,4 +1,4 @@
-"""Who was here: noted at each call, written down by upkeep once a minute, and counted in between all the same."""
+"""Presence: noted at each call, saved by upkeep once a minute, and counted in between too."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from msgspec.structs import replace
 from asyncgate.parts.model.stored import Presence
 from asyncgate.parts.model.wire import Principal
 
-PAUSE = 1800.0                              # silent seconds after which the next call begins another session
+PAUSE = 1800.0                              # seconds without a call after which the next call begins a new session
 MOST_SEEN, MOST_INSTANCES = 10_000, 100     # principals, and instances of one, noted in a minute
 Seen = tuple[Principal, float, float]       # who, when first and when last since the last minute
 
 
 class Sightings:
-    """Who was here since upkeep wrote it down; names can be made up without end, so there is a bound."""
+    """Callers since upkeep last saved them; bounded, because callers can invent names without end."""
 
     def __init__(self) -> None:
         self.fresh: dict[tuple[str, str, str], dict[str | None, tuple[float, float]]] = {}
-        self.leaving = self.fresh       # those that are being written down just now
+        self.leaving = self.fresh       # those that upkeep is saving now
 
     def note(self, tenant_id: str, who: Principal, now: float) -> None:
-        """Note that somebody is here."""
+        """Note a call by a principal."""
         if (key := (tenant_id, who.kind, who.id)) not in self.fresh and len(self.fresh) >= MOST_SEEN:
             return
         instances = self.fresh.setdefault(key, {})
@@ -28,7 +28,7 @@ class Sightings:
         instances[instance] = (instances.get(instance, (now,))[0], now)
 
     def take(self) -> dict[str, list[Seen]]:
-        """Return by tenant what is to be written down; it counts until `written`."""
+        """Return the sightings to save, by tenant; they count until `written`."""
         self.leaving, self.fresh = self.fresh, {}
         found: dict[str, list[Seen]] = {}
         for (tenant_id, kind, id), instances in self.leaving.items():
@@ -37,21 +37,21 @@ class Sightings:
         return found
 
     def written(self) -> None:
-        """Forget what was taken."""
+        """Forget the sightings that `take` returned; they are saved."""
         self.leaving = self.fresh
 
     def known(self, tenant_id: str, who: Principal, stored: Presence | None, now: float) -> Presence:
-        """Add to what is stored of somebody what is not written down yet."""
+        """Return the presence of a principal: the stored one plus unsaved sightings."""
         known, key = stored, (tenant_id, who.kind, who.id)
         for seen in (self.leaving, self.fresh) if self.leaving is not self.fresh else (self.fresh,):
             for instance, (first, last) in seen.get(key, {}).items():
-                if stored is None or last > stored.last_seen_at:      # else it has been written down meanwhile
+                if stored is None or last > stored.last_seen_at:      # otherwise it has been saved meanwhile
                     known = add_visit(known, Principal(who.kind, who.id, instance), first, last)
         return known or Presence(who.kind, who.id, None, now, now, 0)
 
 
 def add_visit(known: Presence | None, who: Principal, first: float, last: float) -> Presence:
-    """Add to what is known of somebody that it was here; a session begins with a new instance or after a pause."""
+    """Add a sighting to a presence; a session begins with a new instance or after a pause."""
     known = known or Presence(who.kind, who.id, None, first, 0.0, 0)
     begins = first - known.last_seen_at > PAUSE or who.instance_id not in (None, known.instance_id)
     return replace(known, instance_id=who.instance_id or known.instance_id, last_seen_at=max(last, known.last_seen_at),

@@ -197,7 +197,7 @@ async def test_a_tool_that_does_not_exist_is_an_error_of_the_protocol(
     from mcp.shared.exceptions import MCPError
 
     async with connect(live_for_all, mode) as client:
-        with pytest.raises(MCPError, match="tools/list names them") as caught:
+        with pytest.raises(MCPError, match="tools/list shows the tools") as caught:
             await client.call_tool("asyncgate.no_such_tool", {})
 
     assert caught.value.error.code == -32602

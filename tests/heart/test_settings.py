@@ -409,7 +409,7 @@ def test_a_file_or_group_with_nothing_in_it_changes_nothing(load: Load, text: st
         ("nonsense: {}", "'nonsense' is not a setting"),
         ("port: {number: 1}", "'port.number' is not a setting"),
         ("8080: true", "'8080' is not a setting"),
-        ("[port, 8080]", "the settings must be names with values"),
+        ("[port, 8080]", "the file must hold names with values"),
     ],
 )
 def test_a_name_that_is_no_setting_stops_the_start(load: Load, text: str, hint: str) -> None:

@@ -137,5 +137,5 @@ def test_a_task_that_is_not_there_is_said_in_a_line(gate: Http) -> None:
     told = tree(gate, "none")
 
     assert (told.exit_code, told.output.splitlines()) == (4, [
-        "Error: task_not_found (404): no task none; list_tasks shows the tasks there are, and "
-        "list_archived_receipts what the archive has of one that has gone"])
+        "Error: task_not_found (404): no task none; list_tasks shows the tasks, "
+        "list_archived_receipts the archived receipts of a pruned task"])

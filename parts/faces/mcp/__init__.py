@@ -1,1 +1,1 @@
-"""MCP at /mcp: the façade, its tools, its tasks, and what hosts put before a model."""
+"""MCP at /mcp: the façade, its tools and tasks, resources and prompts."""

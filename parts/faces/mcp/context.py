@@ -1,10 +1,10 @@
-"""What MCP hosts put before a model: resources to read and to watch, and prompts that say where one stands.
+"""Resources that MCP hosts read and watch, and prompts that show the state of the caller's work.
 
-    asyncgate://obligations                     what is still owed to the caller
+    asyncgate://obligations                     the open obligations of the caller
     asyncgate://tasks/{task_id}                 one task's record
-    asyncgate://{instance}/tasks/{task_id}/result   the result that a completion points to when it lies in the record
+    asyncgate://{instance}/tasks/{task_id}/result   a result in a task's record, to which its completion points
 
-A subscription tells a caller about what it may read, and that is asked when it subscribes.
+A subscription covers resources that the caller may read; that is checked when it subscribes.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 OBLIGATIONS_URI, TASK_URI = "asyncgate://obligations", "asyncgate://tasks/"
 URI = re.compile(r"asyncgate://(?:tasks/(?P<task>[^/?#]+)|[^/?#]+/tasks/(?P<result>[^/?#]+)/result)\Z")
 NOT_FOUND_BEFORE_2026 = -32002
-CREDENTIAL_CHECK_SECONDS = 5.0        # after which it is asked again whether the credential of a subscription is good
-MOST_SHOWN = 20      # obligations and leases that a prompt tells one by one
+CREDENTIAL_CHECK_SECONDS = 5.0        # between checks of the credential of a subscription
+MOST_SHOWN = 20      # obligations and leases that a prompt lists one by one
 _json = msgspec.json.Decoder(JsonObject).decode
 
 TEMPLATES = [
@@ -53,24 +53,24 @@ RESOURCES = [types.Resource(uri=OBLIGATIONS_URI, name="obligations", title="What
 PROMPTS = [
     types.Prompt(name="resume_work", title="Resume work",
                  description="What do I owe, what is owed to me, what is next?", arguments=[
-                     types.PromptArgument(name="agent_id", description="who you are, if your credential names nobody"),
-                     types.PromptArgument(name="worker_id", description="the worker whose leases are meant")]),
-    types.Prompt(name="delegate", title="Delegate", description="Hand a piece of work over, and learn how it ends.",
-                 arguments=[types.PromptArgument(name="goal", description="what is to be done", required=True),
+                     types.PromptArgument(name="agent_id", description="your id, if your credential names nobody"),
+                     types.PromptArgument(name="worker_id", description="the worker whose leases to list")]),
+    types.Prompt(name="delegate", title="Delegate", description="Hand over a piece of work, and get its result.",
+                 arguments=[types.PromptArgument(name="goal", description="the work to be done", required=True),
                             types.PromptArgument(name="type", description="the type of task that workers take")])]
 
 DELEGATE = """Hand this over with AsyncGate: {goal}
 
-1. create_task with type {type}, a payload that holds what a worker needs, instructions, and an idempotency_key made of
-   this goal, so that repeating the call creates nothing twice. requirements.capabilities names what a worker must be
-   able to do; result_delivery: inline asks for the result in the task's record.
+1. create_task with type {type}, a payload with what a worker needs, instructions, and an idempotency_key made from
+   this goal, so that repeating the call creates nothing twice. requirements.capabilities lists the skills that a
+   worker needs; result_delivery: inline asks for the result in the task's record.
 2. Keep the task_id, or forget it: list_open_obligations finds the task again.
-3. get_task with wait_seconds: 30 waits for the end. When it has succeeded and obligation_open is still true, call
-   attach_artifacts to say where the result lies. cancel_task takes the work back."""
+3. get_task with wait_seconds: 30 waits for the end. If it has succeeded and obligation_open is still true, call
+   attach_artifacts to say where the result is. cancel_task cancels the work."""
 
 
 class Library:
-    """Answers what the SDK is asked of resources and prompts."""
+    """Answers the SDK's requests for resources and prompts."""
 
     def __init__(self, perform: Perform, whose: Callable[[Context], tuple[str, Principal]],
                  engine: Callable[[], Engine], most: int, caller: Callable[[Context], Caller]) -> None:
@@ -78,7 +78,7 @@ class Library:
         self.listening: set[ListenHandler] = set()
 
     def join(self, server: Server[Any]) -> None:
-        """Let a server answer them."""
+        """Register the handlers with a server."""
         server.add_request_handler("resources/list", types.PaginatedRequestParams, self.resources)
         server.add_request_handler("resources/templates/list", types.PaginatedRequestParams, self.templates)
         server.add_request_handler("resources/read", types.ReadResourceRequestParams, self.read)
@@ -87,18 +87,18 @@ class Library:
         server.add_request_handler("prompts/get", types.GetPromptRequestParams, self.prompt)
 
     def close(self) -> None:
-        """End every subscription in good order."""
+        """End every subscription in an orderly way."""
         for handler in self.listening:
             handler.close()
 
     # Resources.
 
     async def resources(self, ctx: Context, params: Any) -> types.ListResourcesResult:
-        """List what always is there."""
+        """List the fixed resources."""
         return types.ListResourcesResult(resources=RESOURCES)
 
     async def templates(self, ctx: Context, params: Any) -> types.ListResourceTemplatesResult:
-        """List what there is by id."""
+        """List the resources that have an id."""
         return types.ListResourceTemplatesResult(resource_templates=TEMPLATES)
 
     async def read(self, ctx: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
@@ -108,7 +108,7 @@ class Library:
             types.TextResourceContents(uri=params.uri, mime_type="application/json", text=text)])
 
     async def _text(self, ctx: Context, uri: str) -> bytes:
-        """Return what lies at an address; what the caller may not read is not there."""
+        """Return the resource at a URI; to a caller who may not read it, it does not exist."""
         named = URI.match(uri)
         try:
             if uri == OBLIGATIONS_URI:
@@ -127,9 +127,9 @@ class Library:
                        {"uri": uri})
 
     async def listen(self, ctx: Context, params: types.SubscriptionsListenRequestParams) -> Any:
-        """Tell a caller when what it subscribes to has changed, until it goes."""
+        """Tell a caller about changes of its subscribed resources, until it disconnects."""
         if len(self.listening) >= self.most:
-            raise MCPError(types.INTERNAL_ERROR, f"{self.most} subscriptions are open already")
+            raise MCPError(types.INTERNAL_ERROR, f"{self.most} subscriptions, the limit, are open; try again later")
         for uri in params.notifications.resource_subscriptions or ():
             await self._text(ctx, str(uri))
         handler = ListenHandler(Feed(self.engine(), *self.whose(ctx)))
@@ -148,7 +148,7 @@ class Library:
             self.listening.discard(handler)
 
     async def _while_good(self, ctx: Context, handler: ListenHandler) -> None:
-        """End a subscription when the credential that it was made with is not good any more."""
+        """End a subscription when its credential is no longer valid."""
         engine, caller, changed = self.engine(), self.caller(ctx), asyncio.Event()
 
         credentials = Credentials(changed)
@@ -178,12 +178,12 @@ class Library:
         elif params.name == "delegate" and given.get("goal"):
             text = DELEGATE.format(goal=given["goal"], type=quote_text(given.get("type") or "of your choice"))
         else:
-            raise MCPError(types.INVALID_PARAMS, "there are the prompts resume_work, and delegate, which needs a goal")
+            raise MCPError(types.INVALID_PARAMS, "the prompts are resume_work, and delegate, which needs a goal")
         return types.GetPromptResult(messages=[
             types.PromptMessage(role="user", content=types.TextContent(type="text", text=text))])
 
     async def _resume(self, ctx: Context, given: dict[str, str]) -> str:
-        """Say where the caller stands, by what is stored and nothing else."""
+        """Describe the state of the caller's work, from stored facts only."""
         try:
             owed = await self._owed(ctx, {"agent_id": given["agent_id"]} if given.get("agent_id") else {})
             held = await self._held(ctx, {"worker_id": given["worker_id"]} if given.get("worker_id") else {})
@@ -232,13 +232,13 @@ class Credentials(Extension):
 
 
 class Feed:
-    """The news of one caller, as the SDK's subscriptions read it."""
+    """The changes that concern one caller, as the SDK's subscriptions read them."""
 
     def __init__(self, engine: Engine, tenant_id: str, who: Principal) -> None:
         self.engine, self.tenant_id, self.who = engine, tenant_id, who
 
     async def publish(self, event: ServerEvent) -> None:
-        """Refuse: news come from commits only."""
+        """Refuse: changes come from commits only."""
         raise NotImplementedError
 
     def subscribe(self, listener: Callable[[ServerEvent], None]) -> Callable[[], None]:
@@ -270,16 +270,16 @@ class Subscription(Extension):
 
 
 def describe_task(task: JsonObject) -> str:
-    """Say of a task that is owed what it waits for."""
+    """Describe a task that is owed to the caller, and the next step."""
     task_id, status = task["task_id"], task["status"]
-    step = f"get_task {task_id} with wait_seconds waits for the end, cancel_task takes it back"
+    step = f"get_task {task_id} with wait_seconds waits for the end, cancel_task cancels it"
     if task["held"]:
-        step = "it kept losing its workers and is held: release_hold offers it again, cancel_task takes it back"
+        step = "it is on hold: release_hold offers it to workers again, cancel_task cancels it"
     elif status == "succeeded":
-        step = "read its result with get_task, then attach_artifacts to say where the result lies; that discharges it"
+        step = "read its result with get_task, then attach_artifacts to say where the result is; that discharges it"
     return f"- the task {task_id} of type {quote_text(task['type'])} is {status}: {step}"
 
 
 def quote_text(text: str) -> str:
-    """Write text that others chose so that it stays one word of a prompt."""
+    """Quote foreign text, so that it cannot pass for a part of the prompt."""
     return encode_json(text).decode()

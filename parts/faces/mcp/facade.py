@@ -1,11 +1,11 @@
 """MCP at /mcp: the operations as tools of the official SDK, both eras of the protocol from one stateless endpoint.
 
 A request is read, authenticated and screened here, exactly as REST does it, before the SDK sees it.  The arguments of a
-tool call never pass through the SDK: they are cut out of the message and decoded by the operation itself, so that a
-payload is stored byte for byte as it came, whichever way it came.  What comes from no MCP client at all, but from the
-JSON-RPC peers of this family, is answered in their dialect (`_bare`).
+tool call never pass through the SDK: they are cut out of the message and decoded by the operation's own reader, so
+that every façade stores a payload byte for byte.  Requests of JSON-RPC peers, which are no MCP clients, are answered
+in their dialect (`_bare`).
 
-Imported when somebody first asks for /mcp: the SDK costs 0.4 s and 55 MB.
+Imported on the first request for /mcp: the SDK costs 0.4 s and 55 MB.
 """
 
 from __future__ import annotations
@@ -81,24 +81,24 @@ if TYPE_CHECKING:
 Members = dict[str, msgspec.Raw]
 
 HOUR_MS = 3_600_000
-ENVELOPE_BYTES = 64 * 2**10         # of a message that the SDK reads, which makes models of it
-STRANGERS_BYTES = 256 * 2**10       # of a request whose token, if any, is inside
+ENVELOPE_BYTES = 64 * 2**10         # of a message that the SDK reads and turns into models
+STRANGERS_BYTES = 256 * 2**10       # of a request without a token in its headers
 SAME_FOR_ALL: tuple[CacheableMethod, ...] = ("prompts/list", "resources/list", "resources/templates/list")
 AROUND = 2      # levels of a message around the arguments of its call
-PASSING = (408, 429)        # refusals of which the next try may hear nothing
+PASSING = (408, 429)        # statuses of refusals that a repeated call may not meet
 NULL, EMPTY_OBJECT = msgspec.Raw(b"null"), msgspec.Raw(b"{}")
-VISIT = "asyncgate.visit"       # where the ASGI scope carries a visit through the SDK
-COMPLETE = {"resultType": "complete"}       # what the newest revision wants to read, and older ones do not get
+VISIT = "asyncgate.visit"       # key of the ASGI scope that carries a visit through the SDK
+COMPLETE = {"resultType": "complete"}       # required by the newest revision, not sent to older ones
 HANDSHAKE = {"initialize", "ping", "server/discover"}
 
-logging.getLogger("mcp").setLevel(logging.WARNING)      # at info it tells of every request
+logging.getLogger("mcp").setLevel(logging.WARNING)      # at info it logs every request
 
 _members = msgspec.json.Decoder(Members).decode
 _text = msgspec.json.Decoder(str).decode
 
 
 class Catalog:
-    """All that is made of the operations once: the tools by either name, what they take, and their listings."""
+    """Made once from the operations: the tools by either name, their input schemas, and their listings."""
 
     def __init__(self, operations: tuple[Operation, ...], prefix: str = TOOL_PREFIX) -> None:
         self.tools = {name: op for op in operations for name in spell_tool_name(op.name, prefix)}
@@ -111,7 +111,7 @@ class Catalog:
                 self.shelf(separator, form)
 
     def shelf(self, separator: str, form: ToolForm) -> list[ListedTool]:
-        """Return all tools as they are listed in a form, by name."""
+        """Return all tools, by name, as listed in a form."""
         if (separator, form) not in self.shelves:
             listed = describe_tools({op.name: op for op in self.tools.values()}.values(), separator, form, self.prefix)
             self.shelves[separator, form] = [
@@ -120,7 +120,7 @@ class Catalog:
 
 
 class ListedTool(msgspec.Struct):
-    """A tool as it is listed: for the bare dialect, and for the SDK."""
+    """A tool as it is listed for the bare dialect, and for the SDK."""
 
     op: Operation
     plain: dict[str, Any]
@@ -131,17 +131,17 @@ make_catalog = cache(Catalog)
 
 
 class ToolCall(msgspec.Struct):
-    """A call of an operation: what it asks, or why it cannot be asked."""
+    """A call of an operation: its request, or why the request is refused."""
 
     op: Operation
     ask: Ask | None = None
     refusal: GateError | None = None
     unknown: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()        # warnings that the reply has no place for
+    beside: tuple[str, ...] = ()        # warnings for which the reply has no member
 
 
 class Visit(msgspec.Struct):
-    """A request on its way through the SDK: who makes it, and the call that was cut out of it."""
+    """A request on its way through the SDK: its caller, and the call that was cut out of it."""
 
     caller: Caller
     query: dict[str, str]
@@ -149,7 +149,7 @@ class Visit(msgspec.Struct):
 
 
 class JsonRpcMessage(msgspec.Struct):
-    """A JSON-RPC message, taken apart only as far as it must be."""
+    """A JSON-RPC message, parsed no further than necessary."""
 
     members: Members
     params: Members
@@ -159,7 +159,7 @@ class JsonRpcMessage(msgspec.Struct):
 
     @property
     def arguments_are_an_object(self) -> bool:
-        """Whether the arguments are what an operation can be asked with."""
+        """Whether the arguments are a JSON object."""
         return bytes(self.arguments).lstrip()[:1] == b"{"
 
     @property
@@ -176,10 +176,10 @@ class JsonRpcMessage(msgspec.Struct):
 
 
 class FixedLists(Server[Any]):
-    """The SDK's server, which would promise news of its lists because there are subscriptions to resources."""
+    """The SDK's server without its promise, made because resources have subscriptions, to announce new lists."""
 
     def get_capabilities(self, *given: Any, **named: Any) -> types.ServerCapabilities:
-        """Return what clients may count on: tools, prompts and resources are the same as long as a gate runs."""
+        """Return the capabilities: lists of tools, prompts and resources never change while a gate runs."""
         can = super().get_capabilities(*given, **named)
         for part in (can.tools, can.prompts, can.resources):
             if part is not None:
@@ -206,7 +206,7 @@ class Facade:
     def _server(self) -> Server[Any]:
         server: Server[Any] = FixedLists(
             "asyncgate", version=self.version, title="AsyncGate", instructions=INSTRUCTIONS,
-            get_tool_input_schema=self.catalog.schemas.get,      # or the SDK lists all tools again on every call
+            get_tool_input_schema=self.catalog.schemas.get,      # otherwise the SDK lists all tools on every call
             cache_hints={**dict.fromkeys(SAME_FOR_ALL, CacheHint(ttl_ms=HOUR_MS, scope="public")),
                          "tools/list": CacheHint(ttl_ms=HOUR_MS, scope="private")},      # by role and scopes
             on_list_tools=self._list)
@@ -219,11 +219,11 @@ class Facade:
 
     @classmethod
     def prepare(cls, operations: tuple[Operation, ...]) -> None:
-        """Make the catalog of tools beforehand, on a thread: that takes a third of a second."""
+        """Make the catalog of tools in advance, on a thread: it takes a third of a second."""
         make_catalog(operations, cls.PREFIX)
 
     async def open(self) -> Facade:
-        """Start the SDK's manager in a task of its own, which must also end it."""
+        """Start the SDK's manager in its own task, because the same task must end it."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.running = asyncio.create_task(self._run(ready))
         await ready
@@ -254,8 +254,8 @@ class Facade:
             await self.gate.send(send, scope, 500, encode_json(log_fault(scope["path"], bug).body()))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] != "POST":       # no stream to listen to, no session to delete: every POST stands alone
-            raise MethodNotAllowed(f"{scope['method']} is not for {scope['path']}; POST JSON-RPC", allow=["POST"])
+        if scope["method"] != "POST":       # no streams and no sessions: every POST stands alone
+            raise MethodNotAllowed(f"{scope['path']} does not support {scope['method']}; POST JSON-RPC", allow=["POST"])
         headers: Headers = scope["headers"]
         standard = has_mcp_headers(headers)
         caller = await self._known(scope, standard)
@@ -269,14 +269,14 @@ class Facade:
         await self._sdk(scope, receive, send, body, message, caller)
 
     async def _read_apart(self, body: bytes) -> JsonRpcMessage | None:
-        """Judge a message and take it apart; what is wrong with the arguments alone is for whoever answers the call."""
+        """Check and parse a message; errors in the arguments alone are kept for the answer to the call."""
         wrong = None
         try:
             wrong = await find_refusal(body, self.settings.max_request_values, MAX_DEPTH + AROUND)
-            # What has too many values is not even taken apart.
+            # A message with too many values is not parsed at all.
             message = None if isinstance(wrong, PayloadTooLarge) else parse_message(body)
         except RecursionError:
-            raise PayloadTooDeep("the message is nested too deep") from None
+            raise PayloadTooDeep("the JSON of the message has too many levels") from None
         except (msgspec.DecodeError, UnicodeDecodeError):
             message = None
         await let_others_run(len(body))
@@ -287,7 +287,7 @@ class Facade:
         return message
 
     async def _known(self, scope: Scope, standard: bool) -> Caller | None:
-        """Return who the headers say it is; only a peer may come without a token there, and only with little."""
+        """Return the caller by the headers; only a peer may send no token there, and only with a small message."""
         if not standard and read_token(scope["headers"]) is None:
             try:
                 await self.gate.guard.known(scope["headers"])
@@ -297,15 +297,15 @@ class Facade:
 
     async def _sdk(self, scope: Scope, receive: Receive, send: Send, body: bytes, message: JsonRpcMessage | None,
                    caller: Caller) -> None:
-        """Let the SDK answer, over the message without its arguments."""
+        """Let the SDK answer the message without its arguments."""
         visit = Visit(caller, read_query_of(scope))
-        read_sets(visit.query.get("tools"))       # a set that is none is refused at once, whatever is asked
+        read_sets(visit.query.get("tools"))       # an unknown set is refused at once, for every method
         if message and (op := self._called(message)) and message.arguments_are_an_object:   # else the SDK refuses them
             visit.call = self._read(scope, op, "refuse", message, caller)      # as its schema says
             body = message.emptied()
         if len(body) > ENVELOPE_BYTES:
-            raise PayloadTooLarge(f"a message without the arguments of its call has {ENVELOPE_BYTES} bytes at most")
-        # White space around a header's value is not part of it, and not every HTTP parser leaves it away.
+            raise PayloadTooLarge(f"a message may have at most {ENVELOPE_BYTES} bytes beside the arguments of its call")
+        # White space around a header's value is not part of it, but not every HTTP parser removes it.
         stripped = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
         answer = self.manager.handle_request(
             {**scope, "headers": stripped, VISIT: visit}, replay_body(body), self._safe(scope, send))
@@ -315,7 +315,7 @@ class Facade:
         await answer
 
     def _safe(self, scope: Scope, send: Send) -> Send:
-        """Give the SDK's answers the headers that every answer carries."""
+        """Add the security headers to the SDK's answers."""
         async def safe(message: Any) -> None:
             if message["type"] == "http.response.start":
                 own = {name for name, _ in message["headers"]}
@@ -324,7 +324,7 @@ class Facade:
         return safe
 
     def _read(self, scope: Scope, op: Operation, rule: Rule, message: JsonRpcMessage, caller: Caller) -> ToolCall:
-        """Make the ask of a call, or keep the refusal for whoever answers."""
+        """Read the request of a call, or keep the refusal for the answer."""
         query = read_query_of(scope)
         try:
             self.gate.engine.permit(op, caller)
@@ -360,7 +360,7 @@ class Facade:
         """Return the operation that a message calls, if it calls one."""
         return self.catalog.tools.get(message.name) if message.method == "tools/call" else None
 
-    # What the SDK calls.
+    # Handlers of the SDK.
 
     async def _list(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         assert ctx.request is not None
@@ -369,7 +369,7 @@ class Facade:
         return types.ListToolsResult(tools=[one.model for one in shown])
 
     def _shown(self, path: str, caller: Caller, query: dict[str, str]) -> list[ListedTool]:
-        """Return the tools that a caller may use, of the sets that the address asks for; all can be called by name."""
+        """Return the tools to list: the caller may use them, and the query asks for their set."""
         underscored = path.endswith("/u") or self.settings.mcp_tool_names == "underscore"
         named = (caller.bound and not caller.sees_all) or "principal_id" in query
         form = FULL_FORM if query.get("schemas") == "full" else BRIEF_NAMED if named else BRIEF_FORM
@@ -380,10 +380,10 @@ class Facade:
     async def _call(self, ctx: Context, params: types.CallToolRequestParams) -> dict[str, Any]:
         visit = find_visit(ctx)
         if visit.call is None:
-            raise MCPError(types.INVALID_PARAMS, f"no tool {params.name}; tools/list names them")
+            raise MCPError(types.INVALID_PARAMS, f"no tool {params.name}; tools/list shows the tools")
         ask = visit.call.ask
         if by_handle := isinstance(ask, RunTask) and wants_handle(ctx):
-            ask.wait_seconds = 0.0      # it is the client that waits
+            ask.wait_seconds = 0.0      # the client waits itself
         try:
             reply = await self._perform(visit.call, visit.caller)
         except GateError as no:
@@ -392,14 +392,14 @@ class Facade:
         return make_handle(reply) if by_handle else COMPLETE | make_result(reply) | told
 
     async def _do(self, ctx: Context, operation: str, fields: dict[str, Any]) -> bytes:
-        """Carry out an operation that a request means without naming it."""
+        """Carry out an operation for a request that is not a tool call."""
         assert ctx.request is not None
         op, visit = self.operations[operation], find_visit(ctx)
         meant = JsonRpcMessage({}, {"arguments": msgspec.Raw(encode_json(fields))})
         return await self._perform(self._read(ctx.request.scope, op, "ignore", meant, visit.caller), visit.caller)
 
     def _whose(self, ctx: Context) -> tuple[str, Principal]:
-        """Return the tenant and the principal that a request without an operation comes from."""
+        """Return the tenant and the principal of a request without an operation."""
         visit, ask = find_visit(ctx), ListOpenObligations()
         fill_principal(ask, visit.query)
         try:
@@ -417,7 +417,7 @@ class Facade:
         id = message.members.get("id", NULL)
         try:
             if message.method not in ("tools/list", "tools/call"):
-                no = InvalidRequest(f"no method {message.method!r}; there are tools/list and tools/call")
+                no = InvalidRequest(f"no method {message.method!r}; the methods are tools/list and tools/call")
                 return await self._error(scope, send, id, UNKNOWN_METHOD, no)
             result = await self._bare_result(scope, receive, message)
         except GateError as no:
@@ -435,7 +435,7 @@ class Facade:
         if message.method == "tools/list":
             return {"tools": [one.plain for one in self._shown(scope["path"], caller, read_query_of(scope))]}
         if op is None:
-            raise InvalidRequest(f"no tool {message.name!r}; tools/list names them")
+            raise InvalidRequest(f"no tool {message.name!r}; tools/list shows the tools")
         if not message.arguments_are_an_object:
             raise InvalidRequest("arguments must be an object")
         call = self._read(scope, op, self.settings.unknown_members, message, caller)
@@ -449,17 +449,17 @@ class Facade:
         return {**_members(reply), **make_result(reply)}
 
     async def _error(self, scope: Scope, send: Send, id: msgspec.Raw, code: int, no: GateError) -> None:
-        """Answer a failure: an integer for JSON-RPC, and in `data` the code that every façade gives."""
+        """Answer a failure: an integer code for JSON-RPC, and in `data` the code of every façade."""
         unknown = {"warnings": scope["asyncgate.unknown"]} if "asyncgate.unknown" in scope else {}
         error = {"code": code, "message": str(no), "data": {**make_refusal_data(no), **unknown}}
-        # A worker that reads no body stops at 4xx, and repeats what failed otherwise, also with the status 200.
+        # A worker that reads no body stops at 4xx, and repeats calls that failed otherwise, even with status 200.
         status = no.status if 400 <= no.status < 500 and no.status not in PASSING else 200
         await self.gate.send(send, scope, status, encode_json({"jsonrpc": "2.0", "id": id, "error": error}),
                              [*make_refusal_headers(no), *make_warning_headers(scope)])
 
 
 def parse_message(body: bytes) -> JsonRpcMessage:
-    """Read the message as far as the arguments, which stay as they are."""
+    """Parse a message, except its arguments, which stay raw."""
     members = _members(body)
     params = decode_or_none(_members, members.get("params", EMPTY_OBJECT)) or {}
     method = decode_or_none(_text, members.get("method", NULL)) or ""
@@ -472,11 +472,11 @@ def read_query_of(scope: Scope) -> dict[str, str]:
     try:
         return read_query(scope["query_string"])
     except ValueError as wrong:
-        raise InvalidRequest(f"the query: {wrong}") from None
+        raise InvalidRequest(f"invalid query: {wrong}") from None
 
 
 def decode_or_none(decode: Callable[[msgspec.Raw], Any], raw: msgspec.Raw) -> Any:
-    """Decode a part, or return None where it is something else."""
+    """Decode a part, or return None if it has another type."""
     try:
         return decode(raw)
     except msgspec.DecodeError:
@@ -484,33 +484,33 @@ def decode_or_none(decode: Callable[[msgspec.Raw], Any], raw: msgspec.Raw) -> An
 
 
 def has_mcp_headers(headers: Headers) -> bool:
-    """Whether the headers are those of an MCP client; each revision that has HTTP makes it accept event streams."""
+    """Whether the headers are those of an MCP client, which accepts event streams in each revision."""
     return any(name.startswith(b"mcp-") or (name == b"accept" and b"text/event-stream" in value.lower())
                for name, value in headers)
 
 
 def is_mcp_message(message: JsonRpcMessage) -> bool:
-    """Whether a message itself is one of MCP: of the handshake, or with a protocol version of its own."""
+    """Whether a message is one of MCP: part of the handshake, or with a protocol version."""
     meta = decode_or_none(_members, message.params.get("_meta", NULL)) or {}
     shakes = message.method in HANDSHAKE or message.method.startswith("notifications/")
     return shakes or any(name.endswith("protocolVersion") for name in meta)
 
 
 def make_warning_headers(scope: Scope) -> Headers:
-    """Name in a header the members of a call that nobody knows, and warnings that its reply has no place for."""
+    """Return a header with the unknown members of a call and the warnings that its reply cannot hold."""
     told = (*scope.get("asyncgate.unknown", ()), *scope.get("asyncgate.beside", ()))
     return [make_warning_header(told)] if told else []
 
 
 def drop_token(arguments: msgspec.Raw) -> msgspec.Raw:
-    """Leave away the token that peers may send as an argument."""
+    """Remove the token that peers may send as an argument."""
     if b'"auth_token"' not in bytes(arguments):
         return arguments
     return msgspec.Raw(encode_json({name: held for name, held in _members(arguments).items() if name != "auth_token"}))
 
 
 def read_credentials(scope: Scope, message: JsonRpcMessage) -> Headers:
-    """Return the headers, and the token that peers may send as an argument instead."""
+    """Return the headers, with the token that peers may send as an argument."""
     headers: Headers = scope["headers"]
     held = decode_or_none(_members, message.arguments) or {}
     token = decode_or_none(_text, held.get("auth_token", NULL))
@@ -520,14 +520,14 @@ def read_credentials(scope: Scope, message: JsonRpcMessage) -> Headers:
 
 
 def find_visit(ctx: Context) -> Visit:
-    """Return the visit that a request of the SDK belongs to."""
+    """Return the visit of a request of the SDK."""
     assert ctx.request is not None
     visit: Visit = ctx.request.scope[VISIT]
     return visit
 
 
 def replay_body(body: bytes) -> Receive:
-    """Return what hands out a body that has been read already, and then keeps quiet."""
+    """Return an ASGI receive that yields a body once, and then waits for ever."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Any:

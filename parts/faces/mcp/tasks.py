@@ -1,8 +1,8 @@
 """MCP tasks (extension io.modelcontextprotocol/tasks, SEP-2663): handles to tasks of the gate, which outlive both ends.
 
-A client that declares the extension gets the handle as the answer of run_task, and asks for the outcome with it: over
-any connection, of any instance, after any restart.  A handle is a task's own id, so whoever may read the task may use
-it, and nobody else learns that it exists.
+A client that declares the extension gets a handle as the answer of run_task, and reads the outcome with it: over any
+connection, from any instance, after any restart.  A handle is the task's id, so a caller who may read the task may use
+it, and nobody else learns that the task exists.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ Perform = Callable[[Context, str, dict[str, Any]], Awaitable[bytes]]
 
 EXTENSION = "io.modelcontextprotocol/tasks"
 POLL_MS = {"queued": 2000, "leased": 1000, "running": 1000}
-# A task that failed has a result, which says so; "failed" is for a request that broke.
+# A failed task has a result, which says so; MCP's "failed" is for broken requests.
 MCP_STATUSES = {"queued": "working", "leased": "working", "running": "working", "succeeded": "completed",
                 "failed": "completed", "canceled": "cancelled"}
-MOST_PROGRESS = 500     # characters of it in a status message
+MOST_PROGRESS = 500     # characters of progress in a status message
 _record = msgspec.json.Decoder(JsonObject).decode
 
 
 class TaskParams(types.RequestParams):
-    """What all requests about a handle carry."""
+    """The parameters of all requests about a handle."""
 
     task_id: str
 
 
 class UpdateParams(TaskParams):
-    """Answers to what a task has asked for."""
+    """Answers to a task's questions."""
 
     input_responses: JsonObject | None = None
 
 
 def wants_handle(ctx: Context) -> bool:
-    """Whether a client takes handles: it says so with every request, and older revisions have no word for them."""
+    """Whether a client accepts handles: each of its requests declares so; older revisions have no handles."""
     can = ctx.session.client_capabilities
     return bool(ctx.protocol_version in MODERN_PROTOCOL_VERSIONS and can and can.extensions
                 and EXTENSION in can.extensions)
 
 
 def make_handle(reply: bytes) -> JsonObject:
-    """Make the handle of a task of its record."""
+    """Make the handle of a task from its record."""
     return {"resultType": "task", **show_state(_record(reply))}
 
 
 def show_state(record: JsonObject) -> JsonObject:
-    """Say how far a task is."""
+    """Return the state of a task."""
     progress = "" if record["progress"] is None else f": {msgspec.json.encode(record['progress']).decode()}"
     return {"taskId": record["task_id"], "status": MCP_STATUSES[record["status"]], "createdAt": record["created_at"],
             "lastUpdatedAt": record["updated_at"], "ttlMs": None,
@@ -67,7 +67,7 @@ def show_state(record: JsonObject) -> JsonObject:
 
 
 def show_progress(reply: bytes) -> JsonObject:
-    """Say how far a task is, with the result of the call that made it once there is one."""
+    """Return the state of a task, with the result of the call that created it if it has ended."""
     record = _record(reply)
     if MCP_STATUSES[record["status"]] != "completed":
         return show_state(record)
@@ -84,7 +84,7 @@ class Tasks:
         self.perform = perform
 
     def join(self, server: Server[Any]) -> None:
-        """Let a server answer them."""
+        """Register the handlers with a server."""
         server.extensions[EXTENSION] = {}
         server.add_request_handler("tasks/get", TaskParams, self.get)
         server.add_request_handler("tasks/update", UpdateParams, self.update)
@@ -95,12 +95,12 @@ class Tasks:
         return show_progress(await self._task(ctx, params))
 
     async def update(self, ctx: Context, params: UpdateParams) -> JsonObject:
-        """Take answers; no task of the gate ever asks, so there is nothing to do with them."""
+        """No-op: tasks of the gate never ask questions."""
         await self._task(ctx, params)
         return {}
 
     async def cancel(self, ctx: Context, params: TaskParams) -> JsonObject:
-        """Cancel a task; one that has ended stays as it is."""
+        """Cancel a task; an ended task stays unchanged."""
         await self._task(ctx, params)
         await self._done(ctx, "cancel_task", params)
         return {}
@@ -110,7 +110,7 @@ class Tasks:
             raise MCPError(types.METHOD_NOT_FOUND, "this protocol revision has no such method")
         named = ctx.request.headers.get("mcp-name") if ctx.request else None
         if named is not None and named != params.task_id:
-            raise MCPError(types.HEADER_MISMATCH, "the header Mcp-Name is not params.taskId")
+            raise MCPError(types.HEADER_MISMATCH, "send the same id in Mcp-Name and params.taskId")
         if not wants_handle(ctx):
             raise MCPError(types.MISSING_REQUIRED_CLIENT_CAPABILITY, f"declare the extension {EXTENSION}",
                            {"requiredCapabilities": {"extensions": {EXTENSION: {}}}})
@@ -121,6 +121,6 @@ class Tasks:
             return await self.perform(ctx, operation, {"task_id": params.task_id})
         except GateError as no:
             code = types.INVALID_PARAMS if no.status < 500 else types.INTERNAL_ERROR
-            if no.status == 403:        # whether a foreign task exists is nobody's business
+            if no.status == 403:        # callers must not learn whether a foreign task exists
                 no = no_task(params.task_id)
             raise MCPError(code, str(no), make_refusal_data(no)) from None

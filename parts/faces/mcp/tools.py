@@ -1,6 +1,6 @@
-"""The operations as MCP tools: names, texts that a model can act on, and JSON Schemas; made from the table.
+"""The operations as MCP tools: names, descriptions for models, and JSON Schemas, made from the table.
 
-Nothing here needs the SDK, so whoever only wants to know what the tools are pays nothing for it.
+Nothing here needs the SDK, so a program that only lists the tools need not import it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from asyncgate.parts.model.wire import (
     CreateTask,
 )
 
-# What a host may pick with /mcp?tools=…: what agents do, what workers do, and what neither may.
+# The sets that a host may pick with /mcp?tools=…: tools for agents, for workers, and for neither.
 SETS = {"delegate": "agent", "work": "worker", "admin": ""}
-# How a tool is listed: with all there is to say of it, or briefly, with who asks among its arguments or without.
+# How a tool is listed: in full; or briefly, with the caller's id among its arguments, or without it.
 ToolForm = Literal["full", "brief", "named"]
 FULL_FORM: ToolForm = "full"
 BRIEF_FORM: ToolForm = "brief"
 BRIEF_NAMED: ToolForm = "named"
-# Who asks, as a model says it; the other spellings, and what peers send beside it, are accepted and not shown.
-ASKER_ARGUMENTS = {"agent_id": "who you are", "worker_id": "the worker you are; the same after a restart"}
+# How a model names itself; other spellings are accepted, but not shown.
+ASKER_ARGUMENTS = {"agent_id": "your id", "worker_id": "your id as a worker; keep it after a restart"}
 ASKING = (AsPrincipal, AsWorker, AsEither)
 ASKERS = frozenset(name for kind in ASKING for name in kind.__struct_fields__)
 INSTRUCTIONS = """AsyncGate keeps tasks for agents that forget. As an agent: create_task or run_task, then get_task.
@@ -44,7 +44,7 @@ has a code and names the next legal call. If your credential does not name you, 
 
 
 def describe_tool(op: Any, name: str, form: ToolForm = FULL_FORM) -> JsonObject:
-    """Describe the tool of an operation; a model reads every word of it, so briefly if it may be."""
+    """Describe the tool of an operation; models pay for each word, so there are brief forms."""
     takes = {"inputSchema": make_input_schema(op), "outputSchema": make_output_schema(op)} if form == FULL_FORM else {
         "inputSchema": make_brief_schema(op, named=form == BRIEF_NAMED)}
     return {
@@ -62,10 +62,10 @@ def describe_tools(operations: Iterable[Any], separator: str, form: ToolForm = F
 
 
 def read_sets(named: str | None) -> frozenset[str]:
-    """Read which sets of tools an address asks for; all if it names none."""
+    """Return the sets of tools that a query asks for; all if it names none."""
     wanted = frozenset(named.split(",")) if named else frozenset(SETS)
     if unknown := wanted - SETS.keys():
-        raise InvalidRequest(f"tools={','.join(sorted(unknown))}: there are the sets {', '.join(SETS)}")
+        raise InvalidRequest(f"tools={','.join(sorted(unknown))} is unknown; the sets are {', '.join(SETS)}")
     return wanted
 
 
@@ -76,7 +76,7 @@ def is_in(op: Any, sets: frozenset[str]) -> bool:
 
 
 def describe_purpose(op: Any, of_a_gate: bool = True) -> str:
-    """Say what a tool does and, where it is one of a gate, what may follow it."""
+    """Say what a tool does and, for tools of a gate, which call may follow."""
     text = remove_clause_numbers(" ".join(f"{op.summary} {op.text.strip()}".split())).removesuffix(" One transaction.")
     return f"{text} Next: {op.takes.next_step}" if of_a_gate and op.takes.next_step else text
 
@@ -91,10 +91,10 @@ def make_input_schema(op: Any) -> JsonObject:
 
 
 def make_brief_schema(op: Any, *, named: bool) -> JsonObject:
-    """Return the schema of a tool's arguments as a model needs it: what to send, without what it can leave to the gate.
+    """Return the schema of a tool's arguments without everything that a model does not need.
 
-    Other spellings of who asks are left out, and if the credential names the caller all of them are.  Limits that no
-    sensible call comes near are left out too, and that null means absent.  The gate takes what it always takes.
+    Left out: other spellings of the caller's name (all spellings if the credential names the caller), limits that no
+    sensible call reaches, and the fact that null means absent.  The gate accepts the same arguments as ever.
     """
     hidden = {*(ASKER_ARGUMENTS if named else ()), *(() if "worker" in op.roles else ("worker_id",))}
     schema: JsonObject = shorten_schema(make_input_schema(op), hidden)
@@ -106,7 +106,7 @@ def make_brief_schema(op: Any, *, named: bool) -> JsonObject:
 
 
 def shorten_schema(schema: Any, hidden: Set[str]) -> Any:
-    """Leave out of a schema what a model does not need."""
+    """Return a schema without the parts that a model does not need."""
     if isinstance(schema, list):
         return [shorten_schema(part, hidden) for part in schema]
     if not isinstance(schema, dict):
@@ -123,7 +123,7 @@ def shorten_schema(schema: Any, hidden: Set[str]) -> Any:
 
 
 def find_spellings(title: str, hidden: Set[str]) -> Set[str]:
-    """Return the members of a request by which it says who asks, but for those that a model is shown."""
+    """Return the members that name the caller, except those that a model sees."""
     kind = find_kinds(Ask).get(title)
     if kind is None or not issubclass(kind, ASKING):
         return {"tenant_id"} if kind else frozenset()
@@ -132,7 +132,7 @@ def find_spellings(title: str, hidden: Set[str]) -> Set[str]:
 
 @cache
 def find_kinds(above: type[Ask]) -> dict[str, type[Ask]]:
-    """Return every kind of request by its name."""
+    """Return every request class by its name."""
     found = {above.__name__: above}
     for kind in above.__subclasses__():
         found |= find_kinds(kind)
@@ -140,14 +140,14 @@ def find_kinds(above: type[Ask]) -> dict[str, type[Ask]]:
 
 
 def is_needless(name: str, said: Any) -> bool:
-    """Whether a keyword of a schema tells a model nothing."""
+    """Whether a schema keyword is useless for a model."""
     return (name in ("title", "minLength", "maxLength", "additionalProperties", "properties")
             or (name == "default" and said is None) or (name == "required" and not said)
             or (name in ("minimum", "maximum") and abs(said) in (WIDEST, LONGEST_PAUSE_SECONDS)))
 
 
 def drop_null(schema: JsonObject) -> JsonObject:
-    """Say nothing of null, which means absent; where any JSON is taken it is one of the values."""
+    """Remove null, which means absent, from a schema; keep it where any JSON is accepted."""
     if "anyOf" in schema:
         some = [one for one in schema["anyOf"] if one != {"type": "null"}]
         rest = {name: said for name, said in schema.items() if name != "anyOf"}
@@ -166,7 +166,7 @@ def make_output_schema(op: Any) -> JsonObject:
 
 
 def make_rooted_schema(kind: type[msgspec.Struct]) -> JsonObject:
-    """Return a Struct's schema with its own properties at the root, where older revisions of MCP want them."""
+    """Return a Struct's schema with its properties at the root, as older revisions of MCP require."""
     schema = simplify_schema(msgspec.json.schema(kind))
     defs: JsonObject = schema["$defs"]
     root: JsonObject = defs.pop(schema["$ref"].rpartition("/")[2])
@@ -174,7 +174,7 @@ def make_rooted_schema(kind: type[msgspec.Struct]) -> JsonObject:
 
 
 def simplify_schema(schema: Any) -> Any:
-    """Leave out what readers of schemas stumble over; the gate checks it all the same."""
+    """Remove keywords that some clients cannot handle; the gate checks them anyway."""
     if isinstance(schema, list):
         return [simplify_schema(part) for part in schema]
     if not isinstance(schema, dict):
@@ -187,7 +187,7 @@ def simplify_schema(schema: Any) -> Any:
 
 
 def allow_null(schema: JsonObject) -> JsonObject:
-    """Let an argument be null, which means absent."""
+    """Allow null, which means absent, as an argument."""
     if "anyOf" in schema or "$ref" in schema:
         inner = schema.get("anyOf") or [{"$ref": schema["$ref"]}]
         rest = {name: said for name, said in schema.items() if name not in ("anyOf", "$ref")}
@@ -204,12 +204,12 @@ def allow_null(schema: JsonObject) -> JsonObject:
 
 
 def describe_refusal(no: GateError) -> JsonObject:
-    """Name a refusal, and say whether the same call may succeed later."""
+    """Return the code of a refusal, and whether the same call may succeed later."""
     return {"code": no.code, "retryable": no.status in (408, 429, 503)}
 
 
 def make_refusal_data(no: GateError) -> JsonObject:
-    """Return all there is to say of a refusal, for the data of a JSON-RPC error."""
+    """Return everything about a refusal, for the data of a JSON-RPC error."""
     return {**no.body(), **describe_refusal(no)}
 
 
@@ -220,6 +220,6 @@ def make_result(reply: bytes) -> JsonObject:
 
 
 def make_refusal_result(no: GateError) -> JsonObject:
-    """Wrap a refusal; without structuredContent, which some clients would hold against the output schema."""
+    """Wrap a refusal, without structuredContent, which some clients would check against the output schema."""
     return {"content": [{"type": "text", "text": encode_json(no.body()).decode()}], "isError": True,
             "_meta": {"asyncgate/error": describe_refusal(no)}}

@@ -1,6 +1,7 @@
 """Where receipts go: the one small protocol of every sink, and what a ledger may answer.
 
-A sink is a module `receipts_<profile>.py` with `open_sink(settings)`.  It renders a receipt once, when its batch is
+A sink is a module of this folder, or of another package under the entry-point group `asyncgate.sinks`, with
+`open_sink(settings)`; `ledger.profile` names it.  It renders a receipt once, when its batch is
 saved, and sends the same bytes as often as it takes.  It decides nothing and keeps nothing: the outbox does.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
@@ -141,11 +143,14 @@ class Bulk(Protocol):
         """Let the ledger take receipts in this order; return what it refuses.  Raises Outage, and Singly."""
 
 
+OURS = {"standalone", "memorygate", "receiptgate"}
+
+
 def ledger_profile(settings: Settings) -> str:
     """Return which sink the settings ask for."""
     if settings.receipt_mode == "standalone":
         return "standalone"
-    return "receiptgate" if settings.receipt_mode == "receiptgate_integrated" else settings.ledger.profile
+    return "receiptgate" if settings.receipt_mode == "receiptgate_integrated" else settings.ledger.profile.lower()
 
 
 def require_address(settings: Settings) -> None:
@@ -166,7 +171,24 @@ def require_address(settings: Settings) -> None:
 
 def open_sink(settings: Settings) -> Sink:
     """Open the sink that the settings ask for; raises StartupError where it can lead nowhere."""
-    if settings.receipt_mode != "standalone":
+    profile = ledger_profile(settings)
+    if profile not in OURS:
+        return open_other_sink(profile, settings)
+    if profile != "standalone":
         require_address(settings)
-    sink: Sink = import_module(f"asyncgate.parts.receipts.sinks.{ledger_profile(settings)}").open_sink(settings)
+    sink: Sink = import_module(f"asyncgate.parts.receipts.sinks.{profile}").open_sink(settings)
+    return sink
+
+
+def open_other_sink(profile: str, settings: Settings) -> Sink:
+    """Open the sink that another package has registered."""
+    points = entry_points(group="asyncgate.sinks")
+    if profile not in points.names:
+        known = ", ".join(sorted({"memorygate", "receiptgate", *points.names}))
+        raise StartupError(f"ledger.profile: there is no sink {profile!r}; there are {known}; others register under "
+                           "the entry-point group asyncgate.sinks")
+    sink: Sink = points[profile].load().open_sink(settings)
+    if sink.reads:      # seals and the archive hold what is here whole
+        raise StartupError(f"ledger.profile: the sink {profile!r} has reads = True; a sink of another package must "
+                           "have reads = False")
     return sink
