@@ -492,7 +492,7 @@ async def the_redaction(house: House) -> bool:
 LINK = identity_audit.link_line
 GUARDS: dict[str, tuple[Check, Any, str, Any]] = {
     "checksum": (the_checksum, identity_keys, "parse", lambda token: (token[4:16], token[16:59])),
-    "secret": (the_secret, identity_keys, "proves", lambda secret, hash: True),
+    "secret": (the_secret, identity_keys, "proves_secret", lambda secret, hash: True),
     "expiry": (the_expiry, Proven, "take", no_longer(expires_at=None)),
     "revocation": (the_revocation, Proven, "take", no_longer(revoked_at=None)),
     "suspension": (the_suspension, Accounts, "admit", nothing),
@@ -503,10 +503,10 @@ GUARDS: dict[str, tuple[Check, Any, str, Any]] = {
     "speaker": (the_speaker, asyncgate, "speaker", lambda caller, ask: read_principal(ask) or caller.principal),
     "owner": (the_owner, Engine, "_own", lambda self, work, caller, ask: work.task(ask.task_id)),
     "holder": (the_holder, asyncgate, "lost", ignore),
-    "operator": (the_operator, identity_admin, "operator", ignore),
-    "home": (the_home, identity_admin, "home", any_home),
+    "operator": (the_operator, identity_admin, "require_operator", ignore),
+    "home": (the_home, identity_admin, "target_tenant", any_home),
     "limits of a key": (the_limits_of_a_key, asyncgate, "keep_within", ignore),
-    "issuer": (the_issuer, identity_admin, "issuer", identity_admin.target_tenant),
+    "issuer": (the_issuer, identity_admin, "tenant_to_issue_for", identity_admin.target_tenant),
     "limit of calls": (the_limit_of_calls, Guard, "_draw", nothing),
     "limit of tasks": (the_limit_of_tasks, Guard, "creating", uncounted),
     "limit of strangers": (the_limit_of_strangers, Guard, "passing", nothing),
@@ -514,9 +514,9 @@ GUARDS: dict[str, tuple[Check, Any, str, Any]] = {
     "audit of items": (the_audit_of_items, Auditor, "parts", ignore),
     "audit of strangers": (the_audit_of_strangers, Auditor, "stranger", ignore),
     "audit of foreign ids": (the_audit_of_foreign_ids, Auditor, "_suspect", ignore),
-    "audit of administration": (the_audit_of_administration, identity_admin, "told", ignore),
-    "chain": (the_chain, identity_audit, "link", lambda head, line: replace(LINK(head, line), hash="")),
-    "redaction": (the_redaction, identity_audit, "worded", lambda settings, said: to_canonical(said)),
+    "audit of administration": (the_audit_of_administration, identity_admin, "audit_change", ignore),
+    "chain": (the_chain, identity_audit, "link_line", lambda head, line: replace(LINK(head, line), hash="")),
+    "redaction": (the_redaction, identity_audit, "body_of_line", lambda settings, said: to_canonical(said)),
 }
 
 
