@@ -497,9 +497,9 @@ class AsyncOperations:
     async def export_receipts(
         self, *, after: str | None = None, limit: int | None = None, tenant_id: str | None = None,
     ) -> Exported:
-        """Read all receipts of the tenant as they are stored, oldest first, up to 1,000 at a time.
+        """Export the tenant's receipts as they are stored, oldest first, up to 1,000 at a time.
 
-        `asyncgate receipts export FILE` writes them into a file, with their seals.  Spec 20.9.
+        `asyncgate receipts export FILE` writes all of them into a file, with their seals.  Spec 20.9.
         """
         return await self.ask("export_receipts", Exported, locals())
 
@@ -568,11 +568,12 @@ class AsyncOperations:
     async def import_receipts(
         self, receipts: Sequence[StoredReceipt | Mapping[str, Any]], *, tenant_id: str | None = None,
     ) -> Imported:
-        """Write up to 250 receipts of another gate as they are, and the obligations that they open and close.
+        """Import up to 250 receipts of another gate unchanged, and open and close their obligations.
 
-        Again is no error: what is there already is left alone, and told when it differs.  One transaction.  Their
-        parents
-        come before them.  `asyncgate receipts import FILE` sends a whole file.  Spec 20.9.
+        A repeated import is a no-op: a stored receipt stays, and one that differs is reported.  One transaction.
+        Parents
+        must come before the receipts that answer them.  `asyncgate receipts import FILE` sends a whole file.  Spec
+        20.9.
         """
         return await self.ask("import_receipts", Imported, locals())
 
@@ -611,9 +612,9 @@ class AsyncOperations:
         agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
         worker_instance_id: str | None = None,
     ) -> Receipts:
-        """List receipts in the archive, oldest first, which no other list shows: of a task, one by its id, or all.
+        """List archived receipts, oldest first: of a task, one by its id, or all; no other list shows them.
 
-        All of them are for an admin; others see those that they sent or got.  Spec H.11.
+        Only an admin may list all; others see the receipts that they sent or received.  Spec H.11.
         """
         return await self.ask("list_archived_receipts", Receipts, locals())
 
@@ -752,9 +753,9 @@ class AsyncOperations:
     async def restore_archive(
         self, task_id: str, *, tenant_id: str | None = None,
     ) -> Restored:
-        """Bring a task's receipts back from the archive, byte for byte, with those of the tasks joined to it.
+        """Restore a task's receipts from the archive, byte for byte, with those of the tasks joined to it.
 
-        They stay until the archive runs again.  One transaction.  Spec H.11.
+        They stay in the database until the archive runs again.  One transaction.  Spec H.11.
         """
         return await self.ask("restore_archive", Restored, locals())
 
@@ -792,10 +793,9 @@ class AsyncOperations:
     async def run_archive(
         self, *, most: int | None = None, vacuum: bool | None = None, tenant_id: str | None = None,
     ) -> ArchiveRun:
-        """Move old receipts to the archive, and prune tasks that ended long ago; of all tenants if the operator asks.
+        """Move old receipts to the archive, and prune tasks that ended long ago; the operator does it for all tenants.
 
-        With archive.enabled upkeep does it every hour.  Call again while the answer says that there are more.  Spec
-        H.11.
+        With archive.enabled upkeep does it every hour.  Call again while the answer has more.  Spec H.11.
         """
         return await self.ask("run_archive", ArchiveRun, locals())
 
@@ -819,11 +819,11 @@ class AsyncOperations:
     async def seal_receipts(
         self, *, tenant_id: str | None = None,
     ) -> SealEnd:
-        """Seal all receipts that are not sealed yet, and return where the seals end; upkeep does it every minute.
+        """Seal all unsealed receipts, and return the last seal's number and hash; upkeep does it every minute.
 
         Keep the number and the hash elsewhere: `asyncgate verify --ledger --seal NUMBER:HASH` proves later that no
         receipt
-        up to last_receipt_id was rewritten, whoever had the database meanwhile.
+        up to last_receipt_id was rewritten.
         """
         return await self.ask("seal_receipts", SealEnd, locals())
 
@@ -999,9 +999,9 @@ class SyncOperations:
     def export_receipts(
         self, *, after: str | None = None, limit: int | None = None, tenant_id: str | None = None,
     ) -> Exported:
-        """Read all receipts of the tenant as they are stored, oldest first, up to 1,000 at a time.
+        """Export the tenant's receipts as they are stored, oldest first, up to 1,000 at a time.
 
-        `asyncgate receipts export FILE` writes them into a file, with their seals.  Spec 20.9.
+        `asyncgate receipts export FILE` writes all of them into a file, with their seals.  Spec 20.9.
         """
         return self.ask("export_receipts", Exported, locals())
 
@@ -1070,11 +1070,12 @@ class SyncOperations:
     def import_receipts(
         self, receipts: Sequence[StoredReceipt | Mapping[str, Any]], *, tenant_id: str | None = None,
     ) -> Imported:
-        """Write up to 250 receipts of another gate as they are, and the obligations that they open and close.
+        """Import up to 250 receipts of another gate unchanged, and open and close their obligations.
 
-        Again is no error: what is there already is left alone, and told when it differs.  One transaction.  Their
-        parents
-        come before them.  `asyncgate receipts import FILE` sends a whole file.  Spec 20.9.
+        A repeated import is a no-op: a stored receipt stays, and one that differs is reported.  One transaction.
+        Parents
+        must come before the receipts that answer them.  `asyncgate receipts import FILE` sends a whole file.  Spec
+        20.9.
         """
         return self.ask("import_receipts", Imported, locals())
 
@@ -1113,9 +1114,9 @@ class SyncOperations:
         agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
         worker_instance_id: str | None = None,
     ) -> Receipts:
-        """List receipts in the archive, oldest first, which no other list shows: of a task, one by its id, or all.
+        """List archived receipts, oldest first: of a task, one by its id, or all; no other list shows them.
 
-        All of them are for an admin; others see those that they sent or got.  Spec H.11.
+        Only an admin may list all; others see the receipts that they sent or received.  Spec H.11.
         """
         return self.ask("list_archived_receipts", Receipts, locals())
 
@@ -1254,9 +1255,9 @@ class SyncOperations:
     def restore_archive(
         self, task_id: str, *, tenant_id: str | None = None,
     ) -> Restored:
-        """Bring a task's receipts back from the archive, byte for byte, with those of the tasks joined to it.
+        """Restore a task's receipts from the archive, byte for byte, with those of the tasks joined to it.
 
-        They stay until the archive runs again.  One transaction.  Spec H.11.
+        They stay in the database until the archive runs again.  One transaction.  Spec H.11.
         """
         return self.ask("restore_archive", Restored, locals())
 
@@ -1294,10 +1295,9 @@ class SyncOperations:
     def run_archive(
         self, *, most: int | None = None, vacuum: bool | None = None, tenant_id: str | None = None,
     ) -> ArchiveRun:
-        """Move old receipts to the archive, and prune tasks that ended long ago; of all tenants if the operator asks.
+        """Move old receipts to the archive, and prune tasks that ended long ago; the operator does it for all tenants.
 
-        With archive.enabled upkeep does it every hour.  Call again while the answer says that there are more.  Spec
-        H.11.
+        With archive.enabled upkeep does it every hour.  Call again while the answer has more.  Spec H.11.
         """
         return self.ask("run_archive", ArchiveRun, locals())
 
@@ -1321,11 +1321,11 @@ class SyncOperations:
     def seal_receipts(
         self, *, tenant_id: str | None = None,
     ) -> SealEnd:
-        """Seal all receipts that are not sealed yet, and return where the seals end; upkeep does it every minute.
+        """Seal all unsealed receipts, and return the last seal's number and hash; upkeep does it every minute.
 
         Keep the number and the hash elsewhere: `asyncgate verify --ledger --seal NUMBER:HASH` proves later that no
         receipt
-        up to last_receipt_id was rewritten, whoever had the database meanwhile.
+        up to last_receipt_id was rewritten.
         """
         return self.ask("seal_receipts", SealEnd, locals())
 

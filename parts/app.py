@@ -45,7 +45,7 @@ STRICT_LINE = b"%b: %b\r\n" % STRICT_TRANSPORT
 
 
 class Gate:
-    """The server over one backend: the engine, who may come in, and the application that speaks REST."""
+    """The server over one backend: the engine, the guard, and the REST application."""
 
     engine: Engine
     guard: Guard
@@ -66,7 +66,7 @@ class Gate:
         self.app.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Guard the door against other sites' pages (DNS rebinding, CSRF), then let the application answer."""
+        """Refuse other sites' pages (DNS rebinding, CSRF), then let the application answer."""
         if scope["type"] == "http":
             if self.settings.trusted_proxies and is_https_by_proxy(scope, self.settings.trusted_proxies):
                 scope["scheme"] = "https"
@@ -141,7 +141,7 @@ class Gate:
         return [*(Route(path, self.mcp) for path in ("/mcp", "/mcp/u")), *polled, *described]
 
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
-        """Carry out one operation for a façade; that the gate is not well is no good answer."""
+        """Perform one operation for a façade; an unhealthy gate answers with an error."""
         if isinstance(ask, CreateTask | CreateTasks):
             self.engine.admit(op, caller, ask)      # who may not create cannot use up what others may
             reply = await self.guard.creating(caller, len(getattr(ask, "tasks", "1")),
@@ -163,10 +163,10 @@ class Gate:
         hosts, origins, own = self._doors
         host = next((value for name, value in headers if name == b"host"), None)
         if hosts and host is not None and not is_named(host, hosts):
-            return Misdirected("this gate does not answer for that Host; see the setting allowed_hosts")
+            return Misdirected("this gate does not serve that Host; add it to the setting allowed_hosts")
         for name, value in headers if origins or own else ():
             if name == b"origin" and not (is_named(value, origins) or is_own_page(value, host or b"", own)):
-                return Forbidden("pages of that Origin may not call this gate; see the setting allowed_origins")
+                return Forbidden("pages of that Origin may not call this gate; add it to the setting allowed_origins")
         return None
 
     async def send(self, send: Send, scope: Scope, status: int, body: bytes, more: Iterable[tuple[bytes, bytes]] = (),
@@ -188,7 +188,7 @@ class Gate:
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
     def safety(self, scope: Scope, own: Set[bytes]) -> Headers:
-        """Return the headers that every answer carries, but for those that it brings itself."""
+        """Return the headers that every answer carries, except those that it sets itself."""
         headers = [header for header in self.headers if header[0] not in own] if own else self.headers
         headers = [*headers, *scope.get("asyncgate.limits", ())]
         return [*headers, STRICT_TRANSPORT] if scope.get("scheme") == "https" else headers
@@ -199,7 +199,7 @@ class Gate:
         return self._plain(NotFound("there is nothing here; /openapi.json lists what there is"))
 
     async def _to_docs(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lead a browser to the page; the address is a relative one, as a proxy may keep the gate below a path."""
+        """Redirect a browser to the page; the address is relative, because a proxy may serve the gate below a path."""
         await self.send(send, scope, 302, b"", [(b"location", b"docs")])
 
     async def _broken(self, request: Any, error: Exception) -> Any:

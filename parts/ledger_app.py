@@ -32,7 +32,7 @@ LEDGER_OPERATIONS = table_of(*SURFACE, CORE_OPERATIONS["health"], *admin.OPERATI
 
 
 class Shelf(Endpoint):
-    """`/v1/receipts` of a ledger: what is stored is taken as it comes, byte by byte."""
+    """`/v1/receipts` of a ledger: receipts are stored byte for byte as they arrive."""
 
     async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> Ask:
         if op is not STORE:
@@ -58,7 +58,7 @@ def ledger_facade() -> type[Facade]:
 
 
 class LedgerGate(Gate):
-    """A gate that serves the surface of a ledger, and what is needed to look after it."""
+    """A gate that serves the operations of a ledger, and its administration."""
 
     def __init__(self, settings: Settings, backend: Backend | None = None,
                  operations: dict[str, Operation] = LEDGER_OPERATIONS) -> None:

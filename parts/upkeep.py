@@ -1,7 +1,7 @@
 """Upkeep: the gate's own work, in loops over what is stored.
 
-It sweeps lost leases, says that this process lives, and writes down who was here.  The sweep runs when the next lease
-runs out; every `lease_sweep_interval_seconds` it runs all the same, in case nobody said when that is.
+It sweeps expired leases, reports that this process lives, and stores presences.  The sweep runs when the next lease
+runs out, and at least every `lease_sweep_interval_seconds`, in case that time was not announced.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Prolong(Ask, kw_only=True):
 
 
 class Sighted(Ask, kw_only=True):
-    """Upkeep's own request: these principals have been here."""
+    """Upkeep's own request: store these presences."""
 
     sightings: list[Seen] = []
 
@@ -105,7 +105,7 @@ class Upkeep(Duties, Extension):
             self._look_at(news.lapse)
 
     async def describe(self, health: Healthy) -> None:
-        """Tell how every job fares."""
+        """Describe the state of every job."""
         health.upkeep = self.report()
 
     def _look_at(self, moment: float) -> bool:
@@ -115,7 +115,7 @@ class Upkeep(Duties, Extension):
         return self.duties["sweep"].alarm.set(now + max(wait, 0.0) + self.LATER_SECONDS)
 
     async def sweep(self) -> int:
-        """Take back what lost leases hold, and plan the next sweep for when the next lease runs out."""
+        """Take back the tasks of expired leases, and plan the next sweep for when the next lease runs out."""
         done = await self._sweep_overdue()
         now = self.engine.backend.now()
         grace = self.engine.settings.lease_grace_seconds
@@ -142,7 +142,7 @@ class Upkeep(Duties, Extension):
             stuck, seen = sum(sizes) - len(fresh) if fresh else stuck + self.SLICE, seen | fresh
 
     async def _sweep(self, tenant_id: str, tasks: list[str], schedules: list[str]) -> int:
-        """Sweep together; if that fails, one by one, so that one bad row never stops the others."""
+        """Sweep tasks together; if that fails, one by one, so that one bad row never stops the others."""
         size = len(tasks) + len(schedules)
         try:
             if size:
@@ -156,14 +156,14 @@ class Upkeep(Duties, Extension):
         return sum(alone) + sum([await self._sweep(tenant_id, [], [schedule]) for schedule in schedules])
 
     async def beat(self) -> int:
-        """Say that this process lives, or others would take over its tasks."""
+        """Report that this process lives, so that others do not take over its tasks."""
         if self.engine.lasting is None:
             return 0
         await self.engine.lasting.beat()
         return 1
 
     async def remember(self) -> int:
-        """Write down who was here since the last time."""
+        """Store who was here since the last time."""
         seen = self.engine.sightings.take()
         for tenant_id, sightings in seen.items():
             await self._write(tenant_id, Sighted(sightings=sightings))
@@ -176,12 +176,12 @@ class Upkeep(Duties, Extension):
 
 
 def its_presences(needs: Needs, caller: Caller, ask: Sighted) -> None:
-    """Load what is known of those who were here."""
+    """Load the presences of those who were here."""
     needs.records.update((Presence, (who.kind, who.id)) for who, _, _ in ask.sightings)
 
 
 def note_presences(engine: Engine, work: Work, caller: Caller, ask: Sighted) -> None:
-    """Write down who was here."""
+    """Store presences."""
     for who, first, last in ask.sightings:
         work.keep(add_visit(work.found(Presence, who.kind, who.id), who, first, last))
 

@@ -386,7 +386,7 @@ class Worker:
     async def _drain(self) -> None:
         """Wait for the running jobs, at most `drain_seconds`."""
         if self.jobs:
-            log.info("%s: stopping; %d jobs running", self.worker_id, len(self.jobs))
+            log.info("%s: stopping; jobs running: %d", self.worker_id, len(self.jobs))
         hurried, until = asyncio.ensure_future(self.hurried.wait()), self.loop.time() + self.drain_seconds
         while self.jobs and not hurried.done() and (left := until - self.loop.time()) > 0:
             await asyncio.wait([hurried, *self.jobs.values()], timeout=left, return_when=asyncio.FIRST_COMPLETED)

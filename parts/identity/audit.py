@@ -1,9 +1,9 @@
 """The audit log: append-only, one chain of hashes in each tenant (spec 21.7.4).
 
-What an administrator does is written in the transaction that does it.  Everything else is noted beside the request,
-logged at once, and written within a second by `Auditor`; equal lines of that second become one with a count, and what
-is too much for one tenant's second is only counted, so that a flood of refusals fills neither memory nor disk.  A
-process that is killed may lose the notes of its last second; one that is stopped loses none.
+A change by an administrator writes its line in the same transaction.  Everything else is noted after the request,
+logged at once, and written within a second by `Auditor`.  Equal lines of one second become one line with a count, and
+lines beyond a tenant's limit per second are only counted, so a flood of refusals fills neither memory nor disk.  A
+killed process may lose the notes of its last second; a stopped one loses none.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ visit: ContextVar[Scope | None] = ContextVar("visit", default=None)
 
 
 def current_visitor() -> dict[str, str | None]:
-    """Return from where the request of the running task came; the text of its client is cut short."""
+    """Return the address and the client of the running task's request; the client's text is truncated."""
     if (scope := visit.get()) is None:
         return {}
     agents = [value for name, value in scope["headers"] if name == b"user-agent"]
@@ -86,7 +86,7 @@ def body_of_line(settings: Settings, said: dict[str, Any]) -> bytes:
 
 @lru_cache(8)
 def redactor_of(fields: tuple[str, ...]) -> Redaction:
-    """Return what hides these fields; to make it costs more than to use it."""
+    """Return a redactor for these fields; it is cached, because it is costly to make."""
     return Redaction(fields)
 
 
@@ -98,7 +98,7 @@ def log_line(severity: Severity, event: str, tenant_id: str, body: bytes) -> Non
 
 
 def changed_tasks(ask: Any, reply: Any) -> list[str]:
-    """Return the tasks that an operation was about."""
+    """Return the tasks that an operation changed."""
     named = [getattr(reply, "task_id", None) or getattr(ask, "task_id", None)]
     named += [one.task_id for one in getattr(reply, "results", None) or getattr(reply, "tasks", None) or ()]
     return [task_id for task_id in named if isinstance(task_id, str) and task_id]
@@ -130,12 +130,12 @@ def link_line(head: AuditHead, line: Audit) -> Audit:
 
 
 def load_head(needs: Needs, caller: Caller, ask: Any) -> None:
-    """Load where the log ends, and keep others from adding to it meanwhile."""
+    """Load and lock the end of the log, so that nobody else adds a line meanwhile."""
     needs.records.add((AuditHead, ()))
 
 
 def find_break(lines: Iterable[Audit], before: AuditHead) -> str | None:
-    """Say what is wrong with the next lines of a log, or nothing."""
+    """Describe the first break in the next lines of a log; None if there is none."""
     for line in lines:
         if line.number != before.number + 1:
             return f"line {before.number + 1} of the audit log is missing: {line.audit_id} is number {line.number}"
@@ -149,7 +149,7 @@ def find_break(lines: Iterable[Audit], before: AuditHead) -> str | None:
 
 
 async def prune_lines(engine: Engine, tenant_id: str) -> int:
-    """Let the lines go that are too old, as many as one page has; a new line says which was the last of them.
+    """Delete one page of lines that are too old; a new line names the last deleted one.
 
     So what remains proves itself: the hashes reach from its first line, which covers the last one that has gone, to the
     line that names that one.
@@ -158,7 +158,7 @@ async def prune_lines(engine: Engine, tenant_id: str) -> int:
     page = await engine.backend.page(tenant_id, Rows(Audit))
     oldest = now - DAY_SECONDS * engine.settings.security.audit_logging.retention_days
     old: list[Audit] = list(takewhile(lambda line: line.at < oldest, page))
-    if not old or old[0].at > oldest - DAY_SECONDS:     # what goes, goes once a day
+    if not old or old[0].at > oldest - DAY_SECONDS:     # prune once a day at most
         return 0
 
     def drop(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
@@ -171,7 +171,7 @@ async def prune_lines(engine: Engine, tenant_id: str) -> int:
 
 
 def last_pruned(line: Audit) -> AuditHead | None:
-    """Return which line was the last one to go, if this line says so."""
+    """Return the last deleted line that a line names; None if the line is no pruning line."""
     if line.event != PRUNED:
         return None
     told = msgspec.json.decode(line.body)
@@ -179,13 +179,13 @@ def last_pruned(line: Audit) -> AuditHead | None:
 
 
 class Pruner:
-    """Looks after the beginnings of all audit logs."""
+    """Prunes the audit logs of all tenants."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
     async def run(self) -> int:
-        """Let go what is too old; return how many lines that were."""
+        """Delete lines that are too old; return how many."""
         if not await self.engine.leads("audit"):
             return 0        # another process does
         gone = 0
@@ -199,7 +199,7 @@ class Pruner:
 
 
 def describe_caller(caller: Caller) -> dict[str, Any]:
-    """Return what the log says of a caller: never what it showed."""
+    """Describe a caller for the log, never with its credential."""
     return {"principal_kind": caller.principal.kind, "principal_id": caller.principal.id, "role": caller.role,
             "key_id": caller.key_id}
 
@@ -208,7 +208,7 @@ Noted = dict[Line, tuple[float, int]]       # since when, how often
 
 
 class Uses(Struct):
-    """What was done with a key since that was written down last."""
+    """The uses of a key since they were last written."""
 
     caller: Caller
     operations: dict[str, int] = {}
@@ -217,7 +217,7 @@ class Uses(Struct):
 
 
 class Counted(Struct):
-    """Something that may happen often: what was said when it first did, and how often it did since."""
+    """A frequent event: its first line, and how often it happened since."""
 
     tenant_id: str
     event: str
@@ -227,9 +227,9 @@ class Counted(Struct):
 
 
 class Strangers:
-    """How many lines those without a good credential may cause, in a minute: by address, and all together.
+    """The lines that callers without a valid credential may cause per minute, by address and in total.
 
-    What is beyond is only counted, in one line a minute; so nobody fills a disk who is not let in.
+    Further events are only counted, in one line a minute, so a stranger cannot fill the disk.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -238,7 +238,7 @@ class Strangers:
         self.untold: dict[str, int] = {}    # by event
 
     def may_be_told(self, place: str, event: str) -> bool:
-        """Whether another line may be caused from there; counts it either way."""
+        """Whether this address may cause another line; counts the event either way."""
         if (minute := int(self.clock() // 60)) != self.minute:
             self.minute, self.told = minute, {}
         lines = self.told.get(place, 0)
@@ -250,7 +250,7 @@ class Strangers:
 
 
 class Auditor:
-    """Writes down what requests met with, behind their backs."""
+    """Writes the audit lines of requests, after they were answered."""
 
     def __init__(self, engine: Engine, enabled: bool) -> None:
         self.engine, self.enabled = engine, enabled
@@ -270,11 +270,11 @@ class Auditor:
         self.flushing: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Begin to write."""
+        """Start writing."""
         self.loops = [asyncio.create_task(loop()) for loop in (self._writing, self._counting, self._asking)]
 
     async def close(self) -> None:
-        """Write down what is noted and stop."""
+        """Write the noted lines and stop."""
         for loop in self.loops:
             loop.cancel()
         await asyncio.gather(*self.loops, return_exceptions=True)
@@ -289,7 +289,7 @@ class Auditor:
         await self.flush()
 
     def note(self, tenant_id: str, event: str, severity: Severity, *, place: str | None = None, **said: Any) -> None:
-        """Note that something happened; what strangers do, from a place, has a budget."""
+        """Note an event; events of strangers have a budget for each address."""
         line = (event, severity, self._worded({**current_visitor(), **said}))
         noted = self.noted[tenant_id]
         if place is not None and line not in noted and not self.strangers.may_be_told(place, event):
@@ -312,13 +312,13 @@ class Auditor:
         return text
 
     def refused(self, caller: Caller, no: GateError, operation: str, ask: Ask | None = None) -> None:
-        """Note a refusal once, where that is a matter of security."""
+        """Note a refusal that concerns security."""
         if not no.noted:
             no.noted = True
             self._judge(caller, operation, no.code, str(no), no.more.get("reason"), ask)
 
     def parts(self, caller: Caller, operation: str, reply: Items) -> None:
-        """Note what was refused of a batch."""
+        """Note the refused items of a batch."""
         for item in reply.results:
             if item.error is not None:
                 self._judge(caller, operation, item.error.error, item.error.message, item.error.reason, item)
@@ -344,7 +344,7 @@ class Auditor:
         self._suspect(caller, "receipt_id", receipt_id)
 
     def stranger(self, no: GateError) -> None:
-        """Note that somebody was not let in; whom that concerns nobody knows, so it is in the log of the operator."""
+        """Note a refused credential in the operator's log, because its tenant is unknown."""
         if no.code in EVENTS and not no.noted:
             no.noted = True
             reason, message = no.because or (no.code, str(no))
@@ -353,11 +353,11 @@ class Auditor:
                       message=message)
 
     def admitted(self, caller: Caller) -> None:
-        """Note the first use of a credential by this process; then they are counted."""
+        """Note the first use of a credential in this process, and count the further ones."""
         self.tally(caller, "auth_success", "info")
 
     def tally(self, caller: Caller, event: str, severity: Severity, **said: Any) -> None:
-        """Note what happens for the first time; from then on it is counted."""
+        """Note an event the first time, and count it from then on."""
         key = (caller.tenant_id, event, caller.key_id, caller.principal, *said.items())
         if (counted := self.counted.get(key)) is not None:
             counted.uses += 1
@@ -383,7 +383,7 @@ class Auditor:
                 uses.more += 1
 
     def tell_strangers(self) -> None:
-        """Note how much of what strangers did was not."""
+        """Note how many events of strangers got no line of their own."""
         if self.strangers.untold:
             untold, self.strangers.untold = self.strangers.untold, {}
             self.note(self.engine.settings.default_tenant_id, "strangers_refused", "warning", times=untold)
@@ -397,7 +397,7 @@ class Auditor:
             self.note(one.caller.tenant_id, "key_used", "info", **said)
 
     def notice(self, tenant_id: str, kind: str, **details: Any) -> None:
-        """Tell the admins of a tenant, of each kind once an hour."""
+        """Send the admins of a tenant a notice, at most once an hour for each kind."""
         now = self.engine.backend.now()
         if now - self.noticed.get((tenant_id, kind), -inf) < NOTICE_SECONDS or len(self.noticed) >= MOST_COUNTED:
             return
@@ -407,7 +407,7 @@ class Auditor:
         task.add_done_callback(self.telling.discard)
 
     def count(self) -> None:
-        """Note how often it happened since the last time; what did not is forgotten."""
+        """Note how often each event happened since the last time; forget those that did not."""
         visit.set(None)
         self._tell_uses()
         self.tell_strangers()
@@ -421,7 +421,7 @@ class Auditor:
                 del self.counted[key]
 
     async def flush(self) -> None:
-        """Write down what is noted; what the database does not take is tried again with what is noted next."""
+        """Write the noted lines; lines that the database refuses are tried again with the next ones."""
         self.words.clear()
         noted, self.noted = self.noted, defaultdict(dict)
         missed, self.missed = self.missed, defaultdict(lambda: defaultdict(int))
@@ -464,7 +464,8 @@ class Auditor:
                 await self.engine.write(write, load_head, caller, Sweep())
             return True
         except GateError:
-            log.exception("%d lines of the audit log of tenant %s are not written yet", len(lines), tenant_id)
+            log.exception("%d lines of the audit log of tenant %s could not be written; they are tried again",
+                          len(lines), tenant_id)
             return False
 
     async def _writing(self) -> None:
@@ -485,7 +486,7 @@ class Auditor:
     # An id of another tenant is a 404 like any unknown one; whether it was one is found out afterwards (21.9.3).
 
     def _suspect(self, caller: Caller, name: str, id: str) -> None:
-        """Have it found out whose an id is, unless it bears no tenant's mark, or the caller's own."""
+        """Queue an id for a look-up of its tenant, unless it has no tenant's mark or the caller's own."""
         if name != "key_id" and mark_in(id) in (None, mark_of(caller.tenant_id)):
             return
         if self.suspects.full():
@@ -500,7 +501,7 @@ class Auditor:
             await asyncio.sleep(0.01)
 
     async def ask_all(self) -> None:
-        """Find out whose all suspected ids are, also the one that is being asked for."""
+        """Look up the tenants of all queued ids."""
         while not self.suspects.empty():
             await self._ask(*self.suspects.get_nowait())
         if self.asked is not None:
@@ -515,10 +516,10 @@ class Auditor:
                 self.notice(caller.tenant_id, "cross_tenant_attempt", key_id=caller.key_id,
                             principal=str(caller.principal), **{f"foreign_{name}": id})
         except Exception:
-            log.exception("cannot tell whose id %s is", id)
+            log.exception("cannot find out which tenant id %s belongs to", id)
 
     async def _elsewhere(self, tenant_id: str, name: str, id: str) -> bool:
-        """Whether another tenant has an id: only those are asked whose mark it bears."""
+        """Whether another tenant has an id; only tenants with the id's mark are asked."""
         backend = self.engine.backend
         if name == "key_id":
             found = await backend.find_key(id)

@@ -40,7 +40,7 @@ class Bucket(Struct, frozen=True):
 
 
 class LimitVerdict(Struct, frozen=True):
-    """Whether a call may pass, and how it stands with the bucket that decides: the emptiest, or the last to refill."""
+    """Whether a call may pass, and the state of the deciding bucket: the emptiest, or the last to refill."""
 
     admitted: bool
     tier: str
@@ -90,18 +90,18 @@ def task_bucket(may: Tier, tenant_id: str) -> Bucket:
 
 
 def make_bucket(tier: str, key: str, limit: int, window_seconds: int) -> Bucket:
-    """Make a bucket that may be emptied at once; a limit beyond what can be counted is the greatest that can."""
+    """Make a bucket whose burst is its limit; a limit too large to count becomes the largest countable."""
     limit = min(limit, MOST_CALL_SECONDS // window_seconds)
     return Bucket(tier, key, limit, window_seconds, max(limit, 0))
 
 
 def percent_of(limit: int, percent: int) -> int:
-    """Take a part of a limit; of some it is at least one, of none and of no limit it is the same."""
+    """Return a percentage of a limit: at least 1; no calls (0) and no limit (-1) stay the same."""
     return max(1, limit * percent // 100) if limit > 0 else limit
 
 
 def limit_headers(verdict: LimitVerdict) -> list[tuple[bytes, bytes]]:
-    """Say in the answer's headers how the caller stands (21.4.3); to whom nothing is limited they say nothing."""
+    """Return the rate-limit headers of an answer (21.4.3); none for a caller without limits."""
     if verdict.limit < 0:
         return []
     return [(b"x-ratelimit-limit", b"%d" % verdict.limit), (b"x-ratelimit-remaining", b"%d" % verdict.remaining),
@@ -109,7 +109,7 @@ def limit_headers(verdict: LimitVerdict) -> list[tuple[bytes, bytes]]:
 
 
 def limit_error(verdict: LimitVerdict) -> RateLimitExceeded:
-    """Make the refusal of a call that found a bucket empty (21.4.4)."""
+    """Make the refusal of a call that found its bucket empty (21.4.4)."""
     who, what = TIER_NAMES[verdict.tier], CALL_NAMES[verdict.bucket.rpartition(":")[2]]
     short, long, seconds = next(unit for unit in WINDOW_UNITS if verdict.window_seconds % unit[2] == 0)
     count = verdict.window_seconds // seconds

@@ -56,12 +56,12 @@ DEFAULT_SCOPES["admin"] = DEFAULT_SCOPES["agent"] | DEFAULT_SCOPES["worker"]
 
 
 def ways(settings: Settings) -> list[WayIn]:
-    """Return the ways in that the settings open; raises StartupError for keys that nobody should trust."""
+    """Return the kinds of credential that the settings allow; raises StartupError for unsafe keys."""
     return [AccessTokens(settings)] if settings.security.jwt.has_keys else []
 
 
 class Claims(Struct, frozen=True):
-    """What a token says; kinds and roles that only the gate itself has cannot be said."""
+    """The claims of a token; it cannot claim the kinds and roles that only the gate itself has."""
 
     iss: str
     aud: str | list[str]
@@ -81,19 +81,19 @@ class Claims(Struct, frozen=True):
 
     @property
     def principal(self) -> Principal:
-        """Who acts."""
+        """Return the principal that the claims name."""
         return Principal(self.principal_kind, self.principal_id or self.sub, self.principal_instance_id)
 
 
 class Revocations(Protocol):
-    """Knows which tokens were taken back before their time."""
+    """Knows which tokens were revoked before they expired."""
 
     def revoked(self, claims: Claims) -> bool:
-        """Whether this token was taken back; it is asked on every request, so it may not wait for anything."""
+        """Whether this token was revoked; asked on every request, so an implementation must not wait."""
 
 
 class NoRevocations:
-    """Nothing is ever taken back."""
+    """No token is ever revoked."""
 
     def revoked(self, claims: Claims) -> bool:
         """Say no."""
@@ -101,7 +101,7 @@ class NoRevocations:
 
 
 class Flaw(Exception):
-    """Why a token is no good; for the audit log, not for whoever shows it."""
+    """Why a token is invalid; for the audit log, never for the caller."""
 
     def __init__(self, why: str, code: str = "token_malformed") -> None:
         super().__init__(why)
@@ -113,13 +113,13 @@ UNFIT = (Flaw, JoseError, ValueError, TypeError, LookupError, RecursionError)
 
 
 class AccessTokens:
-    """The way in for those who bring a token of the issuer."""
+    """Accepts access tokens of the issuer."""
 
     def __init__(self, settings: Settings, *, now: Callable[[], float] = time.time,
                  clock: Callable[[], float] = time.monotonic, http: httpx2.AsyncClient | None = None) -> None:
         self.jwt, self.now = settings.security.jwt, now
         if not self.jwt.audience:
-            raise StartupError("security.jwt.audience is empty, so no access token could be meant for this gate")
+            raise StartupError("security.jwt.audience is empty, so the gate could accept no access token; set it")
         self.revocations: Revocations = NoRevocations()
         self.proven: OrderedDict[bytes, tuple[Caller, Claims]] = OrderedDict()     # by digest: the tokens are secrets
         url = self.jwt.jwks if "://" in self.jwt.jwks else ""
@@ -127,14 +127,14 @@ class AccessTokens:
         self.keys = KeyRing(load_key_files(self.jwt), url, http, self.proven.clear, clock)
 
     async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
-        """Return who a token of the issuer stands for; what does not look like a JWT is left to other ways in."""
+        """Return the caller of a token; None for a text that does not look like a JWT."""
         if token is None or not token.startswith("eyJ") or "." not in token:     # eyJ is {" in base64
             return None
         self.keys.freshen()
         try:
             return await self._caller(token)
         except UNFIT as wrong:
-            no = InvalidToken("this access token is not good here: it has expired, was taken back, or is not for this "
+            no = InvalidToken("this access token is invalid: it has expired, was revoked, or is not for this "
                               "gate; get a new one from its issuer")
             no.because = reason_of(wrong)
             raise no from None
@@ -185,7 +185,7 @@ def verify_signature(token: str, key: RSAKey) -> bytes:
 
 
 def decode_strictly(text: bytes, form: type[JsonForm]) -> JsonForm:
-    """Decode JSON in which no name is said twice: readers differ in which of the two they believe."""
+    """Decode JSON without repeated names, because readers differ in which value they take."""
     json.loads(text, object_pairs_hook=unique_members)
     return msgspec.json.decode(text, type=form)     # stricter about text and numbers than the other
 
@@ -198,7 +198,7 @@ def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def reason_of(wrong: Exception) -> tuple[str, str]:
-    """Return why a token was refused, as a code and in words; neither repeats anything that the token says."""
+    """Return why a token was refused, as a code and in words; neither repeats the token's contents."""
     why = str(wrong) or type(wrong).__name__
     if isinstance(wrong, Flaw):
         return wrong.code, why
@@ -210,7 +210,7 @@ def reason_of(wrong: Exception) -> tuple[str, str]:
 
 
 def find_flaw(claims: Claims, jwt: Jwt, now: float) -> tuple[str, str] | None:
-    """Name what is wrong with claims at this moment, if anything, in words and as a code."""
+    """Return what is wrong with claims now, in words and as a code; None if nothing is."""
     audience = {claims.aud} if isinstance(claims.aud, str) else {*claims.aud}
     wrong = {
         ("iss is another issuer", "token_issuer"): claims.iss != jwt.issuer,
@@ -231,16 +231,16 @@ def role_of(claims: Claims) -> Literal["agent", "worker", "admin"]:
 
 
 def caller_of_claims(claims: Claims) -> Caller:
-    """Return whom good claims stand for; scopes of others, such as openid, mean nothing here."""
+    """Return the caller of valid claims; scopes that the gate does not know, such as openid, are ignored."""
     role = role_of(claims)
     scopes = DEFAULT_SCOPES[role] if claims.scope is None else SCOPES.intersection(re.split("[ ,]+", claims.scope))
     return Caller(claims.tenant_id, claims.principal, role, scopes, issued_at=claims.iat)
 
 
 class KeyRing:
-    """The keys that tokens are checked with: those of the files, and those that the issuer publishes.
+    """The keys that verify tokens: those of the files, and those that the issuer publishes.
 
-    The issuer is asked again from time to time; while it cannot be reached, its last keys stay.
+    The issuer's keys are fetched again regularly; while the issuer is unreachable, its last keys stay valid.
     """
 
     def __init__(self, fixed: list[RSAKey], url: str, http: httpx2.AsyncClient | None, changed: Callable[[], None],
@@ -250,7 +250,7 @@ class KeyRing:
         self.looking: asyncio.Task[None] | None = None
 
     async def find(self, kid: str | None) -> RSAKey:
-        """Return a key by its id, or the only one to a token that names none; the issuer may have got a new one."""
+        """Return a key by its id, or the only key for a token without one; fetches again for an unknown id."""
         key = self._held(kid)
         if key is None:
             self.freshen(REFETCH_SECONDS)
@@ -259,7 +259,7 @@ class KeyRing:
             key = self._held(kid)
         if key is None and self.away:
             wait = max(1, round(self.looked_at + REFETCH_SECONDS - self.clock()))
-            raise IssuerUnavailable("the keys of the issuer cannot be had, so this access token cannot be checked; "
+            raise IssuerUnavailable("the issuer's keys cannot be fetched, so this access token cannot be checked; "
                                     "try again later", retry_after=wait)
         if key is None:
             raise Flaw("kid is not known", "token_key")
@@ -273,7 +273,7 @@ class KeyRing:
         return key if isinstance(key, RSAKey) else None
 
     def freshen(self, after_seconds: float = FRESH_SECONDS) -> None:
-        """Begin a look at the issuer's keys if the last one began that long ago."""
+        """Start to fetch the issuer's keys, if the last fetch started that long ago."""
         if self.http and self.looking is None and self.clock() - self.looked_at >= after_seconds:
             self.looked_at = self.clock()
             self.looking = asyncio.create_task(self._look(self.http))
@@ -286,7 +286,7 @@ class KeyRing:
             keys = key_set(answer.content, strict=False)
         except (httpx2.HTTPError, httpx2.InvalidURL, *UNFIT) as error:
             self.away = True
-            log.warning("cannot fetch the issuer's keys, those at hand stay: %s: %s", type(error).__name__, error)
+            log.warning("cannot fetch the issuer's keys; the last ones stay: %s: %s", type(error).__name__, error)
         else:
             self.away = False
             self._take(KeySet([*self.fixed, *keys]))
@@ -314,7 +314,7 @@ def make_fetcher(settings: Settings) -> httpx2.AsyncClient:
 
 
 def load_key_files(jwt: Jwt) -> list[RSAKey]:
-    """Load the keys that the settings name; raises StartupError for any that nobody should trust."""
+    """Load the keys that the settings name; raises StartupError for an unsafe one."""
     paths = {"private_key_path": jwt.private_key_path, "public_key_path": jwt.public_key_path,
              "jwks": "" if "://" in jwt.jwks else jwt.jwks}
     found: list[RSAKey] = []
@@ -325,7 +325,7 @@ def load_key_files(jwt: Jwt) -> list[RSAKey]:
             shown = mask_credentials(path)
             raise StartupError(f"security.jwt.{name}: {shown!r} cannot be read: {error.strerror}") from None
         except UNFIT as error:
-            raise StartupError(f"security.jwt.{name}: {mask_credentials(path)!r} is no good: {error}") from None
+            raise StartupError(f"security.jwt.{name}: {mask_credentials(path)!r} is invalid: {error}") from None
     return found
 
 
@@ -342,7 +342,7 @@ def load_key_file(path: str, name: str) -> list[RSAKey]:
 
 
 def key_set(text: bytes, *, strict: bool) -> list[RSAKey]:
-    """Read the keys of a JWKS that check signatures; what is no such key is an error or, if not strict, left out."""
+    """Read the signature keys of a JWKS; any other key is an error if strict, else it is skipped."""
     keys: list[RSAKey] = []
     for jwk in decode_strictly(text, JwkSet).keys[:MOST_KEYS]:
         try:
@@ -350,27 +350,27 @@ def key_set(text: bytes, *, strict: bool) -> list[RSAKey]:
         except UNFIT as error:
             if strict:
                 raise
-            log.warning("a key of the issuer is left out: %s", error)
+            log.warning("skip a key of the issuer: %s", error)
     if not keys:
-        raise Flaw("there is no key of RS256 in it")
+        raise Flaw("it has no RS256 key")
     return keys
 
 
 def fits_signatures(jwk: dict[str, Any], strict: bool) -> bool:
-    """Whether a key checks our signatures; what no key set should hold is an error."""
+    """Whether a key verifies RS256 signatures; raises for a key that no key set may hold."""
     if jwk.get("use", "sig") != "sig" or "verify" not in jwk.get("key_ops", ["verify"]):
         return False
     if (jwk.get("kty"), jwk.get("alg", "RS256")) == ("RSA", "RS256"):
         if not strict and "d" in jwk:
-            raise Flaw("it is published with its private half")
+            raise Flaw("it publishes a private key")
         return True
     if strict:
-        raise Flaw("a key in it is not of RS256")
+        raise Flaw("it has a key that is not for RS256")
     return False
 
 
 def import_key(value: Any, kid: str | None = None) -> RSAKey:
-    """Make a key of a PEM, a JWK or what the library has; its id is its thumbprint (RFC 7638) unless it has one."""
+    """Make a key from a PEM, a JWK or a library key; without an id it gets its thumbprint (RFC 7638)."""
     with warnings.catch_warnings(action="ignore", category=SecurityWarning):     # of small keys, which are refused here
         key = RSAKey.import_key(value, {"kid": kid} if kid else None)
     if key.public_key.key_size not in KEY_BITS:

@@ -1,16 +1,16 @@
-"""The way in for issued keys, the credentials of services and workers (spec 21.2.2).
+"""Verification of issued keys, the credentials of services and workers (spec 21.2.2).
 
-Argon2 is dear by design, so a key goes through ever dearer steps, and most end early:
+Argon2 is costly by design, so a key goes through ever costlier steps, and most end early:
 
-    form        length, prefix, letters, checksum: a typo costs no look-up (of a proven key the length will do)
-    proven      a digest of the key, known in this process only: the secret was right once, and 24 hours are not over
-    status      revoked, suspended, limits: its row is read again after 5 seconds, or at once when `forget` says so
-    refused     a digest that was wrong within the last minute is wrong still
-    failures    behind ten wrong keys a minute, by address or key id, come the slow lane and a second for each refusal
+    form        length, prefix, letters, checksum: a typo costs no look-up (for a proven key only the length is checked)
+    proven      a digest of the key, in this process only: the secret was right within the last 24 hours
+    status      revoked, suspended, limits: the row is read again after 5 seconds, or at once after `forget`
+    refused     a digest that was wrong within the last minute is refused again
+    failures    after ten wrong keys a minute, by address or key id, the slow lane, and a second before each refusal
     Argon2      two at a time, sixteen waiting; in the slow lane one, which rests between two
 
-No failure of others refuses a key that is good: it is proven, if slowly.  From where it was used before it is proven at
-once, unless that very address has failed too.  Whatever is wrong with a key, the answer is the same.
+Failures of others never refuse a valid key: it is proven, if slowly.  From a network where it was used before it is
+proven at once, unless that address has failures too.  The answer is the same whatever is wrong with a key.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class Failures:
         self.counted: Bounded[str, tuple[float, int]] = Bounded()   # since when, how many
 
     def refusal(self, now: float, over: float) -> RateLimitExceeded:
-        """Make the refusal of a wrong key behind ten others."""
-        return RateLimitExceeded("too many wrong keys; wait, then show a key that is good", limit=FAILURES, window="1m",
+        """Make the refusal of a wrong key after ten others."""
+        return RateLimitExceeded("too many wrong keys; wait, then send a valid key", limit=FAILURES, window="1m",
                                  retry_after=max(1, ceil(over + FAILURES_SECONDS - now)))
 
     def over(self, now: float, *names: str) -> float | None:
@@ -113,7 +113,7 @@ class Failures:
 
 
 class Proven(Struct, eq=False):
-    """A key whose secret was right, and apart from that what its row said when it was last read."""
+    """A key whose secret was right, and its row as last read."""
 
     digest: bytes
     version: int
@@ -132,7 +132,7 @@ class Proven(Struct, eq=False):
     reading: asyncio.Task[None] | None = None
 
     def take(self, tenant_id: str, suspended: bool, key: Key, read_at: float) -> None:
-        """Learn what the row says; a clock that goes back makes it be read again."""
+        """Take over the row; it is read again if the clock goes back."""
         barred = suspended or key.revoked_at is not None or key.role == "system" or key.principal_kind in UNREACHABLE
         self.begins = inf if barred else key.not_before
         self.ends = inf if key.expires_at is None else key.expires_at
@@ -142,7 +142,7 @@ class Proven(Struct, eq=False):
         self.places = [*dict.fromkeys([*self.places, *places_of(key)])][:PLACES]
 
     def forget(self) -> None:
-        """Trust the row no more, not even the reading of it that is under way."""
+        """Stop trusting the row, also a read of it that is under way."""
         self.stale, self.since, self.read_at = True, inf, -inf
 
 
@@ -155,7 +155,7 @@ UNREACHABLE = ("system", "asyncgate")   # kinds of principal that nobody outside
 
 
 def caller_of_key(tenant_id: str, key: Key) -> Caller:
-    """Return whom a key stands for."""
+    """Return the caller that a key identifies."""
     def names(text: str) -> frozenset[str]:
         return msgspec.json.decode(text, type=frozenset[str])
 
@@ -166,7 +166,7 @@ def caller_of_key(tenant_id: str, key: Key) -> Caller:
 
 
 def network_of(address: str | None) -> str:
-    """Return what the failures of an address are counted by: of IPv6 the /64, which one client has to itself."""
+    """Return the network that failures are counted by; for IPv6 the /64, which one client has to itself."""
     try:
         ip = ip_address(address or "")
     except ValueError:
@@ -177,7 +177,7 @@ def network_of(address: str | None) -> str:
 
 
 def place_of(address: str | None) -> str:
-    """Return what an address counts as when somebody asks whether it is a usual one: its neighbourhood."""
+    """Return the network by which usual addresses of a key are remembered."""
     try:
         ip = ip_address(network_of(address).partition("/")[0])
     except ValueError:
@@ -189,27 +189,27 @@ def place_of(address: str | None) -> str:
 
 
 async def share_outcome(task: asyncio.Task[A]) -> A:
-    """Wait for what others wait for too: who stops waiting does not stop it."""
+    """Wait for a shared task; a waiter that is canceled does not cancel the task."""
     await asyncio.wait([task])
     return task.result()
 
 
 def lower_priority() -> None:
-    """Let the event loop go before this thread: on Linux, and only there, a thread has a priority of its own."""
+    """Give this thread a lower priority than the event loop; a no-op outside Linux."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):      # a sandbox may forbid it
             os.nice(10)
 
 
 class Hasher:
-    """Argon2 beside the event loop: two at a time, sixteen waiting, whoever else comes is told to come back."""
+    """Argon2 on threads: two at a time and sixteen waiting; further calls are refused as overload."""
 
     def __init__(self, executor: Executor | None = None) -> None:
         self.executor = executor or ThreadPoolExecutor(MOST_HASHING, "asyncgate-keys", lower_priority)
         self.turns, self.waiting = asyncio.Semaphore(MOST_HASHING), 0
 
     async def run(self, work: Callable[[], A], still: Callable[[], None] = lambda: None) -> A:
-        """Do the work when its turn comes; `still` may then refuse that it is worth it."""
+        """Run the work when its turn comes; `still` may refuse it then as not needed any more."""
         if self.waiting >= MOST_WAITING:
             raise Overloaded("more keys are to be checked than the gate can keep up with; try again", retry_after=1)
         self.waiting += 1
@@ -225,13 +225,13 @@ class Hasher:
 
 
 class Guessing(Exception):
-    """Somebody who waits for a proof may be guessing."""
+    """A caller that waits for a proof may be guessing."""
 
 
 class SlowLane:
     """Argon2 for those behind too many failures: one at a time with a rest, in turns by address and key id.
 
-    So whoever fails on purpose has a small share of the processor, and a good key among them its turn.
+    So deliberate failures get a small share of the processor, and a valid key among them gets its turn.
     """
 
     def __init__(self, hasher: Hasher, sleep: Callable[[float], Awaitable[None]]) -> None:
@@ -241,7 +241,7 @@ class SlowLane:
         self.resting: asyncio.Task[None] | None = None
 
     async def run(self, name: tuple[str, str], work: Callable[[], A]) -> A:
-        """Do the work when its turn comes."""
+        """Run the work when its turn comes."""
         queue = self.queues.get(name, deque())
         if len(queue) >= SLOW_EACH or len(self.queues) >= SLOW_ALL:
             raise Overloaded("more keys are to be checked than the gate can keep up with; try again", retry_after=1)
@@ -271,7 +271,7 @@ class SlowLane:
         self._next()
 
     def close(self) -> None:
-        """Send away who waits."""
+        """Refuse the waiting calls."""
         for queue in self.queues.values():
             for turn in queue:
                 turn.set_exception(Overloaded("the gate is about to stop", retry_after=1))
@@ -279,7 +279,7 @@ class SlowLane:
 
 
 class IssuedKeys:
-    """The way in for issued keys, on the event loop but for Argon2; `clock` decides what has expired."""
+    """Verifies issued keys, on the event loop except for Argon2; `clock` decides which have expired."""
 
     def __init__(self, store: KeyStore, costs: ApiKeys, clock: Callable[[], float] = time.time,
                  executor: Executor | None = None, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -295,7 +295,7 @@ class IssuedKeys:
         self.tasks: set[asyncio.Task[Any]] = set()
 
     async def caller(self, token: str | None, address: str | None = None) -> Caller | None:
-        """Return whom a key stands for, or None; raises RateLimitExceeded, Overloaded and DatabaseUnavailable."""
+        """Return the caller of a key, or None; raises RateLimitExceeded, Overloaded and DatabaseUnavailable."""
         if token is None or len(token) != LENGTH or not token.isascii():
             return None
         keyed = self.keyed.copy()
@@ -312,7 +312,7 @@ class IssuedKeys:
         return caller
 
     def _place(self, entry: Proven, caller: Caller, address: str | None) -> None:
-        """Note from where a key is used; that is unusual where it was always used from elsewhere."""
+        """Note the network that a key is used from; report one that is new for the key."""
         if len(entry.addresses) >= ADDRESSES:
             entry.addresses.clear()
         entry.addresses.add(address)
@@ -325,7 +325,7 @@ class IssuedKeys:
         self._begin(self._touch(caller.tenant_id, caller.key_id, self.clock(), place))
 
     async def guessed(self, address: str | None) -> None:
-        """Count a credential of no known kind, such as a guess at the shared token; who goes on guessing waits."""
+        """Count a credential of no known kind, such as a guess at the shared token; repeated guesses must wait."""
         where, now = network_of(address), self.clock()
         over = self.failures.over(now, where)
         self.failures.add(now, where)
@@ -333,7 +333,7 @@ class IssuedKeys:
             await self._hold_back()
 
     async def still_good(self, key_id: str) -> bool:
-        """Whether a key that was let in would be let in again."""
+        """Whether a key that was accepted would be accepted again."""
         if (entry := self.proven.get(key_id)) is None:      # pushed out by others, or void
             if (found := await self.store.find_key(key_id)) is None:
                 return False
@@ -342,12 +342,12 @@ class IssuedKeys:
         return await self._is_current(key_id, entry) and entry.begins <= self.clock() < entry.ends
 
     def forget(self, key_id: str) -> None:
-        """Ask the database before this key is let in again: it was revoked or changed, here or elsewhere."""
+        """Read the row before the key is accepted again: it was revoked or changed, here or in another process."""
         if entry := self.proven.get(key_id):
             entry.forget()
 
     def forget_tenant(self, tenant_id: str) -> None:
-        """Do so for all keys of a tenant, which was suspended, or is no more."""
+        """Do so for all keys of a tenant that was suspended or deleted."""
         for entry in self.proven.values():
             if entry.caller is None or entry.caller.tenant_id == tenant_id:
                 entry.forget()
@@ -357,7 +357,7 @@ class IssuedKeys:
         return await self.hasher.run(partial(hash_secret, secret, self.costs))
 
     async def close(self) -> None:
-        """Finish what is under way and let the threads go."""
+        """Finish the running work and end the threads."""
         self.slow.close()
         while self.tasks:
             await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -381,7 +381,7 @@ class IssuedKeys:
         return entry if self.clock() - entry.proven_at < PROVEN_SECONDS else None
 
     async def _proved(self, key_id: str, secret: str, digest: bytes, address: str | None) -> Proven | None:
-        """Have the secret proven, once for all who show it meanwhile."""
+        """Prove the secret, once for all calls that show it meanwhile."""
         where, now = network_of(address), self.clock()
         over = self.failures.over(now, where, key_id)
         found: Proven | None = None
@@ -395,7 +395,7 @@ class IssuedKeys:
         return found
 
     async def _hold_back(self) -> None:
-        """Keep who tries key after key waiting, so that a flood of them leaves the gate to others (threat A10)."""
+        """Delay callers that try key after key, so that a flood leaves the gate to others (threat A10)."""
         if self.held < MOST_HELD:
             self.held += 1
             try:
@@ -435,7 +435,7 @@ class IssuedKeys:
         return await self.slow.run((where, key.key_id), work)
 
     def _suspect(self, key: Key, address: str | None) -> bool:
-        """Whether there were too many failures for this to be nothing but the key's holder."""
+        """Whether recent failures suggest that the caller is not the key's holder."""
         now, where = self.clock(), network_of(address)
         if self.failures.over(now, where) is not None:
             return True
@@ -451,9 +451,9 @@ class IssuedKeys:
         self.failures.add(self.clock(), *names)
 
     async def _is_current(self, key_id: str, entry: Proven) -> bool:
-        """Have the row read again if it is too old, once for all who wait; false if the entry is void.
+        """Read the row again if it is too old, once for all waiting calls; false if the entry is void.
 
-        While the database does not answer nobody is let in for longer than the 5 seconds: a key may have been revoked.
+        While the database does not answer, a row is trusted for 5 seconds at most: the key may have been revoked.
         """
         if not 0 <= self.clock() - entry.read_at < ROW_SECONDS and not entry.void:
             entry.reading = entry.reading or self._begin(self._read(key_id, entry))
@@ -479,7 +479,7 @@ class IssuedKeys:
             del self.proven[key_id]
 
     def _note(self, entry: Proven, tenant_id: str, key: Key) -> None:
-        """Have it written down that a key was used, at most once a minute."""
+        """Write that a key was used, at most once a minute."""
         now, used = self.clock(), max(entry.used_at, -inf if key.last_used_at is None else key.last_used_at)
         if entry.begins <= now < entry.ends and now - used >= USED_SECONDS:
             entry.used_at = now
@@ -492,7 +492,7 @@ class IssuedKeys:
             log.exception("cannot note that key %s was used", key_id)
 
     def _begin(self, work: Coroutine[Any, Any, A]) -> asyncio.Task[A]:
-        """Start what goes on when those who wait for it have gone."""
+        """Start a task that goes on after its waiters have gone."""
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self._ended)

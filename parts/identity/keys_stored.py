@@ -79,13 +79,13 @@ def default_role(kind: Kind) -> Role:
 
 
 def default_scopes(role: Role) -> frozenset[str]:
-    """Return the scopes of a credential that names none (spec 21.8.3); of an admin, who has no default there, all."""
+    """Return the scopes of a credential that names none (spec 21.8.3); an admin gets all."""
     return {"agent": frozenset({"tasks:read", "tasks:write", "receipts:read", "receipts:ack"}),
             "worker": frozenset({"tasks:lease", "receipts:read"}), "admin": SCOPES}.get(role, frozenset())
 
 
 def retire_key(key: Key, successor: str, now: float, overlap_seconds: float = DAY_SECONDS) -> Key:
-    """Return a key as rotation leaves it: good for the overlap, 30 days at most, and no longer than it was before."""
+    """Return a rotated key: valid for the overlap, 30 days at most, and no longer than before."""
     end = now + min(overlap_seconds, LONGEST_OVERLAP)
     return replace(key, rotated_to=successor, expires_at=min(end, inf if key.expires_at is None else key.expires_at))
 
@@ -98,7 +98,7 @@ def hash_secret(secret: str, costs: ApiKeys) -> str:
 
 
 def proves_secret(secret: str, hash: str) -> bool:
-    """Whether a secret is the one behind a hash, which says itself what it costs to find out."""
+    """Whether a hash belongs to a secret; the hash names its own costs."""
     from argon2 import PasswordHasher
     from argon2.exceptions import VerifyMismatchError
 

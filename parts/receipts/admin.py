@@ -1,4 +1,4 @@
-"""Looking after the ledger over the wire, for admins of the tenant that it belongs to."""
+"""Seals, export and import of receipts over the wire, for the tenant's admins."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ decode_names = msgspec.json.Decoder(list[str]).decode
 
 
 async def seal_receipts(engine: Engine, caller: Caller, ask: SealReceipts) -> SealEnd:
-    """Seal all receipts that are not sealed yet, and return where the seals end; upkeep does it every minute.
+    """Seal all unsealed receipts, and return the last seal's number and hash; upkeep does it every minute.
 
     Keep the number and the hash elsewhere: `asyncgate verify --ledger --seal NUMBER:HASH` proves later that no receipt
-    up to last_receipt_id was rewritten, whoever had the database meanwhile.
+    up to last_receipt_id was rewritten.
     """
     require_bodies(engine)
     head = await seal(engine, caller.tenant_id)

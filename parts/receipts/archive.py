@@ -1,12 +1,12 @@
-"""The archive (H.11): receipts that nobody needs any more move to compressed, checksummed segment files.
+"""The archive (H.11): old receipts move to compressed, checksummed segment files.
 
-What moves together is a whole chain: all receipts of a task, and of every task that a parent joins to it.  It moves
-when its youngest receipt is `receipt_retention_days` old, its tasks have ended `archive.terminal_days` ago, nothing in
-it is owed and all of it is sealed.  So no open obligation loses its evidence, and what is left answers for itself.
+A whole chain moves together: all receipts of a task, and of every task that a parent joins to it.  A chain moves when
+its youngest receipt is `receipt_retention_days` old, its tasks ended `archive.terminal_days` ago, none of its
+obligations is open and all of it is sealed.  So no open obligation loses its evidence.
 
-The order survives a crash at any point: the segment is written, synced and gets its name; then, in one transaction that
-looks at everything once more, pointers are kept and receipts go.  A segment to which nothing points is harmless.
-Pointers keep the digest of their receipts: the chain of seals verifies as before, with the segments or without.
+A crash at any point loses nothing: the segment is written, synced and renamed; then one transaction checks everything
+again, stores pointers and deletes the receipts.  A segment without pointers is harmless.  Pointers keep the digest of
+their receipts, so the chain of seals still verifies, with the segments or without.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ decode_tasks = msgspec.json.Decoder(list[str]).decode
 
 
 class ReceiptChain(Struct):
-    """What moves together."""
+    """Receipts and tasks that move together."""
 
     receipts: dict[str, Receipt] = field(default_factory=dict)
     tasks: set[str] = field(default_factory=set)
 
     @property
     def first(self) -> str:
-        """Return the oldest receipt, which names the chain."""
+        """Return the id of the oldest receipt; it names the chain."""
         return min(self.receipts)
 
 
 class Ages(Struct, frozen=True):
-    """From when on something is too young, and up to where receipts are sealed."""
+    """The times after which something is too young to move, and the last sealed receipt."""
 
     receipt: float
     ended: float
@@ -69,14 +69,14 @@ class Ages(Struct, frozen=True):
 
     @classmethod
     def of(cls, settings: Settings, now: float, sealed: str) -> Ages:
-        """Work them out."""
+        """Compute the times from the settings."""
         return cls(now - settings.receipt_retention_days * DAY_SECONDS,
                    now - settings.archive.terminal_days * DAY_SECONDS,
                    now - settings.task_retention_days * DAY_SECONDS, sealed)
 
 
 class ArchiveTally(Struct):
-    """What a run has done."""
+    """The counts of one run."""
 
     receipts: int = 0
     segments: int = 0
@@ -88,18 +88,18 @@ class ArchiveTally(Struct):
 
 
 async def free_storage(engine: Engine, tenant_id: str) -> int:
-    """Archive a tenant's oldest receipts, however young, until a tenth of its storage is free (spec 21.6.3)."""
+    """Archive a tenant's oldest settled receipts, whatever their age, until a tenth of its storage is free (21.6.3)."""
     moved = 0
     while await is_storage_full(engine, tenant_id):
         done = await archive_receipts(engine, tenant_id, RECEIPTS_PER_SEGMENT, urgent=True)
         moved += done.receipts
         if not done.receipts:
-            break       # all that is left is owed, or belongs to tasks that have not ended
+            break       # the remaining receipts are owed, or their tasks have not ended
     return moved
 
 
 async def is_storage_full(engine: Engine, tenant_id: str) -> bool:
-    """Whether a tenant's receipts take up nine tenths of the room that it has."""
+    """Whether a tenant's receipts use nine tenths of its storage."""
     usage = await engine.backend.record(tenant_id, Usage)
     account = await engine.backend.record(tenant_id, Account)
     most = find_allowance(engine.settings, account, engine.backend.now()).receipt_storage_gb * GIGABYTE
@@ -107,9 +107,9 @@ async def is_storage_full(engine: Engine, tenant_id: str) -> bool:
 
 
 async def archive_receipts(engine: Engine, tenant_id: str, most: int, *, urgent: bool = False) -> ArchiveTally:
-    """Archive about so many receipts of a tenant that are old enough, and prune the tasks that are.
+    """Archive about `most` receipts of a tenant that are old enough, and prune old tasks.
 
-    When it is urgent everything settled is old enough.
+    An urgent run takes every settled receipt as old enough.
     """
     archive_folder(engine.settings)
     head = await seal(engine, tenant_id)
@@ -131,9 +131,9 @@ async def archive_receipts(engine: Engine, tenant_id: str, most: int, *, urgent:
 
 
 def archive_folder(settings: Settings) -> Path:
-    """Return where the archive is."""
+    """Return the folder of the archive."""
     if not settings.archive.directory:
-        raise ArchiveUnavailable("archive.directory is not set: it names the folder of the archive")
+        raise ArchiveUnavailable("archive.directory is not set; set it to the folder of the archive")
     return Path(settings.archive.directory)
 
 
@@ -146,7 +146,7 @@ def count_receipts(chains: Iterable[ReceiptChain]) -> int:
 
 
 async def old_chains(engine: Engine, tenant_id: str, ages: Ages) -> Any:
-    """Yield every chain that may move as far as reading can tell, oldest first."""
+    """Yield the chains that may move, oldest first; the transaction checks each one again."""
     after, seen = "", set[str]()
     while rows := await engine.backend.page(tenant_id, ReceiptFilter(None, None, None, after, RECEIPTS_PER_PAGE)):
         for row in rows:
@@ -163,7 +163,7 @@ async def old_chains(engine: Engine, tenant_id: str, ages: Ages) -> Any:
 
 
 async def gather_chain(engine: Engine, tenant_id: str, row: Receipt) -> ReceiptChain | None:
-    """Gather all that a receipt is joined to by tasks, parents and children; None if that is too much."""
+    """Return the chain of a receipt: all joined by tasks, parents and children; None if it is too large."""
     chain, wanted, asked = ReceiptChain(), {row.receipt_id}, set[str]()
     while wanted:
         for receipt_id in wanted:
@@ -175,12 +175,12 @@ async def gather_chain(engine: Engine, tenant_id: str, row: Receipt) -> ReceiptC
         asked |= new
         parents = {parent for id in new for parent in chain.receipts[id].parents}
         wanted = (parents | await find_answers(engine, tenant_id, new)) - chain.receipts.keys() - asked
-        asked |= wanted      # one that is not there is in the archive, or was never here
+        asked |= wanted      # a missing receipt is in the archive, or was never here
     return chain
 
 
 async def add_to_chain(engine: Engine, tenant_id: str, chain: ReceiptChain, found: Receipt) -> None:
-    """Take a receipt into a chain, and with it all of its task."""
+    """Add a receipt to a chain, and with it all receipts of its task."""
     if not found.task_id:
         chain.receipts[found.receipt_id] = found
     if not found.task_id or found.task_id in chain.tasks:
@@ -212,7 +212,7 @@ def slices_of(rows: list[Any], most: int) -> Iterator[list[Any]]:
 
 
 def may_move(chain: ReceiptChain, ages: Ages) -> bool:
-    """Whether all receipts of a chain are old and sealed, and everything that it opened is closed in it."""
+    """Whether all receipts of a chain are old and sealed, and the chain closes every obligation that it opens."""
     closed = {parent for one in chain.receipts.values() for parent in one.parents
               if parent in chain.receipts and discharges(one, chain.receipts[parent])}
     return all(one.created_at <= ages.receipt and one.receipt_id <= ages.sealed and one.body
@@ -221,7 +221,7 @@ def may_move(chain: ReceiptChain, ages: Ages) -> bool:
 
 
 async def has_open_obligation(engine: Engine, tenant_id: str, chain: ReceiptChain) -> bool:
-    """Whether the index of obligations has any of a chain as open, whatever its receipts say."""
+    """Whether the index has an obligation of a chain as open, whatever its receipts say."""
     for one in chain.receipts.values():
         if one.receipt_type in TERMINATES:
             before = one.receipt_id[:-1] + chr(ord(one.receipt_id[-1]) - 1)     # so the next is this one, or not
@@ -236,7 +236,7 @@ async def has_open_obligation(engine: Engine, tenant_id: str, chain: ReceiptChai
 
 async def move_chains(engine: Engine, tenant_id: str, ages: Ages, chains: list[ReceiptChain],
                       done: ArchiveTally) -> None:
-    """Write a segment of chains, then let go of those that are still as they were."""
+    """Write chains to a segment, then replace those that are unchanged by pointers."""
     rows = [one for chain in chains for _, one in sorted(chain.receipts.items())]
     name = await asyncio.to_thread(write_segment, archive_folder(engine.settings), tenant_id, rows)
     if isinstance(engine.backend, ArchivingBackend):
@@ -252,7 +252,7 @@ async def move_chains(engine: Engine, tenant_id: str, ages: Ages, chains: list[R
 
 
 def write_segment(directory: Path, tenant_id: str, rows: list[Receipt]) -> str:
-    """Write a file of receipts so that it is there whole or not at all; return its name in the archive."""
+    """Write a segment file atomically; return its name in the archive."""
     text = pack_receipts(Header("asyncgate-archive", tenant_id), rows)
     name = f"{tenant_id}/{rows[0].receipt_id}-{segment_digest(rows)}.jsonl.gz"
     path = directory / name
@@ -267,18 +267,18 @@ def write_segment(directory: Path, tenant_id: str, rows: list[Receipt]) -> str:
         for parent in (path.parent, directory):
             fsync_folder(str(parent))
     except OSError as error:
-        raise ArchiveUnavailable(f"the archive takes no segment: {error.strerror or error}") from error
+        raise ArchiveUnavailable(f"the archive cannot write a segment: {error.strerror or error}") from error
     return name
 
 
 def segment_digest(rows: list[Receipt]) -> str:
-    """Name receipts by what they are: equal ones make an equal file."""
+    """Return a hash of receipts, so that equal receipts make an equal file name."""
     return hashlib.sha256(b"".join(receipt_digest(one) for one in rows)).hexdigest()[:16]
 
 
 async def replace_by_pointers(engine: Engine, tenant_id: str, ages: Ages, chains: list[ReceiptChain], segment: str,
                               lines: dict[str, int]) -> int:
-    """Keep pointers and drop receipts, of the chains that are still as they were; return how many receipts went."""
+    """Replace the receipts of unchanged chains by pointers; return how many receipts moved."""
     def load(needs: Needs, caller: Caller, ask: Ask) -> None:
         for chain in chains:
             needs.receipts.update(chain.receipts)
@@ -292,7 +292,7 @@ async def replace_by_pointers(engine: Engine, tenant_id: str, ages: Ages, chains
 
 
 def is_unchanged(work: Work, chain: ReceiptChain, ages: Ages) -> bool:
-    """Whether a chain is what was written into the segment, nothing was added, and its tasks are over."""
+    """Whether a chain equals what the segment has, has no new receipt, and its tasks have ended."""
     for receipt_id, receipt in chain.receipts.items():
         there = work.receipts.get(receipt_id)
         if there is None or receipt_digest(there) != receipt_digest(receipt):
@@ -304,12 +304,12 @@ def is_unchanged(work: Work, chain: ReceiptChain, ages: Ages) -> bool:
 
 
 def is_over(task: Task | None, ended: float) -> bool:
-    """Whether a task ended so long ago and owes nothing; one that is not here has nothing to say."""
+    """Whether a task ended by a time and is not owed; true for a task that is not stored here."""
     return task is None or (task.status in TERMINAL and not task.owed and (task.completed_at or 0.0) <= ended)
 
 
 def replace_chain(work: Work, chain: ReceiptChain, segment: str, lines: dict[str, int]) -> int:
-    """Put the pointers of a chain in the place of its receipts."""
+    """Replace the receipts of a chain by pointers; return how many."""
     first, tasks = chain.first, to_canonical(sorted(chain.tasks)).decode()
     for receipt_id, one in chain.receipts.items():
         work.keep(Archived(receipt_id, one.task_id, one.receipt_type, segment, lines[receipt_id],
@@ -324,7 +324,7 @@ def replace_chain(work: Work, chain: ReceiptChain, segment: str, lines: dict[str
 
 
 async def prune_tasks(engine: Engine, tenant_id: str, ages: Ages) -> int:
-    """Let go of the tasks that ended long ago and whose receipts are all in the archive; return how many."""
+    """Delete tasks that ended long ago and whose receipts are all in the archive; return how many."""
     after, pruned = "", 0
     while rows := await engine.backend.page(tenant_id, Rows(Task, after)):
         old = [task.task_id for task in rows if task.created_at <= ages.pruned and is_over(task, ages.pruned)
@@ -344,7 +344,7 @@ async def is_archived(engine: Engine, tenant_id: str, task_id: str) -> bool:
 
 
 async def drop_tasks(engine: Engine, tenant_id: str, ages: Ages, ids: list[str]) -> int:
-    """Drop tasks, with their leases, progress and events."""
+    """Delete tasks, with their leases, progress and events."""
     def load(needs: Needs, caller: Caller, ask: Ask) -> None:
         needs.tasks.update(ids)
 
@@ -364,7 +364,7 @@ async def drop_tasks(engine: Engine, tenant_id: str, ages: Ages, ids: list[str])
 
 @lru_cache(4)
 def read_segment(path: str, written: float) -> tuple[Receipt | None, ...]:
-    """Return the lines of a segment, from the header on; raises what a damaged one deserves."""
+    """Return the lines of a segment, from the header on; raises ArchiveUnavailable for a damaged one."""
     reading = Reading(path)
     rows = tuple([line.receipt for line in reading.lines()])
     if reading.problems:
@@ -373,7 +373,7 @@ def read_segment(path: str, written: float) -> tuple[Receipt | None, ...]:
 
 
 def read_archived(directory: Path, pointers: list[Archived]) -> list[Receipt]:
-    """Return the receipts that pointers lead to, each byte for byte as it went."""
+    """Return the receipts of pointers, byte for byte as they were archived."""
     found = []
     for pointer in pointers:
         path = directory / pointer.segment
@@ -396,7 +396,7 @@ async def load_archived(engine: Engine, pointers: list[Archived]) -> list[Receip
 
 
 async def restore_chain(engine: Engine, tenant_id: str, task_id: str) -> tuple[list[str], int]:
-    """Bring back the chain that a task belongs to; return its tasks, and how many receipts it has."""
+    """Restore the chain of a task to the database; return its tasks, and how many receipts it has."""
     chains = defaultdict[str, list[Archived]](list)
     for pointer in await engine.backend.page(tenant_id, ArchivedFilter(task_id)):
         chains[pointer.chain].append(pointer)
@@ -412,7 +412,7 @@ async def restore_chain(engine: Engine, tenant_id: str, task_id: str) -> tuple[l
 
 
 async def write_chain_back(engine: Engine, tenant_id: str, pointers: list[Archived]) -> int:
-    """Write the receipts of a chain again and forget where they were; all of it or nothing."""
+    """Write the receipts of a chain back and delete its pointers, in one transaction."""
     rows = await load_archived(engine, pointers)
 
     def needed(needs: Needs, caller: Caller, ask: Ask) -> None:

@@ -1,4 +1,4 @@
-"""The archive over the wire: run it, look into it, bring something back (H.11)."""
+"""The archive over the wire: run it, list it, restore from it (H.11)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from asyncgate.parts.receipts.sealing import require_bodies
 
 
 async def run_archive(engine: Engine, caller: Caller, ask: RunArchive) -> ArchiveRun:
-    """Move old receipts to the archive, and prune tasks that ended long ago; of all tenants if the operator asks.
+    """Move old receipts to the archive, and prune tasks that ended long ago; the operator does it for all tenants.
 
-    With archive.enabled upkeep does it every hour.  Call again while the answer says that there are more.  Spec H.11.
+    With archive.enabled upkeep does it every hour.  Call again while the answer has more.  Spec H.11.
     """
     require_bodies(engine)
     if not engine.settings.archive.directory:
-        raise InvalidRequest("this gate has no archive: archive.directory names the folder for it")
+        raise InvalidRequest("this gate has no archive; set archive.directory to a folder for it")
     total, everybody = archive.ArchiveTally(), operates(engine, caller)
     for tenant_id in await engine.backend.tenants() if everybody else [caller.tenant_id]:
         done = await archive.archive_receipts(engine, tenant_id, ask.most - total.receipts)
@@ -36,9 +36,9 @@ async def run_archive(engine: Engine, caller: Caller, ask: RunArchive) -> Archiv
 
 
 async def list_archived_receipts(engine: Engine, caller: Caller, ask: ListArchivedReceipts) -> Receipts:
-    """List receipts in the archive, oldest first, which no other list shows: of a task, one by its id, or all.
+    """List archived receipts, oldest first: of a task, one by its id, or all; no other list shows them.
 
-    All of them are for an admin; others see those that they sent or got.  Spec H.11.
+    Only an admin may list all; others see the receipts that they sent or received.  Spec H.11.
     """
     if not caller.sees_all and ask.task_id is None and ask.receipt_id is None:
         raise barred(caller, "the whole archive is for an admin; name a task_id or a receipt_id")
@@ -57,7 +57,7 @@ async def list_archived_receipts(engine: Engine, caller: Caller, ask: ListArchiv
 
 
 async def pointers(engine: Engine, tenant_id: str, ask: ListArchivedReceipts, after: str) -> list[Archived]:
-    """Return where the receipts are that somebody asks for."""
+    """Return the pointers that a request asks for."""
     if ask.receipt_id is not None:
         one = await engine.backend.record(tenant_id, Archived, ask.receipt_id)
         return [one] if one and one.receipt_id > after and ask.task_id in (None, one.task_id) else []
@@ -68,9 +68,9 @@ async def pointers(engine: Engine, tenant_id: str, ask: ListArchivedReceipts, af
 
 
 async def restore_archive(engine: Engine, caller: Caller, ask: RestoreArchive) -> Restored:
-    """Bring a task's receipts back from the archive, byte for byte, with those of the tasks joined to it.
+    """Restore a task's receipts from the archive, byte for byte, with those of the tasks joined to it.
 
-    They stay until the archive runs again.  One transaction.  Spec H.11.
+    They stay in the database until the archive runs again.  One transaction.  Spec H.11.
     """
     return Restored(*await archive.restore_chain(engine, caller.tenant_id, ask.task_id))
 

@@ -1,8 +1,8 @@
 """Calls of a ledger: in time, without redirects or proxies, and with answers that are bounded before they are read.
 
-A ledger is somebody else's program, and what it answers may be what an agent wrote into it.  So an answer is taken as
-it comes over the wire, never unpacked, up to the bytes that its call may need, and its nesting is judged on its bytes.
-An answer that is no good is no outage: whoever can make a ledger give one would stop everybody's receipts otherwise.
+A ledger is somebody else's program, and agents may have written the contents of its answers.  So an answer is read as
+it arrives, never decompressed, up to a limit of bytes for its call, and its nesting is checked on its bytes.
+An invalid answer is not an outage: otherwise anybody who can make a ledger give one could stop all receipts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NOT_ABOUT_THE_RECEIPT = {403, 404, 405, 408}
 
 
 class LedgerAnswer(Struct):
-    """What a ledger answered."""
+    """An answer of a ledger."""
 
     status_code: int
     headers: Mapping[str, str]
@@ -41,12 +41,12 @@ class LedgerAnswer(Struct):
 
     @property
     def text(self) -> str:
-        """Return the beginning of what it says."""
+        """Return the beginning of the content as text."""
         return self.content[:MOST_TOLD].decode("utf-8", "replace")
 
 
 class Calls:
-    """Makes calls to one ledger; raises Outage, Unanswered or Garbled where nothing good came back."""
+    """Makes calls to one ledger; raises Outage, Unanswered or Garbled without a valid answer."""
 
     def __init__(self, token: str, connections: int) -> None:
         self.headers = {"content-type": "application/json", "accept-encoding": "identity",
@@ -55,7 +55,7 @@ class Calls:
         self.http: httpx2.AsyncClient | None = None
 
     async def ask(self, verb: str, url: str, *, seconds: float, most_bytes: int = SMALL, **more: Any) -> LedgerAnswer:
-        """Make one call, and read its answer in full."""
+        """Make one call and read its whole answer."""
         import httpx2
         if self.http is None:
             limits = httpx2.Limits(max_connections=self.connections)
@@ -73,15 +73,15 @@ class Calls:
         return LedgerAnswer(answer.status_code, answer.headers, content)
 
     async def close(self) -> None:
-        """Let the connections go."""
+        """Close the connections."""
         if self.http is not None:
             await self.http.aclose()
 
 
 async def read_answer(answer: httpx2.Response, most_bytes: int) -> bytes:
-    """Read an answer that is neither packed, nor too large, nor nested too deep to be read at all."""
+    """Read an answer; raises Garbled if it is compressed, too large, or nested too deep."""
     if answer.headers.get("content-encoding", "identity") != "identity":
-        raise Garbled("the ledger packs its answer, which was not asked for")
+        raise Garbled("the ledger compressed its answer, which was not requested")
     pieces, size = list[bytes](), 0
     async for piece in answer.aiter_raw():
         pieces.append(piece)
@@ -98,7 +98,7 @@ async def read_answer(answer: httpx2.Response, most_bytes: int) -> bytes:
 
 
 def answer_error(verb: str, answer: LedgerAnswer) -> Exception:
-    """Tell a refusal of the receipt from an outage, and both from an answer that says nothing of either."""
+    """Turn a failed answer into an error: a refusal of the receipt, an outage, or an invalid answer."""
     said = f"{answer.status_code} {answer.text}"[:MOST_TOLD]
     if answer.status_code == 404 and verb == "GET":
         return Missing(said)

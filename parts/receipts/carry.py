@@ -1,8 +1,8 @@
-"""Receipts out of a gate and into another, as they are stored (spec 20.9).
+"""Export and import of receipts, as they are stored (spec 20.9).
 
-What comes in is checked as if nobody were to be trusted: the hash of what it says, that its parents are there, that it
-is no younger than now, that it contradicts no task of this gate.  A receipt that is there already is left alone,
-whatever is offered under its id.
+An import trusts nobody.  It checks the hash of each receipt, that its parents are stored, that its id is not in the
+future, and that it contradicts no task of this gate.  A stored receipt is never changed, whatever is offered under its
+id.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ RECEIPTS_PER_EXPORT, PAGE_BYTES = 1000, 4 * 2**20
 
 
 async def export_receipts(engine: Engine, caller: Caller, ask: ExportReceipts) -> Exported:
-    """Read all receipts of the tenant as they are stored, oldest first, up to 1,000 at a time.
+    """Export the tenant's receipts as they are stored, oldest first, up to 1,000 at a time.
 
-    `asyncgate receipts export FILE` writes them into a file, with their seals.  Spec 20.9.
+    `asyncgate receipts export FILE` writes all of them into a file, with their seals.  Spec 20.9.
     """
     require_bodies(engine)
     limit = min(ask.limit or RECEIPTS_PER_EXPORT, RECEIPTS_PER_EXPORT)
@@ -43,7 +43,7 @@ async def export_receipts(engine: Engine, caller: Caller, ask: ExportReceipts) -
 
 
 async def export_page(engine: Engine, tenant_id: str, after: str | None, limit: int = RECEIPTS_PER_EXPORT) -> Exported:
-    """Return a page of receipts as they are stored, those without a body too."""
+    """Return a page of receipts as they are stored, also those without a body."""
     rows = await engine.backend.page(tenant_id, ReceiptFilter(None, None, None, after, limit))
     last = rows[-1].receipt_id if len(rows) == limit else None
     away = [one for one in await engine.backend.page(tenant_id, Rows(Archived, after or ""))
@@ -54,7 +54,7 @@ async def export_page(engine: Engine, tenant_id: str, after: str | None, limit: 
 
 
 def cut_page(rows: list[Receipt]) -> list[Receipt]:
-    """Leave away the end of a page whose bodies are too large together; one row stays."""
+    """Cut a page where its bodies become too large together; at least one row stays."""
     size, kept = 0, list[Receipt]()
     for row in rows:
         if kept and (size := size + len(row.body)) > PAGE_BYTES:
@@ -74,7 +74,7 @@ def as_stored_receipt(receipt: StoredReceipt) -> Receipt:
 
 
 def its_receipts(needs: Needs, caller: Caller, ask: ImportReceipts) -> None:
-    """Load what is there under the ids and keys of the receipts, their parents with their children, and their tasks."""
+    """Load stored receipts with the same ids or keys, the parents with their children, and the tasks."""
     its_head(needs, caller, ask)
     for receipt in ask.receipts:
         needs.receipts |= {receipt.receipt_id, *receipt.parents}
@@ -84,10 +84,10 @@ def its_receipts(needs: Needs, caller: Caller, ask: ImportReceipts) -> None:
 
 
 def import_receipts(engine: Engine, work: Work, caller: Caller, ask: ImportReceipts) -> Imported:
-    """Write up to 250 receipts of another gate as they are, and the obligations that they open and close.
+    """Import up to 250 receipts of another gate unchanged, and open and close their obligations.
 
-    Again is no error: what is there already is left alone, and told when it differs.  One transaction.  Their parents
-    come before them.  `asyncgate receipts import FILE` sends a whole file.  Spec 20.9.
+    A repeated import is a no-op: a stored receipt stays, and one that differs is reported.  One transaction.  Parents
+    must come before the receipts that answer them.  `asyncgate receipts import FILE` sends a whole file.  Spec 20.9.
     """
     require_bodies(engine)
     now, present, written, refused = work.new_id(), 0, dict[str, Receipt](), list[NotImported]()
@@ -109,33 +109,33 @@ Problem = tuple[str, str]
 
 def find_problem(settings: Settings, work: Work, receipt: Receipt, written: dict[str, Receipt],
                  now: str) -> Problem | None:
-    """Say why a receipt cannot be taken in, if so."""
+    """Return why a receipt cannot be imported; None if it can."""
     there = work.receipts.get(receipt.receipt_id) or written.get(receipt.receipt_id)
     if there is not None:
         return None if receipt_digest(there) == receipt_digest(receipt) else (
-            "differs", "another receipt has this id here; nothing was written over it")
+            "differs", "another receipt already has this id here, and stays")
     if (away := work.found(Archived, receipt.receipt_id)) is not None:
         return None if away.digest == receipt_digest(receipt).hex() else (
-            "differs", "another receipt has this id in the archive here")
+            "differs", "another receipt already has this id in the archive here")
     if (other := find_same_statement(work, receipt, written)) is not None:
         return "stated_already", f"receipt {other} states the same here"
     if receipt.receipt_id >= now:
-        return "too_young", "its id is younger than this gate's own time: readers would never see what comes now"
+        return "too_young", "its id is in the future of this gate's clock, so readers would miss earlier receipts"
     if missing := [parent for parent in receipt.parents if parent not in work.receipts and parent not in written
                    and not work.found(Archived, parent)]:
-        return "parent_missing", f"it answers {missing[0]}, which is not here"
+        return "parent_missing", f"it answers {missing[0]}, which is not here; import that receipt first"
     return find_flaw(settings, receipt) or find_contradiction(work, receipt)
 
 
 def find_same_statement(work: Work, receipt: Receipt, written: dict[str, Receipt]) -> str | None:
-    """Return the receipt that has the same key, here or earlier in the same call."""
+    """Return the receipt with the same key, stored here or earlier in the same call."""
     mine = (receipt.task_id, receipt.receipt_key)
     return work.recorded.get(mine) or next(
         (one.receipt_id for one in written.values() if (one.task_id, one.receipt_key) == mine), None)
 
 
 def find_flaw(settings: Settings, receipt: Receipt) -> Problem | None:
-    """Say what is wrong with a receipt by itself."""
+    """Return what is wrong with a receipt by itself; None if nothing is."""
     limits, body = settings.receipts, receipt.body.encode()
     if len(body) > limits.max_body_size_bytes or len(receipt.parents) > limits.max_parents:
         return "too_large", f"a body has {limits.max_body_size_bytes} bytes at most, and {limits.max_parents} parents"
@@ -144,18 +144,18 @@ def find_flaw(settings: Settings, receipt: Receipt) -> Problem | None:
         said = receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
                             receipt.schedule_id, receipt.parents, body)
     except (GateError, UnicodeEncodeError) as no:
-        return "wrong_hash", f"its body is no JSON: {no}"
+        return "wrong_hash", f"its body is not JSON: {no}"
     if said != receipt.hash or len(set(receipt.parents)) < len(receipt.parents) or "\0" in receipt.body:
-        return "wrong_hash", "it does not have the hash of what it says"
+        return "wrong_hash", "its hash does not match its content"
     return None
 
 
 def find_contradiction(work: Work, receipt: Receipt) -> Problem | None:
-    """Say what a task of this gate has against a receipt: the state machine is authoritative (H.12)."""
+    """Return how a receipt contradicts this gate's tasks: the state machine is authoritative (H.12)."""
     known = [work.receipts[parent] for parent in receipt.parents if parent in work.receipts]
     if receipt.receipt_type in TERMINATES["task.assigned"] and any(
             parent.task_id != receipt.task_id for parent in known):
-        return "contradicts_task", "it ends a task by answering a receipt of another one"
+        return "contradicts_task", "it ends a task but answers a receipt of another task"
     if receipt.receipt_type in RECEIPT_TYPES and (why := may_not("imported", receipt, known)):
         return "contradicts_receipt", why
     task = work.tasks.get(receipt.task_id)
@@ -169,7 +169,7 @@ def find_contradiction(work: Work, receipt: Receipt) -> Problem | None:
 
 
 def write_receipts(work: Work, written: dict[str, Receipt]) -> None:
-    """Put receipts among what is to be saved, with what they open and close; nothing here can fail."""
+    """Write receipts, and open and close their obligations; nothing here can fail."""
     family = {**work.receipts, **written}
     discharged = {parent for child in family.values() for parent in child.parents
                   if parent in family and discharges(child, family[parent])}
@@ -187,7 +187,7 @@ def write_receipts(work: Work, written: dict[str, Receipt]) -> None:
 
 
 def seal_late_receipts(work: Work, rows: list[Receipt]) -> None:
-    """Seal what is older than the last seal at once; the next seal covers the others, and is made anew if under way."""
+    """Seal receipts older than the last seal at once; the next seal covers the others, made again if under way."""
     head = work.found(SealHead) or START
     late = [row for row in rows if row.receipt_id <= head.last_id]
     if late:

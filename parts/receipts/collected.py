@@ -1,7 +1,7 @@
-"""All receipts of a tenant that a ledger or a file holds, put down beside the program where they can be looked up.
+"""All receipts of a tenant from a ledger or a file, copied to a temporary index.
 
-They lie in a nameless SQLite file that goes with the process: so what needs both sides at once, such as `asyncgate
-reconcile` and `asyncgate rebuild`, takes little memory however many receipts there are.
+The copy is a nameless SQLite file that ends with the process.  So commands that compare two sides, such as `asyncgate
+reconcile` and `asyncgate rebuild`, need little memory however many receipts there are.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ decode_receipt = msgspec.json.Decoder(Receipt).decode
 
 
 class Unreadable(Exception):
-    """The ledger, or the file, cannot be read to its end: then nothing is compared, and nothing is changed."""
+    """The ledger or the file cannot be read to its end, so nothing is compared and nothing is changed."""
 
 
 class Collected:
@@ -54,11 +54,11 @@ class Collected:
         self.problems: list[str] = []       # of the file that they came in
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self.file.close()
 
     def add(self, receipts: Iterable[Receipt]) -> None:
-        """Put receipts down; a receipt without a key is one that no gate wrote."""
+        """Add receipts; a receipt without a key was not written by a gate."""
         receipts = list(receipts)
         self.file.execute("BEGIN")
         self.file.executemany("INSERT OR IGNORE INTO receipts VALUES (?, ?, ?, ?, ?, ?, 0, ?)", [
@@ -69,7 +69,7 @@ class Collected:
         self.file.execute("COMMIT")
 
     def count(self) -> int:
-        """Return how many there are."""
+        """Return how many receipts there are."""
         return int(self.file.execute("SELECT count(*) FROM receipts").fetchone()[0])
 
     def last(self) -> str:
@@ -82,29 +82,29 @@ class Collected:
             "SELECT instance, count(*) FROM receipts WHERE receipt_key != '' GROUP BY instance ORDER BY instance"))
 
     def keep_only(self, instances: frozenset[str]) -> None:
-        """Forget what other gates wrote; what no gate wrote stays."""
+        """Delete receipts of other gates; receipts that no gate wrote stay."""
         marks = ", ".join("?" * len(instances))
         self.file.execute(f"DELETE FROM receipts WHERE receipt_key != '' AND instance NOT IN ({marks})",
                           tuple(instances))
 
     def forget(self, receipt_id: str) -> None:
-        """Forget one receipt, and what it answers."""
+        """Delete one receipt and its links to parents."""
         self.file.execute("DELETE FROM receipts WHERE receipt_id = ?", (receipt_id,))
         self.file.execute("DELETE FROM edges WHERE child = ?", (receipt_id,))
 
     def replace(self, receipt: Receipt) -> None:
-        """Put a receipt down otherwise than it came."""
+        """Replace a receipt by a changed one."""
         self.forget(receipt.receipt_id)
         self.add([receipt])
 
     def get(self, receipt_ids: Iterable[str]) -> dict[str, Receipt]:
-        """Return those of some receipts that are there."""
+        """Return the receipts with these ids, as far as they are here."""
         found = self.file.execute("SELECT content FROM receipts WHERE receipt_id IN (SELECT value FROM json_each(?))",
                                   (encode_json(list(receipt_ids)).decode(),))
         return {one.receipt_id: one for one in (decode_receipt(row[0]) for row in found)}
 
     def know(self, receipt_ids: Iterable[str]) -> None:
-        """Note that the other side has these."""
+        """Note that the other side has these receipts."""
         self.file.execute("UPDATE receipts SET known = 1 WHERE receipt_id IN (SELECT value FROM json_each(?))",
                           (encode_json(list(receipt_ids)).decode(),))
 
@@ -113,11 +113,11 @@ class Collected:
         return self._rows("")
 
     def unsound(self) -> Iterator[Receipt]:
-        """Yield those that a gate wrote and that do not have the hash of what they say."""
+        """Yield receipts of gates whose hash does not match their content."""
         return self._rows("AND sound = 0")
 
     def unknown(self) -> Iterator[Receipt]:
-        """Yield those that the other side does not have."""
+        """Yield the receipts that the other side lacks."""
         return self._rows("AND known = 0")
 
     def of_task(self, task_id: str) -> list[Receipt]:
@@ -162,7 +162,7 @@ class Collected:
 
 
 def computed_hash(receipt: Receipt) -> str:
-    """Return the hash of what a receipt says; that of one that cannot be read is empty."""
+    """Return the hash of a receipt's content; empty if the content cannot be read."""
     try:
         return receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
                             receipt.schedule_id, receipt.parents, receipt.body.encode())
@@ -171,12 +171,12 @@ def computed_hash(receipt: Receipt) -> str:
 
 
 def is_sound(receipt: Receipt) -> bool:
-    """Whether a receipt has the hash of what it says; of one that no gate wrote nobody can tell."""
+    """Whether a receipt's hash matches its content; true for one that no gate wrote, which has no hash."""
     return not receipt.receipt_key or computed_hash(receipt) == receipt.hash
 
 
 def as_stored(found: Filed) -> Receipt:
-    """Return a receipt of a ledger as a gate stores it, whatever order the ledger has given its JSON."""
+    """Return a ledger's receipt as a gate stores it, whatever the order of its JSON members."""
     receipt = Receipt(
         found.receipt_id, found.receipt_key, found.receipt_type, found.created_at.timestamp(), found.sender.kind,
         found.sender.id, found.to.kind, found.to.id, found.task_id or "", found.lease_id, found.schedule_id,
@@ -190,7 +190,7 @@ def as_stored(found: Filed) -> Receipt:
 
 
 async def collect_from_ledger(sink: Sink, tenant_id: str, told: CountCopied) -> Collected:
-    """Read all that a ledger has of a tenant; raises Unreadable rather than return a part of it."""
+    """Read all of a tenant's receipts from a ledger; raises Unreadable rather than return only a part."""
     collected, after = Collected(), None
     try:
         while True:
@@ -207,7 +207,7 @@ async def collect_from_ledger(sink: Sink, tenant_id: str, told: CountCopied) -> 
 
 
 async def retry_read(ask: Callable[[], Any]) -> Any:
-    """Ask a ledger, some times if it must be; raises Unreadable."""
+    """Ask a ledger, again after an outage; raises Unreadable."""
     for left in reversed(range(READ_ATTEMPTS)):
         try:
             return await ask()
@@ -231,6 +231,6 @@ def collect_from_file(path: str, told: CountCopied) -> tuple[str, Collected]:
         raise Unreadable(f"{path} cannot be read: {wrong.strerror or wrong}") from wrong
     if held.header is None or held.header.format != "asyncgate-receipts" or held.trailer is None:
         collected.close()
-        raise Unreadable(f"{path} is no whole file of `asyncgate receipts export`")
+        raise Unreadable(f"{path} is not a complete file of `asyncgate receipts export`")
     collected.problems = held.problems
     return held.header.tenant_id, collected

@@ -28,7 +28,7 @@ FREELY, TIMES = 64 * 2**20, 100     # bytes that any file may unpack to, and how
 
 
 class Header(Struct, frozen=True):
-    """What the file is, and what it was made of."""
+    """The kind and the source of a file."""
 
     format: Literal["asyncgate-receipts", "asyncgate-archive"]
     tenant_id: str
@@ -40,7 +40,7 @@ class Header(Struct, frozen=True):
 
 
 class Trailer(Struct, frozen=True):
-    """What the file must add up to."""
+    """The counts and the checksum of a file."""
 
     receipts: int
     seals: int
@@ -48,7 +48,7 @@ class Trailer(Struct, frozen=True):
 
 
 class Line(Struct, frozen=True, omit_defaults=True):
-    """One line: one of these."""
+    """One line of a file: exactly one of these."""
 
     header: Header | None = None
     seal: Seal | None = None
@@ -61,7 +61,7 @@ decode_line = msgspec.json.Decoder(Line).decode
 
 
 class Damaged(Exception):
-    """A file of receipts is not as it was written."""
+    """A file of receipts was changed after it was written."""
 
 
 class Writer:
@@ -75,7 +75,7 @@ class Writer:
         self.take(encode_line(line) + b"\n", line)
 
     def take(self, text: bytes, line: Line, *, there: bool = False) -> None:
-        """Write one line as it is, or only count it where it is in the file already."""
+        """Write one line unchanged, or only count it if the file already has it."""
         self.sum.update(text)
         self.receipts, self.seals = self.receipts + (line.receipt is not None), self.seals + (line.seal is not None)
         if not there:
@@ -107,7 +107,7 @@ def open_receipts(path: str) -> IO[bytes]:
 
 
 def bounded_lines(file: IO[bytes], most: int) -> Iterator[bytes]:
-    """Yield the lines of a file, none of them too long and not too many; a short file may unpack to a very long one."""
+    """Yield the lines of a file within limits, because a small file may decompress to a huge one."""
     size = 0
     while text := file.readline(MOST_LINE + 1):
         size += len(text)
@@ -119,7 +119,7 @@ def bounded_lines(file: IO[bytes], most: int) -> Iterator[bytes]:
 
 
 def require_shallow(text: bytes) -> None:
-    """Refuse a line that is nested too deep to be worth reading."""
+    """Refuse a line that is nested too deep."""
     if text.count(b"[") + text.count(b"{") > MOST_LINE_DEPTH:
         judge = BodyScreen(len(text), MOST_LINE_DEPTH)
         for piece in cut_slices(text):
@@ -127,7 +127,7 @@ def require_shallow(text: bytes) -> None:
 
 
 class Reading:
-    """One pass through a file that names all that is wrong with it and goes on as far as it can."""
+    """One pass through a file that lists all problems and continues as far as it can."""
 
     def __init__(self, path: str) -> None:
         self.path, self.problems = path, list[str]()
@@ -190,7 +190,7 @@ class Reading:
 
 
 class SealedReading(Reading):
-    """A pass that also holds the receipts against their seals and their parents."""
+    """A pass that also checks the receipts against their seals and their parents."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)

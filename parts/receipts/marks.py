@@ -12,7 +12,7 @@ STATED_PREFIX = "stated "       # the author's id of a receipt, by the gate's id
 
 
 async def list_adopted(backend: Any, tenant_id: str) -> dict[str, str]:
-    """Return our ids of such receipts, by the authors'."""
+    """Return the gate's ids of adopted receipts, by their authors' ids."""
     found, after = dict[str, str](), ""
     while page := await backend.page(tenant_id, Rows(LedgerMark, after)):
         found.update({one.name.removeprefix(ADOPTED_PREFIX): one.receipt_id

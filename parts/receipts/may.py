@@ -1,4 +1,4 @@
-"""What a receipt that did not come of the gate's own step may do: one table, and the one place that checks it.
+"""The rules for receipts that the gate's own steps did not write: one table, and the one place that checks it.
 
 A receipt reaches a gate in four ways: somebody emits it, a worker has stated it in the ledger and it is adopted, an
 operator imports it, or a gate is rebuilt of it.  Whatever the way, it discharges only what it is about: a task's end
@@ -20,7 +20,7 @@ EVERY = frozenset(RECEIPT_TYPES)
 
 
 class May(Struct, frozen=True):
-    """What receipts that come in one way may do."""
+    """The rights of receipts that arrive in one way."""
 
     types: frozenset[str]           # that may come so
     discharges: frozenset[str]      # the types of receipts whose obligations they may close

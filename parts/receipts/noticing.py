@@ -1,4 +1,4 @@
-"""What workers state at a ReceiptGate themselves (lease protocol, Lifecycle 4), noticed by asking after each lease.
+"""Ends of tasks that workers state at a ReceiptGate themselves (lease protocol, Lifecycle 4), found by polling.
 
 ReceiptGate lists the receipts of one task at a time, so the gate asks for those of the tasks that are leased now, some
 at each look.  One that keeps custody binds a receipt to whose credential it came with: its `source_system`.  One of
@@ -34,7 +34,7 @@ SAID = {"NA", "TBD", ""}
 
 
 class Noticer(Adopter):
-    """Asks after the leases that live, from where it stopped the last time."""
+    """Looks up the live leases at the ledger, from where it stopped the last time."""
 
     def __init__(self, engine: Engine, reading: Reading) -> None:
         super().__init__(engine, reading)
@@ -42,7 +42,7 @@ class Noticer(Adopter):
         self.judged: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     async def look(self) -> None:
-        """Ask after some leases of every tenant; one of several processes does."""
+        """Look up some leases of every tenant; only one of several processes does."""
         if self.reading.sink.binds is not False and await self.engine.leads(JOB):
             for tenant_id in await self.engine.backend.tenants():
                 for status in ("leased", "running"):
@@ -91,7 +91,7 @@ def stated_ending(one: dict[str, Any], task: Task, lease: Lease, source: str) ->
 
 
 def stated_body(one: dict[str, Any], receipt_type: str) -> dict[str, Any]:
-    """Return what such a receipt says of the work, in the words of a receipt of ours."""
+    """Return the receipt's statement as the body of a receipt of this gate."""
     held, text = one.get("body"), one.get("outcome_text")
     said: dict[str, Any] = held if isinstance(held, dict) else {}
     text = None if text in SAID else text

@@ -1,4 +1,4 @@
-"""Receipts that are there already, sent to a ledger: what `asyncgate receipts push` does (spec 20.9).
+"""Push of stored receipts to a ledger, for `asyncgate receipts push` (spec 20.9).
 
 They go in the order of their ids, many a call where the ledger takes many, and nothing is written here: not a row, not
 a receipt.  Sending one again changes nothing at the ledger, so whatever stops a push, the same push goes on.  What the
@@ -38,7 +38,7 @@ FIRST_RETRY_SECONDS = 0.1          # before the first try again; each further on
 
 
 class LedgerAway(Exception):
-    """The ledger does not answer, however often it is asked."""
+    """The ledger does not answer, after all retries."""
 
 
 class Ready(Struct, frozen=True):
@@ -49,7 +49,7 @@ class Ready(Struct, frozen=True):
 
 
 class PushTally(Struct):
-    """What became of the receipts so far."""
+    """The counts of a push so far."""
 
     taken: int = 0
     refused: int = 0
@@ -59,7 +59,7 @@ class PushTally(Struct):
 
 
 class Push:
-    """Sends receipts to one ledger; `refused` is told of each that it does not take, and why."""
+    """Sends receipts to one ledger; calls `refused` with each refused receipt and the reason."""
 
     def __init__(self, sink: Any, settings: Settings, tally: PushTally, told: Callable[[int], None],
                  refused: Callable[[str, str], None]) -> None:
@@ -89,14 +89,14 @@ class Push:
             await send_chains(self._send_chain(tenant_id, chain) for chain in chains.values())
 
     async def _look_up(self, tenant_id: str, bare: list[Receipt]) -> None:
-        """See that the ledger has those of which only a hash is here."""
+        """Check that the ledger has the receipts of which this gate keeps only a hash."""
         theirs = await self._fetched(tenant_id, [one.receipt_id for one in bare]) if bare else {}
         for receipt in bare:
             if receipt.receipt_id not in theirs:
                 self.tally.lost += 1
                 self.refused(receipt.receipt_id, "only its hash is here, and the ledger does not have it")
             elif wrong := differing_facts(receipt, theirs[receipt.receipt_id]):
-                self._refuse(receipt, f"the ledger has it otherwise: it differs in {', '.join(wrong)}")
+                self._refuse(receipt, f"the ledger has another receipt under this id: it differs in {', '.join(wrong)}")
             else:
                 self.tally.taken += 1
 
@@ -127,7 +127,7 @@ class Push:
                     await self._answered(tenant_id, one.receipt, None)
 
     async def _answered(self, tenant_id: str, receipt: Receipt, no: Refusal | None) -> None:
-        """Count it; a worker that stated it itself has put it there in other words, and that is no refusal."""
+        """Count an answer; a refusal is none if the ledger has the worker's own statement of the receipt."""
         if no is not None and not await self._is_there(tenant_id, receipt):
             return self._refuse(receipt, str(no))
         self.tally.taken += 1
@@ -149,7 +149,7 @@ class Push:
         self.refused(receipt.receipt_id, why)
 
     async def _asked(self, ask: Callable[[], Any]) -> Any:
-        """Ask the ledger, as often as the settings say that it is asked soon again; raises Away."""
+        """Ask the ledger, with the retries of the settings; raises LedgerAway."""
         tries = 0
         while True:
             try:
@@ -163,7 +163,7 @@ class Push:
 
 
 async def send_chains(sending: Iterable[Any]) -> None:
-    """Send chains beside one another; the first that cannot go on stops all."""
+    """Send chains concurrently; the first failure stops all."""
     try:
         async with asyncio.TaskGroup() as group:
             for one in sending:

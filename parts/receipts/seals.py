@@ -1,7 +1,7 @@
-"""Seals: what receipts were at a moment, as a chain of hashes in each tenant.
+"""Seals: a chain of hashes over the receipts of each tenant.
 
 A seal covers the receipts between the youngest that the seal before covers and its own `last_id`; receipts that were
-imported behind that are covered by a seal that lists them.  `Chain` holds receipts against seals, wherever both come
+imported later are covered by a seal that lists them.  `SealChain` checks receipts against seals, wherever both come
 from: a database, an archive, an exported file.
 """
 
@@ -65,7 +65,7 @@ def seal_head(seal: Seal, imports: int = 0) -> SealHead:
 
 
 class SealChain:
-    """Receipts held against their seals: add the seals in order, see the receipts in order, then close."""
+    """Checks receipts against their seals: add the seals in order, see the receipts in order, then close."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -79,7 +79,7 @@ class SealChain:
         self.seen, self.unsealed, self.before = 0, 0, ""
 
     def add(self, seal: Seal) -> None:
-        """Take in the next seal; behind one that is wrong it goes on, so that each one is named."""
+        """Add the next seal; a wrong one is reported and does not stop the check."""
         if seal.number != self.head.number + 1:
             self.problems.append(f"seal {self.head.number + 1} is missing: the next one is number {seal.number}")
         elif link_seal(self.head, seal).hash != seal.hash:
@@ -105,7 +105,7 @@ class SealChain:
                                  f"{head.number}, {head.hash[:16]}, was the last one written")
 
     def see(self, receipt_id: str, digest: bytes) -> None:
-        """Take in the next receipt, in the order of their ids."""
+        """Check the next receipt, in the order of ids."""
         self.seen += 1
         if receipt_id <= self.before:
             self.problems.append(f"receipt {receipt_id} stands behind {self.before}, which is out of order")
@@ -141,7 +141,7 @@ class SealChain:
 
 
 def find_differences(seal: Seal, held: list[tuple[str, bytes]], ids: list[str] | None = None) -> Iterator[str]:
-    """Name what is not as it was sealed: receipts that were changed, that are missing, that have come."""
+    """Describe each receipt that differs from its seal: changed, missing, or added."""
     try:
         marks = base64.b64decode(seal.marks)
     except ValueError:
@@ -158,7 +158,7 @@ def find_differences(seal: Seal, held: list[tuple[str, bytes]], ids: list[str] |
 
 
 def find_listed_differences(seal: Seal, held: dict[str, bytes], sealed: list[tuple[str, bytes]]) -> Iterator[str]:
-    """Name what is wrong with receipts that a seal lists."""
+    """Describe each wrong receipt that a seal lists."""
     for receipt_id, mark in sealed:
         if receipt_id not in held:
             yield f"receipt {receipt_id} is missing: seal {seal.number} lists it"
@@ -168,7 +168,7 @@ def find_listed_differences(seal: Seal, held: dict[str, bytes], sealed: list[tup
 
 def describe_step(seal: Seal, held: list[tuple[str, bytes]], was: tuple[int, int],
                   now: tuple[int, int]) -> Iterator[str]:
-    """Say what became of some neighbours: so many were there, and these are there now."""
+    """Describe the changes of one run of neighbouring receipts."""
     there = [receipt_id for receipt_id, _ in held[now[0]:now[1]]]
     gone = was[1] - was[0]
     for receipt_id in there[:gone]:

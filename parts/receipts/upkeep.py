@@ -1,4 +1,4 @@
-"""What upkeep does for the ledger, beside leases and schedules."""
+"""The upkeep jobs for receipts: seals and the archive."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def duties(engine: Engine) -> dict[str, Duty]:
     found = {"seal": Duty(settings.receipts.seal_interval_seconds, Sealer(engine).run)}
     if settings.archive.enabled:
         if not settings.archive.directory:
-            raise StartupError("archive.enabled needs archive.directory: the folder that old receipts go to")
+            raise StartupError("archive.enabled needs archive.directory; set it to the folder for old receipts")
         found["archive"] = Duty(settings.archive.interval_seconds, Archiver(engine).run)
     return found
 
 
 class Archiver:
-    """Runs the archive for all tenants, turn by turn."""
+    """Runs the archive for all tenants, in turns."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
     async def run(self) -> int:
-        """Archive all that is old enough; return how many receipts moved and tasks went."""
+        """Archive all that is old enough; return how many receipts moved and tasks were pruned."""
         if not await self.engine.leads("archive"):
             return 0        # another process does
         waiting, done = await self.engine.backend.tenants(), 0

@@ -1,9 +1,9 @@
 """The wires to a ledger: how many receipts are on the way at once, and what a missing answer means.
 
-A ledger may take one receipt after the other, and slowly.  Whoever sends it more at once than it can take in time is
-told of time-outs, sends the same again, and never catches up.  So the number of wires follows the answers: one more for
-each round of answers that come soon, half as many for a call that is late.  And a receipt that was not answered in time
-may be stored all the same: the ledger is asked for it before it is sent again, or called away.
+A ledger may be slow and store one receipt after another.  A sender that sends more at once than the ledger can answer
+in time gets time-outs, sends the same receipts again, and never catches up.  So the number of wires follows the
+answers: one more after each round of quick answers, half as many after a late one.  A receipt that was not answered in
+time may be stored anyway: the sender looks for it at the ledger before it sends it again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SOON_SHARE = 0.5      # of the time-out: a ledger that needs longer gets no furt
 
 
 class Pace(Struct, frozen=True):
-    """How a kind of ledger is called where the settings leave that to the profile."""
+    """The default timeout and number of wires for a kind of ledger."""
 
     timeout_seconds: float
     most: int       # wires
@@ -39,7 +39,7 @@ FAST = Pace(0.5, 16, 16)                            # spec 20.12
 
 
 def pace_of(settings: Settings) -> Pace:
-    """Return how the ledger of the settings is called."""
+    """Return the pace for the ledger of the settings."""
     usual, ours = BY_PROFILE.get(ledger_profile(settings), FAST), settings.ledger
     most = ours.parallel or usual.most
     return Pace(ours.timeout_ms / 1000 or usual.timeout_seconds, most, min(usual.first, most))
@@ -72,7 +72,7 @@ class Wires:
     async def send(self, sink: Sink, tenant_id: str, content: bytes) -> None:
         """Send a receipt, and look for it if there is no answer; raises Refusal, Outage, or Unanswered.
 
-        Unanswered says that the ledger lives and does not have it, or not yet: no reason to leave it in peace.
+        Unanswered means that the ledger lives but does not have the receipt yet, so the circuit breaker stays closed.
         """
         began = self.clock()
         try:
@@ -88,11 +88,11 @@ class Wires:
             self.in_time(began)
 
     async def _look(self, sink: Sink, tenant_id: str, content: bytes) -> bool:
-        """Ask whether a receipt has arrived; one at a time, for those before it are still being worked off there."""
+        """Ask whether a receipt has arrived; one at a time, because the ledger still works on earlier ones."""
         came = self.clock()
         async with self.looking:
             if self.unanswered_at > came:       # who looked meanwhile got no answer, and nor would this one
-                raise Outage("the ledger answers in time neither what it is sent nor what it is asked")
+                raise Outage("the ledger answers neither receipts nor queries in time")
             try:
                 return await sink.holds(tenant_id, content)
             except Outage:
@@ -100,18 +100,18 @@ class Wires:
                 raise
 
     def in_time(self, began: float) -> None:
-        """Note an answer: a round of them that came soon is worth a wire more."""
+        """Note an answer in time; a round of quick answers adds a wire."""
         if self.clock() - began < SOON_SHARE * self.pace.timeout_seconds:
             self.limit = min(self.limit + 1 / self.limit, float(self.pace.most))
 
     def late(self, began: float) -> None:
-        """Note a call that was not answered in time: half as many from now on; once for all that were on the way."""
+        """Note a late answer: halve the wires, once for all receipts that were on the way."""
         if began > self.cut_at:
             self.limit, self.cut_at = max(self.limit / 2, 1.0), self.clock()
 
 
 def same_receipt(ours: bytes, theirs: Any, unlike: set[str]) -> bool:
-    """Whether a ledger has a receipt just as it was sent, but for what a ledger says itself."""
+    """Whether a ledger has a receipt as it was sent, except for the fields that the ledger adds."""
     sent = json.loads(ours)
     return isinstance(theirs, dict) and all(theirs.get(name) == value for name, value in sent.items()
                                             if name not in unlike)

@@ -254,7 +254,7 @@ def test_a_second_signal_ends_at_once_and_gives_the_task_back(gate: Http, begin:
 
     worker.terminate()
     assert worker.stderr
-    while "stopping; 1 under way" not in (line := worker.stderr.readline()):
+    while "stopping; jobs running: 1" not in (line := worker.stderr.readline()):
         assert line, "it ended at once"
     worker.terminate()
     worker.communicate(timeout=PATIENCE_SECONDS)

@@ -315,7 +315,7 @@ async def test_a_gate_counts_its_part_alone_while_the_store_is_lost(
         mortal.send_signal(signal.SIGCONT)
     await recovered(limits)
     assert (await limits.take([bucket])).limit == 20
-    assert warnings(caplog)[1:] == ["the rate limits' store is back"]
+    assert warnings(caplog)[1:] == ["the store of the rate limits is back"]
     await limits.close()
 
 
@@ -383,5 +383,5 @@ def test_redis_without_an_address_stops_the_start() -> None:
 
 
 def test_an_address_of_something_else_stops_the_start() -> None:
-    with pytest.raises(StartupError, match="redis_url is not understood"):
+    with pytest.raises(StartupError, match="redis_url is invalid"):
         open_limits(redis_settings(redis_url="postgresql://localhost"))

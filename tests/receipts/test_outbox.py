@@ -21,7 +21,7 @@ LEDGER = LedgerSettings(url="http://127.0.0.1:9")
 @pytest.fixture
 def gate(make_gate: Callable[..., Gate]) -> Gate:
     """A gate whose receipts go to a ledger, and nobody sends them yet."""
-    gate = make_gate(receipt_mode="memorygate_integrated", memorygate=LEDGER)
+    gate = make_gate(receipt_mode="memorygate_integrated", ledger=LEDGER)
     gate.engine.extend(Ledger(gate.engine))
     return gate
 

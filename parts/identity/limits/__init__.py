@@ -29,19 +29,19 @@ class Limits(Protocol):
 
     @property
     def degraded(self) -> bool:
-        """Whether the shared store is lost, so that this gate counts alone or refuses."""
+        """Whether the shared store is unreachable, so that this gate counts alone or refuses."""
 
     async def take(self, buckets: Sequence[Bucket], cost: int = 1) -> LimitVerdict:
-        """Charge all buckets or none, and say how the deciding one stands; those without a limit are skipped.
+        """Charge all buckets or none, and return the state of the deciding one; buckets without a limit are skipped.
 
         Raises LimiterUnavailable when the store is lost and the settings say not to go on without it.
         """
 
     async def give_back(self, one: Bucket, cost: int) -> None:
-        """Take back what was just charged for something that was not done then."""
+        """Undo a charge for something that was not done."""
 
     async def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
 
 
 def open_limits(settings: Settings, *, shared: bool = True) -> Limits:

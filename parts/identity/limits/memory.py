@@ -17,7 +17,7 @@ SWEPT = 8       # idle buckets that one call removes at most; more than it can a
 
 
 def open_limits(settings: Settings) -> MemoryLimits:
-    """Make limits that nobody else knows of."""
+    """Make limits of this process alone."""
     return MemoryLimits()
 
 
@@ -48,7 +48,7 @@ class MemoryLimits:
         return self.take_now(buckets, cost)
 
     def take_now(self, buckets: Sequence[Bucket], cost: int = 1) -> LimitVerdict:
-        """Do what `take` does; there is nothing to wait for."""
+        """Do what `take` does, without waiting."""
         now = self.clock()
         self._sweep(now)
         limited = [one for one in buckets if one.limit >= 0]
@@ -90,7 +90,7 @@ class MemoryLimits:
 
 
 def refill(one: Bucket, kept: Level | None, now: int) -> Level:
-    """Bring a bucket to the present: what it gained, and what has slid out of its windows."""
+    """Bring a bucket up to now: add its gain, and drop calls that have left its windows."""
     window = one.window_seconds * 1000
     full = min(one.limit, one.burst) * window
     if kept is None:
@@ -115,7 +115,7 @@ def wait_for(one: Bucket, level: Level, cost: int, now: int) -> int:
 
 
 def sliding_wait(one: Bucket, level: Level, cost: int) -> int:
-    """Return the milliseconds until enough has slid out of the windows: of the one before, or else of this one."""
+    """Return the milliseconds until enough calls have left the windows."""
     window, room = one.window_seconds * 1000, one.limit - level.current - cost
     passed = level.at % window
     if room >= 0:

@@ -148,14 +148,14 @@ def connect_redis(url: str, timeout_seconds: float) -> Redis:
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
     except ModuleNotFoundError:
-        raise StartupError("limits in Redis need a package more: pip install 'asyncgate[redis]'") from None
+        raise StartupError("limits in Redis need the Redis client: pip install 'asyncgate[redis]'") from None
     try:
         # The limits set one time for a whole batch: a timer of the client's for each answer costs a fifth of the call.
         return Redis.from_url(url.replace("valkey", "redis", 1) if url.startswith("valkey") else url, protocol=2,
                               retry=Retry(NoBackoff(), 0), socket_timeout=None,
                               socket_connect_timeout=timeout_seconds)
     except ValueError as error:
-        raise StartupError(f"security.rate_limiting.redis_url is not understood: {error}") from None
+        raise StartupError(f"security.rate_limiting.redis_url is invalid: {error}") from None
 
 
 class RedisLimits:
@@ -197,7 +197,7 @@ class RedisLimits:
                                       min(one.limit, one.burst) * window, cost * window, cost)
 
     async def _ask(self, buckets: list[Bucket], cost: int) -> LimitVerdict:
-        """Let the store decide; the time limit holds for the whole way there and back."""
+        """Ask the store; the timeout covers the whole round trip."""
         asked: list[Any] = [len(buckets), *(f"{REDIS_PREFIX}:{one.window_seconds}:{one.key}" for one in buckets)]
         asked += [self.clock() if self.clock else "", cost]
         for one in buckets:
@@ -214,7 +214,7 @@ class RedisLimits:
         return answer
 
     async def _send(self) -> None:
-        """Send what is asked, all of it at once, until nothing is."""
+        """Send all waiting calls at once, until none is left."""
         try:
             while asking := [(asked, answer) for asked, answer in self.asked if not answer.done()]:
                 self.asked = []
@@ -254,7 +254,8 @@ class RedisLimits:
     def _lose(self, error: Exception) -> None:
         if not self.degraded:
             instead = "calls are refused" if self.deny else f"1/{self.gates} of each limit is counted here"
-            log.warning("the rate limits' store is lost (%s); until it is back %s", str(error) or "no answer", instead)
+            log.warning("the store of the rate limits is unreachable (%s); until it is back %s",
+                        str(error) or "no answer", instead)
             self.degraded, self.try_again_at = True, time.monotonic() + self.retry_seconds
 
     def _try_again(self) -> None:
@@ -262,11 +263,11 @@ class RedisLimits:
             self.trying = asyncio.create_task(self._try())
 
     async def _try(self) -> None:
-        """Find out whether the store counts again."""
+        """Check whether the store is back."""
         try:
             await self._ask([TRIAL], 1)
             self.degraded = False
-            log.warning("the rate limits' store is back")
+            log.warning("the store of the rate limits is back")
         except self._failures():
             self.try_again_at = time.monotonic() + self.retry_seconds
         finally:

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class Refusal(Exception):
-    """The ledger understood the receipt and will never take it: it is parked, and nobody asks again."""
+    """The ledger understood the receipt and will never store it, so it is parked and not sent again."""
 
 
 class Outage(Exception):
-    """There was no answer, or one that says nothing about the receipt: it is sent again, for as long as it takes."""
+    """No answer, or one that says nothing about the receipt; the receipt is sent again until it is stored."""
 
     def __init__(self, reason: str, retry_after: float = 0.0, *, untaken: bool = False) -> None:
         super().__init__(reason)
@@ -39,11 +39,11 @@ class Outage(Exception):
 
 
 class Unanswered(Outage):
-    """There was no answer in time: the ledger may have taken the receipt, or take it yet."""
+    """No answer in time; the ledger may have stored the receipt, or may store it yet."""
 
 
 class Garbled(Outage):
-    """The ledger lives, and what it answered says nothing about the receipt: no reason to leave it in peace."""
+    """A live ledger gave an invalid answer; the circuit breaker stays closed."""
 
 
 class Missing(Garbled):
@@ -51,7 +51,7 @@ class Missing(Garbled):
 
 
 class Singly(Exception):
-    """This ledger takes one receipt a call."""
+    """The ledger accepts only one receipt per call."""
 
 
 class Filed(ReceiptRecord, kw_only=True):
@@ -137,7 +137,7 @@ class Sink(Protocol):
 
 
 class Bulk(Protocol):
-    """What a sink may offer beside: many receipts in one call."""
+    """Optional for a sink: send many receipts in one call."""
 
     async def send_many(self, tenant_id: str, contents: list[bytes]) -> list[Refusal | None]:
         """Let the ledger take receipts in this order; return what it refuses.  Raises Outage, and Singly."""
@@ -147,14 +147,14 @@ OURS = {"standalone", "memorygate", "receiptgate"}
 
 
 def ledger_profile(settings: Settings) -> str:
-    """Return which sink the settings ask for."""
+    """Return the profile of the ledger in the settings."""
     if settings.receipt_mode == "standalone":
         return "standalone"
     return "receiptgate" if settings.receipt_mode == "receiptgate_integrated" else settings.ledger.profile.lower()
 
 
 def require_address(settings: Settings) -> None:
-    """See that the settings say where the ledger is."""
+    """Refuse settings without the ledger's address; raises StartupError."""
     ours = settings.ledger
     if ours.auth_token_env and not (ours.auth_token or os.environ.get(ours.auth_token_env)):
         raise StartupError(f"ledger.auth_token_env names the variable {ours.auth_token_env}, which is not set: set "
@@ -170,7 +170,7 @@ def require_address(settings: Settings) -> None:
 
 
 def open_sink(settings: Settings) -> Sink:
-    """Open the sink that the settings ask for; raises StartupError where it can lead nowhere."""
+    """Open the sink of the settings; raises StartupError for incomplete settings."""
     profile = ledger_profile(settings)
     if profile not in OURS:
         return open_other_sink(profile, settings)

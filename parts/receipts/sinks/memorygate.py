@@ -61,13 +61,13 @@ class Issued(Struct):
 
 
 class Answered(Struct):
-    """What became of one receipt of many."""
+    """The answer for one receipt of many."""
 
     error: Problem | None = None
 
 
 class AllAnswered(Struct):
-    """What became of each."""
+    """The answers for all receipts of a call."""
 
     results: list[Answered]
 
@@ -195,7 +195,7 @@ class MemoryGate(NoCustody):
         raise answer_error(verb, answer)
 
     async def close(self) -> None:
-        """Let the connections go."""
+        """Close the connections."""
         await self.calls.close()
 
 
@@ -208,7 +208,7 @@ def read_answer(decode: Callable[[bytes], T], text: bytes) -> T:
 
 
 def attribute(page: Listed) -> Listed:
-    """Say of each receipt who stated it, as the ledger does; what a receipt says of itself does not count."""
+    """Set each receipt's author from the ledger's attribution, never from the receipt itself."""
     known = page.stated_by if len(page.stated_by) == len(page.receipts) else [None] * len(page.receipts)
     for one, by in zip(page.receipts, known, strict=True):
         one.stated_by = by

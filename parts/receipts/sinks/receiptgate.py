@@ -51,11 +51,11 @@ log = logging.getLogger("asyncgate")
 
 
 class Invalid(Refusal):
-    """The ledger refuses the receipt over the field that its dialects differ in."""
+    """The ledger refuses the receipt because of the field in which the dialects differ."""
 
 
 class NobodyAccepted(Refusal):
-    """The ledger keeps custody, and nobody has it of this obligation."""
+    """The ledger keeps custody, but nobody has accepted this obligation."""
 
 
 class ReceiptGate:
@@ -189,13 +189,13 @@ class ReceiptGate:
             told = json.loads(answer.content)
             error, result = told.get("error"), told.get("result")
         except (ValueError, AttributeError, RecursionError):
-            raise Garbled("the ledger's answer is no JSON-RPC") from None
+            raise Garbled("the ledger's answer is not JSON-RPC") from None
         if error is not None:
             raise call_error(error)
         return result
 
     async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
-        """Return nothing: what is there is not ours any more."""
+        """Return nothing: this ledger cannot give receipts back."""
         return []
 
     async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
@@ -207,12 +207,12 @@ class ReceiptGate:
         return None
 
     async def close(self) -> None:
-        """Let the connections go."""
+        """Close the connections."""
         await self.calls.close()
 
 
 def call_error(error: Any) -> Exception:
-    """Tell a refusal of the receipt from trouble of the ledger, by what a JSON-RPC error says."""
+    """Turn a JSON-RPC error into an error: a refusal of the receipt, or trouble of the ledger."""
     error = error if isinstance(error, dict) else {"message": str(error)}
     code, more = error.get("code"), error.get("details", error.get("data"))
     said = f"{code}: {error.get('message')}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class NoCustody:
-    """What a sink says whose ledger keeps no custody."""
+    """The custody methods of a sink whose ledger keeps no custody."""
 
     def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None, by_worker: bool = False) -> str | None:
         """Return nothing: this ledger keeps no custody."""
@@ -36,7 +36,7 @@ class NoCustody:
 
 
 class Standalone(NoCustody):
-    """Takes nothing."""
+    """Sends nothing: receipts stay in the database."""
 
     reads = binds = False
 
