@@ -29,7 +29,7 @@ def read_principal(ask: Ask) -> Principal | None:
 
 def make_half_name_error(part: str, other: str) -> InvalidRequest:
     """Return the refusal of a kind without an id."""
-    return InvalidRequest(f"{part} alone names nobody: send {other} too, or leave both out")
+    return InvalidRequest(f"{part} alone names nobody: say {other} too, or leave both out")
 
 
 def names_nobody(ask: Ask) -> bool:
