@@ -153,12 +153,12 @@ class Caller(Struct, frozen=True):
 
     @property
     def unlimited(self) -> bool:
-        """Whether it may change what belongs to others: an admin whose scopes reach so far (spec 21.5.2, 21.8.3)."""
+        """Whether the caller may change what belongs to others: an admin with admin:write (spec 21.5.2, 21.8.3)."""
         return self.role == "system" or (self.role == "admin" and "admin:write" in self.scopes)
 
     @property
     def sees_all(self) -> bool:
-        """Whether it may read what belongs to others: tasks:read is for one's own, in an admin's hands too (21.8.3)."""
+        """Whether the caller may read what others own; tasks:read covers one's own, also for an admin (21.8.3)."""
         return self.unlimited or (self.role == "admin" and "admin:read" in self.scopes)
 
 
@@ -166,7 +166,7 @@ NOBODY = Caller("", Principal("system", "nobody"), "agent", frozenset(), bound=F
 
 
 class Needs(Struct):
-    """What a batch wants loaded and locked; each ask adds its own before the transaction begins."""
+    """What a batch loads and locks; each request adds its needs before the transaction begins."""
 
     tasks: set[str] = set()                            # with lease and progress
     leases: set[str] = set()                           # live lease ids, whose tasks are meant
@@ -196,7 +196,7 @@ class Resumed(Ask, kw_only=True):
 
 
 class Delivered(Ask, kw_only=True):
-    """The gate's own request: these receipts have been handed over."""
+    """The gate's own request: these receipts have been delivered."""
 
     receipts: list[str] = []
 
@@ -277,21 +277,21 @@ RAISING = frozenset({"task.moved", "task.rebuilt", "task.reconciled"})
 
 def receipt_key(contract: Contract, task_id: str, sender: Principal, lease_id: str | None, parents: tuple[str, ...],
                 mark: str) -> str:
-    """Identify a logical receipt, so that its repetition writes nothing (H.3, but for types that it does not name)."""
+    """Identify a logical receipt, so that repeating it is a no-op (H.3; other types add parents and mark)."""
     told_apart = (mark,) if contract.once else (parents, mark)
     return sha256(contract.type, task_id, sender.kind, sender.id, lease_id, told_apart)
 
 
 def receipt_hash(type: str, sender: Principal, to: Principal, task_id: str, lease_id: str | None,
                  schedule_id: str | None, parents: tuple[str, ...], body: bytes) -> str:
-    """Hash what a receipt says, leaving out its id, its times, and which gate wrote it (Clarification B)."""
+    """Hash what a receipt says, without its id, its times and the gate that wrote it (Clarification B)."""
     ends = [(end.kind, None if end.kind == "asyncgate" else end.id) for end in (sender, to)]
     return sha256(type, *ends, task_id, lease_id, schedule_id, parents, Raw(body))
 
 
 @lru_cache(4096)
 def lane_of(type: str, capabilities: frozenset[str]) -> int:
-    """Number a (type, capability set) pair alike in every process, so that no database hands numbers out."""
+    """Number a pair of type and capabilities; every process gets the same number without asking a database."""
     digest = hashlib.sha256(to_canonical((type, sorted(capabilities)))).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
@@ -307,7 +307,7 @@ def rank(ask: LeaseNext, task: Task) -> tuple[bool, int, str]:
 
 
 def fences_skipped(event: Event) -> int:
-    """By how much an event raised the fence of its task, beside what its leases did."""
+    """Return by how much an event raised its task's fence; leases raise it by one each, and are not counted here."""
     return int(decode_json(event.payload).get("fences_skipped", 0)) if event.event_type in RAISING else 0
 
 
@@ -317,7 +317,7 @@ def backoff(base: int, attempt: int, limit: int) -> float:
 
 
 def instant(moment: datetime | None) -> float | None:
-    """Return a time of the world as it is stored; it must lie between 1970 and 9999 to be shown again anywhere."""
+    """Convert a time to the stored form; it must lie between 1970 and 9999, or it could not be shown."""
     if moment is None:
         return None
     if not 0 <= (stored := moment.timestamp()) < LAST_MOMENT:
@@ -335,7 +335,7 @@ def jitter(lease_id: str, spread: float, crowd: int) -> float:
 
 
 def prolonged(lease: Lease, silent_since: float, now: float, grace: float) -> float:
-    """Return when a lease ends that no gate could renew for a while: what was left of it then, and `grace`, from now.
+    """Return a lease's new end after no gate served for a while: the time it had left then, and `grace`, from now.
 
     Never more than its own length is left, so a process that dies over this and begins again prolongs it only once.
     """
@@ -347,7 +347,7 @@ ENDINGS = {"completed": "completed", "failed": "failed", "canceled": "canceled"}
 
 
 def ended_well(task: Task) -> Ok:
-    """Tell whether a task that succeeded still owes where its result lies, and what discharges that."""
+    """Answer for a task that succeeded: whether its obligation is still open, and what discharges it."""
     return Ok(True, "succeeded", obligation="open", next=LOCATE) if task.owed else Ok(
         True, "succeeded", obligation="discharged")
 
@@ -367,7 +367,7 @@ def lost(lease: Lease | None, holder: Principal, ask: LeaseAsk, now: float, grac
 
 
 def speaker(caller: Caller, ask: Ask) -> Principal:
-    """Return who acts: the credential's principal, or the one that an unbound credential lets the request name."""
+    """Return who acts: the credential's principal, or with an unbound credential the one that the request names."""
     named = read_principal(ask)
     if named is None:
         if (instance := read_instance_id(ask)) is None:
@@ -384,12 +384,12 @@ def speaker(caller: Caller, ask: Ask) -> Principal:
 
 
 def barred(caller: Caller, why: str, required_role: str = "admin") -> Forbidden:
-    """Make the refusal of a caller that lacks the right (spec 21.5.3)."""
+    """Make the error for a caller without the right (spec 21.5.3)."""
     return Forbidden(why, required_role=required_role, your_role=caller.role)
 
 
 def keep_within(caller: Caller, ask: LeaseNext) -> None:
-    """Narrow a claim to what the credential is good for (spec 21.2.2)."""
+    """Limit a claim to the capabilities and types of its credential (spec 21.2.2)."""
     if caller.capabilities is not None:
         ask.capabilities = (ask.capabilities or frozenset()) & caller.capabilities
     if caller.task_types is not None:
@@ -400,7 +400,7 @@ def keep_within(caller: Caller, ask: LeaseNext) -> None:
 
 
 def creations(ask: CreateTasks) -> Iterator[CreateTask]:
-    """Yield the tasks of a batch, each with the creator of the whole where it names none."""
+    """Yield the tasks of a batch; a task without a creator gets that of the batch."""
     creator, items = read_principal(ask), list[Any](ask.tasks)
     for item in items:
         if creator and not isinstance(item, Unreadable) and names_nobody(item):
@@ -410,7 +410,7 @@ def creations(ask: CreateTasks) -> Iterator[CreateTask]:
 
 
 def completions(ask: CompleteTasks) -> Iterator[Complete]:
-    """Yield the completions of a batch, each with the worker of the whole where it names none."""
+    """Yield the completions of a batch; one without a worker gets that of the batch."""
     items: list[Any] = ask.tasks
     for item in items:
         if not isinstance(item, Unreadable) and item.worker_id is None:
@@ -420,7 +420,7 @@ def completions(ask: CompleteTasks) -> Iterator[Complete]:
 
 
 def checked(ask: Ask) -> None:
-    """Refuse a request that lacks what it is about."""
+    """Refuse a request that lacks a required member."""
     for name in ask.needed:
         if not getattr(ask, name):
             raise InvalidRequest(f"{name} is missing")
@@ -472,7 +472,7 @@ class Work:
     # What a backend calls.
 
     def load(self, task: Task, lease: Lease | None = None, progress: Progress | None = None) -> None:
-        """Give a task that `Needs` names, with its latest lease and progress."""
+        """Take in a task that `Needs` names, with its latest lease and progress."""
         self.tasks[task.task_id] = task
         if task.idempotency_key is not None:
             self.keys[task.owner_kind, task.owner_id, task.idempotency_key] = task.task_id
@@ -484,17 +484,17 @@ class Work:
             self._repeat(lease, self.repeats.__setitem__)
 
     def offer(self, task: Task, progress: Progress | None = None) -> None:
-        """Give a claimable task; the best of a lane first."""
+        """Take in a claimable task; the best task of a lane comes first."""
         if task.task_id not in self.tasks:
             self.load(task, progress=progress)
         self.ready[task.lane].append(task.task_id)
 
     def learn(self, row: Struct) -> None:
-        """Give a record that `Needs` names."""
+        """Take in a record that `Needs` names."""
         self.records[type(row), key_of(row)] = row
 
     def give(self, receipt: Receipt) -> None:
-        """Give a receipt that `Needs` names, or one of its children."""
+        """Take in a receipt that `Needs` names, or one of its children."""
         self.receipts[receipt.receipt_id] = receipt
         self.recorded[receipt.task_id, receipt.receipt_key] = receipt.receipt_id
 
@@ -537,7 +537,7 @@ class Work:
         self.use(active=task.status not in TERMINAL, terminal=task.status in TERMINAL)
 
     def move(self, task: Task, step: Step, **changes: Any) -> Task:
-        """Take one step of the state machine; a step that is not in the law is refused."""
+        """Take one step of the state machine; a step that is not in STEPS is refused."""
         if task.status not in step.since:
             needs = " or ".join(sorted(step.since))
             raise InvalidTransition(f"task {task.task_id} is {task.status}; {step.name} needs it {needs}",
@@ -555,7 +555,7 @@ class Work:
         return task
 
     def _lane(self, task: Task, needed: frozenset[str]) -> None:
-        """See that a task's lane is there: an empty one is dropped at any time, but not while this batch is decided."""
+        """Ensure that a task's lane exists: an empty lane may be dropped, but not while this batch is decided."""
         if task.lane not in self.known and task.lane not in self.lanes:
             self._set(self.lanes, task.lane, (task.type, needed))
 
@@ -598,13 +598,13 @@ class Work:
         return receipt
 
     def post(self, row: Outgoing, skeleton: bool) -> None:
-        """Put a receipt just written on its way to the ledger; of a skeleton the body goes along."""
+        """Put a new receipt into the outbox; with `skeleton` its body is kept there only."""
         self._set(self.posted, row.receipt_id, row)
         if skeleton:
             self.known_elsewhere(self.written[row.receipt_id])
 
     def known_elsewhere(self, receipt: Receipt) -> None:
-        """Leave of a receipt just written only the skeleton: the ledger has had it before."""
+        """Keep only the skeleton of a new receipt: the ledger has its body."""
         self.use(receipt_bytes=-len(receipt.body.encode()))
         self._set(self.written, receipt.receipt_id, replace(receipt, body=""))
 
@@ -631,7 +631,7 @@ class Work:
         self._set(self.kept, (type(row), key_of(row)), row)
 
     def use(self, active: int = 0, leases: int = 0, receipt_bytes: int = 0, terminal: int = 0) -> None:
-        """Count what the tenant has more or less of, where that is counted."""
+        """Add to the tenant's counted usage, if usage is counted."""
         if (usage := self.found(Usage)) is not None and (active or leases or receipt_bytes or terminal):
             self.keep(Usage(usage.active + active, usage.leases + leases, usage.receipt_bytes + receipt_bytes,
                             usage.terminal + terminal))
@@ -646,11 +646,11 @@ class Work:
         self._set(self.audited, line.audit_id, line)
 
     def deliver(self, receipt_id: str) -> None:
-        """Stamp a receipt as handed over, for telemetry."""
+        """Stamp a receipt as delivered, for telemetry."""
         self._set(self.delivered, receipt_id, self.now)
 
     def new_id(self) -> str:
-        """Return an id younger than all before."""
+        """Return an id that sorts after all earlier ones."""
         return self.ids.new(self.now, mark_of(self.tenant_id))
 
     def new_lease_id(self) -> str:
@@ -665,7 +665,7 @@ class Work:
 
     @contextlib.contextmanager
     def part(self) -> Iterator[None]:
-        """Make what happens inside all or nothing."""
+        """Undo every change made inside if the block fails."""
         mark = self.mark()
         try:
             yield
@@ -785,7 +785,7 @@ class Hooks:
 
 
 def first_answer(hooks: Iterable[Callable[[*A], str | None]], *asked: *A) -> str | None:
-    """Return the first answer that is one."""
+    """Return the first answer that is not None."""
     for hook in hooks:
         if (answer := hook(*asked)) is not None:
             return answer
@@ -846,7 +846,7 @@ class Engine:
         return Caller(tenant_id, self.gate, "system", frozenset())
 
     async def write(self, run: Callable[..., Any], loads: Loads | None, caller: Caller, ask: Ask) -> Any:
-        """Let a write method join the tenant's next batch; return its reply once it is durable."""
+        """Run a write method in the tenant's next batch; return its reply when the batch is durable."""
         decide = partial(self._decide, run) if self.on.decided else partial(run, self)
         loads = partial(self._load, loads) if self.on.load else loads
         return await self.batches.join(caller.tenant_id, Job(decide, loads, caller, ask))
@@ -866,14 +866,14 @@ class Engine:
         return reply
 
     def admit(self, op: Operation, caller: Caller, ask: Ask) -> None:
-        """Refuse who may not ask this, by tenant, role and scope; whose a task is only the batch can tell."""
+        """Refuse a caller without the role, scope or tenant; the batch checks who owns a task."""
         self.permit(op, caller)
         checked(ask)
         if not op.open and ask.tenant_id is not None:
             self.at_home(caller, ask.tenant_id)
 
     def permit(self, op: Operation, caller: Caller) -> None:
-        """Refuse who may not ask such a thing, whatever it is: a façade reads no body for them."""
+        """Refuse a caller without the role or scope, before a façade reads the body."""
         if op.fits(caller):
             return
         needed = " or ".join([role for role in op.roles if role != "system"])      # which nobody outside can have
@@ -882,13 +882,13 @@ class Engine:
         raise barred(caller, f"{op.name} needs the scope {' or '.join(sorted(op.scopes))}", needed)
 
     def at_home(self, caller: Caller, tenant_id: str) -> None:
-        """Tolerate a tenant that a request names when it is the credential's own, refuse any other (21.3.1)."""
+        """Accept a request that names the credential's own tenant, and refuse any other tenant (21.3.1)."""
         own = {caller.tenant_id, "default" if caller.tenant_id == self.settings.default_tenant_id else ""}
         if caller is not NOBODY and tenant_id not in own:
             raise TenantMismatch("this credential belongs to another tenant than the request says")
 
     def _see(self, caller: Caller, ask: Ask) -> None:
-        """Note who was here, and not whom it asks about; upkeep writes it down once a minute."""
+        """Note the principal that calls, not the one it asks about; upkeep stores it once a minute."""
         who = speaker(caller, ask)
         who = caller.principal if caller.bound and not who.same(caller.principal) else who
         self.sightings.note(caller.tenant_id, who, self.backend.now())
@@ -913,7 +913,7 @@ class Engine:
         return Created(task.task_id, "queued")
 
     def _limit_kinds(self, work: Work) -> None:
-        """Refuse a new task of one kind too many; what is there can be finished."""
+        """Refuse a task that needs a further lane when all lanes are used; existing tasks are unaffected."""
         if work.lanes and 0 < self.settings.max_lanes < len(work.known) + len(work.lanes):
             raise QuotaExceeded(f"tasks of {self.settings.max_lanes} kinds wait already, which is all there may be: a "
                                 "kind is a type and the capabilities it requires", quota="kinds",
@@ -937,7 +937,7 @@ class Engine:
 
     def _draft(self, work: Work, caller: Caller, creator: Principal,
                ask: CreateTask) -> tuple[Task, frozenset[str], dict[str, Any]]:
-        """Make a task of its contract, and the body of the receipt that states it."""
+        """Make a task from its request, and the body of its `task.assigned` receipt."""
         limits, payload = self.settings, bytes(ask.payload) or b"null"
         check_size(payload, limits.max_payload_bytes, "payload")
         value, needed = parse_json(payload, "payload"), needs_of(ask.requirements)
@@ -983,7 +983,7 @@ class Engine:
         return Items([self._each(work, caller, create, item) for item in creations(ask)])
 
     def _each(self, work: Work, caller: Caller, run: Callable[[T], Item], item: T) -> Item:
-        """Carry out one item of a batch by itself; its refusal is its answer."""
+        """Carry out one item of a batch; its error is its answer and leaves the other items unaffected."""
         try:
             with work.part():
                 if isinstance(item, Unreadable):
@@ -1036,12 +1036,12 @@ class Engine:
         return self.shared is None or await self.shared.lead(job)
 
     async def still_good(self, caller: Caller) -> None:
-        """Refuse a caller that would not be admitted any more; asked when a call that waited goes on."""
+        """Refuse a caller whose credential is no longer valid; asked when a waiting call goes on."""
         for still_good in self.on.still_good:
             await still_good(caller)
 
     async def called(self, call: asyncio.Future[None], until: float) -> bool:
-        """Wait to be called until a time of the loop's clock; tell whether to look again before that time is over.
+        """Wait for a call until a time of the loop's clock; return whether to look again before that time.
 
         News of other processes may be lost, so beside others everybody looks now and then without being called.
         """
@@ -1098,9 +1098,9 @@ class Engine:
         return History(ask.task_id, events[:limit], cursor if len(events) > limit else None, cursor)
 
     def cancel_task(self, work: Work, caller: Caller, ask: CancelTask) -> Ok:
-        """Cancel a task; its worker learns it from its next call.
+        """Cancel a task; its worker learns of it from its next call.
 
-        A task that has ended already stays as it is: the answer is `ok: false` with its status.
+        For the owner, or an admin.  A task that has ended stays as it is: the answer is `ok: false` with its status.
         """
         task, by = self._own(work, caller, ask), speaker(caller, ask)
         if task.status in TERMINAL:
@@ -1113,13 +1113,14 @@ class Engine:
         return Ok(True, "canceled")
 
     def _own(self, work: Work, caller: Caller, ask: TaskAsk) -> Task:
+        """Return a task that the caller owns, or any for an admin with admin:write."""
         task = work.task(ask.task_id)
         if not caller.unlimited and not task.owner.same(speaker(caller, ask)):
             raise barred(caller, f"task {task.task_id} belongs to another principal")
         return task
 
     def release_hold(self, work: Work, caller: Caller, ask: ReleaseHold) -> Ok:
-        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew.
+        """Offer a task that is on hold again; the count of its lost leases starts at zero.
 
         A task that has ended stays as it is: the answer is `ok: false` with its status.
         """
@@ -1183,7 +1184,7 @@ class Engine:
         return Offers(offers, UNSET if full is None or len(offers) == ask.max_tasks else [full])
 
     def _again(self, work: Work, worker: Principal, ask: LeaseNext) -> list[Offer]:
-        """Return the offers of an earlier claim whose reply was lost on the wire, as far as they live."""
+        """Return the live offers of an earlier claim with the same claim_id, whose reply was lost."""
         found = work.repeats.get((worker.kind, worker.id, ask.claim_id or ""), ())
         live = [work.tasks[task_id] for task_id in found
                 if alive(work.leases[task_id], work.now, self.settings.lease_grace_seconds)]
@@ -1191,11 +1192,12 @@ class Engine:
 
     def _lease(self, work: Work, worker: Principal, ask: LeaseNext, task: Task) -> Offer:
         timeouts = decode_terms(task.terms).timeouts
+        # A worker's wish comes before that of the task's creator.
         wished = ask.lease_ttl_seconds or (timeouts.lease_ttl_seconds if timeouts else None)
         task, lease_id = work.move(task, CLAIM, fence=task.fence + 1), work.new_lease_id()
         body = {"worker_capabilities": sorted(ask.capabilities or ()), "attempt": task.attempt, "fence": task.fence}
         accepted = self.write_receipt(work, EMISSION["claim"], task, body, by=worker, lease_id=lease_id)
-        ttl = min(wished or self.settings.default_lease_ttl_seconds, self.settings.max_lease_ttl_seconds)
+        ttl = self._lease_length(wished)
         lease = Lease(task.task_id, lease_id, worker.kind, worker.id, worker.instance_id, task.fence, work.now,
                       self._until_when(work.now, work.now, ttl), 0, accepted.receipt_id, ask.claim_id, ttl_seconds=ttl)
         work.hold(lease)
@@ -1270,7 +1272,7 @@ class Engine:
                 self._taken_up(work, lease, ask.worker)
 
     def _taken_up(self, work: Work, lease: Lease, worker: Principal) -> Lease:
-        """Note for the history that a worker goes on under its lease after a crash, perhaps as another process."""
+        """Write into the history that a worker resumed its lease after a crash, perhaps in another process."""
         told = worker.instance_id or ""
         if lease.resumed_by == told or lease.resumptions >= MOST_RESUMED:
             return lease
@@ -1348,7 +1350,7 @@ class Engine:
         return located, body
 
     def _where(self, artifacts: Any, proof: dict[str, Any] | None) -> dict[str, Any]:
-        """Return what locates a result (PH.3); that its delivery failed does not."""
+        """Return what locates a result (PH.3); a failed delivery proof locates nothing."""
         located = {"artifacts": self.artifacts_of(artifacts), "delivery_proof": proof if is_proof(proof) else None}
         return {name: said for name, said in located.items() if said}
 
@@ -1450,20 +1452,20 @@ class Engine:
         return task, lease
 
     def _holder(self, caller: Caller, ask: LeaseAsk, lease: Lease | None) -> Principal:
-        """Return the worker that asks; a heartbeat that names the lease only speaks for its holder."""
+        """Return the worker that asks; a heartbeat that names only the lease acts for its holder."""
         if ask.worker_id is None and not caller.bound and isinstance(ask, RenewLease) and lease is not None:
             return lease.worker
         return speaker(caller, ask)
 
     def _repeated(self, work: Work, caller: Caller, ask: LeaseAsk, ending: str) -> Lease | None:
-        """Return the lease if it ended by this very verb of this very worker: then the first outcome stands (H.3)."""
+        """Return the lease if the same call of the same worker ended it: then the first outcome stands (H.3)."""
         work.task(ask.task_id)
         lease = work.leases.get(ask.task_id)
         again = lease is not None and (lease.lease_id, lease.ending) == (ask.lease_id, ending)
         return lease if lease and again and lease.worker.same(self._holder(caller, ask, lease)) else None
 
     def _told(self, work: Work, caller: Caller, ask: LeaseAsk, contract: Contract) -> bool:
-        """Whether the end of an earlier lease of this worker has its receipt; the lease itself is overwritten."""
+        """Whether an earlier lease of this worker has a receipt of its end; a later lease has overwritten its row."""
         lease = work.leases.get(ask.task_id)
         if lease is None or lease.lease_id == ask.lease_id:
             return False
@@ -1478,16 +1480,20 @@ class Engine:
         return [one for one in work.receipts.values() if (one.task_id, one.lease_id) == (ask.task_id, ask.lease_id)]
 
     def _by_worker(self, ended: Receipt) -> bool:
-        """Whether its worker ended a lease; a receipt that was sent to the ledger has left its body there."""
+        """Whether the worker itself ended the lease; the body may be in the ledger only, so the key decides first."""
         mine = receipt_key(EXPIRED, ended.task_id, ended.sender, ended.lease_id, ended.parents, "released")
         return ended.receipt_type != EXPIRED.type or ended.receipt_key == mine or (
             ended.body != "" and decode_json(ended.body)["reason"] == "released")
 
     def _until_when(self, acquired: float, now: float, wished: int | None) -> float:
-        """Return when a lease runs out: so long from now, but never past its lifetime."""
-        until = now + min(wished or self.settings.default_lease_ttl_seconds, self.settings.max_lease_ttl_seconds)
+        """Return when a lease runs out: its length from now, but never past its longest lifetime."""
+        until = now + self._lease_length(wished)
         longest = self.settings.max_lease_lifetime_seconds
         return min(until, acquired + longest) if longest else until
+
+    def _lease_length(self, wished: int | None) -> int:
+        """Return how many seconds a lease lasts: as wished, else the default, and never more than the maximum."""
+        return min(wished or self.settings.default_lease_ttl_seconds, self.settings.max_lease_ttl_seconds)
 
     def _discharge(self, work: Work, task: Task) -> Task:
         work.close(task.duty, task.owner)
@@ -1502,7 +1508,7 @@ class Engine:
 
     def _anomaly(self, work: Work, task: Task, kind: str, *, lease: Lease | None = None, mark: str = "",
                  recommended_action: str, **details: Any) -> None:
-        """H.7: tell the owner that something looks wrong; changes nothing, and each cause is told once."""
+        """Tell the owner that something looks wrong (H.7); this changes nothing, and each cause is told once."""
         body = {"kind": kind, "details": details, "recommended_action": recommended_action}
         self.write_receipt(work, ANOMALY, task, body, lease=lease, mark=f"{kind} {mark}")
 
@@ -1514,7 +1520,7 @@ class Engine:
                       by: Principal | None = None, to: Principal | None = None, lease: Lease | None = None,
                       lease_id: str | None = None, schedule_id: str | None = None, task_id: str = "",
                       parents: tuple[str, ...] | None = None, mark: str = "", receipt_id: str | None = None) -> Receipt:
-        """Write the receipt that a contract calls for, under the id that it has already if that is given."""
+        """Write the receipt that a contract describes; an adopted receipt keeps the id that is given."""
         owner = task.owner if task else to
         ends = {"owner": owner, "asyncgate": self.gate, "worker": by, "caller": by, "target": to}
         sender, to = ends[contract.sender], ends[contract.to]
@@ -1538,7 +1544,7 @@ class Engine:
             text.decode(), parents))
 
     def _check(self, body: bytes, parents: tuple[str, ...]) -> None:
-        """PH.5: a receipt is small, or it is refused before anything is written."""
+        """Refuse a receipt that is too large, before anything is written (PH.5)."""
         limits = self.settings.receipts
         if len(body) > limits.max_body_size_bytes:
             raise ReceiptTooLarge(f"the receipt's body would be {len(body)} bytes, {limits.max_body_size_bytes} is the "
@@ -1580,7 +1586,7 @@ class Engine:
         return to
 
     async def _chain_readable(self, caller: Caller, task_id: str) -> None:
-        """See that the caller may read a task's receipts; an admin also where the task itself is not here."""
+        """Refuse a caller that may not read a task's receipts; an admin may, even if the task is not stored here."""
         try:
             await self._readable(caller, task_id)
         except TaskNotFound:
@@ -1597,7 +1603,7 @@ class Engine:
         return show_receipt(caller.tenant_id, receipt)
 
     def party(self, caller: Caller, who: Principal, receipt: Receipt | ReceiptRecord, anybody: bool) -> None:
-        """Refuse who neither stated a receipt nor is addressed by it, unless anybody's is meant."""
+        """Refuse a caller that neither sent nor received a receipt, unless `anybody` may read it."""
         if not anybody and not (receipt.to.same(who) or receipt.sender.same(who)):
             raise barred(caller, f"receipt {receipt.receipt_id} is between others")
 
@@ -1614,7 +1620,7 @@ class Engine:
         return Ok(True, receipt_id=acked.receipt_id)
 
     async def check_terminator(self, caller: Caller, ask: CheckTerminator) -> Terminator:
-        """Tell whether an obligation is discharged: by the evidence of the receipts, not by any state."""
+        """Tell whether an obligation is discharged, as the receipts prove it."""
         parent = await self.backend.receipt(caller.tenant_id, ask.parent_receipt_id)
         by = TERMINATES.get(parent.receipt_type) if parent else None
         done = by is not None and await self.backend.terminated(caller.tenant_id, ask.parent_receipt_id, by)
@@ -1723,7 +1729,7 @@ class Engine:
                           recommended_action="cancel the task, or report this as a defect of the gate")
 
     def _expire(self, work: Work, task: Task, lease: Lease, crowd: int) -> Task:
-        """PH.4: a lost lease is not a failure.  But a task that keeps killing its workers is held at last."""
+        """Requeue a task whose lease was lost, which is no failure (PH.4); put it on hold after too many losses."""
         lost_to = [*decode_json(task.lost_to), lease.worker_id][-10:]
         losses, most = task.expiries + 1, task.max_expiries
         held = "lease_expiries" if most and losses >= most else first_answer(self.on.why_hold, work, task)
@@ -1741,7 +1747,7 @@ class Engine:
         return task
 
     def _tell_held(self, work: Work, task: Task, lease: Lease) -> None:
-        """Tell the owner, where a task is not offered again of itself."""
+        """Tell the owner of a task that is on hold."""
         if task.held:
             work.tell(task.task_id, "task.held", held=task.held, expiries=task.expiries)
             progress = work.progress.get(task.task_id)
@@ -1757,7 +1763,7 @@ class Engine:
     # What happens after a commit, and small things.
 
     def _after_commit(self, work: Work) -> None:
-        """Wake who waits for what this batch has changed; only now may anybody learn of it."""
+        """Wake the calls that wait for this batch's changes; nobody may learn of them before the commit."""
         for committed in self.on.committed:
             committed(work)
         for task in (*work.added.values(), *work.moved.values()):
@@ -1773,7 +1779,7 @@ class Engine:
             resolve(ended)
 
     def hear(self, news: News) -> None:
-        """Wake who waits for what another process has changed."""
+        """Wake the calls that wait for another process's changes."""
         for heard in self.on.heard:
             heard(news)
         self.waiting.heard(news)
@@ -1783,7 +1789,7 @@ class Engine:
             self._ended(key)
 
     def drain(self) -> None:
-        """Answer every waiting call now, with what there is; the server is about to stop."""
+        """Answer every waiting call now, because the server is about to stop."""
         self.waiting.close()
         for ended in [future for futures in self.outcomes.values() for future in futures]:
             resolve(ended)
@@ -1799,7 +1805,7 @@ class Engine:
 
     def onward(self, caller: Caller, found: list[str], limit: int, given: str | None,
                *query: Any) -> tuple[str | None, str | None]:
-        """Return next_cursor, null at the end, and cursor: the last place seen, or the given one if nothing came (17).
+        """Return next_cursor (null at the end) and cursor: the last place seen, or the given one if none was (17).
 
         `found` are the places of a page, and one more where there is more.
         """
@@ -1829,7 +1835,7 @@ class Engine:
 
 
 def news_of(work: Work) -> News | None:
-    """Return what other processes should hear of a batch, if anything."""
+    """Return what other processes must learn about a batch, if anything."""
     changed = (*work.added.values(), *work.moved.values())
     queued = [task for task in changed if task.status == "queued" and task.held is None]
     later = [due for task in queued if (due := task.next_eligible_at or 0.0) > work.now]
@@ -1845,7 +1851,7 @@ def news_of(work: Work) -> News | None:
 
 
 def resolve(future: asyncio.Future[None]) -> None:
-    """Tell whoever waits, unless that has happened already."""
+    """Resolve a future, unless it is resolved already."""
     if not future.done():
         future.set_result(None)
 
@@ -1884,7 +1890,7 @@ class Job:
             self.error = no if isinstance(no, GateError) else log_fault(type(self.ask).__name__, no)
 
     def settle(self, error: Exception | None = None) -> None:
-        """Answer whoever waits, if anybody still does."""
+        """Answer the waiting caller, if it is still there."""
         if self.answer.done():
             return
         if problem := error or self.error:
@@ -1938,7 +1944,7 @@ class Batches:
                 self._launch(tenant_id, self.waiting.pop(tenant_id))
 
     def _worth_it(self, tenant_id: str) -> bool:
-        """Whether another batch may leave: beside others only if it is as large, or all would shrink."""
+        """Whether another batch may start: beside a running one only if it is as large, or batches would shrink."""
         sizes = self.under_way[tenant_id]
         return len(sizes) < self.backend.parallel_per_tenant and len(self.waiting[tenant_id]) >= sum(sizes)
 
@@ -1983,13 +1989,13 @@ class Batches:
             job.settle(error)
 
     async def _fly_alone(self, tenant_id: str, jobs: list[Job]) -> None:
-        """One of the jobs is guilty of what the database refused: each by itself, only that one fails."""
+        """Run each job of a refused batch alone, so that only the one at fault fails."""
         for job in jobs:
             await self._fly(tenant_id, [job])
 
 
 def named(jobs: list[Job]) -> Needs:
-    """Gather what the jobs of a batch need loaded; an ask that cannot say so is refused when it is decided."""
+    """Gather what the jobs of a batch need loaded; an invalid request is refused when it is decided."""
     needs = Needs()
     for job in jobs:
         with contextlib.suppress(GateError):
@@ -1999,7 +2005,7 @@ def named(jobs: list[Job]) -> Needs:
 
 
 def decide(jobs: list[Job], decided: list[Work], work: Work) -> None:
-    """Decide a batch, one operation after another; what an earlier attempt decided was taken back."""
+    """Decide a batch, one operation after another; a repeated attempt starts from nothing."""
     until = time.monotonic() + SLICE_SECONDS
     for number, job in enumerate(jobs):
         if not decided:         # else it is decided once more, and the same are left over
@@ -2019,7 +2025,7 @@ class Place:
         self.spent: list[Wanted | None] = []      # and for what it has set out, and may leave untouched
 
     async def called(self, until: float) -> bool:
-        """Wait to be called; tell whether that happened in time."""
+        """Wait for a call; return whether it came in time."""
         if not await self.engine.called(self.call, until):
             return False
         self.call, self.spent, self.calls = asyncio.get_running_loop().create_future(), self.calls, []
@@ -2092,7 +2098,7 @@ class Waiting:
                 return place.wake(kind)
 
     def _at(self, tenant_id: str, due: float, now: float) -> None:
-        """Call everybody of a tenant when its next delayed task is due; one timer a tenant, the earliest counts."""
+        """Call every waiting claim of a tenant when its next delayed task is due; a tenant has one timer."""
         if tenant_id in self.timers:
             if self.timers[tenant_id][0] <= due:
                 return
@@ -2126,7 +2132,7 @@ class Waiting:
             timer[1].cancel()
 
     def close(self) -> None:
-        """Call everybody for the last time."""
+        """Call every waiting claim for the last time."""
         self.closed = True
         for tenant_id in list(self.places):
             self._wake(tenant_id, None)
@@ -2150,7 +2156,7 @@ def its_tasks(needs: Needs, caller: Caller, ask: Any) -> None:
 
 
 def its_end(needs: Needs, caller: Caller, ask: LeaseAsk) -> None:
-    """Load the task, and what was told under the lease: an ending may be repeated when its lease is overwritten."""
+    """Load the task and the receipts under the lease: an end may be repeated after a later lease."""
     its_task(needs, caller, ask)
     needs.endings.add((ask.task_id, ask.lease_id))
 

@@ -411,16 +411,16 @@ class AsyncOperations:
         agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
         worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Ok:
-        """Cancel a task; its worker learns it from its next call.
+        """Cancel a task; its worker learns of it from its next call.
 
-        A task that has ended already stays as it is: the answer is `ok: false` with its status.
+        For the owner, or an admin.  A task that has ended stays as it is: the answer is `ok: false` with its status.
         """
         return await self.ask("cancel_task", Ok, locals())
 
     async def check_terminator(
         self, parent_receipt_id: str, *, tenant_id: str | None = None,
     ) -> Terminator:
-        """Tell whether an obligation is discharged: by the evidence of the receipts, not by any state."""
+        """Tell whether an obligation is discharged, as the receipts prove it."""
         return await self.ask("check_terminator", Terminator, locals())
 
     async def complete(
@@ -711,7 +711,7 @@ class AsyncOperations:
         agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
         worker_instance_id: str | None = None,
     ) -> Ok:
-        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew.
+        """Offer a task that is on hold again; the count of its lost leases starts at zero.
 
         A task that has ended stays as it is: the answer is `ok: false` with its status.
         """
@@ -913,16 +913,16 @@ class SyncOperations:
         agent_id: str | None = None, agent_instance_id: str | None = None, worker_id: str | None = None,
         worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Ok:
-        """Cancel a task; its worker learns it from its next call.
+        """Cancel a task; its worker learns of it from its next call.
 
-        A task that has ended already stays as it is: the answer is `ok: false` with its status.
+        For the owner, or an admin.  A task that has ended stays as it is: the answer is `ok: false` with its status.
         """
         return self.ask("cancel_task", Ok, locals())
 
     def check_terminator(
         self, parent_receipt_id: str, *, tenant_id: str | None = None,
     ) -> Terminator:
-        """Tell whether an obligation is discharged: by the evidence of the receipts, not by any state."""
+        """Tell whether an obligation is discharged, as the receipts prove it."""
         return self.ask("check_terminator", Terminator, locals())
 
     def complete(
@@ -1213,7 +1213,7 @@ class SyncOperations:
         agent_instance_id: str | None = None, worker_id: str | None = None, worker_kind: Kind | None = None,
         worker_instance_id: str | None = None,
     ) -> Ok:
-        """Offer a task again that is held because it kept losing its workers; the count of losses starts anew.
+        """Offer a task that is on hold again; the count of its lost leases starts at zero.
 
         A task that has ended stays as it is: the answer is `ok: false` with its status.
         """

@@ -97,9 +97,9 @@ OUTAGE = (*BROKEN, OSError, TimeoutError, asyncpg.OperatorInterventionError, asy
 class Queues:
     """Where the live rows of a tenant's queues begin, remembered for a moment when it took long to find them.
 
-    While somebody reads the database in one long transaction, nothing that he may still see is cleaned away, and each
-    claimed task leaves a dead row at the head of its queue.  What this process puts before the beginning moves it back
-    at once; what another process puts there is seen when the moment is over.
+    While a long transaction is open, Postgres keeps every row that it may still see, so each claimed task leaves a dead
+    row at the head of its queue.  If this process queues a task before the remembered beginning, the beginning moves
+    back at once.  A task that another process queues there is seen after MOMENT_SECONDS at most.
     """
 
     MOMENT_SECONDS, SLOW_SECONDS = 5.0, 0.003
@@ -289,7 +289,7 @@ class Postgres(Pages):
         if promoted:
             queues.forget()
         left = (work.tasks[task_id] for ready in work.ready.values() for task_id in ready)
-        for task in (*work.added.values(), *work.moved.values(), *left):    # others saw none of it, or not here
+        for task in (*work.added.values(), *work.moved.values(), *left):    # nobody else has seen these
             if task.status == "queued":
                 queues.saved(task)
 
@@ -314,8 +314,8 @@ class Postgres(Pages):
 
         "committed" proves nothing: after a crash, and on a standby that has taken over without it, its number belongs
         to somebody else.  "aborted" does, because then ours was not committed either.  The row is looked for later than
-        the number, so a batch that was committed between the two looks is not missed.  What is seen counts when a
-        write after it is committed: so a standby has it, where COMMIT waits for one.
+        the number, so a batch that was committed between the two looks is not missed.  The row is trusted only after a
+        later write has been committed: where COMMIT waits for a standby, the standby then has the row, too.
         """
         try:
             async with self._transaction(tenant_id) as db:

@@ -76,7 +76,7 @@ class Accounts:
         return self.reading.get(tenant_id) is asyncio.current_task()
 
     def forget(self, tenant_id: str) -> None:
-        """Read an account again before it counts, though a reading is under way: that may be from before the change."""
+        """Drop a cached account, and ignore a query that is still running: it may return the old row."""
         self.read.pop(tenant_id, None)
         self.reading.pop(tenant_id, None)
 
@@ -133,7 +133,7 @@ class Guard(Extension):
         self.accounts = Accounts(engine)
         self.auditor = Auditor(engine, security.audit_logging.enabled)
         self.relieving: dict[str, asyncio.Task[None]] = {}
-        self.enforced = security.rate_limiting.enabled      # else only for tenants with stricter limits for a time
+        self.enforced = security.rate_limiting.enabled      # else only tenants with temporary limits
         self.limits = open_limits(engine.settings, shared=self.enforced)
 
     async def __aenter__(self) -> Guard:
@@ -309,7 +309,7 @@ class Guard(Extension):
         used.tasks_this_hour, used.api_calls_this_hour = tasks, calls
 
     async def passing(self, scope: Scope) -> GateError | None:
-        """Count the answer to a request that nobody has counted: of a stranger, to a path that there is not."""
+        """Count a request that no operation has counted, such as one to an unknown path."""
         if not self.enforced or "asyncgate.limits" in scope:
             return None
         try:

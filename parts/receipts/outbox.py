@@ -57,7 +57,7 @@ class Ledger(Extension):
     def __init__(self, engine: Engine) -> None:
         self.engine, self.sink = engine, open_sink(engine.settings)
         self.sender = Sender(engine, self.sink)
-        # Apart from the sender's: what one agent reads, or one claim states, does not stop what others are owed.
+        # Reading and strict commits have circuit breakers of their own: when one opens, the sender still delivers.
         circuit = engine.settings.ledger.circuit_breaker
         self.reading_breaker, self.strict_breaker = Breaker(circuit), Breaker(circuit)
         self.routes = Routes(engine, self.sink, self.lag)
@@ -179,7 +179,7 @@ class Breaker:
         return False
 
     def forgo(self) -> None:
-        """Note that who was let through did not find out."""
+        """Free the place of a probe that was canceled before the ledger answered."""
         self.probes = max(self.probes - 1, 0)
 
     def failed(self) -> None:
@@ -308,7 +308,8 @@ class Sender(Extension):
         """Go through all that waits of a tenant, page by page.
 
         Each page begins with the oldest: another process may have committed a receipt that is older than those seen
-        already, and what follows it in its task must not overtake it.  One reading shows no receipt without those.
+        already, and what follows it in its task must not overtake it.  One
+        query never shows a receipt without the earlier receipts of its task.
         """
         try:
             if not await self.engine.leads(JOB):
@@ -433,7 +434,7 @@ class Sender(Extension):
     # What came of it.
 
     async def _settle(self, tenant_id: str, outcome: Outcome) -> None:
-        """Take out what has arrived, keep what was said of the rest; who is parked is told to its owner."""
+        """Delete delivered receipts, store the error of each other one, and tell the owners of parked ones."""
         if outcome.sent or outcome.tried or outcome.parked:
             await self.engine.write(settle, parked, self.engine.itself(tenant_id), Settled(outcome=outcome))
 
