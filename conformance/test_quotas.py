@@ -117,7 +117,7 @@ async def test_a_claim_that_the_limit_leaves_without_tasks_says_so(make_gate: Ca
 
     assert (len(first.tasks), first.warnings) == (1, UNSET)
     assert (second.tasks, [text.partition(":")[0] for text in second.warnings]) == (
-        [], ["the tenant holds as many leases at once as it may (concurrent_leases)"])
+        [], ["the tenant has reached its limit of leases (concurrent_leases)"])
 
 
 async def test_claims_at_once_never_pass_the_limit(make_gate: Callable[..., Gate]) -> None:

@@ -34,7 +34,7 @@ CONTENTS = "docs/README.md"     # says which page belongs to which section, and 
 FIRST, OTHERS = "Start here", "More"
 SITE_NAME = "AsyncGate"
 FENCED = re.compile(r"(^ *```.*?^ *```$)", re.S | re.M)
-LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^()\s]+)\)")
+LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]{0,200}\])*)\]\(([^()\s]+)\)")
 SENTENCE = re.compile(r".+?[.!?](?=\s|$)", re.S)
 
 

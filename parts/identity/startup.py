@@ -48,7 +48,7 @@ def require_safe_setting(settings: Settings) -> None:
 
 def require_strong_token(token: str, host: str) -> None:
     """Refuse a shared token that is easy to guess; the error does not repeat the token."""
-    better = "set a random one, for example the output of `openssl rand -hex 32`"
+    better = "set a random one; `openssl rand -hex 32` prints one"
     if PLACEHOLDER.fullmatch(re.sub(r"[\W_]", "", token)):
         raise StartupError(f"api_key is a placeholder, and others can reach {host}: {better}")
     if (token + token).find(token, 1) < LEAST:      # so long is what it repeats, if it repeats something

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable
+from copy import copy
 from typing import Any
 
 import msgspec
@@ -63,9 +64,18 @@ class Lines(logging.Formatter):
     redaction = Redaction()
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write a record."""
-        record.msg, record.args = re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda c: repr(c[0])[1:-1], record.getMessage()), ()
-        return self.redaction.text(super().format(record))
+        """Write a record; other handlers see it unchanged."""
+        own = copy(record)
+        own.msg, own.args = CONTROLS.sub(escape_control, record.getMessage()), ()
+        return self.redaction.text(super().format(own))
+
+
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def escape_control(found: re.Match[str]) -> str:
+    """Write a control character as JSON does, so that JSON within a line stays JSON."""
+    return {"\n": r"\n", "\r": r"\r", "\t": r"\t"}.get(found[0], f"\\u{ord(found[0]):04x}")
 
 
 def start_logging(settings: Settings) -> None:

@@ -422,7 +422,7 @@ def test_h3_the_program_does_not_start_with_a_placeholder() -> None:
     ended = served("host=0.0.0.0", ASYNCGATE_API_KEY="changeme")
 
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert "Error: api_key is a placeholder, and 0.0.0.0 is reached by others" in ended.stderr
+    assert "Error: api_key is a placeholder, and others can reach 0.0.0.0" in ended.stderr
     assert "changeme" not in ended.stderr
 
 

@@ -602,7 +602,7 @@ async def test_a_gate_that_loses_the_store_counts_its_part_by_itself(
         told = await houses[0].ask("list_tasks", token=keys[0])
         assert (told.status, standing(told)[1]) == (429, 10)
         assert (await houses[0].served.call("GET", "/v1/health", token=None)).status == 200
-        assert len([record for record in caplog.records if "store is lost" in record.getMessage()]) == 2
+        assert len([record for record in caplog.records if "is unreachable" in record.getMessage()]) == 2
 
 
 async def test_a_gate_that_finds_the_store_again_counts_there(valkey: Valkey) -> None:

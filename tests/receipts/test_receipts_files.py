@@ -256,7 +256,7 @@ def test_what_is_there_otherwise_is_told_and_stays(file: Path, gate: Http, other
     told = run("import", file, other)
 
     assert told.exit_code == 5
-    assert f"{first.receipt_id}: differs: another receipt has this id here; nothing was written over it" in told.output
+    assert f"{first.receipt_id}: differs: another receipt already has this id here, and stays" in told.output
     good(run("export", tmp_path / "still.jsonl", other))
     assert receipts(tmp_path / "still.jsonl")[0] == first
 
