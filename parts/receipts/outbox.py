@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("asyncgate.ledger")
 
 ENDS = {COMPLETED.type, FAILED.type}
-PAGE = 500                  # receipts that are read, sent and taken out together
+ROWS_PER_BATCH = 500        # receipts that are read, sent and taken out together
 MANY, FEW = 100, 20         # receipts that share a call to a ledger that takes many, where more than a few wait
 SOON_SECONDS = 0.1          # before the first try again; each further one waits twice as long
 SETTLE_SECONDS = 1.0        # after which what was sent so far is taken out
@@ -317,9 +317,9 @@ class Sender(Extension):
                 return
             left, stuck = 0, dict[str, float]()
             while True:
-                rows = await self.engine.backend.page(tenant_id, OutboxFilter("", PAGE + left))
+                rows = await self.engine.backend.page(tenant_id, OutboxFilter("", ROWS_PER_BATCH + left))
                 gone = await self._work_off(tenant_id, rows, stuck)
-                if self.closed or self.breaker.state == "open" or (not gone and len(rows) < PAGE + left):
+                if self.closed or self.breaker.state == "open" or (not gone and len(rows) < ROWS_PER_BATCH + left):
                     break
                 left = len(rows) - gone
             if stuck:
