@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("asyncgate.ledger")
 
 JOB = "send receipts"       # one of several processes leads this job, and adopts as well
-PAGE = 200
+ENTRIES_PER_PAGE = 200
 WORDS = ("result_summary", "artifacts", "delivery_proof", "completion_metadata", "retry_after_seconds")
 LONG_AGO, SOON = 86_400.0, 60.0     # seconds by which a worker's clock may be behind, and ahead
 
@@ -93,7 +93,7 @@ class Adopter:
         known = await self.engine.backend.record(tenant_id, LedgerMark, receipt_type)
         after = known.receipt_id if known else None
         while True:
-            of = EntryFilter(None, None, receipt_type, None, after, PAGE)
+            of = EntryFilter(None, None, receipt_type, None, after, ENTRIES_PER_PAGE)
             page = await self.reading.ask_ledger(lambda of=of: self.reading.sink.page(tenant_id, of))  # type: ignore[misc]
             for found in page.receipts:
                 await self._request(tenant_id, found)

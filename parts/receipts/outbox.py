@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("asyncgate.ledger")
 
 ENDS = {COMPLETED.type, FAILED.type}
-PAGE = 500                  # receipts that are read, sent and removed together
+ROWS_PER_BATCH = 500        # receipts that are read, sent and removed together
 MANY, FEW = 100, 20         # if more than FEW receipts wait, one call sends up to MANY
 SOON_SECONDS = 0.1          # the pause before the first retry; each further pause is twice as long
 SETTLE_SECONDS = 1.0        # how often receipts sent so far are removed from the outbox
@@ -318,9 +318,9 @@ class Sender(Extension):
                 return
             left, stuck = 0, dict[str, float]()
             while True:
-                rows = await self.engine.backend.page(tenant_id, OutboxFilter("", PAGE + left))
+                rows = await self.engine.backend.page(tenant_id, OutboxFilter("", ROWS_PER_BATCH + left))
                 gone = await self._send_and_settle(tenant_id, rows, stuck)
-                if self.closed or self.breaker.state == "open" or (not gone and len(rows) < PAGE + left):
+                if self.closed or self.breaker.state == "open" or (not gone and len(rows) < ROWS_PER_BATCH + left):
                     break
                 left = len(rows) - gone
             if stuck:
