@@ -317,7 +317,7 @@ def prolonged(lease: Lease, silent_since: float, now: float, grace: float) -> fl
     return max(lease.expires_at, now + left + grace)
 
 
-ENDINGS = {"completed": "completed", "failed": "failed", "canceled": "canceled"}
+LOST_REASONS = {"completed": "completed", "failed": "failed", "canceled": "canceled"}
 
 
 def ended_well(task: Task) -> Ok:
@@ -336,7 +336,7 @@ def lost(lease: Lease | None, holder: Principal, ask: LeaseAsk, now: float, grac
             lease.worker_instance and holder.instance_id and lease.worker_instance != holder.instance_id):
         return "unknown"
     if lease.ending != "live":
-        return ENDINGS.get(lease.ending, "expired")
+        return LOST_REASONS.get(lease.ending, "expired")
     return None if alive(lease, now, grace) else "expired"
 
 
@@ -1976,7 +1976,7 @@ class Batches:
     async def _fly(self, tenant_id: str, jobs: list[Job]) -> None:
         decided: list[Work] = []
         try:
-            await self.transact(tenant_id, named(jobs), partial(decide, jobs, decided))
+            await self.transact(tenant_id, gather_needs(jobs), partial(decide, jobs, decided))
             error: Exception | None = None
         except Refused as refused:
             if len(jobs) > 1:
@@ -2002,7 +2002,7 @@ class Batches:
             await self._fly(tenant_id, [job])
 
 
-def named(jobs: list[Job]) -> Needs:
+def gather_needs(jobs: list[Job]) -> Needs:
     """Gather what the jobs of a batch need loaded; an invalid request is refused when it is decided."""
     needs = Needs()
     for job in jobs:

@@ -80,7 +80,7 @@ PRAGMAS = """
     PRAGMA recursive_triggers = ON;
 """     # the last one, or REPLACE would delete rows past the triggers that keep them
 CARRIED = 11        # the last schema before the first release: its tables are those that today's first file makes
-AGAIN = "run `asyncgate migrate --database URL`"
+HOW_TO_MIGRATE = "run `asyncgate migrate --database URL`"
 SHARE = 64          # batches that may share one commit
 PROMOTED = 1000     # delayed tasks whose time has come that one batch takes in
 
@@ -805,7 +805,7 @@ def migrate_file(db: sqlite3.Connection, folder: Path = SCHEMA) -> None:
     with transaction(db):
         version, kept = beginning(db)
         if version:
-            require_lineage(kept, digest(files[0].read_text()), version, CARRIED, AGAIN)
+            require_lineage(kept, digest(files[0].read_text()), version, CARRIED, HOW_TO_MIGRATE)
         if version > len(files):
             raise StartupError(f"this database has schema {version}, which is newer than this release knows "
                                f"({len(files)}); run the newer release")

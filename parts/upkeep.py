@@ -23,7 +23,7 @@ from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Ask, Healthy
 from asyncgate.parts.process.duties import Duties, Duty
 from asyncgate.parts.process.presence import Seen, add_visit
-from asyncgate.parts.receipts.schedules import its_overdue, sweep
+from asyncgate.parts.receipts.schedules import load_overdue, sweep
 from asyncgate.parts.receipts.upkeep import duties
 
 log = logging.getLogger("asyncgate")
@@ -199,4 +199,4 @@ def prolong(engine: Engine, work: Work, caller: Caller, ask: Prolong) -> None:
 
 
 WRITES: dict[type[Ask], tuple[Callable[..., None], Callable[..., None]]] = {
-    Sweep: (sweep, its_overdue), Prolong: (prolong, its_tasks), Sighted: (note_presences, its_presences)}
+    Sweep: (sweep, load_overdue), Prolong: (prolong, its_tasks), Sighted: (note_presences, its_presences)}
