@@ -347,7 +347,7 @@ class Facade:
             if call.refusal is not None:
                 raise call.refusal
             assert call.ask is not None
-            reply = await self.gate.perform(call.op, caller, call.ask)
+            reply = await self.gate.engine.perform(call.op, caller, call.ask)
             call.beside = read_warnings(reply)
             return encode_json(reply)
         except GateError as no:
