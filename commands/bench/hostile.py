@@ -27,7 +27,7 @@ from asyncgate.commands.bench.wire import Failed, LoadGate, read_length
 CLIENTS = 4
 # Both come from this machine: what an address may do would hold up the one for the other.
 LIMITED = ("security.rate_limiting.enabled=true", "security.rate_limiting.address_calls_per_minute=-1")
-HERE, ELSEWHERE = "the gate attacked", "another gate attacked"
+ATTACKED, CONTROL = "the gate attacked", "another gate attacked"
 TIERS = {"bench-victim": "enterprise", "bench-hostile": "paid"}
 BREAK_SECONDS = 0.01        # before a connection that the gate has closed is opened again
 encoded = msgspec.json.encode
@@ -36,7 +36,7 @@ encoded = msgspec.json.encode
 async def measure_victim(server: BenchServer, other: BenchServer, plan: Plan) -> list[Figures]:
     """Measure a tenant's calls without and beside the worst that another tenant can do, here and at another server."""
     victim = await make_tenant(server.gate, "bench-victim")
-    targets = {HERE: server.gate, ELSEWHERE: other.gate}
+    targets = {ATTACKED: server.gate, CONTROL: other.gate}
     tokens = {place: await make_tenant(gate, "bench-hostile") for place, gate in targets.items()}
 
     def attack(measured: LoadGate) -> contextlib.AbstractAsyncContextManager[None]:
@@ -120,7 +120,7 @@ async def open_connection(gate: LoadGate) -> AsyncIterator[tuple[asyncio.StreamR
 
 def format_verdict(rows: list[Figures]) -> str:
     """Put the p99 of the measured tenant beside the goal, and beside what the shared processors alone cost."""
-    here, elsewhere = (find_worst_ratio(rows, place) for place in (HERE, ELSEWHERE))
+    here, elsewhere = (find_worst_ratio(rows, place) for place in (ATTACKED, CONTROL))
     return (f"beside a hostile tenant p99 is {here:.2f} × that of alone (goal: 2); the same attack on another gate of "
             f"this machine makes it {elsewhere:.2f} ×, so the gate itself adds {here / elsewhere:.2f} ×")
 
