@@ -168,6 +168,8 @@ class IdentityProvider(Group, frozen=True):
     discovery_url: Annotated[Url, says("The provider's OpenID Connect discovery document")] = ""
 
 class OAuth(Group, frozen=True):
+    """Whether people may sign in through an identity provider, and through which."""
+
     enabled: Annotated[bool, says("Whether people may sign in through an identity provider")] = False
     providers: Annotated[tuple[IdentityProvider, ...], decides_nothing(
         "nobody can sign in through a provider yet")] = ()

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from asyncgate import Engine, Needs, News, Work
+from asyncgate.backends import Around
 from asyncgate.backends.memory import Memory
 from asyncgate.conformance import harness
 from asyncgate.conformance.harness import PATIENCE, under
@@ -24,19 +25,17 @@ pytestmark = pytest.mark.anyio
 TENANT = "t"
 
 
-class Process:
+class Process(Around):
     """What one of several processes sees of a memory that they share."""
 
     instance = "asyncgate-7"
 
     def __init__(self, memory: Memory, others: list[Process] | None = None) -> None:
-        self.backend, self.others = memory, others
+        super().__init__(memory)
+        self.others = others
         self.told: list[News] = []
         self.steps: list[str] = []
         self.batches, self.alone = 0, False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.backend, name)
 
     async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> None:
         """Listen to the others."""
