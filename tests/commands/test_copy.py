@@ -111,8 +111,8 @@ async def keep_books(gate: Gate) -> None:
     gate.engine.withdraw(gate.ledger)
 
     def store(work: Work) -> None:
-        work.keep(Entry("r-1", work.new_id(), "plan.made", "", "agent", "ada", "agent", "bob", "", "d", "{}"))
-        work.keep(LedgerMark("task.completed", "r-1"))
+        work.keep_record(Entry("r-1", work.new_id(), "plan.made", "", "agent", "ada", "agent", "bob", "", "d", "{}"))
+        work.keep_record(LedgerMark("task.completed", "r-1"))
     await gate.backend.transact(gate.tenant_id, Needs(), store)
 
 
