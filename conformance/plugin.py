@@ -21,7 +21,7 @@ from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import Gate, OwnTenants
 from asyncgate.conformance.ledgers import LedgerServer
-from asyncgate.conformance.postgres_server import URL_GIVEN, Cluster, Programs, Server, empty, find_programs
+from asyncgate.conformance.postgres_server import URL_GIVEN, Cleaner, Cluster, Programs, Server, find_programs
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.receipts.outbox import Ledger
@@ -67,7 +67,8 @@ class SharedPostgres:
 
     def __init__(self, name: str, server: Server | Programs | None, about: str, template: str = "") -> None:
         self.name, self.server, self.about, self.template = name, server, about, template
-        self.made, self.failed = False, ""
+        self.cleaner: Cleaner | None = None
+        self.failed = ""
 
     @classmethod
     def found(cls) -> SharedPostgres:
@@ -101,15 +102,21 @@ class SharedPostgres:
             raise
         if server is None:
             pytest.skip(self.about)
-        if self.made:
-            asyncio.run(empty(server.admin_url(self.name)))
-        else:
+        if self.cleaner is None:
             asyncio.run(server.create_database(self.name, self.template))
-            self.made = True
+            self.cleaner = Cleaner(server.admin_url(self.name))
+        else:
+            self.cleaner.empty()
         return server.url(self.name)
+
+    def leave(self) -> None:
+        """End what this process has with the server."""
+        if self.cleaner is not None:
+            self.cleaner.close()
 
     def end(self) -> None:
         """Stop the server, or leave nothing on it when it is somebody else's."""
+        self.leave()
         if isinstance(self.server, Cluster):
             self.server.close()
         elif isinstance(self.server, Server):
@@ -150,8 +157,8 @@ def pytest_configure_node(node: Any) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Stop the server when all is over, in the process that started it."""
-    if not hasattr(config, "workerinput") and (shared := config.stash.get(SHARED, None)) is not None:
-        shared.end()
+    if (shared := config.stash.get(SHARED, None)) is not None:
+        shared.leave() if hasattr(config, "workerinput") else shared.end()
 
 
 @pytest.hookimpl(tryfirst=True)
