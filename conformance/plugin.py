@@ -19,11 +19,10 @@ import pytest
 
 from asyncgate import Engine
 from asyncgate.backends import open_backend
-from asyncgate.conformance.harness import Gate, OwnTenants
+from asyncgate.conformance.harness import Gate, OwnTenants, settings_for_tests
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.conformance.postgres_server import URL_GIVEN, Cleaner, Cluster, Programs, Server, find_programs
 from asyncgate.parts.extensions import engine_over
-from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.receipts.outbox import Ledger
 
 POSTGRES = "postgres:"
@@ -219,7 +218,8 @@ async def make_gate(backend_url: str, receipts: dict[str, Any]) -> AsyncIterator
     loop = asyncio.get_running_loop()
 
     def make(**settings: Any) -> Gate:
-        engines.append(engine_over(backend, Settings(**{"instance_id": "asyncgate-1", **receipts, **settings})))
+        chosen = settings_for_tests(**{"instance_id": "asyncgate-1", **receipts, **settings})
+        engines.append(engine_over(backend, chosen))
         if receipts and "receipt_mode" not in settings:
             engines[-1].extend(ledger := Ledger(engines[-1]))
             loop.call_soon(ledger.open)     # a fixture that is no coroutine makes gates outside the loop
