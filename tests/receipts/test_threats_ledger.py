@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from asyncgate.backends import open_backend
-from asyncgate.conformance.harness import Gate, refused
+from asyncgate.conformance.harness import Gate, refused, settings_for_tests
 from asyncgate.conformance.ledgers import HASTY, LedgerServer
 from asyncgate.parts.app import Gate as Server
 from asyncgate.parts.ledger_app import LedgerGate
@@ -49,7 +49,7 @@ async def stub() -> AsyncIterator[StubLedger]:
 @contextlib.asynccontextmanager
 async def serving(kind: type[Server], backend_url: str) -> AsyncIterator[Served]:
     """A gate, or a ledger, over an empty database."""
-    gate = kind(Settings(api_key=TOKEN, instance_id="one"), await open_backend(backend_url))
+    gate = kind(settings_for_tests(api_key=TOKEN, instance_id="one"), await open_backend(backend_url))
     async with gate.app.router.lifespan_context(gate.app):
         yield Served(gate)
 
