@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from asyncgate.backends import Around, open_backend
+from asyncgate.conformance.harness import settings_for_tests
 from asyncgate.conformance.verify_ledger import verify_ledger
 from asyncgate.parts.ledger_app import LedgerGate
 from asyncgate.parts.model.queries import EntryFilter, Query, Rows
-from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Entry
 from asyncgate.parts.receipts.sealing import Sealer
 from tests.conftest import TOKEN, Served
@@ -25,7 +25,7 @@ OTHER = "3c9d1f52-7a3e-4d0b-9f43-5b1e6c2a8d70"
 @pytest.fixture
 async def shelf(backend_url: str) -> AsyncIterator[Served]:
     """A ledger over an empty database."""
-    gate = LedgerGate(Settings(api_key=TOKEN, instance_id="ledger-1"), await open_backend(backend_url))
+    gate = LedgerGate(settings_for_tests(api_key=TOKEN, instance_id="ledger-1"), await open_backend(backend_url))
     async with gate.app.router.lifespan_context(gate.app):
         yield Served(gate)
 
