@@ -55,7 +55,7 @@ __all__ = ["ANY_KIND", "ArchivedFilter", "ArchivingBackend", "Around", "Backend"
 
 R = TypeVar("R", bound=Struct)
 T = TypeVar("T")
-OURS = frozenset({"memory", "postgres", "sqlite"})
+BUILT_IN_BACKENDS = frozenset({"memory", "postgres", "sqlite"})
 
 
 class Backend(Protocol):
@@ -213,7 +213,7 @@ def _module(url: str) -> BackendModule:
             raise StartupError(f"{point.value} has no BACKEND; set it to the class of the object that open_backend "
                                "returns")
         return theirs
-    if scheme in OURS:
+    if scheme in BUILT_IN_BACKENDS:
         ours: BackendModule = import_module(f"asyncgate.backends.{scheme}")
         return ours
     raise StartupError(f"there is no backend for {scheme}:; use sqlite:, postgresql: or memory:, or install a package "

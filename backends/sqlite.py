@@ -80,7 +80,7 @@ PRAGMAS = """
     PRAGMA recursive_triggers = ON;
 """     # recursive_triggers: without it, REPLACE would delete rows without firing the triggers that protect them
 CARRIED = 11        # the last schema of the old numbering: it has the same tables as today's first file
-AGAIN = "run `asyncgate migrate --database URL`"
+HOW_TO_MIGRATE = "run `asyncgate migrate --database URL`"
 SHARE = 64          # the most batches that share one commit
 PROMOTED = 1000     # the most delayed tasks that one batch makes claimable when their time has come
 
@@ -440,8 +440,7 @@ class Sqlite(Pages):
         if flight.tenant_id != self.tenant_id:
             self.db.execute(WALL, (flight.tenant_id,))
             self.tenant_id = flight.tenant_id
-        work = Work(flight.tenant_id, self.now(), self.ids, self.lanes[flight.tenant_id].known)
-        self._load(work, flight.needs)
+        work = self._load(flight.tenant_id, flight.needs)
         flight.decide(work)
         self._save(work)
         return work
@@ -457,30 +456,33 @@ class Sqlite(Pages):
             if os.stat(name).st_ino != inode:
                 raise OSError(f"{name} was replaced while the gate was using it")
 
-    def _load(self, work: Work, needs: Needs) -> None:
-        tenant_id, ids = work.tenant_id, set(needs.tasks)
+    def _load(self, tenant_id: str, needs: Needs) -> Work:
+        ids, now = set(needs.tasks), self.now()
         for sql, keys in ((KEYED, needs.keys), (CLAIMED, needs.repeats), (LEASED, ((id,) for id in needs.leases))):
             for key in keys:
                 ids.update(task_id for (task_id,) in self.db.execute(sql, (tenant_id, *key)))
-        if ids:
-            for row in self.db.execute(BY_ID, (tenant_id, json.dumps(list(ids)))):
-                work.load(*named_row(row))
+        rows = self.db.execute(BY_ID, (tenant_id, json.dumps(list(ids)))).fetchall() if ids else []
+        tasks = [named_row(row) for row in rows]
+        work = Work(tenant_id, now, self.ids, self.lanes[tenant_id].known)
+        for task in tasks:
+            work.load_task(*task)
         if needs.claims:
             self._offer(work, needs.claims)
         if needs.receipts:
             for row in self.db.execute(FAMILY, (tenant_id, json.dumps(list(needs.receipts)))):
-                work.give(receipt_row(row))
+                work.load_receipt(receipt_row(row))
         for sql, pairs in ((ENDINGS, needs.endings), (STATES, needs.stated)):
             for pair in pairs:
                 for row in self.db.execute(sql, (tenant_id, *pair)):
-                    work.give(receipt_row(row))
+                    work.load_receipt(receipt_row(row))
         for kind, named in needs.records:
             for row in self.db.execute(RECORD[kind], (tenant_id, *named)):
-                work.learn(kind(*row))
+                work.load_record(kind(*row))
         if needs.recount:
-            work.keep(Usage(*self.db.execute(COUNT, (tenant_id,)).fetchone()))
+            work.keep_record(Usage(*self.db.execute(COUNT, (tenant_id,)).fetchone()))
         if needs.tally:
-            work.tallies.update(self.db.execute(TALLY, (tenant_id, json.dumps(work.about(needs)))))
+            work.tallies.update(self.db.execute(TALLY, (tenant_id, json.dumps(work.list_named_tasks(needs)))))
+        return work
 
     def _offer(self, work: Work, claims: list[LeaseNext]) -> None:
         """Load the best claimable tasks: enough for every claim of the batch."""
@@ -489,7 +491,7 @@ class Sqlite(Pages):
         for group in self.lanes[work.tenant_id].groups(claims):
             for _, _, *row in self._heads(work.tenant_id, group, enough):
                 progress = row[TASK:]
-                work.offer(Task(*row[:TASK]), Progress(*progress) if progress[0] is not None else None)
+                work.add_claimable(Task(*row[:TASK]), Progress(*progress) if progress[0] is not None else None)
 
     def _heads(self, tenant_id: str, lanes: frozenset[int], enough: int) -> Iterator[tuple[Any, ...]]:
         """Merge the queues of some lanes, reading only a little more of each than needed."""
@@ -804,7 +806,7 @@ def migrate_file(db: sqlite3.Connection, folder: Path = SCHEMA) -> None:
     with transaction(db):
         version, kept = beginning(db)
         if version:
-            require_lineage(kept, digest(files[0].read_text()), version, CARRIED, AGAIN)
+            require_lineage(kept, digest(files[0].read_text()), version, CARRIED, HOW_TO_MIGRATE)
         if version > len(files):
             raise StartupError(f"this database has schema {version}, but this release knows only schemas up to "
                                f"{len(files)}; run a newer release")

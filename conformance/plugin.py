@@ -19,11 +19,10 @@ import pytest
 
 from asyncgate import Engine
 from asyncgate.backends import open_backend
-from asyncgate.conformance.harness import Gate, OwnTenants
+from asyncgate.conformance.harness import Gate, OwnTenants, settings_for_tests
 from asyncgate.conformance.ledgers import LedgerServer
-from asyncgate.conformance.postgres_server import URL_GIVEN, Cluster, Programs, Server, empty, find_programs
+from asyncgate.conformance.postgres_server import URL_GIVEN, Cleaner, Cluster, PostgresServer, Programs, find_programs
 from asyncgate.parts.extensions import engine_over
-from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.receipts.outbox import Ledger
 
 POSTGRES = "postgres:"
@@ -65,22 +64,23 @@ class SharedPostgres:
     The server is started when the first process needs it: by pytest-xdist's controller, or by the only process.
     """
 
-    def __init__(self, name: str, server: Server | Programs | None, about: str, template: str = "") -> None:
+    def __init__(self, name: str, server: PostgresServer | Programs | None, about: str, template: str = "") -> None:
         self.name, self.server, self.about, self.template = name, server, about, template
-        self.made, self.failed = False, ""
+        self.cleaner: Cleaner | None = None
+        self.failed = ""
 
     @classmethod
     def found(cls) -> SharedPostgres:
         """Look for a server, or for programs to start one."""
         name = f"asyncgate_test_{uuid.uuid4().hex[:12]}"
         if given := os.environ.get(URL_GIVEN):
-            server = Server(given)
+            server = PostgresServer(given)
             return cls(name, server, f"{asyncio.run(server.version())}, {URL_GIVEN}")
         if programs := find_programs():
             return cls(name, programs, f"{programs.version()}, {programs.source}")
         return cls(name, None, MISSING)
 
-    def started(self) -> Server | None:
+    def started(self) -> PostgresServer | None:
         """Return the server, running and with a template of the databases; None when there is none to start."""
         if isinstance(self.server, Programs):
             self.server = Cluster()
@@ -101,18 +101,24 @@ class SharedPostgres:
             raise
         if server is None:
             pytest.skip(self.about)
-        if self.made:
-            asyncio.run(empty(server.admin_url(self.name)))
-        else:
+        if self.cleaner is None:
             asyncio.run(server.create_database(self.name, self.template))
-            self.made = True
+            self.cleaner = Cleaner(server.admin_url(self.name))
+        else:
+            self.cleaner.empty()
         return server.url(self.name)
+
+    def leave(self) -> None:
+        """End what this process has with the server."""
+        if self.cleaner is not None:
+            self.cleaner.close()
 
     def end(self) -> None:
         """Stop the server, or leave nothing on it when it is somebody else's."""
+        self.leave()
         if isinstance(self.server, Cluster):
             self.server.close()
-        elif isinstance(self.server, Server):
+        elif isinstance(self.server, PostgresServer):
             asyncio.run(self.server.drop_databases(self.name))
 
 
@@ -127,7 +133,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     if worker := getattr(config, "workerinput", None):
         name, superuser, template, about = worker["asyncgate_postgres"]
-        shared = SharedPostgres(name, Server(superuser) if superuser else None, about, template)
+        shared = SharedPostgres(name, PostgresServer(superuser) if superuser else None, about, template)
     else:
         try:
             shared = SharedPostgres.found()
@@ -150,8 +156,8 @@ def pytest_configure_node(node: Any) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Stop the server when all is over, in the process that started it."""
-    if not hasattr(config, "workerinput") and (shared := config.stash.get(SHARED, None)) is not None:
-        shared.end()
+    if (shared := config.stash.get(SHARED, None)) is not None:
+        shared.leave() if hasattr(config, "workerinput") else shared.end()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -212,7 +218,8 @@ async def make_gate(backend_url: str, receipts: dict[str, Any]) -> AsyncIterator
     loop = asyncio.get_running_loop()
 
     def make(**settings: Any) -> Gate:
-        engines.append(engine_over(backend, Settings(**{"instance_id": "asyncgate-1", **receipts, **settings})))
+        chosen = settings_for_tests(**{"instance_id": "asyncgate-1", **receipts, **settings})
+        engines.append(engine_over(backend, chosen))
         if receipts and "receipt_mode" not in settings:
             engines[-1].extend(ledger := Ledger(engines[-1]))
             loop.call_soon(ledger.open)     # a fixture that is no coroutine makes gates outside the loop
@@ -222,9 +229,9 @@ async def make_gate(backend_url: str, receipts: dict[str, Any]) -> AsyncIterator
         yield make
         for engine in engines:
             engine.drain()
-            if (ledger := engine.extension(Ledger)) is not None:
+            if (ledger := engine.find_extension(Ledger)) is not None:
                 await ledger.close()
-            await engine.batches.landed()
+            await engine.batches.wait_for_all()
 
 
 @pytest.fixture

@@ -207,6 +207,15 @@ def test_everything_public_says_what_it_is_for() -> None:
     assert [name for path in paths for name in undocumented(path, overridden)] == []
 
 
+@pytest.mark.parametrize("name", ["asyncgate.py", *PARTS])
+def test_mypy_sees_the_very_files_of_the_checkout(name: str) -> None:
+    """A copy in place of a link would be checked, and grow old, without anybody's notice."""
+    link = ROOT / ".ci" / "typed" / "asyncgate" / ("__init__.py" if name == "asyncgate.py" else name)
+
+    assert link.is_symlink()
+    assert link.resolve() == (ROOT / name).resolve()
+
+
 @pytest.mark.parametrize("pattern", [MACHINE_PATH, UNFINISHED], ids=["machine path", "unfinished"])
 def test_no_file_names_a_machine_or_leaves_work_open(pattern: re.Pattern[str]) -> None:
     assert lines_with(pattern) == []
@@ -223,6 +232,48 @@ def test_the_migrations_of_a_database_are_numbered_one_by_one(database: str) -> 
     names = sorted(file.name for file in (ROOT / "backends" / "schema" / database).glob("*.sql"))
 
     assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1)), names
+
+
+TYPE_VARIABLE = re.compile(r"(TypeVar|TypeVarTuple|ParamSpec)\(")
+
+
+def top_level_names(path: Path) -> set[str]:
+    """The public names that a module defines by itself; a type variable says nothing, so it does not count."""
+    names: set[str] = set()
+    for node in tree(path).body:
+        if isinstance(node, Function | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.AnnAssign):
+            names.add(ast.unparse(node.target))
+        elif isinstance(node, ast.Assign) and not TYPE_VARIABLE.match(ast.unparse(node.value)):
+            names |= {one.id for target in node.targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+    return {name for name in names if not name.startswith("_")}
+
+
+# Names that several modules bear because each answers to them.
+SHARED_NAMES = {
+    "log": "a module's logger",
+    "main": "what `python -m` runs",
+    "OPERATIONS": "the operations that a module adds to the table",
+    "BACKEND": "the class of a database, found by its module",
+    "open_backend": "how a database is opened, found by the scheme of a URL",
+    "open_limits": "how counters are opened, found by a setting",
+    "open_sink": "how a sink is opened, found by a setting",
+    "Gate": "the product's own noun: the server, the one in a user's test, and one tenant's in the suite",
+}
+
+
+def test_no_public_name_stands_in_three_files() -> None:
+    """A reader who searches for a name finds its one home; the Python client's methods are generated from the table."""
+    places: dict[str, list[str]] = {}
+    for path in (GATE, *modules(*PARTS)):
+        if not path.name.startswith("test_") and name_of(path) != "clients/operations.py":
+            for name in top_level_names(path):
+                places.setdefault(name, []).append(name_of(path))
+
+    often = {name: paths for name, paths in places.items() if len(paths) > 2}
+    assert {name: paths for name, paths in often.items() if name not in SHARED_NAMES} == {}
+    assert SHARED_NAMES.keys() <= often.keys(), "an exception that nothing needs any more"
 
 
 def test_no_two_test_files_have_one_name() -> None:

@@ -366,8 +366,8 @@ class Postgres(Pages):
         lanes, starts = self.lanes[tenant_id], self.queues[tenant_id].start
         wanted = count_wanted(lanes, needs.claims)
         named = bool(needs.tasks or needs.keys or needs.leases or needs.repeats)
-        given = sql.named_arguments(needs) if named else {}
-        given |= sql.offered_arguments(wanted, SLACK, starts) if wanted else {}
+        given = sql.bind_needs(needs) if named else {}
+        given |= sql.bind_wanted(wanted, SLACK, starts) if wanted else {}
         head, asked_for, offered = await self._rows(db, tenant_id, sql.load(named, bool(wanted)), given)
         self.ahead = head.clock - self.skew - time.time()
         self.ids.after(head.newest)     # ids never go back, even if the clock does
@@ -377,7 +377,7 @@ class Postgres(Pages):
                 lanes.learn(lane, type, json.loads(capabilities))
         work = Work(tenant_id, head.clock, self.ids, lanes.known)
         for row in await self._with_progress(db, tenant_id, asked_for):
-            work.load(*row)
+            work.load_task(*row)
         if needs.claims:
             if changed:
                 head, wanted = head._replace(due=True), count_wanted(lanes, needs.claims)
@@ -414,14 +414,14 @@ class Postgres(Pages):
         locked = {row[0]: row for row in rows}
         while wanted and (head.due or (head.full and len(locked) < enough and slack < MOST_SLACK)):
             slack *= 1 if head.due else 16
-            given = sql.offered_arguments(wanted, slack, queues.start)
+            given = sql.bind_wanted(wanted, slack, queues.start)
             head, _, rows = await self._rows(db, work.tenant_id, sql.load(False, True), given)
             work.now = head.clock       # clock: later than every row lock, so that a task's ids and times never go back
             head = head._replace(due=False)
             locked |= {row[0]: row for row in rows}     # with the rows that earlier searches of this batch locked
         offers = await self._with_progress(db, work.tenant_id, list(locked.values()))
         for task, _, progress in sorted(offers, key=lambda row: place(row[0])):
-            work.offer(task, progress)
+            work.add_claimable(task, progress)
 
     async def _load_others(self, db: asyncpg.Connection, work: Work, needs: Needs) -> None:
         """Load receipts, records and counts; each statement has a new snapshot, later than all locks."""
@@ -433,15 +433,15 @@ class Postgres(Pages):
         if needs.stated:
             receipts += await db.fetch(sql.STATES, tenant_id, *sql.columns(needs.stated, 2))
         for row in receipts:
-            work.give(sql.receipt_row(tuple(row)))
+            work.load_receipt(sql.receipt_row(tuple(row)))
         for kind in {kind for kind, _ in needs.records}:
             keys = [key for of, key in needs.records if of is kind]
             for row in await db.fetch(sql.RECORD[kind], tenant_id, *sql.columns(keys, len(keys[0]))):
-                work.learn(kind(*row))
+                work.load_record(kind(*row))
         if needs.recount:
-            work.keep(Usage(*await db.fetchrow(sql.COUNT, tenant_id)))
+            work.keep_record(Usage(*await db.fetchrow(sql.COUNT, tenant_id)))
         if needs.tally:
-            work.tallies.update(map(tuple, await db.fetch(sql.TALLY, tenant_id, work.about(needs))))
+            work.tallies.update(map(tuple, await db.fetch(sql.TALLY, tenant_id, work.list_named_tasks(needs))))
 
     async def _save(self, db: asyncpg.Connection, work: Work) -> Saved | None:
         """Save the changes of a batch; return how to find out whether it was committed; None without changes."""
@@ -452,7 +452,7 @@ class Postgres(Pages):
         if work.tenant_id not in self.known:
             changes["tenants"], tables = [(work.now,)], ("tenants", *tables)
         text, names = sql.save(tables)
-        given = {"tenant": work.tenant_id, **sql.save_arguments(tables, changes)}
+        given = {"tenant": work.tenant_id, **sql.bind_rows(tables, changes)}
         transaction: str = await db.fetchval(text, *(given[name] for name in names))
         for statement, ids in dropped:      # order: these functions check rows that were saved just now
             await db.fetchval(statement, ids)

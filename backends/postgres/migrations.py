@@ -24,7 +24,7 @@ from asyncgate.parts.model.errors import StartupError
 FOLDER = Path(__file__).parents[1] / "schema" / "postgres"
 MIGRATION_KEY = 0x6761_7465_6d69_6772       # of the advisory lock that only one migrating process holds
 TABLE_WAIT = "5s"       # how long a migration waits for a table lock, because later statements queue behind it
-AGAIN = "run `asyncgate migrate --database URL` as its owner"
+HOW_TO_MIGRATE = "run `asyncgate migrate --database URL` as its owner"
 
 # Before the first release there were fourteen files.  The statements below turn their schema into the first file's.
 CARRIED = 14
@@ -164,17 +164,18 @@ def migration_sql(after: int) -> str:
 async def require_beginning(db: Any) -> None:
     """Refuse a database that began with another first migration; raises StartupError."""
     number, kept = await read_lineage(db)
-    require_lineage(kept, digest(migrations()[0].sql), number, CARRIED, AGAIN)
+    require_lineage(kept, digest(migrations()[0].sql), number, CARRIED, HOW_TO_MIGRATE)
 
 
 async def require_schema(db: Any) -> None:
     """Refuse a schema that this release cannot use; raises StartupError."""
     if not await is_migrated(db):
-        raise StartupError(f"this database has no AsyncGate schema yet: {AGAIN}")
+        raise StartupError(f"this database has no AsyncGate schema yet: {HOW_TO_MIGRATE}")
     await require_beginning(db)
     number, code = await db.fetchrow("SELECT max(number), max(code) FROM asyncgate.migrations")
     if number < SCHEMA_VERSION:
-        raise StartupError(f"this database has schema {number}, but this release needs {SCHEMA_VERSION}: {AGAIN}")
+        raise StartupError(f"this database has schema {number}, but this release needs {SCHEMA_VERSION}: "
+                           f"{HOW_TO_MIGRATE}")
     if code > SCHEMA_VERSION:
         raise StartupError(f"this database has schema {number}, which no longer supports this release (schema "
                            f"{SCHEMA_VERSION}); run a newer release")

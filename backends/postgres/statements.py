@@ -231,13 +231,13 @@ def arrays(names: Collection[str], rows: Collection[tuple[Any, ...]]) -> dict[st
     return dict(zip(names, columns(rows, len(names)), strict=True))
 
 
-def named_arguments(needs: Needs) -> dict[str, Any]:
+def bind_needs(needs: Needs) -> dict[str, Any]:
     """Return the arguments of LOAD for the tasks that a batch names."""
     return {"tasks": list(needs.tasks), **arrays(("owner_kinds", "owner_ids", "keys"), needs.keys),
             "leases": list(needs.leases), **arrays(("worker_kinds", "worker_ids", "claims"), needs.repeats)}
 
 
-def offered_arguments(wanted: dict[frozenset[int], int], slack: int,
+def bind_wanted(wanted: dict[frozenset[int], int], slack: int,
                       starts: Callable[[int], tuple[int, str]]) -> dict[str, Any]:
     """Return the arguments of LOAD for claimable tasks: how many of each group of lanes, and where each lane starts."""
     groups = list(enumerate(wanted.items()))
@@ -335,7 +335,7 @@ def save(tables: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     return number_parameters(f"{'WITH ' * bool(parts)}{', '.join(parts)} SELECT pg_current_xact_id()::text")
 
 
-def save_arguments(tables: tuple[str, ...], rows: dict[str, list[tuple[Any, ...]]]) -> dict[str, Any]:
+def bind_rows(tables: tuple[str, ...], rows: dict[str, list[tuple[Any, ...]]]) -> dict[str, Any]:
     """Return the arguments of the `save` statement of these tables."""
     return {f"{table}_{name}": column for table in tables
             for name, column in arrays(SAVES[table][0], rows[table]).items()}

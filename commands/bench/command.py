@@ -246,8 +246,8 @@ def measure_flood(asked: Asked) -> None:
 def measure_hostile(asked: Asked) -> None:
     """Start a server with its limits on, and let one tenant do its worst beside another."""
     from asyncgate.commands.bench import hostile as part
-    with start_servers((), 0, part.LIMITED) as [server]:
-        rows = run_on_fastest_loop(part.measure_victim(server, asked.plan()))
+    with start_servers((), 0, part.LIMITED) as [server], start_servers((), 0, part.LIMITED) as [other]:
+        rows = run_on_fastest_loop(part.measure_victim(server, other, asked.plan()))
     click.echo(msgspec.json.encode(rows) if asked.as_json else f"{format_rows(rows)}\n{part.format_verdict(rows)}")
 
 

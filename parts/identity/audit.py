@@ -112,12 +112,12 @@ def add_line(work: Work, event: str, severity: Severity, said: bytes, at: float 
 
     Its id is its number: lines sort as they are chained whatever process wrote them, and no number is given twice.
     """
-    head = work.found(AuditHead) or AuditHead(0, "")
+    head = work.find_record(AuditHead) or AuditHead(0, "")
     number = head.number + 1
     line = link_line(head, Audit(
         f"{number:012d}", number, work.now if at is None else at, event, severity, said.decode(), ""))
-    work.log(line)
-    work.keep(AuditHead(line.number, line.hash))
+    work.add_audit(line)
+    work.keep_record(AuditHead(line.number, line.hash))
     return line
 
 
@@ -162,10 +162,10 @@ async def prune_lines(engine: Engine, tenant_id: str) -> int:
 
     def drop(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
         for line in old:
-            work.drop(Audit, line.audit_id)
+            work.drop_record(Audit, line.audit_id)
         details = {"up_to": old[-1].number, "hash": old[-1].hash, "lines": len(old)}
         add_line(work, PRUNED, "info", to_canonical(details))
-    await engine.write(drop, load_head, engine.itself(tenant_id), Sweep())
+    await engine.write(drop, load_head, engine.make_own_caller(tenant_id), Sweep())
     return len(old)
 
 
@@ -457,7 +457,7 @@ class Auditor:
             for at, (event, severity, said) in lines:
                 add_line(work, event, severity, said, at)
 
-        caller = self.engine.itself(tenant_id)
+        caller = self.engine.make_own_caller(tenant_id)
         try:
             if self.enabled:
                 await self.engine.write(write, load_head, caller, Sweep())
@@ -532,13 +532,14 @@ class Auditor:
         mark, now = mark_in(id), self.engine.backend.now()
         if not 0 <= now - self.asked_at < TENANTS_SECONDS:      # others, of other processes, may have come since
             self.tenants, self.asked_at = {*await self.engine.backend.tenants()}, now
-        return [tenant for tenant in self.tenants if mark_of(tenant) == mark]
+        admitted = {key[0] for key in self.counted}     # some of them may have stored their first task since
+        return [tenant for tenant in self.tenants | admitted if mark_of(tenant) == mark]
 
     async def _has(self, tenant_id: str, name: str, id: str) -> bool:
         if name == "lease_id":
             def is_live(engine: Engine, work: Work, caller: Caller, ask: RenewLease) -> bool:
                 return ask.lease_id in work.holders
             ask = RenewLease(lease_id=id)
-            return bool(await self.engine.write(is_live, its_lease, self.engine.itself(tenant_id), ask))
+            return bool(await self.engine.write(is_live, its_lease, self.engine.make_own_caller(tenant_id), ask))
         read = self.engine.backend.task if name == "task_id" else self.engine.backend.receipt
         return await read(tenant_id, id) is not None

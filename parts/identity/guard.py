@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from asyncgate import NOBODY, Caller, Engine, Extension, Needs, News, Work
+from asyncgate import Caller, Engine, Extension, Needs, News, Work
 from asyncgate.parts.identity.audit import Auditor, describe_caller, visit
 from asyncgate.parts.identity.buckets import Bucket, buckets_for, call_bucket, limit_error, task_bucket
 from asyncgate.parts.identity.buckets import limit_headers as limit_headers
@@ -17,6 +17,7 @@ from asyncgate.parts.identity.keys_stored import KEY_PREFIX
 from asyncgate.parts.identity.limits import open_limits
 from asyncgate.parts.identity.oversight import oversee
 from asyncgate.parts.identity.ways import Identity
+from asyncgate.parts.model.caller import NOBODY
 from asyncgate.parts.model.connection import Headers, Scope, find_client_address, read_token
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import GateError, InvalidToken, StartupError, Unauthenticated
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from asyncgate import Operation
-
-A = TypeVar("A")
 
 log = logging.getLogger("asyncgate")
 
@@ -108,16 +107,16 @@ class Store:
     async def touch_key(self, tenant_id: str, key_id: str, now: float, place: str | None = None) -> None:
         """Store that a key was used, and the network that it was used from if that is new."""
         def touch(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
-            key = work.found(Key, key_id)
+            key = work.find_record(Key, key_id)
             if key is not None and (key.last_used_at or 0.0) < now:
                 key = replace(key, last_used_at=now)
-                work.keep(key)
+                work.keep_record(key)
             if key is not None and place is not None and place not in (known := places_of(key)):
-                work.keep(replace(key, places=encode_json([place, *known][:PLACES]).decode()))
+                work.keep_record(replace(key, places=encode_json([place, *known][:PLACES]).decode()))
 
         def load(needs: Needs, caller: Caller, ask: Ask) -> None:
             needs.records.add((Key, (key_id,)))
-        caller = self.engine.itself(tenant_id)
+        caller = self.engine.make_own_caller(tenant_id)
         await self.engine.write(touch, load, caller, Ask())
 
 
@@ -160,16 +159,15 @@ class Guard(Extension):
                 return
         raise StartupError(NO_WAY_IN)
 
-    def committed(self, work: Work) -> None:
-        """Learn from a commit of this process."""
-        self.auditor.tenants.add(work.tenant_id)
+    def after_record_change(self, work: Work) -> None:
+        """Forget the keys and the account that a batch of this process has changed."""
         for kind, key in work.kept:
             if kind is Key:
                 self.keys.forget(*key)
             elif kind is Account:
                 self._forget(work.tenant_id)
 
-    def heard(self, news: News) -> None:
+    def hear_news(self, news: News) -> None:
         """Forget the keys and the account that a batch of another process has changed."""
         for key_id in news.keys:
             self.keys.forget(key_id)
@@ -217,7 +215,7 @@ class Guard(Extension):
         scope["asyncgate.caller"] = caller
         return caller
 
-    async def still_good(self, caller: Caller) -> None:
+    async def check_caller(self, caller: Caller) -> None:
         """Refuse a waiting call whose key was revoked or whose tenant was suspended meanwhile; raises InvalidToken."""
         await self.accounts.require_active(caller)
         if caller.key_id is not None and not await self.keys.still_good(caller.key_id):
@@ -240,7 +238,7 @@ class Guard(Extension):
         elif may is not None:
             await self._draw(scope, [call_bucket(may, caller.tenant_id)])
 
-    async def creating(self, caller: Caller, number: int, create: Callable[[], Awaitable[A]]) -> A:
+    async def count_creation(self, caller: Caller, number: int, create: Callable[[], Awaitable[Any]]) -> Any:
         """Count new tasks before they are created (21.4.2); tasks that are then refused do not count.
 
         The rate-limit headers show this limit only if it refuses.
@@ -282,7 +280,7 @@ class Guard(Extension):
         finally:
             del self.relieving[tenant_id]
 
-    async def performed(self, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
+    async def after_call(self, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
         """Note for the audit log that an operation was carried out."""
         if isinstance(reply, Items):
             self.auditor.note_refused_items(caller, op.name, reply)

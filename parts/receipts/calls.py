@@ -62,7 +62,7 @@ class Calls:
             self.http = httpx2.AsyncClient(trust_env=False, headers=self.headers, limits=limits)
         try:
             async with asyncio.timeout(seconds), self.http.stream(verb, url, timeout=seconds, **more) as answer:
-                content = await read_answer(answer, most_bytes)
+                content = await read_content(answer, most_bytes)
         except (httpx2.TransportError, TimeoutError) as error:
             late = isinstance(error, TimeoutError | httpx2.ReadTimeout | httpx2.WriteTimeout)
             untaken = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
@@ -78,7 +78,7 @@ class Calls:
             await self.http.aclose()
 
 
-async def read_answer(answer: httpx2.Response, most_bytes: int) -> bytes:
+async def read_content(answer: httpx2.Response, most_bytes: int) -> bytes:
     """Read an answer; raises Garbled if it is compressed, too large, or nested too deep."""
     if answer.headers.get("content-encoding", "identity") != "identity":
         raise Garbled("the ledger compressed its answer, which was not requested")

@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncgate import TERMINATES, receipt_hash
-from asyncgate.parts.model.content import decode_json, to_canonical
+from asyncgate.parts.model.content import decode_json, encode_json, to_canonical
 from asyncgate.parts.model.queries import EntryFilter
 from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.receipts.files import SealedReading
@@ -37,7 +37,6 @@ CREATE TABLE edges (parent TEXT, child_type TEXT, child TEXT, PRIMARY KEY (paren
 """
 CountCopied = Callable[[int], None]
 
-encode_json = msgspec.json.Encoder().encode
 decode_receipt = msgspec.json.Decoder(Receipt).decode
 
 

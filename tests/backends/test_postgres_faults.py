@@ -25,7 +25,7 @@ from asyncgate.backends import open_backend
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.history import Call, stored, violations
-from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, Load, Server, serving
+from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, GateServer, Load, serving
 from asyncgate.conformance.plugin import MISSING
 from asyncgate.conformance.postgres_server import Cluster, connected, find_programs
 from asyncgate.conformance.verify import verify
@@ -99,7 +99,7 @@ async def opened(url: str, **database: Any) -> AsyncIterator[Gate]:
         yield Gate(engine, TENANT)
     finally:
         engine.drain()
-        await engine.batches.landed()
+        await engine.batches.wait_for_all()
         await backend.close()
 
 
@@ -110,7 +110,7 @@ async def gate(url: str) -> AsyncIterator[Gate]:
 
 
 @contextlib.asynccontextmanager
-async def client_of(server: Server, by: str = "ada") -> AsyncIterator[Client]:
+async def client_of(server: GateServer, by: str = "ada") -> AsyncIterator[Client]:
     async with aclosing(Client(server, by)) as client:
         yield client
 
@@ -510,7 +510,7 @@ async def test_a_cancelled_call_leaves_no_tenant_and_no_transaction_on_its_conne
         task_id = await gate.create()
         for _ in range(150):
             await abandoned(asyncio.create_task(some_call(gate, draw, task_id)), draw)
-        await gate.engine.batches.landed()
+        await gate.engine.batches.wait_for_all()
 
         await until(outside.is_at_rest)
         assert await settings_of(gate.backend, 5) == [("", None)] * 5
@@ -632,7 +632,7 @@ async def joined(url: str, name: str, **database: Any) -> AsyncIterator[Gate]:
     """A gate among others, that only news can wake."""
     async with opened(url, poll_seconds=600, **database) as gate:
         assert isinstance(gate.backend, LastingBackend)
-        await gate.backend.join(name, 10.0, gate.engine.hear)
+        await gate.backend.join(name, 10.0, gate.engine.hear_news)
         await gate.backend.beat()       # as upkeep does when it begins; until then the next one waits
         yield gate
 

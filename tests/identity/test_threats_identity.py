@@ -313,11 +313,6 @@ def ignore(*_: Any, **__: Any) -> None:
     """Do not look."""
 
 
-async def uncounted(guard: Guard, caller: Caller, number: int, create: Callable[[], Awaitable[Any]]) -> Any:
-    """Create without counting."""
-    return await create()
-
-
 async def any_home(engine: Engine, caller: Caller, named: str | None) -> str:
     """Believe whoever names a tenant."""
     return named or caller.tenant_id
@@ -499,16 +494,16 @@ GUARDS: dict[str, tuple[Check, Any, str, Any]] = {
     "failures": (the_failures, Failures, "over", ignore),
     "role": (the_role, OPERATIONS["create_task"], "roles", ("agent", "worker", "admin")),
     "scope": (the_scope, OPERATIONS["create_task"], "scopes", frozenset()),
-    "tenant": (the_tenant, Engine, "at_home", ignore),
+    "tenant": (the_tenant, Engine, "check_tenant", ignore),
     "speaker": (the_speaker, asyncgate, "speaker", lambda caller, ask: read_principal(ask) or caller.principal),
-    "owner": (the_owner, Engine, "_own", lambda self, work, caller, ask: work.task(ask.task_id)),
+    "owner": (the_owner, Engine, "_require_own", lambda self, work, caller, ask: work.require_task(ask.task_id)),
     "holder": (the_holder, asyncgate, "lost", ignore),
     "operator": (the_operator, identity_admin, "require_operator", ignore),
     "home": (the_home, identity_admin, "target_tenant", any_home),
     "limits of a key": (the_limits_of_a_key, asyncgate, "keep_within", ignore),
     "issuer": (the_issuer, identity_admin, "tenant_to_issue_for", identity_admin.target_tenant),
     "limit of calls": (the_limit_of_calls, Guard, "_draw", nothing),
-    "limit of tasks": (the_limit_of_tasks, Guard, "creating", uncounted),
+    "limit of tasks": (the_limit_of_tasks, Guard, "_may", nothing),     # a hook: an engine has it since it began
     "limit of strangers": (the_limit_of_strangers, Guard, "passing", nothing),
     "audit of refusals": (the_audit_of_refusals, Auditor, "note_refusal", ignore),
     "audit of items": (the_audit_of_items, Auditor, "note_refused_items", ignore),

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from asyncgate import NOBODY
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.ledgers import HASTY, LedgerServer
+from asyncgate.parts.model.caller import NOBODY
 from asyncgate.parts.model.queries import OutboxFilter, ReceiptFilter, Rows
 from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, LedgerSettings
 from asyncgate.parts.model.stored import Lag, Receipt

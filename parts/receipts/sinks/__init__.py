@@ -143,7 +143,7 @@ class Bulk(Protocol):
         """Store receipts in this order; return None or the refusal of each.  Raises Outage, and Singly."""
 
 
-OURS = {"standalone", "memorygate", "receiptgate"}
+BUILT_IN_SINKS = {"standalone", "memorygate", "receiptgate"}
 
 
 def ledger_profile(settings: Settings) -> str:
@@ -172,7 +172,7 @@ def require_address(settings: Settings) -> None:
 def open_sink(settings: Settings) -> Sink:
     """Open the sink of the settings; raises StartupError for incomplete settings."""
     profile = ledger_profile(settings)
-    if profile not in OURS:
+    if profile not in BUILT_IN_SINKS:
         return open_other_sink(profile, settings)
     if profile != "standalone":
         require_address(settings)

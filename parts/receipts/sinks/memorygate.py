@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec import Struct
 
+from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.views import show_receipt, to_utc
 from asyncgate.parts.model.wire import Principal, Problem, ReceiptRecord
 from asyncgate.parts.receipts.calls import BESIDE_BODY, MOST_TOLD, Calls, answer_error
@@ -74,7 +75,6 @@ class AllAnswered(Struct):
 
 T = TypeVar("T")
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-encode_json = msgspec.json.encode
 decode_issued = msgspec.json.Decoder(Issued).decode
 decode_answers = msgspec.json.Decoder(AllAnswered).decode
 decode_page = msgspec.json.Decoder(Listed).decode
@@ -149,7 +149,7 @@ class MemoryGate(NoCustody):
                     "GET", f"/{path_segment(receipt_id)}", params=about, most_bytes=self.weight, **more)
             except Missing:
                 return None
-        found = read_answer(decode_filed, text)
+        found = decode_with(decode_filed, text)
         if found.receipt_id != receipt_id:
             raise Garbled("the ledger answered with another receipt than the requested one")
         found.stated_by = None      # here it comes from the receipt itself, which proves nothing
@@ -159,7 +159,7 @@ class MemoryGate(NoCustody):
         """List receipts in the order of their arrival."""
         given = {"tenant": self.tenant(tenant_id), "limit": str(of.limit), **inbox_query(of.to), "task_id": of.task_id,
                  "receipt_type": of.receipt_type, "asyncgate_instance": of.instance, "since_receipt_id": of.after}
-        found = attribute(read_answer(decode_page, await self._ask(
+        found = attribute(decode_with(decode_page, await self._ask(
             "GET", "", params={name: value for name, value in given.items() if value is not None},
             most_bytes=of.limit * self.weight)))
         if found.receipts:
@@ -199,7 +199,7 @@ class MemoryGate(NoCustody):
         await self.calls.close()
 
 
-def read_answer(decode: Callable[[bytes], T], text: bytes) -> T:
+def decode_with(decode: Callable[[bytes], T], text: bytes) -> T:
     """Decode an answer of the ledger; raises Garbled if it is invalid."""
     try:
         return decode(text)

@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from asyncgate.parts.model.content import decode_json, to_canonical
+from asyncgate.parts.model.content import JsonObject, decode_json, to_canonical
 from asyncgate.parts.model.stored import Lease, Receipt, Task
 from asyncgate.parts.model.views import decode_terms, read_cause
 from asyncgate.parts.model.wire import WIDEST, Terms
@@ -74,7 +74,6 @@ MIME_TYPES = {
     "yml": "application/yaml", "zip": "application/zip"}
 UNKNOWN_TYPE = "application/octet-stream"
 
-JsonObject = dict[str, Any]
 _plainly = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 
 
