@@ -194,7 +194,7 @@ class Gate(View):
     def ledger(self) -> Ledger:
         """Return the ledger that this gate's receipts go to; only a gate in integrated mode has one."""
         from asyncgate.parts.receipts.outbox import Ledger  # with the HTTP client, which is large
-        ledger = self.engine.extension(Ledger)
+        ledger = self.engine.find_extension(Ledger)
         assert ledger is not None
         return ledger
 

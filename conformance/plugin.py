@@ -229,9 +229,9 @@ async def make_gate(backend_url: str, receipts: dict[str, Any]) -> AsyncIterator
         yield make
         for engine in engines:
             engine.drain()
-            if (ledger := engine.extension(Ledger)) is not None:
+            if (ledger := engine.find_extension(Ledger)) is not None:
                 await ledger.close()
-            await engine.batches.landed()
+            await engine.batches.wait_for_all()
 
 
 @pytest.fixture

@@ -374,7 +374,7 @@ async def test_who_claims_at_once_at_a_slow_ledger_holds_there_what_it_was_grant
     for _ in range(12):
         await gate.post("/v1/tasks", {"type": "demo", "agent_id": "ada", "payload": {}})
     ledger.serial_seconds = 0.04
-    strict = gate.engine.extension(Strict)
+    strict = gate.engine.find_extension(Strict)
     assert strict
     strict.wires.limit = 16.0
 

@@ -219,7 +219,7 @@ async def test_what_is_remembered_of_a_ledger_is_bounded_and_still_shown_to_the_
         ledger.call("POST", "/v1/receipts", many[first:first + 50])
 
     async with gate.ledger:
-        seen, cursor, own = list[str](), None, gate.engine.on.instead["list_receipts"]
+        seen, cursor, own = list[str](), None, gate.engine.on.substitutes["list_receipts"]
         async with asyncio.timeout(60):
             while True:
                 page = await gate.as_agent().list_receipts(cursor=cursor, limit=40)
