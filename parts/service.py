@@ -70,7 +70,7 @@ async def look_at(engine: Engine) -> Findings:
 
 def service_of(engine: Engine) -> Service:
     """Return the service of an engine; one that nobody serves has none yet."""
-    if (service := engine.extension(Service)) is None:
+    if (service := engine.find_extension(Service)) is None:
         engine.extend(service := Service(engine))
     return service
 
