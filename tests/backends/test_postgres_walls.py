@@ -604,7 +604,7 @@ async def test_a_false_pointer_erases_no_receipt(
 
 async def test_the_role_of_the_gate_registers_no_segment(url: str) -> None:
     async with backend_of(url, archive_url=url) as backend:
-        with pytest.raises(ArchiveUnavailable, match=r"permission denied .* belongs into database\.archive_url"):
+        with pytest.raises(ArchiveUnavailable, match=r"permission denied .* set database\.archive_url"):
             await backend.register_segment(str(uuid.uuid4()), "made up")
 
 
@@ -1147,8 +1147,8 @@ def test_a_server_does_not_start_for(strong: Callable[[str], str], who: str) -> 
     assert ran.returncode != 0
     assert ran.stdout == ""
     assert [line for line in ran.stderr.splitlines() if " INFO " not in line] == [
-        f"the role {role} {why}, so the wall between tenants would not hold: connect as asyncgate_app, or set "
-        "database.trusted_role=true to try things on your own machine"]
+        f"the role {role} {why}, so the wall between tenants would not restrict it: connect as asyncgate_app, or "
+        "set database.trusted_role=true for trials on your own machine"]
 
 
 @pytest.mark.parametrize("who", STRONG)
