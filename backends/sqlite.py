@@ -369,7 +369,7 @@ class Sqlite(Pages):
 
     async def is_current(self) -> bool:
         """Whether nobody has migrated the file, or put an older one in its place."""
-        self._still_there()
+        self._require_same_file()
         found = await self._rows("SELECT value FROM meta WHERE name = 'schema_version'")
         return found == [(str(SCHEMA_VERSION),)]
 

@@ -13,7 +13,7 @@ import pytest
 
 from asyncgate.backends import Around, open_backend
 from asyncgate.backends.memory import Memory
-from asyncgate.backends.postgres.statements import LOCK
+from asyncgate.backends.postgres.statements import NAME_KEY
 from asyncgate.conformance.plugin import SHARED
 from asyncgate.conformance.postgres_server import PostgresServer, connected
 from asyncgate.parts.app import Gate
@@ -139,7 +139,7 @@ async def test_a_process_without_its_lock_is_not_ready_until_it_has_it_again(fre
     async with serving(backend := await open_backend(url := await fresh("postgres"))) as served:
         name = served.engine.instance
         async with connected(url) as thief:
-            taken = asyncio.create_task(thief.fetchval(f"SELECT pg_advisory_lock({LOCK.format('$1::text')})", name))
+            taken = asyncio.create_task(thief.fetchval(f"SELECT pg_advisory_lock({NAME_KEY.format('$1::text')})", name))
             await until(lambda: waits_for_a_lock(url))
             backend.member.db.terminate()       # type: ignore[attr-defined]
             await taken
