@@ -92,5 +92,4 @@ def describe_failure(told: Readiness) -> str:
     return "the gate drains" if told.draining else "the gate has lost its place among those that share the database"
 
 
-READY = Operation(ready, "GET /v1/ready, GET /ready", "", "", "B")
-OPERATIONS = [READY]
+OPERATIONS = [Operation(ready, "GET /v1/ready, GET /ready", "", "", "B")]
