@@ -32,7 +32,15 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from asyncgate.clients.http import FIRST_PAUSE, AsyncHttp, Refusal, Unreachable, WrongAddress, pause_after
+from asyncgate.clients.http import (
+    FIRST_PAUSE,
+    QUIET_SECONDS,
+    AsyncHttp,
+    Refusal,
+    Unreachable,
+    WrongAddress,
+    pause_after,
+)
 from asyncgate.clients.worker.heart import Heart, is_temporary
 from asyncgate.clients.worker.job import Done, Fail, Job, Lost, Retry, TaskFunction, describe_error, to_json_value
 from asyncgate.clients.worker.state import Letter, Place, default_folder, take_place
@@ -43,7 +51,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 CLAIM_WAIT_SECONDS = 25.0         # how long a claim waits for a task
 SHORT_WAIT_SECONDS = 1.0          # how long it waits while an undelivered result is kept
-QUIET_SECONDS = 1.0         # how long a gate may be unreachable before the worker logs a warning
 DELIVERY_TRIES = 50                  # attempts to deliver a result: about twenty seconds in all
 CANCEL_SECONDS = 10.0       # time for an async function to end after it is canceled
 NOTICE_SECONDS = 1.0        # time for a plain function, which cannot be canceled
