@@ -43,6 +43,14 @@ def settings_table() -> str:
     return format_markdown(["setting", "default", "what it does"], rows)
 
 
+def metrics_table() -> str:
+    """Write one row per metric: its name, its kind, its labels, and what it means."""
+    from asyncgate.parts.metrics.shown import FAMILIES
+    return format_markdown(["metric", "kind", "labels", "what it tells"], (
+        [f"`{one.name}`", one.kind, ", ".join(f"`{label}`" for label in one.labels) or "–", one.says]
+        for one in FAMILIES))
+
+
 def refusals(kind: type[GateError] = GateError) -> Iterator[type[GateError]]:
     """Walk the tree of errors below one."""
     for below in kind.__subclasses__():
@@ -102,7 +110,7 @@ def tables() -> dict[str, str]:
     from asyncgate.commands.main import main
     from asyncgate.parts.operations import OPERATIONS
     return {"operations": operations_table(OPERATIONS.values()), "errors": errors_table(),
-            "commands": commands_table(main, OPERATIONS), "settings": settings_table()}
+            "commands": commands_table(main, OPERATIONS), "settings": settings_table(), "metrics": metrics_table()}
 
 
 def main(arguments: Any = None) -> None:

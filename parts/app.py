@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.routing import Route
 
@@ -17,13 +18,18 @@ from asyncgate.parts.faces import server
 from asyncgate.parts.faces.front import Front
 from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.identity.ways import Identity, Keys
+from asyncgate.parts.metrics.page import METRICS_PATH, MetricsPage
+from asyncgate.parts.metrics.shown import Sources
+from asyncgate.parts.model.connection import is_loopback
 from asyncgate.parts.model.database import FileBackend
+from asyncgate.parts.model.errors import StartupError
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.operations import OPERATIONS
 from asyncgate.parts.receipts.archive import free_storage
 from asyncgate.parts.upkeep import Upkeep
 
 if TYPE_CHECKING:
+    from asyncgate.parts.metrics.counting import Metrics
     from asyncgate.parts.receipts.outbox import Ledger
 
 log = logging.getLogger("asyncgate")
@@ -40,6 +46,9 @@ class Gate(Front):
         self.backend, self.identity = backend, Identity(settings)
         self.ledger: Ledger | None = None       # in integrated mode
         super().__init__(settings, operations, self._life)
+        self.counting: Metrics | None = None    # if the settings ask for it
+        if settings.metrics.enabled and not settings.metrics.port:
+            self.app.router.routes.append(Route(METRICS_PATH, MetricsPage(self, self._find_sources)))
 
     @contextlib.asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
@@ -53,11 +62,16 @@ class Gate(Front):
             beats, lasting = self.settings.lease_sweep_interval_seconds, self.engine.lasting
             sign = await lasting.join(self.engine.instance, beats, self.engine.hear_news) if lasting else None
             await self.upkeep.begin(sign)
-            async with self.guard, self.upkeep, self.ledger or contextlib.nullcontext():
+            nothing = contextlib.nullcontext()
+            async with self.guard, self.upkeep, self.ledger or nothing, self.counting or nothing, self._beside():
                 yield
 
     def _furnish(self, engine: Engine) -> None:
         """Give the engine what works beside it; raises StartupError for settings that contradict one another."""
+        if self.settings.metrics.enabled:
+            from asyncgate.parts.metrics.counting import Metrics  # what is off costs nothing
+            self.meter = self.counting = Metrics(engine)
+            engine.extend(self.counting)        # first, so that it measures the database alone
         self.upkeep = Upkeep(engine)
         if self.settings.receipt_mode != "standalone":
             from asyncgate.parts.receipts.outbox import Ledger  # with the HTTP client, which is large
@@ -66,6 +80,22 @@ class Gate(Front):
         self.engine, self.guard = engine, Guard(engine, free_storage, self.identity)
         self.identity.prefer(Keys(self.guard.keys))
         self.opened = True
+
+    def _beside(self) -> contextlib.AbstractAsyncContextManager[object]:
+        """Return the second listener, if there is one; off loopback it speaks TLS if the gate does."""
+        metrics = self.settings.metrics
+        if not (metrics.enabled and metrics.port):
+            return contextlib.nullcontext()
+        if self.settings.allow_insecure_dev:
+            raise StartupError("metrics.port is for gates with credentials; with allow_insecure_dev set it to 0, and "
+                               f"{METRICS_PATH} is where everything else is")
+        there = replace(self.settings, host=metrics.host, port=metrics.port)
+        page = MetricsPage(self, self._find_sources)
+        return server.listen_beside(page, there, None if is_loopback(metrics.host) else self.settings.security.tls)
+
+    def _find_sources(self) -> Sources:
+        assert self.counting is not None
+        return Sources(self.counting, self.engine, self.guard, self.upkeep.duties)
 
     def drain(self) -> None:
         """Answer the waiting calls; the server is about to stop."""

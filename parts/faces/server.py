@@ -11,6 +11,7 @@ The app's bodies are not timed here: it reads them, so it knows how long one may
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import json
@@ -20,7 +21,7 @@ import socket
 import ssl
 import sys
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from http import HTTPStatus
 from operator import attrgetter, methodcaller
 from types import FrameType
@@ -31,6 +32,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from asyncgate.parts.model.connection import STRICT_TRANSPORT, is_https_by_proxy
+from asyncgate.parts.model.errors import StartupError
 
 MAX_HEAD_BYTES = 32 * 1024
 # A client that polls comes back within 30 seconds, and common proxies keep a connection for 60. Whoever closes first
@@ -314,6 +316,30 @@ class HttpServer(uvicorn.Server):
         if self.force_exit:
             for connection in list(self.server_state.connections):
                 cast(Http, connection).transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def listen_beside(app: Any, settings: Transport, tls: Tls | None) -> AsyncIterator[None]:
+    """Serve a second app in the running loop while the block runs; raises StartupError if it cannot listen."""
+    try:
+        config = make_config(app, settings, make_tls_context(tls) if tls else None)
+        sockets = bind_sockets(settings.host, settings.port)
+    except (OSError, ValueError) as error:
+        raise StartupError(f"cannot listen on {settings.host}:{settings.port} as well: {error}") from None
+    server = HttpServer(config, drain=_do_nothing)
+    server.loop, server.lifespan = asyncio.get_running_loop(), Lifespan(config)
+    listeners = [await server._listen(sock) for sock in sockets]
+    try:
+        yield
+    finally:
+        for listener in listeners:
+            listener.close()
+        for connection in list(server.server_state.connections):
+            cast(Http, connection).transport.abort()
+
+
+def _do_nothing() -> None:
+    pass
 
 
 class Lifespan:
