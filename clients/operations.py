@@ -45,6 +45,7 @@ from asyncgate.parts.model.wire_admin import (
     IssuedKey,
     Keys,
     Limits,
+    Readiness,
     RotatedCredentials,
     Severity,
     TenantRecord,
@@ -349,6 +350,7 @@ CALLS = {
     "list_seals": CallSpec("list_seals", "GET", "/v1/seals", True, "principal", ()),
     "list_tasks": CallSpec("list_tasks", "GET", "/v1/tasks", True, "principal", ()),
     "list_tenants": CallSpec("list_tenants", "GET", "/v1/tenants", True, "", ()),
+    "ready": CallSpec("ready", "GET", "/v1/ready", True, "", ()),
     "release_hold": CallSpec("release_hold", "POST", "/v1/tasks/{task_id}/release", False, "principal", ()),
     "release_lease": CallSpec("release_lease", "POST", "/v1/leases/release", True, "worker", ()),
     "renew_lease": CallSpec("renew_lease", "POST", "/v1/leases/renew", True, "worker", ()),
@@ -651,7 +653,7 @@ class AsyncOperations:
         principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
         worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Keys:
-        """List the tenant's keys, revoked ones too; none of them can be read out of it."""
+        """List the tenant's keys, also revoked ones, without their secret texts."""
         return await self.ask("list_keys", Keys, locals())
 
     async def list_leases(
@@ -718,6 +720,12 @@ class AsyncOperations:
         For the operator.
         """
         return await self.ask("list_tenants", Tenants, locals())
+
+    async def ready(
+        self, *, tenant_id: str | None = None,
+    ) -> Readiness:
+        """Tell a load balancer whether the gate takes new callers."""
+        return await self.ask("ready", Readiness, locals())
 
     async def release_hold(
         self, task_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,
@@ -1163,7 +1171,7 @@ class SyncOperations:
         principal_instance_id: str | None = None, agent_id: str | None = None, agent_instance_id: str | None = None,
         worker_id: str | None = None, worker_kind: Kind | None = None, worker_instance_id: str | None = None,
     ) -> Keys:
-        """List the tenant's keys, revoked ones too; none of them can be read out of it."""
+        """List the tenant's keys, also revoked ones, without their secret texts."""
         return self.ask("list_keys", Keys, locals())
 
     def list_leases(
@@ -1230,6 +1238,12 @@ class SyncOperations:
         For the operator.
         """
         return self.ask("list_tenants", Tenants, locals())
+
+    def ready(
+        self, *, tenant_id: str | None = None,
+    ) -> Readiness:
+        """Tell a load balancer whether the gate takes new callers."""
+        return self.ask("ready", Readiness, locals())
 
     def release_hold(
         self, task_id: str, *, tenant_id: str | None = None, principal_kind: Kind | None = None,

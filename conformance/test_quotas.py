@@ -37,7 +37,7 @@ async def used(gate: Gate) -> Usage:
 async def counted_anew(gate: Gate) -> Usage:
     """Return what the tenant has, by looking."""
     seen: list[Usage | None] = []
-    await gate.backend.transact(gate.tenant_id, Needs(recount=True), lambda work: seen.append(work.found(Usage)))
+    await gate.backend.transact(gate.tenant_id, Needs(recount=True), lambda work: seen.append(work.find_record(Usage)))
     assert seen[-1] is not None
     return seen[-1]
 
@@ -45,7 +45,7 @@ async def counted_anew(gate: Gate) -> Usage:
 async def keep(gate: Gate, row: Account | Usage) -> None:
     """Store what is agreed with the tenant, or what it is said to have."""
     def change(engine: Engine, work: Work, caller: Caller, ask: Any) -> None:
-        work.keep(row)
+        work.keep_record(row)
     await gate.engine.write(change, None, Caller(gate.tenant_id, Principal("system", "test"), "system", frozenset()),
                             None)  # type: ignore[arg-type]
 
@@ -152,7 +152,7 @@ async def test_no_room_for_receipts_refuses_new_tasks_and_lets_old_ones_end(make
         await full.create()
     await full.as_worker().complete(**under(offer), artifacts=[{"uri": "file:///out"}])
 
-    assert "receipts take up" in (await full.as_agent().bootstrap()).warnings[0]
+    assert "receipts use" in (await full.as_agent().bootstrap()).warnings[0]
     assert (await full.task(offer.task_id)).status == "succeeded"
 
 

@@ -26,12 +26,12 @@ import pytest
 from msgspec.structs import replace
 
 from asyncgate.backends import open_backend
+from asyncgate.conformance.harness import settings_for_tests
 from asyncgate.conformance.ledgers import Drain
 from asyncgate.conformance.plugin import SHARED
 from asyncgate.conformance.postgres_server import PostgresServer
 from asyncgate.parts.app import Gate
 from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import (
     Account,
     Event,
@@ -187,7 +187,7 @@ async def serve(url: str) -> AsyncIterator[Serve]:
     async with contextlib.AsyncExitStack() as running:
         async def serve(**settings: Any) -> Served:
             settings = {"api_key": TOKEN, "lease_sweep_interval_seconds": 3600.0, **settings}
-            gate = Gate(Settings(**settings), await open_backend(url))
+            gate = Gate(settings_for_tests(**settings), await open_backend(url))
             await running.enter_async_context(gate.app.router.lifespan_context(gate.app))
             return Served(gate)
 
@@ -201,18 +201,39 @@ async def served(serve: Serve) -> Served:
     return running
 
 
+Fill = Callable[[str], Awaitable[None]]
+FILLED: dict[tuple[str, Fill], str] = {}     # by its kind and by what filled it: a database, or the name of one
+
+
 @pytest.fixture
-async def fresh(pytestconfig: pytest.Config, tmp_path: Path) -> AsyncIterator[Callable[[str], Awaitable[str]]]:
-    """Return what names a new and empty database of a kind."""
+async def fresh(pytestconfig: pytest.Config, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory,
+                ) -> AsyncIterator[Callable[..., Awaitable[str]]]:
+    """Return what names a new database of a kind: an empty one, or a copy of one that is filled once per process."""
     shared, numbers = pytestconfig.stash.get(SHARED, None), count()
 
-    async def fresh(kind: str) -> str:
-        if kind == "sqlite":
-            return f"sqlite:///{tmp_path}/new{next(numbers)}.db"
+    async def fresh_sqlite(fill: Fill | None) -> str:
+        path = tmp_path / f"new{next(numbers)}.db"
+        if fill and ("sqlite", fill) not in FILLED:
+            filled = tmp_path_factory.mktemp("filled") / "gate.db"
+            await fill(f"sqlite:///{filled}")
+            FILLED["sqlite", fill] = str(filled)
+        if fill:
+            shutil.copyfile(FILLED["sqlite", fill], path)
+        return f"sqlite:///{path}"
+
+    async def fresh_postgres(fill: Fill | None) -> str:
         if shared is None or (server := await asyncio.to_thread(shared.started)) is None:
             pytest.skip(shared.about if shared else "postgres: is not among the backends")
-        await server.create_database(name := f"{shared.name}_fresh_{next(numbers)}", shared.template)
+        if fill and ("postgres", fill) not in FILLED:
+            await server.create_database(filled := f"{shared.name}_filled_{len(FILLED)}", shared.template)
+            await fill(server.url(filled))
+            FILLED["postgres", fill] = filled
+        template = FILLED["postgres", fill] if fill else shared.template
+        await server.create_database(name := f"{shared.name}_fresh_{next(numbers)}", template)
         return server.url(name)
+
+    async def fresh(kind: str, fill: Fill | None = None) -> str:
+        return await (fresh_sqlite if kind == "sqlite" else fresh_postgres)(fill)
 
     yield fresh
     if shared and next(numbers) and isinstance(shared.server, PostgresServer):
@@ -243,7 +264,8 @@ def connect() -> Connect:
 class Live:
     """A gate in a process of its own, on a port that the system chose."""
 
-    SETTINGS = ("shutdown_seconds=10", "max_request_bytes=100000", "body_timeout_seconds=1")
+    SETTINGS = ("shutdown_seconds=10", "max_request_bytes=100000", "body_timeout_seconds=1",
+                "security.api_keys.hash_time_cost=1", "security.api_keys.hash_memory_cost=8")
 
     def __init__(self, *settings: str, database: str = "memory://", program: tuple[str, ...] = ("-m", "asyncgate"),
                  ) -> None:

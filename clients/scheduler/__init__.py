@@ -37,12 +37,12 @@ CONTROL_TYPES = ("schedule.create", "schedule.delete", "schedule.pause", "schedu
 TERMINAL_STATUSES = ("succeeded", "failed", "canceled")
 FINAL_STATUSES = (400, 409, 413)                 # refusals that a retry would not change
 LEASE_LOST = "lease_invalid_or_expired"
-TTL_SECONDS, ORDER_WAIT_SECONDS = 60, 25.0    # of a control task's lease; that a claim stays open
-TICK_SECONDS = 1.0                      # between checks of the clock, which may be set at any time
-LATER_SECONDS = 60.0                    # before another check of what only somebody else can change
+TTL_SECONDS, ORDER_WAIT_SECONDS = 60, 25.0    # length of a control task's lease; how long a claim waits
+TICK_SECONDS = 1.0                      # pause between checks of the clock, which may be set at any time
+LATER_SECONDS = 60.0                    # pause before another check of a state that only others can change
 CONCURRENT_SCHEDULES = 16                              # schedules whose runs are created concurrently
-REPORTED = 500                          # schedules in one report
-REMEMBERED_SECONDS = 30 * 86_400.0      # that an answer is kept after the gate has accepted it
+REPORTED = 500                          # the most schedules in one report
+REMEMBERED_SECONDS = 30 * 86_400.0      # how long an answer is kept after the gate has accepted it
 
 
 class OperationCaller(Protocol):

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 RETRY_STATUS = os.EX_TEMPFAIL
 PROGRESS_FD = 3
-KILL_SECONDS = 5.0              # between SIGTERM and SIGKILL
-MOST_OUTPUT_BYTES = 16 * 2**20         # of standard output; the gate's own limit is lower
-TAIL_BYTES = 2000               # of standard error that the task's error quotes
-LINE_BYTES = 64 * 2**10         # of one line of progress
+KILL_SECONDS = 5.0              # pause between SIGTERM and SIGKILL
+MOST_OUTPUT_BYTES = 16 * 2**20         # the most standard output of a program; the gate's own limit is lower
+TAIL_BYTES = 2000               # how much of standard error the task's error quotes
+LINE_BYTES = 64 * 2**10         # the longest line of progress
 LONGEST_SLEEP = 7 * 86400.0
 
 log = logging.getLogger("asyncgate.worker")

@@ -22,7 +22,7 @@ LATE_ROUNDS, SLACK_SECONDS = 3, 10.0        # a job is late that has not begun f
 
 def check_upkeep(at: Installation) -> Iterator[Finding]:
     """Look for jobs of upkeep that are late, or whose last run failed."""
-    upkeep = at.running.extension(Upkeep) if at.running else None
+    upkeep = at.running.find_extension(Upkeep) if at.running else None
     if upkeep is None:
         return
     now = datetime.fromtimestamp(at.clock(), UTC)
@@ -47,7 +47,7 @@ async def check_sending(at: Installation) -> AsyncIterator[Finding]:
     if at.running is None or at.running.settings.receipt_mode == "standalone":
         return
     from asyncgate.parts.receipts.outbox import Ledger  # with the HTTP client, which is large
-    if (ledger := at.running.extension(Ledger)) is None:
+    if (ledger := at.running.find_extension(Ledger)) is None:
         return
     circuit, lag = ledger.circuit, await ledger.lag()
     waits = f"{lag.waiting} receipts wait"
@@ -60,7 +60,7 @@ async def check_sending(at: Installation) -> AsyncIterator[Finding]:
 
 def check_shared_limits(at: Installation) -> Iterator[Finding]:
     """Look whether this gate has lost the store of the limits."""
-    guard = at.running.extension(Guard) if at.running else None
+    guard = at.running.find_extension(Guard) if at.running else None
     if guard is None or not guard.enforced:
         return
     if guard.limits.degraded:

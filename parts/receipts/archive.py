@@ -39,10 +39,10 @@ from asyncgate.parts.receipts.may import discharges
 from asyncgate.parts.receipts.sealing import seal
 from asyncgate.parts.receipts.seals import receipt_digest
 
-RECEIPTS_PER_PAGE = 250              # receipts read at once
-RECEIPTS_PER_SEGMENT = 2000          # receipts of one file, about: reading one of them reads the file
-RECEIPTS_PER_TRANSACTION = 200            # receipts of one transaction, about: each of them is locked
-MOST_RECEIPTS_PER_CHAIN = 5000          # receipts of one chain; a larger one stays where it is
+RECEIPTS_PER_PAGE = 250
+RECEIPTS_PER_SEGMENT = 2000          # about: reading one receipt reads the whole file
+RECEIPTS_PER_TRANSACTION = 200       # about: each of them is locked
+MOST_RECEIPTS_PER_CHAIN = 5000       # a larger chain is not archived
 
 decode_tasks = msgspec.json.Decoder(list[str]).decode
 
@@ -142,7 +142,7 @@ def count_receipts(chains: Iterable[ReceiptChain]) -> int:
     return sum(len(chain.receipts) for chain in chains)
 
 
-# Which chains.
+# Choosing chains.
 
 
 async def old_chains(engine: Engine, tenant_id: str, ages: Ages) -> Any:
@@ -202,7 +202,7 @@ async def find_answers(engine: Engine, tenant_id: str, ids: Iterable[str]) -> se
 
         def load(needs: Needs, caller: Caller, ask: Ask, part: list[str] = part) -> None:
             needs.receipts.update(part)
-        found |= await engine.write(look, load, engine.itself(tenant_id), Ask())
+        found |= await engine.write(look, load, engine.make_own_caller(tenant_id), Ask())
     return found
 
 
@@ -221,17 +221,17 @@ def may_move(chain: ReceiptChain, ages: Ages) -> bool:
 
 
 async def has_open_obligation(engine: Engine, tenant_id: str, chain: ReceiptChain) -> bool:
-    """Whether the index has an obligation of a chain as open, whatever its receipts say."""
+    """Whether the index shows an obligation of a chain as open, whatever the receipts say."""
     for one in chain.receipts.values():
         if one.receipt_type in TERMINATES:
-            before = one.receipt_id[:-1] + chr(ord(one.receipt_id[-1]) - 1)     # so the next is this one, or not
+            before = one.receipt_id[:-1] + chr(ord(one.receipt_id[-1]) - 1)     # so the next row is this one, if open
             found = await engine.backend.page(tenant_id, ObligationFilter(one.to, before, 1))
             if [row.receipt_id for row in found] == [one.receipt_id]:
                 return True
     return False
 
 
-# How they move.
+# Moving chains.
 
 
 async def move_chains(engine: Engine, tenant_id: str, ages: Ages, chains: list[ReceiptChain],
@@ -287,12 +287,12 @@ async def replace_by_pointers(engine: Engine, tenant_id: str, ages: Ages, chains
     def go(engine: Engine, work: Work, caller: Caller, ask: Ask) -> int:
         return sum(replace_chain(work, chain, segment, lines) for chain in chains if is_unchanged(work, chain, ages))
 
-    moved: int = await engine.write(go, load, engine.itself(tenant_id), Ask())
+    moved: int = await engine.write(go, load, engine.make_own_caller(tenant_id), Ask())
     return moved
 
 
 def is_unchanged(work: Work, chain: ReceiptChain, ages: Ages) -> bool:
-    """Whether a chain equals what the segment has, has no new receipt, and its tasks have ended."""
+    """Whether a chain still equals its copy in the segment, has no new receipt, and its tasks have ended."""
     for receipt_id, receipt in chain.receipts.items():
         there = work.receipts.get(receipt_id)
         if there is None or receipt_digest(there) != receipt_digest(receipt):
@@ -312,11 +312,11 @@ def replace_chain(work: Work, chain: ReceiptChain, segment: str, lines: dict[str
     """Replace the receipts of a chain by pointers; return how many."""
     first, tasks = chain.first, to_canonical(sorted(chain.tasks)).decode()
     for receipt_id, one in chain.receipts.items():
-        work.keep(Archived(receipt_id, one.task_id, one.receipt_type, segment, lines[receipt_id],
-                           receipt_digest(one).hex(), first, tasks))
-        work.use(receipt_bytes=-len(one.body.encode()))
+        work.keep_record(Archived(receipt_id, one.task_id, one.receipt_type, segment, lines[receipt_id],
+                                  receipt_digest(one).hex(), first, tasks))
+        work.count_usage(receipt_bytes=-len(one.body.encode()))
     for receipt_id in chain.receipts:
-        work.drop(Receipt, receipt_id)
+        work.drop_record(Receipt, receipt_id)
     return len(chain.receipts)
 
 
@@ -351,11 +351,11 @@ async def drop_tasks(engine: Engine, tenant_id: str, ages: Ages, ids: list[str])
     def go(engine: Engine, work: Work, caller: Caller, ask: Ask) -> int:
         over = [task_id for task_id in ids if task_id in work.tasks and is_over(work.tasks[task_id], ages.pruned)]
         for task_id in over:
-            work.drop(Task, task_id)
-        work.use(terminal=-len(over))
+            work.drop_record(Task, task_id)
+        work.count_usage(terminal=-len(over))
         return len(over)
 
-    gone: int = await engine.write(go, load, engine.itself(tenant_id), Ask())
+    gone: int = await engine.write(go, load, engine.make_own_caller(tenant_id), Ask())
     return gone
 
 
@@ -364,7 +364,7 @@ async def drop_tasks(engine: Engine, tenant_id: str, ages: Ages, ids: list[str])
 
 @lru_cache(4)
 def read_segment(path: str, written: float) -> tuple[Receipt | None, ...]:
-    """Return the lines of a segment, from the header on; raises ArchiveUnavailable for a damaged one."""
+    """Return the receipts of a segment by line, None for the header; raises ArchiveUnavailable if it is damaged."""
     reading = Reading(path)
     rows = tuple([line.receipt for line in reading.lines()])
     if reading.problems:
@@ -384,14 +384,14 @@ def read_archived(directory: Path, pointers: list[Archived]) -> list[Receipt]:
                                      f"{error.strerror or error}") from error
         row = rows[pointer.line - 1] if pointer.line <= len(rows) else None
         if row is None or row.receipt_id != pointer.receipt_id or receipt_digest(row).hex() != pointer.digest:
-            raise ArchiveUnavailable(f"line {pointer.line} of segment {path.name} is not receipt {pointer.receipt_id} "
-                                     "as it was archived")
+            raise ArchiveUnavailable(f"line {pointer.line} of segment {path.name} is not the archived receipt "
+                                     f"{pointer.receipt_id}")
         found.append(row)
     return found
 
 
 async def load_archived(engine: Engine, pointers: list[Archived]) -> list[Receipt]:
-    """Read receipts of the archive, on a thread."""
+    """Read archived receipts, on a thread."""
     return await asyncio.to_thread(read_archived, archive_folder(engine.settings), pointers) if pointers else []
 
 
@@ -415,19 +415,19 @@ async def write_chain_back(engine: Engine, tenant_id: str, pointers: list[Archiv
     """Write the receipts of a chain back and delete its pointers, in one transaction."""
     rows = await load_archived(engine, pointers)
 
-    def needed(needs: Needs, caller: Caller, ask: Ask) -> None:
+    def load(needs: Needs, caller: Caller, ask: Ask) -> None:
         needs.records.update((Archived, (one.receipt_id,)) for one in pointers)
 
     def write(engine: Engine, work: Work, caller: Caller, ask: Ask) -> int:
-        back = [one for one in rows if work.found(Archived, one.receipt_id)]
+        back = [one for one in rows if work.find_record(Archived, one.receipt_id)]
         for one in back:
             work.written[one.receipt_id] = replace(one, delivered_at=None)
-            work.use(receipt_bytes=len(one.body.encode()))
+            work.count_usage(receipt_bytes=len(one.body.encode()))
             if one.delivered_at is not None:
                 work.delivered[one.receipt_id] = one.delivered_at
         for one in back:
-            work.drop(Archived, one.receipt_id)
+            work.drop_record(Archived, one.receipt_id)
         return len(back)
 
-    count: int = await engine.write(write, needed, engine.itself(tenant_id), Ask())
+    count: int = await engine.write(write, load, engine.make_own_caller(tenant_id), Ask())
     return count

@@ -76,7 +76,7 @@ class Draft(Struct):
     def decide(self, decide: Decide, work: Work) -> None:
         """Decide with the remembered ids and time; keep an unchanged result, roll back and remember any other."""
         mark, real, ids = work.mark(), (work.ids, work.now), Recorded(work.ids, self.ids)
-        work.ids, work.now = ids, work.now if self.now is None else self.now
+        work.replay(ids, work.now if self.now is None else self.now)
         decide(work)
         posted = [row for row in work.posted.values() if work.written[row.receipt_id].receipt_type not in INFORMS]
         self.kept = posted == self.posted
@@ -87,7 +87,7 @@ class Draft(Struct):
             self.now, self.ids, self.posted = work.now, ids.given, posted
             self.steps = frozenset((row.task_id, work.written[row.receipt_id].receipt_key) for row in posted)
             work.take_back(mark)
-            work.ids, work.now = real
+            work.replay(*real)
 
 
 class Strict(Extension):
@@ -101,7 +101,7 @@ class Strict(Extension):
         self.turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.stranded: OrderedDict[tuple[str, frozenset[tuple[str, str]]], Draft] = OrderedDict()
 
-    def transact(self, transact: Transact) -> Transact:
+    def wrap_transact(self, transact: Transact) -> Transact:
         """Replace the engine's transact by one that waits for the ledger."""
         self.within = transact
         return self.commit
@@ -208,7 +208,7 @@ def undo(sink: Sink, rows: list[Outgoing], work: Work) -> None:
         content = sink.undone(row.content.encode(), back, work.now)
         if content is None or task is None:
             continue
-        work.keep(row)
-        work.keep(Outgoing(back, row.task_id, content.decode(), work.now))
+        work.keep_record(row)
+        work.keep_record(Outgoing(back, row.task_id, content.decode(), work.now))
         if (handed := sink.taken_back(back, task, lease)) is not None:
-            work.change(task, handed=handed)
+            work.change_task(task, handed=handed)

@@ -21,11 +21,11 @@ from click.testing import CliRunner, Result
 from msgspec.structs import astuple, replace
 
 from asyncgate import Engine, Needs, Work
-from asyncgate.backends import open_backend
+from asyncgate.backends import Around, open_backend
 from asyncgate.backends.memory import Memory, Tenant
 from asyncgate.commands import copy
 from asyncgate.commands.main import main
-from asyncgate.conformance.harness import Gate, refused, under
+from asyncgate.conformance.harness import Gate, refused, settings_for_tests, under
 from asyncgate.conformance.history import stored, violations
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.identity.guard import Guard
@@ -68,12 +68,9 @@ def new_target(way: tuple[str, str], fresh: Callable[[str], Awaitable[str]]) -> 
 
 
 @pytest.fixture
-async def source(new_source: New) -> str:
+async def source(way: tuple[str, str], fresh: Callable[..., Awaitable[str]]) -> str:
     """A gate in which everything has happened."""
-    url = await new_source()
-    async with opened(url) as backend:
-        await fill(backend)
-    return url
+    return await fresh(way[0], fill_at)
 
 
 @pytest.fixture
@@ -91,7 +88,7 @@ async def opened(url: str) -> Any:
 
 
 def gate_on(backend: Any, tenant_id: str = HOME, **settings: Any) -> Gate:
-    return Gate(Engine(backend, Settings(expiry_jitter_seconds=0.0, **settings)), tenant_id)
+    return Gate(Engine(backend, settings_for_tests(expiry_jitter_seconds=0.0, **settings)), tenant_id)
 
 
 async def fill(backend: Any) -> None:
@@ -103,6 +100,11 @@ async def fill(backend: Any) -> None:
     await Upkeep(visited.engine).once("presence")
 
 
+async def fill_at(url: str) -> None:
+    async with opened(url) as backend:
+        await fill(backend)
+
+
 async def keep_books(gate: Gate) -> None:
     """Leave a receipt that waits for a ledger, one that somebody has stored here, and the place of a reader."""
     gate.engine.extend(Ledger(Engine(gate.backend, Settings(
@@ -111,8 +113,8 @@ async def keep_books(gate: Gate) -> None:
     gate.engine.withdraw(gate.ledger)
 
     def store(work: Work) -> None:
-        work.keep(Entry("r-1", work.new_id(), "plan.made", "", "agent", "ada", "agent", "bob", "", "d", "{}"))
-        work.keep(LedgerMark("task.completed", "r-1"))
+        work.keep_record(Entry("r-1", work.new_id(), "plan.made", "", "agent", "ada", "agent", "bob", "", "d", "{}"))
+        work.keep_record(LedgerMark("task.completed", "r-1"))
     await gate.backend.transact(gate.tenant_id, Needs(), store)
 
 
@@ -478,14 +480,12 @@ async def test_memory_is_a_side_like_any_other(target: str, backwards: bool) -> 
 # Stopped in the middle.
 
 
-class Dying:
+class Dying(Around):
     """A target that dies after so many transactions."""
 
     def __init__(self, backend: Any, lives: int) -> None:
-        self.backend, self.lives = backend, lives
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.backend, name)
+        super().__init__(backend)
+        self.lives = lives
 
     async def transact(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
         if self.lives == 0:
@@ -494,11 +494,14 @@ class Dying:
         await self.backend.transact(tenant_id, needs, decide)
 
 
-async def test_a_copy_goes_on_wherever_it_was_stopped(source: str, new_target: New) -> None:
+async def test_a_copy_goes_on_wherever_it_was_stopped(
+        source: str, new_target: New, way: tuple[str, str], rounds: int) -> None:
     # VISITED has presences, the others all.
     before, transactions = await rows_at(source), 2 * len(copy.COPIED_TABLES) + 1
+    # In one round the ways share the moments among them; `--rounds 3` has each way stop at each.
+    stops = range(transactions) if rounds >= len(WAYS) else range(WAYS.index(way), transactions, len(WAYS))
     async with opened(source) as old:
-        for stop in range(transactions):
+        for stop in stops:
             target = await new_target()
             async with opened(target) as new:
                 with pytest.raises(copy.CopyFailed, match="no space left"):
@@ -609,7 +612,7 @@ async def test_neither_side_may_be_served_meanwhile(source: str, target: str, st
 @pytest.mark.parametrize(("source_url", "target_url", "told"), [
     ("sqlite:///{tmp}/none.db", "sqlite:///{tmp}/b.db", "there is no database at"),
     ("sqlite:///{tmp}/a.db", "sqlite:///{tmp}/../{name}/a.db", "source and target are the same database"),
-    ("sqlite:///{tmp}/a.db", "nonsense://somebody:hush@there/gate", "the target cannot be had alone: no backend for"),
+    ("sqlite:///{tmp}/a.db", "nonsense://somebody:hush@there/gate", "the target cannot be had alone: there is no"),
     ("sqlite:///{tmp}/a.db", "sqlite:///{tmp}/no/folder.db", "the target cannot be had alone: cannot open"),
 ])
 async def test_what_cannot_be_copied_is_said_in_a_line_and_leaves_nothing_behind(

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from asyncgate.backends import migrate
-from asyncgate.backends.sqlite import Serving
+from asyncgate.backends.sqlite import FileLock
 from asyncgate.commands.main import main
 from asyncgate.conformance.ledgers import LedgerServer
 from asyncgate.parts.model.findings import Examination, Finding
@@ -399,7 +399,7 @@ def test_a_write_ahead_log_that_a_reader_has_let_grow_is_found(bench: Bench) -> 
 
 def test_a_lease_that_a_serving_gate_does_not_take_back_is_an_error(bench: Bench) -> None:
     lost_lease(bench, time.time() - 3600)
-    lock = Serving(str(bench.file))
+    lock = FileLock(str(bench.file))
     try:
         status, found = bench.examined()
     finally:
