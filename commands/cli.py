@@ -71,7 +71,7 @@ BESIDE = {"archive": "commands.archive", "keys": "commands.keys", "receipts": "c
           "login": "commands.login", "logout": "commands.login", "profiles": "commands.login",
           "wait": "commands.follow", "docs": "commands.docs", "doctor": "commands.doctor", "skill": "commands.skill"}
 
-class Clients(calling.Group):
+class Clients(calling.CommandGroup):
     """A group that also knows its commands by the names of the operations, with underscores."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

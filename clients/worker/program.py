@@ -189,7 +189,7 @@ class Run:
 
     async def ended(self, payload: bytes) -> int:
         """Write the payload and read the program's output until it ends; kill it if this call is cancelled."""
-        heard = (self._result, self._complaint, Lines(self._progress))
+        heard = (self._result, self._complaint, LineSplitter(self._progress))
         threads = [run_in_thread(feed_pipe, self.files[0], payload),
                    *map(partial(run_in_thread, read_pipe), self.files[1:], heard)]
         talking = [asyncio.ensure_future(one) for one in threads]
@@ -251,7 +251,7 @@ class Run:
         raise Fail(message, code=f"exit_{status}")
 
 
-class Lines:
+class LineSplitter:
     """Splits a stream of parts into lines."""
 
     def __init__(self, heard: Callable[[bytes], None]) -> None:
@@ -279,7 +279,7 @@ def read_pipe(file: BinaryIO, heard: Callable[[bytes], None]) -> None:
     with file, contextlib.suppress(Lost):       # a lost lease is reported elsewhere
         while part := file.read(2**16):
             heard(part)
-        if isinstance(heard, Lines):
+        if isinstance(heard, LineSplitter):
             heard(b"")
 
 
