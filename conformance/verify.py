@@ -213,7 +213,7 @@ class Tenant:
     def _receipt(self, receipt: Receipt) -> None:
         self.receipts.add(receipt.receipt_id)
         if receipt.body and hash_of(receipt) != receipt.hash:     # the body of a skeleton is in the ledger
-            self._wrong(f"receipt {receipt.receipt_id} ({receipt.receipt_type}) does not have the hash of what it says")
+            self._wrong(f"receipt {receipt.receipt_id} ({receipt.receipt_type}) does not match its hash")
         self.early.update((parent, receipt.receipt_type) for parent in receipt.parents if parent not in self.receipts)
         if receipt.receipt_type in TERMINATES:
             self._opens(receipt)

@@ -47,8 +47,8 @@ from asyncgate.commands.terminal import escape_text
 from asyncgate.parts.app import serve_forever
 from asyncgate.parts.identity.startup import require_safe_start
 from asyncgate.parts.model.settings import Configured
-from asyncgate.parts.process.configured import configured
 from asyncgate.parts.process.logs import start_logging
+from asyncgate.parts.process.options import add_settings_options
 
 MOST_WAITING = 20_000
 
@@ -342,7 +342,7 @@ async def echo(request: Any) -> Any:
 @click.command("bench-server")
 @click.option("--host", metavar="ADDRESS", help="Address to listen on; default 127.0.0.1.")
 @click.option("--port", type=int, metavar="NUMBER", help="Port to listen on; default 8080, 0 takes any free one.")
-@configured
+@add_settings_options
 def bench_server(configured: Configured) -> None:
     """Serve a gate with a bare echo at /echo beside it, the yardstick of `asyncgate bench`."""
     require_safe_start(configured.settings)

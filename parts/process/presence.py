@@ -1,4 +1,4 @@
-"""Presence: noted at each call, saved by upkeep once a minute, and counted in between too."""
+"""Presence: noted at each call, stored by upkeep once a minute, and merged into reads in between."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from asyncgate.parts.model.stored import Presence
 from asyncgate.parts.model.wire import Principal
 
 PAUSE = 1800.0                              # seconds without a call after which the next call begins a new session
-MOST_SEEN, MOST_INSTANCES = 10_000, 100     # principals, and instances of one, noted in a minute
+MOST_SEEN, MOST_INSTANCES = 10_000, 100     # principals, and instances per principal, noted in a minute
 Seen = tuple[Principal, float, float]       # who, when first and when last since the last minute
 
 
 class Sightings:
-    """Callers since upkeep last saved them; bounded, because callers can invent names without end."""
+    """Callers seen since upkeep last stored them; bounded, because callers can invent any number of names."""
 
     def __init__(self) -> None:
         self.fresh: dict[tuple[str, str, str], dict[str | None, tuple[float, float]]] = {}
-        self.leaving = self.fresh       # those that upkeep is saving now
+        self.leaving = self.fresh       # the sightings that upkeep is storing now
 
     def note(self, tenant_id: str, who: Principal, now: float) -> None:
         """Note a call by a principal."""
@@ -28,7 +28,7 @@ class Sightings:
         instances[instance] = (instances.get(instance, (now,))[0], now)
 
     def take(self) -> dict[str, list[Seen]]:
-        """Return the sightings to save, by tenant; they count until `written`."""
+        """Return the sightings to store, by tenant; `known` includes them until `forget_taken`."""
         self.leaving, self.fresh = self.fresh, {}
         found: dict[str, list[Seen]] = {}
         for (tenant_id, kind, id), instances in self.leaving.items():
@@ -36,16 +36,16 @@ class Sightings:
                 (Principal(kind, id, instance), *when) for instance, when in instances.items())
         return found
 
-    def written(self) -> None:
-        """Forget the sightings that `take` returned; they are saved."""
+    def forget_taken(self) -> None:
+        """Forget the sightings that `take` returned; they are stored."""
         self.leaving = self.fresh
 
     def known(self, tenant_id: str, who: Principal, stored: Presence | None, now: float) -> Presence:
-        """Return the presence of a principal: the stored one plus unsaved sightings."""
+        """Return the presence of a principal: the stored presence plus newer sightings."""
         known, key = stored, (tenant_id, who.kind, who.id)
         for seen in (self.leaving, self.fresh) if self.leaving is not self.fresh else (self.fresh,):
             for instance, (first, last) in seen.get(key, {}).items():
-                if stored is None or last > stored.last_seen_at:      # otherwise it has been saved meanwhile
+                if stored is None or last > stored.last_seen_at:      # otherwise it has been stored meanwhile
                     known = add_visit(known, Principal(who.kind, who.id, instance), first, last)
         return known or Presence(who.kind, who.id, None, now, now, 0)
 

@@ -107,9 +107,9 @@ TWICE = f"""
     FROM receipts WHERE {RECEIPT} = 'task.assigned'"""
 EVENT = "INSERT INTO events VALUES (:tenant, '', {task}, 'task.moved', '{{\"fences_skipped\":1000}}', 0)"
 DAMAGES = [
-    ("succeeded", f"UPDATE receipts SET body = '{{}}' WHERE {RECEIPT} = 'task.accepted'", ["does not have the hash"]),
+    ("succeeded", f"UPDATE receipts SET body = '{{}}' WHERE {RECEIPT} = 'task.accepted'", ["does not match its hash"]),
     ("succeeded", f"UPDATE receipts SET to_id = 'eve' WHERE {RECEIPT} = 'task.result_ready'",
-     ["does not have the hash"]),
+     ["does not match its hash"]),
     ("leased", f"DELETE FROM obligations WHERE receipt_id = (SELECT duty FROM tasks WHERE {TASK})",
      ["the index does not have it", "obligations were created"]),
     ("succeeded", f"INSERT INTO obligations SELECT tenant_id, owner_kind, owner_id, duty FROM tasks WHERE {TASK}",

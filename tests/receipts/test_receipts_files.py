@@ -147,7 +147,7 @@ def test_an_import_meanwhile_spoils_an_export_and_is_told(file: Path, gate: Http
     def interfere(rows: int) -> None:
         carry.import_file(other, str(file), lambda rows: None)
 
-    with pytest.raises(carry.Interfered, match="export again"):
+    with pytest.raises(carry.ExportSpoiled, match="export again"):
         carry.export_receipts(other, str(tmp_path / "spoiled.jsonl"), interfere)
     assert not os.path.exists(tmp_path / "spoiled.jsonl.partial")
 
