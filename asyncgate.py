@@ -69,6 +69,7 @@ from msgspec.structs import replace
 if "__path__" not in globals():  # a bare checkout: its folders are this module's parts, as they are in the wheel
     __path__ = [os.path.dirname(os.path.abspath(__file__))]
 
+from asyncgate.parts.model.caller import NOBODY, Caller
 from asyncgate.parts.model.content import (
     check_size, decode_json, find_ordered_types, is_proof, needs_of, parse_json, read_artifacts, sha256, to_canonical)
 from asyncgate.parts.model.database import LastingBackend, SharedBackend
@@ -99,7 +100,7 @@ from asyncgate.parts.model.wire import (
     Role, RunTask, Server, StartTask, Status, TaskAsk, TaskRecord, Tasks, Terminator, Terms, Welcome)
 from asyncgate.parts.process.outages import OFTEN
 from asyncgate.parts.process.polls import Polls
-from asyncgate.parts.process.presence import Sightings
+from asyncgate.parts.process.presence import MOST_CALLS, Sightings
 
 if TYPE_CHECKING:
     from asyncgate.backends import Backend
@@ -136,33 +137,6 @@ log = logging.getLogger("asyncgate")
 
 
 # VOCABULARY ###########################################################################################################
-
-
-class Caller(Struct, frozen=True):
-    """Who asks, as the credential says; `bound` when it names the principal, else the request may."""
-
-    tenant_id: str
-    principal: Principal
-    role: Role
-    scopes: frozenset[str]
-    bound: bool = True
-    key_id: str | None = None           # of an issued key, and what that is limited to; None is any
-    capabilities: frozenset[str] | None = None
-    task_types: frozenset[str] | None = None
-    issued_at: float | None = None      # of an access token
-
-    @property
-    def unlimited(self) -> bool:
-        """Whether the caller may change what belongs to others: an admin with admin:write (spec 21.5.2, 21.8.3)."""
-        return self.role == "system" or (self.role == "admin" and "admin:write" in self.scopes)
-
-    @property
-    def sees_all(self) -> bool:
-        """Whether the caller may read what others own; tasks:read covers one's own, also for an admin (21.8.3)."""
-        return self.unlimited or (self.role == "admin" and "admin:read" in self.scopes)
-
-
-NOBODY = Caller("", Principal("system", "nobody"), "agent", frozenset(), bound=False)      # may ask for health
 
 
 class Needs(Struct):
@@ -343,7 +317,7 @@ def prolonged(lease: Lease, silent_since: float, now: float, grace: float) -> fl
     return max(lease.expires_at, now + left + grace)
 
 
-ENDINGS = {"completed": "completed", "failed": "failed", "canceled": "canceled"}
+LOST_REASONS = {"completed": "completed", "failed": "failed", "canceled": "canceled"}
 
 
 def ended_well(task: Task) -> Ok:
@@ -362,7 +336,7 @@ def lost(lease: Lease | None, holder: Principal, ask: LeaseAsk, now: float, grac
             lease.worker_instance and holder.instance_id and lease.worker_instance != holder.instance_id):
         return "unknown"
     if lease.ending != "live":
-        return ENDINGS.get(lease.ending, "expired")
+        return LOST_REASONS.get(lease.ending, "expired")
     return None if alive(lease, now, grace) else "expired"
 
 
@@ -736,10 +710,22 @@ class Extension:
     def committed(self, work: Work) -> None:
         """Act on a batch of this process that has been committed."""
 
+    def leases_granted(self, tenant_id: str, first_end: float) -> None:
+        """Act on live leases that a batch of this process has stored; the first of them runs out at `first_end`."""
+
+    def records_changed(self, work: Work) -> None:
+        """Act on records that a batch of this process has kept or dropped."""
+
     def heard(self, news: News) -> None:
         """Act on a batch that another process has committed."""
 
     # Around a call.
+
+    async def creating(self, caller: Caller, number: int, create: Callable[[], Awaitable[Any]]) -> Any:
+        """Create tasks by means of `create`, which then answers for all of them, or raise to refuse them."""
+
+    async def performed(self, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
+        """Act on an operation that was carried out, before it is answered."""
 
     def instead(self) -> Mapping[str, Instead]:
         """Return what carries out operations instead of the engine's own methods, by their names."""
@@ -771,7 +757,11 @@ class Hooks:
         self.given_up = tuple(one.given_up for one in having("given_up"))
         self.transact = tuple(one.transact for one in having("transact"))
         self.committed = tuple(one.committed for one in having("committed"))
+        self.leases_granted = tuple(one.leases_granted for one in having("leases_granted"))
+        self.records_changed = tuple(one.records_changed for one in having("records_changed"))
         self.heard = tuple(one.heard for one in having("heard"))
+        self.creating = tuple(one.creating for one in having("creating"))
+        self.performed = tuple(one.performed for one in having("performed"))
         self.still_good = tuple(one.still_good for one in having("still_good"))
         self.warn = tuple(one.warn for one in having("warn"))
         self.describe = tuple(one.describe for one in having("describe"))
@@ -807,7 +797,7 @@ class Engine:
         self.waiting = Waiting(self)
         self.polls = Polls(self.settings)
         self.outcomes: defaultdict[tuple[str, str], set[asyncio.Future[None]]] = defaultdict(set)
-        self.sightings = Sightings()
+        self.sightings = Sightings(backend)
         self.extensions: tuple[Extension, ...] = ()
         self.extend(*extensions)
 
@@ -829,7 +819,16 @@ class Engine:
 
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation: the one way in, for every façade and every test (H.9)."""
-        self.admit(op, caller, ask)
+        self.admit(op, caller, ask)         # first: who may not create cannot use up what others may
+        carry_out: Callable[[], Awaitable[Any]] = partial(self._carry_out, op, caller, ask)
+        for creating in self.on.creating if isinstance(ask, CreateTask | CreateTasks) else ():
+            carry_out = partial(creating, caller, len(getattr(ask, "tasks", "1")), carry_out)
+        reply = await carry_out()
+        for performed in self.on.performed:
+            await performed(op, caller, ask, reply)
+        return reply
+
+    async def _carry_out(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         if not op.open:
             self._see(caller, ask)
         if getattr(ask, "wait_seconds", 0) > 0:
@@ -891,7 +890,9 @@ class Engine:
         """Note the principal that calls, not the one it asks about; upkeep stores it once a minute."""
         who = speaker(caller, ask)
         who = caller.principal if caller.bound and not who.same(caller.principal) else who
-        self.sightings.note(caller.tenant_id, who, self.backend.now())
+        self.sightings.calls.append((caller.tenant_id, who, time.time() + self.backend.skew))
+        if len(self.sightings.calls) >= MOST_CALLS:
+            self.sightings.count()
 
     # Creating and watching tasks.
 
@@ -1706,6 +1707,8 @@ class Engine:
                         self._uptime(), database, {})
         for describe in self.on.describe:
             await describe(reply)
+        if reply.status != "healthy":
+            raise DatabaseUnavailable("the database does not answer", retry_after=1, **msgspec.to_builtins(reply))
         return reply
 
     # Upkeep's own writes.
@@ -1764,8 +1767,6 @@ class Engine:
 
     def _after_commit(self, work: Work) -> None:
         """Wake the calls that wait for this batch's changes; nobody may learn of them before the commit."""
-        for committed in self.on.committed:
-            committed(work)
         for task in (*work.added.values(), *work.moved.values()):
             if task.status == "queued":
                 self.waiting.offered(work.tenant_id, task, work.now)
@@ -1773,6 +1774,13 @@ class Engine:
                 self._ended((work.tenant_id, task.task_id))
         if self.shared and not self.shared.is_alone() and (news := news_of(work)):
             self.shared.tell(news)
+        ends = [lease.expires_at for lease in work.leased.values() if lease.ending == "live"]
+        for leases_granted in self.on.leases_granted if ends else ():
+            leases_granted(work.tenant_id, min(ends))
+        for committed in self.on.committed:
+            committed(work)
+        for records_changed in self.on.records_changed if work.kept else ():
+            records_changed(work)
 
     def _ended(self, key: tuple[str, str]) -> None:
         for ended in self.outcomes.get(key, ()):
@@ -1968,7 +1976,7 @@ class Batches:
     async def _fly(self, tenant_id: str, jobs: list[Job]) -> None:
         decided: list[Work] = []
         try:
-            await self.transact(tenant_id, named(jobs), partial(decide, jobs, decided))
+            await self.transact(tenant_id, gather_needs(jobs), partial(decide, jobs, decided))
             error: Exception | None = None
         except Refused as refused:
             if len(jobs) > 1:
@@ -1980,13 +1988,13 @@ class Batches:
         except Exception as broken:
             log.error("nobody knows what became of a batch of %d", len(jobs), exc_info=broken, extra=OFTEN)
             error = outcome_unknown()
+        if error is None and (left := [job for job in jobs if job.left]):
+            self.waiting[tenant_id] = left + self.waiting.pop(tenant_id, [])    # at the end: others come first
+            jobs = [job for job in jobs if not job.left]
+        for job in jobs:
+            job.settle(error)       # whoever waits goes on in the next tick
         if error is None:
             self.after_commit(*decided)
-            if left := [job for job in jobs if job.left]:
-                self.waiting[tenant_id] = left + self.waiting.pop(tenant_id, [])  # at the end: others come first
-                jobs = [job for job in jobs if not job.left]
-        for job in jobs:
-            job.settle(error)
 
     async def _fly_alone(self, tenant_id: str, jobs: list[Job]) -> None:
         """Run each job of a refused batch alone, so that only the one at fault fails."""
@@ -1994,7 +2002,7 @@ class Batches:
             await self._fly(tenant_id, [job])
 
 
-def named(jobs: list[Job]) -> Needs:
+def gather_needs(jobs: list[Job]) -> Needs:
     """Gather what the jobs of a batch need loaded; an invalid request is refused when it is decided."""
     needs = Needs()
     for job in jobs:

@@ -55,7 +55,7 @@ __all__ = ["ANY_KIND", "ArchivedFilter", "ArchivingBackend", "Around", "Backend"
 
 R = TypeVar("R", bound=Struct)
 T = TypeVar("T")
-OURS = frozenset({"memory", "postgres", "sqlite"})
+BUILT_IN_BACKENDS = frozenset({"memory", "postgres", "sqlite"})
 
 
 class Backend(Protocol):
@@ -211,7 +211,7 @@ def _module(url: str) -> BackendModule:
         if not hasattr(theirs, "BACKEND"):
             raise StartupError(f"{point.value} does not name BACKEND, the class of what its open_backend returns")
         return theirs
-    if scheme in OURS:
+    if scheme in BUILT_IN_BACKENDS:
         ours: BackendModule = import_module(f"asyncgate.backends.{scheme}")
         return ours
     raise StartupError(f"no backend for {scheme}:; sqlite:, postgresql: and memory: come with the gate, others "

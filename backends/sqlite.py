@@ -80,7 +80,7 @@ PRAGMAS = """
     PRAGMA recursive_triggers = ON;
 """     # the last one, or REPLACE would delete rows past the triggers that keep them
 CARRIED = 11        # the last schema before the first release: its tables are those that today's first file makes
-AGAIN = "run `asyncgate migrate --database URL`"
+HOW_TO_MIGRATE = "run `asyncgate migrate --database URL`"
 SHARE = 64          # batches that may share one commit
 PROMOTED = 1000     # delayed tasks whose time has come that one batch takes in
 
@@ -439,8 +439,7 @@ class Sqlite(Pages):
         if flight.tenant_id != self.tenant_id:
             self.db.execute(WALL, (flight.tenant_id,))
             self.tenant_id = flight.tenant_id
-        work = Work(flight.tenant_id, self.now(), self.ids, self.lanes[flight.tenant_id].known)
-        self._load(work, flight.needs)
+        work = self._load(flight.tenant_id, flight.needs)
         flight.decide(work)
         self._save(work)
         return work
@@ -456,14 +455,16 @@ class Sqlite(Pages):
             if os.stat(name).st_ino != inode:
                 raise OSError(f"{name} was replaced while the gate was using it")
 
-    def _load(self, work: Work, needs: Needs) -> None:
-        tenant_id, ids = work.tenant_id, set(needs.tasks)
+    def _load(self, tenant_id: str, needs: Needs) -> Work:
+        ids, now = set(needs.tasks), self.now()
         for sql, keys in ((KEYED, needs.keys), (CLAIMED, needs.repeats), (LEASED, ((id,) for id in needs.leases))):
             for key in keys:
                 ids.update(task_id for (task_id,) in self.db.execute(sql, (tenant_id, *key)))
-        if ids:
-            for row in self.db.execute(BY_ID, (tenant_id, json.dumps(list(ids)))):
-                work.load(*named_row(row))
+        rows = self.db.execute(BY_ID, (tenant_id, json.dumps(list(ids)))).fetchall() if ids else []
+        tasks = [named_row(row) for row in rows]
+        work = Work(tenant_id, now, self.ids, self.lanes[tenant_id].known)
+        for task in tasks:
+            work.load(*task)
         if needs.claims:
             self._offer(work, needs.claims)
         if needs.receipts:
@@ -480,6 +481,7 @@ class Sqlite(Pages):
             work.keep(Usage(*self.db.execute(COUNT, (tenant_id,)).fetchone()))
         if needs.tally:
             work.tallies.update(self.db.execute(TALLY, (tenant_id, json.dumps(work.about(needs)))))
+        return work
 
     def _offer(self, work: Work, claims: list[LeaseNext]) -> None:
         """Load the best claimable tasks: enough for every claim of the batch, whatever the others take."""
@@ -803,7 +805,7 @@ def migrate_file(db: sqlite3.Connection, folder: Path = SCHEMA) -> None:
     with transaction(db):
         version, kept = beginning(db)
         if version:
-            require_lineage(kept, digest(files[0].read_text()), version, CARRIED, AGAIN)
+            require_lineage(kept, digest(files[0].read_text()), version, CARRIED, HOW_TO_MIGRATE)
         if version > len(files):
             raise StartupError(f"this database has schema {version}, which is newer than this release knows "
                                f"({len(files)}); run the newer release")

@@ -28,6 +28,7 @@ from asyncgate.clients.worker import Job, Worker
 from asyncgate.commands.dev import start_program, stop_children, watch_lifeline
 from asyncgate.commands.main import main
 from asyncgate.commands.verdicts import format_counts, verify_url
+from asyncgate.parts.model.content import JsonObject
 
 TASK_COUNT = 20
 TTL_SECONDS = 2
@@ -39,7 +40,6 @@ SKILLS = {VICTIM: ["cpu", "gpu"], HEIR: ["cpu", "gpu", "ocr"]}
 NEEDS = ["cpu", "gpu", "ocr", "cpu"]
 SERVE = ["serve", "--port", "0", "--set", "lease_sweep_interval_seconds=0.5", "--set", "expiry_jitter_seconds=0.5"]
 END_STATUSES = ("succeeded", "failed", "canceled")
-JsonObject = dict[str, Any]
 
 
 class DemoFailed(Exception):

@@ -12,7 +12,7 @@ import msgspec
 from asyncgate.clients.http import DEFAULT_URL, is_private, root_of, split_url
 from asyncgate.commands import profiles
 from asyncgate.commands.calling import EXIT_NOT_FOUND, EXIT_WRONG, as_json, connect, exit_with
-from asyncgate.commands.profiles import DEFAULT_PROFILE, Connection, Profile
+from asyncgate.commands.profiles import DEFAULT_PROFILE, Connection, StoredProfile
 from asyncgate.commands.terminal import escape_text, show_table
 from asyncgate.commands.verdicts import print_answer
 
@@ -42,7 +42,7 @@ def login(url: str | None, name: str, plain_http: bool, as_json: bool) -> None:
         os.environ["ASYNCGATE_PLAIN_HTTP"] = "true"
     token = read_credential(url)
     who = check_credential(url, token)
-    profiles.write_profiles({**kept, name: Profile(url, token, plain_http)})
+    profiles.write_profiles({**kept, name: StoredProfile(url, token, plain_http)})
     print_answer(as_json, {"profile": name, "url": url, "file": str(profiles.profiles_file()), **who},
         f"{url} accepts you as {who['principal']}, role {who['role']}; "
         f"saved as profile {name} in {profiles.profiles_file()}")
@@ -90,7 +90,7 @@ def list_profiles(as_json: bool) -> None:
     show_table(["profile", "url", "credential"], rows)
 
 
-def load_profiles() -> dict[str, Profile]:
+def load_profiles() -> dict[str, StoredProfile]:
     """Return the profiles, or exit with an error."""
     try:
         return profiles.read_profiles()

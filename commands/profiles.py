@@ -15,7 +15,7 @@ import msgspec
 DEFAULT_PROFILE = "default"
 
 
-class Profile(msgspec.Struct, omit_defaults=True):
+class StoredProfile(msgspec.Struct, omit_defaults=True):
     """One gate and the credential for it."""
 
     url: str
@@ -36,7 +36,7 @@ def profiles_file() -> Path:
     return Path(config) / "asyncgate" / "profiles.json"
 
 
-def read_profiles() -> dict[str, Profile]:
+def read_profiles() -> dict[str, StoredProfile]:
     """Read the profiles; raises ValueError if the file is invalid, or if others may read it."""
     path = profiles_file()
     try:
@@ -49,12 +49,12 @@ def read_profiles() -> dict[str, Profile]:
     if found & 0o077:
         raise ValueError(f"{path} contains credentials, and other users may read it: chmod 600 {path}")
     try:
-        return msgspec.json.decode(text, type=dict[str, Profile])
+        return msgspec.json.decode(text, type=dict[str, StoredProfile])
     except msgspec.DecodeError as wrong:
         raise ValueError(f"{path} is not a file of profiles ({wrong}): remove it and run `asyncgate login`") from None
 
 
-def write_profiles(profiles: dict[str, Profile]) -> None:
+def write_profiles(profiles: dict[str, StoredProfile]) -> None:
     """Write the profiles to a file that only its owner can read."""
     path = profiles_file()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -90,6 +90,6 @@ def choose_connection(name: str | None, url: str | None, token: str | None) -> C
     return Connection(profile.url, profile.token)
 
 
-def format_others(kept: dict[str, Profile]) -> str:
+def format_others(kept: dict[str, StoredProfile]) -> str:
     """List the names of the existing profiles."""
     return f" among {', '.join(sorted(kept))}" if kept else ""

@@ -235,7 +235,7 @@ async def run_rebuild(settings: Settings, file: str | None, tenants: tuple[str, 
         tallies = []
         with closing(Bar("writing", "receipts", sum(one.count() for one in sources.values()))) as bar:
             for tenant_id, collected in sources.items():
-                job = part.Rebuild(backend, settings, tenant_id, collected, skeletons=file is None, told=bar.add)
+                job = part.Rebuild(backend, settings, tenant_id, collected, skeletons=file is None, count=bar.add)
                 tallies.append(await job.run())
         made, url = part.total_of(tallies), mask_credentials(settings.database.url)
         made["problems"] = [*problems, *made["problems"]]

@@ -19,7 +19,7 @@ from asyncgate import fences_skipped
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Event, Lease, Obligation, Receipt, Task, export_key
 
-TERMINAL = {"succeeded": "task.completed", "failed": "task.failed", "canceled": "task.canceled"}
+ENDING_RECEIPTS = {"succeeded": "task.completed", "failed": "task.failed", "canceled": "task.canceled"}
 UNDER_LEASE = ("renew_lease", "start_task", "report_progress", "complete", "fail", "release_lease")
 ENDS_LEASE = {"complete", "fail", "release_lease"}
 STORED: tuple[type[Struct], ...] = (Task, Lease, Receipt, Event, Obligation)
@@ -192,7 +192,7 @@ class History:
         wanted = reply.get("status")
         if task is None:
             yield f"{call.operation} of task {call.ask['task_id']} was acknowledged, and the task is lost"
-        elif wanted in TERMINAL and reply.get("ok") and task.status != wanted:
+        elif wanted in ENDING_RECEIPTS and reply.get("ok") and task.status != wanted:
             yield f"task {task.task_id} was acknowledged as {wanted} and is {task.status}"
         elif reply.get("requeued") and not any(r.lease_id == call.ask["lease_id"]
                                                for r in self.end.of(task.task_id, "task.failed")):
@@ -264,7 +264,7 @@ class History:
             first = ended.get(task_id)
             if first and first[0] < call.started and call.operation == "get_task" and status != first[1]:
                 yield f"task {task_id} was {first[1]} and later {status}"
-            if status in TERMINAL:
+            if status in ENDING_RECEIPTS:
                 ended.setdefault(task_id, (call.ended, status))
         for task_id, (_, status) in ended.items():
             if task_id in self.end.tasks and self.end.tasks[task_id].status != status:
@@ -313,8 +313,8 @@ class History:
         """I9: what is open is what was created and not discharged."""
         created = {receipt.receipt_id for receipt in self.end.receipts.values()
                    if receipt.receipt_type == "task.assigned"}
-        discharged = {parent for receipt in self.end.receipts.values() if receipt.receipt_type in TERMINAL.values()
-                      for parent in receipt.parents} & created
+        discharged = {parent for receipt in self.end.receipts.values()
+                      if receipt.receipt_type in ENDING_RECEIPTS.values() for parent in receipt.parents} & created
         if self.end.obligations != created - discharged:
             yield (f"{len(created)} obligations were created and {len(discharged)} discharged, "
                    f"but {len(self.end.obligations)} are open")
@@ -339,7 +339,7 @@ class History:
         foreign = {id: name for name, other in self.final.items() if name != self.tenant
                    for id in (*other.tasks, *other.receipts)}
         for call in self.calls:
-            for id in named(call.reply):
+            for id in find_texts(call.reply):
                 if id in foreign:
                     yield f"{call.operation} showed {id}, which belongs to tenant {foreign[id]}"
         for receipt in self.end.receipts.values():
@@ -397,9 +397,9 @@ def seconds(moment: str) -> float:
     return datetime.fromisoformat(moment).timestamp()
 
 
-def named(value: Any) -> Iterator[str]:
+def find_texts(value: Any) -> Iterator[str]:
     """Every text in an answer."""
     if isinstance(value, str):
         yield value
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from named(inner)
+        yield from find_texts(inner)

@@ -18,7 +18,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, LedgerSettings
 
-PATIENCE = 60.0
+PROCESS_SECONDS = 60.0      # for another process to start, answer or stop
 LEDGER = "from asyncgate import main; main()"
 # A test does not wait for a ledger that is well, and gives one that is not no rest.
 HASTY: dict[str, Any] = {
@@ -62,7 +62,7 @@ class LedgerServer:
 
     def _address(self) -> str:
         assert self.process.stderr
-        deadline, text = time.monotonic() + PATIENCE, ""
+        deadline, text = time.monotonic() + PROCESS_SECONDS, ""
         while not (found := re.search(r" serves (http://\S+:\d+)", text)):
             ready = select.select([self.process.stderr], [], [], max(deadline - time.monotonic(), 0.0))[0]
             if not ready or not (piece := os.read(self.process.stderr.fileno(), 4096)):
@@ -82,7 +82,8 @@ class LedgerServer:
         url = self.url + path + (f"?{urlencode(query)}" if query else "")
         headers = {"authorization": f"Bearer {token or self.token}", "content-type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
-        with build_opener(ProxyHandler({})).open(Request(url, data, headers, method=verb), timeout=PATIENCE) as answer:
+        asked = Request(url, data, headers, method=verb)
+        with build_opener(ProxyHandler({})).open(asked, timeout=PROCESS_SECONDS) as answer:
             return json.loads(answer.read())
 
     def key_of(self, tenant_id: str, worker: str = "w1") -> str:

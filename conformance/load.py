@@ -16,12 +16,12 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 from asyncgate.conformance.history import Call
+from asyncgate.conformance.ledgers import PROCESS_SECONDS
 from asyncgate.parts.model.database import Around
 
 KEY = "a-secret-of-the-crash-tests"
 TENANT = "00000000-0000-0000-0000-000000000000"
 SERVE = "from asyncgate import main; main()"
-PATIENCE = 60.0
 ARTIFACTS = [{"uri": "file:///out"}]
 REST = {
     "create_task": "POST /v1/tasks", "lease_next": "POST /v1/leases/claim", "get_task": "GET /v1/tasks/{task_id}",
@@ -59,7 +59,7 @@ class Gates(Protocol):
         """Where to connect now."""
 
 
-class Server:
+class GateServer:
     """A gate in a process of its own, that can be killed and started again on the same database."""
 
     def __init__(self, database: str, *, first: str = "", command: str = "serve", **settings: Any) -> None:
@@ -76,7 +76,7 @@ class Server:
         self.process = await asyncio.create_subprocess_exec(
             sys.executable, "-c", self.script, self.command, "--port", "0", "--database", self.database, *flags,
             env={**os.environ, "ASYNCGATE_API_KEY": KEY}, stderr=asyncio.subprocess.PIPE, start_new_session=True)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(PROCESS_SECONDS):
             while not (found := re.search(r" serves http://[^ ]*:(\d+)", await self._line())):
                 pass
         self.port = int(found[1])
@@ -100,16 +100,17 @@ class Server:
         self.up.clear()
         if self.process.returncode is None:
             self.process.send_signal(how)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(PROCESS_SECONDS):
             status = await self.process.wait()
             await self.reading
         return status
 
 
 @contextlib.asynccontextmanager
-async def serving(database: str, *, first: str = "", command: str = "serve", **settings: Any) -> AsyncIterator[Server]:
+async def serving(database: str, *, first: str = "", command: str = "serve",
+                  **settings: Any) -> AsyncIterator[GateServer]:
     """Serve a database for the time of a block; afterwards no process is left."""
-    server = Server(database, first=first, command=command, **settings)
+    server = GateServer(database, first=first, command=command, **settings)
     await server.start()
     try:
         yield server
@@ -131,7 +132,7 @@ class Client:
         """Carry out one request; a broken connection is an answer too: nobody knows."""
         call = Call(tenant=self.server.tenant, operation=operation, ask=ask, by=self.by, started=time.time(), ended=0.0)
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(PROCESS_SECONDS):
                 status, answer = await self.http(*self.request(operation, ask))
             call.reply, call.error = (answer, None) if status == 200 else (None, answer["error"])
         except (OSError, EOFError, ValueError):
@@ -234,7 +235,7 @@ class Load:
         """Wait until the history has so many more calls."""
         self.goal = len(self.calls) + by
         self.reached.clear()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(PROCESS_SECONDS):
             await self.reached.wait()
 
     def next(self) -> int:

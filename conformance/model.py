@@ -17,7 +17,7 @@ from typing import Any
 from asyncgate.parts.model.wire import Ask, CreateTask, LeaseNext, Principal
 
 GATE = Principal("asyncgate", "asyncgate-1")
-TERMINAL = ("succeeded", "failed", "canceled")
+ENDED = ("succeeded", "failed", "canceled")
 OPENS = {"task.assigned": ("task.completed", "task.failed", "task.canceled")}       # PH.1.3
 ESCALATES_TO = {1: Principal("agent", "bob"), 2: Principal("worker", "w2")}     # by class, where a program turns it on
 TERMS = ("task_summary", "instructions", "success_criteria", "expected_outcome_kind", "expected_artifact_mime",
@@ -40,7 +40,7 @@ class Rules:
     escalation: bool = False
 
 
-class Refusal(Exception):
+class ModelRefusal(Exception):
     """The gate says no: the code, and the reason of a lost lease."""
 
     def __init__(self, code: str, reason: str | None = None) -> None:
@@ -130,7 +130,7 @@ class Task:
                 "expiries": self.expiries, "held": self.held, "obligation_receipt_id": self.duty,
                 "obligation_open": self.owed, "started_at": self.started_at, "progress": self.progress,
                 "next_eligible_at": self.next_eligible_at if self.status == "queued" else None,
-                "leased_to": live and named(live.worker), "lease_expires_at": live and live.expires_at,
+                "leased_to": live and show_principal(live.worker), "lease_expires_at": live and live.expires_at,
                 "created_by": owned(self.owner), "priority": self.priority}
 
 
@@ -159,7 +159,7 @@ class Model:
                  if ask.idempotency_key and task.ask.idempotency_key == ask.idempotency_key and same(task.owner, by)]
         contract = contract_of(ask, by)
         if first and first[0].contract != contract and self.rules.refuse_mismatch:
-            raise Refusal("idempotency_conflict")
+            raise ModelRefusal("idempotency_conflict")
         if first:
             return {"task_id": first[0].task_id, "status": first[0].status,
                     "payload_differs": first[0].contract != contract}
@@ -176,8 +176,8 @@ class Model:
         """For the owner, the latest worker and admins."""
         task = self.task(ask.task_id)
         if not (self.admin or same(task.owner, by) or (task.lease and same(task.lease.worker, by))):
-            raise Refusal("forbidden")
-        ended = task.status in TERMINAL
+            raise ModelRefusal("forbidden")
+        ended = task.status in ENDED
         result = {"outcome": task.status, "result": task.outcome if task.status == "succeeded" else None,
                   "error": task.outcome if task.status == "failed" else None, "artifacts": task.artifacts}
         return {**task.state(), "result": result if ended else None}
@@ -185,7 +185,7 @@ class Model:
     def cancel_task(self, by: Principal, ask: Any) -> Reply:
         """Cancel for the owner or an admin; a terminal task stays what it is."""
         task = self.own(by, ask.task_id)
-        if task.status in TERMINAL:
+        if task.status in ENDED:
             return {"ok": False, "status": task.status}
         if task.lease and task.lease.ending == "live":
             task.lease.ending = "canceled"
@@ -197,7 +197,7 @@ class Model:
     def release_hold(self, by: Principal, ask: Any) -> Reply:
         """Offer a task on hold again, for its owner or an admin; the count of losses starts anew."""
         task = self.own(by, ask.task_id)
-        if task.status in TERMINAL:
+        if task.status in ENDED:
             return {"ok": False, "status": task.status}
         if task.held:
             task.held, task.expiries, task.lost_to, task.next_eligible_at = None, 0, [], None
@@ -207,11 +207,11 @@ class Model:
         """Say where a result lies, for the owner, the worker that completed it, or an admin."""
         task = self.task(ask.task_id)
         if not (self.admin or same(task.owner, by) or (task.lease and same(task.lease.worker, by))):
-            raise Refusal("forbidden")
+            raise ModelRefusal("forbidden")
         if task.status != "succeeded":
-            raise Refusal("invalid_state_transition")
+            raise ModelRefusal("invalid_state_transition")
         if not (where := located(ask)):
-            raise Refusal("not_locatable")
+            raise ModelRefusal("not_locatable")
         if task.owed:
             self.locate(task, by, where)
         return {"ok": True, "status": "succeeded", "obligation": "discharged"}
@@ -266,14 +266,14 @@ class Model:
             found = [task for task in self.tasks.values() for lease in task.leases
                      if lease.lease_id == ask.lease_id and lease.ending == "live"]
             if not found:
-                raise Refusal("lease_invalid_or_expired", "unknown")
+                raise ModelRefusal("lease_invalid_or_expired", "unknown")
             ask.task_id = found[0].task_id
         task, lease = self.holder(by, ask)
         if self.rules.max_lease_renewals and lease.renewals >= self.rules.max_lease_renewals:
-            raise Refusal("lease_renewal_limit")
+            raise ModelRefusal("lease_renewal_limit")
         longest = self.rules.max_lease_lifetime
         if longest and lease.expires_at >= lease.acquired_at + longest:
-            raise Refusal("lease_lifetime_limit")
+            raise ModelRefusal("lease_lifetime_limit")
         until = self.now + ttl(ask.extend_by_seconds or lease.length)
         until = min(until, lease.acquired_at + longest) if longest else until
         lease.expires_at = max(until, lease.expires_at)     # it never moves earlier
@@ -328,7 +328,7 @@ class Model:
         task, lease = self.holder(by, ask)
         where = where or inline(task, ask)
         if not where and self.rules.strict:
-            raise Refusal("not_locatable")
+            raise ModelRefusal("not_locatable")
         task.status, task.outcome, task.owed = "succeeded", parsed(ask.result), not where
         task.artifacts = where.get("artifacts")
         said = {"result_summary": summary(ask), "delivery_proof": ask.delivery_proof or None,
@@ -377,9 +377,9 @@ class Model:
         """H.8: a fact more, once for each who acknowledges, and nothing else."""
         found = [receipt for receipt in self.receipts if receipt.receipt_id == ask.receipt_id]
         if not found:
-            raise Refusal("receipt_not_found")
+            raise ModelRefusal("receipt_not_found")
         if not (self.admin or same(found[0].to, by)):
-            raise Refusal("forbidden")
+            raise ModelRefusal("forbidden")
         key = (ask.receipt_id, by.kind, by.id)
         if key not in self.acks:
             self.acks[key] = self.emit("receipt.acknowledged", by, GATE, found[0].task_id,
@@ -409,7 +409,7 @@ class Model:
         for task in self.tasks.values():
             if task.status in ("leased", "running") and task.lease and not self.alive(task.lease):
                 self.expire(task, task.lease)
-            if task.deadline_at is not None and task.deadline_at <= self.now and task.status not in TERMINAL:
+            if task.deadline_at is not None and task.deadline_at <= self.now and task.status not in ENDED:
                 task.deadline_at = None
                 self.anomaly(task, "deadline_passed", None, status=task.status)
         return None
@@ -448,14 +448,14 @@ class Model:
     def task(self, task_id: str) -> Task:
         """A task of this tenant; another's is as unknown as none."""
         if task_id not in self.tasks:
-            raise Refusal("task_not_found")
+            raise ModelRefusal("task_not_found")
         return self.tasks[task_id]
 
     def own(self, by: Principal, task_id: str) -> Task:
         """A task that its owner or an admin asks about."""
         task = self.task(task_id)
         if not (self.admin or same(task.owner, by)):
-            raise Refusal("forbidden")
+            raise ModelRefusal("forbidden")
         return task
 
     def alive(self, lease: Lease) -> bool:
@@ -466,17 +466,17 @@ class Model:
         """Demand that lease, worker, and the fence if it is sent, are those of the live lease."""
         task = self.task(ask.task_id)
         if task.lease is None:
-            raise Refusal("lease_invalid_or_expired", "unknown")
+            raise ModelRefusal("lease_invalid_or_expired", "unknown")
         lease = task.lease
         if lease.lease_id != ask.lease_id or ask.fence not in (None, lease.fence):
             newer = lease.fence > (ask.fence or 1)      # a lease without a fence is judged as the first
-            raise Refusal("lease_invalid_or_expired", "superseded" if newer else "unknown")
+            raise ModelRefusal("lease_invalid_or_expired", "superseded" if newer else "unknown")
         if not same(lease.worker, by) or (by.instance_id and lease.worker.instance_id
                                           and by.instance_id != lease.worker.instance_id):
-            raise Refusal("lease_invalid_or_expired", "unknown")
+            raise ModelRefusal("lease_invalid_or_expired", "unknown")
         if not self.alive(lease):
             reasons = {"completed": "completed", "failed": "failed", "canceled": "canceled"}
-            raise Refusal("lease_invalid_or_expired", reasons.get(lease.ending, "expired"))
+            raise ModelRefusal("lease_invalid_or_expired", reasons.get(lease.ending, "expired"))
         return task, lease
 
     def repeated(self, by: Principal, ask: Any, ending: str) -> Lease | None:
@@ -525,7 +525,7 @@ def same(one: Principal, other: Principal) -> bool:
     return (one.kind, one.id) == (other.kind, other.id)
 
 
-def named(who: Principal) -> dict[str, str]:
+def show_principal(who: Principal) -> dict[str, str]:
     """A principal as replies show it."""
     shown = {"kind": who.kind, "id": who.id, "instance_id": who.instance_id}
     return {name: value for name, value in shown.items() if value is not None}
@@ -533,7 +533,7 @@ def named(who: Principal) -> dict[str, str]:
 
 def owned(who: Principal) -> dict[str, str]:
     """A task's creator, in both spellings (spec 3, 19.6)."""
-    return {**named(who), **{f"principal_{name}": value for name, value in named(who).items()}}
+    return {**show_principal(who), **{f"principal_{name}": value for name, value in show_principal(who).items()}}
 
 
 def sha256(value: Any) -> str:

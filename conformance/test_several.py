@@ -15,7 +15,8 @@ import pytest
 
 from asyncgate.backends import is_shared, open_backend
 from asyncgate.conformance.history import Call, stored, violations
-from asyncgate.conformance.load import PATIENCE, Client, Load, OneTenant, Server, own_tenant, serving
+from asyncgate.conformance.ledgers import PROCESS_SECONDS
+from asyncgate.conformance.load import Client, GateServer, Load, OneTenant, own_tenant, serving
 from asyncgate.conformance.plugin import database_of, urls
 from asyncgate.conformance.verify import verify
 
@@ -46,7 +47,7 @@ def anyio_backend() -> str:
 class Fleet:
     """Several servers that look like one to a client: it gets any that lives."""
 
-    def __init__(self, servers: list[Server], seed: int) -> None:
+    def __init__(self, servers: list[GateServer], seed: int) -> None:
         self.servers, self.random, self.tenant = servers, random.Random(seed), servers[0].tenant
         self.up = asyncio.Event()
         self.up.set()
@@ -122,7 +123,7 @@ async def test_the_leases_of_processes_that_are_gone_for_good_are_taken_over_by_
             await server.stop(signal.SIGKILL)
         last = await clients.enter_async_context(aclosing(Client(gates.servers[0], "a0")))
 
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(PROCESS_SECONDS):
             for task_id in held:
                 while (task := (await last.ask("get_task", task_id=task_id)).reply) and task["status"] != "queued":
                     await last.ask("lease_next", accept_types=["none of these"], wait_seconds=0.1)      # it waits there
@@ -136,7 +137,7 @@ async def test_a_lease_that_another_process_granted_is_taken_back_when_it_runs_o
         claim = await worker.ask("lease_next", lease_ttl_seconds=1)
         assert claim.reply is not None
 
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(PROCESS_SECONDS):
             again = (await heir.ask("lease_next", wait_seconds=30)).reply
 
         assert again is not None
@@ -184,7 +185,7 @@ async def test_with_and_without_wake_ups_every_waiting_claim_is_served(database:
 async def test_a_living_name_is_refused_and_a_dead_one_is_not(database: str) -> None:
     name = f"gate-{uuid.uuid4().hex[:8]}"
     async with serving(database, instance_id=name, **HASTY, **own_tenant()) as first:
-        twin = Server(database, instance_id=name, **HASTY)
+        twin = GateServer(database, instance_id=name, **HASTY)
         with pytest.raises(RuntimeError, match=f"another process runs as {name}"):
             await twin.start()
         async with aclosing(Client(first, "a1")) as client:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from asyncgate import DISCHARGING, TERMINATES, fences_skipped, receipt_hash
+from asyncgate.conformance.history import ENDING_RECEIPTS
 from asyncgate.parts.identity.audit import find_break, last_pruned
 from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.queries import Rows
@@ -34,7 +35,6 @@ from asyncgate.parts.model.stored import (
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.receipts.marks import list_adopted
 
-ENDINGS = {"succeeded": "task.completed", "failed": "task.failed", "canceled": "task.canceled"}
 MOST = 1000     # problems that are worth telling
 
 Row = TypeVar("Row", bound=Struct)
@@ -239,7 +239,8 @@ class Tenant:
         facts.accepted += type == "task.accepted"
         facts.result_ready |= type == "task.result_ready"
         linked = facts.duty in receipt.parents
-        if type == "task.completed" or (type in ENDINGS.values() and linked):   # a requeued failure ends nothing
+        # A failure that was requeued ends nothing.
+        if type == "task.completed" or (type in ENDING_RECEIPTS.values() and linked):
             facts.ended_by += f" {type}"
             facts.linked |= linked
         if type == "task.assigned" and receipt.receipt_id != facts.duty:
@@ -287,7 +288,7 @@ class Tenant:
 
     def _terminal(self, task_id: str, facts: Facts) -> None:
         ended_by = set(facts.ended_by.split())
-        if ended_by != {ENDINGS[facts.status]}:
+        if ended_by != {ENDING_RECEIPTS[facts.status]}:
             has = " and ".join(sorted(ended_by)) or "no terminal receipt"
             self._wrong(f"task {task_id} is {facts.status}, but has {has}")
         if not facts.result_ready:

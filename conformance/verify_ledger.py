@@ -20,7 +20,7 @@ from asyncgate.parts.receipts.files import Reading
 from asyncgate.parts.receipts.seals import SealChain, entry_digest, receipt_digest
 
 Told = Callable[[int], None]
-PAGE = 1000
+ENTRIES_PER_READ = 1000
 
 
 class Sealed(Struct):
@@ -117,7 +117,7 @@ async def away(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
 async def filed(backend: Any, tenant_id: str) -> AsyncIterator[Digests]:
     """Yield the digests of what others have stored, where the gate plays the ledger."""
     after: str | None = None
-    while entries := await backend.page(tenant_id, EntryFilter(None, None, None, None, after, PAGE)):
+    while entries := await backend.page(tenant_id, EntryFilter(None, None, None, None, after, ENTRIES_PER_READ)):
         yield [(one.arrival, entry_digest(one)) for one in entries]
         after = entries[-1].arrival
 

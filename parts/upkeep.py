@@ -23,7 +23,7 @@ from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Ask, Healthy
 from asyncgate.parts.process.duties import Duties, Duty
 from asyncgate.parts.process.presence import Seen, add_visit
-from asyncgate.parts.receipts.schedules import its_overdue, sweep
+from asyncgate.parts.receipts.schedules import load_overdue, sweep
 from asyncgate.parts.receipts.upkeep import duties
 
 log = logging.getLogger("asyncgate")
@@ -93,11 +93,10 @@ class Upkeep(Duties, Extension):
             since = page[-1][0]
         return {tenant_id: list(tasks) for tenant_id, tasks in found.items()}
 
-    def committed(self, work: Work) -> None:
+    def leases_granted(self, tenant_id: str, first_end: float) -> None:
         """Schedule a sweep for the expiry of a lease that was just granted, and tell the other processes."""
-        ends = min((lease.expires_at for lease in work.leased.values() if lease.ending == "live"), default=None)
-        if ends is not None and self._plan_sweep(ends) and (shared := self.engine.shared) and not shared.is_alone():
-            shared.tell(News(work.tenant_id, lapse=ends))
+        if self._plan_sweep(first_end) and (shared := self.engine.shared) and not shared.is_alone():
+            shared.tell(News(tenant_id, lapse=first_end))
 
     def heard(self, news: News) -> None:
         """Schedule a sweep for the expiry of a lease that another process granted."""
@@ -200,4 +199,4 @@ def prolong(engine: Engine, work: Work, caller: Caller, ask: Prolong) -> None:
 
 
 WRITES: dict[type[Ask], tuple[Callable[..., None], Callable[..., None]]] = {
-    Sweep: (sweep, its_overdue), Prolong: (prolong, its_tasks), Sighted: (note_presences, its_presences)}
+    Sweep: (sweep, load_overdue), Prolong: (prolong, its_tasks), Sighted: (note_presences, its_presences)}

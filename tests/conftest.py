@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from asyncgate.backends import open_backend
 from asyncgate.conformance.ledgers import Drain
 from asyncgate.conformance.plugin import SHARED
-from asyncgate.conformance.postgres_server import Server
+from asyncgate.conformance.postgres_server import PostgresServer
 from asyncgate.parts.app import Gate
 from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.settings import Settings
@@ -215,7 +215,7 @@ async def fresh(pytestconfig: pytest.Config, tmp_path: Path) -> AsyncIterator[Ca
         return server.url(name)
 
     yield fresh
-    if shared and next(numbers) and isinstance(shared.server, Server):
+    if shared and next(numbers) and isinstance(shared.server, PostgresServer):
         await shared.server.drop_databases(f"{shared.name}_fresh_")
 
 

@@ -225,6 +225,48 @@ def test_the_migrations_of_a_database_are_numbered_one_by_one(database: str) -> 
     assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1)), names
 
 
+TYPE_VARIABLE = re.compile(r"(TypeVar|TypeVarTuple|ParamSpec)\(")
+
+
+def top_level_names(path: Path) -> set[str]:
+    """The public names that a module defines by itself; a type variable says nothing, so it does not count."""
+    names: set[str] = set()
+    for node in tree(path).body:
+        if isinstance(node, Function | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.AnnAssign):
+            names.add(ast.unparse(node.target))
+        elif isinstance(node, ast.Assign) and not TYPE_VARIABLE.match(ast.unparse(node.value)):
+            names |= {one.id for target in node.targets for one in ast.walk(target) if isinstance(one, ast.Name)}
+    return {name for name in names if not name.startswith("_")}
+
+
+# Names that several modules bear because each answers to them.
+SHARED_NAMES = {
+    "log": "a module's logger",
+    "main": "what `python -m` runs",
+    "OPERATIONS": "the operations that a module adds to the table",
+    "BACKEND": "the class of a database, found by its module",
+    "open_backend": "how a database is opened, found by the scheme of a URL",
+    "open_limits": "how counters are opened, found by a setting",
+    "open_sink": "how a sink is opened, found by a setting",
+    "Gate": "the product's own noun: the server, the one in a user's test, and one tenant's in the suite",
+}
+
+
+def test_no_public_name_stands_in_three_files() -> None:
+    """A reader who searches for a name finds its one home; the Python client's methods are generated from the table."""
+    places: dict[str, list[str]] = {}
+    for path in (GATE, *modules(*PARTS)):
+        if not path.name.startswith("test_") and name_of(path) != "clients/operations.py":
+            for name in top_level_names(path):
+                places.setdefault(name, []).append(name_of(path))
+
+    often = {name: paths for name, paths in places.items() if len(paths) > 2}
+    assert {name: paths for name, paths in often.items() if name not in SHARED_NAMES} == {}
+    assert SHARED_NAMES.keys() <= often.keys(), "an exception that nothing needs any more"
+
+
 def test_no_two_test_files_have_one_name() -> None:
     """Documents may name a test by its file alone."""
     names = [path.name for path in modules("tests") if path.name.startswith("test_")]

@@ -358,7 +358,7 @@ class Postgres(Pages):
         lanes, starts = self.lanes[tenant_id], self.queues[tenant_id].start
         wanted = wanted_of(lanes, needs.claims)
         named = bool(needs.tasks or needs.keys or needs.leases or needs.repeats)
-        given = {**(sql.named(needs) if named else {}), **(sql.offered(wanted, SLACK, starts) if wanted else {})}
+        given = {**(sql.bind_needs(needs) if named else {}), **(sql.offered(wanted, SLACK, starts) if wanted else {})}
         head, asked_for, offered = await self._rows(db, tenant_id, sql.load(named, bool(wanted)), given)
         self.ahead = head.clock - self.skew - time.time()
         self.ids.after(head.newest)     # ids go on, whatever has become of the clock

@@ -25,7 +25,7 @@ from asyncgate.parts.model.errors import StartupError
 FOLDER = Path(__file__).parents[1] / "schema" / "postgres"
 LOCK = 0x6761_7465_6d69_6772        # held by the one that migrates
 LOCK_TIMEOUT = "5s"                 # who waits for a table keeps everybody waiting who comes after
-AGAIN = "run `asyncgate migrate --database URL` as its owner"
+HOW_TO_MIGRATE = "run `asyncgate migrate --database URL` as its owner"
 
 # Before the first release there were fourteen files.  Their schema differs from that of the first file only in this.
 CARRIED = 14
@@ -165,17 +165,17 @@ def migration_sql(after: int) -> str:
 async def require_beginning(db: Any) -> None:
     """Refuse a database that began with another first file than this release has."""
     number, kept = await beginning(db)
-    require_lineage(kept, digest(migrations()[0].sql), number, CARRIED, AGAIN)
+    require_lineage(kept, digest(migrations()[0].sql), number, CARRIED, HOW_TO_MIGRATE)
 
 
 async def require_schema(db: Any) -> None:
     """Refuse a database whose schema this server does not know how to use."""
     if not await is_migrated(db):
-        raise StartupError(f"this database has no schema of the gate yet: {AGAIN}")
+        raise StartupError(f"this database has no schema of the gate yet: {HOW_TO_MIGRATE}")
     await require_beginning(db)
     number, code = await db.fetchrow("SELECT max(number), max(code) FROM asyncgate.migrations")
     if number < SCHEMA_VERSION:
-        raise StartupError(f"this database has schema {number}, this release needs {SCHEMA_VERSION}: {AGAIN}")
+        raise StartupError(f"this database has schema {number}, this release needs {SCHEMA_VERSION}: {HOW_TO_MIGRATE}")
     if code > SCHEMA_VERSION:
         raise StartupError(f"this database has schema {number}, which has left this release behind "
                            f"({SCHEMA_VERSION}); run a newer one")

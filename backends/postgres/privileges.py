@@ -15,39 +15,40 @@ import asyncpg
 from asyncgate.parts.model.errors import StartupError
 
 ROLES = ("asyncgate_owner", "asyncgate_app", "asyncgate_sweeper", "asyncgate_auth", "asyncgate_archivist")
-OURS = "(SELECT oid FROM pg_namespace WHERE nspname = 'asyncgate')"
-AGAIN = ("this database was restored without its roles, and does not remember what they may do; they are there now: "
-         "restore the dump once more, into an empty database")
+OUR_SCHEMA = "(SELECT oid FROM pg_namespace WHERE nspname = 'asyncgate')"
+RESTORE_AGAIN = ("this database was restored without its roles, and does not remember what they may do; they are there "
+                 "now: restore the dump once more, into an empty database")
 
 # The statements that make all privileges what they are, each with its place in their order: owners come first, because
 # a new owner takes the old one's place in what was granted.
 PRIVILEGES = f"""
 WITH granted AS (
-    SELECT 'SCHEMA asyncgate' AS what, a.* FROM pg_namespace AS n, aclexplode(n.nspacl) AS a WHERE n.oid = {OURS}
+    SELECT 'SCHEMA asyncgate' AS what, a.* FROM pg_namespace AS n, aclexplode(n.nspacl) AS a WHERE n.oid = {OUR_SCHEMA}
     UNION ALL SELECT 'TABLE ' || c.oid::regclass, a.* FROM pg_class AS c, aclexplode(c.relacl) AS a
-        WHERE c.relnamespace = {OURS} AND c.relkind = 'r'
+        WHERE c.relnamespace = {OUR_SCHEMA} AND c.relkind = 'r'
     UNION ALL SELECT 'FUNCTION ' || p.oid::regprocedure, a.* FROM pg_proc AS p, aclexplode(p.proacl) AS a
-        WHERE p.pronamespace = {OURS})
-SELECT 0, format('ALTER SCHEMA asyncgate OWNER TO %I', pg_get_userbyid(nspowner)) FROM pg_namespace WHERE oid = {OURS}
+        WHERE p.pronamespace = {OUR_SCHEMA})
+SELECT 0, format('ALTER SCHEMA asyncgate OWNER TO %I', pg_get_userbyid(nspowner))
+    FROM pg_namespace WHERE oid = {OUR_SCHEMA}
 UNION ALL SELECT 0, format('ALTER TABLE %s OWNER TO %I', oid::regclass, pg_get_userbyid(relowner))
-    FROM pg_class WHERE relnamespace = {OURS} AND relkind = 'r'
+    FROM pg_class WHERE relnamespace = {OUR_SCHEMA} AND relkind = 'r'
 UNION ALL SELECT 0, format('ALTER FUNCTION %s OWNER TO %I', oid::regprocedure, pg_get_userbyid(proowner))
-    FROM pg_proc WHERE pronamespace = {OURS}
+    FROM pg_proc WHERE pronamespace = {OUR_SCHEMA}
 UNION ALL SELECT 0, format('ALTER DOMAIN %s OWNER TO %I', oid::regtype, pg_get_userbyid(typowner))
-    FROM pg_type WHERE typnamespace = {OURS} AND typtype = 'd'
+    FROM pg_type WHERE typnamespace = {OUR_SCHEMA} AND typtype = 'd'
 UNION ALL SELECT 1, format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', oid::regprocedure)
-    FROM pg_proc WHERE pronamespace = {OURS} AND proacl IS NOT NULL
+    FROM pg_proc WHERE pronamespace = {OUR_SCHEMA} AND proacl IS NOT NULL
     AND NOT EXISTS (SELECT FROM aclexplode(proacl) WHERE grantee = 0)
 UNION ALL SELECT 2, format('GRANT %s ON %s TO %I', privilege_type, what, pg_get_userbyid(grantee))
     FROM granted WHERE grantee <> grantor AND grantee <> 0
 UNION ALL SELECT 2, format('GRANT %s (%I) ON TABLE %s TO %I', a.privilege_type, attname, attrelid::regclass,
                            pg_get_userbyid(a.grantee))
     FROM pg_attribute JOIN pg_class AS c ON c.oid = attrelid, aclexplode(attacl) AS a
-    WHERE c.relnamespace = {OURS} AND a.grantee <> 0
+    WHERE c.relnamespace = {OUR_SCHEMA} AND a.grantee <> 0
 UNION ALL SELECT 3, format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', oid::regclass)
-    FROM pg_class WHERE relnamespace = {OURS} AND relrowsecurity
+    FROM pg_class WHERE relnamespace = {OUR_SCHEMA} AND relrowsecurity
 UNION ALL SELECT 3, format('ALTER TABLE %s FORCE ROW LEVEL SECURITY', oid::regclass)
-    FROM pg_class WHERE relnamespace = {OURS} AND relforcerowsecurity
+    FROM pg_class WHERE relnamespace = {OUR_SCHEMA} AND relforcerowsecurity
 UNION ALL SELECT 4, format('DROP POLICY IF EXISTS %1$I ON %2$s; CREATE POLICY %1$I ON %2$s FOR %3$s TO %4$s%5$s%6$s',
         polname, polrelid::regclass,
         CASE polcmd WHEN 'r' THEN 'SELECT' WHEN 'a' THEN 'INSERT' WHEN 'w' THEN 'UPDATE' WHEN 'd' THEN 'DELETE'
@@ -55,7 +56,7 @@ UNION ALL SELECT 4, format('DROP POLICY IF EXISTS %1$I ON %2$s; CREATE POLICY %1
         (SELECT string_agg(quote_ident(rolname), ', ' ORDER BY rolname) FROM pg_roles WHERE oid = ANY (polroles)),
         CASE WHEN $1 THEN ' USING (' || pg_get_expr(polqual, polrelid) || ')' END,
         CASE WHEN $1 THEN ' WITH CHECK (' || pg_get_expr(polwithcheck, polrelid) || ')' END)
-    FROM pg_policy JOIN pg_class AS c ON c.oid = polrelid WHERE c.relnamespace = {OURS}
+    FROM pg_policy JOIN pg_class AS c ON c.oid = polrelid WHERE c.relnamespace = {OUR_SCHEMA}
 ORDER BY 1, 2"""
 
 
@@ -84,8 +85,9 @@ async def mend(db: Any) -> list[str]:
     """Make what is missing of the privileges that the last migration left; return the statements that were needed."""
     remembered = await last(db)
     if remembered is None:
-        if await db.fetchval(f"SELECT pg_get_userbyid(nspowner) FROM pg_namespace WHERE oid = {OURS}") != ROLES[0]:
-            raise StartupError(AGAIN)
+        owner = await db.fetchval(f"SELECT pg_get_userbyid(nspowner) FROM pg_namespace WHERE oid = {OUR_SCHEMA}")
+        if owner != ROLES[0]:
+            raise StartupError(RESTORE_AGAIN)
         return []
     there = set(await privileges(db, whole=False))
     missing = [statement for statement in remembered if outline(statement) not in there]

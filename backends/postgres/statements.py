@@ -231,7 +231,7 @@ def arrays(names: Collection[str], rows: Collection[tuple[Any, ...]]) -> dict[st
     return dict(zip(names, columns(rows, len(names)), strict=True))
 
 
-def named(needs: Needs) -> dict[str, Any]:
+def bind_needs(needs: Needs) -> dict[str, Any]:
     """Return what LOAD is given to find the tasks that a batch names."""
     return {"tasks": list(needs.tasks), **arrays(("owner_kinds", "owner_ids", "keys"), needs.keys),
             "leases": list(needs.leases), **arrays(("worker_kinds", "worker_ids", "claims"), needs.repeats)}

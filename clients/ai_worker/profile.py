@@ -29,7 +29,7 @@ PositiveInt = Annotated[int, Meta(ge=1, le=2**31)]
 Bytes = Annotated[int, Meta(ge=200, le=2**24)]
 LimitSeconds = Annotated[float, Meta(gt=0, le=86_400)]
 LEAST_SECRET = 8        # characters; hiding a shorter one would hide ordinary words too
-OURS = frozenset({"messages", "model", "n", "stream", "stream_options", "tools"})   # set by this program
+SET_BY_PROGRAM = frozenset({"messages", "model", "n", "stream", "stream_options", "tools"})   # set by this program
 
 
 class ProfileError(ValueError):
@@ -94,7 +94,7 @@ class Profile(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         web_address(self.endpoint, bool(self.api_key_env))
-        if taken := sorted(OURS & set(self.parameters)):
+        if taken := sorted(SET_BY_PROGRAM & set(self.parameters)):
             raise ValueError(f"parameters: {taken[0]!r} is set by the worker itself; remove it")
 
 

@@ -26,7 +26,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from msgspec import Struct
 
-DAY_SECONDS = 86_400
+from asyncgate.parts.model.durations import DAY_SECONDS
+
 MisfirePolicy = Literal["skip", "catch_up_one", "catch_up_all"]
 
 

@@ -92,7 +92,7 @@ def http_get(allow: Sequence[str], plain: bool, timeout_seconds: float) -> Calla
 
         try:
             outgoing.check_headers(payload.headers)
-            return read_answer(await client.get(payload.url, headers=payload.headers))
+            return describe_answer(await client.get(payload.url, headers=payload.headers))
         except (outgoing.Barred, outgoing.Oversized, httpx2.InvalidURL, httpx2.TooManyRedirects,
                 httpx2.UnsupportedProtocol, httpx2.LocalProtocolError) as no:
             raise Fail(str(no), code="barred" if isinstance(no, outgoing.Barred) else "not_fetched") from None
@@ -102,7 +102,7 @@ def http_get(allow: Sequence[str], plain: bool, timeout_seconds: float) -> Calla
     return get
 
 
-def read_answer(answer: httpx2.Response) -> dict[str, Any]:
+def describe_answer(answer: httpx2.Response) -> dict[str, Any]:
     """Return an answer as a result; status 429 or 503 fails the attempt."""
     if answer.status_code in (429, 503):
         raise Retry(f"the server answered {answer.status_code}", code="later",

@@ -27,6 +27,7 @@ from asyncgate.commands.bench.load import (
     encoded,
     make_claim,
     make_create,
+    require_sound,
 )
 from asyncgate.commands.bench.wire import Failed, LoadGate, Wire, run_on_fastest_loop
 from asyncgate.commands.dev import start_program, stop_children, watch_lifeline
@@ -182,7 +183,8 @@ async def keep_busy(gate: LoadGate, kind: str, number: int) -> None:
             ended.set_exception(wrong)
 
     async with gate.connected(math.ceil(number / each)) as wires:
-        await wires[0].ask(gate.get(b"/v1/config"))     # a credential that is refused is told before it is measured
+        # A credential that is refused is told before it is measured; a batch tells it in its items.
+        require_sound(await wires[0].ask(request if kind == "create" else gate.get(b"/v1/config")))
         for wire in wires:
             wire.taken, wire.failed = partial(send_again, wire, request), fail
             wire.send(request)

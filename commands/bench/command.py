@@ -11,7 +11,7 @@ is create, claim and complete, three requests and four receipts.  Read ratios of
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NoReturn
 
@@ -51,6 +51,7 @@ from asyncgate.parts.process.logs import start_logging
 from asyncgate.parts.process.options import add_settings_options
 
 MOST_WAITING = 20_000
+OWN_SERVER = "--bad-keys, --bad-bodies, --hostile and --slow-disk"
 
 
 class Asked(msgspec.Struct):
@@ -69,6 +70,7 @@ class Asked(msgspec.Struct):
     bad_keys: int
     bad_bodies: int
     hostile: bool
+    slow_disk: float
     as_json: bool
     of_itself: bool
     databases: tuple[str, ...]
@@ -138,13 +140,15 @@ FILL_STATES_HELP = "; ".join(f"{name}: {says}" for name, says in FILL_MEANING.it
               help="Measure each mode twice: alone, and while another keeps so many creations under way.")
 @click.option("--rival-kind", default="create", show_default=True, type=click.Choice(RIVALRIES), help="What it does.")
 @click.option("--rival-token", default="", type=CREDENTIAL, metavar="TOKEN | @FILE",
-              help="Its credential, to make it another tenant's; default --token.")
+              help="Its credential, to make it another tenant's: a key of agent bench.rival. Default --token.")
 @click.option("--bad-keys", default=0, type=click.IntRange(0, 2000), metavar="N",
               help="Start a server; measure its health without and beside so many that try bad keys, and its memory.")
 @click.option("--bad-bodies", default=0, type=click.IntRange(0, 100), metavar="N",
               help="The same beside so many that send the worst bodies that a gate accepts.")
 @click.option("--hostile", is_flag=True,
               help="Start a server with limits; measure a tenant without and beside another one at its worst.")
+@click.option("--slow-disk", default=0.0, type=click.FloatRange(0, 1000), metavar="MS",
+              help="Start a server whose every commit takes so much longer: what is sharing a commit worth?")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def bench(ctx: click.Context, /, **options: Any) -> None:
@@ -161,16 +165,27 @@ def bench(ctx: click.Context, /, **options: Any) -> None:
     asyncgate bench --bad-keys 200                     is the health check answered under a flood of bad keys?
     asyncgate bench --bad-bodies 2                     how long can one request hold up the others?
     asyncgate bench --hostile --clients 1              what can the worst tenant do to another?
+    asyncgate bench --slow-disk 4 --clients 1,32       what is sharing a commit worth on a slow disk?
     """
     asked = Asked(**{param.name: options[param.name] for param in ctx.command.params if param.name in options})
     if said := "; ".join(contradictions(ctx, asked)):
         raise click.UsageError(said)
     allow_files(max(2 * max(asked.clients), asked.idle) + asked.idle)
     try:
-        flood = measure_flood if asked.bad_keys or asked.bad_bodies else measure_hostile if asked.hostile else None
-        (measure_itself if asked.of_itself else flood or measure_url)(asked)
+        find_measurement(asked)(asked)
     except (Failed, ValueError) as wrong:
         exit_with_error(wrong)
+
+
+def find_measurement(asked: Asked) -> Callable[[Asked], None]:
+    """Return what measures what was asked for."""
+    if asked.of_itself:
+        return measure_itself
+    if asked.bad_keys or asked.bad_bodies:
+        return measure_flood
+    if asked.hostile:
+        return measure_hostile
+    return measure_slow_disk if asked.slow_disk else measure_url
 
 
 def contradictions(ctx: click.Context, asked: Asked) -> Iterator[str]:
@@ -180,13 +195,13 @@ def contradictions(ctx: click.Context, asked: Asked) -> Iterator[str]:
         yield "--seconds and --count exclude each other"
     if asked.databases and not asked.of_itself:
         yield "--database needs --self: a gate that runs has its database already, name it with --url"
-    flood = asked.bad_keys or asked.bad_bodies or asked.hostile
-    if (asked.of_itself or flood) and {"url", "token"} & given:
-        yield "--self, --bad-keys, --bad-bodies and --hostile start servers of their own: leave --url and --token away"
-    if flood and (asked.of_itself or asked.rival or asked.idle or asked.to_fill or asked.with_echo):
-        yield "--bad-keys, --bad-bodies and --hostile go with --mode, --clients and how long, and nothing else"
-    if (asked.bad_keys > 0) + (asked.bad_bodies > 0) + asked.hostile > 1:
-        yield "--bad-keys, --bad-bodies and --hostile exclude each other"
+    own = sum(map(bool, (asked.bad_keys, asked.bad_bodies, asked.hostile, asked.slow_disk)))
+    if (asked.of_itself or own) and {"url", "token"} & given:
+        yield f"--self, {OWN_SERVER} start servers of their own: leave --url and --token away"
+    if own and (asked.of_itself or asked.rival or asked.idle or asked.to_fill or asked.with_echo):
+        yield f"{OWN_SERVER} go with --mode, --clients and how long, and nothing else"
+    if own > 1:
+        yield f"{OWN_SERVER} exclude each other"
     if asked.states and not asked.to_fill:
         yield "--fill-state needs --fill, how many"
     if {"rival_kind", "rival_token"} & given and not asked.rival:
@@ -231,9 +246,18 @@ def measure_flood(asked: Asked) -> None:
 def measure_hostile(asked: Asked) -> None:
     """Start a server with its limits on, and let one tenant do its worst beside another."""
     from asyncgate.commands.bench import hostile as part
-    with start_servers((), 0, part.LIMITED) as [server]:
-        rows = run_on_fastest_loop(part.measure_victim(server, asked.plan()))
+    with start_servers((), 0, part.LIMITED) as [server], start_servers((), 0, part.LIMITED) as [other]:
+        rows = run_on_fastest_loop(part.measure_victim(server, other, asked.plan()))
     click.echo(msgspec.json.encode(rows) if asked.as_json else f"{format_rows(rows)}\n{part.format_verdict(rows)}")
+
+
+def measure_slow_disk(asked: Asked) -> None:
+    """Start a server that is slow to commit, and compare many clients with few."""
+    from asyncgate.commands.bench import slow_disk as part
+    with start_servers((), 0, slow_ms=asked.slow_disk) as [server]:
+        rows = run_on_fastest_loop(measure_rounds([server.gate], asked.plan()))
+    click.echo(msgspec.json.encode(rows) if asked.as_json else "\n".join([format_rows(rows),
+                                                                           *part.compare_clients(rows)]))
 
 
 async def measure_beside(asked: Asked, gates: list[LoadGate], plan: Plan) -> list[Figures]:

@@ -22,10 +22,10 @@ from asyncgate.commands.bench.load import (
     run_together,
 )
 from asyncgate.commands.bench.wire import Failed, LoadGate, Wire
+from asyncgate.parts.model.durations import DAY_SECONDS
 
 CONNECTIONS = 4
 FILL_LANES, FILL_TENANTS = 1000, 100
-DAY_SECONDS = 86_400
 FILLED = "bench.filled"
 FILL_STATES: dict[str, Callable[[int], dict[str, Any]]] = {
     "terminal": lambda number: {"type": FILLED, "payload": None},

@@ -3,6 +3,7 @@
 A server is started with its rate limits on.  A tenant's creations are measured alone, and beside four clients of
 another tenant that do the worst they can without a pause: bodies that cost most, ever new task types and claim
 profiles, connections that hang up and credentials that nobody issued, and wrong secrets for keys that exist.
+The same attack on another server of this machine tells what the shared processors alone cost.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator, Iterator
-from functools import partial
 from itertools import count, cycle
 
 import click
@@ -27,16 +27,22 @@ from asyncgate.commands.bench.wire import Failed, LoadGate, read_length
 CLIENTS = 4
 # Both come from this machine: what an address may do would hold up the one for the other.
 LIMITED = ("security.rate_limiting.enabled=true", "security.rate_limiting.address_calls_per_minute=-1")
+ATTACKED, CONTROL = "the gate attacked", "another gate attacked"
 TIERS = {"bench-victim": "enterprise", "bench-hostile": "paid"}
 BREAK_SECONDS = 0.01        # before a connection that the gate has closed is opened again
 encoded = msgspec.json.encode
 
 
-async def measure_victim(server: BenchServer, plan: Plan) -> list[Figures]:
-    """Measure a tenant's calls without and beside the worst that another tenant can do."""
-    victim, hostile = [await make_tenant(server.gate, name) for name in TIERS]
-    gate = LoadGate(server.gate.url, victim, server.gate.name)
-    return await measure_rounds([gate], plan, CLIENTS, partial(run_rival, token=hostile, kind=HOSTILE, number=CLIENTS))
+async def measure_victim(server: BenchServer, other: BenchServer, plan: Plan) -> list[Figures]:
+    """Measure a tenant's calls without and beside the worst that another tenant can do, here and at another server."""
+    victim = await make_tenant(server.gate, "bench-victim")
+    targets = {ATTACKED: server.gate, CONTROL: other.gate}
+    tokens = {place: await make_tenant(gate, "bench-hostile") for place, gate in targets.items()}
+
+    def attack(measured: LoadGate) -> contextlib.AbstractAsyncContextManager[None]:
+        place = measured.name
+        return run_rival(targets[place], token=tokens[place], kind=HOSTILE, number=CLIENTS)
+    return await measure_rounds([LoadGate(server.gate.url, victim, place) for place in targets], plan, CLIENTS, attack)
 
 
 async def make_tenant(gate: LoadGate, name: str) -> str:
@@ -113,10 +119,16 @@ async def open_connection(gate: LoadGate) -> AsyncIterator[tuple[asyncio.StreamR
 
 
 def format_verdict(rows: list[Figures]) -> str:
-    """Put the p99 of the measured tenant beside the goal."""
-    alone, beside = ([one for one in rows if bool(one.rival) == rivals] for rivals in (False, True))
+    """Put the p99 of the measured tenant beside the goal, and beside what the shared processors alone cost."""
+    here, elsewhere = (find_worst_ratio(rows, place) for place in (ATTACKED, CONTROL))
+    return (f"beside a hostile tenant p99 is {here:.2f} × that of alone (goal: 2); the same attack on another gate of "
+            f"this machine makes it {elsewhere:.2f} ×, so the gate itself adds {here / elsewhere:.2f} ×")
+
+
+def find_worst_ratio(rows: list[Figures], place: str) -> float:
+    """Return the highest p99 beside the attack, in multiples of alone."""
+    alone, beside = ([one for one in rows if one.database == place and bool(one.rival) == rivals]
+                     for rivals in (False, True))
     if not (alone and beside):
         raise Failed("nothing was measured")
-    worst_of = max(zip(alone, beside, strict=True), key=lambda pair: pair[1].p99_ms / pair[0].p99_ms)
-    return f"beside a hostile tenant p99 is {worst_of[1].p99_ms / worst_of[0].p99_ms:.2f} × that of alone (goal: 2)"
-
+    return max(one.p99_ms / of.p99_ms for of, one in zip(alone, beside, strict=True))

@@ -52,8 +52,10 @@ class Rest(msgspec.Struct):
 
 
 @contextlib.contextmanager
-def start_servers(databases: tuple[str, ...], idle: int, sets: tuple[str, ...] = ()) -> Iterator[list[BenchServer]]:
+def start_servers(databases: tuple[str, ...], idle: int, sets: tuple[str, ...] = (),
+                  slow_ms: float = 0) -> Iterator[list[BenchServer]]:
     """Serve a fresh SQLite file and the databases; whatever happens, servers and files are gone at the end."""
+    program = ("slow_disk", f"{slow_ms:g}") if slow_ms else ("servers",)
     for sign in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(sign, lambda number, _: sys.exit(128 + number))
     folder, children = Path(tempfile.mkdtemp(prefix="asyncgate-bench-")), list[subprocess.Popen[Any]]()
@@ -62,9 +64,9 @@ def start_servers(databases: tuple[str, ...], idle: int, sets: tuple[str, ...] =
         logs = [folder / f"server-{at}.log" for at in range(len(urls))]
         for url, log in zip(urls, logs, strict=True):
             with log.open("wb") as file:
-                children.append(start_program("asyncgate.commands.bench.servers", *make_arguments(url, idle, sets),
-                                              token=TOKEN,
-                                      stdout=file, stderr=file, cwd=folder))
+                children.append(start_program(f"asyncgate.commands.bench.{program[0]}", *program[1:],
+                                              *make_arguments(url, idle, sets), token=TOKEN, stdout=file,
+                                              stderr=file, cwd=folder))
         yield [BenchServer(LoadGate(wait_for_address(child, log, url), TOKEN, name), child)
                for child, log, url, name in zip(children, logs, urls, name_databases(urls), strict=True)]
     finally:

@@ -21,13 +21,13 @@ from asyncgate.parts.model.errors import (
     Unauthenticated,
     UnsupportedMediaType,
 )
-from asyncgate.parts.model.screening import LARGE, let_others_run
+from asyncgate.parts.model.screening import LARGE, check_members, let_others_run
 from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Ask, Kind, Name
 
 ITEMS = {"tasks", "schedules"}      # members of a batch that contain requests
 VALUES = {"payload"}                # members where null is a value
-MOST_ITEMS, MOST_MEMBERS = 500, 1000
+MOST_ITEMS = 500
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
@@ -36,9 +36,9 @@ def drop_nulls(body: bytes | msgspec.Raw) -> bytes:
     """Drop null members of an object, except a payload: some clients send null for absent members."""
     if b"null" not in bytes(body):
         return bytes(body)
-    if len(members := _members(body)) > MOST_MEMBERS:
-        raise InvalidRequest(f"a request may have at most {MOST_MEMBERS} members")
-    held = {name: value for name, value in members.items() if name in VALUES or bytes(value).strip() != b"null"}
+    check_members(bytes(body))
+    held = {name: value for name, value in _members(body).items()
+            if name in VALUES or bytes(value).strip() != b"null"}
     for name in ITEMS & held.keys():
         with contextlib.suppress(msgspec.DecodeError):      # values of other types are refused when they are decoded
             if len(items := _items(held[name])) > MOST_ITEMS:

@@ -70,7 +70,7 @@ class Endpoint:
         if op.successor and self.gate.settings.bootstrap.deprecate_legacy_endpoint:
             _, path = self.gate.operations[op.successor].rest[0]
             more += [*DEPRECATED, (b"link", b"<%b>; rel=\"successor-version\"" % path.encode())]
-        work = self.gate.perform(op, caller, ask)
+        work = self.gate.engine.perform(op, caller, ask)
         return await (run_while_connected(work, receive) if getattr(ask, "wait_seconds", 0) > 0 else work)
 
     async def _ask(self, op: Operation, caller: Caller, scope: Scope, receive: Receive) -> Ask:

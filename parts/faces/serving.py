@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from typing import Any, Protocol
+from typing import Protocol
 
 from asyncgate import Caller, Engine, Operation
 from asyncgate.parts.model.connection import Headers, Scope, Send
@@ -15,6 +15,8 @@ from asyncgate.parts.model.wire import Ask
 class Doorkeeper(Protocol):
     """Resolves requests to callers, counts their calls and audits refusals."""
 
+    enforced: bool          # whether every request is counted
+
     async def resolve(self, scope: Scope, op: Operation | None = None, headers: Headers | None = None) -> Caller:
         """Return the caller of a request; count the call if its operation is known."""
 
@@ -23,6 +25,9 @@ class Doorkeeper(Protocol):
 
     async def meter(self, scope: Scope, caller: Caller, op: Operation | None) -> None:
         """Count a call; `op` is None if it calls no operation; raises RateLimitExceeded."""
+
+    async def passing(self, scope: Scope) -> GateError | None:
+        """Count a request that no operation has counted; return the refusal if it is one too many."""
 
     def refused(self, scope: Scope, no: GateError, ask: Ask | None = None) -> None:
         """Audit the refusal of a request if it concerns security."""
@@ -41,9 +46,6 @@ class Serving(Protocol):
     @property
     def guard(self) -> Doorkeeper:
         """Return the guard that authenticates requests."""
-
-    async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
-        """Carry out one operation."""
 
     async def send(self, send: Send, scope: Scope, status: int, body: bytes, more: Iterable[tuple[bytes, bytes]] = (),
                    type: tuple[bytes, bytes] = ...) -> None:

@@ -533,7 +533,8 @@ class Auditor:
         mark, now = mark_in(id), self.engine.backend.now()
         if not 0 <= now - self.asked_at < TENANTS_SECONDS:      # others, of other processes, may have come since
             self.tenants, self.asked_at = {*await self.engine.backend.tenants()}, now
-        return [tenant for tenant in self.tenants if mark_of(tenant) == mark]
+        admitted = {key[0] for key in self.counted}     # some of them may have stored their first task since
+        return [tenant for tenant in self.tenants | admitted if mark_of(tenant) == mark]
 
     async def _has(self, tenant_id: str, name: str, id: str) -> bool:
         if name == "lease_id":

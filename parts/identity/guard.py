@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from asyncgate import NOBODY, Caller, Engine, Extension, Needs, News, Work
+from asyncgate import Caller, Engine, Extension, Needs, News, Work
 from asyncgate.parts.identity.audit import Auditor, describe_caller, visit
 from asyncgate.parts.identity.buckets import Bucket, buckets_for, call_bucket, limit_error, task_bucket
 from asyncgate.parts.identity.buckets import limit_headers as limit_headers
@@ -17,6 +17,7 @@ from asyncgate.parts.identity.keys_stored import KEY_PREFIX
 from asyncgate.parts.identity.limits import open_limits
 from asyncgate.parts.identity.oversight import oversee
 from asyncgate.parts.identity.ways import Identity
+from asyncgate.parts.model.caller import NOBODY
 from asyncgate.parts.model.connection import Headers, Scope, find_client_address, read_token
 from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.errors import GateError, InvalidToken, StartupError, Unauthenticated
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from asyncgate import Operation
-
-A = TypeVar("A")
 
 log = logging.getLogger("asyncgate")
 
@@ -159,9 +158,8 @@ class Guard(Extension):
                 return
         raise StartupError(NO_WAY_IN)
 
-    def committed(self, work: Work) -> None:
-        """Learn from a commit of this process."""
-        self.auditor.tenants.add(work.tenant_id)
+    def records_changed(self, work: Work) -> None:
+        """Forget the keys and the account that a batch of this process has changed."""
         for kind, key in work.kept:
             if kind is Key:
                 self.keys.forget(*key)
@@ -238,7 +236,7 @@ class Guard(Extension):
         elif may is not None:
             await self._draw(scope, [call_bucket(may, caller.tenant_id)])
 
-    async def creating(self, caller: Caller, number: int, create: Callable[[], Awaitable[A]]) -> A:
+    async def creating(self, caller: Caller, number: int, create: Callable[[], Awaitable[Any]]) -> Any:
         """Count new tasks before they are made (21.4.2); those that are refused then do not count.
 
         The answer tells of that limit only when it refuses.

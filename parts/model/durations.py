@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 __all__ = ["DAY_SECONDS", "parse_duration", "parse_moment", "parse_seconds"]
 
-DAY_SECONDS = 86_400.0
+DAY_SECONDS = 86_400
 UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_SECONDS, "w": 604_800.0}
 PARTS = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)\s*")
 LONGEST_SECONDS = 100 * 365 * DAY_SECONDS

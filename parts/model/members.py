@@ -18,13 +18,15 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, Union, get_args, g
 import msgspec
 from msgspec import NODEFAULT, Raw, Struct
 
-from asyncgate.parts.model.errors import GateError, InvalidRequest
+from asyncgate.parts.model.errors import GateError, InvalidRequest, PayloadTooLarge
+from asyncgate.parts.model.screening import check_members
 from asyncgate.parts.model.wire import UNTAGGED, Batch
 
 Rule = Literal["warn", "refuse", "ignore"]
 K = TypeVar("K", bound=Struct)
 HEADER = b"x-asyncgate-warning"
 MOST_TOLD, LONGEST_MEMBER_NAME, LONGEST_HEADER = 10, 60, 1000
+LONGEST_NAMES = 2**17       # bytes of a list of names: each name is matched with a regular expression
 BATCHES = ("tasks", "schedules")        # members that hold a list of requests
 NO_NAME = f"Expected `str` matching regex {UNTAGGED!r}"       # msgspec's wording
 VALID = Raw(b'[{"type":"any","schedule_id":"any"}]')    # placeholder for the items of a batch while the rest is read
@@ -69,6 +71,11 @@ class Reader(Generic[K]):
         hints = get_type_hints(self.takes)
         return next(((name, Reader(get_args(hints[name])[0])) for name in BATCHES if name in hints), None)
 
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        """Return the members that hold lists of strings."""
+        return frozenset(name for name, hint in get_type_hints(self.takes).items() if holds_strings(hint))
+
     def rule(self, setting: Rule) -> Rule:
         """Return the rule for unknown members."""
         return "refuse" if self.refuses else setting
@@ -78,10 +85,19 @@ class Reader(Generic[K]):
 
         At most `most` members are named, because finding a similar name takes longer than reading the request.
         """
+        if len(body) > LONGEST_NAMES and self._names:
+            self._check_names(body)
         try:
             return self._exactly(body), NONE
         except msgspec.ValidationError:
             return self._slowly(body, self.rule(setting), most)
+
+    def _check_names(self, body: bytes | Raw) -> None:
+        """Refuse a very long list of names before each name is checked."""
+        members = _members(body)
+        for name in self._names & members.keys():
+            if (size := len(members[name])) > LONGEST_NAMES:
+                raise PayloadTooLarge(f"{name} is {size} bytes; a list of names has {LONGEST_NAMES} at most")
 
     def query(self, query: dict[str, str], setting: Rule = "warn") -> tuple[K, tuple[str, ...]]:
         """Make a request from a query."""
@@ -124,6 +140,7 @@ class Reader(Generic[K]):
     def item(self, place: str, item: Raw, rule: Rule, most: int) -> tuple[Any, list[str]]:
         """Read an item of a batch, or return why it is invalid."""
         try:
+            check_members(bytes(item))
             read, strays = self.body(item, rule, max(most, 0))
         except (msgspec.DecodeError, GateError) as no:
             return Unreadable(InvalidRequest(f"{place}: {describe_problem(no)}"), read_task_id(item)), []
@@ -204,6 +221,11 @@ def find_struct(hint: Any) -> type[Struct] | None:
     if isinstance(hint, type) and issubclass(hint, Struct):
         return hint
     return next((found for part in get_args(hint) if (found := find_struct(part)) is not None), None)
+
+
+def holds_strings(hint: Any) -> bool:
+    """Whether a type has lists or sets of strings."""
+    return hint in (list[str], frozenset[str]) or any(holds_strings(part) for part in get_args(hint))
 
 
 def iterate_objects(value: Raw) -> Iterator[tuple[str, dict[str, Raw]]]:

@@ -47,7 +47,7 @@ Uuid = Annotated[str, Meta(pattern=r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
 OneTenant = Annotated[str, Meta(pattern=r"\A([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?\Z",
                                 title="a UUID in lower case, or empty")]
 Label = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9._-]{0,100}\Z", title="up to 100 letters, digits, dots, - and _")]
-Profile = Annotated[str, Meta(pattern=r"\A[A-Za-z][A-Za-z0-9_]*\Z",
+LedgerProfile = Annotated[str, Meta(pattern=r"\A[A-Za-z][A-Za-z0-9_]*\Z",
                                 title="memorygate, receiptgate, or the name of a sink")]
 Filled = Annotated[str, Meta(min_length=1, title="text that is not empty")]
 Texts = Annotated[tuple[str, ...], Meta(title="a list of text, split by commas or in JSON")]
@@ -119,7 +119,7 @@ class LedgerSettings(Group, frozen=True):
     parallel: Annotated[int, span(0, 1000), says("Most receipts of different tasks that are sent at once; 0 is 16, and "
                                                  "4 to a ReceiptGate")] = 0
     circuit_breaker: CircuitBreaker = CircuitBreaker()
-    profile: Annotated[Profile, says("Which protocol the ledger speaks")] = "memorygate"
+    profile: Annotated[LedgerProfile, says("Which protocol the ledger speaks")] = "memorygate"
     dialect: Annotated[Dialect, says("ReceiptGate's receipt schema, with obligation_id or without")] = "auto"
     source_system: Annotated[Filled, says("The gate's name at ReceiptGate: its token's principal there")] = "asyncgate"
     contents: Annotated[Contents, says("Whether ReceiptGate is sent payloads and results, or their hashes")] = "clear"

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+import time
+from typing import Protocol
+
 from msgspec.structs import replace
 
 from asyncgate.parts.model.stored import Presence
 from asyncgate.parts.model.wire import Principal
 
 PAUSE = 1800.0                              # seconds without a call after which the next call begins a new session
+MOST_CALLS = 256                            # calls noted before they are counted
 MOST_SEEN, MOST_INSTANCES = 10_000, 100     # principals, and instances per principal, noted in a minute
 Seen = tuple[Principal, float, float]       # who, when first and when last since the last minute
+
+
+class Clock(Protocol):
+    """The database's clock."""
+
+    skew: float     # seconds that tests add to it
+
+    def now(self) -> float:
+        """Return the time."""
 
 
 class Sightings:
     """Callers seen since upkeep last stored them; bounded, because callers can invent any number of names."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.calls: list[tuple[str, Principal, float]] = []     # tenant, caller, and time by this process's own clock
         self.fresh: dict[tuple[str, str, str], dict[str | None, tuple[float, float]]] = {}
         self.leaving = self.fresh       # the sightings that upkeep is storing now
 
-    def note(self, tenant_id: str, who: Principal, now: float) -> None:
-        """Note a call by a principal."""
+    def count(self) -> None:
+        """Count the noted calls; convert their times to the database's clock."""
+        calls, self.calls = self.calls, []
+        ahead = self.clock.now() - self.clock.skew - time.time()
+        for tenant_id, who, at in calls:
+            self._count(tenant_id, who, at + ahead)
+
+    def _count(self, tenant_id: str, who: Principal, now: float) -> None:
         if (key := (tenant_id, who.kind, who.id)) not in self.fresh and len(self.fresh) >= MOST_SEEN:
             return
         instances = self.fresh.setdefault(key, {})
@@ -29,6 +50,7 @@ class Sightings:
 
     def take(self) -> dict[str, list[Seen]]:
         """Return the sightings to store, by tenant; `known` includes them until `forget_taken`."""
+        self.count()
         self.leaving, self.fresh = self.fresh, {}
         found: dict[str, list[Seen]] = {}
         for (tenant_id, kind, id), instances in self.leaving.items():
@@ -42,6 +64,7 @@ class Sightings:
 
     def known(self, tenant_id: str, who: Principal, stored: Presence | None, now: float) -> Presence:
         """Return the presence of a principal: the stored presence plus newer sightings."""
+        self.count()
         known, key = stored, (tenant_id, who.kind, who.id)
         for seen in (self.leaving, self.fresh) if self.leaving is not self.fresh else (self.fresh,):
             for instance, (first, last) in seen.get(key, {}).items():

@@ -10,7 +10,7 @@ from asyncgate.parts.model.queries import Rows
 from asyncgate.parts.model.stored import Seal
 from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire_receipts import ListSeals, SealEnd, SealReceipts, SealRecord, Seals
-from asyncgate.parts.receipts.carry import export_receipts, import_receipts, its_receipts
+from asyncgate.parts.receipts.carry import export_receipts, import_receipts, load_import
 from asyncgate.parts.receipts.sealing import require_bodies, seal
 
 decode_names = msgspec.json.Decoder(list[str]).decode
@@ -44,5 +44,5 @@ SEALING = [
 OPERATIONS = [
     *SEALING,
     Operation(export_receipts, "GET /v1/export/receipts", "A", "admin:read", "R"),
-    Operation(import_receipts, "POST /v1/import/receipts", "A", "admin:write", "W", its_receipts),
+    Operation(import_receipts, "POST /v1/import/receipts", "A", "admin:write", "W", load_import),
 ]

@@ -20,15 +20,15 @@ from asyncgate.parts.receipts.sinks import Garbled, Missing, Outage, Refusal, Un
 if TYPE_CHECKING:
     import httpx2
 
-MOST_TOLD = 300             # characters of what a ledger says that are kept
+MOST_TOLD = 300             # characters of a ledger's answer that messages quote
 SMALL = 2**20               # bytes of an answer that holds no receipts
-BESIDE_BODY = 2**16         # bytes that a receipt may have beside its body
-MOST_ANSWER_DEPTH = MAX_DEPTH + 16     # a body as deep as the gate takes one, in a receipt, in a list, in an answer
-ANY_NUMBER = 2**62          # of values: those of a body are not read here
-# Nobody's receipt makes a ledger answer with these: it, or the way to it, is out of order.
+BESIDE_BODY = 2**16         # bytes that a receipt may have besides its body
+MOST_ANSWER_DEPTH = MAX_DEPTH + 16     # the deepest body that a gate accepts, in a receipt, in a list, in an answer
+ANY_NUMBER = 2**62          # no limit on the number of values
+# No receipt causes these: the ledger, or the way to it, is out of order.
 AWAY_STATUSES = {401, 407, 421, 425, 429, 502, 503, 504}
-ON_THE_WAY = {502, 504}     # what stands before it says so: the ledger itself may have done what it was asked
-# These say something about the ledger, or the gate's credential, and nothing about the receipt.
+ON_THE_WAY = {502, 504}     # from a proxy: the ledger itself may have stored the receipt
+# These are about the ledger or the gate's credential, not about the receipt.
 NOT_ABOUT_THE_RECEIPT = {403, 404, 405, 408}
 
 
@@ -62,7 +62,7 @@ class Calls:
             self.http = httpx2.AsyncClient(trust_env=False, headers=self.headers, limits=limits)
         try:
             async with asyncio.timeout(seconds), self.http.stream(verb, url, timeout=seconds, **more) as answer:
-                content = await read_answer(answer, most_bytes)
+                content = await read_content(answer, most_bytes)
         except (httpx2.TransportError, TimeoutError) as error:
             late = isinstance(error, TimeoutError | httpx2.ReadTimeout | httpx2.WriteTimeout)
             untaken = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
@@ -78,7 +78,7 @@ class Calls:
             await self.http.aclose()
 
 
-async def read_answer(answer: httpx2.Response, most_bytes: int) -> bytes:
+async def read_content(answer: httpx2.Response, most_bytes: int) -> bytes:
     """Read an answer; raises Garbled if it is compressed, too large, or nested too deep."""
     if answer.headers.get("content-encoding", "identity") != "identity":
         raise Garbled("the ledger compressed its answer, which was not requested")

@@ -26,7 +26,7 @@ from asyncgate.parts.model.wire_receipts import (
 from asyncgate.parts.receipts import archive
 from asyncgate.parts.receipts.may import broken_rule as may_not
 from asyncgate.parts.receipts.may import discharges
-from asyncgate.parts.receipts.sealing import its_head, require_bodies
+from asyncgate.parts.receipts.sealing import load_head, require_bodies
 from asyncgate.parts.receipts.seals import START, make_seal, receipt_digest, seal_head
 
 RECEIPTS_PER_EXPORT, PAGE_BYTES = 1000, 4 * 2**20
@@ -73,9 +73,9 @@ def as_stored_receipt(receipt: StoredReceipt) -> Receipt:
     return Receipt(**{**asdict(receipt), "parents": tuple(sorted(receipt.parents))})
 
 
-def its_receipts(needs: Needs, caller: Caller, ask: ImportReceipts) -> None:
+def load_import(needs: Needs, caller: Caller, ask: ImportReceipts) -> None:
     """Load stored receipts with the same ids or keys, the parents with their children, and the tasks."""
-    its_head(needs, caller, ask)
+    load_head(needs, caller, ask)
     for receipt in ask.receipts:
         needs.receipts |= {receipt.receipt_id, *receipt.parents}
         needs.stated.add((receipt.task_id, receipt.receipt_key))

@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from asyncgate import TERMINATES, receipt_hash
-from asyncgate.parts.model.content import decode_json, to_canonical
+from asyncgate.parts.model.content import decode_json, encode_json, to_canonical
 from asyncgate.parts.model.queries import EntryFilter
 from asyncgate.parts.model.stored import Receipt
 from asyncgate.parts.receipts.files import SealedReading
@@ -26,8 +26,8 @@ from asyncgate.parts.receipts.sinks import Filed, Outage, Refusal
 if TYPE_CHECKING:
     from asyncgate.parts.receipts.sinks import Sink
 
-RECEIPTS_PER_COPY = 200                          # of a ledger
-READ_ATTEMPTS, READ_PAUSE_SECONDS = 3, 0.5    # at a page, before the ledger counts as unreadable
+RECEIPTS_PER_COPY = 200                       # receipts of one page of a ledger
+READ_ATTEMPTS, READ_PAUSE_SECONDS = 3, 0.5    # how often a page is requested before the ledger counts as unreadable
 SCHEMA_SQL = """
 CREATE TABLE receipts (receipt_id TEXT PRIMARY KEY, task_id TEXT, receipt_type TEXT, receipt_key TEXT, instance TEXT,
                        sound INTEGER, known INTEGER DEFAULT 0, content BLOB) WITHOUT ROWID;
@@ -37,7 +37,6 @@ CREATE TABLE edges (parent TEXT, child_type TEXT, child TEXT, PRIMARY KEY (paren
 """
 CountCopied = Callable[[int], None]
 
-encode_json = msgspec.json.Encoder().encode
 decode_receipt = msgspec.json.Decoder(Receipt).decode
 
 
@@ -51,7 +50,7 @@ class Collected:
     def __init__(self) -> None:
         self.file = sqlite3.connect("", isolation_level=None)
         self.file.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + SCHEMA_SQL)
-        self.problems: list[str] = []       # of the file that they came in
+        self.problems: list[str] = []       # problems of the file that was read
 
     def close(self) -> None:
         """Close the file."""
@@ -139,19 +138,19 @@ class Collected:
         return self.tasks("AND known = 0")
 
     def answered(self, receipt: Receipt) -> bool:
-        """Whether a receipt here discharges one that opened an obligation (PH.1.3)."""
+        """Whether one of these receipts discharges the obligation that `receipt` opened (PH.1.3)."""
         ids = [child for by in sorted(TERMINATES[receipt.receipt_type])
                for child in self.children(receipt.receipt_id, by)]
         return any(broken_rule("rebuilt", child, [receipt]) is None for child in self.get(ids).values())
 
     def children(self, receipt_id: str, receipt_type: str) -> list[str]:
-        """Return the receipts of a type that answer one."""
+        """Return the ids of the receipts of a type that have the given parent."""
         rows = self.file.execute("SELECT child FROM edges WHERE parent = ? AND child_type = ? ORDER BY child",
                                  (receipt_id, receipt_type))
         return [row[0] for row in rows]
 
     def _rows(self, which: str) -> Iterator[Receipt]:
-        """Yield rows a page at a time, so that whoever reads them may write meanwhile."""
+        """Yield rows a page at a time, so that the reader may write meanwhile."""
         last = ""
         while rows := self.file.execute(
                 f"SELECT content FROM receipts WHERE receipt_id > ? {which} ORDER BY receipt_id LIMIT 500",
@@ -186,10 +185,10 @@ def as_stored(found: Filed) -> Receipt:
     return replace(receipt, body=to_canonical(decode_json(receipt.body)).decode())
 
 
-# From where.
+# Where receipts are read from.
 
 
-async def collect_from_ledger(sink: Sink, tenant_id: str, told: CountCopied) -> Collected:
+async def collect_from_ledger(sink: Sink, tenant_id: str, count: CountCopied) -> Collected:
     """Read all of a tenant's receipts from a ledger; raises Unreadable rather than return only a part."""
     collected, after = Collected(), None
     try:
@@ -197,7 +196,7 @@ async def collect_from_ledger(sink: Sink, tenant_id: str, told: CountCopied) -> 
             page = await retry_read(lambda after=after: sink.page(    # type: ignore[misc]
                 tenant_id, EntryFilter(None, None, None, None, after, RECEIPTS_PER_COPY)))
             collected.add([as_stored(one) for one in page.receipts])
-            told(len(page.receipts))
+            count(len(page.receipts))
             if page.cursor in (None, after):
                 return collected
             after = page.cursor
@@ -218,19 +217,19 @@ async def retry_read(ask: Callable[[], Any]) -> Any:
     raise AssertionError
 
 
-def collect_from_file(path: str, told: CountCopied) -> tuple[str, Collected]:
-    """Read an exported file; return the tenant it is of, and its receipts with all that is wrong with the file."""
-    held, collected = SealedReading(path), Collected()
+def collect_from_file(path: str, count: CountCopied) -> tuple[str, Collected]:
+    """Read an exported file; return its tenant, and its receipts with the problems of the file."""
+    file, collected = SealedReading(path), Collected()
     try:
-        found = (line.receipt for line in held.lines() if line.receipt is not None)
+        found = (line.receipt for line in file.lines() if line.receipt is not None)
         while page := list(islice(found, RECEIPTS_PER_COPY)):
             collected.add([replace(one, parents=tuple(sorted(one.parents))) for one in page])
-            told(len(page))
+            count(len(page))
     except OSError as wrong:
         collected.close()
         raise Unreadable(f"{path} cannot be read: {wrong.strerror or wrong}") from wrong
-    if held.header is None or held.header.format != "asyncgate-receipts" or held.trailer is None:
+    if file.header is None or file.header.format != "asyncgate-receipts" or file.trailer is None:
         collected.close()
         raise Unreadable(f"{path} is not a complete file of `asyncgate receipts export`")
-    collected.problems = held.problems
-    return held.header.tenant_id, collected
+    collected.problems = file.problems
+    return file.header.tenant_id, collected

@@ -1,6 +1,6 @@
-"""Receipts that somebody offers: a scheduler's schedule.created and schedule.deleted (spec 8, PH.1.3, PH.2).
+"""emit_receipt: a scheduler offers its schedule.created and schedule.deleted (spec 8, PH.1.3, PH.2).
 
-What such a receipt may do is declared and checked in `may`.
+The module `may` declares and checks what such a receipt may do.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from asyncgate import Contract
 
 
-MOST_PARENTS = 1000         # that any setting allows; no more are looked up
+MOST_PARENTS = 1000         # the most that any setting allows; no more are loaded
 
 
-def its_schedule(needs: Needs, caller: Caller, ask: EmitReceipt) -> None:
+def load_schedule(needs: Needs, caller: Caller, ask: EmitReceipt) -> None:
     """Load the parents, the task and the schedule of an offered receipt."""
     needs.receipts.update(tuple(dict.fromkeys(ask.parents or ()))[:MOST_PARENTS])
     needs.tasks.update({ask.task_id} if ask.task_id else ())
@@ -53,22 +53,26 @@ def emit_receipt(engine: Engine, work: Work, caller: Caller, ask: EmitReceipt) -
 
 def emit(engine: Engine, work: Work, caller: Caller, ask: EmitReceipt, by: Principal) -> str:
     """Write an offered receipt; return its id."""
-    parents = its_parents(engine, work, ask)
+    parents = require_parents(engine, work, ask)
     engine.artifacts_of((ask.body or {}).get("artifacts"))
     if ask.receipt_type not in MAY["emitted"].types:
-        why = "is written by the gate, with the step that it proves (H.2)" if ask.receipt_type in RECEIPT_TYPES else (
-            "is no type of receipt")
-        raise InvalidRequest(f"emit_receipt takes schedule.created and schedule.deleted; {ask.receipt_type} {why}")
+        why = "is written only by the gate, with the step that it proves (H.2)" if (
+            ask.receipt_type in RECEIPT_TYPES) else "is not a receipt type"
+        raise InvalidRequest(f"emit_receipt accepts only schedule.created and schedule.deleted; {ask.receipt_type} "
+                             f"{why}")
     return (schedule if ask.receipt_type == SCHEDULED.type else unschedule)(engine, work, caller, ask, by, parents)
 
 
-def its_parents(engine: Engine, work: Work, ask: EmitReceipt) -> tuple[str, ...]:
-    """PH.2: what discharges must say what, and only what this tenant has can be answered."""
+def require_parents(engine: Engine, work: Work, ask: EmitReceipt) -> tuple[str, ...]:
+    """Return the parents without repeats (PH.2); raises ParentsRequired for no parent of a discharging receipt.
+
+    Raises ParentNotFound for a parent that this tenant does not have.
+    """
     parents = tuple(dict.fromkeys(ask.parents or ()))
     if ask.receipt_type in DISCHARGING and not parents:
         raise ParentsRequired(f"{ask.receipt_type} discharges an obligation and must name it among its parents; "
                               "without parents the obligation would stay open for ever (PH.2)")
-    engine.limit_parents(parents)      # before each of them is looked for, and reported
+    engine.limit_parents(parents)      # before each parent is looked up and reported
     if missing := [parent for parent in parents if parent not in work.receipts]:
         raise ParentNotFound(f"no receipt {missing[0]}; parents must exist in the same tenant (PH.2)")
     return parents
@@ -76,18 +80,18 @@ def its_parents(engine: Engine, work: Work, ask: EmitReceipt) -> tuple[str, ...]
 
 def schedule(engine: Engine, work: Work, caller: Caller, ask: EmitReceipt, by: Principal,
              parents: tuple[str, ...]) -> str:
-    """Open the obligation of a schedule, under the lease of the task that asked for it."""
+    """Write schedule.created under the lease of its schedule.create task; return its id."""
     if not (ask.schedule_id and ask.task_id and ask.lease_id):
         raise InvalidRequest("schedule.created needs schedule_id, and the task_id and lease_id of schedule.create")
     if (known := work.found(Schedule, ask.schedule_id)) and known.scheduler.same(by):
         return known.created
-    held = LeaseAsk(worker_id=ask.worker_id, worker_kind=ask.worker_kind, task_id=ask.task_id, lease_id=ask.lease_id,
-                    worker_instance_id=ask.worker_instance_id, fence=ask.fence)
-    task, lease = engine.require_lease(work, caller, held)
+    lease_ask = LeaseAsk(worker_id=ask.worker_id, worker_kind=ask.worker_kind, task_id=ask.task_id,
+                         lease_id=ask.lease_id, worker_instance_id=ask.worker_instance_id, fence=ask.fence)
+    task, lease = engine.require_lease(work, caller, lease_ask)
     if task.type != "schedule.create" or known is not None:
         raise InvalidRequest(f"schedule.created belongs to a task of type schedule.create and a new schedule; "
                              f"task {task.task_id} is {task.type}")
-    allowed(work, caller, by, SCHEDULED, ask, parents, task.task_id)
+    require_allowed(work, caller, by, SCHEDULED, ask, parents, task.task_id)
     with engine.optional_receipt(work, task.task_id):
         receipt = engine.write_receipt(work, SCHEDULED, task, ask.body or {}, by=by, lease=lease,
                                        schedule_id=ask.schedule_id, parents=parents or (lease.accepted,),
@@ -98,19 +102,19 @@ def schedule(engine: Engine, work: Work, caller: Caller, ask: EmitReceipt, by: P
 
 def unschedule(engine: Engine, work: Work, caller: Caller, ask: EmitReceipt, by: Principal,
                parents: tuple[str, ...]) -> str:
-    """Discharge the obligation of a schedule, once; a schedule that has its id by now is another one."""
+    """Write schedule.deleted, once; return its id.  A later schedule with the same id is not affected."""
     created = next((work.receipts[parent] for parent in parents
                     if work.receipts[parent].receipt_type == SCHEDULED.type), None)
     if created is None or created.schedule_id is None or ask.schedule_id not in (None, created.schedule_id):
         raise InvalidRequest("schedule.deleted must name the schedule.created of that schedule among its parents")
     engine.party(caller, by, created, caller.unlimited)
-    if ask.task_id not in (None, created.task_id) and not its_own(work, caller, by, ask.task_id):
-        raise barred(caller, f"task {ask.task_id} is neither yours nor leased to you; leave task_id away")
+    if ask.task_id not in (None, created.task_id) and not takes_part(work, caller, by, ask.task_id):
+        raise barred(caller, f"task {ask.task_id} was neither created by you nor leased to you; leave task_id out")
     if first := next((one for one in work.receipts.values() if discharges(one, created)), None):
         return first.receipt_id
     task_id = ask.task_id or created.task_id
-    allowed(work, caller, by, UNSCHEDULED, ask, parents, task_id, created.schedule_id)
-    # What discharges is always taken in the creation's own task (21.6.3): it is written once.
+    require_allowed(work, caller, by, UNSCHEDULED, ask, parents, task_id, created.schedule_id)
+    # A discharging receipt of the creation's own task is accepted whatever the limits (21.6.3): there is only one.
     with engine.optional_receipt(work, task_id) if task_id != created.task_id else contextlib.nullcontext():
         receipt = engine.write_receipt(work, UNSCHEDULED, None, ask.body or {}, by=by, to=created.to, parents=parents,
                                        task_id=task_id, schedule_id=created.schedule_id, mark=created.schedule_id)
@@ -120,11 +124,11 @@ def unschedule(engine: Engine, work: Work, caller: Caller, ask: EmitReceipt, by:
     return receipt.receipt_id
 
 
-def allowed(work: Work, caller: Caller, by: Principal, contract: Contract, ask: EmitReceipt, parents: tuple[str, ...],
-            task_id: str, schedule_id: str | None = None) -> None:
-    """Hold an offered receipt to the table."""
+def require_allowed(work: Work, caller: Caller, by: Principal, contract: Contract, ask: EmitReceipt,
+                    parents: tuple[str, ...], task_id: str, schedule_id: str | None = None) -> None:
+    """Check an offered receipt against the table in `may`; raises Forbidden."""
     def own(parent: Receipt) -> bool:
-        return caller.unlimited or parent.to.same(by) or parent.sender.same(by) or its_own(
+        return caller.unlimited or parent.to.same(by) or parent.sender.same(by) or takes_part(
             work, caller, by, parent.task_id)
     said = Receipt("", "", contract.type, work.now, by.kind, by.id, "", "", task_id, ask.lease_id,
                    schedule_id or ask.schedule_id, "", "", "", parents)
@@ -132,8 +136,8 @@ def allowed(work: Work, caller: Caller, by: Principal, contract: Contract, ask: 
         raise barred(caller, why)
 
 
-def its_own(work: Work, caller: Caller, by: Principal, task_id: str | None) -> bool:
-    """Whether somebody owns a task, or holds or held its lease; of earlier leases their task.accepted tells."""
+def takes_part(work: Work, caller: Caller, by: Principal, task_id: str | None) -> bool:
+    """Whether a principal owns a task, or holds or held a lease of it; earlier leases show in their task.accepted."""
     task, lease = work.tasks.get(task_id or ""), work.leases.get(task_id or "")
     accepted: Any = (one.sender for one in work.receipts.values() if (one.task_id, one.receipt_type) == (
         task_id, ACCEPTED.type))
@@ -141,5 +145,5 @@ def its_own(work: Work, caller: Caller, by: Principal, task_id: str | None) -> b
         lease is not None and lease.worker.same(by)) or any(who.same(by) for who in accepted)
 
 
-EMIT_RECEIPT = Operation(emit_receipt, "POST /v1/receipts", EVERYONE, "receipts:ack tasks:lease", "W", its_schedule,
+EMIT_RECEIPT = Operation(emit_receipt, "POST /v1/receipts", EVERYONE, "receipts:ack tasks:lease", "W", load_schedule,
                          idempotent=True)

@@ -1,6 +1,7 @@
-"""Escalation: whom a task is proposed to when its worker is lost, or its last attempt has failed.
+"""Escalation: propose a task to another principal when its worker is lost or its last attempt has failed.
 
-Task.escalated answers the duty, and opens, closes and moves nothing.  Its cause is the end of one lease, told once.
+A task.escalated names the duty as its parent.  It opens and closes no obligation and does not change the task.  It is
+written once for each end of a lease.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class Escalation(Extension):
-    """Tells whoever the class of a task names; nobody is told of a class that names nobody."""
+    """Escalates tasks to the principal that the settings name for the task's class; a no-op without one."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.settings = engine, engine.settings
 
     def given_up(self, work: Work, task: Task, lease: Lease, reason: str) -> None:
-        """Propose a task to somebody else whose worker was lost, or whose last attempt has failed."""
+        """Write a task.escalated for a task whose worker was lost or whose last attempt has failed."""
         chosen = class_of(self.settings, task, reason)
         if (target := self.settings.escalation.target(work.tenant_id, chosen)) is None:
             return
@@ -39,9 +40,9 @@ class Escalation(Extension):
 
 
 def class_of(settings: Settings, task: Task, reason: str) -> int:
-    """Return the class that a task's payload asks for, or else the one of the settings."""
+    """Return the escalation class that a task's payload names, or else that of the settings."""
     payload, usual = decode_json(task.payload), settings.escalation
     wished = payload.get("escalation_class") if isinstance(payload, dict) else None
-    if type(wished) is int:     # a bool is no class
+    if type(wished) is int:     # not isinstance: a bool is not a class
         return wished
     return usual.lease_expiry_class if reason == "lease_expired" else usual.attempts_spent_class

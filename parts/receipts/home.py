@@ -1,9 +1,9 @@
-"""A gate whose receipts lie in a ledger, shown as one that has them itself: what `asyncgate receipts home` copies.
+"""Read an integrated gate's database with the receipts' bodies restored: the source of `asyncgate receipts home`.
 
-A receipt is never changed where it is stored, and a skeleton is a receipt.  So the way home leads into a fresh
-database: `Home` stands before the gate's own one and gives each skeleton the body that the outbox or the ledger has of
-it, and whoever copies finds whole receipts.  A body comes along only if the receipt then has its own hash.  Nothing
-that the gate does not know itself is taken in: what others stated in the ledger is theirs and stays there.
+Stored receipts never change, so skeletons (receipts without bodies) cannot be filled in place.  The command copies
+into a fresh database instead.  `LedgerBackedGate` wraps the gate's backend and adds to each skeleton its body from the
+outbox or the ledger.  It adds a body only if the receipt then matches its stored hash.  Receipts that others stated in
+the ledger are not copied; they stay in the ledger.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from asyncgate.parts.receipts.collected import Collected, CountCopied, collect_f
 from asyncgate.parts.receipts.marks import list_adopted
 from asyncgate.parts.receipts.reconcile import Comparison, Findings
 
-# What is in the way: --repair of `asyncgate reconcile` does the first ones, nobody the others.
+# Differences that stop the copy: `asyncgate reconcile --repair` repairs the first ones; nothing repairs the others.
 REPAIRED = ("ended_at_ledger", "lease_ended_at_ledger", "lease_unbacked", "not_committed")
 FINAL = ("lost_by_ledger", "tampered")
 
 
 class Unsettled(Exception):
-    """Gate and ledger differ in what has to be settled first."""
+    """The gate and the ledger differ; the differences must be settled before the copy."""
 
 
 class MissingBody(Exception):
-    """A skeleton cannot be filled."""
+    """Neither the outbox nor the ledger has the body of a skeleton."""
 
 
 class CopyCounts(Struct):
-    """What came with the last walk through all receipts."""
+    """How many receipts the last pass through all receipts filled, left bare, or found whole."""
 
     filled: int = 0
-    bare: int = 0           # the ledger lost or changed them: here are their hashes
-    own: int = 0            # were whole all the time
+    bare: int = 0           # the ledger lost or changed them; only their hashes are left
+    own: int = 0            # never were skeletons
 
 
 class LedgerBackedGate(Around):
-    """A backend that reads as another one, but for the bodies of receipts."""
+    """A backend that passes reads on to another backend, and adds the missing bodies to receipts."""
 
     def __init__(self, backend: Any, sink: Any, *, lenient: bool) -> None:
         super().__init__(backend)
@@ -56,15 +56,15 @@ class LedgerBackedGate(Around):
         self.stated: dict[str, dict[str, str]] = {}     # ids at the ledger of what workers stated under their own
         self.brought: dict[str, CopyCounts] = {}
 
-    async def collect(self, instances: Iterable[str], told: CountCopied) -> Findings:
-        """Read the whole ledger, and compare; raises Unreadable."""
+    async def collect(self, instances: Iterable[str], count: CountCopied) -> Findings:
+        """Read the whole ledger and compare it with the gate; raises Unreadable."""
         findings = Findings()
         try:
             for tenant_id in await self.backend.tenants():
-                self.collected[tenant_id] = found = await collect_from_ledger(self.sink, tenant_id, told)
+                self.collected[tenant_id] = found = await collect_from_ledger(self.sink, tenant_id, count)
                 self.stated[tenant_id] = {
                     ours: theirs for theirs, ours in (await list_adopted(self.backend, tenant_id)).items()}
-                comparison = Comparison(self.backend, self.sink, tenant_id, set(instances), found, findings, told)
+                comparison = Comparison(self.backend, self.sink, tenant_id, set(instances), found, findings, count)
                 await comparison.run()
         except BaseException:
             findings.close()
@@ -72,12 +72,12 @@ class LedgerBackedGate(Around):
         return findings
 
     def close(self) -> None:
-        """Let go of what was read."""
+        """Delete the temporary copy of the ledger."""
         for collected in self.collected.values():
             collected.close()
 
     async def page(self, tenant_id: str, query: Query[Any]) -> list[Any]:
-        """Return a page of rows; of exported receipts, whole ones."""
+        """Return a page of rows; exported receipts have their bodies."""
         rows: list[Any] = await self.backend.page(tenant_id, query)
         if isinstance(query, Rows) and query.table is Receipt:
             return await self._whole(tenant_id, rows, query.after)
@@ -108,15 +108,15 @@ class LedgerBackedGate(Around):
             if (row := with_body(receipt, body, theirs)) is not None:
                 return row
         if not self.lenient:
-            raise MissingBody(f"neither the outbox nor the ledger has what receipt {receipt.receipt_id} says")
+            raise MissingBody(f"neither the outbox nor the ledger has the body of receipt {receipt.receipt_id}")
         return receipt
 
 
 def with_body(receipt: Receipt, body: str, theirs: Receipt | None) -> Receipt | None:
-    """Return a receipt with its body, if it has the hash of it.
+    """Return a receipt with the given body, or None if its hash does not match.
 
-    A worker that stated a receipt in the ledger may have given it a hash of its own making, which the skeleton keeps:
-    it proves that the ledger's one is meant, and the receipt gets the hash that a gate gives it.
+    A worker that stated a receipt in the ledger may have chosen its hash itself, and the skeleton keeps that hash.  If
+    the ledger's receipt has the same hash, the body is accepted and the hash is computed again as a gate does.
     """
     texts = [body]
     with suppress(msgspec.MsgspecError, UnicodeError):
@@ -129,16 +129,16 @@ def with_body(receipt: Receipt, body: str, theirs: Receipt | None) -> Receipt | 
 
 
 def require_settled(findings: Findings, lenient: bool) -> None:
-    """Refuse to copy while a difference is left that the copy would make final; raises Unsettled."""
+    """Refuse to copy while unrepaired differences are left, because the copy makes them final; raises Unsettled."""
     kinds = Counter({kind: findings.counts[kind] for kind in (*REPAIRED, *FINAL)})
     if any(kinds[kind] for kind in REPAIRED):
         raise Unsettled(f"the ledger has receipts that this gate lacks: {describe_numbers(kinds, REPAIRED)}.  Run "
                         "`asyncgate reconcile --repair` first")
     if any(kinds[kind] for kind in FINAL) and not lenient:
         raise Unsettled(f"the ledger lost or changed some receipts: {describe_numbers(kinds, FINAL)}.  `asyncgate "
-                        "reconcile` names them; --leave-lost comes home without their bodies")
+                        "reconcile` names them; --leave-lost copies them without their bodies")
 
 
 def describe_numbers(kinds: Counter[str], names: Iterable[str]) -> str:
-    """Describe how many differences of each kind there are."""
+    """Return the count of each kind of difference as text."""
     return ", ".join(f"{kinds[name]} {name}" for name in names if kinds[name])

@@ -1,15 +1,15 @@
-"""The gate in the role of a ledger: what `asyncgate ledger` serves (spec 20.12, 20.13).
+"""The ledger server: the operations that `asyncgate ledger` serves (spec 20.12, 20.13).
 
-Receipts come in as their authors wrote them and go out as they came, in the order of their arrival.  Storing is
-idempotent by receipt_id; the same id with other content is refused.  There are no tasks here and no rules about them:
-a ledger files what is stated, and every receipt stays for ever.
+A ledger stores receipts exactly as their authors wrote them and lists them in the order of arrival.  Storing is
+idempotent by receipt_id: the same id with different content is refused.  A ledger has no tasks and no rules about
+tasks, and it never deletes a receipt.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -48,32 +48,29 @@ from asyncgate.parts.model.wire_ledger import (
     principal_of,
 )
 
-if TYPE_CHECKING:
-    pass
-
 MOST_AT_ONCE = 500          # receipts of one call
 LONGEST_CHAIN = 2048        # receipts of one chain
-STORED_DEPTH = MAX_DEPTH + 8        # a body as deep as a gate takes one, in a receipt, in a list
-ENTRIES_PER_PAGE, LOOKS = 200, 5        # of the receipts of a task, in which is looked for a principal that takes part
-OF_GATES = {"admin", "system"}      # the roles of credentials that file for others
+STORED_DEPTH = MAX_DEPTH + 8        # the deepest body that a gate accepts, inside a receipt, inside a list
+ENTRIES_PER_PAGE, LOOKS = 200, 5        # how many receipts of a task are searched for one principal: 5 pages of 200
+OF_GATES = {"admin", "system"}      # the roles of credentials that store receipts for others
 CAPABILITIES = ["receipt_storage", "receipt_chains", "receipt_seals", "stated_by", "key_issuing"]
 TENANT_ID = re.compile(r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
-NOT_SAID = ("tenant_id", "stored_at", "delivered_at")       # by the author, but by whoever files a receipt
+NOT_SAID = ("tenant_id", "stored_at", "delivered_at")       # added by the gate or ledger that stores, not by the author
 
 decode_arriving = msgspec.json.Decoder(Arriving).decode
 list_of = msgspec.json.Decoder(list[Raw]).decode
 
 
 class FiledReceipts(Ask, kw_only=True):
-    """Receipts on their way into one tenant's ledger, and what cannot go there."""
+    """Receipts to store in one tenant's ledger, and an error in the place of each invalid one."""
 
     entries: list[Entry | GateError]
 
 
 async def store_receipt(engine: Engine, caller: Caller, ask: StoreReceipts) -> Stored | StoredAll:
-    """Store a receipt as it is, or up to 500 of one tenant; storing one again writes nothing.
+    """Store one receipt unchanged, or up to 500 receipts of one tenant; storing a receipt again is a no-op.
 
-    The same receipt_id with other content is 409 receipt_id_collision.  One transaction.
+    The same receipt_id with different content is 409 receipt_id_collision.  One transaction.
     """
     if not 1 <= len(ask.receipts) <= MOST_AT_ONCE:
         raise InvalidRequest(f"{len(ask.receipts)} receipts; one call stores 1 to {MOST_AT_ONCE}")
@@ -86,7 +83,7 @@ async def store_receipt(engine: Engine, caller: Caller, ask: StoreReceipts) -> S
         except GateError as no:
             entries.append(no)
     if len(tenants) > 1:
-        raise InvalidRequest("the receipts of one call belong to one tenant")
+        raise InvalidRequest("all receipts of one call must belong to one tenant; send one call for each tenant")
     into = replace(caller, tenant_id=tenants.pop() if tenants else caller.tenant_id)
     results: list[Stored | GateError] = await engine.write(
         store_entries, load_entries, into, FiledReceipts(entries=entries))
@@ -99,7 +96,7 @@ async def store_receipt(engine: Engine, caller: Caller, ask: StoreReceipts) -> S
 
 
 def stored_problem(ask: StoreReceipts, at: int, no: GateError) -> Stored:
-    """Tell what is wrong with one receipt of many."""
+    """Return the error of one receipt of many, with its receipt_id if that is readable."""
     try:
         said = decode_json(ask.receipts[at])["receipt_id"]
     except (msgspec.DecodeError, KeyError, TypeError):
@@ -108,19 +105,20 @@ def stored_problem(ask: StoreReceipts, at: int, no: GateError) -> Stored:
 
 
 def parse_receipt(engine: Engine, caller: Caller, ask: StoreReceipts, content: bytes) -> tuple[str, Entry]:
-    """Read a receipt, and say in whose ledger and under what it is filed."""
+    """Parse and check a receipt; return the tenant that it belongs to, and the row to store."""
     try:
         said, whole = decode_arriving(content), decode_json(content)
     except (msgspec.DecodeError, ValueError, RecursionError) as wrong:
-        raise InvalidRequest(f"a receipt cannot be read: {wrong}") from None
+        raise InvalidRequest(f"a receipt is invalid: {wrong}") from None
     limits = engine.settings.receipts
     if len(bytes(said.body)) > limits.max_body_size_bytes:
-        raise ReceiptTooLarge(f"the body is {len(bytes(said.body))} bytes, {limits.max_body_size_bytes} is the most")
+        raise ReceiptTooLarge(
+            f"the body has {len(bytes(said.body))} bytes; at most {limits.max_body_size_bytes} are allowed")
     if len(said.parents) > limits.max_parents:
-        raise TooManyParents(f"{len(said.parents)} parents; a receipt has {limits.max_parents} at most (PH.5)")
+        raise TooManyParents(f"{len(said.parents)} parents; a receipt may have at most {limits.max_parents} (PH.5)")
     sender = principal_of(said.sender)
     if caller.bound and not caller.unlimited and not sender.same(caller.principal):
-        raise barred(caller, f"this credential states receipts of {caller.principal} only")
+        raise barred(caller, f"this credential may store only receipts from {caller.principal}")
     digest = sha256({name: value for name, value in whole.items() if name not in NOT_SAID})
     return target_tenant(engine, caller, said.tenant_id), Entry(
         said.receipt_id, "", said.receipt_type, said.task_id or "", sender.kind, sender.id, said.to.kind, said.to.id,
@@ -129,19 +127,19 @@ def parse_receipt(engine: Engine, caller: Caller, ask: StoreReceipts, content: b
 
 
 def target_tenant(engine: Engine, caller: Caller, named: str | None) -> str:
-    """Return the tenant that is meant: another than one's own is there for the operator only."""
+    """Return the id of the tenant that a request names; only the operator may name a foreign tenant."""
     own = {None, caller.tenant_id, "default" if caller.tenant_id == engine.settings.default_tenant_id else None}
     if named in own or named is None:
         return caller.tenant_id
     if not operates(engine, caller):
-        raise TenantMismatch("this credential belongs to another tenant than the request says")
+        raise TenantMismatch("this credential belongs to another tenant than the request names")
     if not TENANT_ID.match(named):
-        raise InvalidRequest(f"tenant {named[:100]!r} is no UUID in lower case; list_tenants shows the tenants")
+        raise InvalidRequest(f"tenant {named[:100]!r} is not a UUID in lower case; list_tenants shows the tenants")
     return named
 
 
 async def tenant_to_read(engine: Engine, caller: Caller, named: str | None) -> str:
-    """Return the tenant that is read, which may be named by its name."""
+    """Return the id of the tenant to read; a request may give a tenant's id or name."""
     own = await engine.backend.record(caller.tenant_id, Account) if named and not UUID_TEXT.match(named) else None
     if own is not None and own.name == named:
         return caller.tenant_id
@@ -150,37 +148,38 @@ async def tenant_to_read(engine: Engine, caller: Caller, named: str | None) -> s
 
 
 def load_entries(needs: Needs, caller: Caller, ask: FiledReceipts) -> None:
-    """Load what has been stored under the ids."""
+    """Load the receipts that are already stored under the same ids."""
     needs.records.update((Entry, (entry.receipt_id,)) for entry in ask.entries if isinstance(entry, Entry))
 
 
 def store_entries(engine: Engine, work: Work, caller: Caller, ask: FiledReceipts) -> list[Stored | GateError]:
-    """Store what is new."""
+    """Store the new receipts; pass the errors through in their places."""
     return [entry if isinstance(entry, GateError) else store_entry(work, entry) for entry in ask.entries]
 
 
 def store_entry(work: Work, entry: Entry) -> Stored | GateError:
-    """Store one receipt, unless it is there."""
+    """Store one receipt; a no-op if the same receipt is stored already."""
     if (first := work.found(Entry, entry.receipt_id)) is None:
         work.keep(replace(entry, arrival=work.new_id()))
         return Stored(entry.receipt_id, work.tenant_id, to_utc(work.now))
     if first.digest != entry.digest:
-        return ReceiptIdCollision(f"another receipt was stored as {entry.receipt_id}, and receipts never change",
+        return ReceiptIdCollision(f"another receipt is stored as {entry.receipt_id}, and receipts never change; "
+                                  "use a new receipt_id",
                                   receipt_id=entry.receipt_id)
     return Stored(entry.receipt_id, work.tenant_id, replay=True)
 
 
 async def list_receipts(engine: Engine, caller: Caller, ask: ListFiled) -> Filed:
-    """List receipts as they came, in the order of their arrival: an inbox, a task, what one gate wrote, or all.
+    """List receipts unchanged, in the order of arrival: an inbox, a task, the receipts of one gate, or all.
 
-    Follow cursor as since_receipt_id: every receipt comes exactly once.  An admin may list everything, others their
-    own inbox, and with task_id the whole story of a task that they take part in.  Spec 20.13.
+    Pass the reply's cursor as since_receipt_id: every receipt is listed exactly once.  An admin may list everything.
+    Others may list their own inbox, and with task_id all receipts of a task that they take part in.  Spec 20.13.
     """
     tenant_id = await tenant_to_read(engine, caller, ask.tenant)
     to = make_filter("to_kind", ask.to_kind, "to_id", ask.to_id)
     if not caller.sees_all:
         if not wanted_is(to, caller.principal):
-            raise barred(caller, f"this credential sees what is addressed to {caller.principal} only")
+            raise barred(caller, f"this credential may list only receipts to {caller.principal}")
         if to is not None or ask.task_id is None or not await takes_part(engine, tenant_id, caller, ask.task_id):
             to = caller.principal
     after = await arrival_of(engine, tenant_id, ask.since_receipt_id) if ask.since_receipt_id else None
@@ -193,9 +192,10 @@ async def list_receipts(engine: Engine, caller: Caller, ask: ListFiled) -> Filed
 
 
 async def takes_part(engine: Engine, tenant_id: str, caller: Caller, task_id: str) -> bool:
-    """Whether a gate has stated that a principal takes part in a task: by a receipt of the task, from it or to it.
+    """Whether a gate stored a receipt of the task that is from or to the caller.
 
-    What others state counts for nothing: anybody may name any task, and would open it to whom they like.
+    Security: receipts stored by anybody else do not count.  Anybody can name any task in a receipt, and would give
+    itself access to that task.
     """
     after = None
     for _ in range(LOOKS):
@@ -210,32 +210,32 @@ async def takes_part(engine: Engine, tenant_id: str, caller: Caller, task_id: st
 
 
 async def arrival_of(engine: Engine, tenant_id: str, receipt_id: str) -> str:
-    """Return when a receipt came."""
+    """Return the arrival id of a stored receipt, by which receipts are listed in order."""
     if (entry := await engine.backend.record(tenant_id, Entry, receipt_id)) is None:
-        raise InvalidCursor(f"no receipt {receipt_id} is stored here; begin again without since_receipt_id")
+        raise InvalidCursor(f"no receipt {receipt_id} is stored here; start again without since_receipt_id")
     return entry.arrival
 
 
 async def get_receipt(engine: Engine, caller: Caller, ask: GetFiled) -> Raw:
-    """Return one receipt as it came."""
+    """Return one receipt unchanged."""
     return Raw((await readable_entry(engine, caller, ask)).content.encode())
 
 
 async def readable_entry(engine: Engine, caller: Caller, ask: GetFiled) -> Entry:
-    """Return a receipt that the caller may read."""
+    """Return a stored receipt; raises an error if the caller may not read it."""
     tenant_id = await tenant_to_read(engine, caller, ask.tenant)
     if (entry := await engine.backend.record(tenant_id, Entry, ask.receipt_id)) is None:
         raise ReceiptNotFound(f"no receipt {ask.receipt_id} is stored here")
     if not caller.sees_all and not (entry.to.same(caller.principal) or entry.sender.same(caller.principal)):
-        raise barred(caller, f"receipt {ask.receipt_id} is between others")
+        raise barred(caller, f"receipt {ask.receipt_id} is neither from {caller.principal} nor to {caller.principal}")
     return entry
 
 
 async def get_receipt_chain(engine: Engine, caller: Caller, ask: GetChain) -> Chain:
-    """Return a receipt and all that it answers, up to what nothing caused (spec 20.13)."""
+    """Return a receipt and all its ancestors: its parents, their parents, and so on (spec 20.13)."""
     tenant_id, first = await tenant_to_read(engine, caller, ask.tenant), await readable_entry(engine, caller, ask)
     chain, seen, missing = [first], {first.receipt_id}, list[str]()
-    for entry in chain:         # which grows
+    for entry in chain:         # the loop appends to the list
         for parent in decode_arriving(entry.content.encode()).parents:
             if parent in seen or len(seen) >= LONGEST_CHAIN:
                 continue
@@ -247,14 +247,14 @@ async def get_receipt_chain(engine: Engine, caller: Caller, ask: GetChain) -> Ch
 
 
 async def get_config(engine: Engine, caller: Caller, ask: GetConfig) -> GateConfig:
-    """Return what this is, a ledger, with its name, version and what it can do."""
+    """Return that this server is a ledger, with its name, version and capabilities."""
     return GateConfig("ledger", None, engine.instance, CAPABILITIES, __version__)
 
 
 async def store_receipt_of_tool(engine: Engine, caller: Caller, ask: StoreReceipt) -> StoredAll:
-    """Store a receipt as it is, or up to 500; storing one again writes nothing.
+    """Store one receipt unchanged, or up to 500; storing a receipt again is a no-op.
 
-    The same receipt_id with other content is an error receipt_id_collision in its place.  One transaction.
+    The same receipt_id with different content gives an error receipt_id_collision in its place.  One transaction.
     """
     receipts = [*([ask.receipt] if bytes(ask.receipt) != b"null" else []), *ask.receipts]
     stored = await store_receipt(engine, caller, StoreReceipts(receipts=receipts))

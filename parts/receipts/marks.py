@@ -1,4 +1,4 @@
-"""Marks of receipts that a worker has stated in the ledger under an id that cannot stand among ours."""
+"""Marks that join the two ids of an adopted receipt: its author's id in the ledger, and this gate's id."""
 
 from __future__ import annotations
 

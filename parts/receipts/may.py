@@ -1,8 +1,8 @@
-"""The rules for receipts that the gate's own steps did not write: one table, and the one place that checks it.
+"""The rules for receipts that the gate's own steps did not write: one table, and the functions that check it.
 
-A receipt reaches a gate in four ways: somebody emits it, a worker has stated it in the ledger and it is adopted, an
-operator imports it, or a gate is rebuilt of it.  Whatever the way, it discharges only what it is about: a task's end
-the duty of that task, a deletion the creation of that schedule.
+Such a receipt comes in one of four ways: a caller emits it, the gate adopts it from the ledger, an operator imports it,
+or a gate is rebuilt from it.  In every way, a receipt discharges only its own obligation: the end of a task discharges
+the duty of that task, the deletion of a schedule the creation of that schedule.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ EVERY = frozenset(RECEIPT_TYPES)
 
 
 class May(Struct, frozen=True):
-    """The rights of receipts that arrive in one way."""
+    """What receipts that come in one way may do."""
 
-    types: frozenset[str]           # that may come so
-    discharges: frozenset[str]      # the types of receipts whose obligations they may close
-    own: bool                       # whether each receipt that it answers must be its sender's to answer
+    types: frozenset[str]           # the allowed types
+    discharges: frozenset[str]      # the types of the obligations that they may discharge
+    own: bool                       # whether the sender must be a party to each parent
 
 
 MAY: Mapping[Way, May] = {
@@ -36,7 +36,7 @@ MAY: Mapping[Way, May] = {
 
 
 def discharges(child: Receipt, parent: Receipt) -> bool:
-    """Whether a receipt closes the obligation that another opened: it is of a type that does, and about the same."""
+    """Whether a receipt discharges an obligation: right type, named as parent, and about the same task or schedule."""
     if child.receipt_type not in TERMINATES.get(parent.receipt_type, ()) or parent.receipt_id not in child.parents:
         return False
     return child.schedule_id == parent.schedule_id if parent.schedule_id else child.task_id == parent.task_id
@@ -44,18 +44,19 @@ def discharges(child: Receipt, parent: Receipt) -> bool:
 
 def broken_rule(way: Way, child: Receipt, parents: Iterable[Receipt],
                 own: Callable[[Receipt], bool] = lambda _: True) -> str | None:
-    """Say which rule a receipt breaks that comes in some way and answers these; None if it breaks none."""
+    """Return a message about the rule that a receipt breaks; None if it breaks none."""
     may = MAY[way]
     if child.receipt_type not in may.types:
-        return f"a receipt of the type {child.receipt_type} cannot be {way}; its step writes it (H.2)"
+        return f"a receipt of the type {child.receipt_type} cannot be {way}; the gate writes it with its step (H.2)"
     for parent in parents:
         if may.own and not own(parent):
-            return (f"receipt {parent.receipt_id} is not yours to answer: it is addressed to another, and its task is "
-                    "neither yours nor was it leased to you (PH.2)")
+            return (f"you may not answer receipt {parent.receipt_id}: it is addressed to another principal, and its "
+                    "task was neither created by you nor leased to you (PH.2)")
         if child.receipt_type not in TERMINATES.get(parent.receipt_type, ()):
             continue
         if not discharges(child, parent):
-            return f"it would discharge receipt {parent.receipt_id}, which is about something else (PH.1)"
+            return (f"it would discharge receipt {parent.receipt_id}, which is about another task or schedule (PH.1)")
         if parent.receipt_type not in may.discharges:
-            return f"what is {way} cannot discharge receipt {parent.receipt_id}; its step does (H.2)"
+            return (f"a receipt that is {way} cannot discharge receipt {parent.receipt_id}; only the gate's own step "
+                    "does (H.2)")
     return None

@@ -1,9 +1,9 @@
-"""What `asyncgate reconcile --repair` does: nothing of it writes a receipt, and doing it again changes nothing.
+"""The repairs of `asyncgate reconcile --repair`: they write no receipt, and a second repair is a no-op.
 
-A receipt that the ledger lacks goes through the outbox, like every other.  What the ledger has beyond this gate is
-taken over as it is there: its receipts get skeletons here, the task becomes what they say, and an event
-`task.reconciled` tells.  A task that stays open gets a higher fence, as one that has moved: who was at work on it under
-a lease that nobody knows here is outranked.
+A receipt that the ledger lacks is sent through the outbox, like every other.  If the ledger has receipts that this
+gate lacks, the gate stores skeletons of those receipts, changes the task to the state that the receipts describe, and
+writes an event `task.reconciled`.  A task that stays open gets a higher fence, as after a move: a worker whose lease
+this gate does not know then has an outdated fence.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
     from asyncgate.parts.receipts.sinks import Sink
 
 RECEIPTS_PER_RESEND = 200              # receipts that one transaction puts into the outbox
-POLL_SECONDS, DELIVERY_SECONDS = 0.1, 30.0      # without a receipt that arrived
+POLL_SECONDS, DELIVERY_SECONDS = 0.1, 30.0      # `send` gives up after this long without a delivered receipt
 AHEAD = ("ended_at_ledger", "lease_ended_at_ledger", "not_committed")
 
 
 class Resend(Ask, kw_only=True):
-    """A repair's own request: let the ledger have these."""
+    """Internal request of a repair: send these receipts to the ledger again."""
 
     receipts: list[str]
-    tasks: list[str] = []       # that they are about, for a ledger that is told of tasks
+    tasks: list[str] = []       # the tasks of the receipts, for a ledger that is also told of tasks
 
 
 class TakeOver(Ask, kw_only=True):
-    """A repair's own request: the ledger has this of a task beyond what is here."""
+    """Internal request of a repair: take over the receipts of a task that only the ledger has."""
 
     task_id: str
     seen: tuple[str, int]
@@ -63,24 +63,24 @@ class TakeOver(Ask, kw_only=True):
 
 
 class Withdraw(Ask, kw_only=True):
-    """A repair's own request: the ledger does not back the lease of this task."""
+    """Internal request of a repair: end a task's lease, because the ledger has no task.accepted for it."""
 
     task_id: str
     accepted: str
 
 
 class Mender:
-    """Does what can safely be done, for a gate that nobody serves meanwhile."""
+    """Makes the safe repairs; no process may serve the gate meanwhile."""
 
     def __init__(self, engine: Engine, ledger: Ledger) -> None:
         self.engine, self.ledger, self.done = engine, ledger, Counter[str]()
         engine.extend(ledger)
 
     async def __call__(self, tenant_id: str, collected: Collected | None, findings: Findings) -> None:
-        """Repair what was found of one tenant."""
+        """Repair the differences found for one tenant."""
         unsent = findings.of(tenant_id, "missing_at_ledger", "parked")
         while batch := list(islice(unsent, RECEIPTS_PER_RESEND)):
-            await self._write(tenant_id, partial(resend, self.ledger.sink), its_rows, Resend(
+            await self._write(tenant_id, partial(resend, self.ledger.sink), load_receipts, Resend(
                 receipts=[one.receipt_id for one in batch],
                 tasks=[] if self.ledger.sink.reads else [one.task_id for one in batch if one.task_id]))
             self.done.update(one.kind for one in batch)
@@ -91,10 +91,10 @@ class Mender:
                 self.done[one.kind] += await self._take_over(one, collected)
         for one in findings.of(tenant_id, "lease_unbacked"):
             ask = Withdraw(task_id=one.task_id, accepted=one.receipt_id)
-            self.done[one.kind] += bool(await self._write(tenant_id, end_unbacked_lease, its_lease, ask))
+            self.done[one.kind] += bool(await self._write(tenant_id, end_unbacked_lease, load_task, ask))
 
     async def _undo(self, one: Difference) -> bool:
-        """Let the outbox have what undoes a lease that was never granted."""
+        """Put the receipt into the outbox that undoes a lease that was never granted; tell whether there was one."""
         from asyncgate.parts.receipts import reconcile_receiptgate as part
         sink = self.ledger.sink
         if (found := await self.engine.backend.task(one.tenant_id, one.task_id)) is None:
@@ -115,14 +115,14 @@ class Mender:
         if not behind.ahead or describe_lead(task, lease, behind) not in AHEAD:
             return False
         ask = TakeOver(task_id=task.task_id, seen=(task.status, task.fence), whole=behind.whole, ahead=behind.ahead)
-        return bool(await self._write(one.tenant_id, take_over, its_evidence, ask))
+        return bool(await self._write(one.tenant_id, take_over, load_evidence, ask))
 
     async def _write(self, tenant_id: str, run: Any, loads: Any, ask: Ask) -> Any:
         caller = self.engine.itself(tenant_id)
         return await self.engine.write(run, loads, caller, ask)
 
     async def send(self) -> int:
-        """Send what waits in the outbox; return how much still waits when nothing more arrives."""
+        """Send the receipts in the outbox; return how many still wait when 30 s pass without a delivery."""
         sender, left = self.ledger.sender, -1
         sender.open()
         try:
@@ -140,15 +140,15 @@ class Mender:
         return sum([(await backend.lag(tenant_id)).waiting for tenant_id in await backend.unsent()])
 
 
-def its_rows(needs: Needs, caller: Caller, ask: Resend) -> None:
-    """Load what the outbox has of some receipts, and the receipts."""
+def load_receipts(needs: Needs, caller: Caller, ask: Resend) -> None:
+    """Load some receipts, their rows in the outbox, and their tasks."""
     needs.records.update((Outgoing, (receipt_id,)) for receipt_id in ask.receipts)
     needs.receipts.update(ask.receipts)
     needs.tasks.update(ask.tasks)
 
 
 def resend(sink: Sink, engine: Engine, work: Work, caller: Caller, ask: Resend) -> None:
-    """Put receipts into the outbox, or those that were refused back among what waits."""
+    """Put receipts into the outbox; set those that the ledger refused back to waiting."""
     for receipt_id in ask.receipts:
         receipt, row = work.receipts[receipt_id], work.found(Outgoing, receipt_id)
         if row is not None:
@@ -159,13 +159,13 @@ def resend(sink: Sink, engine: Engine, work: Work, caller: Caller, ask: Resend) 
                 work.keep(Outgoing(receipt_id, receipt.task_id, content.decode(), work.now))
 
 
-def its_lease(needs: Needs, caller: Caller, ask: Withdraw) -> None:
-    """Load the task, with its lease."""
+def load_task(needs: Needs, caller: Caller, ask: Withdraw) -> None:
+    """Load the task and its lease."""
     needs.tasks.add(ask.task_id)
 
 
 def end_unbacked_lease(engine: Engine, work: Work, caller: Caller, ask: Withdraw) -> bool:
-    """End a lease that the ledger does not back; no receipt says so, for the ledger has none of its beginning."""
+    """End a lease that the ledger does not know, without a receipt: the ledger has no receipt of its beginning."""
     task, lease = work.task(ask.task_id), work.leases.get(ask.task_id)
     if lease is None or lease.ending != "live" or lease.accepted != ask.accepted:
         return False
@@ -176,15 +176,15 @@ def end_unbacked_lease(engine: Engine, work: Work, caller: Caller, ask: Withdraw
     return True
 
 
-def its_evidence(needs: Needs, caller: Caller, ask: TakeOver) -> None:
-    """Load the task, and what the receipts answer."""
+def load_evidence(needs: Needs, caller: Caller, ask: TakeOver) -> None:
+    """Load the task, the parents of the receipts, and the schedules that the receipts name."""
     needs.tasks.add(ask.task_id)
     needs.receipts.update(parent for one in ask.ahead for parent in one.parents)
     needs.records.update((Schedule, (one.schedule_id,)) for one in ask.ahead if one.schedule_id)
 
 
 def take_over(engine: Engine, work: Work, caller: Caller, ask: TakeOver) -> bool:
-    """Let a task become what the ledger says that it is."""
+    """Change a task to the state that the ledger's receipts describe; tell whether it was changed."""
     task, lease = work.task(ask.task_id), work.leases.get(ask.task_id)
     if (task.status, task.fence) != ask.seen:
         return False
@@ -211,7 +211,7 @@ def take_over(engine: Engine, work: Work, caller: Caller, ask: TakeOver) -> bool
 
 
 def _open_and_close(work: Work, receipt: Receipt) -> None:
-    """Keep the index of obligations what the evidence says; `record` has opened what a receipt opens."""
+    """Close obligations, and keep or drop schedules, as a receipt says; `work.record` has opened the obligations."""
     if receipt.receipt_type in DISCHARGING:
         for parent in receipt.parents:
             opened = work.receipts.get(parent)
@@ -225,7 +225,7 @@ def _open_and_close(work: Work, receipt: Receipt) -> None:
 
 
 def _end_lease(work: Work, task: Task, lease: Lease | None, story: Story, ahead: list[Receipt], leased: int) -> bool:
-    """Keep of the lease what the ledger says of it; tell whether one has come or gone."""
+    """Store the lease as the ledger's receipts describe it; tell whether a lease began or ended."""
     last = restate_lease(story)
     if leased and last is not None:
         work.hold(replace(last, fence=task.fence + leased))
@@ -238,7 +238,7 @@ def _end_lease(work: Work, task: Task, lease: Lease | None, story: Story, ahead:
 
 
 def count_losses(task: Task, ahead: list[Receipt]) -> dict[str, int]:
-    """Return how often the task has failed and lost its worker, with what the ledger has beyond this gate."""
+    """Return how often the task failed and how often its lease expired, with the receipts that only the ledger has."""
     failed = sum(one.receipt_type == FAILED.type and task.duty not in one.parents for one in ahead)
     lost = sum(one.receipt_type == EXPIRED.type and body_of(one).get("reason") != "released" for one in ahead)
     return {"attempt": task.attempt + failed, "expiries": task.expiries + lost}

@@ -1,11 +1,11 @@
-"""Ends of tasks that workers state at a ReceiptGate themselves (lease protocol, Lifecycle 4), found by polling.
+"""Poll a ReceiptGate for ends of tasks that workers state there themselves (lease protocol, Lifecycle 4).
 
-ReceiptGate lists the receipts of one task at a time, so the gate asks for those of the tasks that are leased now, some
-at each look.  One that keeps custody binds a receipt to whose credential it came with: its `source_system`.  One of
-dialect 1.0 does not, and nothing is taken from it: there workers complete at the gate, as `/v1/config` says.
+ReceiptGate lists the receipts of one task at a time, so each poll queries some of the leased tasks.  A ReceiptGate that
+keeps custody binds a receipt to the credential that stored it, by `source_system`.  One of dialect 1.0 does not, so the
+gate adopts nothing from it: there, workers complete at the gate, as `/v1/config` says.
 
-The step is decided as `complete` and `fail` are, and its receipt stays here whole, like every other beside a
-ReceiptGate; it is not sent, for the obligation has ended there.
+An adopted end is decided like `complete` or `fail`.  Its receipt is stored here whole, and not sent, because
+ReceiptGate has the worker's own.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ if TYPE_CHECKING:
     from asyncgate import Engine
     from asyncgate.parts.receipts.reading import Reading
 
-TASKS_PER_LOOK = 100              # tasks that one look asks after
-MOST_REMEMBERED = 10_000     # receipts that have been judged
+TASKS_PER_POLL = 100         # leased tasks of one tenant and status that one poll queries
+MOST_REMEMBERED = 10_000     # receipts that are remembered as judged
 RECEIPT_TYPE_OF_STATUS = {"success": COMPLETED.type, "failure": FAILED.type}
 SAID = {"NA", "TBD", ""}
 
 
 class Noticer(Adopter):
-    """Looks up the live leases at the ledger, from where it stopped the last time."""
+    """Polls the ledger for the tasks with live leases, from where it stopped the last time."""
 
     def __init__(self, engine: Engine, reading: Reading) -> None:
         super().__init__(engine, reading)
         self.places: dict[tuple[str, str], str | None] = {}
         self.judged: OrderedDict[tuple[str, str], None] = OrderedDict()
 
-    async def look(self) -> None:
-        """Look up some leases of every tenant; only one of several processes does."""
+    async def poll(self) -> None:
+        """Query some leased tasks of every tenant; a no-op in processes that do not lead the job."""
         if self.reading.sink.binds is not False and await self.engine.leads(JOB):
             for tenant_id in await self.engine.backend.tenants():
                 for status in ("leased", "running"):
-                    await self._ask_after(tenant_id, status)
+                    await self._poll_status(tenant_id, status)
 
-    async def _ask_after(self, tenant_id: str, status: str) -> None:
+    async def _poll_status(self, tenant_id: str, status: str) -> None:
         before = self.places.get((tenant_id, status))
-        rows = await self.engine.backend.page(tenant_id, TaskFilter(None, status, None, before, TASKS_PER_LOOK))
-        self.places[tenant_id, status] = rows[-1][0].task_id if len(rows) == TASKS_PER_LOOK else None
+        rows = await self.engine.backend.page(tenant_id, TaskFilter(None, status, None, before, TASKS_PER_POLL))
+        self.places[tenant_id, status] = rows[-1][0].task_id if len(rows) == TASKS_PER_POLL else None
         for task, lease, _ in rows:
             if lease is not None:
-                await self._look_at(tenant_id, task, lease)
+                await self._adopt_ends(tenant_id, task, lease)
 
-    async def _look_at(self, tenant_id: str, task: Task, lease: Lease) -> None:
+    async def _adopt_ends(self, tenant_id: str, task: Task, lease: Lease) -> None:
         sink: Any = self.reading.sink
-        theirs = await self.reading.asked(lambda: sink.of_task(tenant_id, task.task_id))
+        theirs = await self.reading.ask_ledger(lambda: sink.of_task(tenant_id, task.task_id))
         if sink.binds is not True:
             return
         for one in theirs:
@@ -71,7 +71,7 @@ class Noticer(Adopter):
 
 
 def stated_ending(one: dict[str, Any], task: Task, lease: Lease, source: str) -> Filed | None:
-    """Return the end of a task that a worker states, as a ledger that gives receipts back would; None if it is none."""
+    """Return a worker's statement that its task has ended, in the form of a gate's receipt; None for other receipts."""
     receipt_type = RECEIPT_TYPE_OF_STATUS.get(one.get("status", "")) if one.get("phase") == "complete" else None
     by = one.get("source_system")
     if receipt_type is None or by == source:
@@ -91,11 +91,11 @@ def stated_ending(one: dict[str, Any], task: Task, lease: Lease, source: str) ->
 
 
 def stated_body(one: dict[str, Any], receipt_type: str) -> dict[str, Any]:
-    """Return the receipt's statement as the body of a receipt of this gate."""
-    held, text = one.get("body"), one.get("outcome_text")
-    said: dict[str, Any] = held if isinstance(held, dict) else {}
+    """Return the body of a ReceiptGate receipt in the form of a gate's body."""
+    body, text = one.get("body"), one.get("outcome_text")
+    said: dict[str, Any] = body if isinstance(body, dict) else {}
     text = None if text in SAID else text
-    if receipt_type == FAILED.type:     # the obligation has ended there, so there is no other attempt
+    if receipt_type == FAILED.type:     # the obligation has ended at the ledger, so there is no further attempt
         return {"error": said.get("error") or {"code": "failed", "message": text}}
     where = {name: one[name] for name in ("artifact_pointer", "artifact_location", "artifact_mime", "artifact_checksum")
              if one.get(name) not in (None, *SAID)}

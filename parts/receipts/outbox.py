@@ -1,11 +1,12 @@
-"""The outbox: each receipt is rendered and kept in the transaction of its change, and sent after the commit.
+"""The outbox: receipts are stored for the ledger in the transaction of their change, and sent after the commit.
 
-State > Receipt > Delivery (spec 20.12): nothing that a caller waits for waits for the ledger, and nothing is lost
-between the commit and the moment when the ledger has answered, whichever process dies in between.
+State > Receipt > Delivery (spec 20.12): a caller never waits for the ledger, and a crash at any moment loses no
+receipt, because each stays in the outbox until the ledger has answered.
 
-The receipts of one task go out in their order, many tasks at once, the same bytes at each try.  What the ledger
-refuses is parked and told to the owner; what it does not answer is sent again: a few times soon, then in the slow lane
-for as long as it takes.  Of several gates on one database one sends for all; when it dies another one goes on.
+The receipts of one task are sent in their order, those of different tasks concurrently, and each retry sends the same
+bytes.  A receipt that the ledger refuses is parked, and its owner is told.  A receipt without an answer is retried: a
+few times quickly, then at a fixed interval without end.  Of several gates on one database one sends for all; when it
+dies, another takes over.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from asyncgate import ACCEPTED, ANOMALY, COMPLETED, FAILED, Caller, Engine, Extension, Needs, News
-from asyncgate.parts.model.queries import OutboxFilter, Rows
+from asyncgate.parts.model.queries import OutboxFilter
 from asyncgate.parts.model.settings import CircuitBreaker
-from asyncgate.parts.model.stored import Lag, Outgoing, export_key
+from asyncgate.parts.model.stored import Lag, Outgoing
 from asyncgate.parts.model.wire import Ask, GateConfig, GetConfig, Healthy, LedgerLag
-from asyncgate.parts.receipts.adoption import JOB, Adopter, anomaly
+from asyncgate.parts.receipts.adoption import JOB, Adopter, write_anomaly
 from asyncgate.parts.receipts.noticing import Noticer
 from asyncgate.parts.receipts.reading import Reading
 from asyncgate.parts.receipts.routing import Routes
@@ -42,17 +43,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("asyncgate.ledger")
 
 ENDS = {COMPLETED.type, FAILED.type}
-PAGE = 500                  # receipts that are read, sent and taken out together
-MANY, FEW = 100, 20         # receipts that share a call to a ledger that takes many, where more than a few wait
-SOON_SECONDS = 0.1          # before the first try again; each further one waits twice as long
-SETTLE_SECONDS = 1.0        # after which what was sent so far is taken out
-FRESH_SECONDS = 1.0         # how old the numbers may be that health tells
-SINGLY_SECONDS = 60.0       # before a ledger is offered many receipts again: it may be that these were too large
-STOP_SECONDS = 5.0          # that receipts on the wire have to arrive when the gate stops
+ROWS_PER_BATCH = 500        # receipts that are read, sent and removed together
+MANY, FEW = 100, 20         # if more than FEW receipts wait, one call sends up to MANY
+SOON_SECONDS = 0.1          # the pause before the first retry; each further pause is twice as long
+SETTLE_SECONDS = 1.0        # how often receipts sent so far are removed from the outbox
+FRESH_SECONDS = 1.0         # how old the numbers of `health` may be
+SINGLY_SECONDS = 60.0       # how long receipts go one per call after a call with many failed
+STOP_SECONDS = 5.0          # how long a stopping gate waits for answers to sent receipts
 
 
 class Ledger(Extension):
-    """The ledger of a gate in integrated mode: puts receipts into the outbox, sends them, and reads what is there."""
+    """The extension of a gate in integrated mode: stores receipts in the outbox, sends them, and reads the ledger."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.sink = engine, open_sink(engine.settings)
@@ -71,7 +72,7 @@ class Ledger(Extension):
         await self.close()
 
     def open(self) -> None:
-        """Begin to send, and to read what is in the ledger."""
+        """Start sending receipts and reading the ledger."""
         if self.sink.reads:
             reading = Reading(self.engine, self.sink, self.reading_breaker, self.routes)
             self.engine.extend(reading)
@@ -86,7 +87,7 @@ class Ledger(Extension):
         self.sender.open()
 
     async def close(self) -> None:
-        """Let what is on the wire arrive, and the connections go."""
+        """Wait a moment for answers to sent receipts, then close the connections."""
         if self.adopting is not None:
             self.adopting.cancel()
             await asyncio.gather(self.adopting, return_exceptions=True)
@@ -95,27 +96,27 @@ class Ledger(Extension):
 
     @property
     def adopts(self) -> bool:
-        """Whether workers may end their tasks by what they state in the ledger."""
+        """Whether workers may end their tasks by receipts in the ledger."""
         return bool(self.sink.binds) and self.engine.settings.ledger.adopt_seconds > 0
 
     def decided(self, work: Work, ask: Ask, receipts: tuple[Receipt, ...]) -> None:
-        """Put the receipts that an operation wrote into the outbox."""
+        """Store the receipts of an operation in the outbox."""
         for receipt in receipts:
             if not receipt.body or (getattr(ask, "whole", False) and receipt.receipt_type in ENDS):
-                continue                # the ledger has it: it was found there
+                continue                # the ledger has it: it was adopted from there
             task, lease = work.tasks.get(receipt.task_id), work.leases.get(receipt.task_id)
             content = self.sink.render(work.tenant_id, receipt, task, lease)
             by_worker = receipt.receipt_type == ACCEPTED.type and getattr(ask, "accepts_itself", False)
             if by_worker:
                 content = self.sink.handover(content) if content is not None else None
             if task is not None and (back := self.sink.handed(receipt, task, lease, by_worker)) is not None:
-                work.change(task, handed=back)      # the receipts that follow are told of it
+                work.change(task, handed=back)      # the task's next receipts are rendered with it
             if content is not None:
                 row = Outgoing(receipt.receipt_id, receipt.task_id, content.decode(), work.now)
                 work.post(row, skeleton=self.sink.reads)
 
     def instead(self) -> Mapping[str, Instead]:
-        """Return what tells where workers may end their tasks."""
+        """Return the operation that tells where workers may end their tasks."""
         return {"get_config": self.get_config}
 
     async def get_config(self, engine: Engine, caller: Caller, ask: GetConfig) -> GateConfig:
@@ -125,19 +126,19 @@ class Ledger(Extension):
         return reply
 
     async def describe(self, health: Healthy) -> None:
-        """Tell how far the ledger is behind."""
+        """Add to a health reply how far the ledger lags."""
         if health.database == "ok":
             health.receipt_ledger_lag = await self.lag()
 
     async def lag(self, tenant_id: str | None = None) -> LedgerLag:
-        """Tell how far the ledger is behind, for a tenant or for all."""
+        """Return how far the ledger lags, for one tenant or all."""
         found = await self.sender.lag(tenant_id)
         age = max(self.engine.backend.now() - found.oldest_at, 0.0) if found.oldest_at is not None else 0.0
         return LedgerLag(found.waiting, found.parked, round(age, 3), self.circuit)
 
     @property
     def circuit(self) -> Literal["closed", "open", "half_open"]:
-        """Return the worse of the states of what is sent and what is committed."""
+        """Return the worse of the states of two circuit breakers: the sender's, and that of strict commits."""
         states = self.sender.breaker.state, self.strict_breaker.state
         return "open" if "open" in states else "half_open" if "half_open" in states else "closed"
 
@@ -152,24 +153,24 @@ class Breaker:
 
     @property
     def state(self) -> Literal["closed", "open", "half_open"]:
-        """Return whether receipts are sent: all, none, or a few to find out."""
+        """Return the state: closed sends all receipts, open none, half_open a few as probes."""
         if self.opened_at is None:
             return "closed"
         return "open" if self.wait() > 0 else "half_open"
 
     def wait(self) -> float:
-        """Return in how many seconds the ledger is tried again."""
+        """Return the seconds until the ledger is probed."""
         return 0.0 if self.opened_at is None else self.opened_at + self.settings.timeout_seconds - self.clock()
 
-    def admits(self) -> bool:
-        """Whether one more receipt may be sent now; who is let through must tell how it went."""
+    def let_through(self) -> bool:
+        """Return whether one more call may be made now; the caller must then report the result to this breaker."""
         if self.state == "half_open" and self.probes < self.settings.half_open_max_calls:
             self.probes += 1
             return True
         return self.state == "closed"
 
-    def passed(self) -> bool:
-        """Note that the ledger answered; tell whether that has closed the circuit."""
+    def note_answer(self) -> bool:
+        """Note that the ledger answered; return whether that closed the circuit."""
         self.failures = 0
         if self.state == "half_open":
             self.probes, self.taken = max(self.probes - 1, 0), self.taken + 1
@@ -178,11 +179,11 @@ class Breaker:
                 return True
         return False
 
-    def forgo(self) -> None:
+    def cancel_probe(self) -> None:
         """Free the place of a probe that was canceled before the ledger answered."""
         self.probes = max(self.probes - 1, 0)
 
-    def failed(self) -> None:
+    def note_outage(self) -> None:
         """Note that the ledger did not answer."""
         self.failures += 1
         due = self.failures >= self.settings.failure_threshold or self.state == "half_open"
@@ -191,34 +192,34 @@ class Breaker:
 
 
 class Outcome(Struct):
-    """What came of sending a page of the outbox."""
+    """The results of sending a page of the outbox."""
 
     sent: list[str] = field(default_factory=list)
     tried: list[Outgoing] = field(default_factory=list)
     parked: list[Outgoing] = field(default_factory=list)
-    stuck: dict[str, float] = field(default_factory=dict)      # by task: in how many seconds it is worth another try
+    stuck: dict[str, float] = field(default_factory=dict)      # by task: seconds until the next retry
 
     def take(self) -> Outcome:
-        """Take out what is to be written down, and leave room for what comes."""
+        """Remove and return the results so far, to be stored."""
         taken = replace(self, stuck={})
         self.sent, self.tried, self.parked = [], [], []
         return taken
 
 
 class Settled(Ask, kw_only=True):
-    """The sender's own request: this became of what was sent."""
+    """Internal request of the sender: store the results of sending."""
 
     outcome: Outcome
 
 
 class Overflow(Ask, kw_only=True):
-    """The sender's own request: tell that too much waits."""
+    """Internal request of the sender: tell the fallback owner that too many receipts wait."""
 
     waiting: int
 
 
 class Sender(Extension):
-    """Sends what waits in the outbox; each tenant's in a task of its own, and nobody waits for it."""
+    """Sends the receipts in the outbox, in one background task for each tenant."""
 
     def __init__(self, engine: Engine, sink: Any) -> None:
         self.engine, self.sink = engine, sink
@@ -226,31 +227,31 @@ class Sender(Extension):
         self.retry, self.breaker = ours.emission_retry, Breaker(ours.circuit_breaker)
         self.wires = Wires(pace_of(engine.settings))
         self.drains: dict[str, asyncio.Task[None]] = {}
-        self.called: set[str] = set()                           # while they were being drained
+        self.called: set[str] = set()                           # tenants called again while they were drained
         self.timers: dict[str, asyncio.TimerHandle] = {}
-        self.later: dict[tuple[str, str], float] = {}           # receipts that are not to be tried before
+        self.later: dict[tuple[str, str], float] = {}           # receipts, and the time of their next retry
         self.overflown: set[str] = set()
-        self.singly_until = 0.0                                 # the ledger takes one receipt a call
-        self.told: tuple[float, Lag] = (-FRESH_SECONDS, Lag())
-        self.following_until = 0.0                              # another process sends
-        self.looking: asyncio.Task[None] | None = None
+        self.singly_until = 0.0                                 # until then, one receipt per call
+        self.measured: tuple[float, Lag] = (-FRESH_SECONDS, Lag())
+        self.following_until = 0.0                              # until then, another process sends
+        self.polling: asyncio.Task[None] | None = None
         self.closed = True
 
     def open(self) -> None:
-        """Begin, with what an earlier process has left."""
+        """Start sending, first the receipts that an earlier process left."""
         self.closed = False
         self.engine.extend(self)
-        self.looking = asyncio.create_task(self._look())
+        self.polling = asyncio.create_task(self._poll())
 
     async def close(self) -> None:
-        """Let what is on the wire arrive; the rest is sent by the next process."""
+        """Wait a moment for answers to sent receipts; the next process sends the others."""
         self.closed = True
         self.engine.withdraw(self)
         for timer in self.timers.values():
             timer.cancel()
-        if self.looking is not None:
-            self.looking.cancel()
-        under_way = [*self.drains.values(), *([self.looking] if self.looking else [])]
+        if self.polling is not None:
+            self.polling.cancel()
+        under_way = [*self.drains.values(), *([self.polling] if self.polling else [])]
         if under_way:
             await asyncio.wait(under_way, timeout=STOP_SECONDS)
         for drain in under_way:
@@ -260,17 +261,17 @@ class Sender(Extension):
     # When to send.
 
     def committed(self, work: Work) -> None:
-        """Send what a batch has put into the outbox."""
+        """Start sending the receipts that a batch put into the outbox."""
         if work.posted:
             self.call(work.tenant_id)
 
     def heard(self, news: News) -> None:
-        """Send what another process has put into the outbox."""
+        """Start sending the receipts that another process put into the outbox."""
         if news.posted:
             self.call(news.tenant_id)
 
     def call(self, tenant_id: str) -> None:
-        """Send what waits of a tenant, now or as soon as it has been looked at."""
+        """Start sending a tenant's receipts, or note that its outbox must be read again."""
         if tenant_id in self.drains:
             self.called.add(tenant_id)
         elif not self.closed and self._time() >= self.following_until:
@@ -289,11 +290,11 @@ class Sender(Extension):
         if not self.closed:
             self.timers[tenant_id] = asyncio.get_running_loop().call_later(seconds, self.call, tenant_id)
 
-    async def _look(self) -> None:
-        """Look now and then for what nobody has called for: left by a process that died, or written by another."""
+    async def _poll(self) -> None:
+        """Poll for receipts that a dead process left or that another process wrote."""
         alone, poll = self.engine.is_alone(), self.engine.settings.database.poll_seconds
         while True:
-            with contextlib.suppress(Exception):    # the database is away: its log says so, and it is asked again
+            with contextlib.suppress(Exception):    # the database is unavailable: already logged, and polled again
                 for tenant_id in await self.engine.backend.unsent():
                     self.call(tenant_id)
             await asyncio.sleep(self.retry.retry_interval_seconds if alone else poll)
@@ -305,11 +306,11 @@ class Sender(Extension):
     # Sending.
 
     async def _drain(self, tenant_id: str) -> None:
-        """Go through all that waits of a tenant, page by page.
+        """Send all waiting receipts of a tenant, page by page.
 
-        Each page begins with the oldest: another process may have committed a receipt that is older than those seen
-        already, and what follows it in its task must not overtake it.  One
-        query never shows a receipt without the earlier receipts of its task.
+        Order: each page starts at the oldest receipt again.  Another process may have committed an older receipt
+        meanwhile, and later receipts of its task must not overtake it.  One query never returns a receipt without the
+        earlier receipts of its task.
         """
         try:
             if not await self.engine.leads(JOB):
@@ -317,20 +318,20 @@ class Sender(Extension):
                 return
             left, stuck = 0, dict[str, float]()
             while True:
-                rows = await self.engine.backend.page(tenant_id, OutboxFilter("", PAGE + left))
-                gone = await self._work_off(tenant_id, rows, stuck)
-                if self.closed or self.breaker.state == "open" or (not gone and len(rows) < PAGE + left):
+                rows = await self.engine.backend.page(tenant_id, OutboxFilter("", ROWS_PER_BATCH + left))
+                gone = await self._send_and_settle(tenant_id, rows, stuck)
+                if self.closed or self.breaker.state == "open" or (not gone and len(rows) < ROWS_PER_BATCH + left):
                     break
                 left = len(rows) - gone
             if stuck:
                 self._call_later(tenant_id, max(min(stuck.values()), 0.01))
-            await self._measure(tenant_id, bool(stuck))
+            await self._warn_of_backlog(tenant_id, bool(stuck))
         except Exception:
-            log.exception("receipts of tenant %s wait: the outbox cannot be read or written", tenant_id)
+            log.exception("receipts of tenant %s are not sent now: the outbox cannot be read or written", tenant_id)
             self._call_later(tenant_id, self.engine.settings.database.poll_seconds)
 
-    async def _work_off(self, tenant_id: str, rows: list[Outgoing], stuck: dict[str, float]) -> int:
-        """Send a page, and write down now and then what has come of it: of a slow ledger it may take minutes."""
+    async def _send_and_settle(self, tenant_id: str, rows: list[Outgoing], stuck: dict[str, float]) -> int:
+        """Send a page, and store the results every second: a slow ledger may need minutes for a page."""
         outcome, gone = Outcome(), 0
         sending = asyncio.create_task(self._send_page(tenant_id, rows, stuck, outcome))
         try:
@@ -347,10 +348,10 @@ class Sender(Extension):
 
     async def _send_page(self, tenant_id: str, rows: list[Outgoing], stuck: dict[str, float],
                          outcome: Outcome) -> None:
-        """Send a page: of each task one receipt after another, of different tasks many at once."""
+        """Send a page: the receipts of one task one after another, those of different tasks concurrently."""
         chains = defaultdict[str, list[Outgoing]](list)
-        held = {id for tenant, id in self.later if tenant == tenant_id}
-        behind = {chain_of(row) for row in rows if row.receipt_id in held}
+        retried = {id for tenant, id in self.later if tenant == tenant_id}
+        behind = {chain_of(row) for row in rows if row.receipt_id in retried}
         due = [row for row in rows if chain_of(row) not in stuck]
         left = await self._send_many(tenant_id, [row for row in due if chain_of(row) not in behind], outcome)
         for row in (*left, *(row for row in due if chain_of(row) in behind)):
@@ -358,38 +359,39 @@ class Sender(Extension):
         await asyncio.gather(*(self._send_chain(tenant_id, key, chain, outcome) for key, chain in chains.items()))
 
     async def _send_many(self, tenant_id: str, rows: list[Outgoing], outcome: Outcome) -> list[Outgoing]:
-        """Send many receipts a call while all is well; return what is left to be sent one by one."""
+        """Send many receipts per call while the ledger accepts that; return the rest, to be sent one by one."""
         send_many: Callable[..., Any] | None = getattr(self.sink, "send_many", None)
         while send_many and len(rows) > FEW and self.breaker.state == "closed" and not (
                 self._time() < self.singly_until or self.closed):
             try:
                 refusals = await send_many(tenant_id, [row.content.encode() for row in rows[:MANY]])
             except Singly as why:
-                log.info("the ledger takes one receipt a call: %s", why)
+                log.info("the ledger accepts only one receipt per call: %s", why)
                 self.singly_until = self._time() + SINGLY_SECONDS
                 break
-            except Outage as away:      # the first that is sent by itself will tell more
+            except Outage as away:      # the first receipt that is sent alone will show the reason
                 if not isinstance(away, Unanswered | Garbled):
-                    self.breaker.failed()
-                log.warning("the ledger does not take %d receipts: %s", len(rows[:MANY]), away)
+                    self.breaker.note_outage()
+                log.warning("the ledger did not accept %d receipts: %s", len(rows[:MANY]), away)
                 break
             for row, no in zip(rows, refusals, strict=False):
-                self._answered(row, no, tenant_id, outcome)
+                self._note_answer(row, no, tenant_id, outcome)
             rows = rows[MANY:]
         return rows
 
-    def _answered(self, row: Outgoing, no: Refusal | None, tenant_id: str, outcome: Outcome) -> None:
-        """Note that the ledger took a receipt, or refused it: an answer too, so the ledger is well."""
+    def _note_answer(self, row: Outgoing, no: Refusal | None, tenant_id: str, outcome: Outcome) -> None:
+        """Note that the ledger stored or refused a receipt; either answer shows that the ledger works."""
         if no is None:
             outcome.sent.append(row.receipt_id)
         else:
             log.error("the ledger refuses receipt %s of tenant %s: %s", row.receipt_id, tenant_id, no)
             outcome.parked.append(replace(row, state="parked", reason=str(no)))
         self.later.pop((tenant_id, row.receipt_id), None)
-        self._alive()
+        self._note_alive()
 
-    def _alive(self) -> None:
-        if self.breaker.passed():
+    def _note_alive(self) -> None:
+        """Tell the circuit breaker that the ledger answers; if that closes it, send everything that waits."""
+        if self.breaker.note_answer():
             log.info("the ledger answers again")
             for waiting in tuple(self.timers):
                 self._call_later(waiting, 0.0)
@@ -399,116 +401,99 @@ class Sender(Extension):
         for row in rows:
             async with self.wires:
                 pause = self.later.get((tenant_id, row.receipt_id), 0.0) - self._time()
-                if self.closed or pause > 0 or not self.breaker.admits():
+                if self.closed or pause > 0 or not self.breaker.let_through():
                     outcome.stuck[key] = max(pause, self.breaker.wait(), SOON_SECONDS)
                     return
                 if not await self._send(tenant_id, key, row, outcome):
                     return
 
     async def _send(self, tenant_id: str, key: str, row: Outgoing, outcome: Outcome) -> bool:
-        """Send one receipt; tell whether the next one may follow."""
+        """Send one receipt; return whether the next one may follow."""
         try:
             await self.wires.send(self.sink, tenant_id, row.content.encode())
-            self._answered(row, None, tenant_id, outcome)
+            self._note_answer(row, None, tenant_id, outcome)
         except Refusal as no:
-            self._answered(row, no, tenant_id, outcome)
+            self._note_answer(row, no, tenant_id, outcome)
         except asyncio.CancelledError:
-            self.breaker.forgo()
+            self.breaker.cancel_probe()
             raise
         except Outage as away:
-            self._alive() if isinstance(away, Unanswered | Garbled) else self.breaker.failed()
+            self._note_alive() if isinstance(away, Unanswered | Garbled) else self.breaker.note_outage()
             outcome.tried.append(row := replace(row, tries=row.tries + 1, reason=str(away)))
             pause = max(self._pause(row.tries), away.retry_after)
             self.later[tenant_id, row.receipt_id] = self._time() + pause
             outcome.stuck[key] = max(pause, self.breaker.wait())
-            log.warning("the ledger does not take receipt %s (try %d): %s", row.receipt_id, row.tries, away)
+            log.warning("the ledger did not accept receipt %s (attempt %d): %s", row.receipt_id, row.tries, away)
             return False
         return True
 
     def _pause(self, tries: int) -> float:
-        """Return how long to wait after so many tries: a few soon, then one in each interval."""
+        """Return the pause after a number of attempts: short and doubling at first, then the fixed interval."""
         slow = self.retry.retry_interval_seconds
         quick = SOON_SECONDS * 2 ** min(tries - 1, 30)
         return min(quick, slow) if tries <= self.retry.max_retries else slow
 
-    # What came of it.
+    # Results.
 
     async def _settle(self, tenant_id: str, outcome: Outcome) -> None:
         """Delete delivered receipts, store the error of each other one, and tell the owners of parked ones."""
         if outcome.sent or outcome.tried or outcome.parked:
-            await self.engine.write(settle, parked, self.engine.itself(tenant_id), Settled(outcome=outcome))
+            await self.engine.write(settle, load_parked, self.engine.itself(tenant_id), Settled(outcome=outcome))
 
-    async def _measure(self, tenant_id: str, behind: bool) -> None:
-        """H.7.5: tell once that more waits than is good; nothing is dropped (20.10)."""
+    async def _warn_of_backlog(self, tenant_id: str, behind: bool) -> None:
+        """Warn once if more receipts wait than the settings expect; none is dropped (H.7.5, 20.10)."""
         if not behind:
             self.overflown.discard(tenant_id)
             return
         waiting = (await self.engine.backend.lag(tenant_id)).waiting
         if waiting > self.retry.buffer_size and tenant_id not in self.overflown:
             self.overflown.add(tenant_id)
-            log.critical("%d receipts of tenant %s wait for the ledger, %d are expected at most; none is dropped",
+            log.critical("%d receipts of tenant %s wait for the ledger; at most %d are expected; none is dropped",
                          waiting, tenant_id, self.retry.buffer_size)
             await self.engine.write(overflow, None, self.engine.itself(tenant_id), Overflow(waiting=waiting))
 
     async def lag(self, tenant_id: str | None) -> Lag:
-        """Return what waits, of one tenant or, as of a moment ago, of all."""
+        """Return the lag of one tenant, or that of all tenants, which may be a second old."""
         if tenant_id is not None:
             return await self.engine.backend.lag(tenant_id)
-        if self._time() - self.told[0] >= FRESH_SECONDS:
+        if self._time() - self.measured[0] >= FRESH_SECONDS:
             lags = [await self.engine.backend.lag(tenant) for tenant in await self.engine.backend.unsent()]
-            self.told = self._time(), total(lags)
-        return self.told[1]
+            self.measured = self._time(), add_lags(lags)
+        return self.measured[1]
 
 
 def chain_of(row: Outgoing) -> str:
-    """Return what is sent in order: the receipts of a task, or one that belongs to none."""
+    """Return the id of the receipts that are sent in order: the task's, or the receipt's own if it has no task."""
     return row.task_id or row.receipt_id
 
 
-async def resend(engine: Engine, tenant_id: str) -> int:
-    """Let the ledger be asked once more for what it refused; return how many receipts wait again.
-
-    For whoever has seen to it that the ledger takes them now.
-    """
-    after, count = "", 0
-    while page := await engine.backend.page(tenant_id, Rows(Outgoing, after)):
-        after = export_key(page[-1])
-        again = [replace(row, state="waiting", reason=None, tries=0) for row in page if row.state == "parked"]
-        caller = engine.itself(tenant_id)
-        await engine.write(settle, None, caller, Settled(outcome=Outcome(tried=again)))
-        count += len(again)
-    if (ledger := engine.extension(Ledger)) is not None:
-        ledger.sender.call(tenant_id)
-    return count
-
-
-def total(lags: Iterable[Lag]) -> Lag:
-    """Add up what waits of several tenants."""
+def add_lags(lags: Iterable[Lag]) -> Lag:
+    """Add up the lags of several tenants."""
     lags = list(lags)
     return Lag(sum(lag.waiting for lag in lags), sum(lag.parked for lag in lags),
                min((lag.oldest_at for lag in lags if lag.oldest_at is not None), default=None))
 
 
-def parked(needs: Needs, caller: Caller, ask: Settled) -> None:
-    """Load what was refused, and the tasks it belongs to."""
+def load_parked(needs: Needs, caller: Caller, ask: Settled) -> None:
+    """Load the parked receipts and their tasks."""
     needs.receipts.update(row.receipt_id for row in ask.outcome.parked)
     needs.tasks.update(row.task_id for row in ask.outcome.parked if row.task_id)
 
 
 def settle(engine: Engine, work: Work, caller: Caller, ask: Settled) -> None:
-    """Write down what came of sending."""
+    """Store the results of sending; tell the owners of parked receipts."""
     for receipt_id in ask.outcome.sent:
         work.drop(Outgoing, receipt_id)
     for row in (*ask.outcome.tried, *ask.outcome.parked):
         work.keep(row)
     for row in ask.outcome.parked:
         if (receipt := work.receipts.get(row.receipt_id)) and receipt.receipt_type != ANOMALY.type:
-            anomaly(engine, work, receipt, "receipt_refused", row.receipt_id,
-                    "see why the ledger refuses it; `asyncgate reconcile` shows what it lacks",
-                    receipt_id=row.receipt_id, receipt_type=receipt.receipt_type, reason=row.reason)
+            write_anomaly(engine, work, receipt, "receipt_refused", row.receipt_id,
+                          "find out why the ledger refuses it; `asyncgate reconcile` shows which receipts it lacks",
+                          receipt_id=row.receipt_id, receipt_type=receipt.receipt_type, reason=row.reason)
 
 
 def overflow(engine: Engine, work: Work, caller: Caller, ask: Overflow) -> None:
-    """H.7.5."""
-    anomaly(engine, work, None, "receipt_backlog", str(work.now), "see why the ledger does not answer",
-            waiting=ask.waiting, buffer_size=engine.settings.ledger.emission_retry.buffer_size)
+    """Tell the fallback owner that too many receipts wait for the ledger (H.7.5)."""
+    write_anomaly(engine, work, None, "receipt_backlog", str(work.now), "find out why the ledger does not answer",
+                  waiting=ask.waiting, buffer_size=engine.settings.ledger.emission_retry.buffer_size)

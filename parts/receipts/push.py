@@ -1,8 +1,9 @@
-"""Push of stored receipts to a ledger, for `asyncgate receipts push` (spec 20.9).
+"""Push stored receipts to a ledger, for `asyncgate receipts push` (spec 20.9).
 
-They go in the order of their ids, many a call where the ledger takes many, and nothing is written here: not a row, not
-a receipt.  Sending one again changes nothing at the ledger, so whatever stops a push, the same push goes on.  What the
-outbox has still to send goes as it stands there; of a receipt whose body is at a ledger already, that is looked up.
+Receipts are sent in the order of their ids, many per call if the ledger accepts that.  A push writes nothing to the
+gate's database.  Sending a receipt again is a no-op at the ledger, so an interrupted push can simply be repeated.  For
+a receipt in the outbox, the bytes stored there are sent.  For a receipt without a body here, the push checks that the
+ledger has it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ log = logging.getLogger("asyncgate.ledger")
 
 RECEIPTS_PER_READ = 1000
 RECEIPTS_PER_CALL, CALL_BYTES = 250, 2 * 2**20
-FIRST_RETRY_SECONDS = 0.1          # before the first try again; each further one waits twice as long
+FIRST_RETRY_SECONDS = 0.1          # the pause before the first retry; each further pause is twice as long
 
 
 class LedgerAway(Exception):
@@ -42,7 +43,7 @@ class LedgerAway(Exception):
 
 
 class Ready(Struct, frozen=True):
-    """A receipt, and the bytes to send; without any, its body is at a ledger already."""
+    """A receipt, and the bytes to send; no bytes if its body is at a ledger already."""
 
     receipt: Receipt
     content: bytes | None
@@ -53,30 +54,30 @@ class PushTally(Struct):
 
     taken: int = 0
     refused: int = 0
-    lost: int = 0           # neither here nor at the ledger is there more than a hash
-    passed_over: int = 0    # this ledger is not meant to have them
-    after: str = ""         # TENANT:RECEIPT, up to which all have gone
+    lost: int = 0           # only a hash is left, here and at the ledger
+    passed_over: int = 0    # this kind of ledger does not store them
+    after: str = ""         # TENANT:RECEIPT, the last one that was sent
 
 
 class Push:
     """Sends receipts to one ledger; calls `refused` with each refused receipt and the reason."""
 
-    def __init__(self, sink: Any, settings: Settings, tally: PushTally, told: Callable[[int], None],
+    def __init__(self, sink: Any, settings: Settings, tally: PushTally, count: Callable[[int], None],
                  refused: Callable[[str, str], None]) -> None:
-        self.sink, self.tally, self.told, self.refused = sink, tally, told, refused
+        self.sink, self.tally, self.count, self.refused = sink, tally, count, refused
         self.retry, self.wires = settings.ledger.emission_retry, Wires(pace_of(settings))
         self.singly = False
 
     async def send(self, tenant_id: str, pages: AsyncIterator[list[Ready]]) -> None:
-        """Send all receipts of a tenant; raises Away."""
+        """Send all receipts of a tenant; raises LedgerAway."""
         async for page in pages:
             for batch in split_page(page):
                 await self._send(tenant_id, batch)
                 self.tally.after = f"{tenant_id}:{batch[-1].receipt.receipt_id}"
-                self.told(len(batch))
+                self.count(len(batch))
 
     def pass_over(self, count: int) -> None:
-        """Count receipts that this ledger is not meant to have."""
+        """Count receipts that this kind of ledger does not store."""
         self.tally.passed_over += count
 
     async def _send(self, tenant_id: str, batch: list[Ready]) -> None:
@@ -90,7 +91,7 @@ class Push:
 
     async def _look_up(self, tenant_id: str, bare: list[Receipt]) -> None:
         """Check that the ledger has the receipts of which this gate keeps only a hash."""
-        theirs = await self._fetched(tenant_id, [one.receipt_id for one in bare]) if bare else {}
+        theirs = await self._fetch(tenant_id, [one.receipt_id for one in bare]) if bare else {}
         for receipt in bare:
             if receipt.receipt_id not in theirs:
                 self.tally.lost += 1
@@ -101,17 +102,17 @@ class Push:
                 self.tally.taken += 1
 
     async def _send_many(self, tenant_id: str, batch: list[Ready]) -> bool:
-        """Send receipts in one call; tell whether the ledger takes that."""
+        """Send receipts in one call; tell whether the ledger accepts several at once."""
         if self.singly or (send_many := getattr(self.sink, "send_many", None)) is None:
             return False
         try:
-            refusals = await self._asked(lambda: send_many(tenant_id, [one.content for one in batch]))
+            refusals = await self._ask(lambda: send_many(tenant_id, [one.content for one in batch]))
         except Singly as why:
-            self.singly = len(batch) == 1       # else it may be the size alone
+            self.singly = len(batch) == 1       # else the size alone may be the reason
             log.info("the ledger does not take %d receipts in one call: %s", len(batch), why)
             return False
         for one, no in zip(batch, refusals, strict=True):
-            await self._answered(tenant_id, one.receipt, no)
+            await self._count_answer(tenant_id, one.receipt, no)
         return True
 
     async def _send_chain(self, tenant_id: str, chain: list[Ready]) -> None:
@@ -120,26 +121,26 @@ class Push:
             async with self.wires:
                 content = one.content or b""
                 try:
-                    await self._asked(partial(self.wires.send, self.sink, tenant_id, content))
+                    await self._ask(partial(self.wires.send, self.sink, tenant_id, content))
                 except Refusal as no:
-                    await self._answered(tenant_id, one.receipt, no)
+                    await self._count_answer(tenant_id, one.receipt, no)
                 else:
-                    await self._answered(tenant_id, one.receipt, None)
+                    await self._count_answer(tenant_id, one.receipt, None)
 
-    async def _answered(self, tenant_id: str, receipt: Receipt, no: Refusal | None) -> None:
-        """Count an answer; a refusal is none if the ledger has the worker's own statement of the receipt."""
+    async def _count_answer(self, tenant_id: str, receipt: Receipt, no: Refusal | None) -> None:
+        """Count an answer; a refused receipt counts as taken if the ledger has the worker's own statement of it."""
         if no is not None and not await self._is_there(tenant_id, receipt):
             return self._refuse(receipt, str(no))
         self.tally.taken += 1
 
     async def _is_there(self, tenant_id: str, receipt: Receipt) -> bool:
-        theirs = (await self._fetched(tenant_id, [receipt.receipt_id])).get(receipt.receipt_id)
+        theirs = (await self._fetch(tenant_id, [receipt.receipt_id])).get(receipt.receipt_id)
         return theirs is not None and not differing_facts(receipt, theirs)
 
-    async def _fetched(self, tenant_id: str, receipt_ids: list[str]) -> dict[str, Receipt]:
-        """Return what the ledger has of some receipts."""
+    async def _fetch(self, tenant_id: str, receipt_ids: list[str]) -> dict[str, Receipt]:
+        """Return the ledger's copies of some receipts."""
         try:
-            found = await self._asked(lambda: self.sink.fetch(tenant_id, receipt_ids))
+            found = await self._ask(lambda: self.sink.fetch(tenant_id, receipt_ids))
         except (Refusal, msgspec.MsgspecError, UnicodeError) as wrong:
             raise LedgerAway(f"the ledger cannot be read: {wrong}") from None
         return {one.receipt_id: as_stored(one) for one in found}
@@ -148,7 +149,7 @@ class Push:
         self.tally.refused += 1
         self.refused(receipt.receipt_id, why)
 
-    async def _asked(self, ask: Callable[[], Any]) -> Any:
+    async def _ask(self, ask: Callable[[], Any]) -> Any:
         """Ask the ledger, with the retries of the settings; raises LedgerAway."""
         tries = 0
         while True:
@@ -185,7 +186,7 @@ def split_page(page: list[Ready]) -> list[list[Ready]]:
     return [batch for batch in cut if batch]
 
 
-# From where.
+# Where receipts are read from.
 
 
 class FromDatabase:
@@ -195,7 +196,7 @@ class FromDatabase:
         self.engine, self.push = engine, push
 
     async def pages(self, tenant_id: str, after: str) -> AsyncIterator[list[Ready]]:
-        """Yield a tenant's receipts in the order of their ids, from behind one."""
+        """Yield a tenant's receipts in the order of their ids, after a given one."""
         while exported := (await export_page(self.engine, tenant_id, after or None)).receipts:
             page = [as_stored_receipt(one) for one in exported]
             after = page[-1].receipt_id
@@ -210,14 +211,14 @@ class FromDatabase:
         for receipt in page:
             content = outbox.get(receipt.receipt_id)
             if content is None and receipt.body:
-                content = self._rendered(tenant_id, receipt, tasks.get(receipt.task_id))
+                content = self._render(tenant_id, receipt, tasks.get(receipt.task_id))
                 if content is None:
                     self.push.pass_over(1)
                     continue
             ready.append(Ready(receipt, content))
         return ready
 
-    def _rendered(self, tenant_id: str, receipt: Receipt, found: Any) -> bytes | None:
+    def _render(self, tenant_id: str, receipt: Receipt, found: Any) -> bytes | None:
         task: Task | None
         lease: Lease | None
         task, lease = found[:2] if found else (None, None)
@@ -227,6 +228,6 @@ class FromDatabase:
 
 async def read_exported(push: Push, tenant_id: str, batches: Iterable[list[Receipt]],
                         after: str) -> AsyncIterator[list[Ready]]:
-    """Yield the receipts of an exported file, from behind one; it was verified before."""
+    """Yield the receipts of an exported file, after a given one; the file was verified before."""
     for batch in batches:
         yield [Ready(one, push.sink.render(tenant_id, one, None)) for one in batch if one.receipt_id > after]

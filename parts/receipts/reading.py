@@ -1,8 +1,9 @@
-"""Reading in integrated mode: what an agent is told is the same as in standalone mode (spec 20.8).
+"""Reads in integrated mode: an agent gets the same answers as in standalone mode (spec 20.8).
 
-Which receipts this gate wrote, in which order and to whom, it knows by their skeletons; their bodies are in the outbox
-until the ledger has them, and then there.  Behind them come the receipts that others stated in the same ledger.  A
-ledger that cannot be read takes away bodies and what others stated, never the answer.
+The gate stores skeletons of its own receipts: their order and addressees, without bodies.  The bodies are in the outbox
+until the ledger has them, and then in the ledger.  After a gate's own receipts, lists show the receipts that others
+stated in the same ledger.  If the ledger is unreadable, bodies and the receipts of others are missing from an answer,
+but the gate still answers.
 """
 
 from __future__ import annotations
@@ -44,27 +45,28 @@ if TYPE_CHECKING:
     from asyncgate.parts.receipts.sinks import Sink
 
 T = TypeVar("T")
-BODIES_PER_READ, MOST_READS = 200, 5        # of the ledger that one call looks through for what others stated
-BODIES_BYTES = 8 * 2**20    # of bodies that are remembered
-SHELF_BYTES, SHELVES_BYTES = 2**20, 8 * 2**20       # of what others stated: in one inbox, and in all
+BODIES_PER_READ, MOST_READS = 200, 5        # one call reads at most 5 pages of 200 receipts that others stated
+BODIES_BYTES = 8 * 2**20    # size of the cache of bodies
+SHELF_BYTES, SHELVES_BYTES = 2**20, 8 * 2**20       # size of the cache of others' receipts: of one inbox, and of all
 ANY_SIZE = 2**62
-ROW_BYTES = 1000            # of a receipt beside its body, about
-UNREADABLE = "the receipt ledger cannot be read: bodies that are there, and what others stated, are left out"
-MISSING = "the receipt ledger does not have {} of these receipts: `asyncgate reconcile` says which"
+ROW_BYTES = 1000            # about the size of a receipt without its body
+UNREADABLE = ("the receipt ledger cannot be read: this answer lacks the bodies stored there and the receipts that "
+              "others stated")
+MISSING = "the receipt ledger does not have {} of these receipts: `asyncgate reconcile` names them"
 
 
 class Shelf(Struct):
-    """What others have stated to somebody, or of a task, as far as the ledger was looked through."""
+    """A cache of the receipts that others stated to one principal or about one task, as far as the ledger was read."""
 
     after: str | None = None
     rows: dict[str, ReceiptRecord] = field(default_factory=dict)       # in the order of arrival
-    closed: set[str] = field(default_factory=set)      # obligations among them that are discharged
+    closed: set[str] = field(default_factory=set)      # ids of the discharged obligations among the rows
     size: int = ROW_BYTES
     most: int = SHELF_BYTES
-    cut: bool = False       # the oldest were let go: who wants those reads the ledger from where he stands
+    cut: bool = False       # the oldest rows were dropped; a reader behind the rest reads the ledger itself
 
     def add(self, one: ReceiptRecord) -> None:
-        """Put down what came behind all others; the oldest go when it is too much."""
+        """Append a receipt; drop the oldest rows if the cache is too large."""
         self.rows[one.receipt_id] = one
         self.size += receipt_weight(one)
         while self.size > self.most and len(self.rows) > 1:
@@ -77,34 +79,34 @@ Where = tuple[str, Principal | None, str | None]       # tenant, inbox, task
 
 
 class Reading(Extension):
-    """What is carried out otherwise while a ledger holds the receipts."""
+    """Replaces the operations that read receipts, while a ledger holds the bodies of receipts."""
 
     def __init__(self, engine: Engine, sink: Sink, breaker: Breaker, routes: Routes | None = None) -> None:
         self.engine, self.sink, self.breaker, self.routes = engine, sink, breaker, routes
         self.bodies: OrderedDict[tuple[str, str], Raw] = OrderedDict()
         self.bodies_size = 0
         self.shelves: OrderedDict[Where, Shelf] = OrderedDict()
-        self.ours = {engine.instance}       # gates whose receipts have skeletons here
+        self.ours = {engine.instance}       # instances whose receipts have skeletons here
 
     def instead(self) -> Mapping[str, Instead]:
-        """Return what also reads in the ledger."""
+        """Return the operations that also read the ledger."""
         return {name: getattr(self, name) for name in ("list_receipts", "get_receipt", "get_task_history",
                                                        "list_open_obligations", "bootstrap")}
 
     # The operations.
 
     async def list_receipts(self, engine: Engine, caller: Caller, ask: ListReceipts) -> Receipts:
-        """List what this gate wrote, then what others stated; a cursor holds the place in both."""
+        """List this gate's receipts, then those that others stated; a cursor holds the position in both lists."""
         where = (caller.tenant_id, to := await engine.inbox(caller, ask), ask.task_id)
         seal = ("ledger", to, ask.task_id, ask.receipt_type)
-        own, theirs = self._opened(caller, ask.since_receipt_id or ask.cursor, where, *seal)
+        own, theirs = self._read_cursor(caller, ask.since_receipt_id or ask.cursor, where, *seal)
         reply = await Engine.list_receipts(engine, caller, replace(ask, cursor=own, since_receipt_id=None))
         warnings = await self._fill(caller.tenant_id, reply.receipts)
         own = reply.receipts[-1].receipt_id if reply.receipts else own
         room = engine.limit(ask.limit) - len(reply.receipts)
         more = reply.next_cursor is not None
         if not more:
-            others = [one for one in await self._others(where, theirs, warnings)
+            others = [one for one in await self._list_others(where, theirs, warnings)
                       if ask.receipt_type in (None, one.receipt_type)]
             reply.receipts += others[:room]
             theirs, more = others[:room][-1].receipt_id if others[:room] else theirs, len(others) > room
@@ -126,7 +128,7 @@ class Reading(Extension):
 
     async def _foreign(self, caller: Caller, ask: GetReceipt | AckReceipt) -> ReceiptRecord:
         try:
-            found = await self.asked(lambda: self.sink.fetch(caller.tenant_id, [ask.receipt_id]))
+            found = await self.ask_ledger(lambda: self.sink.fetch(caller.tenant_id, [ask.receipt_id]))
         except Outage:
             found = []
         if not found:
@@ -134,55 +136,55 @@ class Reading(Extension):
         return found[0].shown()
 
     async def get_task_history(self, engine: Engine, caller: Caller, ask: GetTaskHistory) -> History:
-        """Return what happened to a task here."""
+        """Return what happened to a task at this gate, with the bodies of its receipts."""
         reply = await Engine.get_task_history(engine, caller, ask)
         await self._fill(caller.tenant_id, [event.receipt for event in reply.events if event.receipt is not None])
         return reply
 
     async def list_open_obligations(self, engine: Engine, caller: Caller, ask: ListOpenObligations) -> Obligations:
-        """List what is owed to a principal here, then what others in the ledger owe it."""
+        """List the obligations owed to a principal at this gate, then those that others opened in the ledger."""
         who = engine.whose(caller, ask)
         where, seal = (caller.tenant_id, who, None), ("ledger", who)
-        own, theirs = self._opened(caller, ask.since_receipt_id, where, *seal)
+        own, theirs = self._read_cursor(caller, ask.since_receipt_id, where, *seal)
         reply = await Engine.list_open_obligations(engine, caller, replace(ask, since_receipt_id=own))
         warnings = await self._fill(caller.tenant_id, reply.open_obligations)
         room = engine.limit(ask.limit) - len(reply.open_obligations)
-        others = await self._owed(where, theirs, room, warnings) if room else []
+        others = await self._list_owed(where, theirs, room, warnings) if room else []
         if others or theirs:
             last = others[-1].receipt_id if others else theirs
             reply.cursor = engine.cursor(caller, f"{reply.cursor or ''} {last}", *seal)
         reply.open_obligations += others
         if warnings:
-            reply.beside = warnings     # type: ignore[attr-defined]  # no member: PH.6.2's readers forbid any other
+            reply.beside = warnings     # type: ignore[attr-defined]  # not a member: PH.6.2 forbids other members
         return reply
 
     async def bootstrap(self, engine: Engine, caller: Caller, ask: Bootstrap) -> Welcome:
-        """Begin a session, and say where receipts are and how far they lag (spec 20.5)."""
+        """Begin a session; tell where the receipts are and how far the ledger lags (spec 20.5)."""
         who = engine.whose(caller, ask)
         where, seal = (caller.tenant_id, who, None), ("ledger", who)
-        own, theirs = self._opened(caller, ask.since_receipt_id, where, *seal)
+        own, theirs = self._read_cursor(caller, ask.since_receipt_id, where, *seal)
         reply = await Engine.bootstrap(engine, caller, replace(ask, since_receipt_id=own))
         inbox, warnings = reply.attention.inbox_receipts, await self._fill(
             caller.tenant_id, reply.attention.inbox_receipts)
         wished = min(ask.max_items or ask.limit or engine.settings.default_bootstrap_max_items,
                      engine.settings.max_bootstrap_max_items)
-        others = await self._others(where, theirs, warnings)
+        others = await self._list_others(where, theirs, warnings)
         others = others[:wished - len(inbox)] if ask.since_receipt_id else others[-wished:]
         inbox += others
-        if not ask.since_receipt_id:        # the most recent ones of both
+        if not ask.since_receipt_id:        # the most recent receipts of both lists
             inbox[:] = sorted(inbox, key=lambda one: one.created_at)[-wished:]
         if others or theirs:
             last = f"{reply.cursor.latest_receipt_id or ''} {others[-1].receipt_id if others else theirs}"
             reply.cursor.latest_receipt_id = engine.cursor(caller, last, *seal)
         if self.routes is not None:
-            await self.routes.tell(caller, who, reply)
+            await self.routes.add_routing(caller, who, reply)
         reply.warnings = [*reply.warnings, *warnings]
         return reply
 
     # Bodies.
 
     async def _fill(self, tenant_id: str, records: list[ReceiptRecord]) -> list[str]:
-        """Give skeletons their bodies back: from the outbox, or from the ledger; return what to warn of."""
+        """Fill in the bodies of skeletons, from the outbox or the ledger; return warnings."""
         bare = {one.receipt_id: one for one in records if bytes(one.body) == b"null"}
         for row in await self.engine.backend.page(tenant_id, OutboxOf(tuple(bare))) if bare else ():
             bare.pop(row.receipt_id).body = Raw(self.sink.body(row.content.encode()))
@@ -191,7 +193,7 @@ class Reading(Extension):
         if not bare:
             return []
         try:
-            found = await self.asked(lambda: self.sink.fetch(tenant_id, list(bare)))
+            found = await self.ask_ledger(lambda: self.sink.fetch(tenant_id, list(bare)))
         except Outage:
             return [UNREADABLE]
         for one in found:
@@ -203,18 +205,18 @@ class Reading(Extension):
         return [MISSING.format(len(bare))] if bare else []
 
     async def _fill_stated(self, tenant_id: str, bare: dict[str, ReceiptRecord]) -> None:
-        """Give those their bodies that their authors have stored under ids of their own; take them out of `bare`."""
+        """Fill in the bodies of receipts that workers stored under ids of their own; remove these from `bare`."""
         for receipt_id in list(bare):
             stated = await self.engine.backend.record(tenant_id, LedgerMark, STATED_PREFIX + receipt_id)
             if stated is None:
                 continue
             with contextlib.suppress(Outage):
-                for one in await self.asked(lambda id=stated.receipt_id: self.sink.fetch(tenant_id, [id])):  # type: ignore[misc]
+                for one in await self.ask_ledger(lambda id=stated.receipt_id: self.sink.fetch(tenant_id, [id])):  # type: ignore[misc]
                     bare.pop(receipt_id).body = one.body
                     self._remember((tenant_id, receipt_id), one.body)
 
     def _remember(self, key: tuple[str, str], body: Raw) -> None:
-        """Keep a body, and forget those that came first when all are too large."""
+        """Cache a body; drop the oldest bodies if the cache is too large."""
         self.bodies_size += len(bytes(body)) + ROW_BYTES - self._forget(key)
         self.bodies[key] = body
         while self.bodies_size > BODIES_BYTES:
@@ -224,33 +226,34 @@ class Reading(Extension):
         body = self.bodies.pop(key, None)
         return 0 if body is None else len(bytes(body)) + ROW_BYTES
 
-    async def asked(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask the ledger, unless the circuit breaker is open; nobody waits for a ledger that is away."""
-        if not self.breaker.admits():
+    async def ask_ledger(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Send a query to the ledger; raises Outage at once if the circuit breaker is open."""
+        if not self.breaker.let_through():
             raise Outage("the circuit breaker of the ledger is open")
         try:
             answer = await ask()
         except asyncio.CancelledError:
-            self.breaker.forgo()
+            self.breaker.cancel_probe()
             raise
-        except Exception as error:      # only a ledger that is away opens the circuit, not one that says nonsense
+        except Exception as error:      # only an unresponsive ledger opens the circuit, not an invalid answer
             away = isinstance(error, Outage) and not isinstance(error, Garbled)
-            self.breaker.failed() if away else self.breaker.passed()
+            self.breaker.note_outage() if away else self.breaker.note_answer()
             raise error if isinstance(error, Outage) else Outage(str(error)) from error
-        self.breaker.passed()
+        self.breaker.note_answer()
         return answer
 
     # What others stated.
 
-    def _opened(self, caller: Caller, cursor: str | None, where: Where, *seal: Any) -> tuple[str | None, str | None]:
-        """Return the place in what this gate wrote, and the one in what others stated."""
+    def _read_cursor(self, caller: Caller, cursor: str | None, where: Where,
+                     *seal: Any) -> tuple[str | None, str | None]:
+        """Return a cursor's position in the gate's own receipts, and its position in those that others stated."""
         if cursor is None:
             return None, None
-        if cursor in self._shelf(where).rows:       # the id of a receipt of somebody else
+        if cursor in self._shelf(where).rows:       # a receipt id that somebody else stated
             return None, cursor
         try:
             own, _, theirs = (self.engine.position(caller, cursor, *seal) or "").partition(" ")
-        except Exception:       # the id of a receipt, or a cursor that has a place in one list only
+        except Exception:       # a receipt id, or a cursor with a position in one list only
             return cursor, None
         return own or None, theirs or None
 
@@ -259,44 +262,44 @@ class Reading(Extension):
         self.shelves.move_to_end(where)
         return shelf
 
-    def _let_go(self) -> None:
-        """Forget the inboxes that were asked for longest ago, when all are too large."""
+    def _trim_cache(self) -> None:
+        """Drop the least recently used inboxes if the cache is too large."""
         size = sum(shelf.size for shelf in self.shelves.values())
         while size > SHELVES_BYTES and len(self.shelves) > 1:
             size -= self.shelves.popitem(last=False)[1].size
 
-    async def _others(self, where: Where, after: str | None, warnings: list[str]) -> list[ReceiptRecord]:
-        """Return what others stated, from behind one of their receipts."""
+    async def _list_others(self, where: Where, after: str | None, warnings: list[str]) -> list[ReceiptRecord]:
+        """Return the receipts that others stated, after one of them."""
         shelf = self._shelf(where)
         try:
-            await self._look(where, shelf)
+            await self._read_new(where, shelf)
         except Outage:
             warnings += [UNREADABLE] if UNREADABLE not in warnings else []
         finally:
-            self._let_go()
+            self._trim_cache()
         if shelf.cut and after not in shelf.rows:
-            return await self._unshelved(where, after, warnings)
+            return await self._list_uncached(where, after, warnings)
         rows = list(shelf.rows.values())
         places = {one.receipt_id: at for at, one in enumerate(rows, 1)}
         return rows[places.get(after or "", 0):]
 
-    async def _unshelved(self, where: Where, after: str | None, warnings: list[str]) -> list[ReceiptRecord]:
-        """Return what others stated from the ledger itself: it is more than is kept here."""
+    async def _list_uncached(self, where: Where, after: str | None, warnings: list[str]) -> list[ReceiptRecord]:
+        """Return others' receipts that are no longer in the cache, read from the ledger itself."""
         passing, before = Shelf(after, most=ANY_SIZE), ""
         try:
             while not passing.rows and passing.after != before:
                 before = passing.after or ""
-                await self._look(where, passing, pages=1)
+                await self._read_new(where, passing, pages=1)
         except Outage:
             warnings += [UNREADABLE] if UNREADABLE not in warnings else []
         return list(passing.rows.values())
 
-    async def _look(self, where: Where, shelf: Shelf, pages: int = MOST_READS) -> None:
-        """Look through what the ledger got since the last time."""
+    async def _read_new(self, where: Where, shelf: Shelf, pages: int = MOST_READS) -> None:
+        """Read the receipts that the ledger got since the last read, and cache those of others."""
         tenant_id, to, task_id = where
         for _ in range(pages):
             of = EntryFilter(to, task_id, None, None, shelf.after, BODIES_PER_READ)
-            page = await self.asked(lambda of=of: self.sink.page(tenant_id, of))   # type: ignore[misc]
+            page = await self.ask_ledger(lambda of=of: self.sink.page(tenant_id, of))   # type: ignore[misc]
             for one in page.receipts:
                 if not await self._is_ours(tenant_id, one):
                     shelf.add(one.shown())
@@ -305,7 +308,7 @@ class Reading(Extension):
             shelf.after = page.cursor
 
     async def _is_ours(self, tenant_id: str, one: Filed) -> bool:
-        """Whether there is a skeleton of it here; what one gate wrote is here, or nothing of it is."""
+        """Whether this gate has a skeleton of the receipt; it has all skeletons of an instance, or none."""
         if one.receipt_key and one.asyncgate_instance in self.ours:
             return True
         backend = self.engine.backend
@@ -315,14 +318,15 @@ class Reading(Extension):
             self.ours.add(one.asyncgate_instance)
         return here or await backend.record(tenant_id, LedgerMark, ADOPTED_PREFIX + one.receipt_id) is not None
 
-    async def _owed(self, where: Where, after: str | None, most: int, warnings: list[str]) -> list[ReceiptRecord]:
-        """Return what others opened and nobody has discharged, by the evidence of the ledger."""
+    async def _list_owed(self, where: Where, after: str | None, most: int,
+                         warnings: list[str]) -> list[ReceiptRecord]:
+        """Return the obligations that others opened and that no receipt in the ledger discharges."""
         shelf, owed = self._shelf(where), list[ReceiptRecord]()
-        for one in await self._others(where, after, warnings):
+        for one in await self._list_others(where, after, warnings):
             if one.receipt_type not in TERMINATES or one.receipt_id in shelf.closed:
                 continue
             try:
-                closed = await self._closed(where[0], one)
+                closed = await self._is_discharged(where[0], one)
             except Outage:
                 return owed
             if closed:
@@ -331,12 +335,12 @@ class Reading(Extension):
                 owed.append(one)
         return owed
 
-    async def _closed(self, tenant_id: str, opened: ReceiptRecord) -> bool:
-        """Whether a receipt in the ledger discharges one that opened an obligation (PH.1.3)."""
+    async def _is_discharged(self, tenant_id: str, opened: ReceiptRecord) -> bool:
+        """Whether a receipt in the ledger discharges an obligation (PH.1.3)."""
         after, by = None, TERMINATES[opened.receipt_type]
         while True:
             of = EntryFilter(None, opened.task_id, None, None, after, BODIES_PER_READ)
-            page = await self.asked(lambda of=of: self.sink.page(tenant_id, of))   # type: ignore[misc]
+            page = await self.ask_ledger(lambda of=of: self.sink.page(tenant_id, of))   # type: ignore[misc]
             if any(one.receipt_type in by and opened.receipt_id in one.parents for one in page.receipts):
                 return True
             if page.cursor in (None, after) or not page.receipts:
@@ -345,7 +349,7 @@ class Reading(Extension):
 
 
 def receipt_weight(one: ReceiptRecord) -> int:
-    """Return about how many bytes a receipt takes."""
+    """Estimate the size of a receipt in bytes."""
     return len(bytes(one.body)) + ROW_BYTES
 
 

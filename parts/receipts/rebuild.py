@@ -1,9 +1,9 @@
-"""A gate made anew of its receipts after a disaster: what `asyncgate rebuild` does (spec 20.4).
+"""Rebuild a gate from its receipts after a disaster: the work of `asyncgate rebuild` (spec 20.4).
 
-Receipts are no reconstruction source (H.12), and what comes out is marked as what it is.  The obligations that are open
-are those that were open; tasks have their statuses, and their results as far as receipts hold them.  What they do not
-hold is named in an event `task.rebuilt` of each task.  An open task is held: its payload is gone, its worker may still
-be at work, and only its owner can tell what is to become of it.
+Receipts are not meant as a source of reconstruction (H.12), so each rebuilt task is marked.  Obligations that were open
+are open again.  Tasks have their statuses, and results as far as receipts hold them.  An event `task.rebuilt` of each
+task names the fields that its receipts do not hold.  An open task is put on hold: its payload is lost, its worker may
+still be at work, and only its owner can decide how it goes on.
 """
 
 from __future__ import annotations
@@ -51,60 +51,63 @@ if TYPE_CHECKING:
     from asyncgate.parts.model.settings import Settings
 
 REBUILT = "rebuilt"
-TASKS_PER_BATCH, RECEIPTS_PER_BATCH = 100, 500          # that one transaction writes
-SHOWN = 10                          # damaged receipts that are named
-WITHIN = {"status", "completion_metadata", "schema_version"}    # of a body, not of what task.result_ready repeats
+TASKS_PER_BATCH, RECEIPTS_PER_BATCH = 100, 500          # how many one transaction writes
+SHOWN = 10                          # how many damaged receipts a message names
+WITHIN = {"status", "completion_metadata", "schema_version"}    # members that task.result_ready does not repeat
 T = TypeVar("T")
 
 
 class NotEmpty(Exception):
-    """The database has been used: what is rebuilt would mix with what is there."""
+    """The database is not empty: rebuilt rows would mix with its rows."""
 
 
 class Damaged(Exception):
-    """Some receipts do not have the hash of what they say."""
+    """The hash of some receipts does not match their content."""
 
 
 class SeveralGates(Exception):
-    """More than one gate wrote the receipts, and nobody said which of them are meant."""
+    """More than one gate wrote the receipts, and no option says which gates to rebuild."""
 
 
 class RebuildFailed(Exception):
-    """The database did not take what was written."""
+    """The database refused a write."""
 
 
 class RebuildTally(Struct):
-    """What a rebuild has made."""
+    """How many rows of each kind a rebuild wrote."""
 
     tasks: int = 0
     held: int = 0
     receipts: int = 0
     obligations: int = 0
     schedules: int = 0
-    told: int = 0                       # ends whose task.result_ready was lost, and is written now
+    told: int = 0                       # how many lost task.result_ready were written again
     problems: list[str] = field(default_factory=list)
 
 
 class Announce(Ask, kw_only=True):
-    """The rebuild's own request: these tasks have ended, and nobody has told their owners."""
+    """Internal request of a rebuild: tell the owners of these tasks that they have ended."""
 
-    ends: list[tuple[str, Receipt]]     # task, and what ended it
+    ends: list[tuple[str, Receipt]]     # task id, and the receipt that ended the task
 
 
 async def require_empty(backend: Backend) -> None:
-    """Refuse a database that has been used; raises NotEmpty."""
+    """Refuse a database that is not empty; raises NotEmpty."""
     if tenants := await backend.tenants():
-        raise NotEmpty(f"the database is in use: tenant {tenants[0]} has something in it.  Take an empty one; what an "
-                       "interrupted rebuild has left is of no use, remove it")
+        raise NotEmpty(f"the database is in use: it has rows of tenant {tenants[0]}.  Use an empty one, and delete a "
+                       "database that an interrupted rebuild has left")
 
 
 def choose(collected: Collected, instances: frozenset[str] | None) -> None:
-    """Leave only what the meant gates wrote, and what workers stated that these took up; raises SeveralGates."""
+    """Keep only the chosen gates' receipts, and the workers' statements that these gates adopted.
+
+    Raises SeveralGates if no gate is chosen and several wrote the receipts.
+    """
     found = collected.instances()
     if instances is None and len(found) > 1:
         listed = ", ".join(f"{name or 'nameless'} ({count})" for name, count in found.items())
-        raise SeveralGates(f"several instances wrote these receipts: {listed}.  Name those of this gate with "
-                           "--instance, or take --all-instances")
+        raise SeveralGates(f"several instances wrote these receipts: {listed}.  Name this gate's instances with "
+                           "--instance, or give --all-instances")
     collected.keep_only(instances if instances is not None else frozenset(found))
     for statement in list(_keyless(collected)):
         if (taken := find_adopted(collected, statement)) is None:
@@ -118,7 +121,7 @@ def _keyless(collected: Collected) -> Iterator[Receipt]:
 
 
 def find_adopted(collected: Collected, statement: Receipt) -> Receipt | None:
-    """Return what a worker stated as the gate keeps it that made a step of it; None where none did."""
+    """Return a worker's statement in the form in which a gate that adopted it stores it; None if no gate did."""
     contract: Contract | None = {COMPLETED.type: COMPLETED, FAILED.type: FAILED}.get(statement.receipt_type)
     ready = collected.children(statement.receipt_id, RESULT_READY.type)
     if contract is None or not ready:
@@ -135,46 +138,46 @@ def find_adopted(collected: Collected, statement: Receipt) -> Receipt | None:
 
 
 def require_undamaged(collected: Collected, skip: bool) -> list[str]:
-    """See that a file is as it was written, and each receipt has the hash of what it says; raises Damaged if not.
+    """Check a file's format and the hash of each receipt; raises Damaged.
 
-    With `skip` such receipts are left out, and what is wrong is told.
+    With `skip`, leave damaged receipts out instead; return the problems found.
     """
     damaged = [one.receipt_id for one in collected.unsound()]
     if damaged and not skip:
         more = f" and {len(damaged) - SHOWN} more" if len(damaged) > SHOWN else ""
-        raise Damaged(f"{len(damaged)} receipts do not have the hash of what they say: "
+        raise Damaged(f"the hash of {len(damaged)} receipts does not match their content: "
                       f"{', '.join(damaged[:SHOWN])}{more}.  --skip-damaged leaves them out")
     if collected.problems and not skip:
         more = f" (and {len(collected.problems) - 1} more)" if collected.problems[1:] else ""
-        raise Damaged(f"the file is not as it was written: {collected.problems[0]}{more}; `asyncgate receipts verify` "
-                      "tells all.  --skip-damaged takes what is there")
+        raise Damaged(f"the file is damaged: {collected.problems[0]}{more}; `asyncgate receipts verify` lists all "
+                      "problems.  --skip-damaged uses the undamaged receipts")
     for receipt_id in damaged:
         collected.forget(receipt_id)
-    return [*collected.problems, *(f"receipt {receipt_id} was left out: it does not have the hash of what it says"
+    return [*collected.problems, *(f"receipt {receipt_id} was left out: its hash does not match its content"
                                    for receipt_id in damaged)]
 
 
 class Rebuild:
-    """Writes one tenant's state; `skeletons` leaves the bodies of receipts where they are, in the ledger."""
+    """Writes the state of one tenant; with `skeletons`, the bodies of receipts stay in the ledger."""
 
     def __init__(self, backend: Backend, settings: Settings, tenant_id: str, collected: Collected, *, skeletons: bool,
-                 told: Callable[[int], None]) -> None:
+                 count: Callable[[int], None]) -> None:
         self.backend, self.settings, self.tenant_id, self.collected = backend, settings, tenant_id, collected
-        self.skeletons, self.told, self.tally = skeletons, told, RebuildTally()
+        self.skeletons, self.count, self.tally = skeletons, count, RebuildTally()
         self.engine = Engine(backend, settings)
         if skeletons:
             self.engine.extend(Ledger(self.engine))
 
     async def run(self) -> RebuildTally:
-        """Write tasks, then receipts with what they open, and at last what owners were not told."""
+        """Write tasks, then receipts with their obligations and schedules, then the lost task.result_ready."""
         late: list[tuple[str, Receipt]] = []
-        self.backend.ids.after(self.collected.last())       # or what comes could seem older, where clocks differ
+        self.backend.ids.after(self.collected.last())       # where clocks differ, new ids could seem older
         for page in split_batches(self._stories(), TASKS_PER_BATCH):
             await self._write(partial(self._put_tasks, page))
             self.tally.tasks += len(page)
             self.tally.held += sum(not story.ends for _, story in page)
             late += [(task_id, end) for task_id, story in page for end in story.unready]
-            self.told(len(page))
+            self.count(len(page))
         for receipts in split_batches(self.collected.all(), RECEIPTS_PER_BATCH):
             opened = [one for one in receipts if one.receipt_type in TERMINATES and not self.collected.answered(one)]
             schedules = [restore_schedule(one) for one in opened if one.receipt_type == SCHEDULED.type]
@@ -182,7 +185,7 @@ class Rebuild:
             self.tally.receipts += len(receipts)
             self.tally.obligations += len(opened)
             self.tally.schedules += len(schedules)
-            self.told(len(receipts))
+            self.count(len(receipts))
         for ends in split_batches(iter(late), TASKS_PER_BATCH):
             await self._announce(ends)
         if (ledger := self.engine.extension(Ledger)) is not None:
@@ -190,21 +193,21 @@ class Rebuild:
         return self.tally
 
     def _stories(self) -> Iterator[tuple[str, Story]]:
-        """Yield the tasks that can be made anew; what else receipts are about is told as a problem."""
+        """Yield the tasks that can be rebuilt; note each other task as a problem."""
         for task_id in self.collected.tasks():
             story = story_of(self.collected.of_task(task_id))
             if story.duty is None:
-                self.tally.problems.append(f"task {task_id} has receipts, but no task.assigned: it was not made anew")
+                self.tally.problems.append(f"task {task_id} has receipts, but no task.assigned: it was not rebuilt")
                 continue
             if story.contradicts:
-                self.tally.problems.append(f"task {task_id} has ended in more than one way; the first one stands")
+                self.tally.problems.append(f"task {task_id} has several different ends; the first one counts")
             yield task_id, story
 
     async def _write(self, decide: Callable[[Work], None]) -> None:
         try:
             await self.backend.transact(self.tenant_id, Needs(), decide)
         except Exception as error:      # whatever a database may raise
-            raise RebuildFailed(f"the database does not take this: {error}") from error
+            raise RebuildFailed(f"the database refused a write: {error}") from error
 
     def _put_tasks(self, stories: list[tuple[str, Story]], work: Work) -> None:
         for _, story in stories:
@@ -220,17 +223,17 @@ class Rebuild:
             work.keep(schedule)
 
     async def _announce(self, ends: list[tuple[str, Receipt]]) -> None:
-        """Write the task.result_ready that was lost with the old gate: an owner may be waiting for it."""
+        """Write the task.result_ready that were lost with the old gate: their owners may wait for them."""
         caller = self.engine.itself(self.tenant_id)
         try:
-            await self.engine.write(announce, its_tasks, caller, Announce(ends=ends))
+            await self.engine.write(announce, load_ended_tasks, caller, Announce(ends=ends))
         except GateError as error:
-            raise RebuildFailed(f"the database does not take this: {error}") from error
+            raise RebuildFailed(f"the database refused a write: {error}") from error
         self.tally.told += len(ends)
 
 
 def put_task(work: Work, settings: Settings, story: Story) -> None:
-    """Put a task among what is to be saved, past all rules, with the events that say where it comes from."""
+    """Add a rebuilt task to the unit of work without checking the rules, with events that say where it comes from."""
     assert story.duty is not None
     task, open_fences = restate_task(story, settings, REBUILT), 0 if story.ends else FENCES_SKIPPED
     work.add(replace(task, fence=task.fence + open_fences), needs_of(Raw(task.requirements.encode())))
@@ -244,18 +247,18 @@ def put_task(work: Work, settings: Settings, story: Story) -> None:
 
 
 def restore_schedule(created: Receipt) -> Schedule:
-    """Return what is known of a schedule: that it was made, by whom and for whom; its scheduler reports the rest."""
+    """Return a schedule with its id, scheduler and owner; its scheduler reports the other fields later."""
     return Schedule(created.schedule_id or "", created.to_kind, created.to_id, created.from_kind, created.from_id,
                     created.receipt_id)
 
 
-def its_tasks(needs: Needs, caller: Caller, ask: Announce) -> None:
-    """Load the tasks that have ended."""
+def load_ended_tasks(needs: Needs, caller: Caller, ask: Announce) -> None:
+    """Load the ended tasks."""
     needs.tasks.update(task_id for task_id, _ in ask.ends)
 
 
 def announce(engine: Engine, work: Work, caller: Caller, ask: Announce) -> None:
-    """Tell owners that their tasks have come to their end."""
+    """Write the task.result_ready of ended tasks to their owners."""
     for task_id, end in ask.ends:
         said = {name: value for name, value in body_of(end).items() if name not in WITHIN}
         if end.receipt_type not in (COMPLETED.type, FAILED.type):
@@ -266,13 +269,13 @@ def announce(engine: Engine, work: Work, caller: Caller, ask: Announce) -> None:
 
 
 def split_batches(rows: Iterator[T], size: int) -> Iterator[list[T]]:
-    """Yield rows so many at a time."""
+    """Yield rows in lists of at most `size`."""
     while page := list(islice(rows, size)):
         yield page
 
 
 def total_of(tallies: list[RebuildTally]) -> dict[str, Any]:
-    """Add up what was made for several tenants."""
+    """Add up the tallies of several tenants."""
     names = ("tasks", "held", "receipts", "obligations", "schedules", "told")
     return {**{name: sum(getattr(tally, name) for tally in tallies) for name in names},
             "problems": [problem for tally in tallies for problem in tally.problems]}

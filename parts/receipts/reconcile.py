@@ -1,11 +1,11 @@
-"""What the gate holds against what the ledger holds, and the cure of each difference: `asyncgate reconcile`.
+"""Compare a gate with its ledger, and name the repair of each difference: the work of `asyncgate reconcile`.
 
-The rules: a ledger that cannot be read to its end changes nothing.  On receipts the ledger wins, on everything else the
-gate does (H.12).  Nothing here writes a receipt: what is repaired is a receipt that is sent once more, byte for byte,
-or one of the ledger that the gate takes back.  An obligation whose task is not here is told, and no task is invented.
-A lease that the ledger does not back is withdrawn.  Other content under the same id is tampering, and nobody mends it.
+The rules: if the ledger cannot be read to its end, nothing changes.  The ledger decides about receipts, the gate about
+everything else (H.12).  A repair never writes a receipt: it sends an existing one again, byte for byte, or takes over
+one from the ledger.  An obligation whose task is not here is reported; no task is made for it.  A lease without
+task.accepted in the ledger is ended.  Different content under the same id is tampering, which nothing repairs.
 
-A difference counts when it is still there on a second look, so comparing goes on beside a gate that serves.
+A difference counts only if a second read still shows it, so a gate may serve while it is compared.
 """
 
 from __future__ import annotations
@@ -43,47 +43,47 @@ STEPS = {ACCEPTED.type, COMPLETED.type, FAILED.type, CANCELED.type, EXPIRED.type
 STATED_TYPES = {COMPLETED.type, FAILED.type}      # what workers may write to the ledger themselves
 FACTS = ("receipt_key", "receipt_type", "sender", "to", "task_id", "lease_id", "schedule_id", "asyncgate_instance",
          "parents", "hash")
-OF_A_STATEMENT = ("receipt_type", "sender", "task_id", "lease_id")      # a worker's own, which has no key
+OF_A_STATEMENT = ("receipt_type", "sender", "task_id", "lease_id")      # compared of a worker's own, without key
 
 
 Mend = Callable[[str, Collected | None, "Findings"], Awaitable[None]]
 
 
 class Kind(Struct, frozen=True):
-    """One kind of difference: what is to be done about it, and whether --repair does."""
+    """One kind of difference: how to repair it, and whether --repair does."""
 
     cure: str
     repair: bool = False
-    harmless: bool = False      # it is told, and nothing is wrong
+    harmless: bool = False      # it is reported, and nothing is wrong
 
 
 KINDS = {
     "missing_at_ledger": Kind("send it again, by its key; --repair does", repair=True),
-    "parked": Kind("see to it that the ledger takes it; then --repair offers it once more", repair=True),
-    "lost_by_ledger": Kind("bring the ledger's backup back; here only its hash is left, which proves what it was"),
-    "tampered": Kind("find out who changed it and bring the ledger's backup back; nothing here mends it"),
-    "ended_at_ledger": Kind("take the end over as the ledger has it; --repair does", repair=True),
-    "lease_ended_at_ledger": Kind("take the end of the lease over; --repair does", repair=True),
-    "lease_unbacked": Kind("withdraw the lease, so that the task is offered again; --repair does", repair=True),
-    "not_committed": Kind("take over what the ledger has, and this gate has not; --repair does", repair=True),
+    "parked": Kind("make the ledger accept it; then --repair sends it again", repair=True),
+    "lost_by_ledger": Kind("restore the ledger's backup; here only its hash is left, which proves its content"),
+    "tampered": Kind("find out who changed it, and restore the ledger's backup; no command repairs it"),
+    "ended_at_ledger": Kind("take over the end of the task from the ledger; --repair does", repair=True),
+    "lease_ended_at_ledger": Kind("take over the end of the lease from the ledger; --repair does", repair=True),
+    "lease_unbacked": Kind("end the lease, so that the task is offered again; --repair does", repair=True),
+    "not_committed": Kind("take over the receipts that only the ledger has; --repair does", repair=True),
     "ended_otherwise": Kind("none: a task ends once, and the gate decides how (H.12); tell those who read the ledger"),
     "half_stated": Kind("none here: the ledger has a part of the step; the worker's next call, or the end of its "
-                        "lease, decides what becomes of the task"),
-    "obligation_unknown": Kind("none here: the task is not invented; `asyncgate rebuild` makes one in an empty "
-                               "database, or whoever is owed it creates the task again"),
-    "stated_by_worker": Kind("the gate looks at it while it serves, and tells the owner why it does not take it"),
-    "never_granted": Kind("undo it at the ledger, which holds somebody to a lease never granted; --repair does",
+                        "lease, decides how the task goes on"),
+    "obligation_unknown": Kind("none here: no task is made for it; `asyncgate rebuild` makes one in an empty "
+                               "database, or the creditor creates the task again"),
+    "stated_by_worker": Kind("none needed: the gate checks it while it serves, and tells the owner if it rejects it"),
+    "never_granted": Kind("undo the acceptance at the ledger, because no lease was granted; --repair does",
                           repair=True),
-    "ended_there": Kind("none here: the ledger has an end of the task that this gate has not; see what became of the "
-                        "work, and complete or cancel the task"),
-    "state": Kind("`asyncgate verify` tells more; bring a backup back, or `asyncgate rebuild`"),
-    "stated_twice": Kind("none needed: a try that failed came before the one that counts", harmless=True),
-    "overtaken": Kind("none needed: a change that did not count, and the task went on", harmless=True),
+    "ended_there": Kind("none here: the ledger has an end of the task that this gate lacks; check the work, then "
+                        "complete or cancel the task"),
+    "state": Kind("`asyncgate verify` tells more; restore a backup, or run `asyncgate rebuild`"),
+    "stated_twice": Kind("none needed: an earlier attempt failed, and a later one counts", harmless=True),
+    "overtaken": Kind("none needed: the change did not count, and the task went on", harmless=True),
 }
 
 
 class Difference(Struct, omit_defaults=True):
-    """One place in which the gate and the ledger differ."""
+    """One difference between the gate and the ledger."""
 
     kind: str
     tenant_id: str
@@ -94,7 +94,7 @@ class Difference(Struct, omit_defaults=True):
 
 
 class Findings:
-    """All differences, on disk: there may be as many as receipts."""
+    """All differences, in a temporary file: there may be as many as receipts."""
 
     def __init__(self) -> None:
         self.file = sqlite3.connect("", isolation_level=None)
@@ -106,18 +106,18 @@ class Findings:
 
     def add(self, kind: str, tenant_id: str, detail: str, receipt: Receipt | None = None, task_id: str = "",
             receipt_id: str = "") -> None:
-        """Write one down."""
+        """Add a difference."""
         self.counts[kind] += 1
         one = Difference(kind, tenant_id, detail, receipt_id or (receipt.receipt_id if receipt else ""),
                          task_id or (receipt.task_id if receipt else ""), KINDS[kind].cure)
         self.file.execute("INSERT INTO found VALUES (?, ?, ?)", (tenant_id, kind, msgspec.json.encode(one)))
 
     def all(self) -> Iterator[Difference]:
-        """Yield all of them."""
+        """Yield all differences."""
         return self._rows("")
 
     def of(self, tenant_id: str, *kinds: str) -> Iterator[Difference]:
-        """Yield those of some kinds that a tenant has."""
+        """Yield a tenant's differences of some kinds."""
         return self._rows(f"AND tenant_id = ? AND kind IN ({', '.join('?' * len(kinds))})", tenant_id, *kinds)
 
     def _rows(self, which: str, *values: str) -> Iterator[Difference]:
@@ -130,32 +130,32 @@ class Findings:
 
     @property
     def wrong(self) -> int:
-        """How many are more than worth telling."""
+        """Return how many differences are not harmless."""
         return sum(count for kind, count in self.counts.items() if not KINDS[kind].harmless)
 
     def close(self) -> None:
-        """Let the file go."""
+        """Delete the temporary file."""
         self.file.close()
 
 
-async def compare_all(backend: Backend, sink: Sink, instances: Iterable[str], told: CountCopied,
+async def compare_all(backend: Backend, sink: Sink, instances: Iterable[str], count: CountCopied,
                       tenants: Iterable[str] = (), mend: Mend | None = None) -> Findings:
-    """Compare all of some tenants, or of every one; raises Unreadable.
+    """Compare some tenants, or all; raises Unreadable.
 
-    `mend` is called when all of a tenant is known, and never before.
+    `mend` is called for a tenant only after the whole comparison of that tenant.
     """
     findings = Findings()
     try:
         for tenant_id in list(tenants) or await backend.tenants():
-            if not sink.reads:      # it gives back the receipts of a task, and not all of them
+            if not sink.reads:      # such a ledger lists the receipts of one task, but not all receipts
                 from asyncgate.parts.receipts import reconcile_receiptgate as part
-                await part.GateComparison(backend, sink, tenant_id, findings, told).run()
+                await part.GateComparison(backend, sink, tenant_id, findings, count).run()
                 if mend is not None:
                     await mend(tenant_id, None, findings)
                 continue
-            collected = await collect_from_ledger(sink, tenant_id, told)
+            collected = await collect_from_ledger(sink, tenant_id, count)
             try:
-                await Comparison(backend, sink, tenant_id, set(instances), collected, findings, told).run()
+                await Comparison(backend, sink, tenant_id, set(instances), collected, findings, count).run()
                 if mend is not None:
                     await mend(tenant_id, collected, findings)
             finally:
@@ -167,20 +167,20 @@ async def compare_all(backend: Backend, sink: Sink, instances: Iterable[str], to
 
 
 class Comparison:
-    """One tenant."""
+    """Compares one tenant of the gate with the ledger."""
 
     def __init__(self, backend: Backend, sink: Sink, tenant_id: str, instances: set[str], collected: Collected,
-                 findings: Findings, told: CountCopied) -> None:
+                 findings: Findings, count: CountCopied) -> None:
         self.backend, self.sink, self.tenant_id, self.collected = backend, sink, tenant_id, collected
-        self.instances, self.findings, self.told = instances, findings, told
+        self.instances, self.findings, self.count = instances, findings, count
 
     async def run(self) -> None:
-        """Look from here into the ledger, and then from the ledger to here."""
+        """Search the ledger for each receipt of the gate, then the gate for each receipt of the ledger."""
         self.stated = {ours: theirs for theirs, ours in (await list_adopted(self.backend, self.tenant_id)).items()}
         async for page in self._pages(Receipt):
             await self._here(page)
             self.findings.receipts += len(page)
-            self.told(len(page))
+            self.count(len(page))
         async for pointers in self._pages(Archived):
             self._away([one.receipt_id for one in pointers])
         await self._leases()
@@ -195,15 +195,15 @@ class Comparison:
     def _found(self, kind: str, detail: str, receipt: Receipt | None = None, task_id: str = "") -> None:
         self.findings.add(kind, self.tenant_id, detail, receipt, task_id)
 
-    # What is here.
+    # Receipts of the gate.
 
     async def _here(self, page: list[Receipt]) -> None:
         self.instances.update(one.asyncgate_instance for one in page)
         ids = [one.receipt_id for one in page]
         outbox = {row.receipt_id: row for row in await self.backend.page(self.tenant_id, OutboxOf(tuple(ids)))}
-        there = [self.stated.get(id, id) for id in ids]     # what a worker has stated may have an id of its own there
+        there = [self.stated.get(id, id) for id in ids]     # a worker's statement may have another id at the ledger
         theirs = self.collected.get(there)
-        if late := [one for one in there if one not in theirs and one not in outbox]:   # it may have arrived meanwhile
+        if late := [one for one in there if one not in theirs and one not in outbox]:   # may have arrived since
             found = await retry_read(lambda: self.sink.fetch(self.tenant_id, late))
             self.collected.add([as_stored(one) for one in found])
             theirs |= self.collected.get(late)
@@ -217,7 +217,7 @@ class Comparison:
                 self._found("tampered", f"the {receipt.receipt_type} at the ledger differs in {', '.join(wrong)}",
                             receipt)
             elif row is not None and row.state == "parked":
-                self._found("parked", f"the ledger has the {receipt.receipt_type} by now, which it refused", receipt)
+                self._found("parked", f"the ledger refused the {receipt.receipt_type}, but has it now", receipt)
         elif row is not None and row.state == "waiting":
             self.findings.waiting += 1
         elif receipt.receipt_type == ACCEPTED.type and self._accepted_itself(receipt):
@@ -230,20 +230,20 @@ class Comparison:
             self._found(kind, f"the ledger does not have the {receipt.receipt_type}{owes}", receipt)
 
     def _accepted_itself(self, receipt: Receipt) -> bool:
-        """Whether the worker has stated its acceptance in the ledger itself, as the lease protocol has it."""
+        """Whether the worker has stated its acceptance in the ledger itself, as the lease protocol allows."""
         return any(one.receipt_type == ACCEPTED.type and not one.receipt_key and one.sender.same(receipt.sender)
                    and one.lease_id in (None, receipt.lease_id) for one in self.collected.of_task(receipt.task_id))
 
     def _away(self, ids: list[str]) -> None:
-        """Know what is in the archive here: from before the ledger, which may have been given it."""
+        """Check archived receipts: they may be older than the ledger, and may have been pushed to it."""
         self.collected.know(ids)
         for theirs in self.collected.get(ids).values():
             if not is_sound(theirs):
-                self._found("tampered", f"the {theirs.receipt_type} at the ledger does not have the hash of what it "
-                            "says, and is in the archive here", theirs)
+                self._found("tampered", f"the hash of the {theirs.receipt_type} at the ledger does not match its "
+                            "content; here the receipt is in the archive", theirs)
 
     async def _leases(self) -> None:
-        """See that the ledger backs each live lease, or will."""
+        """Check that the ledger has, or the outbox will deliver, the task.accepted of each live lease."""
         async for page in self._pages(Lease):
             live = {lease.accepted: lease for lease in page if lease.ending == "live"}
             known = self.collected.get(live)
@@ -251,14 +251,14 @@ class Comparison:
             for receipt_id, lease in live.items():
                 receipt = await self.backend.receipt(self.tenant_id, receipt_id)
                 if receipt_id not in known and receipt_id not in outbox and not (receipt and receipt.body):
-                    self._found("lease_unbacked", f"lease {lease.lease_id} of {lease.worker} lives here, and the "
+                    self._found("lease_unbacked", f"lease {lease.lease_id} of {lease.worker} is live here, but the "
                                 "ledger has no task.accepted of it", receipt, lease.task_id)
-            self.told(len(page))
+            self.count(len(page))
 
-    # What is there.
+    # Receipts of the ledger.
 
     async def _there(self) -> None:
-        """Look at what the ledger has and this gate has not: one by one, then one task after another."""
+        """Judge the receipts that only the ledger has: one by one, then together for each task."""
         for receipt in self.collected.unknown():
             if await self.backend.receipt(self.tenant_id, receipt.receipt_id) is None:
                 await self._unknown(receipt)
@@ -269,26 +269,26 @@ class Comparison:
                 await self._behind(*found[:2])
 
     async def _unknown(self, receipt: Receipt) -> None:
-        """Judge a receipt by itself; those of a task that is here are judged together."""
+        """Judge one receipt that only the ledger has; the receipts of a known task are also judged together."""
         task = await self.backend.task(self.tenant_id, receipt.task_id) if receipt.task_id else None
         if not (receipt.receipt_key and (receipt.asyncgate_instance in self.instances or task)):
             self.findings.foreign += 1
             self._stated(receipt, task)
         elif not is_sound(receipt):
-            self._found("tampered", f"the ledger has a {receipt.receipt_type} that this gate never wrote, and it does "
-                        "not have the hash of what it says", receipt)
+            self._found("tampered", f"the ledger has a {receipt.receipt_type} that this gate never wrote, and its "
+                        "hash does not match its content", receipt)
         elif receipt.receipt_type in TERMINATES and not self.collected.answered(receipt) and (
                 task is None or receipt.receipt_type == ASSIGNED.type):
-            self._found("obligation_unknown", f"the ledger has a {receipt.receipt_type} to {receipt.to} that nothing "
-                        "discharges, and nothing of it is here", receipt)
+            self._found("obligation_unknown", f"the ledger has a {receipt.receipt_type} to {receipt.to} that no "
+                        "receipt discharges, and this gate does not know it", receipt)
 
     def _stated(self, receipt: Receipt, task: Any) -> None:
         if receipt.receipt_type in STATED_TYPES and not receipt.receipt_key and task and task[0].status not in TERMINAL:
-            self._found("stated_by_worker", f"{receipt.sender} states a {receipt.receipt_type} there, and the task is "
+            self._found("stated_by_worker", f"{receipt.sender} states a {receipt.receipt_type} there, but the task is "
                         f"{task[0].status}", receipt)
 
     async def _behind(self, task: Task, lease: Lease | None) -> None:
-        """Judge what the ledger knows of a task beyond what this gate knows."""
+        """Judge the receipts of a task that only the ledger has."""
         behind = await find_behind(self.backend, self.tenant_id, self.collected, task)
         for receipt in behind.twice:
             self._found("stated_twice", f"the ledger has two {receipt.receipt_type} that state the same", receipt)
@@ -297,12 +297,12 @@ class Comparison:
         if not behind.ahead:
             return
         names = ", ".join(f"{one.receipt_type} {one.receipt_id}" for one in behind.ahead)
-        self._found(describe_lead(task, lease, behind), f"the task is {task.status}, and the ledger has {names}",
+        self._found(describe_lead(task, lease, behind), f"the task is {task.status}, but the ledger has {names}",
                     behind.ahead[0])
 
 
 def describe_lead(task: Task, lease: Lease | None, behind: Behind) -> str:
-    """Say what it means that the ledger has more of a task."""
+    """Return the kind of difference when the ledger has newer receipts of a task than the gate."""
     story, over = story_of(behind.whole), task.status in TERMINAL
     if over and (story.contradicts or story.status != task.status):
         return "ended_otherwise"
@@ -319,7 +319,7 @@ DUTY_ENDS = TERMINATES[ASSIGNED.type]
 
 
 def differing_facts(ours: Receipt, theirs: Receipt) -> list[str]:
-    """Name what a receipt at the ledger says otherwise."""
+    """Name the fields in which the ledger's copy of a receipt differs."""
     names = FACTS if theirs.receipt_key else OF_A_STATEMENT
     wrong = [name for name in names if getattr(ours, name) != getattr(theirs, name)]
     if theirs.receipt_key and to_utc(ours.created_at) != to_utc(theirs.created_at):
@@ -330,16 +330,16 @@ def differing_facts(ours: Receipt, theirs: Receipt) -> list[str]:
 
 
 class Behind(Struct):
-    """What the ledger has of a task, and this gate has not."""
+    """The receipts of a task that only the ledger has."""
 
-    whole: list[Receipt]        # both together, oldest first, with bodies
-    ahead: list[Receipt]        # newer than all steps that are known here, and fit to be taken over
+    whole: list[Receipt]        # the gate's receipts and those to take over, oldest first, with bodies
+    ahead: list[Receipt]        # newer than all steps known here, and their parents are known: to take over
     overtaken: list[Receipt]
     twice: list[Receipt]
 
 
 async def find_behind(backend: Backend, tenant_id: str, collected: Collected, task: Task) -> Behind:
-    """Sort what the ledger has of a task beyond what is known here."""
+    """Sort the receipts of a task that only the ledger has."""
     here = await list_known_receipts(backend, tenant_id, task.task_id)
     known, keys = {one.receipt_id for one in here}, {one.receipt_key for one in here}
     newest = max((one.receipt_id for one in here if one.receipt_type in STEPS), default=task.duty)
@@ -348,7 +348,7 @@ async def find_behind(backend: Backend, tenant_id: str, collected: Collected, ta
              and one.receipt_type != ASSIGNED.type]
     twice = [one for one in fresh if one.receipt_key in keys]
     ahead: list[Receipt] = []
-    for one in fresh:       # oldest first, so what an unfit one has caused is unfit, too
+    for one in fresh:       # oldest first, so a receipt whose parent is not taken over is not taken over either
         if one not in twice and one.receipt_id > newest and known.issuperset(one.parents):
             ahead.append(one)
             known.add(one.receipt_id)
@@ -358,7 +358,7 @@ async def find_behind(backend: Backend, tenant_id: str, collected: Collected, ta
 
 
 async def list_known_receipts(backend: Backend, tenant_id: str, task_id: str) -> list[Receipt]:
-    """Return all receipts of a task that are known here."""
+    """Return all receipts of a task at this gate."""
     found: list[Receipt] = []
     after = None
     while page := await backend.page(tenant_id, ReceiptFilter(None, task_id, None, after, 500)):

@@ -1,8 +1,8 @@
-"""What the gate holds against what a ReceiptGate holds, one task after another through `list_task_receipts`.
+"""Compare a gate with a ReceiptGate, one task after another through `list_task_receipts`.
 
-ReceiptGate keeps its own view of our receipts: each has the hash of ours in its `metadata`.  Ours are here whole, so
-what it lacks can be sent again, and a lease that it has and this gate never granted can be undone there.  What it has
-of an end that this gate has not is told, and nobody's work is invented here.
+ReceiptGate stores receipts in a schema of its own, with the hash of the gate's receipt in `metadata`.  The gate keeps
+its receipts whole, so it can send again those that ReceiptGate lacks, and undo there an acceptance whose lease it never
+granted.  An end of a task that only ReceiptGate has is reported; the gate does not take it over.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ Theirs = dict[str, dict[str, Any]]
 
 
 class GateComparison:
-    """One tenant."""
+    """Compares one tenant of the gate with ReceiptGate."""
 
-    def __init__(self, backend: Backend, sink: Any, tenant_id: str, findings: Findings, told: CountCopied) -> None:
+    def __init__(self, backend: Backend, sink: Any, tenant_id: str, findings: Findings, count: CountCopied) -> None:
         self.backend, self.sink, self.tenant_id = backend, sink, tenant_id
-        self.findings, self.told = findings, told
+        self.findings, self.count = findings, count
 
     async def run(self) -> None:
-        """Ask after each task that is here."""
+        """Compare every task of the gate."""
         after = ""
         while page := await self.backend.page(self.tenant_id, Rows(Task, after)):
             for task in page:
                 await self._task(task)
-                self.told(1)
+                self.count(1)
             after = export_key(page[-1])
 
     async def _task(self, task: Task) -> None:
@@ -58,11 +58,12 @@ class GateComparison:
         self.findings.add(kind, self.tenant_id, detail, None, task_id, receipt_id)
 
     def _ours(self, receipt: Receipt, row: Outgoing | None, theirs: Theirs) -> None:
-        """Judge a receipt that the ledger is to have."""
+        """Compare a receipt of the gate with the ledger's copy."""
         there, what = theirs.get(receipt.receipt_id), receipt.receipt_type
         if there is not None:
             if metadata_of(there).get("hash") != receipt.hash:
-                self.findings.add("tampered", self.tenant_id, f"the {what} at the ledger is not the one here", receipt)
+                self.findings.add(
+                    "tampered", self.tenant_id, f"the {what} at the ledger differs from the one here", receipt)
         elif row is not None and row.state == "waiting":
             self.findings.waiting += 1
         elif row is not None:
@@ -71,29 +72,29 @@ class GateComparison:
             self.findings.add("missing_at_ledger", self.tenant_id, f"the ledger does not have the {what}", receipt)
 
     def _stated_by_its_worker(self, receipt: Receipt, theirs: Theirs) -> bool:
-        """Whether the worker has stated an acceptance or an end there itself, so that ours was not sent."""
+        """Whether the worker stated this acceptance or end at the ledger itself, so that the gate did not send it."""
         phase = "accepted" if receipt.receipt_type == "task.accepted" else "complete"
         return any(one.get("phase") == phase and one.get("source_system") not in (None, self.sink.source)
                    for one in theirs.values())
 
     async def _theirs(self, task: Task, one: dict[str, Any], theirs: Theirs) -> None:
-        """Judge a receipt that the ledger has and this gate has not."""
+        """Judge a receipt that only the ledger has."""
         id, ended = one["receipt_id"], one.get("phase") == "complete"
         if one.get("source_system") != self.sink.source:
             self.findings.foreign += 1
             if ended and task.status not in TERMINAL:
-                self._found("stated_by_worker", f"{one.get('source_system')} states an end there, and the task is "
+                self._found("stated_by_worker", f"{one.get('source_system')} states an end there, but the task is "
                             f"{task.status}", id, task.task_id)
         elif metadata_of(one).get("receipt_type") == "task.accepted":
             if await self._is_open(task, one, theirs):
                 self._found("never_granted", f"the ledger has an acceptance by {one.get('for_principal')} that this "
                             "gate never granted", id, task.task_id)
         elif ended and task.status not in TERMINAL and metadata_of(one).get("receipt_type") != "lease.undone":
-            self._found("ended_there", f"the ledger has it that the task has ended ({one.get('status')}), and it is "
+            self._found("ended_there", f"the ledger has an end of the task ({one.get('status')}), but here the task is "
                         f"{task.status}", id, task.task_id)
 
     async def _is_open(self, task: Task, one: dict[str, Any], theirs: Theirs) -> bool:
-        """Whether somebody is held to an acceptance, and this gate has not just committed it."""
+        """Whether an acceptance at the ledger is still open, and this gate has not just committed it."""
         over = any(other.get("phase") == "complete" or other.get("dedupe_key") == f"undo {one['receipt_id']}"
                    for other in theirs.values())
         if over or task.status in TERMINAL:
@@ -103,13 +104,13 @@ class GateComparison:
 
 
 def metadata_of(one: dict[str, Any]) -> dict[str, Any]:
-    """Return what of our receipt has no field of its own there."""
+    """Return the `metadata` of a ReceiptGate receipt, or an empty object."""
     metadata = one.get("metadata")
     return metadata if isinstance(metadata, dict) else {}
 
 
 async def find_acceptance(sink: Any, tenant_id: str, task: Task, receipt_id: str, at: float) -> Outgoing | None:
-    """Return an acceptance that the ledger has as a row of the outbox, to be undone."""
+    """Return an acceptance at the ledger as a row of the outbox, so that it can be undone."""
     for one in await sink.of_task(tenant_id, task.task_id):
         if one.get("receipt_id") == receipt_id and metadata_of(one).get("receipt_type") == "task.accepted":
             content = write_canonical({**one, "obligation_id": task.duty})

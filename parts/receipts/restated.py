@@ -1,8 +1,8 @@
-"""What the receipts of a task say about it, read from its first to its last: no more than that can be known again.
+"""Derive a task's state from its receipts, read from the first to the last.
 
-Receipts are proof and no log (H.12), so this serves two ends only: `asyncgate rebuild` after a disaster, and `asyncgate
-reconcile --repair` where the ledger knows more of a task than the gate.  Payloads are in receipts as hashes; settings
-of the task that no contract states, such as its priority, and leases as they stood are in none.
+Receipts are proof and not a log (H.12), so only two commands use this: `asyncgate rebuild` after a disaster, and
+`asyncgate reconcile --repair` if the ledger has newer receipts of a task than the gate.  Receipts have only the hashes
+of payloads, and they lack the task's other settings, such as its priority, and the state of its leases.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ UNSTATED = ("priority", "max_attempts", "retry_backoff_seconds", "max_expiries",
 NO_PAYLOAD = hashlib.sha256(b"null").hexdigest()
 
 
-
 class Story(Struct):
-    """One task, as far as its receipts tell."""
+    """The state of one task as its receipts describe it."""
 
     duty: Receipt | None = None
     status: Status = "queued"
@@ -40,20 +39,20 @@ class Story(Struct):
     lost_to: list[str] = field(default_factory=list)
     accepted: list[Receipt] = field(default_factory=list)
     fence: int = 0
-    ending: str = "superseded"                  # of the last lease, when nothing says otherwise
+    ending: str = "superseded"                  # how the last lease ended; superseded unless a receipt says otherwise
     ended_at: float | None = None
     outcome: str | None = None
     artifacts: str | None = None
     unknown: list[str] = field(default_factory=list)
     progress: Receipt | None = None
     updated_at: float = 0.0
-    contradicts: bool = False                   # it has ended in more than one way
+    contradicts: bool = False                   # the receipts state different ends
     ends: list[Receipt] = field(default_factory=list)
-    unready: list[Receipt] = field(default_factory=list)       # ends that no task.result_ready has told yet
+    unready: list[Receipt] = field(default_factory=list)       # ends without a task.result_ready
 
 
 def story_of(receipts: Sequence[Receipt]) -> Story:
-    """Read the receipts of a task, which come oldest first and with their bodies."""
+    """Derive a task's state from its receipts, given oldest first and with their bodies."""
     story, ready = Story(), set[str]()
     for receipt in receipts:
         story.updated_at = max(story.updated_at, receipt.created_at)
@@ -66,7 +65,7 @@ def story_of(receipts: Sequence[Receipt]) -> Story:
 
 
 def body_of(receipt: Receipt) -> dict[str, Any]:
-    """Return the body of a receipt; one without is an empty object."""
+    """Return the body of a receipt, or an empty object if it has none."""
     body = decode_json(receipt.body) if receipt.body else {}
     return body if isinstance(body, dict) else {}
 
@@ -129,7 +128,7 @@ def _end_lease(story: Story, receipt: Receipt, ending: str) -> None:
 
 
 def _end(story: Story, receipt: Receipt, body: dict[str, Any], name: str) -> None:
-    """Note an end; a success that was told where it is only later has two receipts, and the first has the result."""
+    """Note an end; a success whose location was given only later has two receipts, and the first has the result."""
     status = ENDING_STATUSES[receipt.receipt_type]
     story.contradicts |= bool(story.ends) and status != story.status
     story.owed = story.owed and not _answers_duty(story, receipt)
@@ -143,11 +142,11 @@ def _end(story: Story, receipt: Receipt, body: dict[str, Any], name: str) -> Non
     story.ends.append(receipt)
 
 
-# From the story to what is stored.
+# From the story to stored rows.
 
 
 def restate_task(story: Story, settings: Settings, held: str) -> Task:
-    """Make the task anew; what no receipt states is as for a new task, and an open one is held."""
+    """Return the task of a story: fields that no receipt states are as in a new task; an open task is on hold."""
     assert story.duty is not None
     duty, body, is_open = story.duty, body_of(story.duty), not story.ends
     requirements = to_canonical(body.get("requirements")).decode()
@@ -169,7 +168,7 @@ def restate_task(story: Story, settings: Settings, held: str) -> Task:
 
 
 def restate_lease(story: Story) -> Lease | None:
-    """Make the last lease anew, as one that has ended: when it would have run out nobody knows."""
+    """Return the last lease of a story, always as ended, because no receipt states when it would have expired."""
     if not story.accepted:
         return None
     last = story.accepted[-1]
@@ -179,17 +178,16 @@ def restate_lease(story: Story) -> Lease | None:
 
 
 def restate_progress(story: Story) -> Progress | None:
-    """Make the last progress anew, where it had a receipt."""
-    if (told := story.progress) is None:
+    """Return the last progress of a story, if it had a receipt."""
+    if (receipt := story.progress) is None:
         return None
-    body = body_of(told)
+    body = body_of(receipt)
     progress = to_canonical(body.get("progress")).decode()
-    return Progress(told.task_id, progress, int(body.get("sequence", 1)), story.fence,
-                    told.created_at)
+    return Progress(receipt.task_id, progress, int(body.get("sequence", 1)), story.fence, receipt.created_at)
 
 
 def unknown_fields(story: Story) -> list[str]:
-    """Name what the receipts of a task do not tell."""
+    """Name the task fields that no receipt states."""
     assert story.duty is not None
     payload = [] if body_of(story.duty).get("payload_sha256") == NO_PAYLOAD else ["payload"]
     return [*payload, *UNSTATED, *story.unknown]

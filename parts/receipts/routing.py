@@ -1,7 +1,8 @@
-"""What bootstrap says of the ledger: where it is, and for a worker a key of its own there (spec 20.5).
+"""Add the ledger to the reply of bootstrap: its address, its lag, and a key of its own for a worker (spec 20.5).
 
-A worker's key is issued by the ledger itself, for one principal of one tenant and an hour, so what the worker states
-there is bound to it.  A ledger that issues no keys gives workers none, and the gate's own token is nobody else's.
+The ledger itself issues a worker's key, for one principal of one tenant and for an hour, so every receipt that the
+worker stores with it is bound to the worker.  If the ledger issues no keys, the worker gets none.  The gate never hands
+out its own token.
 """
 
 from __future__ import annotations
@@ -22,31 +23,31 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("asyncgate.ledger")
 
-GOOD_SECONDS, RENEW_SECONDS = 3600.0, 1800.0    # that a key lives, and that must be left of one that is given again
-MOST_TOKENS = 10_000           # keys; who comes after that long is issued another one
+GOOD_SECONDS, RENEW_SECONDS = 3600.0, 1800.0    # lifetime of a key; minimum left of a cached key that is given again
+MOST_TOKENS = 10_000           # cached keys; the oldest are dropped
 
 Holder = tuple[str, str, str]       # tenant, kind and id
 
 
 class Routes(Extension):
-    """Tells callers of bootstrap about the ledger."""
+    """Adds to the reply of bootstrap what a caller must know of the ledger."""
 
     def __init__(self, engine: Engine, sink: Sink, lag: Callable[[str], Awaitable[LedgerLag]]) -> None:
         self.engine, self.sink, self.lag = engine, sink, lag
         self.tokens: OrderedDict[Holder, tuple[str, float]] = OrderedDict()     # and until when each is good
 
     def instead(self) -> Mapping[str, Instead]:
-        """Return what tells of the ledger."""
+        """Return the operation that tells of the ledger."""
         return {"bootstrap": self.bootstrap}
 
     async def bootstrap(self, engine: Engine, caller: Caller, ask: Bootstrap) -> Welcome:
-        """Begin a session, and say where receipts go and how far they lag, where they stay here as well."""
+        """Begin a session; tell where receipts are sent and how far the ledger lags."""
         reply = await Engine.bootstrap(engine, caller, ask)
-        await self.tell(caller, engine.whose(caller, ask), reply)
+        await self.add_routing(caller, engine.whose(caller, ask), reply)
         return reply
 
-    async def tell(self, caller: Caller, who: Principal, reply: Welcome) -> None:
-        """Add to a bootstrap packet what integrated mode has to say (20.5, 20.10)."""
+    async def add_routing(self, caller: Caller, who: Principal, reply: Welcome) -> None:
+        """Add the ledger's lag, its address and a worker's key to a reply of bootstrap (20.5, 20.10)."""
         lag = await self.lag(caller.tenant_id)
         reply.receipt_ledger_lag = lag if lag.waiting or lag.parked or lag.circuit != "closed" else None
         settings = self.engine.settings
@@ -55,17 +56,17 @@ class Routes(Extension):
                                             False, await self._token(caller, who))
 
     async def _token(self, caller: Caller, who: Principal) -> str | None:
-        """Return a worker's own key at the ledger; nobody gets another's."""
+        """Return a worker's own key for the ledger; a caller never gets another worker's key."""
         its_own = caller.principal.same(who) or not caller.bound
         if who.kind != "worker" or not its_own or not self.engine.settings.ledger.worker_tokens:
             return None
         holder, now = (caller.tenant_id, who.kind, who.id), self.engine.backend.now()
-        if (held := self.tokens.get(holder)) is not None and held[1] - now > RENEW_SECONDS:
-            return held[0]
+        if (cached := self.tokens.get(holder)) is not None and cached[1] - now > RENEW_SECONDS:
+            return cached[0]
         try:
             token = await self.sink.token(caller.tenant_id, who, now + GOOD_SECONDS)
         except (Outage, Refusal) as no:
-            log.warning("the ledger issues no key for %s: %s", who, no)
+            log.warning("the ledger issued no key for %s: %s", who, no)
             return None
         if token is not None:
             self.tokens[holder] = (token, now + GOOD_SECONDS)

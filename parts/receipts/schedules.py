@@ -1,4 +1,4 @@
-"""Schedules: what a scheduler reports of them, and what their owners are told when they do not run (H.7.4)."""
+"""Schedules: store a scheduler's reports, and tell the owner of a schedule when it does not run (H.7.4)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Principal, Problem, Reported, ReportSchedule, ScheduleState
 
 
-def its_schedules(needs: Needs, caller: Caller, ask: ReportSchedule) -> None:
-    """Load the schedules that are reported."""
+def load_schedules(needs: Needs, caller: Caller, ask: ReportSchedule) -> None:
+    """Load the reported schedules."""
     needs.records.update((Schedule, (state.schedule_id,)) for state in ask.schedules
                          if not isinstance(state, Unreadable))
 
@@ -29,14 +29,14 @@ def report_schedule(engine: Engine, work: Work, caller: Caller, ask: ReportSched
         if known is None or not known.scheduler.same(by):
             unknown.append(state.schedule_id)
             continue
-        known = updated(known, state)
+        known = update_schedule(known, state)
         work.keep(known)
         tell_if_late(engine, work, known)
     return Reported(True, unknown, refused)
 
 
-def updated(known: Schedule, state: ScheduleState) -> Schedule:
-    """Return a schedule with what its scheduler says of it now; what that does not say stays as it was."""
+def update_schedule(known: Schedule, state: ScheduleState) -> Schedule:
+    """Return a schedule with the reported fields; the other fields stay unchanged."""
     due = known.next_run_at if state.next_run_at is None else instant(state.next_run_at)
     every = known.interval_seconds if state.interval_seconds is None else state.interval_seconds
     enabled = state.enabled if state.enabled is not None else known.enabled or known.next_run_at is None
@@ -45,11 +45,11 @@ def updated(known: Schedule, state: ScheduleState) -> Schedule:
 
 
 def tell_if_late(engine: Engine, work: Work, schedule: Schedule) -> None:
-    """Tell the owner of a schedule that it has missed two of its times, once for each time."""
+    """Tell the owner of a schedule that the schedule has missed two runs; once for each missed time."""
     if not has_passed(schedule.late_at, work.now):
         return
     due = to_utc(schedule.next_run_at or 0).isoformat()
-    body = {"kind": "schedule_late", "recommended_action": "look whether the scheduler runs",
+    body = {"kind": "schedule_late", "recommended_action": "check that the scheduler runs",
             "details": {"schedule_id": schedule.schedule_id, "next_run_at": due,
                         "interval_seconds": schedule.interval_seconds}}
     engine.write_receipt(work, ANOMALY, None, body, to=Principal(schedule.owner_kind, schedule.owner_id),
@@ -57,19 +57,19 @@ def tell_if_late(engine: Engine, work: Work, schedule: Schedule) -> None:
     work.keep(replace(schedule, late_at=None))
 
 
-def its_overdue(needs: Needs, caller: Caller, ask: Sweep) -> None:
-    """Load what is to be swept."""
+def load_overdue(needs: Needs, caller: Caller, ask: Sweep) -> None:
+    """Load the tasks and schedules to sweep."""
     its_tasks(needs, caller, ask)
     needs.records.update((Schedule, (schedule_id,)) for schedule_id in ask.schedules)
 
 
 def sweep(engine: Engine, work: Work, caller: Caller, ask: Sweep) -> None:
-    """Sweep tasks, and tell the owners of schedules that are late."""
+    """Sweep tasks, and tell the owners of late schedules."""
     engine.sweep(work, caller, ask)
     for schedule_id in ask.schedules:
         if schedule := work.found(Schedule, schedule_id):
             tell_if_late(engine, work, schedule)
 
 
-REPORT_SCHEDULE = Operation(report_schedule, "POST /v1/schedules/report", "w A", "tasks:lease", "W", its_schedules,
+REPORT_SCHEDULE = Operation(report_schedule, "POST /v1/schedules/report", "w A", "tasks:lease", "W", load_schedules,
                             idempotent=True)

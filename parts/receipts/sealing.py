@@ -1,10 +1,10 @@
 """Sealing: upkeep covers the receipts of each tenant with a chain of seals.
 
-Nothing of it is in the way of a write.  A receipt is protected from the moment its seal is committed, a minute after
-its own commit by default; what is changed behind the gate's back before that is not found.  A seal covers only what no
-transaction still open can add to, so no receipt slips in under it.  An import, which writes receipts that
-may be older than that, changes the head that the sealer has read: it then reads again.  What others have filed in a
-ledger is sealed in the order of its arrival, in the same chain.
+Sealing never delays a write.  A receipt is protected once its seal is committed, by default a minute after the receipt.
+A manipulation of the database before that is not detected.  A seal covers only ids up to which no open transaction can
+still add a receipt, so no receipt can appear below a seal.  An import may write older receipts; it changes the head of
+the chain, so the sealer reads again.  In a ledger, receipts that others stored are sealed in the same chain, in the
+order of arrival.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ log = logging.getLogger("asyncgate.ledger")
 RECEIPTS_PER_SEAL = 1000      # receipts of one seal, at most
 
 
-def its_head(needs: Needs, caller: Caller, ask: Ask) -> None:
-    """Load where the seals end, and keep others from adding to them meanwhile."""
+def load_head(needs: Needs, caller: Caller, ask: Ask) -> None:
+    """Load and lock the head of the chain of seals."""
     needs.records.add((SealHead, ()))
 
 
 def keeps_bodies(settings: Settings) -> bool:
-    """Whether receipts stay here with their bodies: also beside a ReceiptGate, which cannot give them back."""
+    """Whether the gate keeps receipts with bodies; it does beside a ReceiptGate, which cannot give them back."""
     return ledger_profile(settings) != "memorygate"
 
 
 def require_bodies(engine: Engine) -> None:
-    """Refuse to seal or archive what is only an index of receipts that lie elsewhere."""
+    """Refuse to seal or archive at a gate that keeps only skeletons of receipts; raises InvalidRequest."""
     if not keeps_bodies(engine.settings):
         raise InvalidRequest(f"receipt_mode is {engine.settings.receipt_mode}: the ledger keeps the receipts, so it "
                              "seals and archives them")
 
 
 async def seal(engine: Engine, tenant_id: str) -> SealHead:
-    """Seal all receipts of a tenant that can be sealed; return where its seals end then.
+    """Seal all receipts of a tenant that can be sealed; return the new head of the chain.
 
-    Never one whose body is elsewhere: the body could not come home any more.
+    A receipt without its body is never sealed: `asyncgate receipts home` could not restore the body any more.
     """
     while True:
         head = await engine.backend.record(tenant_id, SealHead) or START
@@ -55,17 +55,17 @@ async def seal(engine: Engine, tenant_id: str) -> SealHead:
 
         def write(engine: Engine, work: Work, caller: Caller, ask: Ask, head: SealHead = head,
                   digests: dict[str, bytes] = digests) -> None:
-            if (work.found(SealHead) or START) == head:      # else somebody was faster, or has imported something
+            if (work.found(SealHead) or START) == head:      # else another process was faster, or an import came in
                 made = make_seal(head, list(digests.values()), max(digests), round(work.now, 3))
                 work.keep(made)
                 work.keep(seal_head(made, head.imports))
 
         caller = engine.itself(tenant_id)
-        await engine.write(write, its_head, caller, Ask())
+        await engine.write(write, load_head, caller, Ask())
 
 
 async def next_digests(engine: Engine, tenant_id: str, after: str) -> dict[str, bytes]:
-    """Return the digests of what comes next, oldest first: of receipts, and in a ledger of what was filed."""
+    """Return the digests of the next receipts to seal, oldest first; in a ledger, of the receipts stored there."""
     receipts = await engine.backend.page(tenant_id, ReceiptFilter(None, None, None, after, RECEIPTS_PER_SEAL))
     entries = await engine.backend.page(tenant_id, EntryFilter(None, None, None, None, after, RECEIPTS_PER_SEAL))
     elsewhere = next((row.receipt_id for row in receipts if not row.body), None)
@@ -73,7 +73,7 @@ async def next_digests(engine: Engine, tenant_id: str, after: str) -> dict[str, 
         receipts = [row for row in receipts if row.receipt_id < elsewhere]
         entries = [row for row in entries if row.arrival < elsewhere]
         if not receipts and not entries:
-            log.error("receipts of tenant %s are not sealed: what %s says is in a ledger; bring it here with "
+            log.error("receipts of tenant %s are not sealed: the body of receipt %s is in a ledger; restore it with "
                       "`asyncgate receipts home`", tenant_id, elsewhere)
     found = await asyncio.to_thread(lambda: {**{row.receipt_id: receipt_digest(row) for row in receipts},
                                              **{row.arrival: entry_digest(row) for row in entries}})
@@ -81,22 +81,22 @@ async def next_digests(engine: Engine, tenant_id: str, after: str) -> dict[str, 
 
 
 class Sealer(Extension):
-    """Knows which tenants have receipts that this process wrote and that are not sealed yet."""
+    """Seals the receipts of tenants for which this process has written new ones."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.newest: dict[str, str] = {}        # by tenant, the youngest receipt
+        self.newest: dict[str, str] = {}        # by tenant, its newest unsealed receipt
         self.begun = False
         engine.extend(self)
 
     def committed(self, work: Work) -> None:
-        """Learn of a commit."""
+        """Note the newest receipt of a committed batch."""
         arrived = [row.arrival for row in work.kept.values() if isinstance(row, Entry)]
         if work.written or arrived:
             self.newest[work.tenant_id] = max(*work.written, *arrived, self.newest.get(work.tenant_id, ""))
 
     async def run(self) -> int:
-        """Seal what is new; the first time look at every tenant.  Return how many seals were made."""
+        """Seal new receipts, the first time of every tenant; return how many seals were made."""
         if not self.begun:
             self.begun = True
             self.newest |= {tenant_id: self.newest.get(tenant_id, "")
@@ -108,10 +108,10 @@ class Sealer(Extension):
         try:
             head = await seal(self.engine, tenant_id)
         except GateError:
-            log.exception("the receipts of tenant %s are not sealed yet", tenant_id)
+            log.exception("the receipts of tenant %s could not be sealed; the next run tries again", tenant_id)
             return 0
-        if head.last_id >= self.newest[tenant_id]:      # else a transaction still open keeps some from being sealed
+        if head.last_id >= self.newest[tenant_id]:      # else an open transaction keeps some receipts from being sealed
             del self.newest[tenant_id]
-        if head.number > before.number:     # kept elsewhere, it shows later that nothing before it was rewritten
+        if head.number > before.number:     # this line, kept elsewhere, proves later that no receipt was rewritten
             log.info("sealed tenant=%s seal=%d:%s", tenant_id, head.number, head.hash)
         return head.number - before.number

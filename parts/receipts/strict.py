@@ -1,13 +1,13 @@
-"""Strict mode: a change counts only when the ledger has its receipts (spec 20.10, option B).
+"""Strict mode: a change is committed only after the ledger has stored its receipts (spec 20.10, option B).
 
-A batch is decided and taken back, its receipts are stored at the ledger, and then it is decided again, with the same
-ids and at the same moment, and committed: if it comes out as before.  If it does not, because another process was
-faster, it begins again.  So no transaction is open while the ledger is asked, and no tenant waits for another's ledger.
-What only informs (anomalies, acknowledgements, progress) goes through the outbox: it changes nothing.
+A batch is decided once and rolled back; its receipts are stored at the ledger; then the batch is decided again with the
+same ids and the same time.  If the result is the same, it is committed.  If it differs, because another process changed
+the tasks meanwhile, the batch starts again.  So no transaction is open during a call to the ledger, and no tenant waits
+for another tenant's calls.  Receipts that only inform (anomalies, acknowledgements, progress) go through the outbox.
 
-A receipt that the ledger did not answer may be there all the same.  It is offered again, byte for byte, before the call
-is given up; then the same step, asked for once more, offers that very receipt; and for a lease that was never granted
-the outbox gets the receipt and behind it the one that undoes it, so that the ledger holds nobody to it.
+A ledger that did not answer may have stored the receipt.  So the same bytes are sent again before the call fails.  If
+the caller repeats the failed step, the same receipt is sent again.  If a lease was not granted, the outbox gets its
+receipt and the one that undoes it, so that the ledger does not keep the acceptance.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("asyncgate.ledger")
 
-ATTEMPTS = 5        # at a batch that came out otherwise
-OFFERS = 3          # of a receipt that is not answered, before the call is given up
-STRANDED = 1000     # batches whose receipts may be at the ledger, and which may be asked for once more
+ATTEMPTS = 5        # how often a batch is decided again because its result differed
+OFFERS = 3          # how often a receipt is sent without an answer before the call fails
+STRANDED = 1000     # remembered failed batches whose receipts the ledger may have
 INFORMS = {ACKNOWLEDGED.type, ANOMALY.type, PROGRESSED.type}
 Decide = Callable[["Work"], None]
 
 
 class Recorded(Ids):
-    """Gives the ids of an earlier time first, and remembers all that it gave."""
+    """Returns given ids first, then new ones, and remembers all that it returned."""
 
     def __init__(self, ids: Ids, first: list[str]) -> None:
         super().__init__()
@@ -64,17 +64,17 @@ class Recorded(Ids):
 
 
 class Draft(Struct):
-    """What a batch came out as."""
+    """The result of deciding a batch."""
 
     now: float | None = None
     ids: list[str] = field(default_factory=list)
-    posted: list[Outgoing] = field(default_factory=list)       # that the ledger must have before it counts
+    posted: list[Outgoing] = field(default_factory=list)       # receipts that the ledger must store before the commit
     kept: bool = False
-    steps: frozenset[tuple[str, str]] = frozenset()             # task and key of each: what is stated, whenever
-    offered: dict[str, Outgoing] = field(default_factory=dict)  # that may be at the ledger, as this batch or before
+    steps: frozenset[tuple[str, str]] = frozenset()             # task and receipt key: equal for a repeated step
+    offered: dict[str, Outgoing] = field(default_factory=dict)  # receipts that the ledger may have
 
     def decide(self, decide: Decide, work: Work) -> None:
-        """Decide as before; keep what comes out if the ledger has it, else take it back and remember it."""
+        """Decide with the remembered ids and time; keep an unchanged result, roll back and remember any other."""
         mark, real, ids = work.mark(), (work.ids, work.now), Recorded(work.ids, self.ids)
         work.ids, work.now = ids, work.now if self.now is None else self.now
         decide(work)
@@ -91,23 +91,23 @@ class Draft(Struct):
 
 
 class Strict(Extension):
-    """Commits a tenant's batches one after another, each behind the ledger."""
+    """Commits a tenant's batches one after another, each after the ledger has its receipts."""
 
     def __init__(self, backend: Backend, sink: Sink, breaker: Breaker, wires: Wires,
                  sent: Callable[[str], None] = lambda tenant_id: None) -> None:
         self.within: Transact = backend.transact
         self.sink, self.breaker, self.wires = sink, breaker, wires
-        self.sent = sent        # told that something of a tenant waits in the outbox
+        self.sent = sent        # called with a tenant whose outbox has new receipts
         self.turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.stranded: OrderedDict[tuple[str, frozenset[tuple[str, str]]], Draft] = OrderedDict()
 
     def transact(self, transact: Transact) -> Transact:
-        """Carry out each batch behind the ledger."""
+        """Replace the engine's transact by one that waits for the ledger."""
         self.within = transact
         return self.commit
 
     async def commit(self, tenant_id: str, needs: Needs, decide: Decide) -> None:
-        """Carry out one batch; raises LedgerUnavailable when the ledger does not take its receipts."""
+        """Commit one batch; raises LedgerUnavailable if the ledger does not store its receipts."""
         async with self.turns[tenant_id]:
             draft = Draft()
             try:
@@ -115,16 +115,16 @@ class Strict(Extension):
                     stored = draft.posted
                     await self.within(tenant_id, needs, partial(draft.decide, decide))
                     if not attempt and not draft.kept:
-                        draft = await self._as_before(tenant_id, needs, decide, draft)
+                        draft = await self._reuse_stranded(tenant_id, needs, decide, draft)
                     if draft.kept:
                         return
                     await self._store(tenant_id, [row for row in draft.posted if row not in stored], draft)
             finally:
                 await self._settle(tenant_id, draft)
-        raise DatabaseUnavailable("others change the same tasks; try again", retry_after=1)
+        raise DatabaseUnavailable("other calls keep changing the same tasks; try again", retry_after=1)
 
-    async def _as_before(self, tenant_id: str, needs: Needs, decide: Decide, draft: Draft) -> Draft:
-        """Return the draft of the same steps whose receipts may be at the ledger, if the steps come out so again."""
+    async def _reuse_stranded(self, tenant_id: str, needs: Needs, decide: Decide, draft: Draft) -> Draft:
+        """Return the draft of an earlier failed call for the same steps, if deciding them again gives the same."""
         if (before := self.stranded.pop((tenant_id, draft.steps), None)) is None:
             return draft
         again = Draft(before.now, before.ids)
@@ -132,7 +132,7 @@ class Strict(Extension):
         return again if again.posted == before.posted else draft
 
     async def _settle(self, tenant_id: str, draft: Draft) -> None:
-        """See to what may be at the ledger and does not count here."""
+        """Remember, and for leases undo, receipts that the ledger may have and that were not committed."""
         counts = {row.receipt_id for row in draft.posted} if draft.kept else set()
         left = [row for row in draft.offered.values() if row.receipt_id not in counts]
         if not left:
@@ -146,12 +146,12 @@ class Strict(Extension):
             try:
                 await self.within(tenant_id, needs, partial(undo, self.sink, granted))
             except Exception:
-                log.exception("the ledger may have leases that were never granted; `asyncgate reconcile` tells which")
+                log.exception("the ledger may have leases that were never granted; `asyncgate reconcile` names them")
             else:
                 self.sent(tenant_id)
 
     async def _store(self, tenant_id: str, rows: list[Outgoing], draft: Draft) -> None:
-        """Let the ledger have receipts: those of a task one after another, those of several at once."""
+        """Store receipts at the ledger: those of one task in order, those of different tasks concurrently."""
         chains: defaultdict[str, list[Outgoing]] = defaultdict(list)
         for row in rows:
             chains[row.task_id or row.receipt_id].append(row)
@@ -161,7 +161,7 @@ class Strict(Extension):
                 raise LedgerUnavailable(f"the receipt ledger does not answer, and this gate is strict: {problem}",
                                         retry_after=max(1, round(problem.retry_after)))
         for problem in problems:
-            if problem is not None:     # of a batch each job is tried alone then, and only this one fails
+            if problem is not None:     # Refused: each job of the batch is then tried alone, and only this one fails
                 no = LedgerUnavailable(f"the receipt ledger refuses this, and this gate is strict: {problem}")
                 raise Refused("the ledger refuses a receipt") from no
 
@@ -176,8 +176,8 @@ class Strict(Extension):
         return None
 
     async def _offer(self, tenant_id: str, row: Outgoing, draft: Draft) -> Exception | None:
-        """Offer one receipt; it may be at the ledger from then on, unless that has plainly not taken it."""
-        if not self.breaker.admits():
+        """Send one receipt; from then on the ledger may have it, unless the error says that it does not."""
+        if not self.breaker.let_through():
             return Outage("the circuit breaker is open", self.breaker.wait())
         before = row.receipt_id in draft.offered
         draft.offered[row.receipt_id] = row
@@ -185,23 +185,23 @@ class Strict(Extension):
             async with self.wires:
                 await self.wires.send(self.sink, tenant_id, row.content.encode())
         except asyncio.CancelledError:
-            self.breaker.forgo()
+            self.breaker.cancel_probe()
             raise
         except Outage as away:
             if away.untaken and not before:
                 draft.offered.pop(row.receipt_id)
-            self.breaker.passed() if isinstance(away, Unanswered | Garbled) else self.breaker.failed()
+            self.breaker.note_answer() if isinstance(away, Unanswered | Garbled) else self.breaker.note_outage()
             return away
         except Refusal as no:
             draft.offered.pop(row.receipt_id)
-            self.breaker.passed()
+            self.breaker.note_answer()
             return no
-        self.breaker.passed()
+        self.breaker.note_answer()
         return None
 
 
 def undo(sink: Sink, rows: list[Outgoing], work: Work) -> None:
-    """Put leases that were never granted into the outbox, each with what undoes it behind it."""
+    """Put acceptances of leases that were never granted into the outbox, each with the receipt that undoes it."""
     for row in rows:
         task, lease = work.tasks.get(row.task_id), work.leases.get(row.task_id)
         back = work.new_id()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from asyncgate.parts.model.settings import Settings
     from asyncgate.parts.receipts.sinks import Sink
 
-LOOK_SECONDS = 10.0     # that a look may take: what a slow ledger was sent before comes first there
+LOOK_SECONDS = 10.0     # timeout of a query for a receipt: a slow ledger answers earlier calls first
 SOON_SHARE = 0.5      # of the time-out: a ledger that needs longer gets no further wire
 
 
@@ -91,7 +91,7 @@ class Wires:
         """Ask whether a receipt has arrived; one at a time, because the ledger still works on earlier ones."""
         came = self.clock()
         async with self.looking:
-            if self.unanswered_at > came:       # who looked meanwhile got no answer, and nor would this one
+            if self.unanswered_at > came:       # an earlier query got no answer meanwhile, so this one would not either
                 raise Outage("the ledger answers neither receipts nor queries in time")
             try:
                 return await sink.holds(tenant_id, content)

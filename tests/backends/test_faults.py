@@ -18,7 +18,7 @@ import pytest
 from asyncgate import Engine
 from asyncgate.backends import open_backend
 from asyncgate.conformance.harness import Gate, under
-from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, Load, Server, serving
+from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, GateServer, Load, serving
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.model.errors import DatabaseUnavailable
 from asyncgate.parts.model.settings import Settings
@@ -61,7 +61,7 @@ async def gate(url: str) -> AsyncIterator[Gate]:
 
 
 @contextlib.asynccontextmanager
-async def agent_of(server: Server) -> AsyncIterator[Client]:
+async def agent_of(server: GateServer) -> AsyncIterator[Client]:
     async with aclosing(Client(server, "ada")) as client:
         yield client
 

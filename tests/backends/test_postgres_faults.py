@@ -25,7 +25,7 @@ from asyncgate.backends import open_backend
 from asyncgate.backends.postgres import statements as sql
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.history import Call, stored, violations
-from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, Load, Server, serving
+from asyncgate.conformance.load import KEY, SERVE, TENANT, Client, GateServer, Load, serving
 from asyncgate.conformance.plugin import MISSING
 from asyncgate.conformance.postgres_server import Cluster, connected, find_programs
 from asyncgate.conformance.verify import verify
@@ -110,7 +110,7 @@ async def gate(url: str) -> AsyncIterator[Gate]:
 
 
 @contextlib.asynccontextmanager
-async def client_of(server: Server, by: str = "ada") -> AsyncIterator[Client]:
+async def client_of(server: GateServer, by: str = "ada") -> AsyncIterator[Client]:
     async with aclosing(Client(server, by)) as client:
         yield client
 

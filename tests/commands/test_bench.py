@@ -271,6 +271,16 @@ def test_a_rival_that_is_refused_ends_the_benchmark(gate: Gate) -> None:
     assert "the rival ended: unauthenticated (401)" in done.stderr
 
 
+def test_a_rival_whose_batches_are_refused_ends_the_benchmark(gate: Gate) -> None:
+    key = httpx2.post(f"{gate.url}/v1/keys", headers={"authorization": "Bearer secret"}, json={
+        "name": "not the rival's", "principal_kind": "agent", "principal_id": "ada"}).json()["api_key"]
+
+    told = bench(gate.url, "--mode", "claim-empty", "--clients", "1", "--rival", "201", "--rival-token", key, *SHORT)
+
+    assert told.returncode != 0
+    assert "belongs to agent ada, not to agent bench.rival" in told.stderr
+
+
 # Credentials.
 
 
@@ -323,8 +333,21 @@ def test_a_hostile_tenant_is_measured_by_the_creations_of_another(tmp_path: Path
     done = subprocess.run(asked, capture_output=True, text=True, timeout=60, env=environment)
 
     assert done.returncode == 0, done.stderr
-    assert "create beside 4 (SQLite)" in done.stdout
+    assert "create beside 4 (the gate attacked)" in done.stdout
     assert re.search(r"^beside a hostile tenant p99 is [\d.]+ × that of alone", done.stdout, re.M)
+    assert re.search(r"the gate itself adds [\d.]+ ×$", done.stdout, re.M)
+
+
+def test_a_slow_disk_shows_how_many_clients_share_a_commit(tmp_path: Path) -> None:
+    asked = [sys.executable, "-c", SERVE, "bench", "--slow-disk", "20", "--clients", "1,8", *SHORT]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=60, env=environment)
+
+    assert done.returncode == 0, done.stderr
+    assert min(float(line.split()[-3]) for line in done.stdout.splitlines() if " all " in line) >= 20
+    assert re.search(r"^cycle, 8 clients: [\d.]+ × the cycles/s of 1 client$", done.stdout, re.M)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -451,6 +474,7 @@ def test_a_gate_that_ends_in_the_middle_is_one_clear_line(tmp_path: Path) -> Non
     (["--database", "sqlite:///x.db"], "--database needs --self"), (["--self"], "leave --url and --token away"),
     (["--rival-token", "x"], "need --rival"), (["--bad-keys", "2"], "leave --url and --token away"),
     (["--bad-keys", "2", "--hostile"], "exclude each other"),
+    (["--slow-disk", "4"], "leave --url and --token away"),
     (["--rival", "2001", "--rival-kind", "claim"], "at most 2000 claims"),
     (["--url", "ftp://gate"], "a gate's URL is like"), (["--token", "two words"], "printable ASCII")])
 def test_what_cannot_be_meant_is_refused(arguments: list[str], said: str) -> None:

@@ -366,10 +366,11 @@ async def test_a_list_of_names_is_held_to_its_limits(served: Any, path: str, fie
     assert (await served.call("POST", path, good | {field: [str(n) for n in range(most)]})).status == 200
     async with served.unchanged():
         for value in ([str(n) for n in range(most + 1)], ["a" * 201], [""], [5], [None], [["a"]], "a", {"a": 1},
-                      [str(n) for n in range(90_000)]):
+                      [str(n) for n in range(9_000)]):
             refused(await served.call("POST", path, good | {field: value}), 400, "invalid_request")
-        more = await served.call("POST", path, good | {field: [str(n) for n in range(100_000)]})
-        refused(more, 413, "payload_too_large")     # more values than any request may have
+        for number in (30_000, 100_000):        # a longer list than is read, and more values than any request may have
+            more = await served.call("POST", path, good | {field: [str(n) for n in range(number)]})
+            refused(more, 413, "payload_too_large")
 
 
 async def test_required_capabilities_are_held_to_their_limits(served: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -160,14 +161,48 @@ async def test_a_batch_of_too_many_and_a_request_of_too_many_members_are_refused
     batch = b'{"tasks":[' + b",".join([b'{"type":null}'] * 501) + b"]}"
     wide = b'{"type":"demo",' + b",".join([b'"k%d":null' % number for number in range(1001)]) + b"}"
 
-    for path, body in (("/v1/tasks/batch", batch), ("/v1/tasks", wide)):
+    items = b'{"tasks":[' + wide + b"]}"
+    for path, body, code in (("/v1/tasks/batch", batch, "invalid_request"), ("/v1/tasks", wide, "payload_too_large"),
+                             ("/v1/tasks", wide.replace(b"null", b"1"), "payload_too_large"),
+                             ("/v1/tasks/batch", items, "payload_too_large")):
         answer = await served.call("POST", path, body)
-        assert (answer.status, answer.json()["error"]) == (400, "invalid_request")
+        assert answer.json()["error"] == code
         assert " at most" in answer.json()["message"]
 
 
+async def test_an_item_of_a_batch_with_too_many_members_is_refused_alone(served: Any) -> None:
+    wide = b'{"type":"demo",' + b",".join([b'"k%d":"%b"' % (number, b"a" * 40) for number in range(1001)]) + b"}"
+
+    made = await served.call("POST", "/v1/tasks/batch", b'{"tasks":[{"type":"demo","payload":1},%b]}' % wide)
+
+    good, bad = made.json()["results"]
+    assert good["task_id"]
+    assert "at most 1000 members" in bad["error"]["message"]
+
+
+async def test_a_very_long_list_of_names_is_refused_before_its_names_are_read(served: Any) -> None:
+    names = {"receipt_type": "schedule.deleted", "parents": ["a b"] * NAMES_PER_BODY}
+
+    answer = await served.call("POST", "/v1/receipts", names)
+
+    assert (answer.status, answer.json()["error"]) == (413, "payload_too_large")
+    assert answer.json()["message"].startswith("parents is ")
+
+
+@given(tree=st.dictionaries(TEXTS, TREES, max_size=6), size=st.integers(2, 40), around=st.integers(0, 2))
+def test_members_are_counted_in_the_request_and_not_in_its_values(tree: Any, size: int, around: int) -> None:
+    nested = tree
+    for _ in range(around):
+        nested = {"a": nested}
+    judge = BodyScreen(VALUES, around=around)
+    with suppress(GateError):
+        for piece in cut_slices(json.dumps(nested).encode(), size):
+            judge.look(piece)
+        assert judge.members == max(len(tree) - 1, 0)
+
+
 async def test_white_space_is_bounded_between_values_and_not_inside_them(served: Any) -> None:
-    blank = b'{"type":"demo",' + b" " * (4 * 2**20 + 1) + b'"payload":1}'
+    blank = b'{"type":"demo",' + b" " * (2**20 + 1) + b'"payload":1}'
     text = b'{"type":"demo","payload":"' + b" " * 900_000 + b'"}'
 
     refused, taken = [await served.call("POST", "/v1/tasks", body) for body in (blank, text)]
@@ -176,7 +211,7 @@ async def test_white_space_is_bounded_between_values_and_not_inside_them(served:
 
 
 async def test_of_very_many_unknown_members_a_few_are_looked_into(served: Any) -> None:
-    wide = b'{"type":"demo","payload":1,' + b",".join([b'"k%d":1' % number for number in range(NAMES_PER_BODY)]) + b"}"
+    wide = b'{"type":"demo","payload":1,' + b",".join([b'"k%d":1' % number for number in range(900)]) + b"}"
 
     made = await served.post("/v1/tasks", wide)
 
@@ -184,8 +219,7 @@ async def test_of_very_many_unknown_members_a_few_are_looked_into(served: Any) -
 
 
 async def test_too_many_parents_are_neither_looked_up_nor_reported_one_by_one(served: Any) -> None:
-    body = {"receipt_type": "schedule.deleted", "schedule_id": "s",
-            "parents": [f"r{at}" for at in range(NAMES_PER_BODY)]}
+    body = {"receipt_type": "schedule.deleted", "schedule_id": "s", "parents": [f"r{at}" for at in range(5000)]}
 
     answer = await served.call("POST", "/v1/receipts", body)
 

@@ -444,6 +444,7 @@ async def test_f7_a_batch_of_json_rpc_is_refused_whole(served: Any) -> None:
 async def test_f11_strangers_leave_nothing_behind(served: Any) -> None:
     def kept() -> list[int]:
         engine = served.engine
+        engine.sightings.count()
         return [len(part) for part in (engine.polls.tenants, engine.polls.principals, engine.waiting.places,
                                        engine.waiting.timers, engine.outcomes, engine.sightings.fresh,
                                        engine.extensions, engine.batches.__dict__, served.gate.endpoints)]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asyncgate import Caller, Engine, Extension, Hooks, Needs, News, Transact, Work
+from asyncgate import Caller, Engine, Extension, Hooks, Needs, News, Operation, Transact, Work
 from asyncgate.backends.memory import Memory
 from asyncgate.conformance.harness import Gate, refused, under
 from asyncgate.parts.model.errors import Forbidden, QuotaExceeded
 from asyncgate.parts.model.stored import Account, Lease, Receipt, Task
+from asyncgate.parts.model.views import to_utc
 from asyncgate.parts.model.wire import Ask, GateConfig, GetConfig, Healthy
+from asyncgate.parts.upkeep import Upkeep
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[2]
@@ -89,6 +91,27 @@ class GivenUp(Extension):
 
     def heard(self, news: News) -> None:
         self.news.append(news)
+
+
+class Beside(Extension):
+    """Notes what stands around a call, and what a commit concerns."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def leases_granted(self, tenant_id: str, first_end: float) -> None:
+        self.told.append(("granted", tenant_id, first_end))
+
+    def records_changed(self, work: Work) -> None:
+        self.told.append(("changed", *work.kept))
+
+    async def creating(self, caller: Caller, number: int, create: Callable[[], Awaitable[Any]]) -> Any:
+        if number > 2:
+            raise QuotaExceeded("three at once", quota="three", limit=2, retry_after=1)
+        return await create()
+
+    async def performed(self, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
+        self.told.append(("performed", op.name))
 
 
 def gate_with(*extensions: Extension, **settings: Any) -> Gate:
@@ -169,6 +192,34 @@ async def test_an_extension_learns_of_lost_leases_spent_attempts_and_of_other_pr
 
     assert lost.reasons == [(spent.task_id, "max_retries_exceeded"), (expired.task_id, "lease_expired")]
     assert lost.news == [news]
+
+
+async def test_an_extension_learns_of_granted_leases_and_of_changed_records_only_where_there_are_some() -> None:
+    gate = gate_with(beside := Beside())
+
+    offer = await gate.leased()
+    granted = [told for told in beside.told if told[0] == "granted"]
+    assert [(tenant, to_utc(end)) for _, tenant, end in granted] == [("t", offer.expires_at)]
+    beside.told.clear()
+    await gate.as_worker().complete(**under(offer), result={}, artifacts=[{"uri": "file:///a"}])
+    assert beside.told == [("performed", "complete")]
+
+    await Upkeep(gate.engine).once("presence")
+    assert {told[0] for told in beside.told[1:]} == {"changed"}
+
+
+async def test_an_extension_stands_around_a_call_and_may_refuse_a_creation_before_it_begins() -> None:
+    gate = gate_with(beside := Beside())
+    task: dict[str, Any] = {"type": "demo", "payload": None}
+
+    await gate.create_tasks(tasks=[task] * 2)
+    with refused("quota_exceeded"):
+        await gate.create_tasks(tasks=[task] * 3)
+    with refused("invalid_request"):
+        await gate.complete(lease_id="", task_id="")
+
+    assert beside.told == [("performed", "create_tasks")]
+    assert len((await gate.list_tasks()).tasks) == 2
 
 
 def test_what_an_extension_does_not_override_is_not_called() -> None:

@@ -313,11 +313,6 @@ def ignore(*_: Any, **__: Any) -> None:
     """Do not look."""
 
 
-async def uncounted(guard: Guard, caller: Caller, number: int, create: Callable[[], Awaitable[Any]]) -> Any:
-    """Create without counting."""
-    return await create()
-
-
 async def any_home(engine: Engine, caller: Caller, named: str | None) -> str:
     """Believe whoever names a tenant."""
     return named or caller.tenant_id
@@ -508,7 +503,7 @@ GUARDS: dict[str, tuple[Check, Any, str, Any]] = {
     "limits of a key": (the_limits_of_a_key, asyncgate, "keep_within", ignore),
     "issuer": (the_issuer, identity_admin, "tenant_to_issue_for", identity_admin.target_tenant),
     "limit of calls": (the_limit_of_calls, Guard, "_draw", nothing),
-    "limit of tasks": (the_limit_of_tasks, Guard, "creating", uncounted),
+    "limit of tasks": (the_limit_of_tasks, Guard, "_may", nothing),     # a hook: an engine has it since it began
     "limit of strangers": (the_limit_of_strangers, Guard, "passing", nothing),
     "audit of refusals": (the_audit_of_refusals, Auditor, "refused", ignore),
     "audit of items": (the_audit_of_items, Auditor, "parts", ignore),

@@ -59,7 +59,7 @@ async def state(gate: Gate, ledger: LedgerServer, receipt: dict[str, Any], worke
 async def adopt(gate: Gate) -> None:
     """Look through the ledger once."""
     ledger = gate.ledger
-    await Adopter(gate.engine, Reading(gate.engine, ledger.sink, ledger.sender.breaker)).look()
+    await Adopter(gate.engine, Reading(gate.engine, ledger.sink, ledger.sender.breaker)).poll()
 
 
 async def test_bodies_come_back_from_the_ledger(gate: Gate) -> None:
@@ -327,7 +327,7 @@ async def test_what_the_ledger_does_not_ascribe_to_the_worker_ends_nothing(gate:
 
     assert (await gate.task(offer.task_id)).status == "leased"
     [told] = await gate.anomalies(offer.task_id)
-    assert "system asyncgate has stated it" in told["details"]["reason"]
+    assert "system asyncgate stored it" in told["details"]["reason"]
 
 
 async def test_an_acceptance_by_the_lease_protocol_is_the_workers_to_state(gate: Gate, ledger: LedgerServer) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from asyncgate.conformance.ledgers import LedgerServer
-from asyncgate.conformance.load import TENANT, Client, Server, serving
+from asyncgate.conformance.load import TENANT, Client, GateServer, serving
 from asyncgate.conformance.plugin import database_of, urls
 
 pytestmark = pytest.mark.anyio
@@ -60,7 +60,7 @@ def integrated(database: str, books: LedgerServer, **more: Any) -> Any:
     return serving(database, **{**HASTY, "ledger.url": f"http://127.0.0.1:{books.port}", **more})
 
 
-async def told(server: Server) -> dict[str, Any]:
+async def told(server: GateServer) -> dict[str, Any]:
     """What the gate says of its ledger."""
     client = Client(server, "a0")
     answer = await client.insist("health")
@@ -69,7 +69,7 @@ async def told(server: Server) -> dict[str, Any]:
     return dict(answer.reply["receipt_ledger_lag"])
 
 
-async def until_sent(server: Server) -> None:
+async def until_sent(server: GateServer) -> None:
     """Wait until the ledger has everything, for as long as it gets more."""
     least, deadline = 10**9, asyncio.get_running_loop().time() + PATIENCE
     while waiting := (await told(server))["waiting"]:
@@ -82,7 +82,7 @@ async def until_sent(server: Server) -> None:
 # The same program every time: each lane has one task after another, and no two lanes meet.
 
 
-async def lane(server: Server, number: int, tasks: int, beside: Server | None = None) -> None:
+async def lane(server: GateServer, number: int, tasks: int, beside: GateServer | None = None) -> None:
     """Bring so many tasks to their ends, each kind of end in turn; the worker may come to another gate."""
     agent, worker = Client(server, f"a{number}"), Client(beside or server, f"w{number}")
     for n in range(tasks):
@@ -116,7 +116,7 @@ async def leased(worker: Client, number: int, claim: str) -> dict[str, Any]:
                 return {"task_id": offer["task_id"], "lease_id": offer["lease_id"]}
 
 
-async def run(server: Server, tasks: int, beside: Server | None = None, lanes: range = range(LANES)) -> None:
+async def run(server: GateServer, tasks: int, beside: GateServer | None = None, lanes: range = range(LANES)) -> None:
     await asyncio.gather(*(lane(server, number, tasks // len(lanes), beside) for number in lanes))
 
 
@@ -137,7 +137,7 @@ def story(receipts: list[dict[str, Any]]) -> str:
     return re.sub("|".join(map(re.escape, names)), lambda found: names[found[0]], json.dumps(told, sort_keys=True))
 
 
-async def all_receipts(server: Server) -> list[dict[str, Any]]:
+async def all_receipts(server: GateServer) -> list[dict[str, Any]]:
     """All receipts, as the gate shows them."""
     client, found, cursor = Client(server, "a0"), list[dict[str, Any]](), ""
     while True:

@@ -241,7 +241,7 @@ async def test_what_a_worker_stated_itself_comes_back_as_the_step_that_it_was(ga
     ledger.call("POST", "/v1/receipts", {**stated, "receipt_id": Ids().new(gate.now()), "receipt_type": "plan.made"})
     await emptied(gate)
     bound = gate.ledger
-    await Adopter(gate.engine, Reading(gate.engine, bound.sink, bound.sender.breaker)).look()
+    await Adopter(gate.engine, Reading(gate.engine, bound.sink, bound.sender.breaker)).poll()
     await emptied(gate)
     keys = {row.receipt_id: row.receipt_key for row in await rows(gate.backend, Receipt, gate.tenant_id)}
 
@@ -311,7 +311,7 @@ async def test_a_file_that_lacks_a_line_writes_nothing_unless_that_is_wanted(gat
     forced = await rebuilt(gate, target, file=path, skip_damaged=True)
 
     assert (refused.exit_code, forced.exit_code) == (5, 1)
-    assert "is not as it was written" in refused.stderr
+    assert "the file is damaged" in refused.stderr
     async with opened(target) as backend:
         assert len(await rows(backend, Receipt, gate.tenant_id)) == len(lines) - 2      # the lost end is told anew
 
@@ -401,7 +401,7 @@ async def test_receipts_without_their_task_assigned_make_no_task(gate: Gate, led
     result = await rebuilt(other, url := await fresh("sqlite"))
 
     assert result.exit_code == 1
-    assert "no task.assigned: it was not made anew" in result.stdout
+    assert "no task.assigned: it was not rebuilt" in result.stdout
     async with opened(url) as backend:
         assert await rows(backend, Task, other.tenant_id) == []
 
@@ -436,7 +436,7 @@ async def test_a_rebuild_leaves_its_name_on_nothing_that_has_ended(gate: Gate, t
         collected = await collect_from_ledger(sink, gate.tenant_id, lambda rows: None)
         choose(collected, None)
         tally = await Rebuild(backend, gate.engine.settings, gate.tenant_id, collected, skeletons=True,
-                              told=lambda rows: None).run()
+                              count=lambda rows: None).run()
         await sink.close()
         new = {task.task_id: task for task in await rows(backend, Task, gate.tenant_id)}
 

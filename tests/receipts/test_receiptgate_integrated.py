@@ -451,7 +451,7 @@ async def looked(gate: Served) -> None:
     """Look once for what workers state at the ledger."""
     ledger = gate.gate.ledger
     assert ledger
-    await Noticer(gate.engine, Reading(gate.engine, ledger.sink, ledger.reading_breaker)).look()
+    await Noticer(gate.engine, Reading(gate.engine, ledger.sink, ledger.reading_breaker)).poll()
 
 
 async def test_a_notary_lets_a_worker_end_its_task_itself(standing: tuple[StandIn, str], serving: Serving) -> None:

@@ -174,7 +174,7 @@ async def more(gate: Gate, moving: Moving, made: dict[str, str]) -> None:
         "created_at": "2026-11-22T07:00:00Z", "from": {"kind": "agent", "id": "eve"}, "parents": [],
         "to": {"kind": "agent", "id": "dan"}, "body": {}})
     bound = gate.ledger
-    await Adopter(gate.engine, Reading(gate.engine, bound.sink, bound.sender.breaker)).look()
+    await Adopter(gate.engine, Reading(gate.engine, bound.sink, bound.sender.breaker)).poll()
     assert (await gate.task(made["stated"])).status == "succeeded"
 
 

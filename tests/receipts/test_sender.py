@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from asyncgate import NOBODY
 from asyncgate.conformance.harness import Gate, under
 from asyncgate.conformance.ledgers import HASTY, LedgerServer
+from asyncgate.parts.model.caller import NOBODY
 from asyncgate.parts.model.queries import OutboxFilter, ReceiptFilter, Rows
 from asyncgate.parts.model.settings import CircuitBreaker, EmissionRetry, LedgerSettings
 from asyncgate.parts.model.stored import Lag, Receipt
 from asyncgate.parts.model.wire import Health
-from asyncgate.parts.receipts.outbox import Breaker, Ledger, resend
+from asyncgate.parts.receipts.outbox import Breaker, Ledger
 from tests.support.stub_ledger import CUT, StubLedger
 
 pytestmark = pytest.mark.anyio
@@ -145,20 +145,6 @@ async def test_a_ledger_that_refuses_everything_is_not_told_about_that_for_ever(
     assert len(stub.sent) == 2
 
 
-async def test_what_was_refused_is_sent_again_when_somebody_asks_for_it(
-        integrated: Integrated, stub: StubLedger) -> None:
-    stub.answer = lambda receipt: (422, {}, "no") if receipt["receipt_type"] == "task.assigned" else (200, {}, "{}")
-    async with integrated(stub.url) as gate:
-        await gate.create()
-        await emptied(gate)
-        stub.answer = lambda receipt: (200, {}, "{}")
-
-        assert await resend(gate.engine, gate.tenant_id) == 1
-        await emptied(gate)
-        assert await gate.backend.lag(gate.tenant_id) == Lag()
-    assert types(stub.taken) == ["system.anomaly", "task.assigned"]
-
-
 async def test_a_receipt_whose_answer_was_lost_is_sent_again_and_is_there_once(
         integrated: Integrated, ledger: LedgerServer, stub: StubLedger) -> None:
     lost = set[str]()
@@ -257,36 +243,36 @@ def test_the_breaker_opens_probes_and_closes() -> None:
     now = [0.0]
     breaker = Breaker(CircuitBreaker(failure_threshold=2, timeout_seconds=10, half_open_max_calls=2,
                                      success_threshold=2), lambda: now[0])
-    breaker.failed()
+    breaker.note_outage()
     assert seen(breaker) == ("closed", True)
-    breaker.passed()
-    breaker.failed()
+    breaker.note_answer()
+    breaker.note_outage()
     assert seen(breaker) == ("closed", True)
-    breaker.failed()
+    breaker.note_outage()
     assert seen(breaker) == ("open", False)
     assert breaker.wait() == 10.0
     now[0] = 10.0
-    assert [breaker.admits() for _ in range(3)] == [True, True, False]
+    assert [breaker.let_through() for _ in range(3)] == [True, True, False]
     assert seen(breaker) == ("half_open", False)
-    breaker.failed()
+    breaker.note_outage()
     assert seen(breaker) == ("open", False)
     now[0] = 20.0
-    assert breaker.admits()
-    assert not breaker.passed()
-    assert breaker.admits()
-    assert breaker.passed()
+    assert breaker.let_through()
+    assert not breaker.note_answer()
+    assert breaker.let_through()
+    assert breaker.note_answer()
     assert seen(breaker) == ("closed", True)
 
 
 def seen(breaker: Breaker) -> tuple[str, bool]:
     """What it is, and whether it lets one more through."""
-    return breaker.state, breaker.admits()
+    return breaker.state, breaker.let_through()
 
 
 def test_a_breaker_that_is_switched_off_never_opens() -> None:
     breaker = Breaker(CircuitBreaker(enabled=False, failure_threshold=1))
     for _ in range(5):
-        breaker.failed()
+        breaker.note_outage()
     assert seen(breaker) == ("closed", True)
 
 

@@ -251,7 +251,7 @@ async def test_bodies_and_inboxes_together_are_bounded(make_gate: Callable[..., 
         reading._remember((gate.tenant_id, f"r{number}"), record_of("r", 60_000).body)
         shelf = reading._shelf((gate.tenant_id, None, f"task{number}"))
         shelf.add(record_of("r", 60_000))
-        reading._let_go()
+        reading._trim_cache()
 
     assert reading.bodies_size <= BODIES_BYTES
     assert reading.bodies_size == sum(len(bytes(body)) + 1000 for body in reading.bodies.values())

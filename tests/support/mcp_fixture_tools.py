@@ -139,7 +139,8 @@ class Fixtures(mcp_facade.Facade):
     async def _say(self, operation: str, **fields: Any) -> JsonObject:
         op = OPERATIONS[operation]
         asks = op.reader.body(msgspec.json.encode({"worker_id": WORKER, **fields}))[0]
-        return _json(msgspec.json.encode(await self.gate.perform(op, await self.gate.guard.known([]), asks)))
+        caller = await self.gate.guard.known([])
+        return _json(msgspec.json.encode(await self.gate.engine.perform(op, caller, asks)))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         job = asyncio.create_task(work)

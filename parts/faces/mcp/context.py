@@ -225,7 +225,7 @@ class Credentials(Extension):
     def __init__(self, changed: asyncio.Event) -> None:
         self.changed = changed
 
-    def committed(self, work: Work) -> None:
+    def records_changed(self, work: Work) -> None:
         """Notify if a batch changed a key or an account."""
         if any(kind in (Key, Account) for kind, _ in work.kept):
             self.changed.set()

@@ -71,7 +71,7 @@ from asyncgate.parts.model.jsonrpc import (
 )
 from asyncgate.parts.model.members import Rule, add_warnings, describe_problem, make_warning_header, read_warnings
 from asyncgate.parts.model.naming import names_nobody
-from asyncgate.parts.model.screening import MAX_DEPTH, find_refusal, let_others_run
+from asyncgate.parts.model.screening import find_refusal, let_others_run
 from asyncgate.parts.model.wire import Ask, ListOpenObligations, Principal, RunTask
 
 if TYPE_CHECKING:
@@ -272,9 +272,9 @@ class Facade:
         """Check and parse a message; keep errors in the arguments alone for the answer to the call."""
         wrong = None
         try:
-            wrong = await find_refusal(body, self.settings.max_request_values, MAX_DEPTH + AROUND)
+            wrong = await find_refusal(body, self.settings.max_request_values, AROUND)
             # A message with too many values is not parsed at all.
-            message = None if isinstance(wrong, PayloadTooLarge) else parse_message(body)
+            message = None if isinstance(wrong, PayloadTooLarge) else await parse_message(body)
         except RecursionError:
             raise PayloadTooDeep("the JSON of the message is nested too deeply") from None
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -347,7 +347,7 @@ class Facade:
             if call.refusal is not None:
                 raise call.refusal
             assert call.ask is not None
-            reply = await self.gate.perform(call.op, caller, call.ask)
+            reply = await self.gate.engine.perform(call.op, caller, call.ask)
             call.beside = read_warnings(reply)
             return encode_json(reply)
         except GateError as no:
@@ -459,9 +459,10 @@ class Facade:
                              [*make_refusal_headers(no), *make_warning_headers(scope)])
 
 
-def parse_message(body: bytes) -> JsonRpcMessage:
-    """Parse a message, except its arguments, which stay raw."""
+async def parse_message(body: bytes) -> JsonRpcMessage:
+    """Parse a message, except its arguments, which stay raw; let other requests run between two passes over it."""
     members = _members(body)
+    await let_others_run(len(body))
     params = decode_or_none(_members, members.get("params", EMPTY_OBJECT)) or {}
     method = decode_or_none(_text, members.get("method", NULL)) or ""
     name = decode_or_none(_text, params.get("name", NULL)) or ""
@@ -513,6 +514,8 @@ def drop_token(arguments: msgspec.Raw) -> msgspec.Raw:
 def read_credentials(scope: Scope, message: JsonRpcMessage) -> Headers:
     """Return the headers, plus the token that a peer may send as an argument."""
     headers: Headers = scope["headers"]
+    if b'"auth_token"' not in bytes(message.arguments):
+        return headers
     held = decode_or_none(_members, message.arguments) or {}
     token = decode_or_none(_text, held.get("auth_token", NULL))
     if not token or read_token(headers) == token:

@@ -1,8 +1,8 @@
-"""Where receipts go: the one small protocol of every sink, and what a ledger may answer.
+"""The protocol of a sink (the adapter to one kind of ledger), and the errors of a ledger.
 
-A sink is a module of this folder, or of another package under the entry-point group `asyncgate.sinks`, with
-`open_sink(settings)`; `ledger.profile` names it.  It renders a receipt once, when its batch is
-saved, and sends the same bytes as often as it takes.  It decides nothing and keeps nothing: the outbox does.
+A sink is a module with `open_sink(settings)`, in this folder or in another package under the entry-point group
+`asyncgate.sinks`; the setting `ledger.profile` names it.  A receipt is rendered once, in the transaction of its batch,
+and each retry sends the same bytes.  The outbox keeps receipts and decides when to send; a sink does neither.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 
 class Refusal(Exception):
-    """The ledger understood the receipt and will never store it, so it is parked and not sent again."""
+    """The ledger understood the receipt and will never store it, so the receipt is parked and not sent again."""
 
 
 class Outage(Exception):
-    """No answer, or one that says nothing about the receipt; the receipt is sent again until it is stored."""
+    """The ledger gave no answer, or none about the receipt; the receipt is sent again until it is stored."""
 
     def __init__(self, reason: str, retry_after: float = 0.0, *, untaken: bool = False) -> None:
         super().__init__(reason)
         self.retry_after = retry_after
-        self.untaken = untaken      # the ledger has not taken it; else that is not known
+        self.untaken = untaken      # True: the ledger surely did not store it; False: unknown
 
 
 class Unanswered(Outage):
-    """No answer in time; the ledger may have stored the receipt, or may store it yet."""
+    """The ledger did not answer in time; it may have stored the receipt, or may still store it."""
 
 
 class Garbled(Outage):
@@ -55,7 +55,7 @@ class Singly(Exception):
 
 
 class Filed(ReceiptRecord, kw_only=True):
-    """A receipt as a ledger gives it back; those that others wrote may lack what only a gate knows."""
+    """A receipt as a ledger returns it; receipts that no gate wrote may lack fields that only a gate sets."""
 
     tenant_id: str = ""
     task_id: str | None = None
@@ -65,85 +65,85 @@ class Filed(ReceiptRecord, kw_only=True):
     asyncgate_instance: str = ""
     body: Raw = JSON_NULL
     hash: str = ""
-    receipt_key: str = ""       # only a gate gives it one
-    stated_by: Principal | None = None      # as the ledger says, never as the receipt does
+    receipt_key: str = ""       # only gates set it
+    stated_by: Principal | None = None      # the author by the ledger's word, never by the receipt's own
 
     def shown(self) -> ReceiptRecord:
-        """Return it as a gate shows a receipt."""
+        """Return the fields that a gate shows of a receipt."""
         return ReceiptRecord(**{name: getattr(self, name) for name in ReceiptRecord.__struct_fields__})
 
 
 class LedgerPage(Struct):
-    """What a ledger lists, in the order of arrival, and where its next page begins."""
+    """A page of a ledger's receipts in the order of arrival, and the cursor of the next page."""
 
     receipts: list[Filed]
     cursor: str | None = None
 
 
 class Sink(Protocol):
-    """One kind of ledger."""
+    """An adapter to one kind of ledger."""
 
-    reads: bool     # what it took can be read back here, so the body of a receipt goes there and does not stay
+    reads: bool     # receipts can be read back, so the gate keeps only skeletons and the bodies are in the ledger
 
     @property
     def binds(self) -> bool | None:
-        """Whether it says who has stated a receipt, so that one may count here; None while that is not known."""
+        """Whether the ledger says who stored a receipt, so that the gate can adopt it; None if not known yet."""
 
     def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
-        """Return the bytes that are sent for a receipt, valid UTF-8; None for one that the ledger is not to have.
+        """Return the bytes to send for a receipt, valid UTF-8; None if this ledger does not get the receipt.
 
-        A pure function: called once, inside the transaction that writes the receipt, perhaps on another thread.
-        `task` is as the operation leaves it, with its duty, attempt, outcome and artifacts, and `lease` its latest one.
+        Must be a pure function: it is called once, inside the transaction that writes the receipt, perhaps on another
+        thread.  `task` is the task after the operation; `lease` is the task's latest lease.
         """
 
     def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None, by_worker: bool = False) -> str | None:
-        """Return what `Task.handed` becomes by a receipt, for a ledger that keeps custody; None leaves it as it is."""
+        """Return the new `Task.handed` after a receipt, for a ledger that keeps custody; None leaves it unchanged."""
 
     def undone(self, content: bytes, receipt_id: str, at: float) -> bytes | None:
-        """Return the receipt that undoes an acceptance whose lease was never granted; None for all else.
+        """Return the receipt that undoes an acceptance whose lease was never granted; None for other receipts.
 
-        For a ledger that holds somebody to what it was told.
+        Only a ledger that keeps custody, or that closes obligations itself, needs such a receipt.
         """
 
     def taken_back(self, receipt_id: str, task: Task, lease: Lease | None = None) -> str | None:
-        """Return what `Task.handed` becomes by such a receipt."""
+        """Return the new `Task.handed` after the receipt that `undone` returned."""
 
     def handover(self, content: bytes) -> bytes | None:
-        """Return what is left to send of an acceptance that its worker states there itself; None is nothing."""
+        """Return the bytes to send for an acceptance that the worker itself stores at the ledger; None if nothing."""
 
     def body(self, content: bytes) -> bytes:
-        """Return the body of the receipt that these bytes were rendered from."""
+        """Return the body of the receipt from its rendered bytes."""
 
     async def send(self, tenant_id: str, content: bytes) -> None:
-        """Let the ledger take what was rendered; to have taken it before is well, too.  Raises Refusal and Outage."""
+        """Store a rendered receipt in the ledger; a no-op if the ledger has it.  Raises Refusal and Outage."""
 
     async def holds(self, tenant_id: str, content: bytes) -> bool:
-        """Whether the ledger has just what was rendered; asked when `send` was Unanswered.  Raises Outage."""
+        """Whether the ledger has exactly this receipt; called after `send` raised Unanswered.  Raises Outage."""
 
     async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
-        """Return those of some receipts that the ledger has; raises Outage.  Never called unless it `reads`."""
+        """Return the receipts with these ids that the ledger has; raises Outage.  Called only if `reads` is true."""
 
     async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
-        """Return what the ledger has, in the order of arrival, from behind a cursor of its own; raises Outage."""
+        """Return a page of the ledger's receipts in the order of arrival, after its own cursor; raises Outage."""
 
     async def token(self, tenant_id: str, who: Principal, until: float) -> str | None:
-        """Have the ledger issue a key that is good for one principal of a tenant; None where it issues none.
+        """Have the ledger issue a key for one principal of a tenant; None if this ledger issues no keys.
 
         Raises Refusal and Outage.
         """
 
     async def close(self) -> None:
-        """Let the connections go."""
+        """Close the connections."""
 
 
 class Bulk(Protocol):
     """Optional for a sink: send many receipts in one call."""
 
     async def send_many(self, tenant_id: str, contents: list[bytes]) -> list[Refusal | None]:
-        """Let the ledger take receipts in this order; return what it refuses.  Raises Outage, and Singly."""
+        """Store receipts in this order; return None or the refusal of each.  Raises Outage, and Singly."""
 
 
-OURS = {"standalone", "memorygate", "receiptgate"}
+BUILT_IN_SINKS = {"standalone", "memorygate", "receiptgate"}
 
 
 def ledger_profile(settings: Settings) -> str:
@@ -160,19 +160,19 @@ def require_address(settings: Settings) -> None:
         raise StartupError(f"ledger.auth_token_env names the variable {ours.auth_token_env}, which is not set: set "
                            "it to the ledger's token, or unset the setting")
     if not ours.url:
-        raise StartupError(f"receipt_mode {settings.receipt_mode} needs ledger.url: where is the ledger?")
+        raise StartupError(f"receipt_mode {settings.receipt_mode} needs ledger.url: set it to the ledger's address")
     try:
         at = urlsplit(ours.url)
     except ValueError as wrong:
         raise StartupError(f"ledger.url: {wrong}") from None
     if at.scheme not in ("http", "https") or not at.hostname:
-        raise StartupError("ledger.url is no address of a ledger: it begins with http:// or https:// and a host")
+        raise StartupError("ledger.url is invalid: it must begin with http:// or https:// and a host")
 
 
 def open_sink(settings: Settings) -> Sink:
     """Open the sink of the settings; raises StartupError for incomplete settings."""
     profile = ledger_profile(settings)
-    if profile not in OURS:
+    if profile not in BUILT_IN_SINKS:
         return open_other_sink(profile, settings)
     if profile != "standalone":
         require_address(settings)
@@ -185,10 +185,10 @@ def open_other_sink(profile: str, settings: Settings) -> Sink:
     points = entry_points(group="asyncgate.sinks")
     if profile not in points.names:
         known = ", ".join(sorted({"memorygate", "receiptgate", *points.names}))
-        raise StartupError(f"ledger.profile: there is no sink {profile!r}; there are {known}; others register under "
-                           "the entry-point group asyncgate.sinks")
+        raise StartupError(f"ledger.profile: there is no sink {profile!r}; choose one of {known}, or install a package "
+                           "with that sink (entry-point group asyncgate.sinks)")
     sink: Sink = points[profile].load().open_sink(settings)
-    if sink.reads:      # seals and the archive hold what is here whole
+    if sink.reads:      # seals and the archive need the bodies of receipts, which such a sink would take away
         raise StartupError(f"ledger.profile: the sink {profile!r} has reads = True; a sink of another package must "
                            "have reads = False")
     return sink

@@ -1,7 +1,7 @@
-"""The sink of the memorygate profile: receipts over REST, as `POST /v1/receipts` takes them (spec 20.12, H.6).
+"""The sink of the memorygate profile: it stores receipts over REST with `POST /v1/receipts` (spec 20.12, H.6).
 
-What is sent is the receipt as this gate shows it, with its key beside it, so that a ledger gives back what came and a
-gate can take its receipts home again.
+A receipt is sent in the form in which the gate shows it, with its key.  The ledger returns receipts unchanged, so
+`asyncgate receipts home` can copy them back.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from msgspec import Struct
 
+from asyncgate.parts.model.content import encode_json
 from asyncgate.parts.model.views import show_receipt, to_utc
 from asyncgate.parts.model.wire import Principal, Problem, ReceiptRecord
 from asyncgate.parts.receipts.calls import BESIDE_BODY, MOST_TOLD, Calls, answer_error
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from asyncgate.parts.model.stored import Lease, Receipt, Task
     from asyncgate.parts.receipts.sinks import Bulk, Sink
 
-NO_REFUSALS = {"forbidden", "tenant_mismatch"}      # what a ledger like ours says of the gate's credential
-MOST_AT_ONCE = 16            # receipts that are fetched beside one another
-# What ids look like that may stand in an address; of others no server is asked, for they could mean another one to it.
+NO_REFUSALS = {"forbidden", "tenant_mismatch"}      # these codes are about the gate's credential, not the receipt
+MOST_AT_ONCE = 16            # receipts that are fetched concurrently
+# Ids that are safe in a path.  Security: another id is never requested, because a server could read it as another path.
 PLAIN_ID = re.compile(r"\A[A-Za-z0-9][A-Za-z0-9._:@~-]{0,199}\Z")
 
 
@@ -41,17 +42,17 @@ class Sent(ReceiptRecord, kw_only=True):
 
 
 class Rendered(Struct):
-    """What a rendered receipt holds that its skeleton does not."""
+    """The part of a rendered receipt that its skeleton lacks."""
 
     body: msgspec.Raw
 
 
 class Listed(Struct):
-    """A page as a ledger answers it; other ledgers may name the cursor otherwise or not at all."""
+    """A page in a ledger's answer; some ledgers give no cursor."""
 
     receipts: list[Filed]
     next_cursor: str | None = None
-    stated_by: list[Principal | None] = []      # of each receipt, where the ledger knows it
+    stated_by: list[Principal | None] = []      # the author of each receipt, if the ledger knows it
 
 
 class Issued(Struct):
@@ -74,7 +75,6 @@ class AllAnswered(Struct):
 
 T = TypeVar("T")
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-encode_json = msgspec.json.encode
 decode_issued = msgspec.json.Decoder(Issued).decode
 decode_answers = msgspec.json.Decoder(AllAnswered).decode
 decode_page = msgspec.json.Decoder(Listed).decode
@@ -83,10 +83,10 @@ decode_rendered = msgspec.json.Decoder(Rendered).decode
 
 
 class MemoryGate(NoCustody):
-    """A ledger that speaks REST."""
+    """The adapter to a ledger that speaks REST."""
 
     reads = True
-    binds: bool | None = True       # until it gives a list that does not say so
+    binds: bool | None = True       # until the ledger returns a list without authors
 
     def __init__(self, settings: Settings) -> None:
         ours = settings.ledger
@@ -95,14 +95,14 @@ class MemoryGate(NoCustody):
         token = ours.auth_token or os.environ.get(ours.auth_token_env, "")
         self.pace = pace_of(settings)
         self.calls, self.fetching = Calls(token, self.pace.most + MOST_AT_ONCE), asyncio.Semaphore(MOST_AT_ONCE)
-        self.weight = settings.receipts.max_body_size_bytes + BESIDE_BODY       # of a receipt, at most
+        self.weight = settings.receipts.max_body_size_bytes + BESIDE_BODY       # the largest size of a receipt
 
     def tenant(self, tenant_id: str) -> str:
-        """Return under which tenant the ledger files a tenant of ours: ledger.tenant_id is the default one's."""
+        """Return the ledger's id of a tenant: ledger.tenant_id for the default tenant, else the same id."""
         return self.filed_under if self.filed_under and tenant_id == self.home else tenant_id
 
     def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
-        """Return the receipt as it is shown, and its key."""
+        """Return the receipt in the form in which the gate shows it, with its key."""
         view = show_receipt(self.tenant(tenant_id), receipt)
         facts = {name: getattr(view, name) for name in ReceiptRecord.__struct_fields__ if name != "delivered_at"}
         return encode_json(Sent(**facts, receipt_key=receipt.receipt_key))
@@ -122,7 +122,7 @@ class MemoryGate(NoCustody):
         return found is not None and found.hash == ours.hash
 
     async def send_many(self, tenant_id: str, contents: list[bytes]) -> list[Refusal | None]:
-        """Store many receipts, where the ledger takes a list (20.9)."""
+        """Store many receipts in one call; raises Singly if the ledger accepts no list (20.9)."""
         try:
             results = decode_answers(await self._ask("POST", "", content=b"[" + b",".join(contents) + b"]")).results
         except (Refusal, *UNREADABLE) as no:
@@ -149,17 +149,17 @@ class MemoryGate(NoCustody):
                     "GET", f"/{path_segment(receipt_id)}", params=about, most_bytes=self.weight, **more)
             except Missing:
                 return None
-        found = read_answer(decode_filed, text)
+        found = decode_with(decode_filed, text)
         if found.receipt_id != receipt_id:
-            raise Garbled("the ledger answered with another receipt than it was asked for")
-        found.stated_by = None      # that is what the receipt says itself
+            raise Garbled("the ledger answered with another receipt than the requested one")
+        found.stated_by = None      # here it comes from the receipt itself, which proves nothing
         return self._ours(tenant_id, found)
 
     async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
         """List receipts in the order of their arrival."""
         given = {"tenant": self.tenant(tenant_id), "limit": str(of.limit), **inbox_query(of.to), "task_id": of.task_id,
                  "receipt_type": of.receipt_type, "asyncgate_instance": of.instance, "since_receipt_id": of.after}
-        found = attribute(read_answer(decode_page, await self._ask(
+        found = attribute(decode_with(decode_page, await self._ask(
             "GET", "", params={name: value for name, value in given.items() if value is not None},
             most_bytes=of.limit * self.weight)))
         if found.receipts:
@@ -169,14 +169,14 @@ class MemoryGate(NoCustody):
         return LedgerPage([one for one in ours if one is not None], found.next_cursor or last)
 
     def _ours(self, tenant_id: str, one: Filed) -> Filed | None:
-        """Show a receipt to its tenant and to nobody else, whatever the ledger answers with."""
+        """Return a receipt only if it belongs to the tenant, whatever the ledger answered."""
         if one.tenant_id not in (self.tenant(tenant_id), ""):
             return None
         one.tenant_id = tenant_id
         return one
 
     async def token(self, tenant_id: str, who: Principal, until: float) -> str | None:
-        """Have a key issued that states and reads receipts as one principal; a ledger of another make issues none."""
+        """Have the ledger issue a key that stores and reads receipts as one principal; None if it issues no keys."""
         about = {"tenant": self.tenant(tenant_id), "name": f"{who.id} by way of its gate"[:200],
                  "principal_kind": who.kind, "principal_id": who.id, "role": "worker",
                  "scopes": ["receipts:ack", "receipts:read"], "expires_at": to_utc(until)}
@@ -187,7 +187,7 @@ class MemoryGate(NoCustody):
             return None
 
     async def _ask(self, verb: str, path: str, *, patience: float = 0.0, at: str = "", **more: Any) -> bytes:
-        """Make one call; return what a good answer says."""
+        """Make one call; return the content of a successful answer."""
         seconds = max(self.pace.timeout_seconds, patience)
         answer = await self.calls.ask(verb, (at or self.url) + path, seconds=seconds, **more)
         if answer.status_code == 200 or (answer.status_code in (201, 202, 204) and verb == "POST"):
@@ -199,8 +199,8 @@ class MemoryGate(NoCustody):
         await self.calls.close()
 
 
-def read_answer(decode: Callable[[bytes], T], text: bytes) -> T:
-    """Decode what a ledger answered."""
+def decode_with(decode: Callable[[bytes], T], text: bytes) -> T:
+    """Decode an answer of the ledger; raises Garbled if it is invalid."""
     try:
         return decode(text)
     except UNREADABLE as wrong:
@@ -216,12 +216,12 @@ def attribute(page: Listed) -> Listed:
 
 
 def inbox_query(to: Principal | None) -> dict[str, str]:
-    """Return the query that asks for an inbox."""
+    """Return the query parameters of an inbox."""
     return {"to_id": to.id, **({"to_kind": to.kind} if to.kind else {})} if to else {}
 
 
 def path_segment(receipt_id: str) -> str:
-    """Return an id as a part of a path."""
+    """Quote an id as one segment of a path."""
     from urllib.parse import quote
     return quote(receipt_id, safe="")
 

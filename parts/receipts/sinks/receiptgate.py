@@ -1,10 +1,10 @@
-"""The sink of the receiptgate profile: receipts as JSON-RPC calls of `receiptgate.submit_receipt` at POST /mcp.
+"""The sink of the receiptgate profile: it stores receipts by `receiptgate.submit_receipt`, JSON-RPC at POST /mcp.
 
-The two dialects of its schema exclude each other and call themselves by one number, so a ledger is asked in the newer
-one first, and when it refuses the one field that makes the difference, in the older one from then on.  A receipt is
-rendered once, in the newer; the other is made of it on the way, so both are the same at every repetition.
+The two dialects of the schema exclude each other, and both give the same version number.  So the sink tries the newer
+dialect first; if the ledger refuses the field that differs, the sink uses the older dialect from then on.  A receipt is
+rendered once, in the newer dialect; the older form is derived from it, so every retry sends the same bytes.
 
-ReceiptGate keeps its own view of a receipt and cannot give ours back, so ours stay here whole.
+ReceiptGate cannot return a gate's receipts in their own form, so the gate keeps them whole.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 NEWER, OLDER = "1.1", "1.0"
 LIST, MOST_OF_A_TASK = "receiptgate.list_task_receipts", 200
 SUBMIT, LOOK, DIFFERENCE = "receiptgate.submit_receipt", "receiptgate.get_receipt", "obligation_id"
-OF_THE_LEDGER = {"tenant_id", "stored_at"}      # what it says itself, whatever it was sent
-# Codes that say something about the ledger or the credential, and nothing about the receipt.
+OF_THE_LEDGER = {"tenant_id", "stored_at"}      # fields that the ledger sets itself
+# Codes that are about the ledger or the credential, not about the receipt.
 AWAY_CODES = {"UNAUTHORIZED", "UNAUTHENTICATED", "RATE_LIMITED", "RATE_LIMIT_EXCEEDED", "SERVICE_UNAVAILABLE",
               "DATABASE_UNAVAILABLE", "UNAVAILABLE", "TIMEOUT"}
 NOT_ABOUT_THE_RECEIPT = {"FORBIDDEN", "INTERNAL_ERROR", "UNKNOWN_TOOL"}
@@ -59,7 +59,7 @@ class NobodyAccepted(Refusal):
 
 
 class ReceiptGate:
-    """A ledger that speaks JSON-RPC."""
+    """The adapter to a ledger that speaks JSON-RPC."""
 
     reads = False
 
@@ -73,44 +73,44 @@ class ReceiptGate:
         self.is_known = not self.detects
         token = ours.auth_token or os.environ.get(ours.auth_token_env, "")
         self.pace = pace_of(settings)
-        self.calls = Calls(token, 2 * self.pace.most)       # what is looked for beside what is sent
+        self.calls = Calls(token, 2 * self.pace.most)       # for queries beside the sending calls
 
     @property
     def binds(self) -> bool | None:
-        """Whether it keeps custody, and so binds a receipt to whose credential it came with."""
+        """Whether the ledger keeps custody, and so binds a receipt to the credential that stored it."""
         return self.dialect == NEWER if self.is_known else None
 
     def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
-        """Return the receipt in the newer dialect; None for the many that are no business of this ledger."""
+        """Return the receipt in the newer dialect; None for the many receipts that this ledger does not get."""
         filed_under = self.filed_under if self.filed_under and tenant_id == self.home else tenant_id
         return ledger_receipt(filed_under, receipt, task, lease, self.source, self.digests)
 
     def handed(self, receipt: Receipt, task: Task, lease: Lease | None = None, by_worker: bool = False) -> str | None:
-        """Return what is to be remembered of a task when a receipt takes it away from its worker."""
+        """Return the new `Task.handed` when a receipt takes the task away from its worker."""
         return handed_after(receipt, task, lease, by_worker)
 
     def undone(self, content: bytes, receipt_id: str, at: float) -> bytes | None:
-        """Return the receipt that gives an obligation back, or ends it in dialect 1.0, whose lease was not granted."""
+        """Return the receipt that undoes an acceptance: it returns custody, or in dialect 1.0 ends the obligation."""
         return undo_acceptance(content, receipt_id, at, self.source)
 
     def taken_back(self, receipt_id: str, task: Task, lease: Lease | None = None) -> str | None:
-        """Return that the gate has custody again."""
+        """Return the `Task.handed` that says that the gate has custody again."""
         return Handed(lease.fence if lease else task.fence, receipt_id, None).text
 
     def handover(self, content: bytes) -> bytes | None:
-        """Leave the acceptance to the worker; custody that was given back only the gate can hand on."""
+        """Return the hand-over of custody, which only the gate can send; the worker itself stores the acceptance."""
         return as_custody_only(content)
 
     def body(self, content: bytes) -> bytes:
-        """Return the body of a rendered receipt, as far as it was sent."""
+        """Return the body of a rendered receipt, which may be cut."""
         return write_canonical(json.loads(content)["body"])
 
     async def send(self, tenant_id: str, content: bytes) -> None:
-        """Submit one receipt, in the dialect that this ledger was found to speak."""
+        """Submit one receipt in this ledger's dialect; find the dialect out if it is not known."""
         dialect = self.dialect
         try:
             await self._submit(content, dialect)
-            self.is_known |= in_dialect_1_0(content) is not None     # which either dialect would have been sent
+            self.is_known |= in_dialect_1_0(content) is not None     # a receipt that both dialects have
             return
         except Invalid:
             if not self.detects:
@@ -119,8 +119,8 @@ class ReceiptGate:
         try:
             await self._submit(content, other)
         except Invalid:
-            raise Refusal(f"the ledger takes neither dialect {dialect} nor {other} of this receipt") from None
-        except Refusal:     # it got past the difference, so this is the ledger's dialect, whatever else is wrong
+            raise Refusal(f"the ledger accepts this receipt in neither dialect, {dialect} or {other}") from None
+        except Refusal:     # refused for another reason than the dialect, so this is the ledger's dialect
             self._learn(other)
             raise
         self._learn(other)
@@ -139,7 +139,7 @@ class ReceiptGate:
             raise Garbled(str(no)) from None
         rows = told.get("receipts") if isinstance(told, dict) else None
         if not isinstance(rows, list):
-            raise Garbled("the ledger does not list the receipts of a task")
+            raise Garbled(f"the ledger's answer to {LIST} has no list of receipts")
         found = [row["payload"] for row in rows if isinstance(row, dict) and isinstance(row.get("payload"), dict)]
         if any(DIFFERENCE in one for one in found):
             self._learn(NEWER)
@@ -148,7 +148,8 @@ class ReceiptGate:
     async def _submit(self, content: bytes, dialect: str) -> None:
         """Submit one receipt in one dialect.
 
-        Custody that nobody has there cannot be given back, so nothing is amiss; what would be handed on is accepted.
+        If nobody has accepted the obligation at the ledger, returning custody is a no-op, and a hand-over is sent as an
+        acceptance.
         """
         receipt = in_dialect_1_1(content) if dialect == NEWER else in_dialect_1_0(content)
         if receipt is None:
@@ -165,20 +166,20 @@ class ReceiptGate:
     async def _store(self, receipt: bytes) -> None:
         result = await self._call(SUBMIT, b'{"receipt":%b}' % receipt)
         if not isinstance(result, dict) or result.get("receipt_id") != json.loads(receipt)["receipt_id"]:
-            raise Garbled(f"the ledger did not say that it stored the receipt: {result}"[:MOST_TOLD])
+            raise Garbled(f"the ledger did not confirm that it stored the receipt: {result}"[:MOST_TOLD])
 
     async def holds(self, tenant_id: str, content: bytes) -> bool:
-        """Whether the ledger has a receipt, just as it was sent in one form or another."""
+        """Whether the ledger has a receipt in any of the forms in which it may have been sent."""
         forms = (in_dialect_1_1(content), in_dialect_1_0(content), as_accepted(content))
         about = json.dumps({"receipt_id": json.loads(content)["receipt_id"]}).encode()
         try:
             theirs = await self._call(LOOK, about, LOOK_SECONDS)
-        except Refusal:     # it has none of that id
+        except Refusal:     # the ledger has no receipt with that id
             return False
         return any(same_receipt(form, theirs, OF_THE_LEDGER) for form in forms if form is not None)
 
     async def _call(self, tool: str, arguments: bytes, patience: float = 0.0, most_bytes: int = SMALL) -> Any:
-        """Call a tool, with arguments that go in as they are; return its result.  Raises Refusal and Outage."""
+        """Call a tool with encoded arguments; return its result.  Raises Refusal and Outage."""
         body = (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"%b","arguments":%b}}'
                 % (tool.encode(), arguments))
         seconds = max(self.pace.timeout_seconds, patience)
@@ -195,15 +196,15 @@ class ReceiptGate:
         return result
 
     async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
-        """Return nothing: this ledger cannot give receipts back."""
+        """Return an empty list: this ledger cannot return a gate's receipts."""
         return []
 
     async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
-        """Return nothing."""
+        """Return an empty page: this ledger cannot return a gate's receipts."""
         return LedgerPage([])
 
     async def token(self, tenant_id: str, who: Principal, until: float) -> str | None:
-        """Return none: this ledger issues no keys."""
+        """Return None: this ledger issues no keys."""
         return None
 
     async def close(self) -> None:
@@ -212,7 +213,7 @@ class ReceiptGate:
 
 
 def call_error(error: Any) -> Exception:
-    """Turn a JSON-RPC error into an error: a refusal of the receipt, or trouble of the ledger."""
+    """Turn a JSON-RPC error into an exception: a refusal of the receipt, an outage, or an invalid answer."""
     error = error if isinstance(error, dict) else {"message": str(error)}
     code, more = error.get("code"), error.get("details", error.get("data"))
     said = f"{code}: {error.get('message')}"

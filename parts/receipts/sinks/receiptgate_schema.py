@@ -1,19 +1,20 @@
-"""Receipts as ReceiptGate takes them: one of ours and its task become the 41 fields of its schema, or nothing.
+"""Translate a receipt and its task into the 41 fields of ReceiptGate's schema.
 
-Nothing here decides or remembers anything: the same receipt gives the same bytes at any time and in any process, for a
-ledger answers a receipt that it knows with other content as a collision.  So only what never changes is read: the
-receipt, the terms of its task, and, of a task that has ended, how it ended.
+All functions are pure: a receipt always gives the same bytes, in any process and at any time.  A ledger answers a known
+receipt_id with different content as a collision, so only values that never change are read: the receipt, the terms of
+its task, and the result of an ended task.
 
-What is kept is written in dialect 1.1, which asks for `obligation_id`; 1.0 refuses that name, so there it is taken out.
-A ledger of 1.1 also keeps custody: an obligation is accepted once, then it is handed on by escalations, and only its
-custodian may hand it on or complete it.  So each lease after the first is a hand-over there and an acceptance in 1.0;
-a lease that is lost, given back or followed by another attempt returns custody to the gate, which 1.0 is not told.
-Where the two differ, `older` holds what 1.0 is told instead, or null; it is never sent.
+Receipts are stored in the outbox in dialect 1.1, which requires `obligation_id`; dialect 1.0 forbids that field, so it
+is removed before sending.  A ledger of dialect 1.1 also keeps custody: an obligation is accepted once, escalations hand
+it on, and only its custodian may hand it on or complete it.  So each lease after the first is an escalation in 1.1 and
+an acceptance in 1.0.  A lease that expires, is released or is followed by another attempt returns custody to the gate;
+1.0 has no receipt for that.  If the dialects differ, the member `older` of a stored receipt holds the fields for 1.0,
+or null if 1.0 gets no receipt.  `older` itself is never sent.
 
-Only what opens, closes or hands on a responsibility is sent.  A success that says nowhere where its result lies, and a
-failure that is tried again, leave the obligation open here, so they must not close it there; and what nobody ever
-accepted cannot be closed.  Each receipt names as its cause another that was sent, or none.  The size limits are the
-ledger's: what is longer is cut, and the hash of the whole stands in its place.
+Only receipts that open, close or hand on a responsibility are sent.  Not sent: a success without a location of its
+result, and a failure that is retried, because both leave the obligation open; and the end of a task that nobody
+accepted.  The cause that a receipt names is a receipt that was sent, or "NA".  Values above the ledger's size limits
+are cut, and the hash of the whole is given instead.
 """
 
 from __future__ import annotations
@@ -29,32 +30,32 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from asyncgate.parts.model.content import decode_json, to_canonical
+from asyncgate.parts.model.content import JsonObject, decode_json, to_canonical
 from asyncgate.parts.model.stored import Lease, Receipt, Task
 from asyncgate.parts.model.views import decode_terms, read_cause
 from asyncgate.parts.model.wire import WIDEST, Terms
 
-# What becomes of our types: the phase, and the status of an end.
+# ReceiptGate's phase and status for each receipt type.
 PHASES = {
     "task.accepted": ("accepted", "NA"), "task.completed": ("complete", "success"),
     "task.failed": ("complete", "failure"), "task.canceled": ("complete", "canceled"),
     "task.escalated": ("escalate", "NA"), "lease.expired": ("escalate", "NA")}
-# Why custody moves, as `escalation_reason` says it.
+# The values of `escalation_reason`.
 GRANTED, RETURNED, TRIED_AGAIN, NOT_GRANTED = "lease_granted", "lease_{}", "attempt_failed", "lease_not_granted"
-UNDONE = "lease.undone"     # the type of a receipt that is at the ledger only: the lease that it undoes never was
+UNDONE = "lease.undone"     # the type of a receipt that only the ledger gets: its lease was never granted
 OUTCOME_KINDS = frozenset({"NA", "none", "response_text", "artifact_pointer", "mixed"})
-SENTINELS = frozenset({"", "NA", "TBD"})    # words that say that there is nothing to say
+SENTINELS = frozenset({"", "NA", "TBD"})    # texts that stand for no value
 SOURCE, OLDER = "asyncgate", "older"
 
-# Most bytes of a field, as JSON in ASCII with blanks: no way of writing it that a ledger may measure takes more.
+# Size limits of fields in bytes, as ASCII JSON with blanks: the longest encoding that a ledger may measure.
 ROOMY = {"inputs": 65_536, "task_body": 102_400, "outcome_text": 102_400, "body": 65_536}
-# If all of them are large, the whole is refused (262,144 bytes is the most): then the repeated ones make room.
+# If all fields are that large, the ledger refuses the receipt (its limit is 262,144 bytes): then these limits apply.
 TIGHT = {**ROOMY, "inputs": 49_152, "task_body": 24_576, "outcome_text": 49_152}
 MOST_RECEIPT_BYTES, MOST_LINE, MOST_POINTER = 256_000, 4_000, 4_000
-MOST_PARENTS = 100          # and so metadata, whose ids have 200 characters at most, stays within its 16,384 bytes
-WIDEST_CHARACTER = 13       # bytes, with a blank behind it: what is short even so need not be measured
+MOST_PARENTS = 100          # so metadata, with ids of at most 200 characters, stays below its limit of 16,384 bytes
+WIDEST_CHARACTER = 13       # bytes of the longest encoded character with a blank; shorter texts are not measured
 
-# Where peers put what a pointer is made of, the most telling name first.
+# The names under which workers give the parts of a pointer, the most specific name first.
 POINTER = (
     "artifact_pointer", "url", "uri", "output_path", "pointer", "href", "path", "file", "location", "artifact_id")
 LOCATION = ("artifact_location", "type", "store", "location", "sink_id", "sink", "bucket")
@@ -63,7 +64,7 @@ CHECKSUM = ("artifact_checksum", "checksum", "content_hash", "sha256", "etag")
 SIZE = ("artifact_size_bytes", "size_bytes", "bytes", "size")
 INSIDE = ("pointers", "artifacts", "artifact", "items", "files")
 DEEPEST = 8
-# The system's table of types differs from machine to machine, and a guess must not.
+# Not the system's table of types: it differs from machine to machine, and the bytes of a receipt must not.
 MIME_TYPES = {
     "csv": "text/csv", "gif": "image/gif", "gz": "application/gzip", "htm": "text/html", "html": "text/html",
     "jpeg": "image/jpeg", "jpg": "image/jpeg", "json": "application/json", "log": "text/plain", "md": "text/markdown",
@@ -73,12 +74,11 @@ MIME_TYPES = {
     "yml": "application/yaml", "zip": "application/zip"}
 UNKNOWN_TYPE = "application/octet-stream"
 
-JsonObject = dict[str, Any]
 _plainly = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 
 
 class Pointer(Struct, frozen=True):
-    """Where a result lies, as far as an artifact says it; the mime type may be a guess."""
+    """The location of a result as an artifact gives it; the mime type may be guessed."""
 
     pointer: str
     location: str
@@ -88,16 +88,16 @@ class Pointer(Struct, frozen=True):
 
 
 class Handed(Struct, frozen=True, array_like=True):
-    """What `Task.handed` holds: under which fence custody was given back, by which receipt, and to whom."""
+    """The content of `Task.handed`: the fence under which custody last moved back, the receipt, and the receiver."""
 
     fence: int
     receipt_id: str
-    to: str | None      # whom the task was proposed to; None is the gate itself
-    by_worker: bool = False     # the worker of that fence states its acceptance there itself, so ours is not there
+    to: str | None      # the principal to whom the task was escalated; None is the gate itself
+    by_worker: bool = False     # the worker itself stored its acceptance at the ledger, so the gate's was not sent
 
     @property
     def text(self) -> str:
-        """Return it as it is stored."""
+        """Return the stored form."""
         return to_canonical(self).decode()
 
 
@@ -105,14 +105,14 @@ handed_of = msgspec.json.Decoder(Handed).decode
 
 
 class Telling(Struct, frozen=True):
-    """What a receipt is told of, and how: its task, the task's latest lease, our name at the ledger, the limits."""
+    """The context of a translation: the task, its latest lease, the gate's name at the ledger, and the size limits."""
 
     task: Task
     lease: Lease | None
     source: str
     most: Mapping[str, int]
-    digests: bool       # payloads and results are told by their hashes
-    custody: bool       # to a ledger that keeps custody
+    digests: bool       # send hashes instead of payloads and results
+    custody: bool       # the ledger keeps custody (dialect 1.1)
 
     @property
     def fence(self) -> int:
@@ -127,10 +127,10 @@ class Telling(Struct, frozen=True):
 
 def ledger_receipt(tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None,
                    source: str = SOURCE, digests: bool = False) -> bytes | None:
-    """Return a receipt as the ledger takes it, in dialect 1.1, or None when it is none of the ledger's business.
+    """Return a receipt in dialect 1.1 with its `older` member, or None if the ledger does not get this receipt.
 
-    `lease` is the task's latest: what others say about its work is said on behalf of its worker, for the ledger lets
-    only the custodian of an obligation end it.  `source` is the name that the ledger knows us by.
+    `lease` is the task's latest lease.  A receipt by anybody else is sent in the name of the lease's worker, because
+    the ledger lets only the custodian end an obligation.  `source` is the gate's name at the ledger.
     """
     if task is None or not is_forwarded(receipt, task):
         return None
@@ -143,7 +143,7 @@ def ledger_receipt(tenant_id: str, receipt: Receipt, task: Task | None, lease: L
 
 
 def is_forwarded(receipt: Receipt, task: Task) -> bool:
-    """Whether the ledger is told of a receipt: it opens, hands on or really ends what somebody has accepted."""
+    """Whether a receipt is sent to the ledger: it opens, hands on or ends an accepted obligation."""
     if receipt.receipt_type in ("task.accepted", "task.escalated") or gives_back(receipt, task):
         return True
     accepted = task.fence > 0 or task.handed is not None
@@ -151,16 +151,16 @@ def is_forwarded(receipt: Receipt, task: Task) -> bool:
 
 
 def gives_back(receipt: Receipt, task: Task) -> bool:
-    """Whether a receipt ends a lease and not the task."""
+    """Whether a receipt ends a lease but not the task."""
     again = receipt.receipt_type == "task.failed" and task.duty not in receipt.parents
     return receipt.receipt_type == "lease.expired" or again
 
 
 def handed_after(receipt: Receipt, task: Task, lease: Lease | None, by_worker: bool = False) -> str | None:
-    """Return what `Task.handed` becomes by a receipt, if custody moves in another way than by our acceptance."""
+    """Return the new `Task.handed` if a receipt moves custody; None for the gate's own acceptance and all others."""
     fence = lease.fence if lease else task.fence
     before = handed_of(task.handed) if task.handed else None
-    if by_worker:       # only what is handed on is told by us
+    if by_worker:       # the gate sends only the hand-over
         return Handed(fence, receipt.receipt_id if before else "", receipt.from_id, True).text
     by_worker = before is not None and before.fence == fence and before.by_worker
     if gives_back(receipt, task):
@@ -171,7 +171,7 @@ def handed_after(receipt: Receipt, task: Task, lease: Lease | None, by_worker: b
 
 
 def with_older(tenant_id: str, receipt: Receipt, how: Telling) -> JsonObject:
-    """Return every field in dialect 1.1, and beside them what 1.0 is told otherwise."""
+    """Return all fields in dialect 1.1, and in `older` those that differ in 1.0."""
     newer = fields(tenant_id, receipt, how)
     if gives_back(receipt, how.task):
         return {**newer, OLDER: None}
@@ -183,7 +183,7 @@ def with_older(tenant_id: str, receipt: Receipt, how: Telling) -> JsonObject:
 
 
 def in_dialect_1_0(receipt: bytes) -> bytes | None:
-    """Return a receipt in dialect 1.0, or None if that has no place for it."""
+    """Return a stored receipt in dialect 1.0, or None if 1.0 has no such receipt."""
     known = decode_json(receipt)
     if (otherwise := known.pop(OLDER, {})) is None:
         return None
@@ -192,7 +192,7 @@ def in_dialect_1_0(receipt: bytes) -> bytes | None:
 
 
 def in_dialect_1_1(receipt: bytes) -> bytes:
-    """Return a receipt as it is sent in dialect 1.1."""
+    """Return a stored receipt in dialect 1.1, without `older`."""
     known = decode_json(receipt)
     if OLDER not in known:
         return receipt
@@ -200,7 +200,7 @@ def in_dialect_1_1(receipt: bytes) -> bytes:
 
 
 def as_accepted(receipt: bytes) -> bytes | None:
-    """Return a hand-over as the acceptance that it is where nobody has accepted yet; None of any other receipt."""
+    """Turn a hand-over into an acceptance, for a ledger at which nobody has accepted; None for other receipts."""
     known = decode_json(receipt)
     if (otherwise := known.pop(OLDER, None)) is None or otherwise.get("phase") != "accepted":
         return None
@@ -208,7 +208,10 @@ def as_accepted(receipt: bytes) -> bytes | None:
 
 
 def undo_acceptance(receipt: bytes, receipt_id: str, at: float, source: str) -> bytes | None:
-    """Return what undoes an acceptance whose lease was never granted: custody goes back, and 1.0 is told of an end."""
+    """Return the receipt that undoes an acceptance whose lease was never granted; None for other receipts.
+
+    In dialect 1.1 it returns custody to the gate; in 1.0 it ends the obligation as canceled.
+    """
     known = decode_json(receipt)
     if known["metadata"]["receipt_type"] != "task.accepted":
         return None
@@ -227,13 +230,13 @@ def undo_acceptance(receipt: bytes, receipt_id: str, at: float, source: str) -> 
 
 
 def as_custody_only(receipt: bytes) -> bytes | None:
-    """Return a hand-over that is nothing where no custody is kept; None of what is none."""
+    """Return a hand-over that is sent only in dialect 1.1; None for other receipts."""
     known = decode_json(receipt)
     return write_canonical({**known, OLDER: None}) if known["phase"] == "escalate" else None
 
 
 def write_canonical(receipt: JsonObject) -> bytes:
-    """Write a receipt in the one way that it is always written."""
+    """Encode a receipt as canonical JSON."""
     try:
         return to_canonical(receipt)
     except OverflowError:       # an integer of more than 64 bits
@@ -241,7 +244,7 @@ def write_canonical(receipt: JsonObject) -> bytes:
 
 
 def fields(tenant_id: str, receipt: Receipt, how: Telling) -> JsonObject:
-    """Return every field that the schema requires."""
+    """Return all fields of the schema."""
     task, most = how.task, how.most
     phase, status = phase_of(receipt, how)
     body, terms, at = read_stored(receipt.body), decode_terms(task.terms), rfc3339(receipt.created_at)
@@ -268,9 +271,10 @@ def phase_of(receipt: Receipt, how: Telling) -> tuple[str, str]:
 
 
 def cause_id(receipt: Receipt, how: Telling) -> str:
-    """Name the receipt at the ledger that caused one: of an acceptance the task's own cause or the escalation before.
+    """Return the id of the receipt at the ledger that caused this one.
 
-    All else was caused by the acceptance of the lease that it is about.
+    The cause of an acceptance is the task's own cause or the last escalation.  The cause of every other receipt is the
+    acceptance of its lease.
     """
     before = how.handed
     if receipt.receipt_type != "task.accepted":
@@ -282,7 +286,7 @@ def cause_id(receipt: Receipt, how: Telling) -> str:
 
 
 def party_fields(receipt: Receipt, body: JsonObject, how: Telling) -> dict[str, str]:
-    """Say who promises what to whom: the owner hands over to the worker, and from then on the worker answers."""
+    """Return the parties: an acceptance goes from the owner to the worker, all later receipts come from the worker."""
     task, before = how.task, how.handed
     if receipt.receipt_type == "task.accepted":
         giver = (before.to or how.source) if before and how.custody else task.owner_id
@@ -296,7 +300,7 @@ def party_fields(receipt: Receipt, body: JsonObject, how: Telling) -> dict[str, 
 
 
 def work_fields(terms: Terms, how: Telling) -> JsonObject:
-    """Say what the work is; the same in every receipt of a task."""
+    """Return the fields that describe the work; they are the same in every receipt of a task."""
     task, most = how.task, how.most
     payload = None if task.payload == "null" else (
         hash_stand_in(task.payload) if how.digests else read_stored(task.payload))
@@ -315,19 +319,19 @@ def work_fields(terms: Terms, how: Telling) -> JsonObject:
 
 
 def summary_of(task: Task, terms: Terms) -> str:
-    """Say in a line what the task is; an accepted one must not leave that to be decided."""
+    """Return a task's summary in one line: never empty, because the ledger refuses an acceptance without one."""
     said = (terms.task_summary or "", task.type, f"task {task.task_id}")
     return next(text for text in said if text.strip() not in SENTINELS)
 
 
 def metadata_fields(receipt: Receipt) -> JsonObject:
-    """Say what of a receipt has no field of its own."""
+    """Return the fields of a receipt for which the schema has no field of its own."""
     return {"receipt_type": receipt.receipt_type, "lease_id": receipt.lease_id, "hash": receipt.hash,
             "parents": receipt.parents[:MOST_PARENTS], "from_kind": receipt.from_kind, "from_id": receipt.from_id,
             "to_kind": receipt.to_kind, "to_id": receipt.to_id, "asyncgate_instance": receipt.asyncgate_instance}
 
 
-# How it ended, or whom it is proposed to.
+# The end of a task, and escalations.
 
 NO_OUTCOME: JsonObject = {
     "outcome_kind": "NA", "outcome_text": "NA", "artifact_location": "NA", "artifact_pointer": "NA",
@@ -339,7 +343,7 @@ CONTENT = ("result_summary", "result_payload", "error", "delivery_proof", "artif
 
 
 def ending_fields(body: JsonObject, most: int, digests: bool = False) -> JsonObject:
-    """Say how a task ended; what looks like a pointer and is not enough of one is told as text instead."""
+    """Return the fields of a task's end; artifacts without a usable pointer are given as text."""
     where = first_located(body.get("artifacts"))
     told = {name: body[name] for name in (*TOLD, *(() if where else ("artifacts",))) if body.get(name) is not None}
     if digests:
@@ -354,7 +358,7 @@ def ending_fields(body: JsonObject, most: int, digests: bool = False) -> JsonObj
 
 
 def text_of(told: JsonObject) -> str:
-    """Write what was told: a single text as it is, all else as JSON."""
+    """Return values as text: a single text unchanged, everything else as JSON."""
     (only, *more) = told.values()
     if not more and isinstance(only, str) and only.strip() not in SENTINELS:
         return only
@@ -362,7 +366,7 @@ def text_of(told: JsonObject) -> str:
 
 
 def escalation_fields(receipt: Receipt, body: JsonObject, how: Telling) -> JsonObject:
-    """Say to whom custody goes, and why; all of it is a matter of policy (lease protocol)."""
+    """Return to whom custody goes and why; the class is always policy (lease protocol)."""
     to, why = how.source, TRIED_AGAIN
     if receipt.receipt_type == "task.accepted":
         to, why = receipt.from_id, GRANTED
@@ -373,16 +377,16 @@ def escalation_fields(receipt: Receipt, body: JsonObject, how: Telling) -> JsonO
     return {"escalation_class": "policy", "escalation_reason": why, "escalation_to": to, "recipient_ai": to}
 
 
-# What artifacts say, in every shape that peers send them in.
+# Artifacts, in every form that workers send them in.
 
 
 def first_located(artifacts: Any) -> Pointer | None:
-    """Return the first artifact that says where it lies."""
+    """Return the location of the first artifact that has one."""
     return next((found for one in candidates(artifacts) if (found := pointer_of(one)) is not None), None)
 
 
 def candidates(value: Any, depth: int = 0) -> Iterator[str | JsonObject]:
-    """Yield what may be an artifact, from the outside in."""
+    """Yield the values that may be artifacts, outer ones first."""
     if isinstance(value, list | tuple) and depth < DEEPEST:
         for one in value:
             yield from candidates(one, depth + 1)
@@ -395,7 +399,7 @@ def candidates(value: Any, depth: int = 0) -> Iterator[str | JsonObject]:
 
 
 def pointer_of(one: str | JsonObject) -> Pointer | None:
-    """Read one artifact; None when it does not say where it lies."""
+    """Read one artifact; None if it has no location."""
     if isinstance(one, str):
         one = {"uri": one}
     pointer = first_text(one, POINTER, MOST_POINTER)
@@ -403,7 +407,7 @@ def pointer_of(one: str | JsonObject) -> Pointer | None:
         return None
     inner = one.get("metadata")
     more = {**(inner if isinstance(inner, dict) else {}), **one}
-    if "/" in (kind := first_text(more, ("type",)) or ""):       # some say there what others call mime
+    if "/" in (kind := first_text(more, ("type",)) or ""):       # some workers give the mime type as `type`
         more = {**more, "type": None, "mime_type": first_text(more, MIME) or kind}
     mime = first_text(more, MIME) or guess_type(pointer)
     where = next((text for name in LOCATION if (text := first_text(more, (name,))) not in (None, pointer)), None)
@@ -411,7 +415,7 @@ def pointer_of(one: str | JsonObject) -> Pointer | None:
 
 
 def first_text(one: JsonObject, names: tuple[str, ...], most: int = 400) -> str | None:
-    """Return the first of these that is a text that says something."""
+    """Return the first member of these names that is a text with a value."""
     for name in names:
         text = one.get(name)
         if isinstance(text, str) and text.strip() not in SENTINELS and fits(text, most):
@@ -420,7 +424,7 @@ def first_text(one: JsonObject, names: tuple[str, ...], most: int = 400) -> str 
 
 
 def size_of(one: JsonObject) -> int:
-    """Return how many bytes an artifact has, if it says so; 0 is unknown."""
+    """Return the size of an artifact in bytes, 0 if it is not given."""
     for name in SIZE:
         said = one.get(name)
         if isinstance(said, str) and re.fullmatch("[0-9]{1,16}", said):
@@ -431,13 +435,13 @@ def size_of(one: JsonObject) -> int:
 
 
 def scheme_of(pointer: str) -> str:
-    """Return what kind of place a pointer leads to."""
+    """Return the scheme of a pointer, or "file"."""
     found = re.match("([A-Za-z][A-Za-z0-9+.-]{1,40}):", pointer)
     return found[1].lower() if found else "file"
 
 
 def guess_type(pointer: str) -> str:
-    """Guess the type of what lies there from how it is called."""
+    """Guess the mime type from the extension in a pointer."""
     name = re.split("[?#]", pointer)[0].rpartition("/")[2]
     return MIME_TYPES.get(name.rpartition(".")[2].lower(), UNKNOWN_TYPE) if "." in name else UNKNOWN_TYPE
 
@@ -446,33 +450,33 @@ def guess_type(pointer: str) -> str:
 
 
 def most_bytes_of(value: Any) -> int:
-    """Return how many bytes a value takes at most."""
+    """Return the size of a value's longest JSON encoding in bytes."""
     return len(json.dumps(value))
 
 
 def hash_stand_in(text: str) -> JsonObject:
-    """Stand in for JSON that is too long."""
+    """Return the object that replaces JSON that is too long: its hash and its size."""
     whole = text.encode()
     return {"truncated": True, "sha256": hashlib.sha256(whole).hexdigest(), "bytes": len(whole)}
 
 
 def is_short(text: str, most: int) -> bool:
-    """Whether a text, or the JSON that it is, is within the limit however it is written."""
+    """Whether a text, or the JSON in it, is certainly within the limit in every encoding."""
     return (len(text) + 50) * WIDEST_CHARACTER <= most
 
 
 def fits(text: str, most: int) -> bool:
-    """Whether a text is within the limit."""
+    """Whether a text is within the limit in every encoding."""
     return is_short(text, most) or most_bytes_of(text) <= most
 
 
 def enclose(text: str, value: JsonObject, most: int) -> JsonObject:
-    """Return an object that a text is, or what stands in for one that is too long."""
+    """Return the value of a JSON text, or its hash if it is too long."""
     return value if is_short(text, most) or most_bytes_of(value) <= most else hash_stand_in(text)
 
 
 def clip(text: str, most: int) -> str:
-    """Cut a text that is too long, and say so with the hash of the whole."""
+    """Cut a text that is too long; append the size and the hash of the whole."""
     if fits(text, most):
         return text
     whole = text.encode()
@@ -482,7 +486,7 @@ def clip(text: str, most: int) -> str:
 
 
 def read_stored(text: str) -> Any:
-    """Read stored JSON, or stand in for what this reader cannot take, such as an integer of a thousand digits."""
+    """Parse stored JSON; return its hash if this parser cannot read it, such as an integer of a thousand digits."""
     try:
         return decode_json(text)
     except (ValueError, RecursionError):
@@ -490,5 +494,5 @@ def read_stored(text: str) -> Any:
 
 
 def rfc3339(seconds: float) -> str:
-    """Write a stored time as RFC 3339."""
+    """Format a stored time as RFC 3339."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""The sink of standalone mode: receipts stay in the gate's own database, whole, and go nowhere."""
+"""The sink of standalone mode: a no-op, because receipts stay in the gate's own database."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class NoCustody:
         return None
 
     def undone(self, content: bytes, receipt_id: str, at: float) -> bytes | None:
-        """Undo nothing: this ledger holds nobody to what it was told."""
+        """Return nothing: at this ledger an acceptance binds nobody."""
         return None
 
     def taken_back(self, receipt_id: str, task: Task, lease: Lease | None = None) -> str | None:
@@ -31,7 +31,7 @@ class NoCustody:
         return None
 
     def handover(self, content: bytes) -> bytes | None:
-        """Leave it all to the worker."""
+        """Return nothing: the worker stores its acceptance itself."""
         return None
 
 
@@ -41,38 +41,38 @@ class Standalone(NoCustody):
     reads = binds = False
 
     def render(self, tenant_id: str, receipt: Receipt, task: Task | None, lease: Lease | None = None) -> bytes | None:
-        """Send nothing."""
+        """Return None: no receipt is sent."""
         return None
 
     def body(self, content: bytes) -> bytes:
-        """Return what is there."""
+        """Return the content unchanged."""
         return content
 
     async def send(self, tenant_id: str, content: bytes) -> None:
-        """Do nothing."""
+        """No-op."""
 
     async def holds(self, tenant_id: str, content: bytes) -> bool:
-        """Find nothing."""
+        """Return False: there is no ledger."""
         return False
 
     async def fetch(self, tenant_id: str, receipt_ids: Iterable[str]) -> list[Filed]:
-        """Find nothing."""
+        """Return an empty list: there is no ledger."""
         return []
 
     async def page(self, tenant_id: str, of: EntryFilter) -> LedgerPage:
-        """Find nothing."""
+        """Return an empty page: there is no ledger."""
         return LedgerPage([])
 
     async def token(self, tenant_id: str, who: Principal, until: float) -> str | None:
-        """Return none: this ledger issues no keys."""
+        """Return None: there is no ledger."""
         return None
 
     async def close(self) -> None:
-        """Do nothing."""
+        """No-op."""
 
 
 def open_sink(settings: Settings) -> Standalone:
-    """Open nothing."""
+    """Return the sink of standalone mode."""
     return Standalone()
 
 

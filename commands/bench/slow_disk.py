@@ -1,0 +1,53 @@
+"""What sharing a commit is worth: `asyncgate bench --slow-disk MS`.
+
+A server is started on a SQLite file, and each of its commits takes so much longer, as on a disk in a cloud.  One client
+alone pays a commit for each request; many clients share the commits.  Read how many times as much they do.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from asyncgate.commands.bench.load import COMPLETIONS
+from asyncgate.commands.bench.rounds import Figures, count_clients
+from asyncgate.commands.dev import watch_lifeline
+from asyncgate.commands.main import main
+
+
+class SlowConnection(sqlite3.Connection):
+    """A connection whose commits take longer."""
+
+    pause_seconds = 0.0
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        """Run a statement, a COMMIT after a pause."""
+        if sql == "COMMIT":
+            time.sleep(self.pause_seconds)
+        return super().execute(sql, parameters)
+
+
+def compare_clients(rows: list[Figures]) -> Iterator[str]:
+    """Tell how many times as many tasks several clients bring to their end as the fewest do."""
+    ends = sorted((one for one in rows if one.operation in COMPLETIONS), key=lambda one: (one.mode, one.clients))
+    for one in ends:
+        fewest = next(other for other in ends if other.mode == one.mode)
+        if one is not fewest:
+            yield (f"{one.mode}, {count_clients(one.clients)}: {one.tasks_per_second / fewest.tasks_per_second:.1f} × "
+                   f"the cycles/s of {count_clients(fewest.clients)}")
+
+
+def serve(pause_ms: str, *arguments: str) -> None:
+    """Serve a gate whose SQLite file is slow to commit."""
+    SlowConnection.pause_seconds = float(pause_ms) / 1000
+    sqlite3.connect = partial(sqlite3.connect, factory=SlowConnection)      # type: ignore[assignment]
+    main(["bench-server", *arguments])
+
+
+if __name__ == "__main__":
+    watch_lifeline()
+    serve(*sys.argv[1:])

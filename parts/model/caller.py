@@ -1,0 +1,34 @@
+"""The caller: who asks, as a credential says, and what that credential is good for."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from asyncgate.parts.model.wire import Principal, Role
+
+
+class Caller(Struct, frozen=True):
+    """Who asks, as the credential says; `bound` when it names the principal, else the request may."""
+
+    tenant_id: str
+    principal: Principal
+    role: Role
+    scopes: frozenset[str]
+    bound: bool = True
+    key_id: str | None = None           # of an issued key, and what that is limited to; None is any
+    capabilities: frozenset[str] | None = None
+    task_types: frozenset[str] | None = None
+    issued_at: float | None = None      # of an access token
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether the caller may change what belongs to others: an admin with admin:write (spec 21.5.2, 21.8.3)."""
+        return self.role == "system" or (self.role == "admin" and "admin:write" in self.scopes)
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether the caller may read what others own; tasks:read covers one's own, also for an admin (21.8.3)."""
+        return self.unlimited or (self.role == "admin" and "admin:read" in self.scopes)
+
+
+NOBODY = Caller("", Principal("system", "nobody"), "agent", frozenset(), bound=False)      # may ask for health
