@@ -714,5 +714,5 @@ async def test_what_is_wrong_with_the_source_is_wrong_with_the_copy_and_verify_s
     result = await command(source, target)
 
     assert result.exit_code == 1
-    assert "obligation no receipt is in the index, but there is no such receipt" in result.stdout
+    assert "obligation no receipt is in the index, but no such receipt exists" in result.stdout
     assert_is_copy(await rows_at(target), await rows_at(source))

@@ -120,7 +120,7 @@ DAMAGES = [
     ("succeeded", f"UPDATE tasks SET owed = 1 WHERE {TASK}", ["says that its duty is still owed"]),
     ("leased", f"UPDATE tasks SET fence = 7 WHERE {TASK}", ["has fence 7, but", "was leased 7 times"]),
     ("leased", EVENT.format(task=":task_id"), ["was leased -999 times"]),
-    ("leased", EVENT.format(task="'nobody'"), ["is of task nobody, which does not exist"]),
+    ("leased", EVENT.format(task="'nobody'"), ["belongs to task nobody, which does not exist"]),
     ("leased", f"UPDATE leases SET fence = 7 WHERE {TASK}", ["its lease"]),
     ("leased", f"UPDATE leases SET ending = 'expired' WHERE {TASK}", ["is leased, but its lease"]),
     ("leased", f"DELETE FROM leases WHERE {TASK}", ["is leased, but has no lease"]),
