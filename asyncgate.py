@@ -308,7 +308,7 @@ def jitter(lease_id: str, spread: float, crowd: int) -> float:
     return hashlib.sha256(lease_id.encode()).digest()[0] / 256 * spread * share
 
 
-def prolonged(lease: Lease, silent_since: float, now: float, grace: float) -> float:
+def prolong_lease(lease: Lease, silent_since: float, now: float, grace: float) -> float:
     """Return a lease's new end after no gate served for a while: the time it had left then, and `grace`, from now.
 
     Never more than its own length is left, so a process that dies over this and begins again prolongs it only once.
@@ -320,7 +320,7 @@ def prolonged(lease: Lease, silent_since: float, now: float, grace: float) -> fl
 LOST_REASONS = {"completed": "completed", "failed": "failed", "canceled": "canceled"}
 
 
-def ended_well(task: Task) -> Ok:
+def answer_success(task: Task) -> Ok:
     """Answer for a task that succeeded: whether its obligation is still open, and what discharges it."""
     return Ok(True, "succeeded", obligation="open", next=LOCATE) if task.owed else Ok(
         True, "succeeded", obligation="discharged")
@@ -350,14 +350,14 @@ def speaker(caller: Caller, ask: Ask) -> Principal:
             raise InvalidRequest("an instance alone names nobody: say worker_id or principal_id too")
         return replace(caller.principal, instance_id=instance)
     if named.kind in ("system", "asyncgate") and ask.acts:
-        raise barred(caller, f"nobody acts as {named.kind} from outside")
+        raise forbid(caller, f"nobody acts as {named.kind} from outside")
     anybody = caller.unlimited if ask.acts else caller.sees_all
     if caller.bound and not anybody and not named.same(caller.principal):
-        raise barred(caller, f"this credential belongs to {caller.principal}, not to {named}")
+        raise forbid(caller, f"this credential belongs to {caller.principal}, not to {named}")
     return named
 
 
-def barred(caller: Caller, why: str, required_role: str = "admin") -> Forbidden:
+def forbid(caller: Caller, why: str, required_role: str = "admin") -> Forbidden:
     """Make the error for a caller without the right (spec 21.5.3)."""
     return Forbidden(why, required_role=required_role, your_role=caller.role)
 
@@ -369,7 +369,7 @@ def keep_within(caller: Caller, ask: LeaseNext) -> None:
     if caller.task_types is not None:
         wanted = ask.accept_types or caller.task_types
         if not (both := wanted & caller.task_types):
-            raise barred(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
+            raise forbid(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
         ask.accept_types = both
 
 
@@ -393,7 +393,7 @@ def completions(ask: CompleteTasks) -> Iterator[Complete]:
         yield item
 
 
-def checked(ask: Ask) -> None:
+def check_needed(ask: Ask) -> None:
     """Refuse a request that lacks a required member."""
     for name in ask.needed:
         if not getattr(ask, name):
@@ -445,7 +445,7 @@ class Work:
 
     # What a backend calls.
 
-    def load(self, task: Task, lease: Lease | None = None, progress: Progress | None = None) -> None:
+    def load_task(self, task: Task, lease: Lease | None = None, progress: Progress | None = None) -> None:
         """Take in a task that `Needs` names, with its latest lease and progress."""
         self.tasks[task.task_id] = task
         if task.idempotency_key is not None:
@@ -455,100 +455,100 @@ class Work:
         if lease is not None:
             self.leases[task.task_id] = lease
             self.holders[lease.lease_id] = task.task_id
-            self._repeat(lease, self.repeats.__setitem__)
+            self._note_claim(lease, self.repeats.__setitem__)
 
-    def offer(self, task: Task, progress: Progress | None = None) -> None:
+    def add_claimable(self, task: Task, progress: Progress | None = None) -> None:
         """Take in a claimable task; the best task of a lane comes first."""
         if task.task_id not in self.tasks:
-            self.load(task, progress=progress)
+            self.load_task(task, progress=progress)
         self.ready[task.lane].append(task.task_id)
 
-    def learn(self, row: Struct) -> None:
+    def load_record(self, row: Struct) -> None:
         """Take in a record that `Needs` names."""
         self.records[type(row), key_of(row)] = row
 
-    def give(self, receipt: Receipt) -> None:
+    def load_receipt(self, receipt: Receipt) -> None:
         """Take in a receipt that `Needs` names, or one of its children."""
         self.receipts[receipt.receipt_id] = receipt
         self.recorded[receipt.task_id, receipt.receipt_key] = receipt.receipt_id
 
-    def about(self, needs: Needs) -> list[str]:
+    def list_named_tasks(self, needs: Needs) -> list[str]:
         """Return the tasks that a batch names, or answers a receipt of."""
         held = {self.holders[lease_id] for lease_id in needs.leases & self.holders.keys()}
         return list(needs.tasks | held | {receipt.task_id for receipt in self.receipts.values()} - {""})
 
     # What the rules read.
 
-    def task(self, task_id: str) -> Task:
+    def require_task(self, task_id: str) -> Task:
         """Return a task of this tenant."""
         if (task := self.tasks.get(task_id)) is None:
             raise TaskNotFound(f"no task {task_id}; list_tasks shows the tasks there are")
         return task
 
-    def found(self, kind: type[R], *key: str) -> R | None:
+    def find_record(self, kind: type[R], *key: str) -> R | None:
         """Return a record, if there is one."""
         return self.records.get((kind, key))
 
-    def best(self, ask: LeaseNext) -> Task | None:
+    def find_best(self, ask: LeaseNext) -> Task | None:
         """Return the claimable task that `ask` should get next."""
-        heads = (self._head(queue) for lane, queue in self.ready.items() if matches(*self.known[lane], ask))
+        heads = (self._find_head(queue) for lane, queue in self.ready.items() if matches(*self.known[lane], ask))
         return min((head for head in heads if head is not None), key=partial(rank, ask), default=None)
 
-    def _head(self, queue: deque[str]) -> Task | None:
+    def _find_head(self, queue: deque[str]) -> Task | None:
         while queue and self.tasks[queue[0]].status != "queued":
             queue.popleft()
         return self.tasks[queue[0]] if queue else None
 
     # What the rules change.
 
-    def add(self, task: Task, needed: frozenset[str]) -> None:
+    def add_task(self, task: Task, needed: frozenset[str]) -> None:
         """Add a new task to its lane."""
-        self._lane(task, needed)
+        self._ensure_lane(task, needed)
         if task.idempotency_key is not None:
             self._set(self.keys, (task.owner_kind, task.owner_id, task.idempotency_key), task.task_id)
         self._set(self.added, task.task_id, task)
         self._set(self.tasks, task.task_id, task)
-        self.use(active=task.status not in TERMINAL, terminal=task.status in TERMINAL)
+        self.count_usage(active=task.status not in TERMINAL, terminal=task.status in TERMINAL)
 
-    def move(self, task: Task, step: Step, **changes: Any) -> Task:
+    def move_task(self, task: Task, step: Step, **changes: Any) -> Task:
         """Take one step of the state machine; a step that is not in STEPS is refused."""
         if task.status not in step.since:
             needs = " or ".join(sorted(step.since))
             raise InvalidTransition(f"task {task.task_id} is {task.status}; {step.name} needs it {needs}",
                                     status=task.status)
-        self.use(active=-(step.to in TERMINAL), terminal=step.to in TERMINAL)
-        return self.change(task, status=step.to, **changes)
+        self.count_usage(active=-(step.to in TERMINAL), terminal=step.to in TERMINAL)
+        return self.change_task(task, status=step.to, **changes)
 
-    def change(self, task: Task, **changes: Any) -> Task:
+    def change_task(self, task: Task, **changes: Any) -> Task:
         """Change a task without moving it."""
         task = replace(task, updated_at=self.now, **changes)
         if task.status == "queued" and task.lane not in self.known:     # what waits again needs its lane again
-            self._lane(task, needs_of(to_raw(task.requirements)))
+            self._ensure_lane(task, needs_of(to_raw(task.requirements)))
         self._set(self.added if task.task_id in self.added else self.moved, task.task_id, task)
         self._set(self.tasks, task.task_id, task)
         return task
 
-    def _lane(self, task: Task, needed: frozenset[str]) -> None:
+    def _ensure_lane(self, task: Task, needed: frozenset[str]) -> None:
         """Ensure that a task's lane exists: an empty lane may be dropped, but not while this batch is decided."""
         if task.lane not in self.known and task.lane not in self.lanes:
             self._set(self.lanes, task.lane, (task.type, needed))
 
-    def hold(self, lease: Lease) -> None:
+    def set_lease(self, lease: Lease) -> None:
         """Store the latest lease of a task, in whatever state."""
         before = self.leases.get(lease.task_id)
-        self.use(leases=(lease.ending == "live") - (before is not None and before.ending == "live"))
+        self.count_usage(leases=(lease.ending == "live") - (before is not None and before.ending == "live"))
         self._set(self.leased, lease.task_id, lease)
         self._set(self.leases, lease.task_id, lease)
         self._set(self.holders, lease.lease_id, lease.task_id)
-        self._repeat(lease, partial(self._set, self.repeats))
+        self._note_claim(lease, partial(self._set, self.repeats))
 
-    def _repeat(self, lease: Lease, put: Callable[[tuple[str, str, str], tuple[str, ...]], None]) -> None:
+    def _note_claim(self, lease: Lease, put: Callable[[tuple[str, str, str], tuple[str, ...]], None]) -> None:
         if lease.claim_id is not None:
             key = (lease.worker_kind, lease.worker_id, lease.claim_id)
             if lease.task_id not in (tasks := self.repeats.get(key, ())):
                 put(key, (*tasks, lease.task_id))
 
-    def note(self, task: Task, progress: str) -> Progress:
+    def set_progress(self, task: Task, progress: str) -> Progress:
         """Store the progress of a leased task."""
         old, fence = self.progress.get(task.task_id), self.leases[task.task_id].fence
         new = Progress(task.task_id, progress, old.sequence + 1 if old else 1, fence, self.now)
@@ -556,7 +556,7 @@ class Work:
         self._set(self.progressed, task.task_id, new)
         return new
 
-    def record(self, receipt: Receipt) -> Receipt:
+    def add_receipt(self, receipt: Receipt) -> Receipt:
         """Write a receipt once, and open or close the obligations that it stands for."""
         mine = (receipt.task_id, receipt.receipt_key)
         if first := self.recorded.get(mine):
@@ -564,25 +564,25 @@ class Work:
         self._set(self.recorded, mine, receipt.receipt_id)
         self._set(self.written, receipt.receipt_id, receipt)
         self._set(self.receipts, receipt.receipt_id, receipt)
-        self.use(receipt_bytes=len(receipt.body.encode()))
+        self.count_usage(receipt_bytes=len(receipt.body.encode()))
         if receipt.task_id in self.tallies:
             self._set(self.tallies, receipt.task_id, self.tallies[receipt.task_id] + 1)
         if receipt.receipt_type in TERMINATES:
             self._set(self.opened, receipt.receipt_id, receipt.to)
         return receipt
 
-    def post(self, row: Outgoing, skeleton: bool) -> None:
+    def post_receipt(self, row: Outgoing, skeleton: bool) -> None:
         """Put a new receipt into the outbox; with `skeleton` its body is kept there only."""
         self._set(self.posted, row.receipt_id, row)
         if skeleton:
-            self.known_elsewhere(self.written[row.receipt_id])
+            self.keep_skeleton(self.written[row.receipt_id])
 
-    def known_elsewhere(self, receipt: Receipt) -> None:
+    def keep_skeleton(self, receipt: Receipt) -> None:
         """Keep only the skeleton of a new receipt: the ledger has its body."""
-        self.use(receipt_bytes=-len(receipt.body.encode()))
+        self.count_usage(receipt_bytes=-len(receipt.body.encode()))
         self._set(self.written, receipt.receipt_id, replace(receipt, body=""))
 
-    def rename(self, receipt_id: str, to: str) -> None:
+    def rename_receipt(self, receipt_id: str, to: str) -> None:
         """Store a receipt just written under another id than others know it by."""
         receipt = replace(self.written.pop(receipt_id), receipt_id=to)
         self.receipts.pop(receipt_id, None)
@@ -590,36 +590,36 @@ class Work:
         self._set(self.receipts, to, receipt)
         self._set(self.recorded, (receipt.task_id, receipt.receipt_key), to)
 
-    def close(self, receipt_id: str, to: Principal) -> None:
+    def close_obligation(self, receipt_id: str, to: Principal) -> None:
         """Close the obligation that `receipt_id` opened in the inbox of `to`."""
         self._set(self.closed, receipt_id, to)
 
-    def tell(self, task_id: str, event_type: str, **payload: Any) -> None:
+    def add_event(self, task_id: str, event_type: str, **payload: Any) -> None:
         """Write an event for the task's history."""
         event = Event(self.new_id(), task_id, event_type, to_canonical(payload).decode(), self.now)
         self._set(self.events, event.event_id, event)
 
-    def keep(self, row: Struct) -> None:
+    def keep_record(self, row: Struct) -> None:
         """Store a record, in place of the one with its key."""
         self._set(self.records, (type(row), key_of(row)), row)
         self._set(self.kept, (type(row), key_of(row)), row)
 
-    def use(self, active: int = 0, leases: int = 0, receipt_bytes: int = 0, terminal: int = 0) -> None:
+    def count_usage(self, active: int = 0, leases: int = 0, receipt_bytes: int = 0, terminal: int = 0) -> None:
         """Add to the tenant's counted usage, if usage is counted."""
-        if (usage := self.found(Usage)) is not None and (active or leases or receipt_bytes or terminal):
-            self.keep(Usage(usage.active + active, usage.leases + leases, usage.receipt_bytes + receipt_bytes,
-                            usage.terminal + terminal))
+        if (usage := self.find_record(Usage)) is not None and (active or leases or receipt_bytes or terminal):
+            self.keep_record(Usage(usage.active + active, usage.leases + leases, usage.receipt_bytes + receipt_bytes,
+                                   usage.terminal + terminal))
 
-    def drop(self, kind: type[Struct], *key: str) -> None:
+    def drop_record(self, kind: type[Struct], *key: str) -> None:
         """Forget a record."""
         self._set(self.records, (kind, key), None)
         self._set(self.kept, (kind, key), None)
 
-    def log(self, line: Audit) -> None:
+    def add_audit(self, line: Audit) -> None:
         """Add a line to the audit log."""
         self._set(self.audited, line.audit_id, line)
 
-    def deliver(self, receipt_id: str) -> None:
+    def stamp_delivery(self, receipt_id: str) -> None:
         """Stamp a receipt as delivered, for telemetry."""
         self._set(self.delivered, receipt_id, self.now)
 
@@ -638,7 +638,7 @@ class Work:
     # What the batch calls around each operation.
 
     @contextlib.contextmanager
-    def part(self) -> Iterator[None]:
+    def undo_on_error(self) -> Iterator[None]:
         """Undo every change made inside if the block fails."""
         mark = self.mark()
         try:
@@ -678,16 +678,16 @@ class Extension:
 
     # Inside a batch.
 
-    def load(self, needs: Needs, caller: Caller, ask: Ask) -> None:
+    def name_needs(self, needs: Needs, caller: Caller, ask: Ask) -> None:
         """Name what a write needs loaded besides what its operation names."""
 
-    def decided(self, work: Work, ask: Ask, receipts: tuple[Receipt, ...]) -> None:
+    def after_decision(self, work: Work, ask: Ask, receipts: tuple[Receipt, ...]) -> None:
         """Add to what an operation has changed, or raise to refuse it; `receipts` are those that it wrote."""
 
-    def task_added(self, work: Work) -> None:
+    def check_new_task(self, work: Work) -> None:
         """Raise to refuse the task that was just added."""
 
-    def optional_receipt_added(self, work: Work, task_id: str) -> None:
+    def check_optional_receipt(self, work: Work, task_id: str) -> None:
         """Raise to refuse the receipt that was just written about a task, which can end without it."""
 
     def why_no_lease(self, work: Work) -> str | None:
@@ -696,49 +696,49 @@ class Extension:
     def why_hold(self, work: Work, task: Task) -> str | None:
         """Say why a task is put on hold when its lease ends; None if it is offered again."""
 
-    def given_up(self, work: Work, task: Task, lease: Lease, reason: str) -> None:
+    def report_loss(self, work: Work, task: Task, lease: Lease, reason: str) -> None:
         """Act on a task whose lease has run out (`lease_expired`), or whose last attempt has failed."""
 
     # Around a batch.
 
-    def transact(self, transact: Transact) -> Transact:
+    def wrap_transact(self, transact: Transact) -> Transact:
         """Return what carries out a batch instead of `transact`, by means of it."""
         return transact
 
     # After a commit.
 
-    def committed(self, work: Work) -> None:
+    def after_commit(self, work: Work) -> None:
         """Act on a batch of this process that has been committed."""
 
-    def leases_granted(self, tenant_id: str, first_end: float) -> None:
+    def after_grant(self, tenant_id: str, first_end: float) -> None:
         """Act on live leases that a batch of this process has stored; the first of them runs out at `first_end`."""
 
-    def records_changed(self, work: Work) -> None:
+    def after_record_change(self, work: Work) -> None:
         """Act on records that a batch of this process has kept or dropped."""
 
-    def heard(self, news: News) -> None:
+    def hear_news(self, news: News) -> None:
         """Act on a batch that another process has committed."""
 
     # Around a call.
 
-    async def creating(self, caller: Caller, number: int, create: Callable[[], Awaitable[Any]]) -> Any:
+    async def count_creation(self, caller: Caller, number: int, create: Callable[[], Awaitable[Any]]) -> Any:
         """Create tasks by means of `create`, which then answers for all of them, or raise to refuse them."""
 
-    async def performed(self, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
+    async def after_call(self, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
         """Act on an operation that was carried out, before it is answered."""
 
-    def instead(self) -> Mapping[str, Instead]:
+    def substitutes(self) -> Mapping[str, Instead]:
         """Return what carries out operations instead of the engine's own methods, by their names."""
         return {}
 
-    async def warn(self, caller: Caller) -> list[str]:
+    async def list_warnings(self, caller: Caller) -> list[str]:
         """Return what a caller should know at the beginning of its session."""
         return []
 
-    async def still_good(self, caller: Caller) -> None:
+    async def check_caller(self, caller: Caller) -> None:
         """Refuse to go on with a call that waited, when its caller would not be admitted any more."""
 
-    async def describe(self, health: Healthy) -> None:
+    async def describe_health(self, health: Healthy) -> None:
         """Add to what `health` answers."""
 
 
@@ -748,29 +748,29 @@ class Hooks:
     def __init__(self, extensions: tuple[Extension, ...]) -> None:
         def having(name: str) -> list[Extension]:
             return [one for one in extensions if getattr(type(one), name) is not getattr(Extension, name)]
-        self.load = tuple(one.load for one in having("load"))
-        self.decided = tuple(one.decided for one in having("decided"))
-        self.task_added = tuple(one.task_added for one in having("task_added"))
-        self.optional_receipt_added = tuple(one.optional_receipt_added for one in having("optional_receipt_added"))
+        self.name_needs = tuple(one.name_needs for one in having("name_needs"))
+        self.after_decision = tuple(one.after_decision for one in having("after_decision"))
+        self.check_new_task = tuple(one.check_new_task for one in having("check_new_task"))
+        self.check_optional_receipt = tuple(one.check_optional_receipt for one in having("check_optional_receipt"))
         self.why_no_lease = tuple(one.why_no_lease for one in having("why_no_lease"))
         self.why_hold = tuple(one.why_hold for one in having("why_hold"))
-        self.given_up = tuple(one.given_up for one in having("given_up"))
-        self.transact = tuple(one.transact for one in having("transact"))
-        self.committed = tuple(one.committed for one in having("committed"))
-        self.leases_granted = tuple(one.leases_granted for one in having("leases_granted"))
-        self.records_changed = tuple(one.records_changed for one in having("records_changed"))
-        self.heard = tuple(one.heard for one in having("heard"))
-        self.creating = tuple(one.creating for one in having("creating"))
-        self.performed = tuple(one.performed for one in having("performed"))
-        self.still_good = tuple(one.still_good for one in having("still_good"))
-        self.warn = tuple(one.warn for one in having("warn"))
-        self.describe = tuple(one.describe for one in having("describe"))
-        self.instead = {name: other for one in having("instead") for name, other in one.instead().items()}
+        self.report_loss = tuple(one.report_loss for one in having("report_loss"))
+        self.wrap_transact = tuple(one.wrap_transact for one in having("wrap_transact"))
+        self.after_commit = tuple(one.after_commit for one in having("after_commit"))
+        self.after_grant = tuple(one.after_grant for one in having("after_grant"))
+        self.after_record_change = tuple(one.after_record_change for one in having("after_record_change"))
+        self.hear_news = tuple(one.hear_news for one in having("hear_news"))
+        self.count_creation = tuple(one.count_creation for one in having("count_creation"))
+        self.after_call = tuple(one.after_call for one in having("after_call"))
+        self.check_caller = tuple(one.check_caller for one in having("check_caller"))
+        self.list_warnings = tuple(one.list_warnings for one in having("list_warnings"))
+        self.describe_health = tuple(one.describe_health for one in having("describe_health"))
+        self.substitutes = {name: other for one in having("substitutes") for name, other in one.substitutes().items()}
 
-    def around(self, transact: Transact) -> Transact:
+    def wrap_all(self, transact: Transact) -> Transact:
         """Return what carries out a batch; what was added last is outermost."""
-        for wrapped in self.transact:
-            transact = wrapped(transact)
+        for wrap_transact in self.wrap_transact:
+            transact = wrap_transact(transact)
         return transact
 
 
@@ -803,73 +803,73 @@ class Engine:
 
     def extend(self, *more: Extension) -> None:
         """Add extensions; their hooks are called behind those of the extensions that are there already."""
-        self._work_with((*self.extensions, *(one for one in more if one not in self.extensions)))
+        self._set_extensions((*self.extensions, *(one for one in more if one not in self.extensions)))
 
     def withdraw(self, *these: Extension) -> None:
         """Remove extensions, if they are there."""
-        self._work_with(tuple(one for one in self.extensions if one not in these))
+        self._set_extensions(tuple(one for one in self.extensions if one not in these))
 
-    def _work_with(self, extensions: tuple[Extension, ...]) -> None:
+    def _set_extensions(self, extensions: tuple[Extension, ...]) -> None:
         self.extensions, self.on = extensions, Hooks(extensions)
-        self.batches.transact = self.on.around(self.backend.transact)
+        self.batches.transact = self.on.wrap_all(self.backend.transact)
 
-    def extension(self, kind: type[E]) -> E | None:
+    def find_extension(self, kind: type[E]) -> E | None:
         """Return the extension of this kind, if there is one."""
         return next((one for one in self.extensions if isinstance(one, kind)), None)
 
     async def perform(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         """Carry out one operation: the one way in, for every façade and every test (H.9)."""
-        self.admit(op, caller, ask)         # first: who may not create cannot use up what others may
+        self.check_request(op, caller, ask)     # first: who may not create cannot use up what others may
         carry_out: Callable[[], Awaitable[Any]] = partial(self._carry_out, op, caller, ask)
-        for creating in self.on.creating if isinstance(ask, CreateTask | CreateTasks) else ():
-            carry_out = partial(creating, caller, len(getattr(ask, "tasks", "1")), carry_out)
+        for count_creation in self.on.count_creation if isinstance(ask, CreateTask | CreateTasks) else ():
+            carry_out = partial(count_creation, caller, len(getattr(ask, "tasks", "1")), carry_out)
         reply = await carry_out()
-        for performed in self.on.performed:
-            await performed(op, caller, ask, reply)
+        for after_call in self.on.after_call:
+            await after_call(op, caller, ask, reply)
         return reply
 
     async def _carry_out(self, op: Operation, caller: Caller, ask: Ask) -> Any:
         if not op.open:
-            self._see(caller, ask)
+            self._note_caller(caller, ask)
         if getattr(ask, "wait_seconds", 0) > 0:
             with self.polls.place(caller.tenant_id, speaker(caller, ask)):
                 return await op.run(self, caller, ask)
-        if (other := self.on.instead.get(op.name)) is not None:
+        if (other := self.on.substitutes.get(op.name)) is not None:
             return await other(self, caller, ask)
         if op.direct:
             return await op.run(self, caller, ask)
         return await self.write(op.run, op.loads, caller, ask)
 
-    def itself(self, tenant_id: str) -> Caller:
+    def make_own_caller(self, tenant_id: str) -> Caller:
         """Return the gate itself as a caller, for what it does in a tenant without being asked."""
         return Caller(tenant_id, self.gate, "system", frozenset())
 
     async def write(self, run: Callable[..., Any], loads: Loads | None, caller: Caller, ask: Ask) -> Any:
         """Run a write method in the tenant's next batch; return its reply when the batch is durable."""
-        decide = partial(self._decide, run) if self.on.decided else partial(run, self)
-        loads = partial(self._load, loads) if self.on.load else loads
+        decide = partial(self._decide_write, run) if self.on.after_decision else partial(run, self)
+        loads = partial(self._name_needs, loads) if self.on.name_needs else loads
         return await self.batches.join(caller.tenant_id, Job(decide, loads, caller, ask))
 
-    def _load(self, loads: Loads | None, needs: Needs, caller: Caller, ask: Ask) -> None:
-        for load in self.on.load:       # first: what the operation itself needs may be refused
-            load(needs, caller, ask)
+    def _name_needs(self, loads: Loads | None, needs: Needs, caller: Caller, ask: Ask) -> None:
+        for name_needs in self.on.name_needs:   # first: what the operation itself needs may be refused
+            name_needs(needs, caller, ask)
         if loads is not None:
             loads(needs, caller, ask)
 
-    def _decide(self, run: Callable[..., Any], work: Work, caller: Caller, ask: Ask) -> Any:
+    def _decide_write(self, run: Callable[..., Any], work: Work, caller: Caller, ask: Ask) -> Any:
         before = len(work.written)
         reply = run(self, work, caller, ask)
         receipts = tuple(islice(work.written.values(), before, None))
-        for decided in self.on.decided:
-            decided(work, ask, receipts)
+        for after_decision in self.on.after_decision:
+            after_decision(work, ask, receipts)
         return reply
 
-    def admit(self, op: Operation, caller: Caller, ask: Ask) -> None:
+    def check_request(self, op: Operation, caller: Caller, ask: Ask) -> None:
         """Refuse a caller without the role, scope or tenant; the batch checks who owns a task."""
         self.permit(op, caller)
-        checked(ask)
+        check_needed(ask)
         if not op.open and ask.tenant_id is not None:
-            self.at_home(caller, ask.tenant_id)
+            self.check_tenant(caller, ask.tenant_id)
 
     def permit(self, op: Operation, caller: Caller) -> None:
         """Refuse a caller without the role or scope, before a façade reads the body."""
@@ -877,16 +877,16 @@ class Engine:
             return
         needed = " or ".join([role for role in op.roles if role != "system"])      # which nobody outside can have
         if caller.role not in op.roles:
-            raise barred(caller, f"a credential with the role {caller.role} cannot {op.name}", needed)
-        raise barred(caller, f"{op.name} needs the scope {' or '.join(sorted(op.scopes))}", needed)
+            raise forbid(caller, f"a credential with the role {caller.role} cannot {op.name}", needed)
+        raise forbid(caller, f"{op.name} needs the scope {' or '.join(sorted(op.scopes))}", needed)
 
-    def at_home(self, caller: Caller, tenant_id: str) -> None:
+    def check_tenant(self, caller: Caller, tenant_id: str) -> None:
         """Accept a request that names the credential's own tenant, and refuse any other tenant (21.3.1)."""
         own = {caller.tenant_id, "default" if caller.tenant_id == self.settings.default_tenant_id else ""}
         if caller is not NOBODY and tenant_id not in own:
             raise TenantMismatch("this credential belongs to another tenant than the request says")
 
-    def _see(self, caller: Caller, ask: Ask) -> None:
+    def _note_caller(self, caller: Caller, ask: Ask) -> None:
         """Note the principal that calls, not the one it asks about; upkeep stores it once a minute."""
         who = speaker(caller, ask)
         who = caller.principal if caller.bound and not who.same(caller.principal) else who
@@ -902,15 +902,15 @@ class Engine:
         The same idempotency key from the same creator again returns the first task and writes nothing.  Next:
         get_task with wait_seconds, or list_open_obligations later.  One transaction.  Spec 6.1, 14.1, PH.6.
         """
-        task, needed, contract = self._draft(work, caller, speaker(caller, ask), ask)
+        task, needed, contract = self._draft_task(work, caller, speaker(caller, ask), ask)
         key = (task.owner_kind, task.owner_id, ask.idempotency_key or "")
         if ask.idempotency_key is not None and (first := work.keys.get(key)):
-            return self._first(work.tasks[first], task)
+            return self._repeat_creation(work.tasks[first], task)
         duty = self.write_receipt(work, EMISSION["create"], task, contract)
-        work.add(replace(task, duty=duty.receipt_id), needed)
+        work.add_task(replace(task, duty=duty.receipt_id), needed)
         self._limit_kinds(work)
-        for task_added in self.on.task_added:
-            task_added(work)
+        for check_new_task in self.on.check_new_task:
+            check_new_task(work)
         return Created(task.task_id, "queued")
 
     def _limit_kinds(self, work: Work) -> None:
@@ -921,29 +921,29 @@ class Engine:
                                 limit=self.settings.max_lanes, retry_after=60)
 
     @contextlib.contextmanager
-    def optional_receipt(self, work: Work, task_id: str) -> Iterator[None]:
+    def check_optional_receipts(self, work: Work, task_id: str) -> Iterator[None]:
         """Let extensions refuse the receipts that are written inside: their task can end without them (21.6.3)."""
         before = len(work.written)
         yield
         if len(work.written) > before:
-            for optional_receipt_added in self.on.optional_receipt_added:
-                optional_receipt_added(work, task_id)
+            for check_optional_receipt in self.on.check_optional_receipt:
+                check_optional_receipt(work, task_id)
 
-    def _first(self, task: Task, again: Task) -> Created:
+    def _repeat_creation(self, task: Task, again: Task) -> Created:
         differs = task.fingerprint != again.fingerprint
         if differs and self.settings.idempotency_mismatch == "refuse":
             raise IdempotencyConflict(f"this idempotency key made task {task.task_id} from another body",
                                       task_id=task.task_id)
         return Created(task.task_id, task.status, payload_differs=differs)
 
-    def _draft(self, work: Work, caller: Caller, creator: Principal,
-               ask: CreateTask) -> tuple[Task, frozenset[str], dict[str, Any]]:
+    def _draft_task(self, work: Work, caller: Caller, creator: Principal,
+                    ask: CreateTask) -> tuple[Task, frozenset[str], dict[str, Any]]:
         """Make a task from its request, and the body of its `task.assigned` receipt."""
         limits, payload = self.settings, bytes(ask.payload) or b"null"
         check_size(payload, limits.max_payload_bytes, "payload")
         value, needed = parse_json(payload, "payload"), needs_of(ask.requirements)
         if caller.task_types is not None and not find_ordered_types(ask.type, value) <= caller.task_types:
-            raise barred(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
+            raise forbid(caller, f"this key is good for tasks of the types {', '.join(sorted(caller.task_types))} only")
         if not bytes(ask.payload) and ask.payload_pointer is None:
             raise InvalidRequest("create_task needs payload or payload_pointer; who needs neither says payload: null")
         terms = {name: held for name in Terms.__struct_fields__ if (held := getattr(ask, name)) is not None}
@@ -981,16 +981,16 @@ class Engine:
         def create(item: CreateTask) -> Item:
             made = self.create_task(work, caller, item)
             return Item(made.task_id, made.status, made.payload_differs)
-        return Items([self._each(work, caller, create, item) for item in creations(ask)])
+        return Items([self._run_item(work, caller, create, item) for item in creations(ask)])
 
-    def _each(self, work: Work, caller: Caller, run: Callable[[T], Item], item: T) -> Item:
+    def _run_item(self, work: Work, caller: Caller, run: Callable[[T], Item], item: T) -> Item:
         """Carry out one item of a batch; its error is its answer and leaves the other items unaffected."""
         try:
-            with work.part():
+            with work.undo_on_error():
                 if isinstance(item, Unreadable):
                     raise item.problem
-                checked(item)
-                self.at_home(caller, item.tenant_id or caller.tenant_id)
+                check_needed(item)
+                self.check_tenant(caller, item.tenant_id or caller.tenant_id)
                 return run(item)
         except GateError as no:
             return Item(task_id=getattr(item, "task_id", None),
@@ -1009,16 +1009,16 @@ class Engine:
 
         With wait_seconds the answer comes when the task ends, or when the time is over, whichever is first.
         """
-        until = self._until(ask.wait_seconds)
+        until = self._limit_wait(ask.wait_seconds)
         while True:
-            with self._outcome((caller.tenant_id, ask.task_id)) as ended:   # before reading, or it might be missed
-                found = await self._readable(caller, ask.task_id)
-                if found[0].status in TERMINAL or self.waiting.closed or not await self.called(ended, until):
+            with self._watch_end((caller.tenant_id, ask.task_id)) as ended:   # before reading, or it might be missed
+                found = await self._read_task(caller, ask.task_id)
+                if found[0].status in TERMINAL or self.waiting.closed or not await self.wait_for_call(ended, until):
                     return show_task(caller.tenant_id, *found)
-                await self.still_good(caller)
+                await self.check_caller(caller)
 
     @contextlib.contextmanager
-    def _outcome(self, key: tuple[str, str]) -> Iterator[asyncio.Future[None]]:
+    def _watch_end(self, key: tuple[str, str]) -> Iterator[asyncio.Future[None]]:
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.outcomes[key].add(ended)
         try:
@@ -1036,56 +1036,56 @@ class Engine:
         """Whether this process is the one, of all that share the database, that does a job."""
         return self.shared is None or await self.shared.lead(job)
 
-    async def still_good(self, caller: Caller) -> None:
+    async def check_caller(self, caller: Caller) -> None:
         """Refuse a caller whose credential is no longer valid; asked when a waiting call goes on."""
-        for still_good in self.on.still_good:
-            await still_good(caller)
+        for check_caller in self.on.check_caller:
+            await check_caller(caller)
 
-    async def called(self, call: asyncio.Future[None], until: float) -> bool:
+    async def wait_for_call(self, call: asyncio.Future[None], until: float) -> bool:
         """Wait for a call until a time of the loop's clock; return whether to look again before that time.
 
         News of other processes may be lost, so beside others everybody looks now and then without being called.
         """
         poll = asyncio.get_running_loop().time() + self.settings.database.poll_seconds
         if self.is_alone() or until <= poll:
-            return await waited(call, until)
-        await waited(call, poll)
+            return await wait_until(call, until)
+        await wait_until(call, poll)
         return True
 
-    def _until(self, wait_seconds: float) -> float:
+    def _limit_wait(self, wait_seconds: float) -> float:
         return asyncio.get_running_loop().time() + min(wait_seconds, self.settings.max_wait_seconds)
 
-    async def _readable(self, caller: Caller, task_id: str) -> tuple[Task, Lease | None, Progress | None]:
+    async def _read_task(self, caller: Caller, task_id: str) -> tuple[Task, Lease | None, Progress | None]:
         """Return a task that the caller may read: its own, the one it holds or held, or any for an admin."""
         if (found := await self.backend.task(caller.tenant_id, task_id)) is None:
             raise no_task(task_id)
         task, lease, _ = found
         if not (caller.sees_all or task.owner.same(caller.principal) or (
                 lease is not None and lease.worker.same(caller.principal))):
-            raise barred(caller, f"task {task_id} belongs to another principal")
+            raise forbid(caller, f"task {task_id} belongs to another principal")
         return found
 
     async def list_tasks(self, caller: Caller, ask: ListTasks) -> Tasks:
         """List tasks, newest first: an agent's own, or any in the tenant for an admin."""
         owner = make_filter("created_by_kind", ask.created_by_kind, "created_by", ask.created_by) or read_principal(ask)
         if not caller.sees_all:
-            owner = self._self_only(caller, owner)
-        limit, mark = self.limit(ask.limit), ("tasks", owner, ask.status, ask.type)
-        before = self.position(caller, ask.cursor, *mark)
+            owner = self._require_self(caller, owner)
+        limit, mark = self.limit_page(ask.limit), ("tasks", owner, ask.status, ask.type)
+        before = self.open_cursor(caller, ask.cursor, *mark)
         rows = await self.backend.page(caller.tenant_id, TaskFilter(owner, ask.status, ask.type, before, limit + 1))
-        ends = self.onward(caller, [task.task_id for task, *_ in rows], limit, ask.cursor, *mark)
+        ends = self.seal_cursors(caller, [task.task_id for task, *_ in rows], limit, ask.cursor, *mark)
         return Tasks([show_task(caller.tenant_id, *row) for row in rows[:limit]], *ends)
 
-    def _self_only(self, caller: Caller, named: Principal | None) -> Principal:
+    def _require_self(self, caller: Caller, named: Principal | None) -> Principal:
         if not wanted_is(named, caller.principal):
-            raise barred(caller, f"this credential sees what belongs to {caller.principal} only")
+            raise forbid(caller, f"this credential sees what belongs to {caller.principal} only")
         return caller.principal
 
     async def get_task_history(self, caller: Caller, ask: GetTaskHistory) -> History:
         """Return what happened to a task, oldest first: its receipts, and the events that have none."""
-        await self._readable(caller, ask.task_id)
-        tenant, limit, mark = caller.tenant_id, self.limit(ask.limit), ("history", ask.task_id)
-        place = self.position(caller, ask.cursor, *mark) or ""
+        await self._read_task(caller, ask.task_id)
+        tenant, limit, mark = caller.tenant_id, self.limit_page(ask.limit), ("history", ask.task_id)
+        place = self.open_cursor(caller, ask.cursor, *mark) or ""
         told, _, noted = place.partition(" ")       # a place in each: a receipt may become visible after an event
         receipts = await self.backend.page(tenant, ReceiptFilter(None, ask.task_id, None, told, limit + 1))
         events = [HistoryEvent(r.receipt_id, r.receipt_type, to_utc(r.created_at), receipt=show_receipt(tenant, r))
@@ -1095,7 +1095,7 @@ class Engine:
         events.sort(key=lambda event: event.event_id)
         for event in events[:limit]:
             told, noted = (event.event_id, noted or told) if event.receipt else (told, event.event_id)
-        cursor = self.cursor(caller, f"{told} {noted}", *mark) if events else ask.cursor
+        cursor = self.seal_cursor(caller, f"{told} {noted}", *mark) if events else ask.cursor
         return History(ask.task_id, events[:limit], cursor if len(events) > limit else None, cursor)
 
     def cancel_task(self, work: Work, caller: Caller, ask: CancelTask) -> Ok:
@@ -1103,21 +1103,21 @@ class Engine:
 
         For the owner, or an admin.  A task that has ended stays as it is: the answer is `ok: false` with its status.
         """
-        task, by = self._own(work, caller, ask), speaker(caller, ask)
+        task, by = self._require_own(work, caller, ask), speaker(caller, ask)
         if task.status in TERMINAL:
             return Ok(False, task.status)
         if (lease := work.leases.get(task.task_id)) and lease.ending == "live":
-            work.hold(replace(lease, ending="canceled"))
+            work.set_lease(replace(lease, ending="canceled"))
         body = {"canceled_by": {"kind": by.kind, "id": by.id}, "reason": ask.reason}
-        task = self._discharge(work, work.move(task, CANCEL, completed_at=work.now, held=None))
+        task = self._discharge_duty(work, work.move_task(task, CANCEL, completed_at=work.now, held=None))
         self.announce_end(work, task, self.write_receipt(work, EMISSION["cancel"], task, body, by=by), body)
         return Ok(True, "canceled")
 
-    def _own(self, work: Work, caller: Caller, ask: TaskAsk) -> Task:
+    def _require_own(self, work: Work, caller: Caller, ask: TaskAsk) -> Task:
         """Return a task that the caller owns, or any for an admin with admin:write."""
-        task = work.task(ask.task_id)
+        task = work.require_task(ask.task_id)
         if not caller.unlimited and not task.owner.same(speaker(caller, ask)):
-            raise barred(caller, f"task {task.task_id} belongs to another principal")
+            raise forbid(caller, f"task {task.task_id} belongs to another principal")
         return task
 
     def release_hold(self, work: Work, caller: Caller, ask: ReleaseHold) -> Ok:
@@ -1125,12 +1125,12 @@ class Engine:
 
         A task that has ended stays as it is: the answer is `ok: false` with its status.
         """
-        task = self._own(work, caller, ask)
+        task = self._require_own(work, caller, ask)
         if task.status in TERMINAL:
             return Ok(False, task.status)
         if task.held is not None:
-            work.tell(task.task_id, "task.hold_released", held=task.held, expiries=task.expiries)
-            task = work.change(task, held=None, expiries=0, lost_to="[]", next_eligible_at=None)
+            work.add_event(task.task_id, "task.hold_released", held=task.held, expiries=task.expiries)
+            task = work.change_task(task, held=None, expiries=0, lost_to="[]", next_eligible_at=None)
         return Ok(True, task.status)
 
     def attach_artifacts(self, work: Work, caller: Caller, ask: AttachArtifacts) -> Ok:
@@ -1138,18 +1138,18 @@ class Engine:
 
         For the owner, the worker that completed it, or an admin.  Writes nothing when nothing is owed any more.
         """
-        task, by = work.task(ask.task_id), speaker(caller, ask)
+        task, by = work.require_task(ask.task_id), speaker(caller, ask)
         lease = work.leases.get(task.task_id)
         if not caller.unlimited and not task.owner.same(by) and not (lease and lease.worker.same(by)):
-            raise barred(caller, f"task {task.task_id} belongs to another principal")
+            raise forbid(caller, f"task {task.task_id} belongs to another principal")
         if task.status != "succeeded":
             raise InvalidTransition(f"task {task.task_id} is {task.status}; artifacts are attached to a succeeded one",
                                     status=task.status)
-        if not (located := self._where(ask.artifacts, ask.delivery_proof)):
+        if not (located := self._find_result(ask.artifacts, ask.delivery_proof)):
             raise NotLocatable("attach_artifacts needs artifacts, or a delivery_proof that does not say failed (PH.3)")
         if task.owed:
-            self._locate(work, task, lease, by, located)
-        return ended_well(work.task(ask.task_id))
+            self._locate_result(work, task, lease, by, located)
+        return answer_success(work.require_task(ask.task_id))
 
     # Leasing tasks and working on them.
 
@@ -1163,48 +1163,49 @@ class Engine:
         ask.max_tasks = min(ask.max_tasks or 1, self.settings.max_claim_tasks)
         keep_within(caller, ask)
         if ask.wait_seconds <= 0:
-            return await self.write(Engine._claim, its_claim, caller, ask)  # type: ignore[no-any-return]
-        until = self._until(ask.wait_seconds)
-        with self.waiting.place(caller.tenant_id, ask) as place:
+            return await self.write(Engine._claim_tasks, its_claim, caller, ask)  # type: ignore[no-any-return]
+        until = self._limit_wait(ask.wait_seconds)
+        with self.waiting.take_place(caller.tenant_id, ask) as place:
             while True:     # the place is taken before the claim, or a task created in between would be missed
-                offers: Offers = await self.write(Engine._claim, its_claim, caller, ask)
-                if offers.tasks or self.waiting.closed or not await place.called(until):
+                offers: Offers = await self.write(Engine._claim_tasks, its_claim, caller, ask)
+                if offers.tasks or self.waiting.closed or not await place.wait_for_call(until):
                     return offers
-                await self.still_good(caller)
+                await self.check_caller(caller)
 
-    def _claim(self, work: Work, caller: Caller, ask: LeaseNext) -> Offers:
+    def _claim_tasks(self, work: Work, caller: Caller, ask: LeaseNext) -> Offers:
         worker = speaker(caller, ask)
         if ask.worker_id is None and not caller.bound:
             raise InvalidRequest("lease_next needs worker_id: a name for the worker that stays across its restarts")
-        if ask.claim_id is not None and (again := self._again(work, worker, ask)):
+        if ask.claim_id is not None and (again := self._repeat_offers(work, worker, ask)):
             return Offers(again)
         offers, full = list[Offer](), first_answer(self.on.why_no_lease, work)
-        while len(offers) < (ask.max_tasks or 1) and full is None and (task := work.best(ask)):
-            offers.append(self._lease(work, worker, ask, task))
+        while len(offers) < (ask.max_tasks or 1) and full is None and (task := work.find_best(ask)):
+            offers.append(self._lease_task(work, worker, ask, task))
             full = first_answer(self.on.why_no_lease, work)
         return Offers(offers, UNSET if full is None or len(offers) == ask.max_tasks else [full])
 
-    def _again(self, work: Work, worker: Principal, ask: LeaseNext) -> list[Offer]:
+    def _repeat_offers(self, work: Work, worker: Principal, ask: LeaseNext) -> list[Offer]:
         """Return the live offers of an earlier claim with the same claim_id, whose reply was lost."""
         found = work.repeats.get((worker.kind, worker.id, ask.claim_id or ""), ())
         live = [work.tasks[task_id] for task_id in found
                 if alive(work.leases[task_id], work.now, self.settings.lease_grace_seconds)]
-        return [self._offered(work, work.leases[task.task_id]) for task in sorted(live, key=partial(rank, ask))]
+        return [self._make_offer(work, work.leases[task.task_id]) for task in sorted(live, key=partial(rank, ask))]
 
-    def _lease(self, work: Work, worker: Principal, ask: LeaseNext, task: Task) -> Offer:
+    def _lease_task(self, work: Work, worker: Principal, ask: LeaseNext, task: Task) -> Offer:
         timeouts = decode_terms(task.terms).timeouts
         # A worker's wish comes before that of the task's creator.
         wished = ask.lease_ttl_seconds or (timeouts.lease_ttl_seconds if timeouts else None)
-        task, lease_id = work.move(task, CLAIM, fence=task.fence + 1), work.new_lease_id()
+        task, lease_id = work.move_task(task, CLAIM, fence=task.fence + 1), work.new_lease_id()
         body = {"worker_capabilities": sorted(ask.capabilities or ()), "attempt": task.attempt, "fence": task.fence}
         accepted = self.write_receipt(work, EMISSION["claim"], task, body, by=worker, lease_id=lease_id)
-        ttl = self._lease_length(wished)
-        lease = Lease(task.task_id, lease_id, worker.kind, worker.id, worker.instance_id, task.fence, work.now,
-                      self._until_when(work.now, work.now, ttl), 0, accepted.receipt_id, ask.claim_id, ttl_seconds=ttl)
-        work.hold(lease)
-        return self._offered(work, lease)
+        ttl = self._choose_lease_length(wished)
+        end = self._find_lease_end(work.now, work.now, ttl)
+        lease = Lease(task.task_id, lease_id, worker.kind, worker.id, worker.instance_id, task.fence, work.now, end, 0,
+                      accepted.receipt_id, ask.claim_id, ttl_seconds=ttl)
+        work.set_lease(lease)
+        return self._make_offer(work, lease)
 
-    def _offered(self, work: Work, lease: Lease) -> Offer:
+    def _make_offer(self, work: Work, lease: Lease) -> Offer:
         return show_offer(work.tenant_id, work.tasks[lease.task_id], lease, work.progress.get(lease.task_id), work.now)
 
     def renew_lease(self, work: Work, caller: Caller, ask: RenewLease) -> Renewed:
@@ -1217,19 +1218,19 @@ class Engine:
             raise LeaseInvalid(f"no live lease {ask.lease_id}; drop the work, lease_next gives more", reason="unknown")
         ask = replace(ask, task_id=task_id)     # a copy: the ask may be decided once more
         task, lease = self.require_lease(work, caller, ask)
-        self._may_renew(work, lease)
-        until = self._until_when(lease.acquired_at, work.now, ask.extend_by_seconds or lease.ttl_seconds)
+        self._check_renewal(work, lease)
+        until = self._find_lease_end(lease.acquired_at, work.now, ask.extend_by_seconds or lease.ttl_seconds)
         until = max(until, lease.expires_at)
         lease = replace(lease, expires_at=until, renewals=lease.renewals + 1)
-        work.hold(lease)
+        work.set_lease(lease)
         if lease.renewals == STUCK_RENEWALS + 1:
             noted = work.progress.get(task.task_id)
-            self._anomaly(work, task, "lease_renewed_often", lease=lease, renewals=lease.renewals,
-                          progress_reported=bool(noted and noted.fence == lease.fence),
-                          recommended_action="ask the worker for progress, or cancel the task")
+            self._write_anomaly(work, task, "lease_renewed_often", lease=lease, renewals=lease.renewals,
+                                progress_reported=bool(noted and noted.fence == lease.fence),
+                                recommended_action="ask the worker for progress, or cancel the task")
         return Renewed(to_utc(until), (until - work.now) / 3)
 
-    def _may_renew(self, work: Work, lease: Lease) -> None:
+    def _check_renewal(self, work: Work, lease: Lease) -> None:
         often, long = self.settings.max_lease_renewals, self.settings.max_lease_lifetime_seconds
         if often and lease.renewals >= often:
             raise LeaseRenewalLimit(f"lease {lease.lease_id} was renewed {often} times, which is all it may be")
@@ -1238,15 +1239,15 @@ class Engine:
 
     def release_lease(self, work: Work, caller: Caller, ask: ReleaseLease) -> Released:
         """Give a task back unfinished: it is offered again at once and costs neither attempt nor expiry."""
-        if self._repeated(work, caller, ask, "released") or self._told(work, caller, ask, EXPIRED):
+        if self._find_repeat(work, caller, ask, "released") or self._is_told(work, caller, ask, EXPIRED):
             return Released(True, "queued", True)
         task, lease = self.require_lease(work, caller, ask)
-        work.hold(replace(lease, ending="released"))
-        task = work.move(task, EXPIRE, next_eligible_at=None, started_at=None,
-                         held=first_answer(self.on.why_hold, work, task))
-        body = self._expiry(task, lease, "released")
+        work.set_lease(replace(lease, ending="released"))
+        task = work.move_task(task, EXPIRE, next_eligible_at=None, started_at=None,
+                              held=first_answer(self.on.why_hold, work, task))
+        body = self._describe_expiry(task, lease, "released")
         self.write_receipt(work, EMISSION["expire"], task, body, lease=lease, mark="released")
-        self._tell_held(work, task, lease)
+        self._tell_hold(work, task, lease)
         return Released(True, "queued", True)
 
     async def list_leases(self, caller: Caller, ask: ListLeases) -> Leases:
@@ -1254,7 +1255,7 @@ class Engine:
 
         The history of each notes once that this instance has resumed it, unless resume is false.
         """
-        worker, grace = self.about(caller, ask, "worker_id"), self.settings.lease_grace_seconds
+        worker, grace = self.read_subject(caller, ask, "worker_id"), self.settings.lease_grace_seconds
         now = self.backend.now()
         rows = await self.backend.page(caller.tenant_id, LeaseFilter(worker))
         mine = ask.resume and (not caller.bound or worker.same(caller.principal))
@@ -1262,47 +1263,47 @@ class Engine:
         # In the order of their tasks: leases of one moment come in any order, and the history shall not depend on it.
         if fresh := sorted(lease.task_id for _, lease in rows if mine and lease.resumed_by != told
                            and lease.resumptions < MOST_RESUMED and alive(lease, now, grace)):
-            await self.write(Engine._resume, its_tasks, caller, Resumed(tasks=fresh, worker=worker))
+            await self.write(Engine._resume_leases, its_tasks, caller, Resumed(tasks=fresh, worker=worker))
         return Leases([show_lease(task, lease, now) for task, lease in rows if alive(lease, now, grace)])
 
-    def _resume(self, work: Work, caller: Caller, ask: Resumed) -> None:
+    def _resume_leases(self, work: Work, caller: Caller, ask: Resumed) -> None:
         for task_id in ask.tasks:
             lease = work.leases.get(task_id)
             if lost(lease, ask.worker, LeaseAsk(lease_id=lease.lease_id if lease else ""), work.now,
                     self.settings.lease_grace_seconds) is None and lease is not None:
-                self._taken_up(work, lease, ask.worker)
+                self._note_resumption(work, lease, ask.worker)
 
-    def _taken_up(self, work: Work, lease: Lease, worker: Principal) -> Lease:
+    def _note_resumption(self, work: Work, lease: Lease, worker: Principal) -> Lease:
         """Write into the history that a worker resumed its lease after a crash, perhaps in another process."""
         told = worker.instance_id or ""
         if lease.resumed_by == told or lease.resumptions >= MOST_RESUMED:
             return lease
-        work.hold(lease := replace(lease, resumed_by=told, resumptions=lease.resumptions + 1))
-        work.tell(lease.task_id, "lease.resumed", lease_id=lease.lease_id, fence=lease.fence, worker_kind=worker.kind,
-                  worker_id=worker.id, worker_instance_id=worker.instance_id)
+        work.set_lease(lease := replace(lease, resumed_by=told, resumptions=lease.resumptions + 1))
+        work.add_event(lease.task_id, "lease.resumed", lease_id=lease.lease_id, fence=lease.fence,
+                       worker_kind=worker.kind, worker_id=worker.id, worker_instance_id=worker.instance_id)
         return lease
 
     def start_task(self, work: Work, caller: Caller, ask: StartTask) -> Ok:
         """Say that work on a leased task has begun; optional."""
         task, _ = self.require_lease(work, caller, ask)
-        task = self._start(work, task)
+        task = self._start_work(work, task)
         return Ok(True, "running", to_utc_or_none(task.started_at))
 
-    def _start(self, work: Work, task: Task) -> Task:
+    def _start_work(self, work: Work, task: Task) -> Task:
         if task.status == "running":
             return task
-        work.tell(task.task_id, "task.started", fence=work.leases[task.task_id].fence)
-        return work.move(task, START, started_at=work.now)
+        work.add_event(task.task_id, "task.started", fence=work.leases[task.task_id].fence)
+        return work.move_task(task, START, started_at=work.now)
 
     def report_progress(self, work: Work, caller: Caller, ask: ReportProgress) -> Ok:
         """Report progress; if this worker is lost, the next one is handed it as a checkpoint."""
         check_size(bytes(ask.progress), self.settings.max_progress_bytes, "progress")
         told = parse_json(bytes(ask.progress), "progress")
         task, lease = self.require_lease(work, caller, ask)
-        self._start(work, task)
-        noted = work.note(task, bytes(ask.progress).decode())
+        self._start_work(work, task)
+        noted = work.set_progress(task, bytes(ask.progress).decode())
         if self.settings.progress_receipts:
-            with self.optional_receipt(work, task.task_id):
+            with self.check_optional_receipts(work, task.task_id):
                 self.write_receipt(work, PROGRESSED, task, {"progress": told, "sequence": noted.sequence},
                                    by=lease.worker, lease=lease, mark=str(noted.sequence))
         return Ok(True, "running")
@@ -1313,56 +1314,56 @@ class Engine:
         Give artifacts or delivery_proof (or create the task with result_delivery: inline): without them the task
         succeeds but its obligation stays open, and strict gates refuse.  The same call again returns the same answer.
         """
-        located, body = self._result(ask)
-        if lease := self._repeated(work, caller, ask, "completed"):
-            if located and (task := work.task(ask.task_id)).owed:
-                self._locate(work, task, lease, lease.worker, located, receipt_id)
-            return ended_well(work.task(ask.task_id))
+        located, body = self._read_result(ask)
+        if lease := self._find_repeat(work, caller, ask, "completed"):
+            if located and (task := work.require_task(ask.task_id)).owed:
+                self._locate_result(work, task, lease, lease.worker, located, receipt_id)
+            return answer_success(work.require_task(ask.task_id))
         task, lease = self.require_lease(work, caller, ask)
-        located = located or self._inline(task, ask)
+        located = located or self._find_inline(task, ask)
         if not located and self.settings.locatability == "strict":
             raise NotLocatable(f"task {task.task_id} needs artifacts, or a delivery_proof that does not say failed, to "
                                "succeed (PH.3); the lease lives on, complete it again with them")
         where = located.get("artifacts")
-        work.hold(replace(lease, ending="completed"))
-        task = work.move(task, SUCCEED, completed_at=work.now, outcome=bytes(ask.result).decode(), held=None,
-                         artifacts=to_canonical(where).decode() if where else None)
-        task = self._discharge(work, task) if located else task
+        work.set_lease(replace(lease, ending="completed"))
+        task = work.move_task(task, SUCCEED, completed_at=work.now, outcome=bytes(ask.result).decode(), held=None,
+                              artifacts=to_canonical(where).decode() if where else None)
+        task = self._discharge_duty(work, task) if located else task
         ended = self.write_receipt(work, EMISSION["succeed"], task, {**body, **located}, by=lease.worker, lease=lease,
                                    parents=(task.duty,) if located else (), mark="located" if located else "",
                                    receipt_id=receipt_id)
         self.announce_end(work, task, ended, {"result": body, **located})
         if not located:     # PH.3.3: the success stands, but it discharges nothing
-            self._anomaly(work, task, "success_without_locatability", lease=lease, recommended_action=LOCATE,
-                          worker_id=lease.worker_id, receipt_id=ended.receipt_id, obligation_receipt_id=task.duty,
-                          result_delivery=decode_terms(task.terms).result_delivery)
-        return ended_well(task)
+            self._write_anomaly(work, task, "success_without_locatability", lease=lease, recommended_action=LOCATE,
+                                worker_id=lease.worker_id, receipt_id=ended.receipt_id, obligation_receipt_id=task.duty,
+                                result_delivery=decode_terms(task.terms).result_delivery)
+        return answer_success(task)
 
-    def _result(self, ask: Complete) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _read_result(self, ask: Complete) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return where the result is, and what the receipt says of it."""
         result = bytes(ask.result)
         check_size(result, self.settings.max_result_bytes, "result")
         value = parse_json(result, "result")
         told = value.get("summary") if isinstance(value, dict) else None
         summary = ask.result_summary or (told[:1000] if isinstance(told, str) else None)
-        located, proof = self._where(ask.artifacts, ask.delivery_proof), ask.delivery_proof or None
+        located, proof = self._find_result(ask.artifacts, ask.delivery_proof), ask.delivery_proof or None
         body = {"result_summary": summary, "completion_metadata": ask.completion_metadata, "delivery_proof": proof,
-                **self._enclosed("result", value, result, ask.task_id)}
+                **self._enclose_json("result", value, result, ask.task_id)}
         return located, body
 
-    def _where(self, artifacts: Any, proof: dict[str, Any] | None) -> dict[str, Any]:
+    def _find_result(self, artifacts: Any, proof: dict[str, Any] | None) -> dict[str, Any]:
         """Return what locates a result (PH.3); a failed delivery proof locates nothing."""
-        located = {"artifacts": self.artifacts_of(artifacts), "delivery_proof": proof if is_proof(proof) else None}
+        located = {"artifacts": self.check_artifacts(artifacts), "delivery_proof": proof if is_proof(proof) else None}
         return {name: said for name, said in located.items() if said}
 
-    def artifacts_of(self, artifacts: Any) -> list[Any]:
+    def check_artifacts(self, artifacts: Any) -> list[Any]:
         """Return the artifacts that a request names; raises TooManyArtifacts."""
         found, most = read_artifacts(artifacts), self.settings.receipts.max_artifacts
         if len(found) > most:
             raise TooManyArtifacts(f"{len(found)} artifacts; a receipt carries {most} at most (PH.5)")
         return found
 
-    def _enclosed(self, name: str, value: Any, text: bytes, task_id: str) -> dict[str, Any]:
+    def _enclose_json(self, name: str, value: Any, text: bytes, task_id: str) -> dict[str, Any]:
         """Enclose a small result in a receipt; of a large one enclose its hash, size and how to fetch it."""
         if value is None:
             return {}
@@ -1371,17 +1372,18 @@ class Engine:
         return {f"{name}_sha256": hashlib.sha256(to_canonical(value)).hexdigest(), f"{name}_bytes": len(text),
                 "how_to_retrieve": {"operation": "get_task", "task_id": task_id}}
 
-    def _inline(self, task: Task, ask: Complete) -> dict[str, Any]:
+    def _find_inline(self, task: Task, ask: Complete) -> dict[str, Any]:
         """PH.3 way out (c): the creator asked for the result in the task record, and there it is."""
         if decode_terms(task.terms).result_delivery != "inline" or decode_json(ask.result) in (None, "", [], {}):
             return {}
         return {"artifacts": [{"type": "asyncgate", "uri": f"asyncgate://{self.instance}/tasks/{task.task_id}/result"}]}
 
-    def _locate(self, work: Work, task: Task, lease: Lease | None, by: Principal, located: dict[str, Any],
-                receipt_id: str | None = None) -> None:
+    def _locate_result(self, work: Work, task: Task, lease: Lease | None, by: Principal, located: dict[str, Any],
+                       receipt_id: str | None = None) -> None:
         """Discharge the duty of a task that succeeded without telling where (PH.3 ways out a and b)."""
         where = located.get("artifacts")
-        task = self._discharge(work, work.change(task, artifacts=to_canonical(where).decode() if where else None))
+        task = work.change_task(task, artifacts=to_canonical(where).decode() if where else None)
+        task = self._discharge_duty(work, task)
         ended = self.write_receipt(work, COMPLETED, task, located, by=by, lease=lease, mark="located",
                                    receipt_id=receipt_id)
         self.announce_end(work, task, ended, located)
@@ -1391,7 +1393,7 @@ class Engine:
         def end(item: Complete) -> Item:
             done = self.complete(work, caller, item)
             return Item(item.task_id, done.status, obligation=done.obligation, next=done.next)
-        return Items([self._each(work, caller, end, item) for item in completions(ask)])
+        return Items([self._run_item(work, caller, end, item) for item in completions(ask)])
 
     def fail(self, work: Work, caller: Caller, ask: Fail, receipt_id: str | None = None) -> Released:
         """End an attempt badly: the task waits and is offered again if retryable and attempts remain, else it failed.
@@ -1401,104 +1403,105 @@ class Engine:
         error = bytes(ask.error)
         check_size(error, self.settings.max_result_bytes, "error")
         value = parse_json(error, "error")
-        if self._repeated(work, caller, ask, "failed"):
-            task = work.task(ask.task_id)
+        if self._find_repeat(work, caller, ask, "failed"):
+            task = work.require_task(ask.task_id)
             if task.status == "failed":
                 return Released(True, "failed", False)
             return Released(True, "queued", True, to_utc_or_none(task.next_eligible_at))
-        if self._told(work, caller, ask, FAILED):   # and leased again since, so it was requeued
+        if self._is_told(work, caller, ask, FAILED):   # and leased again since, so it was requeued
             return Released(True, "queued", True)
         task, lease = self.require_lease(work, caller, ask)
         again = bool(ask.retryable) and not is_spent(task, task.attempt + 1)
-        body = {**self._enclosed("error", value, error, task.task_id), "attempt": task.attempt, "requeued": again,
+        body = {**self._enclose_json("error", value, error, task.task_id), "attempt": task.attempt, "requeued": again,
                 "retry_recommended": bool(ask.retryable), "retry_after_seconds": ask.retry_after_seconds}
-        work.hold(replace(lease, ending="failed"))
+        work.set_lease(replace(lease, ending="failed"))
         if again:
-            return self._retry(work, task, lease, ask.retry_after_seconds, body, receipt_id)
-        task = work.move(task, FAIL, completed_at=work.now, outcome=error.decode())
+            return self._retry_task(work, task, lease, ask.retry_after_seconds, body, receipt_id)
+        task = work.move_task(task, FAIL, completed_at=work.now, outcome=error.decode())
         if ask.retryable:       # before the end: a ledger that keeps custody hands nothing on that is closed
-            self._give_up(work, task, lease, "max_retries_exceeded")
-        task = self._discharge(work, task)
+            self._report_loss(work, task, lease, "max_retries_exceeded")
+        task = self._discharge_duty(work, task)
         ended = self.write_receipt(work, EMISSION["fail"], task, body, by=lease.worker, lease=lease,
                                    receipt_id=receipt_id)
-        self.announce_end(work, task, ended, self._enclosed("error", value, error, task.task_id))
+        self.announce_end(work, task, ended, self._enclose_json("error", value, error, task.task_id))
         return Released(True, "failed", False)
 
-    def _retry(self, work: Work, task: Task, lease: Lease, wished: float | None, body: dict[str, Any],
-               receipt_id: str | None) -> Released:
+    def _retry_task(self, work: Work, task: Task, lease: Lease, wished: float | None, body: dict[str, Any],
+                    receipt_id: str | None) -> Released:
         attempt, most = task.attempt + 1, self.settings.max_retry_backoff_seconds
         pause = backoff(task.retry_backoff_seconds, attempt, most) if wished is None else min(wished, float(most))
-        task = work.move(task, RETRY, attempt=attempt, next_eligible_at=work.now + pause, started_at=None,
-                         held=first_answer(self.on.why_hold, work, task))
+        task = work.move_task(task, RETRY, attempt=attempt, next_eligible_at=work.now + pause, started_at=None,
+                              held=first_answer(self.on.why_hold, work, task))
         self.write_receipt(work, EMISSION["retry"], task, body, by=lease.worker, lease=lease, receipt_id=receipt_id)
-        self._tell_held(work, task, lease)
+        self._tell_hold(work, task, lease)
         return Released(True, "queued", True, to_utc(work.now + pause))
 
     # Who holds a lease, and how its end is told.
 
     def require_lease(self, work: Work, caller: Caller, ask: LeaseAsk) -> tuple[Task, Lease]:
         """Return the task and its lease if the caller holds it, inside the transaction (spec 4.2)."""
-        task, lease = work.task(ask.task_id), work.leases.get(ask.task_id)
-        holder = self._holder(caller, ask, lease)
+        task, lease = work.require_task(ask.task_id), work.leases.get(ask.task_id)
+        holder = self._find_holder(caller, ask, lease)
         if reason := lost(lease, holder, ask, work.now, self.settings.lease_grace_seconds):
             # How the task is doing is for those who had this lease, or own the task.
             had = lease is not None and lease.lease_id == ask.lease_id and lease.worker.same(holder)
-            had = had or self._accepted(work, ask, holder)
+            had = had or self._has_accepted(work, ask, holder)
             more = {"status": task.status} if had or caller.unlimited or task.owner.same(caller.principal) else {}
             raise LeaseInvalid(f"task {task.task_id} is not leased to this worker under {ask.lease_id} ({reason}); "
                                "drop the work, lease_next gives more", reason=reason, **more)
         assert lease is not None
         if holder.instance_id and lease.worker_instance is None:    # it was granted to a process that gave no name
-            lease = self._taken_up(work, lease, holder)
+            lease = self._note_resumption(work, lease, holder)
         return task, lease
 
-    def _holder(self, caller: Caller, ask: LeaseAsk, lease: Lease | None) -> Principal:
+    def _find_holder(self, caller: Caller, ask: LeaseAsk, lease: Lease | None) -> Principal:
         """Return the worker that asks; a heartbeat that names only the lease acts for its holder."""
         if ask.worker_id is None and not caller.bound and isinstance(ask, RenewLease) and lease is not None:
             return lease.worker
         return speaker(caller, ask)
 
-    def _repeated(self, work: Work, caller: Caller, ask: LeaseAsk, ending: str) -> Lease | None:
+    def _find_repeat(self, work: Work, caller: Caller, ask: LeaseAsk, ending: str) -> Lease | None:
         """Return the lease if the same call of the same worker ended it: then the first outcome stands (H.3)."""
-        work.task(ask.task_id)
+        work.require_task(ask.task_id)
         lease = work.leases.get(ask.task_id)
         again = lease is not None and (lease.lease_id, lease.ending) == (ask.lease_id, ending)
-        return lease if lease and again and lease.worker.same(self._holder(caller, ask, lease)) else None
+        return lease if lease and again and lease.worker.same(self._find_holder(caller, ask, lease)) else None
 
-    def _told(self, work: Work, caller: Caller, ask: LeaseAsk, contract: Contract) -> bool:
+    def _is_told(self, work: Work, caller: Caller, ask: LeaseAsk, contract: Contract) -> bool:
         """Whether an earlier lease of this worker has a receipt of its end; a later lease has overwritten its row."""
         lease = work.leases.get(ask.task_id)
         if lease is None or lease.lease_id == ask.lease_id:
             return False
-        return self._accepted(work, ask, speaker(caller, ask)) and any(
-            one.receipt_type == contract.type and self._by_worker(one) for one in self._under(work, ask))
+        return self._has_accepted(work, ask, speaker(caller, ask)) and any(
+            one.receipt_type == contract.type and self._is_by_worker(one) for one in self._list_under_lease(work, ask))
 
-    def _accepted(self, work: Work, ask: LeaseAsk, worker: Principal) -> bool:
+    def _has_accepted(self, work: Work, ask: LeaseAsk, worker: Principal) -> bool:
         """Whether a worker has had a lease; known where the receipts under the lease are loaded (its_end)."""
-        return any(one.receipt_type == ACCEPTED.type and one.sender.same(worker) for one in self._under(work, ask))
+        told = self._list_under_lease(work, ask)
+        return any(one.receipt_type == ACCEPTED.type and one.sender.same(worker) for one in told)
 
-    def _under(self, work: Work, ask: LeaseAsk) -> list[Receipt]:
+    def _list_under_lease(self, work: Work, ask: LeaseAsk) -> list[Receipt]:
         return [one for one in work.receipts.values() if (one.task_id, one.lease_id) == (ask.task_id, ask.lease_id)]
 
-    def _by_worker(self, ended: Receipt) -> bool:
+    def _is_by_worker(self, ended: Receipt) -> bool:
         """Whether the worker itself ended the lease; the body may be in the ledger only, so the key decides first."""
         mine = receipt_key(EXPIRED, ended.task_id, ended.sender, ended.lease_id, ended.parents, "released")
         return ended.receipt_type != EXPIRED.type or ended.receipt_key == mine or (
             ended.body != "" and decode_json(ended.body)["reason"] == "released")
 
-    def _until_when(self, acquired: float, now: float, wished: int | None) -> float:
+    def _find_lease_end(self, acquired: float, now: float, wished: int | None) -> float:
         """Return when a lease runs out: its length from now, but never past its longest lifetime."""
-        until = now + self._lease_length(wished)
+        until = now + self._choose_lease_length(wished)
         longest = self.settings.max_lease_lifetime_seconds
         return min(until, acquired + longest) if longest else until
 
-    def _lease_length(self, wished: int | None) -> int:
+    def _choose_lease_length(self, wished: int | None) -> int:
         """Return how many seconds a lease lasts: as wished, else the default, and never more than the maximum."""
         return min(wished or self.settings.default_lease_ttl_seconds, self.settings.max_lease_ttl_seconds)
 
-    def _discharge(self, work: Work, task: Task) -> Task:
-        work.close(task.duty, task.owner)
-        return work.change(task, owed=False)
+    def _discharge_duty(self, work: Work, task: Task) -> Task:
+        work.close_obligation(task.duty, task.owner)
+        return work.change_task(task, owed=False)
 
     def announce_end(self, work: Work, task: Task, ended: Receipt, news: dict[str, Any]) -> None:
         """Tell the owner that the task has come to its end."""
@@ -1507,15 +1510,15 @@ class Engine:
                 **news}
         self.write_receipt(work, RESULT_READY, task, body, parents=(ended.receipt_id,))
 
-    def _anomaly(self, work: Work, task: Task, kind: str, *, lease: Lease | None = None, mark: str = "",
-                 recommended_action: str, **details: Any) -> None:
+    def _write_anomaly(self, work: Work, task: Task, kind: str, *, lease: Lease | None = None, mark: str = "",
+                       recommended_action: str, **details: Any) -> None:
         """Tell the owner that something looks wrong (H.7); this changes nothing, and each cause is told once."""
         body = {"kind": kind, "details": details, "recommended_action": recommended_action}
         self.write_receipt(work, ANOMALY, task, body, lease=lease, mark=f"{kind} {mark}")
 
-    def _give_up(self, work: Work, task: Task, lease: Lease, reason: str) -> None:
-        for given_up in self.on.given_up:
-            given_up(work, task, lease, reason)
+    def _report_loss(self, work: Work, task: Task, lease: Lease, reason: str) -> None:
+        for report_loss in self.on.report_loss:
+            report_loss(work, task, lease, reason)
 
     def write_receipt(self, work: Work, contract: Contract, task: Task | None, body: Mapping[str, Any], *,
                       by: Principal | None = None, to: Principal | None = None, lease: Lease | None = None,
@@ -1536,23 +1539,23 @@ class Engine:
         if by is not None and by.instance_id is not None:
             said["principal_instance_id"] = by.instance_id
         text = to_canonical({**said, "schema_version": SCHEMA_VERSION})
-        self._check(text, parents)
+        self._check_receipt(text, parents)
         parents = tuple(sorted(parents))
-        return work.record(Receipt(
+        return work.add_receipt(Receipt(
             receipt_id or work.new_id(), receipt_key(contract, task_id, sender, lease_id, parents, mark), contract.type,
             work.now, sender.kind, sender.id, to.kind, to.id, task_id, lease_id, schedule_id, self.instance,
             receipt_hash(contract.type, sender, to, task_id, lease_id, schedule_id, parents, text),
             text.decode(), parents))
 
-    def _check(self, body: bytes, parents: tuple[str, ...]) -> None:
+    def _check_receipt(self, body: bytes, parents: tuple[str, ...]) -> None:
         """Refuse a receipt that is too large, before anything is written (PH.5)."""
         limits = self.settings.receipts
         if len(body) > limits.max_body_size_bytes:
             raise ReceiptTooLarge(f"the receipt's body would be {len(body)} bytes, {limits.max_body_size_bytes} is the "
                                   "most.  Receipt bodies are contracts, not chat messages.")
-        self.limit_parents(parents)
+        self.check_parents(parents)
 
-    def limit_parents(self, parents: tuple[str, ...]) -> None:
+    def check_parents(self, parents: tuple[str, ...]) -> None:
         """Refuse more parents than a receipt may have."""
         if len(parents) > (most := self.settings.receipts.max_parents):
             raise TooManyParents(f"{len(parents)} parents; a receipt has {most} at most (PH.5)")
@@ -1568,28 +1571,29 @@ class Engine:
         alone = self.settings.receipt_mode == "standalone"      # in a ledger there are types of others
         if alone and ask.receipt_type not in (None, *RECEIPT_TYPES):
             raise InvalidRequest(f"no receipt has the type {ask.receipt_type}: there are {', '.join(RECEIPT_TYPES)}")
-        to = await self.inbox(caller, ask)
+        to = await self.choose_inbox(caller, ask)
         mark = ("receipts", to, ask.task_id, ask.receipt_type)
-        after = await self._since(caller, ask.since_receipt_id or ask.cursor, *mark)
-        limit = self.limit(ask.limit)
-        rows = await self.backend.page(caller.tenant_id,
-                                           ReceiptFilter(to, ask.task_id, ask.receipt_type, after, limit + 1))
-        ends = self.onward(caller, [row.receipt_id for row in rows], limit, ask.since_receipt_id or ask.cursor, *mark)
+        after = await self._open_since(caller, ask.since_receipt_id or ask.cursor, *mark)
+        limit = self.limit_page(ask.limit)
+        query = ReceiptFilter(to, ask.task_id, ask.receipt_type, after, limit + 1)
+        rows = await self.backend.page(caller.tenant_id, query)
+        given = ask.since_receipt_id or ask.cursor
+        ends = self.seal_cursors(caller, [row.receipt_id for row in rows], limit, given, *mark)
         return Receipts([show_receipt(caller.tenant_id, row) for row in rows[:limit]], *ends)
 
-    async def inbox(self, caller: Caller, ask: ListReceipts) -> Principal | None:
+    async def choose_inbox(self, caller: Caller, ask: ListReceipts) -> Principal | None:
         """Return whose receipts are meant; None is everybody's, of a task or of the tenant."""
         to = make_filter("to_kind", ask.to_kind, "to_id", ask.to_id) or read_principal(ask)
         if ask.task_id is not None and to is None:
-            await self._chain_readable(caller, ask.task_id)
+            await self._check_chain(caller, ask.task_id)
         elif not caller.sees_all:
-            to = self._self_only(caller, to)
+            to = self._require_self(caller, to)
         return to
 
-    async def _chain_readable(self, caller: Caller, task_id: str) -> None:
+    async def _check_chain(self, caller: Caller, task_id: str) -> None:
         """Refuse a caller that may not read a task's receipts; an admin may, even if the task is not stored here."""
         try:
-            await self._readable(caller, task_id)
+            await self._read_task(caller, task_id)
         except TaskNotFound:
             if not caller.sees_all or not await self.backend.page(
                     caller.tenant_id, ReceiptFilter(None, task_id, None, None, 1)):
@@ -1600,13 +1604,13 @@ class Engine:
         if (receipt := await self.backend.receipt(caller.tenant_id, ask.receipt_id)) is None:
             raise ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are, and "
                                   "list_archived_receipts those in the archive")
-        self.party(caller, caller.principal, receipt, caller.sees_all)
+        self.check_party(caller, caller.principal, receipt, caller.sees_all)
         return show_receipt(caller.tenant_id, receipt)
 
-    def party(self, caller: Caller, who: Principal, receipt: Receipt | ReceiptRecord, anybody: bool) -> None:
+    def check_party(self, caller: Caller, who: Principal, receipt: Receipt | ReceiptRecord, anybody: bool) -> None:
         """Refuse a caller that neither sent nor received a receipt, unless `anybody` may read it."""
         if not anybody and not (receipt.to.same(who) or receipt.sender.same(who)):
-            raise barred(caller, f"receipt {receipt.receipt_id} is between others")
+            raise forbid(caller, f"receipt {receipt.receipt_id} is between others")
 
     def ack_receipt(self, work: Work, caller: Caller, ask: AckReceipt) -> Ok:
         """Acknowledge a receipt: writes a receipt.acknowledged, changes and discharges nothing (H.8)."""
@@ -1614,8 +1618,8 @@ class Engine:
             raise ReceiptNotFound(f"no receipt {ask.receipt_id}; list_receipts shows the receipts there are")
         by = speaker(caller, ask)
         if not caller.unlimited and not receipt.to.same(by):
-            raise barred(caller, f"receipt {receipt.receipt_id} is addressed to another principal")
-        with self.optional_receipt(work, receipt.task_id):
+            raise forbid(caller, f"receipt {receipt.receipt_id} is addressed to another principal")
+        with self.check_optional_receipts(work, receipt.task_id):
             acked = self.write_receipt(work, ACKNOWLEDGED, None, {"receipt_id": receipt.receipt_id}, by=by,
                                        parents=(receipt.receipt_id,), task_id=receipt.task_id)
         return Ok(True, receipt_id=acked.receipt_id)
@@ -1634,19 +1638,19 @@ class Engine:
 
         This is the call to begin with after forgetting everything.  Go on with cursor as since_receipt_id.  PH.6.
         """
-        who = self.whose(caller, ask)
-        after = await self._since(caller, ask.since_receipt_id, "obligations", who)
-        rows = await self.backend.page(caller.tenant_id, ObligationFilter(who, after, self.limit(ask.limit)))
-        return Obligations(self._server(), await self._relationship(caller, who),
+        who = self.require_subject(caller, ask)
+        after = await self._open_since(caller, ask.since_receipt_id, "obligations", who)
+        rows = await self.backend.page(caller.tenant_id, ObligationFilter(who, after, self.limit_page(ask.limit)))
+        return Obligations(self._describe_server(), await self._read_relationship(caller, who),
                            [show_receipt(caller.tenant_id, row) for row in rows],
                            rows[-1].receipt_id if rows else ask.since_receipt_id)
 
-    def whose(self, caller: Caller, ask: AsEither) -> Principal:
+    def require_subject(self, caller: Caller, ask: AsEither) -> Principal:
         """Return the principal that is asked about; only an admin may ask about another."""
-        named = self.about(caller, ask, "principal_kind and principal_id")
-        return named if caller.sees_all else self._self_only(caller, named)
+        named = self.read_subject(caller, ask, "principal_kind and principal_id")
+        return named if caller.sees_all else self._require_self(caller, named)
 
-    def about(self, caller: Caller, ask: Ask, name: str) -> Principal:
+    def read_subject(self, caller: Caller, ask: Ask, name: str) -> Principal:
         """Return whom a read is about; a credential that stands for everybody must name somebody."""
         if not caller.bound and read_principal(ask) is None:
             raise InvalidRequest(f"whose is meant?  This credential stands for everybody: say {name}")
@@ -1657,30 +1661,31 @@ class Engine:
 
         Without a cursor these are the most recent ones, oldest first (13).
         """
-        who, most = self.whose(caller, ask), self.settings.max_bootstrap_max_items
+        who, most = self.require_subject(caller, ask), self.settings.max_bootstrap_max_items
         wished = ask.max_items or ask.limit or self.settings.default_bootstrap_max_items
-        after = await self._since(caller, ask.since_receipt_id, "bootstrap", who)
+        after = await self._open_since(caller, ask.since_receipt_id, "bootstrap", who)
         rows = await self.backend.page(caller.tenant_id, ReceiptFilter(who, None, None, after, min(wished, most),
                                                                            newest=after is None))
         log.warning("deprecated: bootstrap was called by %s; list_open_obligations supersedes it", who)
         if fresh := [row.receipt_id for row in rows if row.delivered_at is None]:
-            await self.write(Engine._deliver, None, caller, Delivered(receipts=fresh))
-        return Welcome(self._server(), await self._relationship(caller, who),
+            await self.write(Engine._stamp_deliveries, None, caller, Delivered(receipts=fresh))
+        warnings = [warning for list_warnings in self.on.list_warnings for warning in await list_warnings(caller)]
+        return Welcome(self._describe_server(), await self._read_relationship(caller, who),
                        Attention([show_receipt(caller.tenant_id, row) for row in rows]),
                        LatestReceipt(rows[-1].receipt_id if rows else ask.since_receipt_id), self.settings.environment,
-                       warnings=[warning for warn in self.on.warn for warning in await warn(caller)])
+                       warnings=warnings)
 
-    def _deliver(self, work: Work, caller: Caller, ask: Delivered) -> None:
+    def _stamp_deliveries(self, work: Work, caller: Caller, ask: Delivered) -> None:
         for receipt_id in ask.receipts:
-            work.deliver(receipt_id)
+            work.stamp_delivery(receipt_id)
 
-    def _server(self) -> Server:
-        return Server("AsyncGate", __version__, self.instance, self.settings.environment, self._uptime())
+    def _describe_server(self) -> Server:
+        return Server("AsyncGate", __version__, self.instance, self.settings.environment, self._count_uptime())
 
-    def _uptime(self) -> int:
+    def _count_uptime(self) -> int:
         return int(time.monotonic() - self.born)
 
-    async def _relationship(self, caller: Caller, who: Principal) -> Relationship:
+    async def _read_relationship(self, caller: Caller, who: Principal) -> Relationship:
         stored = await self.backend.record(caller.tenant_id, Presence, who.kind, who.id)
         known = self.sightings.known(caller.tenant_id, who, stored, self.backend.now())
         return Relationship(who.kind, who.id, who.instance_id or known.instance_id, to_utc(known.first_seen_at),
@@ -1704,9 +1709,9 @@ class Engine:
             log.exception("the database does not answer")
             database = "unavailable"
         reply = Healthy("healthy" if database == "ok" else "unhealthy", "AsyncGate", __version__, self.instance,
-                        self._uptime(), database, {})
-        for describe in self.on.describe:
-            await describe(reply)
+                        self._count_uptime(), database, {})
+        for describe_health in self.on.describe_health:
+            await describe_health(reply)
         if reply.status != "healthy":
             raise DatabaseUnavailable("the database does not answer", retry_after=1, **msgspec.to_builtins(reply))
         return reply
@@ -1716,50 +1721,51 @@ class Engine:
     def sweep(self, work: Work, caller: Caller, ask: Sweep) -> None:
         """Take back tasks whose lease ran out; report deadlines and spent attempts (H.7)."""
         for task_id in ask.tasks:
-            with contextlib.suppress(TaskNotFound), work.part():
-                self._look_after(work, work.task(task_id), len(ask.tasks))
+            with contextlib.suppress(TaskNotFound), work.undo_on_error():
+                self._sweep_task(work, work.require_task(task_id), len(ask.tasks))
 
-    def _look_after(self, work: Work, task: Task, crowd: int) -> None:
+    def _sweep_task(self, work: Work, task: Task, crowd: int) -> None:
         lease = work.leases.get(task.task_id)
         if lease and is_lost(task, lease, work.now, self.settings.lease_grace_seconds):
-            task = self._expire(work, task, lease, crowd)
+            task = self._expire_lease(work, task, lease, crowd)
         if is_late(task, work.now):
-            task = work.change(task, deadline_at=None)
-            self._anomaly(work, task, "deadline_passed", status=task.status,
-                          recommended_action="wait for the result, or cancel the task")
+            task = work.change_task(task, deadline_at=None)
+            self._write_anomaly(work, task, "deadline_passed", status=task.status,
+                                recommended_action="wait for the result, or cancel the task")
         if is_stuck(task):
-            self._anomaly(work, task, "attempts_spent_but_queued", attempt=task.attempt,
-                          recommended_action="cancel the task, or report this as a defect of the gate")
+            self._write_anomaly(work, task, "attempts_spent_but_queued", attempt=task.attempt,
+                                recommended_action="cancel the task, or report this as a defect of the gate")
 
-    def _expire(self, work: Work, task: Task, lease: Lease, crowd: int) -> Task:
+    def _expire_lease(self, work: Work, task: Task, lease: Lease, crowd: int) -> Task:
         """Requeue a task whose lease was lost, which is no failure (PH.4); put it on hold after too many losses."""
         lost_to = [*decode_json(task.lost_to), lease.worker_id][-10:]
         losses, most = task.expiries + 1, task.max_expiries
         held = "lease_expiries" if most and losses >= most else first_answer(self.on.why_hold, work, task)
         pause = jitter(lease.lease_id, self.settings.expiry_jitter_seconds, crowd)
-        work.hold(replace(lease, ending="expired"))
+        work.set_lease(replace(lease, ending="expired"))
         # Clarification C: only a task's own instance sweeps it, so this one takes it over first (docs/design.md).
-        task = work.move(task, EXPIRE, expiries=losses, held=held, started_at=None, asyncgate_instance=self.instance,
-                         next_eligible_at=work.now + pause if pause else None, lost_to=to_canonical(lost_to).decode())
-        self.write_receipt(work, EMISSION["expire"], task, self._expiry(task, lease, "expired"), lease=lease)
-        self._give_up(work, task, lease, "lease_expired")
+        task = work.move_task(task, EXPIRE, expiries=losses, held=held, lost_to=to_canonical(lost_to).decode(),
+                              next_eligible_at=work.now + pause if pause else None, started_at=None,
+                              asyncgate_instance=self.instance)
+        self.write_receipt(work, EMISSION["expire"], task, self._describe_expiry(task, lease, "expired"), lease=lease)
+        self._report_loss(work, task, lease, "lease_expired")
         if losses == STUCK_EXPIRIES + 1:
-            self._anomaly(work, task, "lease_expired_often", expiries=losses,
-                          recommended_action="look at the workers of this type")
-        self._tell_held(work, task, lease)
+            self._write_anomaly(work, task, "lease_expired_often", expiries=losses,
+                                recommended_action="look at the workers of this type")
+        self._tell_hold(work, task, lease)
         return task
 
-    def _tell_held(self, work: Work, task: Task, lease: Lease) -> None:
+    def _tell_hold(self, work: Work, task: Task, lease: Lease) -> None:
         """Tell the owner of a task that is on hold."""
         if task.held:
-            work.tell(task.task_id, "task.held", held=task.held, expiries=task.expiries)
+            work.add_event(task.task_id, "task.held", held=task.held, expiries=task.expiries)
             progress = work.progress.get(task.task_id)
-            self._anomaly(work, task, "task_held", lease=lease, expiries=task.expiries,
-                          workers=sorted(set(decode_json(task.lost_to))), held=task.held,
-                          last_progress=decode_json(progress.progress) if progress else None,
-                          recommended_action="release_hold to offer it again, or cancel_task")
+            self._write_anomaly(work, task, "task_held", lease=lease, expiries=task.expiries,
+                                workers=sorted(set(decode_json(task.lost_to))), held=task.held,
+                                last_progress=decode_json(progress.progress) if progress else None,
+                                recommended_action="release_hold to offer it again, or cancel_task")
 
-    def _expiry(self, task: Task, lease: Lease, reason: str) -> dict[str, Any]:
+    def _describe_expiry(self, task: Task, lease: Lease, reason: str) -> dict[str, Any]:
         return {"task_id": task.task_id, "previous_worker_id": lease.worker_id, "attempt": task.attempt,
                 "requeued": task.held is None, "reason": reason}
 
@@ -1769,32 +1775,32 @@ class Engine:
         """Wake the calls that wait for this batch's changes; nobody may learn of them before the commit."""
         for task in (*work.added.values(), *work.moved.values()):
             if task.status == "queued":
-                self.waiting.offered(work.tenant_id, task, work.now)
+                self.waiting.offer_task(work.tenant_id, task, work.now)
             elif task.status in TERMINAL:
-                self._ended((work.tenant_id, task.task_id))
+                self._wake_readers((work.tenant_id, task.task_id))
         if self.shared and not self.shared.is_alone() and (news := news_of(work)):
             self.shared.tell(news)
         ends = [lease.expires_at for lease in work.leased.values() if lease.ending == "live"]
-        for leases_granted in self.on.leases_granted if ends else ():
-            leases_granted(work.tenant_id, min(ends))
-        for committed in self.on.committed:
-            committed(work)
-        for records_changed in self.on.records_changed if work.kept else ():
-            records_changed(work)
+        for after_grant in self.on.after_grant if ends else ():
+            after_grant(work.tenant_id, min(ends))
+        for after_commit in self.on.after_commit:
+            after_commit(work)
+        for after_record_change in self.on.after_record_change if work.kept else ():
+            after_record_change(work)
 
-    def _ended(self, key: tuple[str, str]) -> None:
+    def _wake_readers(self, key: tuple[str, str]) -> None:
         for ended in self.outcomes.get(key, ()):
             resolve(ended)
 
-    def hear(self, news: News) -> None:
+    def hear_news(self, news: News) -> None:
         """Wake the calls that wait for another process's changes."""
-        for heard in self.on.heard:
-            heard(news)
-        self.waiting.heard(news)
+        for hear_news in self.on.hear_news:
+            hear_news(news)
+        self.waiting.hear_news(news)
         ended = [key for key in self.outcomes if key[0] == news.tenant_id] if news.many else [
             (news.tenant_id, task_id) for task_id in news.ended]
         for key in ended:
-            self._ended(key)
+            self._wake_readers(key)
 
     def drain(self) -> None:
         """Answer every waiting call now, because the server is about to stop."""
@@ -1802,40 +1808,40 @@ class Engine:
         for ended in [future for futures in self.outcomes.values() for future in futures]:
             resolve(ended)
 
-    def limit(self, wished: int | None) -> int:
+    def limit_page(self, wished: int | None) -> int:
         """Return how many rows a page has."""
         return min(wished or self.settings.default_list_limit, self.settings.max_list_limit)
 
-    def cursor(self, caller: Caller, position: str, *query: Any) -> str:
+    def seal_cursor(self, caller: Caller, position: str, *query: Any) -> str:
         """Seal a position for this tenant and this query, so that nobody can make one up."""
         seal = hmac.digest(self.backend.secret, to_canonical((caller.tenant_id, query, position)), "sha256")[:12]
         return base64.urlsafe_b64encode(seal + position.encode()).decode().rstrip("=")
 
-    def onward(self, caller: Caller, found: list[str], limit: int, given: str | None,
-               *query: Any) -> tuple[str | None, str | None]:
+    def seal_cursors(self, caller: Caller, found: list[str], limit: int, given: str | None,
+                     *query: Any) -> tuple[str | None, str | None]:
         """Return next_cursor (null at the end) and cursor: the last place seen, or the given one if none was (17).
 
         `found` are the places of a page, and one more where there is more.
         """
-        cursor = self.cursor(caller, found[:limit][-1], *query) if found else given
+        cursor = self.seal_cursor(caller, found[:limit][-1], *query) if found else given
         return (cursor if len(found) > limit else None), cursor
 
-    def position(self, caller: Caller, cursor: str | None, *query: Any) -> str | None:
+    def open_cursor(self, caller: Caller, cursor: str | None, *query: Any) -> str | None:
         """Open a cursor that `cursor` made for the same tenant and query."""
         if cursor is None:
             return None
         with contextlib.suppress(ValueError):
             position = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))[12:].decode()
-            if hmac.compare_digest(cursor.encode(), self.cursor(caller, position, *query).encode()):
+            if hmac.compare_digest(cursor.encode(), self.seal_cursor(caller, position, *query).encode()):
                 return position
         raise InvalidCursor("this cursor was not given for this list; begin again without one")
 
-    async def _since(self, caller: Caller, cursor: str | None, *query: Any) -> str | None:
+    async def _open_since(self, caller: Caller, cursor: str | None, *query: Any) -> str | None:
         """Open a cursor, or take a receipt of this tenant for one."""
         if cursor and await self.backend.receipt(caller.tenant_id, cursor):
             return cursor
         try:
-            return self.position(caller, cursor, *query)
+            return self.open_cursor(caller, cursor, *query)
         except InvalidCursor:
             if await self.backend.record(caller.tenant_id, Archived, cursor or ""):
                 return cursor       # its reader went on from there before it moved to the archive
@@ -1864,7 +1870,7 @@ def resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-async def waited(future: asyncio.Future[Any], until: float) -> bool:
+async def wait_until(future: asyncio.Future[Any], until: float) -> bool:
     """Wait for a future until a time of the loop's clock; tell whether it came."""
     left = until - asyncio.get_running_loop().time()
     return bool(left > 0 and (await asyncio.wait([future], timeout=left))[0])
@@ -1930,57 +1936,57 @@ class Batches:
             self.mixed_until = time.monotonic() + self.MIXED_SECONDS if self.last else 0.0
             self.last = tenant_id
         self.waiting.setdefault(tenant_id, []).append(job)
-        self._call()
+        self._plan_departure()
         return await job.answer
 
-    async def landed(self) -> None:
+    async def wait_for_all(self) -> None:
         """Wait until nothing is under way."""
         while self.flights or self.waiting:
             await asyncio.sleep(0) if not self.flights else await asyncio.wait(self.flights)
 
-    def _call(self) -> None:
+    def _plan_departure(self) -> None:
         if not self.called:     # not at once: what else arrives in this tick shall share the commit
             self.called = True
-            asyncio.get_running_loop().call_soon(self._depart)
+            asyncio.get_running_loop().call_soon(self._launch_batches)
 
-    def _depart(self) -> None:
+    def _launch_batches(self) -> None:
         self.called = False
         for tenant_id in list(self.waiting):
             if len(self.flights) >= self.backend.parallel:
                 return
-            if self._worth_it(tenant_id):
-                self._launch(tenant_id, self.waiting.pop(tenant_id))
+            if self._is_worth_it(tenant_id):
+                self._launch_batch(tenant_id, self.waiting.pop(tenant_id))
 
-    def _worth_it(self, tenant_id: str) -> bool:
+    def _is_worth_it(self, tenant_id: str) -> bool:
         """Whether another batch may start: beside a running one only if it is as large, or batches would shrink."""
         sizes = self.under_way[tenant_id]
         return len(sizes) < self.backend.parallel_per_tenant and len(self.waiting[tenant_id]) >= sum(sizes)
 
-    def _launch(self, tenant_id: str, jobs: list[Job]) -> None:
+    def _launch_batch(self, tenant_id: str, jobs: list[Job]) -> None:
         size = self.size if time.monotonic() > self.mixed_until else min(self.size, self.MIXED_SIZE)
         jobs, later = jobs[:size], jobs[size:]
         if later:
             self.waiting[tenant_id] = later             # at the end: the others' turn comes first
         self.under_way[tenant_id].append(len(jobs))
-        flight = asyncio.get_running_loop().create_task(self._fly(tenant_id, jobs))
+        flight = asyncio.get_running_loop().create_task(self._carry_out(tenant_id, jobs))
         self.flights.add(flight)
-        flight.add_done_callback(partial(self._land, tenant_id, len(jobs)))
+        flight.add_done_callback(partial(self._land_batch, tenant_id, len(jobs)))
 
-    def _land(self, tenant_id: str, size: int, flight: asyncio.Task[None]) -> None:
+    def _land_batch(self, tenant_id: str, size: int, flight: asyncio.Task[None]) -> None:
         self.flights.discard(flight)
         self.under_way[tenant_id].remove(size)
         if not self.under_way[tenant_id]:
             del self.under_way[tenant_id]
-        self._call()
+        self._plan_departure()
 
-    async def _fly(self, tenant_id: str, jobs: list[Job]) -> None:
+    async def _carry_out(self, tenant_id: str, jobs: list[Job]) -> None:
         decided: list[Work] = []
         try:
             await self.transact(tenant_id, gather_needs(jobs), partial(decide, jobs, decided))
             error: Exception | None = None
         except Refused as refused:
             if len(jobs) > 1:
-                return await self._fly_alone(tenant_id, jobs)
+                return await self._carry_out_alone(tenant_id, jobs)
             why = refused.__cause__
             error = why if isinstance(why, GateError) else log_fault(type(jobs[0].ask).__name__, refused)
         except GateError as no:
@@ -1996,10 +2002,10 @@ class Batches:
         if error is None:
             self.after_commit(*decided)
 
-    async def _fly_alone(self, tenant_id: str, jobs: list[Job]) -> None:
+    async def _carry_out_alone(self, tenant_id: str, jobs: list[Job]) -> None:
         """Run each job of a refused batch alone, so that only the one at fault fails."""
         for job in jobs:
-            await self._fly(tenant_id, [job])
+            await self._carry_out(tenant_id, [job])
 
 
 def gather_needs(jobs: list[Job]) -> Needs:
@@ -2032,9 +2038,9 @@ class Place:
         self.calls: list[Wanted | None] = []      # for what it was called
         self.spent: list[Wanted | None] = []      # and for what it has set out, and may leave untouched
 
-    async def called(self, until: float) -> bool:
+    async def wait_for_call(self, until: float) -> bool:
         """Wait for a call; return whether it came in time."""
-        if not await self.engine.called(self.call, until):
+        if not await self.engine.wait_for_call(self.call, until):
             return False
         self.call, self.spent, self.calls = asyncio.get_running_loop().create_future(), self.calls, []
         return True
@@ -2056,7 +2062,7 @@ class Waiting:
         self.count = 0
 
     @contextlib.contextmanager
-    def place(self, tenant_id: str, ask: LeaseNext) -> Iterator[Place]:
+    def take_place(self, tenant_id: str, ask: LeaseNext) -> Iterator[Place]:
         """Take a place in the tenant's queue; when it is left, its unused calls go to the next that match."""
         if self.count >= self.engine.settings.max_waiting_claims:
             raise TooManyWaiting(f"{self.count} claims are waiting already; claim without wait_seconds", retry_after=1)
@@ -2064,7 +2070,7 @@ class Waiting:
         queue[place] = None
         self.count += 1
         if len(queue) == 1:     # from now on the timer is kept: every task that is delayed from here on is offered
-            self._check(tenant_id)
+            self._plan_timer(tenant_id)
         try:
             yield place
         except BaseException:       # it was called and could not come
@@ -2074,67 +2080,67 @@ class Waiting:
             self.count -= 1
             del queue[place]
             for kind in place.calls:
-                self._wake(tenant_id, kind)
+                self._wake_places(tenant_id, kind)
             if not queue:
-                self._forget(tenant_id)
+                self._forget_tenant(tenant_id)
 
-    def offered(self, tenant_id: str, task: Task, now: float) -> None:
+    def offer_task(self, tenant_id: str, task: Task, now: float) -> None:
         """Call the first waiting claim that a queued task fits, now or when its time comes."""
         if not self.places.get(tenant_id) or task.held:
             return
         if task.next_eligible_at is None or task.next_eligible_at <= now:
-            self._wake(tenant_id, (task.type, needs_of(to_raw(task.requirements))))
+            self._wake_places(tenant_id, (task.type, needs_of(to_raw(task.requirements))))
         else:
-            self._at(tenant_id, task.next_eligible_at, now)
+            self._wake_at(tenant_id, task.next_eligible_at, now)
 
-    def heard(self, news: News) -> None:
+    def hear_news(self, news: News) -> None:
         """Call waiting claims for what another process has queued."""
         if not self.places.get(news.tenant_id):
             return
         for type, needed in news.queued if not news.many else ():
-            self._wake(news.tenant_id, (type, frozenset(needed)))
+            self._wake_places(news.tenant_id, (type, frozenset(needed)))
         if news.many:
-            self._wake(news.tenant_id, None)
+            self._wake_places(news.tenant_id, None)
         if news.due is not None:
-            self._at(news.tenant_id, news.due, self.engine.backend.now())
+            self._wake_at(news.tenant_id, news.due, self.engine.backend.now())
 
-    def _wake(self, tenant_id: str, kind: Wanted | None) -> None:
+    def _wake_places(self, tenant_id: str, kind: Wanted | None) -> None:
         for place in self.places.get(tenant_id, ()):
             if kind is None:
                 place.wake(kind)
             elif not place.calls and matches(*kind, place.ask):
                 return place.wake(kind)
 
-    def _at(self, tenant_id: str, due: float, now: float) -> None:
+    def _wake_at(self, tenant_id: str, due: float, now: float) -> None:
         """Call every waiting claim of a tenant when its next delayed task is due; a tenant has one timer."""
         if tenant_id in self.timers:
             if self.timers[tenant_id][0] <= due:
                 return
             self.timers[tenant_id][1].cancel()
         loop = asyncio.get_running_loop()
-        self.timers[tenant_id] = due, loop.call_later(max(due - now, 0.0) + 0.002, self._due, tenant_id)
+        self.timers[tenant_id] = due, loop.call_later(max(due - now, 0.0) + 0.002, self._wake_due, tenant_id)
 
-    def _due(self, tenant_id: str) -> None:
+    def _wake_due(self, tenant_id: str) -> None:
         self.timers.pop(tenant_id, None)
-        self._wake(tenant_id, None)
-        self._check(tenant_id)
+        self._wake_places(tenant_id, None)
+        self._plan_timer(tenant_id)
 
-    def _check(self, tenant_id: str) -> None:
+    def _plan_timer(self, tenant_id: str) -> None:
         """Find out when the tenant's next delayed task is due, unless that is known."""
         if tenant_id not in self.timers and self.places.get(tenant_id) and not self.closed:
-            check = asyncio.get_running_loop().create_task(self._look(tenant_id))
+            check = asyncio.get_running_loop().create_task(self._look_ahead(tenant_id))
             self.checks.add(check)
             check.add_done_callback(self.checks.discard)
 
-    async def _look(self, tenant_id: str) -> None:
+    async def _look_ahead(self, tenant_id: str) -> None:
         try:
             due = await self.engine.backend.next_due(tenant_id)
         except Exception:
             return log.exception("cannot tell when the next delayed task is due")
         if due is not None and self.places.get(tenant_id):
-            self._at(tenant_id, due, self.engine.backend.now())
+            self._wake_at(tenant_id, due, self.engine.backend.now())
 
-    def _forget(self, tenant_id: str) -> None:
+    def _forget_tenant(self, tenant_id: str) -> None:
         del self.places[tenant_id]
         if timer := self.timers.pop(tenant_id, None):
             timer[1].cancel()
@@ -2143,7 +2149,7 @@ class Waiting:
         """Call every waiting claim for the last time."""
         self.closed = True
         for tenant_id in list(self.places):
-            self._wake(tenant_id, None)
+            self._wake_places(tenant_id, None)
 
 
 # OPERATIONS ###########################################################################################################

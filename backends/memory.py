@@ -187,27 +187,27 @@ class Memory:
         ids |= {lease.task_id for lease in tenant.live() if lease.lease_id in needs.leases
                 or (lease.worker_kind, lease.worker_id, lease.claim_id) in needs.repeats}
         for task_id in ids:
-            work.load(*tenant.row(task_id))
+            work.load_task(*tenant.row(task_id))
         enough = sum(ask.max_tasks or 1 for ask in needs.claims)
         for group in tenant.lanes.groups(needs.claims):
             for task in islice(self._claimable(tenant, group, work.now), enough):
-                work.offer(task, tenant.progress.get(task.task_id))
+                work.add_claimable(task, tenant.progress.get(task.task_id))
         for receipt in tenant.receipts.values() if needs.receipts or needs.endings or needs.stated else ():
             if (receipt.receipt_id in needs.receipts or needs.receipts & set(receipt.parents)
                     or (receipt.task_id, receipt.lease_id) in needs.endings
                     or (receipt.task_id, receipt.receipt_key) in needs.stated):
-                work.give(receipt)
+                work.load_receipt(receipt)
         for kind, key in needs.records:
             if (row := tenant.records[kind].get(key)) is not None:
-                work.learn(row)
+                work.load_record(row)
         if needs.recount:
             active = sum(task.status not in TERMINAL for task in tenant.tasks.values())
-            work.keep(Usage(active, len(list(tenant.live())),
-                            sum(len(receipt.body.encode()) for receipt in tenant.receipts.values()),
-                            len(tenant.tasks) - active))
+            work.keep_record(Usage(active, len(list(tenant.live())),
+                                   sum(len(receipt.body.encode()) for receipt in tenant.receipts.values()),
+                                   len(tenant.tasks) - active))
         if needs.tally:
             about = Counter(receipt.task_id for receipt in tenant.receipts.values())
-            for task_id in work.about(needs):
+            for task_id in work.list_named_tasks(needs):
                 work.tallies[task_id] = about[task_id]
 
     def _claimable(self, tenant: Tenant, lanes: frozenset[int], now: float) -> Iterator[Task]:

@@ -464,23 +464,23 @@ class Sqlite(Pages):
         tasks = [named_row(row) for row in rows]
         work = Work(tenant_id, now, self.ids, self.lanes[tenant_id].known)
         for task in tasks:
-            work.load(*task)
+            work.load_task(*task)
         if needs.claims:
             self._offer(work, needs.claims)
         if needs.receipts:
             for row in self.db.execute(FAMILY, (tenant_id, json.dumps(list(needs.receipts)))):
-                work.give(receipt_row(row))
+                work.load_receipt(receipt_row(row))
         for sql, pairs in ((ENDINGS, needs.endings), (STATES, needs.stated)):
             for pair in pairs:
                 for row in self.db.execute(sql, (tenant_id, *pair)):
-                    work.give(receipt_row(row))
+                    work.load_receipt(receipt_row(row))
         for kind, named in needs.records:
             for row in self.db.execute(RECORD[kind], (tenant_id, *named)):
-                work.learn(kind(*row))
+                work.load_record(kind(*row))
         if needs.recount:
-            work.keep(Usage(*self.db.execute(COUNT, (tenant_id,)).fetchone()))
+            work.keep_record(Usage(*self.db.execute(COUNT, (tenant_id,)).fetchone()))
         if needs.tally:
-            work.tallies.update(self.db.execute(TALLY, (tenant_id, json.dumps(work.about(needs)))))
+            work.tallies.update(self.db.execute(TALLY, (tenant_id, json.dumps(work.list_named_tasks(needs)))))
         return work
 
     def _offer(self, work: Work, claims: list[LeaseNext]) -> None:
@@ -490,7 +490,7 @@ class Sqlite(Pages):
         for group in self.lanes[work.tenant_id].groups(claims):
             for _, _, *row in self._heads(work.tenant_id, group, enough):
                 progress = row[TASK:]
-                work.offer(Task(*row[:TASK]), Progress(*progress) if progress[0] is not None else None)
+                work.add_claimable(Task(*row[:TASK]), Progress(*progress) if progress[0] is not None else None)
 
     def _heads(self, tenant_id: str, lanes: frozenset[int], enough: int) -> Iterator[tuple[Any, ...]]:
         """Merge the queues of some lanes, reading little more of each than is needed."""

@@ -79,7 +79,7 @@ class Running:
         engine.backend.skew += seconds
         await self.server.upkeep.duties["sweep"].run()
         for tenant_id in list(engine.waiting.places):      # wake waiting claims: a delayed task may be due now
-            engine.hear(News(tenant_id, many=True))
+            engine.hear_news(News(tenant_id, many=True))
 
     def client(self, agent_id: str | None) -> AsyncTestGate:
         """Return a client of this gate: through its port if it has one, else in process."""

@@ -41,7 +41,7 @@ from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import Bar, escape_text, show_block, show_table
 from asyncgate.commands.verdicts import print_answer
 from asyncgate.parts.faces.lease_protocol import LEASE_PROTOCOL
-from asyncgate.parts.identity.startup import require_safe_start
+from asyncgate.parts.identity.startup import require_safe_start, warn_of_idle_settings
 from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.errors import GateError, NotNow, StartupError
 from asyncgate.parts.model.settings import Configured, SettingsError, list_values, load_settings, mask_credentials
@@ -511,6 +511,7 @@ def ledger(configured: Configured) -> None:
     """Serve a receipt ledger for gates in integrated mode, in the role of MemoryGate, with its own database."""
     start_logging(configured.settings)
     require_safe_start(configured.settings)
+    warn_of_idle_settings(configured)
     from asyncgate.parts.ledger_app import serve_ledger
     sys.exit(serve_ledger(configured.settings))
 

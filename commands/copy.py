@@ -283,11 +283,11 @@ def add_row(work: Work, row: Any) -> None:
     """Add a row to the changes without any rule; for a task also its lane and the event task.moved."""
     match row:
         case Task():
-            work.add(row, needs_of(Raw(row.requirements.encode())))
+            work.add_task(row, needs_of(Raw(row.requirements.encode())))
             if row.status not in TERMINAL:
-                work.tell(row.task_id, "task.moved", fences_skipped=FENCES_SKIPPED)
+                work.add_event(row.task_id, "task.moved", fences_skipped=FENCES_SKIPPED)
         case Lease():
-            work.hold(row)
+            work.set_lease(row)
         case Progress():
             work.progress[row.task_id] = work.progressed[row.task_id] = row
         case Receipt():
@@ -298,7 +298,7 @@ def add_row(work: Work, row: Any) -> None:
         case Event():
             work.events[row.event_id] = row
         case Audit():
-            work.log(row)
+            work.add_audit(row)
         case (Schedule() | Presence() | Account() | Key() | AuditHead() | Outgoing() | Entry() | LedgerMark()
               | Seal() | SealHead() | Archived()):
-            work.keep(row)
+            work.keep_record(row)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 import asyncgate
 from asyncgate.clients.http import DEFAULT_URL
 from asyncgate.parts.app import serve_forever
-from asyncgate.parts.identity.startup import require_safe_start
+from asyncgate.parts.identity.startup import require_safe_start, warn_of_idle_settings
 from asyncgate.parts.model.settings import UNPREFIXED, Configured, Settings
 from asyncgate.parts.process.logs import start_logging
 
@@ -50,6 +50,7 @@ def run_dev(configured: Configured, *, worker: bool) -> int:
     settings = adjust_settings(configured)
     start_logging(settings)
     require_safe_start(settings)
+    warn_of_idle_settings(configured)
     children: list[subprocess.Popen[Any]] = []
 
     def ready(url: str) -> None:

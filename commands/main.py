@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from asyncgate import __version__
-from asyncgate.parts.identity.startup import require_safe_start
+from asyncgate.parts.identity.startup import require_safe_start, warn_of_idle_settings
 from asyncgate.parts.model.settings import Configured
 from asyncgate.parts.process.logs import start_logging
 from asyncgate.parts.process.options import add_settings_options
@@ -58,4 +58,5 @@ def serve(configured: Configured) -> None:
     from asyncgate.parts.app import serve_forever
     start_logging(configured.settings)
     require_safe_start(configured.settings)
+    warn_of_idle_settings(configured)
     sys.exit(serve_forever(configured.settings))

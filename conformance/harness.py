@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from msgspec.structs import fields
+from msgspec.structs import fields, replace
 
 from asyncgate import SCOPES, Caller, Engine, Operation
 from asyncgate.parts.extensions import engine_over
@@ -24,7 +24,7 @@ from asyncgate.parts.model.database import Around
 from asyncgate.parts.model.errors import GateError, InvalidRequest
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.settings import Settings
+from asyncgate.parts.model.settings import ApiKeys, Settings
 from asyncgate.parts.model.stored import (
     Account,
     Audit,
@@ -56,6 +56,13 @@ def ask_of(op: Operation, fields: dict[str, Any]) -> Ask:
         return op.reader.body(msgspec.json.encode(fields), "warn")[0]
     except msgspec.DecodeError as wrong:
         raise InvalidRequest(f"{op.name}: {wrong}") from None
+
+
+def settings_for_tests(**given: Any) -> Settings:
+    """Return settings with cheap hashing of keys; the default takes 0.1 s per hash."""
+    settings = Settings(**given)
+    cheap = ApiKeys(hash_time_cost=1, hash_memory_cost=8)
+    return replace(settings, security=replace(settings.security, api_keys=cheap))
 
 
 # Required fields of some operations, besides the ids.
@@ -181,13 +188,13 @@ class Gate(View):
 
     def beside(self, **settings: Any) -> Gate:
         """Return this tenant's gate through another engine, as another process or after a restart."""
-        return Gate(engine_over(self.backend, Settings(**settings)), self.tenant_id)
+        return Gate(engine_over(self.backend, settings_for_tests(**settings)), self.tenant_id)
 
     @property
     def ledger(self) -> Ledger:
         """Return the ledger of this gate; only a gate in integrated mode has one."""
         from asyncgate.parts.receipts.outbox import Ledger  # it imports the HTTP client, which is large
-        ledger = self.engine.extension(Ledger)
+        ledger = self.engine.find_extension(Ledger)
         assert ledger is not None
         return ledger
 

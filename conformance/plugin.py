@@ -19,11 +19,10 @@ import pytest
 
 from asyncgate import Engine
 from asyncgate.backends import open_backend
-from asyncgate.conformance.harness import Gate, OwnTenants
+from asyncgate.conformance.harness import Gate, OwnTenants, settings_for_tests
 from asyncgate.conformance.ledgers import LedgerServer
-from asyncgate.conformance.postgres_server import URL_GIVEN, Cluster, PostgresServer, Programs, empty, find_programs
+from asyncgate.conformance.postgres_server import URL_GIVEN, Cleaner, Cluster, PostgresServer, Programs, find_programs
 from asyncgate.parts.extensions import engine_over
-from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.receipts.outbox import Ledger
 
 POSTGRES = "postgres:"
@@ -67,7 +66,8 @@ class SharedPostgres:
 
     def __init__(self, name: str, server: PostgresServer | Programs | None, about: str, template: str = "") -> None:
         self.name, self.server, self.about, self.template = name, server, about, template
-        self.made, self.failed = False, ""
+        self.cleaner: Cleaner | None = None
+        self.failed = ""
 
     @classmethod
     def found(cls) -> SharedPostgres:
@@ -101,15 +101,21 @@ class SharedPostgres:
             raise
         if server is None:
             pytest.skip(self.about)
-        if self.made:
-            asyncio.run(empty(server.admin_url(self.name)))
-        else:
+        if self.cleaner is None:
             asyncio.run(server.create_database(self.name, self.template))
-            self.made = True
+            self.cleaner = Cleaner(server.admin_url(self.name))
+        else:
+            self.cleaner.empty()
         return server.url(self.name)
+
+    def leave(self) -> None:
+        """Close this process's connection to the server."""
+        if self.cleaner is not None:
+            self.cleaner.close()
 
     def end(self) -> None:
         """Stop the server, or drop the databases if the server is external."""
+        self.leave()
         if isinstance(self.server, Cluster):
             self.server.close()
         elif isinstance(self.server, PostgresServer):
@@ -150,8 +156,8 @@ def pytest_configure_node(node: Any) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Stop the server at the end, in the process that started it."""
-    if not hasattr(config, "workerinput") and (shared := config.stash.get(SHARED, None)) is not None:
-        shared.end()
+    if (shared := config.stash.get(SHARED, None)) is not None:
+        shared.leave() if hasattr(config, "workerinput") else shared.end()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -212,7 +218,8 @@ async def make_gate(backend_url: str, receipts: dict[str, Any]) -> AsyncIterator
     loop = asyncio.get_running_loop()
 
     def make(**settings: Any) -> Gate:
-        engines.append(engine_over(backend, Settings(**{"instance_id": "asyncgate-1", **receipts, **settings})))
+        chosen = settings_for_tests(**{"instance_id": "asyncgate-1", **receipts, **settings})
+        engines.append(engine_over(backend, chosen))
         if receipts and "receipt_mode" not in settings:
             engines[-1].extend(ledger := Ledger(engines[-1]))
             loop.call_soon(ledger.open)     # a fixture that is not a coroutine makes gates outside the loop
@@ -222,9 +229,9 @@ async def make_gate(backend_url: str, receipts: dict[str, Any]) -> AsyncIterator
         yield make
         for engine in engines:
             engine.drain()
-            if (ledger := engine.extension(Ledger)) is not None:
+            if (ledger := engine.find_extension(Ledger)) is not None:
                 await ledger.close()
-            await engine.batches.landed()
+            await engine.batches.wait_for_all()
 
 
 @pytest.fixture

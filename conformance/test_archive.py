@@ -391,7 +391,7 @@ async def forge(gate: Gate, segment: str | None) -> Archived:
                      digest=hashlib.sha256(b"whatever fits").hexdigest())
 
     def write(work: Work) -> None:
-        work.keep(forged)
+        work.keep_record(forged)
     await gate.backend.transact(gate.tenant_id, Needs(), write)
     return forged
 
@@ -440,7 +440,7 @@ async def test_the_database_lets_no_receipt_go_that_has_no_pointer(gate: Gate) -
     [first, *_] = before = await stored(gate)
 
     def drop(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
-        work.drop(Receipt, first.receipt_id)
+        work.drop_record(Receipt, first.receipt_id)
 
     def load(needs: Needs, caller: Caller, ask: Ask) -> None:
         needs.receipts.add(first.receipt_id)
@@ -448,5 +448,5 @@ async def test_the_database_lets_no_receipt_go_that_has_no_pointer(gate: Gate) -
     if type(getattr(gate.backend, "backend", gate.backend)).__name__ == "Memory":
         pytest.skip("memory trusts the rules")
     with contextlib.suppress(GateError):     # SQLite refuses the batch, Postgres leaves the row
-        await gate.engine.write(drop, load, gate.engine.itself(gate.tenant_id), Ask())
+        await gate.engine.write(drop, load, gate.engine.make_own_caller(gate.tenant_id), Ask())
     assert await stored(gate) == before

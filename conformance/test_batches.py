@@ -192,7 +192,7 @@ async def test_an_operation_whose_client_has_gone_is_not_started(gate: Gate) -> 
 
     gone.cancel()
     await together(gate, gone, stays)
-    await gate.engine.batches.landed()
+    await gate.engine.batches.wait_for_all()
 
     assert [task.type for task in (await ada.list_tasks()).tasks] == ["stays"]
 

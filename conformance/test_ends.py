@@ -134,7 +134,7 @@ async def test_an_emitted_receipt_carries_no_more_artifacts_than_any(gate: Gate)
 
 
 @pytest.mark.parametrize(("type", "why"), [
-    ("task.completed", "is written by the gate"), ("task.complete", "is no type of receipt")])
+    ("task.completed", "is written only by the gate"), ("task.complete", "is not a receipt type")])
 async def test_an_offered_receipt_of_another_type_is_refused_with_the_truth(gate: Gate, type: str, why: str) -> None:
     parent = (await gate.owed() or [(await gate.receipt(await gate.create(), "task.assigned"))])[0].receipt_id
 

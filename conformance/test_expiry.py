@@ -343,7 +343,7 @@ async def test_a_queued_task_with_no_attempts_left_is_an_anomaly_told_once(gate:
     task_id = await gate.create(max_attempts=2)
 
     def spoil(work: Work) -> None:      # no operation produces this state
-        work.change(work.task(task_id), attempt=2)
+        work.change_task(work.require_task(task_id), attempt=2)
     await gate.backend.transact(gate.tenant_id, Needs(tasks={task_id}), spoil)
     for _ in range(3):
         await gate.wait(10)

@@ -30,7 +30,7 @@ async def keep(gate: Gate, *rows: Any) -> None:
     """Store records unchanged."""
     def decide(work: Work) -> None:
         for row in rows:
-            work.keep(row)
+            work.keep_record(row)
     await gate.backend.transact(gate.tenant_id, Needs(), decide)
 
 
@@ -163,7 +163,7 @@ async def test_a_log_whose_beginning_was_cut_off_is_found(gate: Gate) -> None:
     await write_lines(gate, [200, 199, 1])
 
     def decide(work: Work) -> None:
-        work.drop(Audit, f"{1:012d}")
+        work.drop_record(Audit, f"{1:012d}")
         add_line(work, "audit_pruned", "info", b'{"hash":"made up","up_to":1}')
     needs = Needs()
     load_head(needs, gate.caller, None)

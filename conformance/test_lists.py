@@ -331,7 +331,7 @@ async def test_an_export_gives_each_row_once_and_in_order_however_many_pages_it_
     def keep(work: Work) -> None:
         for row in rows:
             if isinstance(row, Presence):
-                work.keep(row)
+                work.keep_record(row)
             elif isinstance(row, Obligation):
                 work.opened[row.receipt_id] = Principal(row.to_kind, row.to_id)
             else:

@@ -68,9 +68,9 @@ async def test_a_database_finds_the_tasks_that_the_law_calls_overdue(gate: Gate)
             deadline = None if case.deadline is None else now + case.deadline
             task = replace(kind, task_id=work.new_id(), status=case.status, attempt=case.attempt, deadline_at=deadline)
             lease = lease_of(task, case, work.new_lease_id(), now)
-            work.add(task, frozenset())
+            work.add_task(task, frozenset())
             if lease is not None:
-                work.hold(lease)
+                work.set_lease(lease)
             if is_overdue(task, lease, now, GRACE):
                 wanted[task.task_id] = case
 
@@ -90,7 +90,7 @@ async def test_a_database_finds_the_schedules_that_the_law_calls_late(gate: Gate
 
     def store(work: Work) -> None:
         for schedule in kept:
-            work.keep(schedule)
+            work.keep_record(schedule)
 
     await gate.backend.transact(gate.tenant_id, Needs(), store)
 

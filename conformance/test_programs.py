@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from asyncgate.backends import open_backend
-from asyncgate.conformance.harness import NEEDED, Gate, Numbered, OwnTenants, ask_of
+from asyncgate.conformance.harness import NEEDED, Gate, Numbered, OwnTenants, ask_of, settings_for_tests
 from asyncgate.conformance.model import ESCALATES_TO, PROSE, Model, ModelRefusal, Rules
 from asyncgate.parts.extensions import engine_over
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.queries import ReceiptFilter
-from asyncgate.parts.model.settings import EscalationSettings, EscalationTarget, Settings
+from asyncgate.parts.model.settings import EscalationSettings, EscalationTarget
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
 
@@ -337,7 +337,7 @@ class Side:
     def __init__(self, run: Run, backend: OwnTenants, rules: Rules, tenants: list[str]) -> None:
         self.run, self.backend = run, backend
         backend.backend.ids = Numbered()        # so that failures are reproducible, and twins are equal
-        engine = engine_over(backend, Settings(**settings_of(rules)))
+        engine = engine_over(backend, settings_for_tests(**settings_of(rules)))
         backend.own.clear()
         self.gates = [Gate(engine, tenant) for tenant in tenants]
         self.seen = [""] * len(tenants)

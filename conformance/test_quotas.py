@@ -37,7 +37,7 @@ async def used(gate: Gate) -> Usage:
 async def counted_anew(gate: Gate) -> Usage:
     """Return the usage of the tenant, counted from its rows."""
     seen: list[Usage | None] = []
-    await gate.backend.transact(gate.tenant_id, Needs(recount=True), lambda work: seen.append(work.found(Usage)))
+    await gate.backend.transact(gate.tenant_id, Needs(recount=True), lambda work: seen.append(work.find_record(Usage)))
     assert seen[-1] is not None
     return seen[-1]
 
@@ -45,7 +45,7 @@ async def counted_anew(gate: Gate) -> Usage:
 async def keep(gate: Gate, row: Account | Usage) -> None:
     """Store the account or the usage of the tenant."""
     def change(engine: Engine, work: Work, caller: Caller, ask: Any) -> None:
-        work.keep(row)
+        work.keep_record(row)
     await gate.engine.write(change, None, Caller(gate.tenant_id, Principal("system", "test"), "system", frozenset()),
                             None)  # type: ignore[arg-type]
 

@@ -65,7 +65,7 @@ async def test_no_receipt_slips_in_under_a_seal_while_others_write(gate: Gate) -
     for sealer in sealers:
         sealer.cancel()
     await asyncio.gather(*sealers, return_exceptions=True)
-    await gate.engine.batches.landed()
+    await gate.engine.batches.wait_for_all()
     await seal(gate.engine, gate.tenant_id)
 
     found = await checked(gate)

@@ -26,7 +26,7 @@ async def settle(gate: Gate, waiting: int) -> None:
             await asyncio.sleep(0)
         for _ in range(20):
             await asyncio.sleep(0)
-        await gate.engine.batches.landed()
+        await gate.engine.batches.wait_for_all()
 
 
 async def got(call: asyncio.Task[Any]) -> list[str]:

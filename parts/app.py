@@ -48,10 +48,10 @@ class Gate(Front):
             backend = self.backend or await open_backend(database.url, serving=True, settings=database)
             opened.push_async_callback(backend.close)
             self._add_parts(engine_over(backend, self.settings))
-            opened.push_async_callback(self.engine.batches.landed)
+            opened.push_async_callback(self.engine.batches.wait_for_all)
             opened.push_async_callback(self.mcp.close)
             beats, lasting = self.settings.lease_sweep_interval_seconds, self.engine.lasting
-            sign = await lasting.join(self.engine.instance, beats, self.engine.hear) if lasting else None
+            sign = await lasting.join(self.engine.instance, beats, self.engine.hear_news) if lasting else None
             await self.upkeep.begin(sign)
             async with self.guard, self.upkeep, self.ledger or contextlib.nullcontext():
                 yield

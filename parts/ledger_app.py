@@ -47,7 +47,7 @@ class ReceiptEndpoint(Endpoint):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
             raise InvalidRequest(f"store_receipt: {wrong}") from None
         for named in read_claimed_tenants({}, scope["headers"]):
-            self.gate.engine.at_home(caller, named)
+            self.gate.engine.check_tenant(caller, named)
         return StoreReceipts(receipts=[Raw(body)], alone=True)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from asyncgate import Caller, Engine, Extension, Needs, News, Sweep, Work, its_tasks, prolonged
+from asyncgate import Caller, Engine, Extension, Needs, News, Sweep, Work, its_tasks, prolong_lease
 from asyncgate.parts.identity.audit import Pruner
 from asyncgate.parts.model.errors import GateError
 from asyncgate.parts.model.overdue import alive
@@ -93,17 +93,17 @@ class Upkeep(Duties, Extension):
             since = page[-1][0]
         return {tenant_id: list(tasks) for tenant_id, tasks in found.items()}
 
-    def leases_granted(self, tenant_id: str, first_end: float) -> None:
+    def after_grant(self, tenant_id: str, first_end: float) -> None:
         """Schedule a sweep for the expiry of a lease that was just granted, and tell the other processes."""
         if self._plan_sweep(first_end) and (shared := self.engine.shared) and not shared.is_alone():
             shared.tell(News(tenant_id, lapse=first_end))
 
-    def heard(self, news: News) -> None:
+    def hear_news(self, news: News) -> None:
         """Schedule a sweep for the expiry of a lease that another process granted."""
         if news.lapse is not None:
             self._plan_sweep(news.lapse)
 
-    async def describe(self, health: Healthy) -> None:
+    async def describe_health(self, health: Healthy) -> None:
         """Describe the state of every job."""
         health.upkeep = self.report()
 
@@ -171,7 +171,7 @@ class Upkeep(Duties, Extension):
 
     async def _write(self, tenant_id: str, ask: Sweep | Prolong | Sighted) -> None:
         run, loads = WRITES[type(ask)]
-        await self.engine.write(run, loads, self.engine.itself(tenant_id), ask)
+        await self.engine.write(run, loads, self.engine.make_own_caller(tenant_id), ask)
 
 
 def its_presences(needs: Needs, caller: Caller, ask: Sighted) -> None:
@@ -182,7 +182,7 @@ def its_presences(needs: Needs, caller: Caller, ask: Sighted) -> None:
 def note_presences(engine: Engine, work: Work, caller: Caller, ask: Sighted) -> None:
     """Store the presences of the callers seen."""
     for who, first, last in ask.sightings:
-        work.keep(add_visit(work.found(Presence, who.kind, who.id), who, first, last))
+        work.keep_record(add_visit(work.find_record(Presence, who.kind, who.id), who, first, last))
 
 
 def prolong(engine: Engine, work: Work, caller: Caller, ask: Prolong) -> None:
@@ -192,10 +192,10 @@ def prolong(engine: Engine, work: Work, caller: Caller, ask: Prolong) -> None:
         lease = work.leases.get(task_id)
         if lease is None or not alive(lease, ask.silent_since, grace):
             continue
-        until = prolonged(lease, ask.silent_since, work.now, engine.settings.restart_grace_seconds)
-        work.hold(replace(lease, expires_at=until))
-        work.tell(task_id, "lease.prolonged", lease_id=lease.lease_id, worker_id=lease.worker_id,
-                  expires_at=to_utc(until).isoformat(), silent_since=to_utc(ask.silent_since).isoformat())
+        until = prolong_lease(lease, ask.silent_since, work.now, engine.settings.restart_grace_seconds)
+        work.set_lease(replace(lease, expires_at=until))
+        work.add_event(task_id, "lease.prolonged", lease_id=lease.lease_id, worker_id=lease.worker_id,
+                       expires_at=to_utc(until).isoformat(), silent_since=to_utc(ask.silent_since).isoformat())
 
 
 WRITES: dict[type[Ask], tuple[Callable[..., None], Callable[..., None]]] = {

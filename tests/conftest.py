@@ -26,12 +26,12 @@ import pytest
 from msgspec.structs import replace
 
 from asyncgate.backends import open_backend
+from asyncgate.conformance.harness import settings_for_tests
 from asyncgate.conformance.ledgers import Drain
 from asyncgate.conformance.plugin import SHARED
 from asyncgate.conformance.postgres_server import PostgresServer
 from asyncgate.parts.app import Gate
 from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import (
     Account,
     Event,
@@ -187,7 +187,7 @@ async def serve(url: str) -> AsyncIterator[Serve]:
     async with contextlib.AsyncExitStack() as running:
         async def serve(**settings: Any) -> Served:
             settings = {"api_key": TOKEN, "lease_sweep_interval_seconds": 3600.0, **settings}
-            gate = Gate(Settings(**settings), await open_backend(url))
+            gate = Gate(settings_for_tests(**settings), await open_backend(url))
             await running.enter_async_context(gate.app.router.lifespan_context(gate.app))
             return Served(gate)
 
@@ -243,7 +243,8 @@ def connect() -> Connect:
 class Live:
     """A gate in a process of its own, on a port that the system chose."""
 
-    SETTINGS = ("shutdown_seconds=10", "max_request_bytes=100000", "body_timeout_seconds=1")
+    SETTINGS = ("shutdown_seconds=10", "max_request_bytes=100000", "body_timeout_seconds=1",
+                "security.api_keys.hash_time_cost=1", "security.api_keys.hash_memory_cost=8")
 
     def __init__(self, *settings: str, database: str = "memory://", program: tuple[str, ...] = ("-m", "asyncgate"),
                  ) -> None:

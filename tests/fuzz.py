@@ -90,9 +90,9 @@ def keys() -> Target:
 def cursors() -> Target:
     """What looks like a cursor, at an engine over memory."""
     gate = asyncio.run(opened())
-    caller = gate.engine.itself(gate.settings.default_tenant_id)
-    good = [gate.engine.cursor(caller, place, "list").encode() for place in ("", "x" * 40, "é 1")]
-    return good, may_raise(lambda text: gate.engine.position(caller, text.decode("latin-1"), "list"), GateError)
+    caller = gate.engine.make_own_caller(gate.settings.default_tenant_id)
+    good = [gate.engine.seal_cursor(caller, place, "list").encode() for place in ("", "x" * 40, "é 1")]
+    return good, may_raise(lambda text: gate.engine.open_cursor(caller, text.decode("latin-1"), "list"), GateError)
 
 
 def settings() -> Target:

@@ -20,6 +20,7 @@ from typing import Any
 import click
 import pytest
 
+from asyncgate import Extension
 from asyncgate.clients.http import Http
 from asyncgate.commands.main import main
 from asyncgate.commands.tables import make_tables, replace_tables
@@ -122,6 +123,21 @@ def test_the_glossary_names_code_that_exists() -> None:
     for name in named:
         here = (ROOT / name).exists() or (ROOT / "parts" / name).exists()
         assert here or all(re.search(rf"\b{part}\b", code) for part in name.split(".")), name
+
+
+def test_the_glossary_names_every_hook_and_who_has_it() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text().partition("\n## Hooks\n")[2].partition("\n## ")[0]
+    told = {hook: set(re.findall(r"`([A-Z]\w+)`", who))
+            for hook, who in re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|$", page, re.M)}
+    found: dict[str, set[str]] = {name: set() for name in vars(Extension) if not name.startswith("_")}
+    for path in (ROOT / "parts").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and "Extension" in map(ast.unparse, node.bases):
+                for method in node.body:
+                    if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and method.name in found:
+                        found[method.name].add(node.name)
+
+    assert told == found
 
 
 # Blocks.

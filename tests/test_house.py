@@ -207,6 +207,15 @@ def test_everything_public_says_what_it_is_for() -> None:
     assert [name for path in paths for name in undocumented(path, overridden)] == []
 
 
+@pytest.mark.parametrize("name", ["asyncgate.py", *PARTS])
+def test_mypy_sees_the_very_files_of_the_checkout(name: str) -> None:
+    """A copy in place of a link would be checked, and grow old, without anybody's notice."""
+    link = ROOT / ".ci" / "typed" / "asyncgate" / ("__init__.py" if name == "asyncgate.py" else name)
+
+    assert link.is_symlink()
+    assert link.resolve() == (ROOT / name).resolve()
+
+
 @pytest.mark.parametrize("pattern", [MACHINE_PATH, UNFINISHED], ids=["machine path", "unfinished"])
 def test_no_file_names_a_machine_or_leaves_work_open(pattern: re.Pattern[str]) -> None:
     assert lines_with(pattern) == []

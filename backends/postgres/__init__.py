@@ -368,7 +368,7 @@ class Postgres(Pages):
                 lanes.learn(lane, type, json.loads(capabilities))
         work = Work(tenant_id, head.clock, self.ids, lanes.known)
         for row in await self._fresh(db, tenant_id, asked_for):
-            work.load(*row)
+            work.load_task(*row)
         if needs.claims:
             if changed:
                 head, wanted = head._replace(due=True), wanted_of(lanes, needs.claims)
@@ -412,7 +412,7 @@ class Postgres(Pages):
             locked |= {row[0]: row for row in rows}     # what an earlier look has locked, nobody else can offer
         offers = await self._fresh(db, work.tenant_id, list(locked.values()))
         for task, _, progress in sorted(offers, key=lambda row: place(row[0])):
-            work.offer(task, progress)
+            work.add_claimable(task, progress)
 
     async def _give(self, db: asyncpg.Connection, work: Work, needs: Needs) -> None:
         """Load what few batches need, each with a statement of its own: it is younger than all locks."""
@@ -424,15 +424,15 @@ class Postgres(Pages):
         if needs.stated:
             receipts += await db.fetch(sql.STATES, tenant_id, *sql.columns(needs.stated, 2))
         for row in receipts:
-            work.give(sql.receipt_row(tuple(row)))
+            work.load_receipt(sql.receipt_row(tuple(row)))
         for kind in {kind for kind, _ in needs.records}:
             keys = [key for of, key in needs.records if of is kind]
             for row in await db.fetch(sql.RECORD[kind], tenant_id, *sql.columns(keys, len(keys[0]))):
-                work.learn(kind(*row))
+                work.load_record(kind(*row))
         if needs.recount:
-            work.keep(Usage(*await db.fetchrow(sql.COUNT, tenant_id)))
+            work.keep_record(Usage(*await db.fetchrow(sql.COUNT, tenant_id)))
         if needs.tally:
-            work.tallies.update(map(tuple, await db.fetch(sql.TALLY, tenant_id, work.about(needs))))
+            work.tallies.update(map(tuple, await db.fetch(sql.TALLY, tenant_id, work.list_named_tasks(needs))))
 
     async def _save(self, db: asyncpg.Connection, work: Work) -> Saved | None:
         """Save what a batch has changed; return how to find it, None if there was nothing."""

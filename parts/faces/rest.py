@@ -95,7 +95,7 @@ class Endpoint:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
             raise InvalidRequest(f"{op.name}: {describe_problem(wrong)}") from None
         for named in read_claimed_tenants(query, scope["headers"]):
-            self.gate.engine.at_home(caller, named)
+            self.gate.engine.check_tenant(caller, named)
         if unknown:
             scope["asyncgate.unknown"] = unknown
         return ask

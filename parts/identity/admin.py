@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from asyncgate import SCOPES, Caller, Engine, Needs, Operation, Work, barred, instant
+from asyncgate import SCOPES, Caller, Engine, Needs, Operation, Work, forbid, instant
 from asyncgate.parts.identity.audit import (
     Severity,
     add_line,
@@ -107,7 +107,7 @@ def operates(engine: Engine, caller: Caller) -> bool:
 def require_operator(engine: Engine, caller: Caller) -> None:
     """Refuse everybody but the operator."""
     if not operates(engine, caller):
-        raise barred(caller, "only the operator, an admin of the default tenant, administers tenants")
+        raise forbid(caller, "only the operator, an admin of the default tenant, administers tenants")
 
 
 async def target_tenant(engine: Engine, caller: Caller, named: str | None) -> str:
@@ -172,9 +172,9 @@ async def create_tenant(engine: Engine, caller: Caller, ask: CreateTenant) -> Te
         raise InvalidRequest(f"tenant {named} already has the name {ask.name}; names are unique")
 
     def make(work: Work) -> TenantRecord:
-        account = work.found(Account)
+        account = work.find_record(Account)
         if account is None:
-            work.keep(account := Account(ask.name, work.now, ask.tier or ""))
+            work.keep_record(account := Account(ask.name, work.now, ask.tier or ""))
             audit_change(engine, work, "tenant_created", "info", caller, name=ask.name, tier=ask.tier)
         return as_tenant_record(engine.settings, tenant_id, account)
     return await change_record(engine, caller, tenant_id, Account, (), make)
@@ -201,9 +201,9 @@ async def suspend_tenant(engine: Engine, caller: Caller, ask: SuspendTenant) -> 
         raise Forbidden("the default tenant is the operator's own and cannot be suspended")
 
     def suspend(work: Work) -> TenantRecord:
-        account = work.found(Account) or Account("", work.now)
+        account = work.find_record(Account) or Account("", work.now)
         if ask.suspended != (account.suspended_at is not None):
-            work.keep(account := replace(account, suspended_at=work.now if ask.suspended else None))
+            work.keep_record(account := replace(account, suspended_at=work.now if ask.suspended else None))
             event = "tenant_suspended" if ask.suspended else "tenant_resumed"
             audit_change(engine, work, event, "critical", caller, reason=ask.reason)
         return as_tenant_record(engine.settings, tenant_id, account)
@@ -231,7 +231,8 @@ async def get_limits(engine: Engine, caller: Caller, ask: GetLimits) -> Limits:
     tenant_id = await target_tenant(engine, caller, ask.tenant)
 
     def count(engine: Engine, work: Work, caller: Caller, ask: Ask) -> Limits:
-        limits, usage = as_limits_record(engine.settings, tenant_id, work.found(Account), work.now), work.found(Usage)
+        limits = as_limits_record(engine.settings, tenant_id, work.find_record(Account), work.now)
+        usage = work.find_record(Usage)
         assert usage is not None
         limits.used = Used(usage.active, usage.leases, usage.receipt_bytes, usage.terminal)
         return limits
@@ -264,7 +265,7 @@ async def set_limits(engine: Engine, caller: Caller, ask: SetLimits) -> Limits:
                              "stricter_tasks_per_hour, or both")
 
     def agree(work: Work) -> Limits:
-        account = work.found(Account) or Account("", work.now)
+        account = work.find_record(Account) or Account("", work.now)
         if ask.tier is not None:
             account = replace(account, tier=ask.tier)
             audit_change(engine, work, "tier_changed", "warning", caller, tier=ask.tier, reason=ask.reason)
@@ -282,7 +283,7 @@ async def set_limits(engine: Engine, caller: Caller, ask: SetLimits) -> Limits:
             if strict > work.now:
                 tell_admins(engine, work, whom, "rate_limit_tightened", reason=ask.reason, calls_per_hour=asked_calls,
                             tasks_per_hour=asked_tasks, until=to_utc(strict).isoformat())
-        work.keep(account)
+        work.keep_record(account)
         return as_limits_record(engine.settings, tenant_id, account, work.now)
     return await change_record(engine, caller, tenant_id, Account, (), agree)
 
@@ -304,7 +305,7 @@ def as_limits_record(settings: Settings, tenant_id: str, account: Account | None
 async def tenant_to_issue_for(engine: Engine, caller: Caller, named: str | None) -> str:
     """Return the tenant that a caller may issue keys for; a limited key may not, for it could drop its own limits."""
     if caller.capabilities is not None or caller.task_types is not None:
-        raise barred(caller, "a key that is limited to capabilities or task types cannot issue keys")
+        raise forbid(caller, "a key that is limited to capabilities or task types cannot issue keys")
     return await target_tenant(engine, caller, named)
 
 
@@ -319,7 +320,7 @@ async def issue_key(engine: Engine, caller: Caller, ask: IssueKey) -> IssuedKey:
     require_own_rights(caller, key)
 
     def issue(work: Work) -> None:
-        work.keep(key)
+        work.keep_record(key)
         audit_change(engine, work, "key_issued", "info", caller, issued=key.key_id, name=key.name,
                      issued_to=key.principal_id, issued_role=key.role)
     await change_record(engine, caller, tenant_id, Key, (key.key_id,), issue)
@@ -329,7 +330,7 @@ async def issue_key(engine: Engine, caller: Caller, ask: IssueKey) -> IssuedKey:
 def require_own_rights(caller: Caller, key: Key) -> None:
     """Refuse to issue a key with more rights than its issuer has."""
     if beyond := msgspec.json.decode(key.scopes, type=frozenset[str]) - caller.scopes:
-        raise barred(caller, f"this credential has no scope {', '.join(sorted(beyond))}, so it cannot issue a key that "
+        raise forbid(caller, f"this credential has no scope {', '.join(sorted(beyond))}, so it cannot issue a key that "
                              "has; name only scopes that it has")
 
 
@@ -381,14 +382,14 @@ async def rotate_key(engine: Engine, caller: Caller, ask: RotateKey) -> IssuedKe
     text, hash, key_id = await make_key(engine.settings)
 
     def rotate(work: Work) -> Key:
-        old = require_key(work.found(Key, ask.key_id), ask.key_id)
+        old = require_key(work.find_record(Key, ask.key_id), ask.key_id)
         if old.revoked_at is not None or old.rotated_to is not None:
             raise InvalidTransition(f"key {old.key_id} is already revoked or rotated; issue_key makes a new one")
         require_own_rights(caller, old)
         new = replace(old, key_id=key_id, hash=hash, not_before=work.now, created_at=work.now, last_used_at=None,
                       created_by=str(caller.principal))
-        work.keep(retire_key(old, key_id, work.now, ask.overlap_seconds))
-        work.keep(new)
+        work.keep_record(retire_key(old, key_id, work.now, ask.overlap_seconds))
+        work.keep_record(new)
         audit_change(engine, work, "key_rotated", "info", caller, rotated=old.key_id, rotated_to=key_id)
         return new
     new = await change_record(engine, caller, tenant_id, Key, (ask.key_id,), rotate)
@@ -404,9 +405,9 @@ async def revoke_key(engine: Engine, caller: Caller, ask: RevokeKey) -> Ok:
     whom = await list_admins(engine, tenant_id)
 
     def revoke(work: Work) -> Ok:
-        key = require_key(work.found(Key, ask.key_id), ask.key_id)
+        key = require_key(work.find_record(Key, ask.key_id), ask.key_id)
         if key.revoked_at is None:
-            work.keep(replace(key, revoked_at=work.now))
+            work.keep_record(replace(key, revoked_at=work.now))
             audit_change(engine, work, "key_revoked", "warning", caller, revoked=key.key_id, reason=ask.reason)
             tell_admins(engine, work, whom, "key_revoked", key_id=key.key_id, name=key.name, reason=ask.reason,
                         by=str(caller.principal))
@@ -471,12 +472,12 @@ async def read_page(engine: Engine, caller: Caller, ask: Any, mark: tuple[Any, .
                     name: Callable[[Any], str], wanted: Callable[[Any], bool],
                     ) -> tuple[list[Any], str | None, str | None]:
     """Return the rows of one page of an exported table, its next_cursor and its cursor."""
-    limit, after = engine.limit(ask.limit), engine.position(caller, ask.cursor, *mark) or ""
+    limit, after = engine.limit_page(ask.limit), engine.open_cursor(caller, ask.cursor, *mark) or ""
     found: list[Any] = []
     while len(found) <= limit and (rows := await read(after)):
         found += filter(wanted, rows)
         after = name(rows[-1])
-    return found[:limit], *engine.onward(caller, [name(row) for row in found], limit, ask.cursor, *mark)
+    return found[:limit], *engine.seal_cursors(caller, [name(row) for row in found], limit, ask.cursor, *mark)
 
 
 OPERATIONS = [

@@ -112,12 +112,12 @@ def add_line(work: Work, event: str, severity: Severity, said: bytes, at: float 
 
     Its id is its number: lines sort as they are chained whatever process wrote them, and no number is given twice.
     """
-    head = work.found(AuditHead) or AuditHead(0, "")
+    head = work.find_record(AuditHead) or AuditHead(0, "")
     number = head.number + 1
     line = link_line(head, Audit(
         f"{number:012d}", number, work.now if at is None else at, event, severity, said.decode(), ""))
-    work.log(line)
-    work.keep(AuditHead(line.number, line.hash))
+    work.add_audit(line)
+    work.keep_record(AuditHead(line.number, line.hash))
     return line
 
 
@@ -163,10 +163,10 @@ async def prune_lines(engine: Engine, tenant_id: str) -> int:
 
     def drop(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
         for line in old:
-            work.drop(Audit, line.audit_id)
+            work.drop_record(Audit, line.audit_id)
         told = {"up_to": old[-1].number, "hash": old[-1].hash, "lines": len(old)}
         add_line(work, PRUNED, "info", to_canonical(told))
-    await engine.write(drop, load_head, engine.itself(tenant_id), Sweep())
+    await engine.write(drop, load_head, engine.make_own_caller(tenant_id), Sweep())
     return len(old)
 
 
@@ -458,7 +458,7 @@ class Auditor:
             for at, (event, severity, said) in lines:
                 add_line(work, event, severity, said, at)
 
-        caller = self.engine.itself(tenant_id)
+        caller = self.engine.make_own_caller(tenant_id)
         try:
             if self.enabled:
                 await self.engine.write(write, load_head, caller, Sweep())
@@ -541,6 +541,6 @@ class Auditor:
             def held(engine: Engine, work: Work, caller: Caller, ask: RenewLease) -> bool:
                 return ask.lease_id in work.holders
             asked = RenewLease(lease_id=id)
-            return bool(await self.engine.write(held, its_lease, self.engine.itself(tenant_id), asked))
+            return bool(await self.engine.write(held, its_lease, self.engine.make_own_caller(tenant_id), asked))
         read = self.engine.backend.task if name == "task_id" else self.engine.backend.receipt
         return await read(tenant_id, id) is not None

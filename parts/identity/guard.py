@@ -107,16 +107,16 @@ class Store:
     async def touch_key(self, tenant_id: str, key_id: str, now: float, place: str | None = None) -> None:
         """Note that a key was used, and from where if that is new."""
         def touch(engine: Engine, work: Work, caller: Caller, ask: Ask) -> None:
-            key = work.found(Key, key_id)
+            key = work.find_record(Key, key_id)
             if key is not None and (key.last_used_at or 0.0) < now:
                 key = replace(key, last_used_at=now)
-                work.keep(key)
+                work.keep_record(key)
             if key is not None and place is not None and place not in (known := places_of(key)):
-                work.keep(replace(key, places=encode_json([place, *known][:PLACES]).decode()))
+                work.keep_record(replace(key, places=encode_json([place, *known][:PLACES]).decode()))
 
         def load(needs: Needs, caller: Caller, ask: Ask) -> None:
             needs.records.add((Key, (key_id,)))
-        caller = self.engine.itself(tenant_id)
+        caller = self.engine.make_own_caller(tenant_id)
         await self.engine.write(touch, load, caller, Ask())
 
 
@@ -158,7 +158,7 @@ class Guard(Extension):
                 return
         raise StartupError(NO_WAY_IN)
 
-    def records_changed(self, work: Work) -> None:
+    def after_record_change(self, work: Work) -> None:
         """Forget the keys and the account that a batch of this process has changed."""
         for kind, key in work.kept:
             if kind is Key:
@@ -166,7 +166,7 @@ class Guard(Extension):
             elif kind is Account:
                 self._forget(work.tenant_id)
 
-    def heard(self, news: News) -> None:
+    def hear_news(self, news: News) -> None:
         """Learn from a commit of another process."""
         for key_id in news.keys:
             self.keys.forget(key_id)
@@ -213,7 +213,7 @@ class Guard(Extension):
         scope["asyncgate.caller"] = caller
         return caller
 
-    async def still_good(self, caller: Caller) -> None:
+    async def check_caller(self, caller: Caller) -> None:
         """Refuse a caller whose key or tenant was barred while its call waited."""
         await self.accounts.admit(caller)
         if caller.key_id is not None and not await self.keys.still_good(caller.key_id):
@@ -236,7 +236,7 @@ class Guard(Extension):
         elif may is not None:
             await self._draw(scope, [call_bucket(may, caller.tenant_id)])
 
-    async def creating(self, caller: Caller, number: int, create: Callable[[], Awaitable[Any]]) -> Any:
+    async def count_creation(self, caller: Caller, number: int, create: Callable[[], Awaitable[Any]]) -> Any:
         """Count new tasks before they are made (21.4.2); those that are refused then do not count.
 
         The answer tells of that limit only when it refuses.
@@ -278,7 +278,7 @@ class Guard(Extension):
         finally:
             del self.relieving[tenant_id]
 
-    async def performed(self, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
+    async def after_call(self, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
         """Write down what the audit log should know of an operation that was carried out."""
         if isinstance(reply, Items):
             self.auditor.parts(caller, op.name, reply)

@@ -44,8 +44,8 @@ async def rotate_credentials(engine: Engine, caller: Caller, ask: RotateCredenti
     whom, context = await list_admins(engine, tenant_id), copy_context()
 
     def rotate(work: Work) -> list[IssuedKey]:
-        account = work.found(Account) or Account("", work.now)
-        work.keep(replace(account, tokens_since=max(before, account.tokens_since or 0.0)))
+        account = work.find_record(Account) or Account("", work.now)
+        work.keep_record(replace(account, tokens_since=max(before, account.tokens_since or 0.0)))
         issued = [IssuedKey(text, as_key_record(tenant_id, new)) for key_id, (text, hash, new_id) in fresh.items()
                   if (new := replace_key(work, caller, key_id, new_id, hash, ask.overlap_seconds))]
         audit_change(engine, work, "credentials_rotated", "critical", caller, reason=ask.reason, keys=len(issued),
@@ -66,13 +66,13 @@ async def rotate_credentials(engine: Engine, caller: Caller, ask: RotateCredenti
 
 def replace_key(work: Work, caller: Caller, key_id: str, new_id: str, hash: str, overlap: float) -> Key | None:
     """Replace a key by a new one, unless somebody revoked or rotated it meanwhile."""
-    old = work.found(Key, key_id)
+    old = work.find_record(Key, key_id)
     if old is None or old.revoked_at is not None or old.rotated_to is not None:
         return None
     new = replace(old, key_id=new_id, hash=hash, not_before=work.now, created_at=work.now, last_used_at=None,
                   places=None, created_by=str(caller.principal))
-    work.keep(retire_key(old, new_id, work.now, overlap))
-    work.keep(new)
+    work.keep_record(retire_key(old, new_id, work.now, overlap))
+    work.keep_record(new)
     return new
 
 

@@ -60,6 +60,6 @@ async def write_notice(engine: Engine, tenant_id: str, kind: str, **details: Any
         tell_admins(engine, work, whom, kind, **details)
     try:
         from asyncgate.parts.model.wire import Ask
-        await engine.write(write, None, engine.itself(tenant_id), Ask())
+        await engine.write(write, None, engine.make_own_caller(tenant_id), Ask())
     except GateError:
         log.exception("the admins of tenant %s are not told of %s", tenant_id, kind)

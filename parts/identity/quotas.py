@@ -34,26 +34,26 @@ class Quotas(Extension):
         self.tallies = counts_receipts(engine.settings.rate_limits)
         self.exact: set[str] = set()        # tenants whose usage this process has counted itself
 
-    def load(self, needs: Needs, caller: Caller, ask: Ask) -> None:
+    def name_needs(self, needs: Needs, caller: Caller, ask: Ask) -> None:
         """Load what quotas are decided by; who counts takes turns with the tenant's other writers."""
         needs.records |= {(Account, ()), (Usage, ())}
         needs.recount |= caller.tenant_id not in self.exact
         needs.tally |= self.tallies
 
-    def task_added(self, work: Work) -> None:
+    def check_new_task(self, work: Work) -> None:
         """Refuse a new task for which there is no room; what is there can be finished."""
-        if (usage := work.found(Usage)) is not None:
+        if (usage := work.find_record(Usage)) is not None:
             check_task_quotas(may := self._allowance(work), usage)
             check_receipt_quota(may, "", 0)
 
-    def optional_receipt_added(self, work: Work, task_id: str) -> None:
+    def check_optional_receipt(self, work: Work, task_id: str) -> None:
         """Refuse a receipt about a task that had all the receipts it may have (21.6.3)."""
         if task_id in work.tallies:
             check_receipt_quota(self._allowance(work), task_id, work.tallies[task_id] - 1)
 
     def why_no_lease(self, work: Work) -> str | None:
         """Let a claim come back empty when the tenant holds all the leases that it may (spec 21.6.2)."""
-        usage = work.found(Usage)
+        usage = work.find_record(Usage)
         most = self._allowance(work).concurrent_leases if usage else -1
         return FULL_OF_LEASES if usage is not None and 0 <= most <= usage.leases else None
 
@@ -63,14 +63,14 @@ class Quotas(Extension):
         return RECEIPTS_QUOTA if 0 <= most <= work.tallies[task.task_id] + 1 else None
 
     def _allowance(self, work: Work) -> Tier:
-        return find_allowance(self.settings, work.found(Account), work.now)
+        return find_allowance(self.settings, work.find_record(Account), work.now)
 
-    def committed(self, work: Work) -> None:
+    def after_commit(self, work: Work) -> None:
         """Remember that the usage of a tenant is exact now."""
-        if work.found(Usage) is not None:
+        if work.find_record(Usage) is not None:
             self.exact.add(work.tenant_id)
 
-    async def warn(self, caller: Caller) -> list[str]:
+    async def list_warnings(self, caller: Caller) -> list[str]:
         """Say in time that the room for receipts comes to its end (spec 21.6.3)."""
         backend = self.engine.backend
         if (usage := await backend.record(caller.tenant_id, Usage)) is None:

@@ -8,7 +8,7 @@ import re
 
 from asyncgate.parts.model.connection import is_loopback
 from asyncgate.parts.model.errors import StartupError
-from asyncgate.parts.model.settings import Settings, Tls, mask_credentials
+from asyncgate.parts.model.settings import Configured, Settings, Tls, list_idle, mask_credentials
 
 log = logging.getLogger("asyncgate")
 
@@ -30,6 +30,12 @@ def require_safe_start(settings: Settings) -> None:
         raise StartupError("this release has no security.oauth.enabled; unset it")
     if settings.allow_insecure_dev:
         log.warning("INSECURE: allow_insecure_dev is on, so everybody who reaches %s is an admin", settings.host)
+
+
+def warn_of_idle_settings(configured: Configured) -> None:
+    """Warn of each setting that is set and decides nothing."""
+    for warning in list_idle(configured):
+        log.warning("%s", warning)
 
 
 def require_safe_setting(settings: Settings) -> None:

@@ -18,13 +18,21 @@ from msgspec import Meta, Struct, convert
 from asyncgate.parts.model.durations import parse_seconds
 
 __all__ = [
-    "Configured", "DatabaseSettings", "Settings", "SettingsError", "Tier", "list_settings", "list_values",
+    "Configured", "DatabaseSettings", "Settings", "SettingsError", "Tier", "list_idle", "list_settings", "list_values",
     "load_settings"]
+
+
+IDLE = "Decides nothing: "
 
 
 def says(text: str, *, secret: bool = False) -> Meta:
     """Describe a setting in one sentence; a secret is never shown, and may come from a file."""
     return Meta(description=text, extra={"secret": secret, "in_file": secret} if secret else {})
+
+
+def decides_nothing(because: str) -> Meta:
+    """Describe a setting that the spec names and no code reads: a gate warns at its start when somebody sets it."""
+    return Meta(description=f"{IDLE}{because}", extra={"idle": True})
 
 
 def span(low: float, high: float, what: str = "a whole number") -> Meta:
@@ -77,9 +85,10 @@ class DatabaseSettings(Group, frozen=True):
 
     url: Annotated[Url, Meta(min_length=1), says(
         "Where to store everything; the scheme picks the backend")] = "sqlite:///asyncgate.db"
-    tasks: Annotated[str, says("Name of the task store, as a note (spec 20.2); database.url decides")] = ""
-    leases: Annotated[str, says("Name of the lease store, as a note (spec 20.2); database.url decides")] = ""
-    receipts: Annotated[str, says("Name of the receipt store, as a note (spec 20.2); receipt_mode decides")] = ""
+    # Spec 20.2 names the three stores; one URL opens them all.
+    tasks: Annotated[str, decides_nothing("database.url says where tasks are stored")] = ""
+    leases: Annotated[str, decides_nothing("database.url says where leases are stored")] = ""
+    receipts: Annotated[str, decides_nothing("receipt_mode says where receipts are kept")] = ""
     pool_size: Annotated[int, span(1, 1000), says("Most database connections held at once")] = 10
     pgbouncer: Annotated[bool, says("Whether database.url leads to a transaction-pooling PgBouncer")] = False
     direct_url: Annotated[Url, says("Postgres address beside PgBouncer, for locks and notifications")] = ""
@@ -141,8 +150,9 @@ class Jwt(Group, frozen=True):
     roles: Annotated[Texts, says("Roles that the issuer may give")] = ("agent", "worker", "admin")
     leeway_seconds: Annotated[int, span(0, 300), says("Seconds by which the issuer's clock may be off")] = 30
     max_lifetime_days: Annotated[int, span(1, 90), says("Longest lifetime of an accepted access token")] = 90
-    access_token_ttl_days: Annotated[int, span(5, 90), says("Days an access token is valid")] = 30
-    refresh_token_ttl_days: Annotated[Days, says("Days a refresh token is valid")] = 90
+    access_token_ttl_days: Annotated[int, span(5, 90), decides_nothing(
+        "the issuer sets the life of its access tokens; see max_lifetime_days")] = 30
+    refresh_token_ttl_days: Annotated[Days, decides_nothing("the gate issues no refresh tokens")] = 90
 
     @property
     def has_keys(self) -> bool:
@@ -158,8 +168,11 @@ class IdentityProvider(Group, frozen=True):
     discovery_url: Annotated[Url, says("The provider's OpenID Connect discovery document")] = ""
 
 class OAuth(Group, frozen=True):
+    """Whether people may sign in through an identity provider, and through which."""
+
     enabled: Annotated[bool, says("Whether people may sign in through an identity provider")] = False
-    providers: Annotated[tuple[IdentityProvider, ...], says("Identity providers; JSON outside the file")] = ()
+    providers: Annotated[tuple[IdentityProvider, ...], decides_nothing(
+        "nobody can sign in through a provider yet")] = ()
 
 class ApiKeys(Group, frozen=True):
     """How issued keys are kept."""
@@ -239,7 +252,7 @@ class RateLimits(Group, frozen=True):
     enterprise_tier: Tier = Tier()
 
 class BootstrapSettings(Group, frozen=True):
-    use_obligations_endpoint: Annotated[bool, says("Whether bootstrap answers point to open obligations")] = True
+    use_obligations_endpoint: Annotated[bool, decides_nothing("list_open_obligations is always served")] = True
     deprecate_legacy_endpoint: Annotated[bool, says("Whether bootstrap answers carry deprecation headers")] = True
 
 class ReceiptSettings(Group, frozen=True):
@@ -374,6 +387,7 @@ class Setting(Struct, frozen=True):
     """One setting, as `asyncgate config` and docs/reference.md show it; `form` is its type.
 
     The value of one that is `in_file` may be kept in a file, which the environment names as `<environment>_FILE`.
+    One that is `idle` decides nothing: the spec names it, so it stays readable.
     """
 
     name: str
@@ -384,6 +398,7 @@ class Setting(Struct, frozen=True):
     environment: str
     form: Any
     in_file: bool = False
+    idle: bool = False
 
 
 ENV_PREFIX, TEST_PREFIX = "ASYNCGATE_", "ASYNCGATE_TEST_"
@@ -446,6 +461,12 @@ def list_values(configured: Configured) -> list[tuple[str, str, str]]:
             for one in list_settings(Settings)]
 
 
+def list_idle(configured: Configured) -> list[str]:
+    """Say of each setting that somebody has set and that decides nothing: its name, why, and its origin."""
+    return [f"{one.name} decides nothing: {one.says.removeprefix(IDLE)}; remove it ({configured.origins[one.name]})"
+            for one in list_settings(Settings) if one.idle and configured.origins[one.name] != "default"]
+
+
 def format_value(setting: Setting, value: Any) -> str:
     """Write a value as an environment variable would hold it; secrets are masked."""
     value = mask_secrets(setting, value)
@@ -492,7 +513,7 @@ def describe_setting(name: str, field: msgspec.structs.FieldInfo, default: Any) 
     kind = schema.get("title") or choice or PLAIN_KINDS[schema["type"]]
     extra = {key: value for meta in get_args(field.type)[1:] for key, value in (meta.extra or {}).items()}
     return Setting(name, kind, default, schema["description"], extra.get("secret", False), name_variable(name),
-                   field.type, extra.get("in_file", False))
+                   field.type, extra.get("in_file", False), extra.get("idle", False))
 
 
 def name_variable(name: str) -> str:

@@ -188,7 +188,10 @@ def delivery_of(said: str | None) -> str | None:
 
 
 class Terms(Struct, omit_defaults=True):
-    """The terms of a task, which the gate keeps and passes on."""
+    """The terms of a task, which the gate keeps and passes on.
+
+    CreateTask repeats these fields, because a Struct cannot inherit the fields of two others; a test compares both.
+    """
 
     task_summary: Text | None = None
     instructions: Text | None = None

@@ -130,7 +130,7 @@ class Adopter:
             await self._write(report, load_reported_task, tenant_id, Report(found=found, reason=str(no)))
 
     async def _write(self, run: Any, loads: Any, tenant_id: str, ask: Ask) -> None:
-        await self.engine.write(run, loads, self.engine.itself(tenant_id), ask)
+        await self.engine.write(run, loads, self.engine.make_own_caller(tenant_id), ask)
 
 
 def request_of(found: Filed) -> Complete | Fail:
@@ -188,7 +188,7 @@ def load_mark(needs: Needs, caller: Caller, ask: Marked) -> None:
 
 def store_mark(engine: Engine, work: Work, caller: Caller, ask: Marked) -> None:
     """Store how far the ledger was read."""
-    work.keep(ask.mark)
+    work.keep_record(ask.mark)
 
 
 def adopt(engine: Engine, work: Work, caller: Caller, ask: Adopt) -> None:
@@ -201,7 +201,7 @@ def adopt(engine: Engine, work: Work, caller: Caller, ask: Adopt) -> None:
     found = ask.found
     if ask.whole:
         take_step(engine, work, caller, ask.ask)
-        work.tell(ask.ask.task_id, "task.adopted", receipt_id=found.receipt_id)
+        work.add_event(ask.ask.task_id, "task.adopted", receipt_id=found.receipt_id)
         return
     own = work.new_id()         # before the step, so that the receipts that follow in the step have greater ids
     take_step(engine, work, caller, ask.ask, found.receipt_id)
@@ -209,11 +209,12 @@ def adopt(engine: Engine, work: Work, caller: Caller, ask: Adopt) -> None:
         return
     said = receipt_hash(receipt.receipt_type, receipt.sender, receipt.to, receipt.task_id, receipt.lease_id,
                         receipt.schedule_id, receipt.parents, to_canonical(Raw(found.body)))
-    work.known_elsewhere(replace(receipt, hash=found.hash or said))
-    if not is_ordered(found.receipt_id, work.now) or found.receipt_id <= (work.found(SealHead) or SealHead()).last_id:
-        work.rename(found.receipt_id, own)
-        work.keep(LedgerMark(ADOPTED_PREFIX + found.receipt_id, own))
-        work.keep(LedgerMark(STATED_PREFIX + own, found.receipt_id))
+    work.keep_skeleton(replace(receipt, hash=found.hash or said))
+    sealed = (work.find_record(SealHead) or SealHead()).last_id
+    if not is_ordered(found.receipt_id, work.now) or found.receipt_id <= sealed:
+        work.rename_receipt(found.receipt_id, own)
+        work.keep_record(LedgerMark(ADOPTED_PREFIX + found.receipt_id, own))
+        work.keep_record(LedgerMark(STATED_PREFIX + own, found.receipt_id))
 
 
 def take_step(engine: Engine, work: Work, caller: Caller, ask: Complete | Fail, receipt_id: str | None = None) -> None:

@@ -202,7 +202,7 @@ async def find_answers(engine: Engine, tenant_id: str, ids: Iterable[str]) -> se
 
         def load(needs: Needs, caller: Caller, ask: Ask, part: list[str] = part) -> None:
             needs.receipts.update(part)
-        found |= await engine.write(look, load, engine.itself(tenant_id), Ask())
+        found |= await engine.write(look, load, engine.make_own_caller(tenant_id), Ask())
     return found
 
 
@@ -287,7 +287,7 @@ async def replace_by_pointers(engine: Engine, tenant_id: str, ages: Ages, chains
     def go(engine: Engine, work: Work, caller: Caller, ask: Ask) -> int:
         return sum(replace_chain(work, chain, segment, lines) for chain in chains if is_unchanged(work, chain, ages))
 
-    moved: int = await engine.write(go, load, engine.itself(tenant_id), Ask())
+    moved: int = await engine.write(go, load, engine.make_own_caller(tenant_id), Ask())
     return moved
 
 
@@ -312,11 +312,11 @@ def replace_chain(work: Work, chain: ReceiptChain, segment: str, lines: dict[str
     """Replace the receipts of a chain by pointers; return how many."""
     first, tasks = chain.first, to_canonical(sorted(chain.tasks)).decode()
     for receipt_id, one in chain.receipts.items():
-        work.keep(Archived(receipt_id, one.task_id, one.receipt_type, segment, lines[receipt_id],
-                           receipt_digest(one).hex(), first, tasks))
-        work.use(receipt_bytes=-len(one.body.encode()))
+        work.keep_record(Archived(receipt_id, one.task_id, one.receipt_type, segment, lines[receipt_id],
+                                  receipt_digest(one).hex(), first, tasks))
+        work.count_usage(receipt_bytes=-len(one.body.encode()))
     for receipt_id in chain.receipts:
-        work.drop(Receipt, receipt_id)
+        work.drop_record(Receipt, receipt_id)
     return len(chain.receipts)
 
 
@@ -351,11 +351,11 @@ async def drop_tasks(engine: Engine, tenant_id: str, ages: Ages, ids: list[str])
     def go(engine: Engine, work: Work, caller: Caller, ask: Ask) -> int:
         over = [task_id for task_id in ids if task_id in work.tasks and is_over(work.tasks[task_id], ages.pruned)]
         for task_id in over:
-            work.drop(Task, task_id)
-        work.use(terminal=-len(over))
+            work.drop_record(Task, task_id)
+        work.count_usage(terminal=-len(over))
         return len(over)
 
-    gone: int = await engine.write(go, load, engine.itself(tenant_id), Ask())
+    gone: int = await engine.write(go, load, engine.make_own_caller(tenant_id), Ask())
     return gone
 
 
@@ -419,15 +419,15 @@ async def write_chain_back(engine: Engine, tenant_id: str, pointers: list[Archiv
         needs.records.update((Archived, (one.receipt_id,)) for one in pointers)
 
     def write(engine: Engine, work: Work, caller: Caller, ask: Ask) -> int:
-        back = [one for one in rows if work.found(Archived, one.receipt_id)]
+        back = [one for one in rows if work.find_record(Archived, one.receipt_id)]
         for one in back:
             work.written[one.receipt_id] = replace(one, delivered_at=None)
-            work.use(receipt_bytes=len(one.body.encode()))
+            work.count_usage(receipt_bytes=len(one.body.encode()))
             if one.delivered_at is not None:
                 work.delivered[one.receipt_id] = one.delivered_at
         for one in back:
-            work.drop(Archived, one.receipt_id)
+            work.drop_record(Archived, one.receipt_id)
         return len(back)
 
-    count: int = await engine.write(write, needed, engine.itself(tenant_id), Ask())
+    count: int = await engine.write(write, needed, engine.make_own_caller(tenant_id), Ask())
     return count

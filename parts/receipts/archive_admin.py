@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncgate import Caller, Engine, Operation, barred
+from asyncgate import Caller, Engine, Operation, forbid
 from asyncgate.parts.identity.admin import operates
 from asyncgate.parts.model.database import FileBackend
 from asyncgate.parts.model.errors import InvalidRequest
@@ -41,9 +41,9 @@ async def list_archived_receipts(engine: Engine, caller: Caller, ask: ListArchiv
     Only an admin may list all; others see the receipts that they sent or received.  Spec H.11.
     """
     if not caller.sees_all and ask.task_id is None and ask.receipt_id is None:
-        raise barred(caller, "the whole archive is for an admin; name a task_id or a receipt_id")
+        raise forbid(caller, "the whole archive is for an admin; name a task_id or a receipt_id")
     mark = ("archive", ask.task_id, ask.receipt_id)
-    after, limit = engine.position(caller, ask.cursor, *mark) or "", engine.limit(ask.limit)
+    after, limit = engine.open_cursor(caller, ask.cursor, *mark) or "", engine.limit_page(ask.limit)
     found = await pointers(engine, caller.tenant_id, ask, after)
     places = [one.receipt_id for one in found]
     if caller.sees_all:
@@ -52,7 +52,7 @@ async def list_archived_receipts(engine: Engine, caller: Caller, ask: ListArchiv
         rows = [row for row in await archive.load_archived(engine, found)
                 if row.to.same(caller.principal) or row.sender.same(caller.principal)]
         places = [row.receipt_id for row in rows]
-    ends = engine.onward(caller, places, limit, ask.cursor, *mark)
+    ends = engine.seal_cursors(caller, places, limit, ask.cursor, *mark)
     return Receipts([show_receipt(caller.tenant_id, row) for row in rows[:limit]], *ends)
 
 

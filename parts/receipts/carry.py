@@ -94,7 +94,8 @@ def import_receipts(engine: Engine, work: Work, caller: Caller, ask: ImportRecei
     for receipt in map(as_stored_receipt, ask.receipts):
         if problem := find_problem(engine.settings, work, receipt, written, now):
             refused.append(NotImported(receipt.receipt_id, *problem))
-        elif {receipt.receipt_id} & (work.receipts.keys() | written.keys()) or work.found(Archived, receipt.receipt_id):
+        elif receipt.receipt_id in (work.receipts.keys() | written.keys()) or work.find_record(
+                Archived, receipt.receipt_id):
             present += 1
         else:
             written[receipt.receipt_id] = receipt
@@ -114,7 +115,7 @@ def find_problem(settings: Settings, work: Work, receipt: Receipt, written: dict
     if there is not None:
         return None if receipt_digest(there) == receipt_digest(receipt) else (
             "differs", "another receipt already has this id here, and stays")
-    if (away := work.found(Archived, receipt.receipt_id)) is not None:
+    if (away := work.find_record(Archived, receipt.receipt_id)) is not None:
         return None if away.digest == receipt_digest(receipt).hex() else (
             "differs", "another receipt already has this id in the archive here")
     if (other := find_same_statement(work, receipt, written)) is not None:
@@ -122,7 +123,7 @@ def find_problem(settings: Settings, work: Work, receipt: Receipt, written: dict
     if receipt.receipt_id >= now:
         return "too_young", "its id is in the future of this gate's clock, so readers would miss earlier receipts"
     if missing := [parent for parent in receipt.parents if parent not in work.receipts and parent not in written
-                   and not work.found(Archived, parent)]:
+                   and not work.find_record(Archived, parent)]:
         return "parent_missing", f"it answers {missing[0]}, which is not here; import that receipt first"
     return find_flaw(settings, receipt) or find_contradiction(work, receipt)
 
@@ -176,23 +177,23 @@ def write_receipts(work: Work, written: dict[str, Receipt]) -> None:
     for receipt_id, receipt in written.items():
         work.written[receipt_id] = work.receipts[receipt_id] = replace(receipt, delivered_at=None)
         work.recorded[receipt.task_id, receipt.receipt_key] = receipt_id
-        work.use(receipt_bytes=len(receipt.body.encode()))
+        work.count_usage(receipt_bytes=len(receipt.body.encode()))
         if receipt.delivered_at is not None:
             work.delivered[receipt_id] = receipt.delivered_at
         if receipt.receipt_type in TERMINATES and receipt_id not in discharged:
             work.opened[receipt_id] = receipt.to
     ended = {parent for child in written.values() for parent in child.parents if parent in discharged}
     for parent in ended - written.keys():
-        work.close(parent, family[parent].to)
+        work.close_obligation(parent, family[parent].to)
 
 
 def seal_late_receipts(work: Work, rows: list[Receipt]) -> None:
     """Seal receipts older than the last seal at once; the next seal covers the others, made again if under way."""
-    head = work.found(SealHead) or START
+    head = work.find_record(SealHead) or START
     late = [row for row in rows if row.receipt_id <= head.last_id]
     if late:
         made = make_seal(head, [receipt_digest(row) for row in late], head.last_id, round(work.now, 3),
                          [row.receipt_id for row in late])
-        work.keep(made)
+        work.keep_record(made)
         head = seal_head(made, head.imports)
-    work.keep(replace(head, imports=head.imports + 1))
+    work.keep_record(replace(head, imports=head.imports + 1))

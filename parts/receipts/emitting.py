@@ -20,7 +20,7 @@ from asyncgate import (
     Needs,
     Operation,
     Work,
-    barred,
+    forbid,
     speaker,
 )
 from asyncgate.parts.model.errors import InvalidRequest, ParentNotFound, ParentsRequired
@@ -54,7 +54,7 @@ def emit_receipt(engine: Engine, work: Work, caller: Caller, ask: EmitReceipt) -
 def emit(engine: Engine, work: Work, caller: Caller, ask: EmitReceipt, by: Principal) -> str:
     """Write an offered receipt; return its id."""
     parents = require_parents(engine, work, ask)
-    engine.artifacts_of((ask.body or {}).get("artifacts"))
+    engine.check_artifacts((ask.body or {}).get("artifacts"))
     if ask.receipt_type not in MAY["emitted"].types:
         why = "is written only by the gate, with the step that it proves (H.2)" if (
             ask.receipt_type in RECEIPT_TYPES) else "is not a receipt type"
@@ -72,7 +72,7 @@ def require_parents(engine: Engine, work: Work, ask: EmitReceipt) -> tuple[str, 
     if ask.receipt_type in DISCHARGING and not parents:
         raise ParentsRequired(f"{ask.receipt_type} discharges an obligation and must name it among its parents; "
                               "without parents the obligation would stay open for ever (PH.2)")
-    engine.limit_parents(parents)      # before each parent is looked up and reported
+    engine.check_parents(parents)      # before each parent is looked up and reported
     if missing := [parent for parent in parents if parent not in work.receipts]:
         raise ParentNotFound(f"no receipt {missing[0]}; parents must exist in the same tenant (PH.2)")
     return parents
@@ -83,7 +83,7 @@ def schedule(engine: Engine, work: Work, caller: Caller, ask: EmitReceipt, by: P
     """Write schedule.created under the lease of its schedule.create task; return its id."""
     if not (ask.schedule_id and ask.task_id and ask.lease_id):
         raise InvalidRequest("schedule.created needs schedule_id, and the task_id and lease_id of schedule.create")
-    if (known := work.found(Schedule, ask.schedule_id)) and known.scheduler.same(by):
+    if (known := work.find_record(Schedule, ask.schedule_id)) and known.scheduler.same(by):
         return known.created
     lease_ask = LeaseAsk(worker_id=ask.worker_id, worker_kind=ask.worker_kind, task_id=ask.task_id,
                          lease_id=ask.lease_id, worker_instance_id=ask.worker_instance_id, fence=ask.fence)
@@ -92,11 +92,11 @@ def schedule(engine: Engine, work: Work, caller: Caller, ask: EmitReceipt, by: P
         raise InvalidRequest(f"schedule.created belongs to a task of type schedule.create and a new schedule; "
                              f"task {task.task_id} is {task.type}")
     require_allowed(work, caller, by, SCHEDULED, ask, parents, task.task_id)
-    with engine.optional_receipt(work, task.task_id):
+    with engine.check_optional_receipts(work, task.task_id):
         receipt = engine.write_receipt(work, SCHEDULED, task, ask.body or {}, by=by, lease=lease,
                                        schedule_id=ask.schedule_id, parents=parents or (lease.accepted,),
                                        mark=ask.schedule_id)
-    work.keep(Schedule(ask.schedule_id, task.owner_kind, task.owner_id, by.kind, by.id, receipt.receipt_id))
+    work.keep_record(Schedule(ask.schedule_id, task.owner_kind, task.owner_id, by.kind, by.id, receipt.receipt_id))
     return receipt.receipt_id
 
 
@@ -107,20 +107,20 @@ def unschedule(engine: Engine, work: Work, caller: Caller, ask: EmitReceipt, by:
                     if work.receipts[parent].receipt_type == SCHEDULED.type), None)
     if created is None or created.schedule_id is None or ask.schedule_id not in (None, created.schedule_id):
         raise InvalidRequest("schedule.deleted must name the schedule.created of that schedule among its parents")
-    engine.party(caller, by, created, caller.unlimited)
+    engine.check_party(caller, by, created, caller.unlimited)
     if ask.task_id not in (None, created.task_id) and not takes_part(work, caller, by, ask.task_id):
-        raise barred(caller, f"task {ask.task_id} was neither created by you nor leased to you; leave task_id out")
+        raise forbid(caller, f"task {ask.task_id} was neither created by you nor leased to you; leave task_id out")
     if first := next((one for one in work.receipts.values() if discharges(one, created)), None):
         return first.receipt_id
     task_id = ask.task_id or created.task_id
     require_allowed(work, caller, by, UNSCHEDULED, ask, parents, task_id, created.schedule_id)
     # A discharging receipt of the creation's own task is accepted whatever the limits (21.6.3): there is only one.
-    with engine.optional_receipt(work, task_id) if task_id != created.task_id else contextlib.nullcontext():
+    with engine.check_optional_receipts(work, task_id) if task_id != created.task_id else contextlib.nullcontext():
         receipt = engine.write_receipt(work, UNSCHEDULED, None, ask.body or {}, by=by, to=created.to, parents=parents,
                                        task_id=task_id, schedule_id=created.schedule_id, mark=created.schedule_id)
-    work.close(created.receipt_id, created.to)
-    if (known := work.found(Schedule, created.schedule_id)) is None or known.created == created.receipt_id:
-        work.drop(Schedule, created.schedule_id)
+    work.close_obligation(created.receipt_id, created.to)
+    if (known := work.find_record(Schedule, created.schedule_id)) is None or known.created == created.receipt_id:
+        work.drop_record(Schedule, created.schedule_id)
     return receipt.receipt_id
 
 
@@ -133,7 +133,7 @@ def require_allowed(work: Work, caller: Caller, by: Principal, contract: Contrac
     said = Receipt("", "", contract.type, work.now, by.kind, by.id, "", "", task_id, ask.lease_id,
                    schedule_id or ask.schedule_id, "", "", "", parents)
     if why := broken_rule("emitted", said, [work.receipts[parent] for parent in parents], own):
-        raise barred(caller, why)
+        raise forbid(caller, why)
 
 
 def takes_part(work: Work, caller: Caller, by: Principal, task_id: str | None) -> bool:

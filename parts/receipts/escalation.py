@@ -25,7 +25,7 @@ class Escalation(Extension):
     def __init__(self, engine: Engine) -> None:
         self.engine, self.settings = engine, engine.settings
 
-    def given_up(self, work: Work, task: Task, lease: Lease, reason: str) -> None:
+    def report_loss(self, work: Work, task: Task, lease: Lease, reason: str) -> None:
         """Write a task.escalated for a task whose worker was lost or whose last attempt has failed."""
         chosen = class_of(self.settings, task, reason)
         if (target := self.settings.escalation.target(work.tenant_id, chosen)) is None:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from asyncgate import Caller, Engine, Needs, Operation, Work, __version__, barred
+from asyncgate import Caller, Engine, Needs, Operation, Work, __version__, forbid
 from asyncgate.parts.identity.admin import UUID_TEXT, operates, tenant_of
 from asyncgate.parts.model.content import decode_json, sha256
 from asyncgate.parts.model.errors import (
@@ -118,7 +118,7 @@ def parse_receipt(engine: Engine, caller: Caller, ask: StoreReceipts, content: b
         raise TooManyParents(f"{len(said.parents)} parents; a receipt may have at most {limits.max_parents} (PH.5)")
     sender = principal_of(said.sender)
     if caller.bound and not caller.unlimited and not sender.same(caller.principal):
-        raise barred(caller, f"this credential may store only receipts from {caller.principal}")
+        raise forbid(caller, f"this credential may store only receipts from {caller.principal}")
     digest = sha256({name: value for name, value in whole.items() if name not in NOT_SAID})
     return target_tenant(engine, caller, said.tenant_id), Entry(
         said.receipt_id, "", said.receipt_type, said.task_id or "", sender.kind, sender.id, said.to.kind, said.to.id,
@@ -159,8 +159,8 @@ def store_entries(engine: Engine, work: Work, caller: Caller, ask: FiledReceipts
 
 def store_entry(work: Work, entry: Entry) -> Stored | GateError:
     """Store one receipt; a no-op if the same receipt is stored already."""
-    if (first := work.found(Entry, entry.receipt_id)) is None:
-        work.keep(replace(entry, arrival=work.new_id()))
+    if (first := work.find_record(Entry, entry.receipt_id)) is None:
+        work.keep_record(replace(entry, arrival=work.new_id()))
         return Stored(entry.receipt_id, work.tenant_id, to_utc(work.now))
     if first.digest != entry.digest:
         return ReceiptIdCollision(f"another receipt is stored as {entry.receipt_id}, and receipts never change; "
@@ -179,11 +179,11 @@ async def list_receipts(engine: Engine, caller: Caller, ask: ListFiled) -> Filed
     to = make_filter("to_kind", ask.to_kind, "to_id", ask.to_id)
     if not caller.sees_all:
         if not wanted_is(to, caller.principal):
-            raise barred(caller, f"this credential may list only receipts to {caller.principal}")
+            raise forbid(caller, f"this credential may list only receipts to {caller.principal}")
         if to is not None or ask.task_id is None or not await takes_part(engine, tenant_id, caller, ask.task_id):
             to = caller.principal
     after = await arrival_of(engine, tenant_id, ask.since_receipt_id) if ask.since_receipt_id else None
-    limit = engine.limit(ask.limit)
+    limit = engine.limit_page(ask.limit)
     rows = await engine.backend.page(tenant_id, EntryFilter(
         to, ask.task_id, ask.receipt_type, ask.asyncgate_instance, after, limit + 1))
     last = rows[:limit][-1].receipt_id if rows else ask.since_receipt_id
@@ -227,7 +227,7 @@ async def readable_entry(engine: Engine, caller: Caller, ask: GetFiled) -> Entry
     if (entry := await engine.backend.record(tenant_id, Entry, ask.receipt_id)) is None:
         raise ReceiptNotFound(f"no receipt {ask.receipt_id} is stored here")
     if not caller.sees_all and not (entry.to.same(caller.principal) or entry.sender.same(caller.principal)):
-        raise barred(caller, f"receipt {ask.receipt_id} is neither from {caller.principal} nor to {caller.principal}")
+        raise forbid(caller, f"receipt {ask.receipt_id} is neither from {caller.principal} nor to {caller.principal}")
     return entry
 
 

@@ -118,7 +118,7 @@ class Mender:
         return bool(await self._write(one.tenant_id, take_over, load_evidence, ask))
 
     async def _write(self, tenant_id: str, run: Any, loads: Any, ask: Ask) -> Any:
-        caller = self.engine.itself(tenant_id)
+        caller = self.engine.make_own_caller(tenant_id)
         return await self.engine.write(run, loads, caller, ask)
 
     async def send(self) -> int:
@@ -150,13 +150,13 @@ def load_receipts(needs: Needs, caller: Caller, ask: Resend) -> None:
 def resend(sink: Sink, engine: Engine, work: Work, caller: Caller, ask: Resend) -> None:
     """Put receipts into the outbox; set those that the ledger refused back to waiting."""
     for receipt_id in ask.receipts:
-        receipt, row = work.receipts[receipt_id], work.found(Outgoing, receipt_id)
+        receipt, row = work.receipts[receipt_id], work.find_record(Outgoing, receipt_id)
         if row is not None:
-            work.keep(replace(row, state="waiting", tries=0))
+            work.keep_record(replace(row, state="waiting", tries=0))
         elif receipt.body:
             task, lease = work.tasks.get(receipt.task_id), work.leases.get(receipt.task_id)
             if (content := sink.render(work.tenant_id, receipt, task, lease)) is not None:
-                work.keep(Outgoing(receipt_id, receipt.task_id, content.decode(), work.now))
+                work.keep_record(Outgoing(receipt_id, receipt.task_id, content.decode(), work.now))
 
 
 def load_task(needs: Needs, caller: Caller, ask: Withdraw) -> None:
@@ -166,13 +166,13 @@ def load_task(needs: Needs, caller: Caller, ask: Withdraw) -> None:
 
 def end_unbacked_lease(engine: Engine, work: Work, caller: Caller, ask: Withdraw) -> bool:
     """End a lease that the ledger does not know, without a receipt: the ledger has no receipt of its beginning."""
-    task, lease = work.task(ask.task_id), work.leases.get(ask.task_id)
+    task, lease = work.require_task(ask.task_id), work.leases.get(ask.task_id)
     if lease is None or lease.ending != "live" or lease.accepted != ask.accepted:
         return False
-    work.hold(replace(lease, ending="released"))
-    work.change(task, status="queued", fence=task.fence + FENCES_SKIPPED, started_at=None, next_eligible_at=None)
-    work.tell(task.task_id, "task.reconciled", fences_skipped=FENCES_SKIPPED, was=task.status,
-              lease_withdrawn=lease.lease_id)
+    work.set_lease(replace(lease, ending="released"))
+    work.change_task(task, status="queued", fence=task.fence + FENCES_SKIPPED, started_at=None, next_eligible_at=None)
+    work.add_event(task.task_id, "task.reconciled", fences_skipped=FENCES_SKIPPED, was=task.status,
+                   lease_withdrawn=lease.lease_id)
     return True
 
 
@@ -185,11 +185,11 @@ def load_evidence(needs: Needs, caller: Caller, ask: TakeOver) -> None:
 
 def take_over(engine: Engine, work: Work, caller: Caller, ask: TakeOver) -> bool:
     """Change a task to the state that the ledger's receipts describe; tell whether it was changed."""
-    task, lease = work.task(ask.task_id), work.leases.get(ask.task_id)
+    task, lease = work.require_task(ask.task_id), work.leases.get(ask.task_id)
     if (task.status, task.fence) != ask.seen:
         return False
     for receipt in ask.ahead:
-        work.known_elsewhere(work.record(receipt))
+        work.keep_skeleton(work.add_receipt(receipt))
         _open_and_close(work, receipt)
     story, leased = story_of(ask.whole), sum(one.receipt_type == ACCEPTED.type for one in ask.ahead)
     over, was_over = bool(story.ends), task.status in TERMINAL
@@ -198,15 +198,15 @@ def take_over(engine: Engine, work: Work, caller: Caller, ask: TakeOver) -> bool
     changes: dict[str, Any] = {"fence": task.fence + leased + skipped, "owed": bool(task.owed) and story.owed,
                                **count_losses(task, ask.ahead)}
     if over and not was_over:
-        work.use(active=-1, terminal=1)
+        work.count_usage(active=-1, terminal=1)
         changes |= {"status": story.status, "completed_at": story.ended_at, "outcome": story.outcome, "held": None}
     elif task.status in ACTIVE and loose:
         changes |= {"status": "queued", "started_at": None, "next_eligible_at": None}
     if story.artifacts is not None:
         changes["artifacts"] = story.artifacts
-    work.change(task, **changes)
-    work.tell(task.task_id, "task.reconciled", fences_skipped=skipped, was=task.status,
-              receipts=[one.receipt_id for one in ask.ahead])
+    work.change_task(task, **changes)
+    work.add_event(task.task_id, "task.reconciled", fences_skipped=skipped, was=task.status,
+                   receipts=[one.receipt_id for one in ask.ahead])
     return True
 
 
@@ -216,24 +216,24 @@ def _open_and_close(work: Work, receipt: Receipt) -> None:
         for parent in receipt.parents:
             opened = work.receipts.get(parent)
             if opened is not None and receipt.receipt_type in TERMINATES.get(opened.receipt_type, ()):
-                work.close(parent, opened.to)
+                work.close_obligation(parent, opened.to)
     if receipt.receipt_type == SCHEDULED.type and receipt.schedule_id:
-        work.keep(Schedule(receipt.schedule_id, receipt.to_kind, receipt.to_id, receipt.from_kind, receipt.from_id,
-                           receipt.receipt_id))
+        work.keep_record(Schedule(receipt.schedule_id, receipt.to_kind, receipt.to_id, receipt.from_kind,
+                                  receipt.from_id, receipt.receipt_id))
     elif receipt.receipt_type == UNSCHEDULED.type and receipt.schedule_id:
-        work.drop(Schedule, receipt.schedule_id)
+        work.drop_record(Schedule, receipt.schedule_id)
 
 
 def _end_lease(work: Work, task: Task, lease: Lease | None, story: Story, ahead: list[Receipt], leased: int) -> bool:
     """Store the lease as the ledger's receipts describe it; tell whether a lease began or ended."""
     last = restate_lease(story)
     if leased and last is not None:
-        work.hold(replace(last, fence=task.fence + leased))
+        work.set_lease(replace(last, fence=task.fence + leased))
         return True
     told = bool(story.ends) or any(lease and one.lease_id == lease.lease_id for one in ahead)
     if lease is None or lease.ending != "live" or not told:
         return False
-    work.hold(replace(lease, ending=story.ending))
+    work.set_lease(replace(lease, ending=story.ending))
     return True
 
 

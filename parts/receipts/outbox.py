@@ -99,7 +99,7 @@ class Ledger(Extension):
         """Whether workers may end their tasks by receipts in the ledger."""
         return bool(self.sink.binds) and self.engine.settings.ledger.adopt_seconds > 0
 
-    def decided(self, work: Work, ask: Ask, receipts: tuple[Receipt, ...]) -> None:
+    def after_decision(self, work: Work, ask: Ask, receipts: tuple[Receipt, ...]) -> None:
         """Store the receipts of an operation in the outbox."""
         for receipt in receipts:
             if not receipt.body or (getattr(ask, "whole", False) and receipt.receipt_type in ENDS):
@@ -110,12 +110,12 @@ class Ledger(Extension):
             if by_worker:
                 content = self.sink.handover(content) if content is not None else None
             if task is not None and (back := self.sink.handed(receipt, task, lease, by_worker)) is not None:
-                work.change(task, handed=back)      # the task's next receipts are rendered with it
+                work.change_task(task, handed=back)      # the task's next receipts are rendered with it
             if content is not None:
                 row = Outgoing(receipt.receipt_id, receipt.task_id, content.decode(), work.now)
-                work.post(row, skeleton=self.sink.reads)
+                work.post_receipt(row, skeleton=self.sink.reads)
 
-    def instead(self) -> Mapping[str, Instead]:
+    def substitutes(self) -> Mapping[str, Instead]:
         """Return the operation that tells where workers may end their tasks."""
         return {"get_config": self.get_config}
 
@@ -125,7 +125,7 @@ class Ledger(Extension):
         reply.worker_completion = "gate_or_ledger" if self.adopts else "gate"
         return reply
 
-    async def describe(self, health: Healthy) -> None:
+    async def describe_health(self, health: Healthy) -> None:
         """Add to a health reply how far the ledger lags."""
         if health.database == "ok":
             health.receipt_ledger_lag = await self.lag()
@@ -260,12 +260,12 @@ class Sender(Extension):
 
     # When to send.
 
-    def committed(self, work: Work) -> None:
+    def after_commit(self, work: Work) -> None:
         """Start sending the receipts that a batch put into the outbox."""
         if work.posted:
             self.call(work.tenant_id)
 
-    def heard(self, news: News) -> None:
+    def hear_news(self, news: News) -> None:
         """Start sending the receipts that another process put into the outbox."""
         if news.posted:
             self.call(news.tenant_id)
@@ -438,7 +438,8 @@ class Sender(Extension):
     async def _settle(self, tenant_id: str, outcome: Outcome) -> None:
         """Delete delivered receipts, store the error of each other one, and tell the owners of parked ones."""
         if outcome.sent or outcome.tried or outcome.parked:
-            await self.engine.write(settle, load_parked, self.engine.itself(tenant_id), Settled(outcome=outcome))
+            caller = self.engine.make_own_caller(tenant_id)
+            await self.engine.write(settle, load_parked, caller, Settled(outcome=outcome))
 
     async def _warn_of_backlog(self, tenant_id: str, behind: bool) -> None:
         """Warn once if more receipts wait than the settings expect; none is dropped (H.7.5, 20.10)."""
@@ -450,7 +451,7 @@ class Sender(Extension):
             self.overflown.add(tenant_id)
             log.critical("%d receipts of tenant %s wait for the ledger; at most %d are expected; none is dropped",
                          waiting, tenant_id, self.retry.buffer_size)
-            await self.engine.write(overflow, None, self.engine.itself(tenant_id), Overflow(waiting=waiting))
+            await self.engine.write(overflow, None, self.engine.make_own_caller(tenant_id), Overflow(waiting=waiting))
 
     async def lag(self, tenant_id: str | None) -> Lag:
         """Return the lag of one tenant, or that of all tenants, which may be a second old."""
@@ -483,9 +484,9 @@ def load_parked(needs: Needs, caller: Caller, ask: Settled) -> None:
 def settle(engine: Engine, work: Work, caller: Caller, ask: Settled) -> None:
     """Store the results of sending; tell the owners of parked receipts."""
     for receipt_id in ask.outcome.sent:
-        work.drop(Outgoing, receipt_id)
+        work.drop_record(Outgoing, receipt_id)
     for row in (*ask.outcome.tried, *ask.outcome.parked):
-        work.keep(row)
+        work.keep_record(row)
     for row in ask.outcome.parked:
         if (receipt := work.receipts.get(row.receipt_id)) and receipt.receipt_type != ANOMALY.type:
             write_anomaly(engine, work, receipt, "receipt_refused", row.receipt_id,

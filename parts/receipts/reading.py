@@ -88,7 +88,7 @@ class Reading(Extension):
         self.shelves: OrderedDict[Where, Shelf] = OrderedDict()
         self.ours = {engine.instance}       # instances whose receipts have skeletons here
 
-    def instead(self) -> Mapping[str, Instead]:
+    def substitutes(self) -> Mapping[str, Instead]:
         """Return the operations that also read the ledger."""
         return {name: getattr(self, name) for name in ("list_receipts", "get_receipt", "get_task_history",
                                                        "list_open_obligations", "bootstrap")}
@@ -97,13 +97,13 @@ class Reading(Extension):
 
     async def list_receipts(self, engine: Engine, caller: Caller, ask: ListReceipts) -> Receipts:
         """List this gate's receipts, then those that others stated; a cursor holds the position in both lists."""
-        where = (caller.tenant_id, to := await engine.inbox(caller, ask), ask.task_id)
+        where = (caller.tenant_id, to := await engine.choose_inbox(caller, ask), ask.task_id)
         seal = ("ledger", to, ask.task_id, ask.receipt_type)
         own, theirs = self._read_cursor(caller, ask.since_receipt_id or ask.cursor, where, *seal)
         reply = await Engine.list_receipts(engine, caller, replace(ask, cursor=own, since_receipt_id=None))
         warnings = await self._fill(caller.tenant_id, reply.receipts)
         own = reply.receipts[-1].receipt_id if reply.receipts else own
-        room = engine.limit(ask.limit) - len(reply.receipts)
+        room = engine.limit_page(ask.limit) - len(reply.receipts)
         more = reply.next_cursor is not None
         if not more:
             others = [one for one in await self._list_others(where, theirs, warnings)
@@ -111,7 +111,7 @@ class Reading(Extension):
             reply.receipts += others[:room]
             theirs, more = others[:room][-1].receipt_id if others[:room] else theirs, len(others) > room
         if theirs or more:
-            reply.cursor = engine.cursor(caller, f"{own or ''} {theirs or ''}", *seal)
+            reply.cursor = engine.seal_cursor(caller, f"{own or ''} {theirs or ''}", *seal)
             reply.next_cursor = reply.cursor if more else None
         return add_warnings(reply, warnings)
 
@@ -121,7 +121,7 @@ class Reading(Extension):
             record = await Engine.get_receipt(engine, caller, ask)
         except ReceiptNotFound:
             record = await self._foreign(caller, ask)
-            engine.party(caller, caller.principal, record, caller.sees_all)
+            engine.check_party(caller, caller.principal, record, caller.sees_all)
             return record
         await self._fill(caller.tenant_id, [record])
         return record
@@ -143,16 +143,16 @@ class Reading(Extension):
 
     async def list_open_obligations(self, engine: Engine, caller: Caller, ask: ListOpenObligations) -> Obligations:
         """List the obligations owed to a principal at this gate, then those that others opened in the ledger."""
-        who = engine.whose(caller, ask)
+        who = engine.require_subject(caller, ask)
         where, seal = (caller.tenant_id, who, None), ("ledger", who)
         own, theirs = self._read_cursor(caller, ask.since_receipt_id, where, *seal)
         reply = await Engine.list_open_obligations(engine, caller, replace(ask, since_receipt_id=own))
         warnings = await self._fill(caller.tenant_id, reply.open_obligations)
-        room = engine.limit(ask.limit) - len(reply.open_obligations)
+        room = engine.limit_page(ask.limit) - len(reply.open_obligations)
         others = await self._list_owed(where, theirs, room, warnings) if room else []
         if others or theirs:
             last = others[-1].receipt_id if others else theirs
-            reply.cursor = engine.cursor(caller, f"{reply.cursor or ''} {last}", *seal)
+            reply.cursor = engine.seal_cursor(caller, f"{reply.cursor or ''} {last}", *seal)
         reply.open_obligations += others
         if warnings:
             reply.beside = warnings     # type: ignore[attr-defined]  # not a member: PH.6.2 forbids other members
@@ -160,7 +160,7 @@ class Reading(Extension):
 
     async def bootstrap(self, engine: Engine, caller: Caller, ask: Bootstrap) -> Welcome:
         """Begin a session; tell where the receipts are and how far the ledger lags (spec 20.5)."""
-        who = engine.whose(caller, ask)
+        who = engine.require_subject(caller, ask)
         where, seal = (caller.tenant_id, who, None), ("ledger", who)
         own, theirs = self._read_cursor(caller, ask.since_receipt_id, where, *seal)
         reply = await Engine.bootstrap(engine, caller, replace(ask, since_receipt_id=own))
@@ -175,7 +175,7 @@ class Reading(Extension):
             inbox[:] = sorted(inbox, key=lambda one: one.created_at)[-wished:]
         if others or theirs:
             last = f"{reply.cursor.latest_receipt_id or ''} {others[-1].receipt_id if others else theirs}"
-            reply.cursor.latest_receipt_id = engine.cursor(caller, last, *seal)
+            reply.cursor.latest_receipt_id = engine.seal_cursor(caller, last, *seal)
         if self.routes is not None:
             await self.routes.add_routing(caller, who, reply)
         reply.warnings = [*reply.warnings, *warnings]
@@ -252,7 +252,7 @@ class Reading(Extension):
         if cursor in self._shelf(where).rows:       # a receipt id that somebody else stated
             return None, cursor
         try:
-            own, _, theirs = (self.engine.position(caller, cursor, *seal) or "").partition(" ")
+            own, _, theirs = (self.engine.open_cursor(caller, cursor, *seal) or "").partition(" ")
         except Exception:       # a receipt id, or a cursor with a position in one list only
             return cursor, None
         return own or None, theirs or None

@@ -188,7 +188,7 @@ class Rebuild:
             self.count(len(receipts))
         for ends in split_batches(iter(late), TASKS_PER_BATCH):
             await self._announce(ends)
-        if (ledger := self.engine.extension(Ledger)) is not None:
+        if (ledger := self.engine.find_extension(Ledger)) is not None:
             await ledger.sink.close()
         return self.tally
 
@@ -220,11 +220,11 @@ class Rebuild:
             work.written[receipt.receipt_id] = replace(receipt, delivered_at=None, **bare)
         work.opened.update((receipt.receipt_id, receipt.to) for receipt in opened)
         for schedule in schedules:
-            work.keep(schedule)
+            work.keep_record(schedule)
 
     async def _announce(self, ends: list[tuple[str, Receipt]]) -> None:
         """Write the task.result_ready that were lost with the old gate: their owners may wait for them."""
-        caller = self.engine.itself(self.tenant_id)
+        caller = self.engine.make_own_caller(self.tenant_id)
         try:
             await self.engine.write(announce, load_ended_tasks, caller, Announce(ends=ends))
         except GateError as error:
@@ -236,14 +236,14 @@ def put_task(work: Work, settings: Settings, story: Story) -> None:
     """Add a rebuilt task to the unit of work without checking the rules, with events that say where it comes from."""
     assert story.duty is not None
     task, open_fences = restate_task(story, settings, REBUILT), 0 if story.ends else FENCES_SKIPPED
-    work.add(replace(task, fence=task.fence + open_fences), needs_of(Raw(task.requirements.encode())))
+    work.add_task(replace(task, fence=task.fence + open_fences), needs_of(Raw(task.requirements.encode())))
     if (lease := restate_lease(story)) is not None:
-        work.hold(lease)
+        work.set_lease(lease)
     if (progress := restate_progress(story)) is not None and not story.ends:
         work.progress[task.task_id] = work.progressed[task.task_id] = progress
     if earlier := story.fence - len(story.accepted):    # the old gate was moved or rebuilt before
-        work.tell(task.task_id, "task.moved", fences_skipped=earlier)
-    work.tell(task.task_id, "task.rebuilt", fences_skipped=open_fences, unknown=unknown_fields(story))
+        work.add_event(task.task_id, "task.moved", fences_skipped=earlier)
+    work.add_event(task.task_id, "task.rebuilt", fences_skipped=open_fences, unknown=unknown_fields(story))
 
 
 def restore_schedule(created: Receipt) -> Schedule:
@@ -265,7 +265,7 @@ def announce(engine: Engine, work: Work, caller: Caller, ask: Announce) -> None:
             said = {}
         if end.receipt_type == FAILED.type:
             said = {name: said[name] for name in said if name.startswith("error") or name == "how_to_retrieve"}
-        engine.announce_end(work, work.task(task_id), end, said)
+        engine.announce_end(work, work.require_task(task_id), end, said)
 
 
 def split_batches(rows: Iterator[T], size: int) -> Iterator[list[T]]:

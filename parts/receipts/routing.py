@@ -36,14 +36,14 @@ class Routes(Extension):
         self.engine, self.sink, self.lag = engine, sink, lag
         self.tokens: OrderedDict[Holder, tuple[str, float]] = OrderedDict()     # and until when each is good
 
-    def instead(self) -> Mapping[str, Instead]:
+    def substitutes(self) -> Mapping[str, Instead]:
         """Return the operation that tells of the ledger."""
         return {"bootstrap": self.bootstrap}
 
     async def bootstrap(self, engine: Engine, caller: Caller, ask: Bootstrap) -> Welcome:
         """Begin a session; tell where receipts are sent and how far the ledger lags."""
         reply = await Engine.bootstrap(engine, caller, ask)
-        await self.add_routing(caller, engine.whose(caller, ask), reply)
+        await self.add_routing(caller, engine.require_subject(caller, ask), reply)
         return reply
 
     async def add_routing(self, caller: Caller, who: Principal, reply: Welcome) -> None:

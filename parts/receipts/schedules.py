@@ -25,12 +25,12 @@ def report_schedule(engine: Engine, work: Work, caller: Caller, ask: ReportSched
         if isinstance(state, Unreadable):
             refused.append(Problem(state.problem.code, str(state.problem)))
             continue
-        known = work.found(Schedule, state.schedule_id)
+        known = work.find_record(Schedule, state.schedule_id)
         if known is None or not known.scheduler.same(by):
             unknown.append(state.schedule_id)
             continue
         known = update_schedule(known, state)
-        work.keep(known)
+        work.keep_record(known)
         tell_if_late(engine, work, known)
     return Reported(True, unknown, refused)
 
@@ -54,7 +54,7 @@ def tell_if_late(engine: Engine, work: Work, schedule: Schedule) -> None:
                         "interval_seconds": schedule.interval_seconds}}
     engine.write_receipt(work, ANOMALY, None, body, to=Principal(schedule.owner_kind, schedule.owner_id),
                          schedule_id=schedule.schedule_id, parents=(schedule.created,), mark=f"schedule_late {due}")
-    work.keep(replace(schedule, late_at=None))
+    work.keep_record(replace(schedule, late_at=None))
 
 
 def load_overdue(needs: Needs, caller: Caller, ask: Sweep) -> None:
@@ -67,7 +67,7 @@ def sweep(engine: Engine, work: Work, caller: Caller, ask: Sweep) -> None:
     """Sweep tasks, and tell the owners of late schedules."""
     engine.sweep(work, caller, ask)
     for schedule_id in ask.schedules:
-        if schedule := work.found(Schedule, schedule_id):
+        if schedule := work.find_record(Schedule, schedule_id):
             tell_if_late(engine, work, schedule)
 
 

@@ -55,12 +55,12 @@ async def seal(engine: Engine, tenant_id: str) -> SealHead:
 
         def write(engine: Engine, work: Work, caller: Caller, ask: Ask, head: SealHead = head,
                   digests: dict[str, bytes] = digests) -> None:
-            if (work.found(SealHead) or START) == head:      # else another process was faster, or an import came in
+            if (work.find_record(SealHead) or START) == head:   # else another process was faster, or an import came in
                 made = make_seal(head, list(digests.values()), max(digests), round(work.now, 3))
-                work.keep(made)
-                work.keep(seal_head(made, head.imports))
+                work.keep_record(made)
+                work.keep_record(seal_head(made, head.imports))
 
-        caller = engine.itself(tenant_id)
+        caller = engine.make_own_caller(tenant_id)
         await engine.write(write, load_head, caller, Ask())
 
 
@@ -89,7 +89,7 @@ class Sealer(Extension):
         self.begun = False
         engine.extend(self)
 
-    def committed(self, work: Work) -> None:
+    def after_commit(self, work: Work) -> None:
         """Note the newest receipt of a committed batch."""
         arrived = [row.arrival for row in work.kept.values() if isinstance(row, Entry)]
         if work.written or arrived:

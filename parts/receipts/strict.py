@@ -101,7 +101,7 @@ class Strict(Extension):
         self.turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.stranded: OrderedDict[tuple[str, frozenset[tuple[str, str]]], Draft] = OrderedDict()
 
-    def transact(self, transact: Transact) -> Transact:
+    def wrap_transact(self, transact: Transact) -> Transact:
         """Replace the engine's transact by one that waits for the ledger."""
         self.within = transact
         return self.commit
@@ -208,7 +208,7 @@ def undo(sink: Sink, rows: list[Outgoing], work: Work) -> None:
         content = sink.undone(row.content.encode(), back, work.now)
         if content is None or task is None:
             continue
-        work.keep(row)
-        work.keep(Outgoing(back, row.task_id, content.decode(), work.now))
+        work.keep_record(row)
+        work.keep_record(Outgoing(back, row.task_id, content.decode(), work.now))
         if (handed := sink.taken_back(back, task, lease)) is not None:
-            work.change(task, handed=handed)
+            work.change_task(task, handed=handed)

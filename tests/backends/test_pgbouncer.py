@@ -133,11 +133,11 @@ async def opened(url: str, direct: str, **more: Any) -> AsyncIterator[Gate]:
     engine = Engine(backend, Settings(database=settings))
     try:
         assert isinstance(backend, LastingBackend)
-        await backend.join(engine.instance, 10.0, engine.hear)
+        await backend.join(engine.instance, 10.0, engine.hear_news)
         yield Gate(engine, str(uuid.uuid4()))
     finally:
         engine.drain()
-        await engine.batches.landed()
+        await engine.batches.wait_for_all()
         await backend.close()
 
 
@@ -233,7 +233,7 @@ async def test_calls_that_are_cancelled_leave_no_tenant_to_the_next_client(gate:
         await asyncio.wait([call], timeout=draw.uniform(0, 0.006))
         call.cancel()
         await asyncio.wait([call])
-    await gate.engine.batches.landed()
+    await gate.engine.batches.wait_for_all()
 
     once = asyncio.Event()
     looking = [asyncio.create_task(looks(url, once)) for _ in range(10)]

@@ -210,7 +210,7 @@ async def test_a_primary_that_hangs_gives_way_to_the_standby_that_took_over(
     async with opened(both(proxy, standby), timeout_seconds=1) as gate:
         lasting = gate.backend
         assert isinstance(lasting, LastingBackend)
-        await lasting.join("gate-1", 10.0, gate.engine.hear)
+        await lasting.join("gate-1", 10.0, gate.engine.hear_news)
         await gate.create()
         proxy.swallow()
         await standby.promote()

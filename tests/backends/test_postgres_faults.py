@@ -99,7 +99,7 @@ async def opened(url: str, **database: Any) -> AsyncIterator[Gate]:
         yield Gate(engine, TENANT)
     finally:
         engine.drain()
-        await engine.batches.landed()
+        await engine.batches.wait_for_all()
         await backend.close()
 
 
@@ -510,7 +510,7 @@ async def test_a_cancelled_call_leaves_no_tenant_and_no_transaction_on_its_conne
         task_id = await gate.create()
         for _ in range(150):
             await abandoned(asyncio.create_task(some_call(gate, draw, task_id)), draw)
-        await gate.engine.batches.landed()
+        await gate.engine.batches.wait_for_all()
 
         await until(outside.is_at_rest)
         assert await settings_of(gate.backend, 5) == [("", None)] * 5
@@ -632,7 +632,7 @@ async def joined(url: str, name: str, **database: Any) -> AsyncIterator[Gate]:
     """A gate among others, that only news can wake."""
     async with opened(url, poll_seconds=600, **database) as gate:
         assert isinstance(gate.backend, LastingBackend)
-        await gate.backend.join(name, 10.0, gate.engine.hear)
+        await gate.backend.join(name, 10.0, gate.engine.hear_news)
         await gate.backend.beat()       # as upkeep does when it begins; until then the next one waits
         yield gate
 

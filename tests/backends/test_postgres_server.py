@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pwd
 import shutil
@@ -17,7 +18,15 @@ from typing import Any
 import asyncpg
 import pytest
 
-from asyncgate.conformance.postgres_server import BIN_GIVEN, URL_GIVEN, Cluster, Programs, empty, find_programs
+from asyncgate.conformance.postgres_server import (
+    BIN_GIVEN,
+    URL_GIVEN,
+    Cleaner,
+    Cluster,
+    Programs,
+    connected,
+    find_programs,
+)
 
 WITHOUT_PROGRAMS = """
 import importlib.util, sys
@@ -182,19 +191,46 @@ def test_a_named_folder_of_programs_goes_first_and_must_have_them(
         find_programs()
 
 
-def test_emptying_leaves_the_schema_and_what_describes_it(cluster: Cluster) -> None:
-    asyncio.run(cluster.create_database("emptied"))
-    url = cluster.admin_url("emptied")
-    asyncio.run(empty(url))
-    named = ("migrations", "meta", "tasks", "leases")
-    ask(url, "CREATE SCHEMA asyncgate", *(f"CREATE TABLE asyncgate.{name} (id serial PRIMARY KEY)" for name in named),
-        "ALTER TABLE asyncgate.leases ADD task integer REFERENCES asyncgate.tasks",
-        *(f"INSERT INTO asyncgate.{name} DEFAULT VALUES" for name in named))
+@pytest.mark.parametrize("rows", [1, 20_000], ids=["a few rows", "many"])
+def test_emptying_leaves_the_schema_and_what_describes_it(cluster: Cluster, rows: int) -> None:
+    asyncio.run(cluster.create_database(name := f"emptied_of_{rows}"))
+    url, counting = cluster.admin_url(name), f"FROM generate_series(1, {rows})"
+    named = ("migrations", "meta", "tasks", "leases", "plain")
+    with contextlib.closing(Cleaner(url)) as cleaner:
+        cleaner.empty()
+        ask(url, "CREATE SCHEMA asyncgate",
+            *(f"CREATE TABLE asyncgate.{name} (id serial PRIMARY KEY)" for name in named[:-1]),
+            "ALTER TABLE asyncgate.leases ADD task integer REFERENCES asyncgate.tasks",
+            "CREATE TABLE asyncgate.plain (id integer PRIMARY KEY)",
+            *(f"INSERT INTO asyncgate.{at} (id) SELECT nextval('asyncgate.tasks_id_seq') {counting}" for at in named))
 
-    asyncio.run(empty(url))
+        cleaner.empty()
 
-    assert [ask(url, f"SELECT count(*) FROM asyncgate.{name}") for name in named] == [1, 1, 0, 0]
+    counts = [ask(url, f"SELECT count(*) FROM asyncgate.{name}") for name in named]
+    assert counts == [rows, rows, 0, 0, 0]
     assert ask(url, "INSERT INTO asyncgate.tasks DEFAULT VALUES RETURNING id") == 1
+
+
+def test_emptying_waits_for_what_is_still_written(cluster: Cluster) -> None:
+    asyncio.run(cluster.create_database("waited_for"))
+    url = cluster.admin_url("waited_for")
+    ask(url, "CREATE SCHEMA asyncgate", "CREATE TABLE asyncgate.plain (id integer)",
+        "INSERT INTO asyncgate.plain VALUES (1)")
+
+    async def write(cleaner: Cleaner) -> None:
+        async with connected(url) as db:
+            async with db.transaction():
+                await db.execute("INSERT INTO asyncgate.plain VALUES (2)")
+                emptying = asyncio.create_task(asyncio.to_thread(cleaner.empty))
+                waiting = "SELECT count(*) FROM pg_locks WHERE relation = 'asyncgate.plain'::regclass AND NOT granted"
+                while not await db.fetchval(waiting):
+                    assert not emptying.done()
+            await emptying
+
+    with contextlib.closing(Cleaner(url)) as cleaner:
+        asyncio.run(write(cleaner))
+
+    assert ask(url, "SELECT count(*) FROM asyncgate.plain") == 0
 
 
 @pytest.mark.parametrize("how", [("-n", "2"), ("-n", "0"), ("-p", "no:xdist")], ids=["workers", "alone", "no xdist"])

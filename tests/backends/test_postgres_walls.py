@@ -274,7 +274,7 @@ async def away(gate: Gate, mark: str) -> dict[str, str]:
     head = await seal(gate.engine, gate.tenant_id)
     if head.last_id < max(chain.receipts):  # nothing is sealed behind what is in a ledger, and what is not sealed stays
         head = replace(head, last_id=max(chain.receipts))
-        await gate.backend.transact(gate.tenant_id, Needs(), lambda work: work.keep(head))
+        await gate.backend.transact(gate.tenant_id, Needs(), lambda work: work.keep_record(head))
     await archive.move_chains(beside.engine, gate.tenant_id, ages, [chain], moved)
     assert moved.receipts == 4
     page = await beside.as_admin().list_archived_receipts(task_id=done.task_id, limit=1)
@@ -327,12 +327,13 @@ async def keep_books(gate: Gate, mark: str) -> None:
     gate.engine.withdraw(gate.ledger)
 
     def store(work: Work) -> None:
-        work.keep(Outgoing("sent", "", encode_json(mark).decode(), work.now))
-        work.keep(Entry("stated", work.new_id(), "plan.made", "", "agent", "ada", "agent", "ada", "", mark, "{}"))
-        work.keep(LedgerMark("task.completed", "stated"))
+        work.keep_record(Outgoing("sent", "", encode_json(mark).decode(), work.now))
+        work.keep_record(
+            Entry("stated", work.new_id(), "plan.made", "", "agent", "ada", "agent", "ada", "", mark, "{}"))
+        work.keep_record(LedgerMark("task.completed", "stated"))
 
     def take_out(work: Work) -> None:
-        work.drop(Outgoing, "sent")
+        work.drop_record(Outgoing, "sent")
     for decide in (store, take_out):
         await gate.backend.transact(gate.tenant_id, Needs(), decide)
 

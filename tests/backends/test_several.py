@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from asyncgate import Engine, Needs, News, Work
+from asyncgate.backends import Around
 from asyncgate.backends.memory import Memory
 from asyncgate.conformance import harness
 from asyncgate.conformance.harness import PATIENCE, under
@@ -24,19 +25,17 @@ pytestmark = pytest.mark.anyio
 TENANT = "t"
 
 
-class Process:
+class Process(Around):
     """What one of several processes sees of a memory that they share."""
 
     instance = "asyncgate-7"
 
     def __init__(self, memory: Memory, others: list[Process] | None = None) -> None:
-        self.backend, self.others = memory, others
+        super().__init__(memory)
+        self.others = others
         self.told: list[News] = []
         self.steps: list[str] = []
         self.batches, self.alone = 0, False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.backend, name)
 
     async def join(self, instance_id: str, beat_seconds: float, hear: Callable[[News], None]) -> None:
         """Listen to the others."""
@@ -83,7 +82,7 @@ async def gates(*, poll_seconds: float, listening: bool) -> list[harness.Gate]:
     for _ in range(2):
         process: Any = Process(memory, others)
         engine = Engine(process, settings)
-        await process.join(engine.instance, 10.0, engine.hear)
+        await process.join(engine.instance, 10.0, engine.hear_news)
         made.append(harness.Gate(engine, TENANT))
     return made
 
@@ -208,7 +207,7 @@ async def test_a_reader_that_is_woken_too_early_goes_on_waiting() -> None:
     read = start(here.as_agent().get_task(task_id=offer.task_id, wait_seconds=30))
     await reading(here)
 
-    here.engine.hear(News(TENANT, ended=(offer.task_id,)))
+    here.engine.hear_news(News(TENANT, ended=(offer.task_id,)))
     for _ in range(20):
         await asyncio.sleep(0)
     assert not read.done()
@@ -227,7 +226,7 @@ async def test_news_of_another_tenant_wake_nobody() -> None:
     process: Any = here.engine.backend
     before = process.batches
 
-    here.engine.hear(News("another", queued=(("demo", ()),), ended=(task_id,), due=0.0, many=True))
+    here.engine.hear_news(News("another", queued=(("demo", ()),), ended=(task_id,), due=0.0, many=True))
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -321,7 +320,7 @@ async def test_a_subscriber_learns_that_a_task_ended_in_another_process() -> Non
     heard, task_id = list[Any](), await there.create()
     end = Feed(here.engine, TENANT, Principal("agent", "ada")).subscribe(heard.append)
 
-    here.engine.hear(News("another", ended=("x",)))
+    here.engine.hear_news(News("another", ended=("x",)))
     await there.as_agent().cancel_task(task_id=task_id)
     await asyncio.sleep(0)
     end()

@@ -52,9 +52,9 @@ OTHER_KEYS = {
 
 def books(work: Work) -> None:
     """Leave something where receipts go to a ledger, or come from gates."""
-    work.keep(Outgoing("r-1", "", "{}", 0.0))
-    work.keep(Entry("r-1", work.new_id(), "plan.made", "", "agent", "ada", "agent", "bob", "", "d", "{}"))
-    work.keep(LedgerMark("task.completed", "r-1"))
+    work.keep_record(Outgoing("r-1", "", "{}", 0.0))
+    work.keep_record(Entry("r-1", work.new_id(), "plan.made", "", "agent", "ada", "agent", "bob", "", "d", "{}"))
+    work.keep_record(LedgerMark("task.completed", "r-1"))
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ SECONDLY = {"name": "beat", "mode": "interval", "interval_seconds": 1, "misfire_
 @pytest.fixture
 def gate(start: Callable[..., Live]) -> Iterator[Http]:
     """A gate in a process of its own."""
-    live = start("security.api_keys.hash_time_cost=1", "security.api_keys.hash_memory_cost=8")
+    live = start()
     with Http(live.url, TOKEN) as gate:
         yield gate
 

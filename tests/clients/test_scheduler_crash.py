@@ -240,9 +240,7 @@ class Story:
 @pytest.fixture
 def lives(start: Callable[..., Live], tmp_path: Path) -> Iterator[Lives]:
     """Return a scheduler with a gate of its own."""
-    settings = ("idempotency_mismatch=refuse", "security.api_keys.hash_time_cost=1",
-                "security.api_keys.hash_memory_cost=8")
-    live = start(*settings, database=f"sqlite:///{tmp_path}/gate.db")
+    live = start("idempotency_mismatch=refuse", database=f"sqlite:///{tmp_path}/gate.db")
     with Http(live.url, TOKEN) as gate:
         lives = Lives(gate, live.url, tmp_path / "schedules.db")
         yield lives

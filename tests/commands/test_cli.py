@@ -577,3 +577,14 @@ def test_conformance_hands_what_stands_behind_the_dashes_to_pytest() -> None:
 
     assert done.returncode == 0
     assert done.stdout.startswith("pytest ")
+
+
+@pytest.mark.parametrize("command", ["serve", "dev", "ledger"])
+def test_a_gate_warns_at_its_start_of_a_setting_that_decides_nothing(command: str) -> None:
+    asked = [*GATE, command, "--port", "0", "--database", "nosuch://x", "--set", "database.leases=a.db"]
+
+    done = subprocess.run(asked, env=clean(ASYNCGATE_API_KEY=KEY), capture_output=True, text=True)
+
+    warnings = [line for line in done.stderr.splitlines() if "WARNING" in line and "INSECURE" not in line]
+    assert [line.partition("database.leases decides nothing: ")[2] for line in warnings] == [
+        "database.url says where leases are stored; remove it (flag --database.leases)"], done.stderr

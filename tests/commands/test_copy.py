@@ -21,11 +21,11 @@ from click.testing import CliRunner, Result
 from msgspec.structs import astuple, replace
 
 from asyncgate import Engine, Needs, Work
-from asyncgate.backends import open_backend
+from asyncgate.backends import Around, open_backend
 from asyncgate.backends.memory import Memory, Tenant
 from asyncgate.commands import copy
 from asyncgate.commands.main import main
-from asyncgate.conformance.harness import Gate, refused, under
+from asyncgate.conformance.harness import Gate, refused, settings_for_tests, under
 from asyncgate.conformance.history import stored, violations
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.identity.guard import Guard
@@ -91,7 +91,7 @@ async def opened(url: str) -> Any:
 
 
 def gate_on(backend: Any, tenant_id: str = HOME, **settings: Any) -> Gate:
-    return Gate(Engine(backend, Settings(expiry_jitter_seconds=0.0, **settings)), tenant_id)
+    return Gate(Engine(backend, settings_for_tests(expiry_jitter_seconds=0.0, **settings)), tenant_id)
 
 
 async def fill(backend: Any) -> None:
@@ -111,8 +111,8 @@ async def keep_books(gate: Gate) -> None:
     gate.engine.withdraw(gate.ledger)
 
     def store(work: Work) -> None:
-        work.keep(Entry("r-1", work.new_id(), "plan.made", "", "agent", "ada", "agent", "bob", "", "d", "{}"))
-        work.keep(LedgerMark("task.completed", "r-1"))
+        work.keep_record(Entry("r-1", work.new_id(), "plan.made", "", "agent", "ada", "agent", "bob", "", "d", "{}"))
+        work.keep_record(LedgerMark("task.completed", "r-1"))
     await gate.backend.transact(gate.tenant_id, Needs(), store)
 
 
@@ -478,14 +478,12 @@ async def test_memory_is_a_side_like_any_other(target: str, backwards: bool) -> 
 # Stopped in the middle.
 
 
-class Dying:
+class Dying(Around):
     """A target that dies after so many transactions."""
 
     def __init__(self, backend: Any, lives: int) -> None:
-        self.backend, self.lives = backend, lives
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.backend, name)
+        super().__init__(backend)
+        self.lives = lives
 
     async def transact(self, tenant_id: str, needs: Needs, decide: Callable[[Work], None]) -> None:
         if self.lives == 0:

@@ -13,6 +13,8 @@ import schemathesis
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 from schemathesis.core.failures import FailureGroup
+from schemathesis.generation.feedback import FeedbackSources
+from schemathesis.pytest._test_builder import build_operation_test
 
 from asyncgate import __version__
 from asyncgate.parts.faces import openapi
@@ -56,9 +58,20 @@ def described(mode: GenerationMode, document: Any = DOCUMENT) -> Any:
     return schema
 
 
-fitting, unfitting = described(GenerationMode.POSITIVE), described(GenerationMode.NEGATIVE)
-plain = described(GenerationMode.POSITIVE)      # without a request for each value that a field may have
-plain.config.phases.coverage.enabled = False
+LABELS = [f"{verb.upper()} {path}" for path, verbs in DOCUMENT["paths"].items() for verb in verbs]
+
+
+def made_of(mode: GenerationMode, label: str, test: Callable[[Any], None], *, coverage: bool = True) -> Call:
+    """Return a test of one operation over requests that are made up here and now.
+
+    `schema.parametrize()` makes up those of all operations while pytest collects: ten seconds for every process of a
+    run, of which one needs them.  Without `coverage` there is no request for each value that a field may have.
+    """
+    schema, (verb, path) = described(mode), label.split(" ")
+    schema.config.phases.coverage.enabled = coverage
+    run: Call = build_operation_test(
+        config=schema.config, operation=schema[path][verb], test_func=test, given_kwargs={}, feedback=FeedbackSources())
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -87,36 +100,45 @@ def test_the_document_under_test_is_the_one_that_is_served(live_for_all: Any) ->
     assert requests.get(f"{live_for_all.url}/openapi.json", timeout=30).json() == DOCUMENT
 
 
-@fitting.parametrize()  # type: ignore[untyped-decorator]
-@FEW
-def test_a_request_that_fits_the_document_is_carried_out_or_refused_as_documented(case: Any, call: Call) -> None:
-    answer = call(case, ALWAYS)
+@pytest.mark.parametrize("label", LABELS)
+def test_a_request_that_fits_the_document_is_carried_out_or_refused_as_documented(label: str, call: Call) -> None:
+    @FEW
+    def test(case: Any) -> None:
+        answer = call(case, ALWAYS)
 
-    if answer.status_code == 400 and case.operation.label not in NEEDS_MORE:
-        no = answer.json()
-        # JSON Schema takes 1.0 for an integer, the gate does not.
-        told = no["message"]
-        assert no["error"] in BEYOND_SCHEMAS or "got `float`" in told or told.startswith(BEYOND_FIELDS) or any(
-            text in told for text in BEYOND_PATTERNS), no
+        if answer.status_code == 400 and label not in NEEDS_MORE:
+            no = answer.json()
+            # JSON Schema takes 1.0 for an integer, the gate does not.
+            told = no["message"]
+            assert no["error"] in BEYOND_SCHEMAS or "got `float`" in told or told.startswith(BEYOND_FIELDS) or any(
+                text in told for text in BEYOND_PATTERNS), no
+
+    made_of(GenerationMode.POSITIVE, label, test)()
 
 
-@plain.parametrize()  # type: ignore[untyped-decorator]
-@ONE
+@pytest.mark.parametrize("label", LABELS)
 def test_whoever_asks_is_answered_as_documented(
-        case: Any, call: Call, credentials: dict[str, dict[str, str]]) -> None:
-    for who, credential in credentials.items():
-        answer = call(case, ALWAYS, credential)
-        if who == "nobody" and "health" not in case.operation.path:
-            assert answer.status_code == 401
+        label: str, call: Call, credentials: dict[str, dict[str, str]]) -> None:
+    @ONE
+    def test(case: Any) -> None:
+        for who, credential in credentials.items():
+            answer = call(case, ALWAYS, credential)
+            if who == "nobody" and "health" not in case.operation.path:
+                assert answer.status_code == 401
+
+    made_of(GenerationMode.POSITIVE, label, test, coverage=False)()
 
 
-@unfitting.parametrize()  # type: ignore[untyped-decorator]
-@FEW
-def test_a_request_that_does_not_fit_the_document_is_refused_as_documented(case: Any, call: Call) -> None:
-    # In a query, where there is no null, the word stands for it.
-    free = "null" in json.dumps(case.query) or case.operation.label in BATCHES
+@pytest.mark.parametrize("label", LABELS)
+def test_a_request_that_does_not_fit_the_document_is_refused_as_documented(label: str, call: Call) -> None:
+    @FEW
+    def test(case: Any) -> None:
+        # In a query, where there is no null, the word stands for it.
+        free = "null" in json.dumps(case.query) or label in BATCHES
 
-    call(case, ALWAYS if free else [*ALWAYS, "negative_data_rejection"])
+        call(case, ALWAYS if free else [*ALWAYS, "negative_data_rejection"])
+
+    made_of(GenerationMode.NEGATIVE, label, test)()
 
 
 def test_an_answer_that_is_not_documented_would_be_noticed(call: Call) -> None:

@@ -21,13 +21,12 @@ from hypothesis import settings
 from asyncgate import SCOPES, Caller
 from asyncgate.backends import open_backend
 from asyncgate.clients.http import Exchange
-from asyncgate.conformance.harness import Numbered, OwnTenants
+from asyncgate.conformance.harness import Numbered, OwnTenants, settings_for_tests
 from asyncgate.conformance.model import Rules
 from asyncgate.conformance.test_programs import OnSides, Run, Side, Who, facts, run_programs, written_out
 from asyncgate.parts.app import Gate
 from asyncgate.parts.identity.guard import Guard
 from asyncgate.parts.model.queries import Rows
-from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.wire import Principal
 from asyncgate.parts.operations import OPERATIONS
 
@@ -285,7 +284,7 @@ async def opened(**more: Any) -> AsyncIterator[Gate]:
     """A gate whose ids count, and that knows everybody by name."""
     backend = await open_backend("memory:")
     backend.ids, backend.secret = Numbered(), b"the same for all"       # it seals cursors
-    gate = Gate(Settings(api_key="unused", instance_id="asyncgate-1", **more), backend)
+    gate = Gate(settings_for_tests(api_key="unused", instance_id="asyncgate-1", **more), backend)
     gate.identity.ways = [Named()]
     async with gate.app.router.lifespan_context(gate.app):
         yield gate
@@ -435,7 +434,7 @@ def test_random_programs_end_alike_in_every_tongue(run: Run, rounds: int) -> Non
     gates: dict[str, tuple[Gate, OwnTenants]] = {}
     for name in TONGUES:
         backend = OwnTenants(run(open_backend("memory:")))
-        gate = Gate(Settings(api_key="unused"), backend)
+        gate = Gate(settings_for_tests(api_key="unused"), backend)
         gate.identity.ways = [Named()]
         gates[name] = gate, backend
     try:

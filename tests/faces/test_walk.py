@@ -94,7 +94,7 @@ async def walked(tmp_path: Path) -> list[str]:
                 offer = await served.leased()
                 said = {"worker_id": "w1", "lease_id": offer["lease_id"], "result": {"pages": 3},
                         "artifacts": [{"type": "file", "uri": "file:///pages"}]}
-                await served.engine.batches.landed()
+                await served.engine.batches.wait_for_all()
                 with tracer.tracing():
                     answer = await served.call("POST", f"/v1/tasks/{offer['task_id']}/complete", said)
                 assert answer.status == 200

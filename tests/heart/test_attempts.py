@@ -50,7 +50,7 @@ class Told(Extension):
     def __init__(self, works: list[Work]) -> None:
         self.works = works
 
-    def committed(self, work: Work) -> None:
+    def after_commit(self, work: Work) -> None:
         """Keep a batch."""
         self.works.append(work)
 

@@ -28,28 +28,28 @@ class Notes(Extension):
     def __init__(self, name: str, told: list[Any]) -> None:
         self.name, self.told = name, told
 
-    def load(self, needs: Needs, caller: Caller, ask: Ask) -> None:
+    def name_needs(self, needs: Needs, caller: Caller, ask: Ask) -> None:
         self.told.append((self.name, "load", type(ask).__name__))
         needs.records.add((Account, ()))
 
-    def decided(self, work: Work, ask: Ask, receipts: tuple[Receipt, ...]) -> None:
+    def after_decision(self, work: Work, ask: Ask, receipts: tuple[Receipt, ...]) -> None:
         self.told.append((self.name, "decided", [one.receipt_type for one in receipts]))
 
-    def transact(self, transact: Transact) -> Transact:
+    def wrap_transact(self, transact: Transact) -> Transact:
         async def around(tenant_id: str, needs: Needs, decide: Any) -> None:
             self.told.append((self.name, "begins", (Account, ()) in needs.records))
             await transact(tenant_id, needs, decide)
             self.told.append((self.name, "has committed", True))
         return around
 
-    def committed(self, work: Work) -> None:
+    def after_commit(self, work: Work) -> None:
         self.told.append((self.name, "committed", sorted(work.added)))
 
 
 class Rules(Extension):
     """Refuses, and answers for others."""
 
-    def task_added(self, work: Work) -> None:
+    def check_new_task(self, work: Work) -> None:
         if len(work.added) > 1:
             raise QuotaExceeded("two at once", quota="two", limit=1, retry_after=1)
 
@@ -59,10 +59,10 @@ class Rules(Extension):
     def why_hold(self, work: Work, task: Task) -> str | None:
         return "enough"
 
-    def optional_receipt_added(self, work: Work, task_id: str) -> None:
+    def check_optional_receipt(self, work: Work, task_id: str) -> None:
         raise QuotaExceeded("no receipt beside", quota="beside", limit=0, retry_after=1)
 
-    def instead(self) -> Mapping[str, Any]:
+    def substitutes(self) -> Mapping[str, Any]:
         return {"get_config": self.get_config}
 
     async def get_config(self, engine: Engine, caller: Caller, ask: GetConfig) -> GateConfig:
@@ -70,13 +70,13 @@ class Rules(Extension):
         reply.version = "another"
         return reply
 
-    async def warn(self, caller: Caller) -> list[str]:
+    async def list_warnings(self, caller: Caller) -> list[str]:
         return [f"beware, {caller.principal.id}"]
 
-    async def still_good(self, caller: Caller) -> None:
+    async def check_caller(self, caller: Caller) -> None:
         raise Forbidden("not any more")
 
-    async def describe(self, health: Healthy) -> None:
+    async def describe_health(self, health: Healthy) -> None:
         health.upkeep = {"rules": 1}
 
 
@@ -86,10 +86,10 @@ class GivenUp(Extension):
     def __init__(self) -> None:
         self.reasons, self.news = list[tuple[str, str]](), list[News]()
 
-    def given_up(self, work: Work, task: Task, lease: Lease, reason: str) -> None:
+    def report_loss(self, work: Work, task: Task, lease: Lease, reason: str) -> None:
         self.reasons.append((task.task_id, reason))
 
-    def heard(self, news: News) -> None:
+    def hear_news(self, news: News) -> None:
         self.news.append(news)
 
 
@@ -99,18 +99,18 @@ class Beside(Extension):
     def __init__(self) -> None:
         self.told: list[Any] = []
 
-    def leases_granted(self, tenant_id: str, first_end: float) -> None:
+    def after_grant(self, tenant_id: str, first_end: float) -> None:
         self.told.append(("granted", tenant_id, first_end))
 
-    def records_changed(self, work: Work) -> None:
+    def after_record_change(self, work: Work) -> None:
         self.told.append(("changed", *work.kept))
 
-    async def creating(self, caller: Caller, number: int, create: Callable[[], Awaitable[Any]]) -> Any:
+    async def count_creation(self, caller: Caller, number: int, create: Callable[[], Awaitable[Any]]) -> Any:
         if number > 2:
             raise QuotaExceeded("three at once", quota="three", limit=2, retry_after=1)
         return await create()
 
-    async def performed(self, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
+    async def after_call(self, op: Operation, caller: Caller, ask: Ask, reply: Any) -> None:
         self.told.append(("performed", op.name))
 
 
@@ -142,13 +142,13 @@ async def test_an_extension_joins_once_and_is_not_called_after_it_has_left() -> 
     gate.engine.extend(notes)
     await gate.create()
     assert [what for _, what, _ in told] == ["load", "begins", "decided", "has committed", "committed"]
-    assert gate.engine.extension(Notes) is notes
+    assert gate.engine.find_extension(Notes) is notes
     gate.engine.withdraw(notes)
     told.clear()
     await gate.create()
 
     assert told == []
-    assert gate.engine.extension(Notes) is None
+    assert gate.engine.find_extension(Notes) is None
 
 
 async def test_an_extension_may_refuse_what_an_operation_adds_and_the_others_of_the_batch_go_on() -> None:
@@ -179,7 +179,7 @@ async def test_an_extension_answers_instead_of_the_engine_and_beside_it() -> Non
     assert (await gate.as_agent("ada").bootstrap()).warnings == ["beware, ada"]
     assert (await gate.health()).upkeep == {"rules": 1}
     with refused("forbidden"):
-        await gate.engine.still_good(gate.caller)
+        await gate.engine.check_caller(gate.caller)
 
 
 async def test_an_extension_learns_of_lost_leases_spent_attempts_and_of_other_processes() -> None:
@@ -188,7 +188,7 @@ async def test_an_extension_learns_of_lost_leases_spent_attempts_and_of_other_pr
     expired, spent = await gate.leased(), await gate.leased("w2", max_attempts=1)
     await gate.as_worker("w2").fail(**under(spent, worker_id="w2"), error="no", retryable=True)
     await gate.wait(10_000)
-    gate.engine.hear(news := News("elsewhere"))
+    gate.engine.hear_news(news := News("elsewhere"))
 
     assert lost.reasons == [(spent.task_id, "max_retries_exceeded"), (expired.task_id, "lease_expired")]
     assert lost.news == [news]
@@ -225,7 +225,8 @@ async def test_an_extension_stands_around_a_call_and_may_refuse_a_creation_befor
 def test_what_an_extension_does_not_override_is_not_called() -> None:
     hooks = Hooks((Extension(), Notes("a", [])))
 
-    assert [name for name, found in vars(hooks).items() if found] == ["load", "decided", "transact", "committed"]
+    assert [name for name, found in vars(hooks).items() if found] == [
+        "name_needs", "after_decision", "wrap_transact", "after_commit"]
 
 
 def test_every_hook_of_an_extension_is_collected() -> None:

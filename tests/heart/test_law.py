@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import uuid
+from typing import Any
 
 import pytest
+from msgspec import Struct
+from msgspec.inspect import StructType, type_info
 
-from asyncgate import EMISSION, STEPS, TERMINATES, Step, Work, backoff, jitter, prolonged
+from asyncgate import EMISSION, STEPS, TERMINATES, Step, Work, backoff, jitter, prolong_lease
 from asyncgate.backends.lanes import Lanes
 from asyncgate.parts.model.errors import InvalidTransition, TaskNotFound
 from asyncgate.parts.model.ids import Ids
 from asyncgate.parts.model.stored import TERMINAL, Lease, Task
-from asyncgate.parts.model.wire import LeaseNext, Principal
+from asyncgate.parts.model.wire import CreateTask, LeaseNext, Principal, Terms
 
 # Spec 5 and PH.4, written out: which status may become which.
 ALLOWED = {
@@ -38,14 +41,14 @@ def test_the_steps_are_the_edges_of_the_specified_state_machine() -> None:
 @pytest.mark.parametrize(("status", "step"), CASES, ids=[f"{status}-{step.name}" for status, step in CASES])
 def test_a_step_that_is_not_in_the_law_is_refused_and_changes_nothing(status: str, step: Step) -> None:
     work = Work("tenant", 1.0, Ids(), {})
-    work.load(task(status))
+    work.load_task(task(status))
 
     if (status, step.to) in ALLOWED and status in step.since:
-        assert work.move(work.task("t"), step).status == step.to
+        assert work.move_task(work.require_task("t"), step).status == step.to
     else:
         with pytest.raises(InvalidTransition):
-            work.move(work.task("t"), step)
-        assert work.task("t").status == status
+            work.move_task(work.require_task("t"), step)
+        assert work.require_task("t").status == status
         assert not work.moved
 
 
@@ -88,15 +91,15 @@ def test_jitter_grows_with_the_crowd_and_is_nothing_for_one() -> None:
 def test_a_lease_gets_back_what_was_left_of_it_and_a_grace_period() -> None:
     lease = Lease("t", "l", "worker", "w1", None, 1, 100.0, 103.0, 0, "accepted", ttl_seconds=3)
 
-    assert prolonged(lease, silent_since=102.0, now=110.0, grace=5.0) == 110.0 + 1.0 + 5.0
+    assert prolong_lease(lease, silent_since=102.0, now=110.0, grace=5.0) == 110.0 + 1.0 + 5.0
 
 
 def test_a_lease_gets_back_no_more_than_its_own_length() -> None:
     """The last sign of life may be older than the lease, and a gate may die while it gives time back."""
     lease = Lease("t", "l", "worker", "w1", None, 1, 100.0, 103.0, 0, "accepted", ttl_seconds=3)
 
-    assert prolonged(lease, silent_since=90.0, now=110.0, grace=5.0) == 110.0 + 3.0 + 5.0
-    assert prolonged(lease, silent_since=90.0, now=90.5, grace=0.0) == 103.0
+    assert prolong_lease(lease, silent_since=90.0, now=110.0, grace=5.0) == 110.0 + 3.0 + 5.0
+    assert prolong_lease(lease, silent_since=90.0, now=90.5, grace=0.0) == 103.0
 
 
 def test_ids_never_run_backwards_whatever_the_clock_does() -> None:
@@ -157,18 +160,30 @@ def test_lanes_remember_what_fits_a_claim_and_forget_when_there_are_too_many_cla
 
 def test_a_part_that_fails_takes_back_its_own_changes_and_no_others() -> None:
     work = Work("tenant", 1.0, Ids(), {})
-    work.load(task("queued"))
-    work.close("r1", Principal("agent", "ada"))
+    work.load_task(task("queued"))
+    work.close_obligation("r1", Principal("agent", "ada"))
 
     def fail_half_way() -> None:
-        with work.part():
-            work.change(work.task("t"), priority=9)
-            work.close("r2", Principal("agent", "ada"))
-            work.task("unknown")
+        with work.undo_on_error():
+            work.change_task(work.require_task("t"), priority=9)
+            work.close_obligation("r2", Principal("agent", "ada"))
+            work.require_task("unknown")
 
     with pytest.raises(TaskNotFound):
         fail_half_way()
 
-    assert work.task("t").priority == 0
+    assert work.require_task("t").priority == 0
     assert set(work.closed) == {"r1"}
     assert not work.moved
+
+
+def test_a_request_for_a_task_has_the_terms_that_its_record_and_its_offer_show() -> None:
+    """A Struct cannot inherit the fields of two others, so CreateTask repeats those of Terms."""
+    def fields(kind: type[Struct]) -> dict[str, tuple[Any, Any]]:
+        found = type_info(kind)
+        assert isinstance(found, StructType)
+        return {one.name: (getattr(one.type, "type", one.type), one.default) for one in found.fields}  # without a text
+
+    terms, asked = fields(Terms), fields(CreateTask)
+
+    assert [(name, asked[name]) for name in asked if name in terms] == list(terms.items())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import attrgetter
@@ -16,6 +18,7 @@ from asyncgate.parts.model.settings import (
     Setting,
     Settings,
     SettingsError,
+    list_idle,
     list_settings,
     list_values,
     load_settings,
@@ -888,6 +891,42 @@ def test_effective_lists_every_setting_with_its_origin(load: Load) -> None:
     assert ("log_level", "debug", "environment ASYNCGATE_LOG_LEVEL") in rows
     assert ("host", "127.0.0.1", "default") in rows
     assert [text for name, text, _ in rows if name == "port"] == ["9000"]
+
+
+# Settings that decide nothing
+
+
+IDLE = {
+    "database.tasks": "a.db", "database.leases": "a.db", "database.receipts": "memorygate",
+    "bootstrap.use_obligations_endpoint": "true", "security.jwt.access_token_ttl_days": "30",
+    "security.jwt.refresh_token_ttl_days": "90", "security.oauth.providers": '[{"name": "google", "client_id": "a"}]'}
+ONE_VALUE = {"security.jwt.algorithm", "security.api_keys.hash_algorithm", "leases.requeue_on_expiry_no_increment"}
+
+
+def test_each_setting_that_decides_nothing_says_so_when_somebody_sets_it(load: Load) -> None:
+    assert {setting.name for setting in list_settings(Settings) if setting.idle} == set(IDLE)
+    assert list_idle(load()) == []
+
+    told = list_idle(load_settings(environ={}, flags=IDLE))
+
+    assert {line.partition(" decides nothing: ")[0] for line in told} == set(IDLE)
+    assert [line for line in told if not re.search(r": .+; remove it \(flag --\S+\)$", line)] == []
+
+
+def test_every_other_setting_is_read_by_some_code_or_takes_one_value_only() -> None:
+    """A setting is read as an attribute of its group; the name of an attribute is all that can be seen here."""
+    root = Path(__file__).parents[2]
+    paths = [root / "asyncgate.py", *(path for room in ("parts", "backends") for path in (root / room).rglob("*.py"))]
+    read = {node.attr for path in paths for node in ast.walk(ast.parse(path.read_text("utf-8")))
+            if isinstance(node, ast.Attribute)}
+
+    unread = {setting.name for setting in list_settings(Settings)
+              if not setting.idle and setting.name.rpartition(".")[2] not in read}
+
+    assert unread == ONE_VALUE
+
+
+# Peers' names
 
 
 RECEIPTGATE = {

@@ -437,7 +437,7 @@ async def test_a_claim_that_waits_gets_no_work_once_its_key_is_barred(house: Hou
     task = await house.good("create_task", {"type": "demo", "payload": None}, token=root) if what != "suspend" else None
     if what == "suspend":
         await house.good("suspend_tenant", {"tenant": OTHER})
-        house.served.engine.waiting._wake(OTHER, None)
+        house.served.engine.waiting._wake_places(OTHER, None)
 
     told = await asyncio.wait_for(claim, PATIENCE_SECONDS)
     assert told.code == ("" if "nothing" in what else "unauthenticated")

@@ -726,7 +726,7 @@ async def shortened(house: House, *numbers: int) -> set[int]:
     """Try to let lines go as the gate itself does, and return the numbers of those that are left."""
     def decide(work: Work) -> None:
         for number in numbers:
-            work.drop(Audit, f"{number:012d}")
+            work.drop_record(Audit, f"{number:012d}")
     with contextlib.suppress(Exception):
         await house.served.backend.transact(THIRD, Needs(), decide)
     return {line.number for line in await house.served.backend.page(THIRD, Rows(Audit))}

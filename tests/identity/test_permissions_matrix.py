@@ -225,7 +225,7 @@ async def test_a_key_that_stands_for_the_system_opens_nothing_even_if_it_is_stor
               '["tasks:read"]', None, None, 0.0, None, None, None, 1, 0.0, "x")
 
     def keep(engine: Any, work: Work, caller: Any, ask: Any) -> None:
-        work.keep(msgspec.structs.replace(key, **fields))
+        work.keep_record(msgspec.structs.replace(key, **fields))
 
     def load(needs: Needs, caller: Any, ask: Any) -> None:
         needs.records.add((Key, (key.key_id,)))

@@ -349,7 +349,7 @@ async def test_a_long_poll_counts_once_however_often_it_looks(limited: Limited, 
         while not house.served.engine.waiting.count:  # noqa: ASYNC110  # nothing tells it
             await asyncio.sleep(0)
     for _ in range(5):
-        house.served.engine.waiting._wake(OTHER, None)
+        house.served.engine.waiting._wake_places(OTHER, None)
         await asyncio.sleep(0.01)
     house.served.engine.drain()
 

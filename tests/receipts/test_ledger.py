@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from asyncgate.backends import open_backend
+from asyncgate.backends import Around, open_backend
+from asyncgate.conformance.harness import settings_for_tests
 from asyncgate.conformance.verify_ledger import verify_ledger
 from asyncgate.parts.ledger_app import LedgerGate
 from asyncgate.parts.model.queries import EntryFilter, Query, Rows
-from asyncgate.parts.model.settings import Settings
 from asyncgate.parts.model.stored import Entry
 from asyncgate.parts.receipts.sealing import Sealer
 from tests.conftest import TOKEN, Served
@@ -25,7 +25,7 @@ OTHER = "3c9d1f52-7a3e-4d0b-9f43-5b1e6c2a8d70"
 @pytest.fixture
 async def shelf(backend_url: str) -> AsyncIterator[Served]:
     """A ledger over an empty database."""
-    gate = LedgerGate(Settings(api_key=TOKEN, instance_id="ledger-1"), await open_backend(backend_url))
+    gate = LedgerGate(settings_for_tests(api_key=TOKEN, instance_id="ledger-1"), await open_backend(backend_url))
     async with gate.app.router.lifespan_context(gate.app):
         yield Served(gate)
 
@@ -194,11 +194,8 @@ async def test_a_ledger_seals_what_it_has_filed_and_names_what_was_changed(shelf
     assert (await verify_ledger(shelf.backend)).problems == []
     [entry] = [one for one in await shelf.backend.page(shelf.tenant_id, Rows(Entry)) if one.receipt_id == "r-1"]
 
-    class Tampered:
+    class Tampered(Around):
         """The same database, and somebody has changed one word in it."""
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(shelf.backend, name)
 
         async def page(self, tenant_id: str, query: Query[Any]) -> list[Any]:
             rows = await shelf.backend.page(tenant_id, query)
@@ -206,7 +203,7 @@ async def test_a_ledger_seals_what_it_has_filed_and_names_what_was_changed(shelf
                 return rows
             return [replace(one, content=one.content.replace("plan", "plot")) if one == entry else one for one in rows]
 
-    found = await verify_ledger(Tampered())
+    found = await verify_ledger(Tampered(shelf.backend))
 
     assert (found.seals, found.receipts, found.unsealed) == (1, 3, 0)
     assert [entry.arrival in problem for problem in found.problems] == [True]

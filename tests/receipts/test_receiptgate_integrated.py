@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from asyncgate.backends import open_backend
+from asyncgate.conformance.harness import settings_for_tests
 from asyncgate.conformance.verify import verify
 from asyncgate.parts.app import Gate
 from asyncgate.parts.model.settings import (
@@ -23,7 +24,6 @@ from asyncgate.parts.model.settings import (
     EscalationSettings,
     EscalationTarget,
     LedgerSettings,
-    Settings,
 )
 from asyncgate.parts.receipts.mending import Mender
 from asyncgate.parts.receipts.noticing import Noticer
@@ -64,7 +64,7 @@ async def serving(backend_url: str, standing: tuple[StandIn, str]) -> AsyncItera
                 "receipt_mode": "receiptgate_integrated", "ledger": LedgerSettings(
                     url=standing[1], auth_token=KEY, timeout_ms=20_000, emission_retry=EmissionRetry(
                         retry_interval_seconds=0.05), circuit_breaker=CircuitBreaker(timeout_seconds=0.05)), **more}
-            gate = Gate(Settings(**settings), await open_backend(backend_url))
+            gate = Gate(settings_for_tests(**settings), await open_backend(backend_url))
             await running.enter_async_context(gate.app.router.lifespan_context(gate.app))
             return Served(gate)
 
@@ -374,7 +374,7 @@ async def test_who_claims_at_once_at_a_slow_ledger_holds_there_what_it_was_grant
     for _ in range(12):
         await gate.post("/v1/tasks", {"type": "demo", "agent_id": "ada", "payload": {}})
     ledger.serial_seconds = 0.04
-    strict = gate.engine.extension(Strict)
+    strict = gate.engine.find_extension(Strict)
     assert strict
     strict.wires.limit = 16.0
 

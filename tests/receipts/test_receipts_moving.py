@@ -57,7 +57,7 @@ class Moving:
             yield Gate(engine, self.tenant_id)
         finally:
             engine.drain()
-            await engine.batches.landed()
+            await engine.batches.wait_for_all()
             await backend.close()
 
     @asynccontextmanager
@@ -305,7 +305,7 @@ async def test_what_the_ledger_had_refused_and_a_push_sent_is_offered_by_the_nex
         (row,) = await rows(gate, Outgoing)
 
         def park(work: Work) -> None:
-            work.keep(replace(row, state="parked", reason="it was refused"))
+            work.keep_record(replace(row, state="parked", reason="it was refused"))
         await gate.backend.transact(gate.tenant_id, Needs(), park)
         await ledger.sink.close()
 

@@ -116,9 +116,9 @@ class Past:
 
         def decide(work: Work) -> None:
             for task in tables[Task]:
-                work.add(task, frozenset())
+                work.add_task(task, frozenset())
             for lease in tables[Lease]:
-                work.hold(lease)
+                work.set_lease(lease)
             work.written.update((one.receipt_id, replace(one, delivered_at=None)) for one in tables[Receipt])
             work.opened.update((one.receipt_id, Principal(one.to_kind, one.to_id)) for one in tables[Obligation])
         await decided(self.then, decide, tasks={task.task_id for task in tables[Task]})
@@ -180,9 +180,9 @@ async def test_what_is_in_the_archive_here_is_no_difference_unless_somebody_chan
 
     def let_go(work: Work) -> None:
         for one in here:
-            work.keep(pointer(one))
-            work.drop(Receipt, one.receipt_id)
-    await decided(gate, lambda work: work.keep(SealHead(last_id=here[-1].receipt_id)))
+            work.keep_record(pointer(one))
+            work.drop_record(Receipt, one.receipt_id)
+    await decided(gate, lambda work: work.keep_record(SealHead(last_id=here[-1].receipt_id)))
     if isinstance(gate.backend, ArchivingBackend):
         await gate.backend.register_segment(gate.tenant_id, "segment")
     await decided(gate, let_go, receipts={one.receipt_id for one in here})
@@ -192,7 +192,7 @@ async def test_what_is_in_the_archive_here_is_no_difference_unless_somebody_chan
     other = replace(here[-1], receipt_id=gate.engine.backend.ids.new(gate.backend.now()))
     told = ledger.receipts(gate.tenant_id)[-1]
     ledger.call("POST", "/v1/receipts", {**told, "receipt_id": other.receipt_id, "body": {"made": "up"}})
-    await decided(gate, lambda work: work.keep(pointer(other)))
+    await decided(gate, lambda work: work.keep_record(pointer(other)))
     assert await kinds(gate) == ["tampered"]
 
 
@@ -247,7 +247,7 @@ async def test_a_refused_receipt_is_offered_once_more(gate: Gate, ledger: Ledger
     await silent.create()
     await silent.ledger.sink.close()
     [row] = await gate.backend.page(gate.tenant_id, OutboxFilter("", 10))
-    await decided(gate, lambda work: work.keep(replace(row, state="parked", reason="422 no")))
+    await decided(gate, lambda work: work.keep_record(replace(row, state="parked", reason="422 no")))
     [parked] = await found(gate)
     assert (parked.kind, parked.detail) == ("parked", "the ledger refuses the task.assigned: 422 no")
 
@@ -448,7 +448,7 @@ async def test_a_try_that_the_database_did_not_take_is_harmless_once_the_next_on
     gate = make_gate(receipt_consistency_mode="strict")
     await asyncio.sleep(0)      # in which the ledger opens
     offer = await gate.leased()
-    strict = gate.engine.extension(Strict)
+    strict = gate.engine.find_extension(Strict)
     assert strict
     real, calls = strict.within, 0
 

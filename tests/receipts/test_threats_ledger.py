@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from asyncgate.backends import open_backend
-from asyncgate.conformance.harness import Gate, refused
+from asyncgate.conformance.harness import Gate, refused, settings_for_tests
 from asyncgate.conformance.ledgers import HASTY, LedgerServer
 from asyncgate.parts.app import Gate as Server
 from asyncgate.parts.ledger_app import LedgerGate
@@ -49,7 +49,7 @@ async def stub() -> AsyncIterator[StubLedger]:
 @contextlib.asynccontextmanager
 async def serving(kind: type[Server], backend_url: str) -> AsyncIterator[Served]:
     """A gate, or a ledger, over an empty database."""
-    gate = kind(Settings(api_key=TOKEN, instance_id="one"), await open_backend(backend_url))
+    gate = kind(settings_for_tests(api_key=TOKEN, instance_id="one"), await open_backend(backend_url))
     async with gate.app.router.lifespan_context(gate.app):
         yield Served(gate)
 
@@ -219,7 +219,7 @@ async def test_what_is_remembered_of_a_ledger_is_bounded_and_still_shown_to_the_
         ledger.call("POST", "/v1/receipts", many[first:first + 50])
 
     async with gate.ledger:
-        seen, cursor, own = list[str](), None, gate.engine.on.instead["list_receipts"]
+        seen, cursor, own = list[str](), None, gate.engine.on.substitutes["list_receipts"]
         async with asyncio.timeout(60):
             while True:
                 page = await gate.as_agent().list_receipts(cursor=cursor, limit=40)

@@ -116,7 +116,7 @@ class IgnoresLanes(Memory):
         work.known = {lane: (type, frozenset()) for lane, (type, _) in tenant.lanes.known.items()}
         for group in [frozenset(tenant.lanes.known)] if needs.claims else []:
             for task in self._claimable(tenant, group, work.now):
-                work.offer(task)
+                work.add_claimable(task)
 
 
 class KeepsRefusedBatches(Memory):

@@ -155,7 +155,7 @@ class Library:
         engine.extend(credentials)
         try:
             while True:
-                await engine.still_good(caller)
+                await engine.check_caller(caller)
                 changed.clear()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), CREDENTIAL_CHECK_SECONDS)
@@ -225,7 +225,7 @@ class Credentials(Extension):
     def __init__(self, changed: asyncio.Event) -> None:
         self.changed = changed
 
-    def records_changed(self, work: Work) -> None:
+    def after_record_change(self, work: Work) -> None:
         """Notify if a batch changed a key or an account."""
         if any(kind in (Key, Account) for kind, _ in work.kept):
             self.changed.set()
@@ -254,7 +254,7 @@ class Subscription(Extension):
     def __init__(self, tenant_id: str, who: Principal, listener: Callable[[ServerEvent], None]) -> None:
         self.tenant_id, self.who, self.listener = tenant_id, who, listener
 
-    def committed(self, work: Work) -> None:
+    def after_commit(self, work: Work) -> None:
         """Notify of the tasks that a batch changed, and of the principal's obligations."""
         if work.tenant_id != self.tenant_id:
             return
@@ -263,7 +263,7 @@ class Subscription(Extension):
         if any(owner.same(self.who) for owner in (*work.opened.values(), *work.closed.values())):
             self.listener(ResourceUpdated(uri=OBLIGATIONS_URI))
 
-    def heard(self, news: News) -> None:
+    def hear_news(self, news: News) -> None:
         """Notify of the tasks that ended in another process."""
         for task_id in news.ended if news.tenant_id == self.tenant_id else ():
             self.listener(ResourceUpdated(uri=TASK_URI + task_id))

@@ -334,7 +334,7 @@ class Facade:
             ask, unknown = op.reader.body(arguments, rule)
             fill_principal(ask, query)
             for tenant in read_claimed_tenants(query, scope["headers"]):
-                self.gate.engine.at_home(caller, tenant)
+                self.gate.engine.check_tenant(caller, tenant)
         except GateError as no:
             return ToolCall(op, refusal=no)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as wrong:
@@ -403,7 +403,7 @@ class Facade:
         visit, ask = find_visit(ctx), ListOpenObligations()
         fill_principal(ask, visit.query)
         try:
-            who = visit.caller.principal if names_nobody(ask) else self.gate.engine.whose(visit.caller, ask)
+            who = visit.caller.principal if names_nobody(ask) else self.gate.engine.require_subject(visit.caller, ask)
             return visit.caller.tenant_id, who
         except GateError as no:
             self.gate.guard.refused_call(visit.caller, no, "subscriptions/listen")
