@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from asyncgate.commands.calling import ID_TYPE, Group, add_gate_options, as_json, connect
+from asyncgate.commands.calling import ID_TYPE, Group, add_gate_options, as_json, connect_to_gate
 from asyncgate.commands.profiles import Connection
 from asyncgate.commands.terminal import show_table
 from asyncgate.commands.verdicts import print_answer
@@ -27,7 +27,7 @@ def run_archive(at: Connection, vacuum: bool, as_json: bool) -> None:
     The settings receipt_retention_days, archive.terminal_days and task_retention_days set the ages.
     """
     receipts = segments = pruned = 0
-    with connect(at) as gate:
+    with connect_to_gate(at) as gate:
         more = True
         while more:
             done = gate.call("run_archive", vacuum=vacuum or None)
@@ -46,7 +46,7 @@ def run_archive(at: Connection, vacuum: bool, as_json: bool) -> None:
 def list_(at: Connection, task_id: str | None, as_json: bool) -> None:
     """List the archived receipts of TASK; an admin may omit TASK to list all."""
     cursor, rows = None, []
-    with connect(at) as gate:
+    with connect_to_gate(at) as gate:
         while True:
             page = gate.call("list_archived_receipts", task_id=task_id, limit=200, cursor=cursor)
             rows += page["receipts"]
@@ -63,6 +63,6 @@ def list_(at: Connection, task_id: str | None, as_json: bool) -> None:
 @add_gate_options
 def restore(at: Connection, task_id: str, as_json: bool) -> None:
     """Restore the receipts of TASK, byte for byte, until the archive runs again.  For admins."""
-    with connect(at) as gate:
+    with connect_to_gate(at) as gate:
         back = gate.call("restore_archive", task_id=task_id)
     print_answer(as_json, back, f"{back['receipts']} receipts of {len(back['task_ids'])} tasks are restored")

@@ -136,7 +136,7 @@ def find_connection(profile: str | None, url: str | None, token: str | None) -> 
 
 
 @contextmanager
-def connect(at: Connection) -> Iterator[Http]:
+def connect_to_gate(at: Connection) -> Iterator[Http]:
     """Connect to a gate; a refusal ends the program with an exit status for its kind."""
     with exit_on_refusal(), Http(at.url, at.token) as gate:
         yield gate

@@ -21,7 +21,7 @@ from asyncgate.commands.calling import (
     Duration,
     add_gate_options,
     as_json,
-    connect,
+    connect_to_gate,
     exit_with,
 )
 from asyncgate.commands.profiles import Connection
@@ -37,7 +37,7 @@ MOST_PROGRESS_CHARACTERS = 200                      # characters of progress in 
 def run_task(at: Connection, body: Mapping[str, Any], printing_json: bool) -> int:
     """Create a task, print its id at once, and wait for its end; return the exit status."""
     patience = float(body.get("wait_seconds", RUN_TASK_SECONDS))
-    with connect(at) as gate:
+    with connect_to_gate(at) as gate:
         made = gate.send("run_task", {**body, "wait_seconds": 0})
         who = {name: value for name, value in body.items() if name in ("principal_kind", "principal_id", "agent_id")}
         watch = Watch(gate, made, who)
@@ -55,7 +55,7 @@ def wait(at: Connection, task_id: str, patience: float | None, as_json: bool) ->
 
     Exit status: 0 succeeded, 8 failed, 9 canceled, 10 not ended.
     """
-    with connect(at) as gate:
+    with connect_to_gate(at) as gate:
         watch = Watch(gate, gate.send("get_task", {"task_id": task_id}), {})
         sys.exit(watch_to_end(watch, float("inf") if patience is None else patience, as_json))
 

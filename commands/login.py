@@ -11,7 +11,7 @@ import msgspec
 
 from asyncgate.clients.http import DEFAULT_URL, is_private, root_of, split_url
 from asyncgate.commands import profiles
-from asyncgate.commands.calling import EXIT_NOT_FOUND, EXIT_WRONG, as_json, connect, exit_with
+from asyncgate.commands.calling import EXIT_NOT_FOUND, EXIT_WRONG, as_json, connect_to_gate, exit_with
 from asyncgate.commands.profiles import DEFAULT_PROFILE, Connection, StoredProfile
 from asyncgate.commands.terminal import escape_text, show_table
 from asyncgate.commands.verdicts import print_answer
@@ -58,7 +58,7 @@ def read_credential(url: str) -> str:
 
 def check_credential(url: str, token: str) -> dict[str, str]:
     """Check that a gate accepts a credential; return its principal and role."""
-    with connect(Connection(url, token)) as gate:
+    with connect_to_gate(Connection(url, token)) as gate:
         you = gate.call("whoami")
     who = f"{you['principal_kind']} {you['principal_id']}" if you.get("bound") else "any principal that a request names"
     return {"principal": escape_text(who), "role": escape_text(str(you["role"]))}

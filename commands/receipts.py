@@ -23,7 +23,7 @@ from asyncgate.commands.calling import (
     Group,
     add_gate_options,
     as_json,
-    connect,
+    connect_to_gate,
     exit_with,
 )
 from asyncgate.commands.moving import bring_receipts_home, exit_on_bad_file, push
@@ -73,7 +73,7 @@ ASCII = Strokes("|- ", "`- ", "|  ", "->", "(open)", "also answers")
 @add_gate_options
 def tree(at: Connection, task_id: str, as_ascii: bool, as_json: bool) -> None:
     """Draw the receipts of a task as a tree: sender, recipient, time, and what is still open."""
-    with connect(at) as gate:
+    with connect_to_gate(at) as gate:
         task = fetch_task(gate, task_id)
         roots = build_tree(list(fetch_receipts(gate, task_id)), make_discharge_check(gate))
     if as_json:
@@ -219,7 +219,7 @@ def export_file(at: Connection, file: str, as_json: bool) -> None:
 
     if os.path.lexists(file):
         raise exit_with(f"{file} exists already; an export needs a new file", EXIT_CONFLICT)
-    with closing(Bar("exporting", "receipts")) as bar, exit_on_bad_file(file), connect(at) as gate:
+    with closing(Bar("exporting", "receipts")) as bar, exit_on_bad_file(file), connect_to_gate(at) as gate:
         done = carry.export_receipts(gate, file, bar.add, bar.of)
     written, sum = done.writer, done.writer.sum.hexdigest()
     print_answer(as_json, {"file": file, "receipts": written.receipts, "seals": written.seals, "sha256": sum},
@@ -240,7 +240,8 @@ def import_file(at: Connection, file: str, as_json: bool) -> None:
 
     with closing(Bar("checking", "receipts")) as bar, exit_on_bad_file(file):
         verdict = carry.require_sound(file, bar.add)
-    with exit_on_bad_file(file), connect(at) as gate, closing(Bar("importing", "receipts", verdict.receipts)) as bar:
+    with (exit_on_bad_file(file), connect_to_gate(at) as gate,
+          closing(Bar("importing", "receipts", verdict.receipts)) as bar):
         tally = carry.import_file(gate, file, bar.add)
     print_answer(as_json,
                  {"file": file, "imported": tally.imported, "present": tally.present, "refused": tally.refused},

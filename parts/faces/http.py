@@ -32,7 +32,7 @@ _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-def drop_nulls(body: bytes | msgspec.Raw) -> bytes:
+def drop_null_members(body: bytes | msgspec.Raw) -> bytes:
     """Drop null members of an object, except a payload: some clients send null for absent members."""
     if b"null" not in bytes(body):
         return bytes(body)
@@ -43,7 +43,7 @@ def drop_nulls(body: bytes | msgspec.Raw) -> bytes:
         with contextlib.suppress(msgspec.DecodeError):      # values of other types are refused when they are decoded
             if len(items := _items(held[name])) > MOST_ITEMS:
                 raise InvalidRequest(f"a batch may have at most {MOST_ITEMS} items")
-            held[name] = msgspec.Raw(b"[" + b",".join([drop_nulls(item) for item in items]) + b"]")
+            held[name] = msgspec.Raw(b"[" + b",".join([drop_null_members(item) for item in items]) + b"]")
     return msgspec.json.encode(held)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncgate.parts.faces.http import (
-    drop_nulls,
+    drop_null_members,
     fill_principal,
     make_refusal_headers,
     read_body,
@@ -84,7 +84,7 @@ class Endpoint:
                 ask, unknown = op.reader.query(query, rule)
             else:
                 await screen_body(body, self.gate.settings.max_request_values)
-                body = drop_nulls(body) if body else b"{}"
+                body = drop_null_members(body) if body else b"{}"
                 await let_others_run(len(body))
                 ask, unknown = op.reader.body(body, rule)
                 if query:

@@ -314,7 +314,7 @@ async def test_what_the_ledger_had_refused_and_a_push_sent_is_offered_by_the_nex
     words = ("reconcile", "--database", source, "--tenant", moving.tenant_id)
     told = await moving.run(*words)
     assert told.exit_code == 5
-    assert "has the task.assigned by now, which it refused" in told.output
+    assert "refused the task.assigned, but has it now" in told.output
     assert "repaired: 1 parked" in good(await moving.run(*words, "--repair")).output
     async with moving.standalone(source) as gate:
         assert await rows(gate, Outgoing) == []

@@ -24,7 +24,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 
 from asyncgate.parts.faces.http import (
-    drop_nulls,
+    drop_null_members,
     fill_principal,
     make_refusal_headers,
     read_body,
@@ -330,7 +330,7 @@ class Facade:
             self.gate.engine.permit(op, caller)
             if message.refusal is not None:
                 raise message.refusal
-            arguments = drop_nulls(drop_token(message.arguments) if rule != "refuse" else message.arguments)
+            arguments = drop_null_members(drop_token(message.arguments) if rule != "refuse" else message.arguments)
             ask, unknown = op.reader.body(arguments, rule)
             fill_principal(ask, query)
             for tenant in read_claimed_tenants(query, scope["headers"]):
